@@ -1,0 +1,24 @@
+# make demo | test | lint. Each makes .venv if it is missing; nothing here touches a model hub.
+PY := .venv/bin/python
+.PHONY: demo test lint clean
+
+.venv/installed: pyproject.toml
+	test -x $(PY) || python3 -m venv .venv
+	$(PY) -m pip install --quiet --disable-pip-version-check uv
+	$(PY) -m uv pip install --quiet --python $(PY) -e '.[test]'
+	touch $@
+
+# Fine-tunes the embedded model on this machine, in the next free runs/demo-N, and ends with the path of its gallery.
+demo: .venv/installed
+	@n=1; while [ -e runs/demo-$$n ]; do n=$$((n + 1)); done; \
+	.venv/bin/flowgrpo train configs/shapes.yaml run.name=demo-$$n
+
+test: .venv/installed
+	$(PY) -m pytest
+
+lint: .venv/installed
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+clean:
+	rm -rf .venv build *.egg-info
