@@ -1,0 +1,142 @@
+"""How one step moves: every kernel as a pure float32 function, and the log-probability they share.
+
+Convention (diffusers): x = (1 - sigma) x0 + sigma noise, sigma runs from 1 (noise) to 0 (data), the model predicts the
+velocity v = noise - x0. Then x0 = x - sigma v and noise = x + (1 - sigma) v, and a step has dt = sigma_next - sigma < 0.
+
+All kernels have one signature, `(x, v, sigma, sigma_next, level, sigma_cap) -> (mean, std)`:
+
+ - `x`, `v`: float32 of one shape (B, ...); `mean` has it too.
+ - `sigma`, `sigma_next`, `level`, `sigma_cap`: numbers, or float32 tensors that broadcast against `x`; `std` broadcasts too.
+ - `sigma_cap` stands in for sigma in 1 - sigma where sigma > 0.999: the table's second sigma, as flow_grpo has it.
+
+The gradient flows through `mean` alone; no `std` depends on the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+Tensor = torch.Tensor
+State = tuple[Tensor, ...]  # what a flow moves: one latent tensor (B, ...), or several of one B (video and audio)
+
+
+def ode(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
+    """Euler step of the probability flow: mean = x + v dt, std = 0. `level` and `sigma_cap` have no effect."""
+    sigma, sigma_next = _float32(sigma), _float32(sigma_next)
+    return x + v * (sigma_next - sigma), torch.zeros(())
+
+
+def flow_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
+    """Flow-GRPO (arXiv 2505.05470, eq. 9): reverse SDE with diffusion g = level sqrt(sigma / (1 - sigma)).
+
+    Keeps the marginals of the flow in the limit of many steps; with few steps it leaves residual noise at the end when
+    the last step is stochastic too. Fails (infinite std) only if `sigma_cap` is 1.
+    """
+    sigma, level, sigma_cap = _float32(sigma), _float32(level), _float32(sigma_cap)
+    return _reverse_sde(x, v, sigma, sigma_next, level**2 * sigma / (1 - torch.where(sigma > 0.999, sigma_cap, sigma)))
+
+
+def dance_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
+    """DanceGRPO (arXiv 2505.07818): the same reverse SDE with a constant diffusion g = level. `sigma_cap` has no effect."""
+    return _reverse_sde(x, v, _float32(sigma), sigma_next, _float32(level) ** 2)
+
+
+def cps(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
+    """Coefficients-preserving sampling (arXiv 2509.05952): sigma_next's noise is part old, part new.
+
+    `level` in [0, 1] is an angle: std = sigma_next sin(level pi / 2). The total noise after every step is exactly
+    sigma_next on a point mass, and at sigma_next = 0 the step is deterministic. But its noise per step does not shrink
+    with more steps, so it does *not* tend to the target: Gaussian data of std 0.5 come out at 0.400 for level 0.8.
+    """
+    sigma, sigma_next, angle = _float32(sigma), _float32(sigma_next), _float32(level) * (math.pi / 2)
+    x0, noise = x - sigma * v, x + (1 - sigma) * v
+    return (1 - sigma_next) * x0 + sigma_next * torch.cos(angle) * noise, sigma_next * torch.sin(angle)
+
+
+def _reverse_sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next, variance_rate: Tensor) -> tuple[Tensor, Tensor]:
+    """dx = [v + g^2 / (2 sigma) noise] dt + g dw, where `variance_rate` is g^2 and noise / sigma is minus the score."""
+    dt = _float32(sigma_next) - sigma
+    ratio = variance_rate / (2 * sigma)
+    mean = x * (1 + ratio * dt) + v * (1 + ratio * (1 - sigma)) * dt
+    return mean, torch.sqrt(variance_rate * -dt)
+
+
+def _float32(value) -> Tensor:
+    return torch.as_tensor(value, dtype=torch.float32)
+
+
+KERNELS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+    "ode": ode,
+    "flow_sde": flow_sde,
+    "dance_sde": dance_sde,
+    "cps": cps,
+}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel with its noise level and the form of its log-probability (a key of `LOG_PROBS`)."""
+
+    name: str = "ode"
+    level: float = 0.0
+    log_prob: str = "mean"
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether a step of it is random, and so has a log-probability to train on."""
+        return self.name != "ode" and self.level > 0
+
+
+ODE = Kernel()
+
+
+def transition(kernel: Kernel, state: State, velocity: State, sigma, sigma_next, sigma_cap) -> tuple[State, Tensor]:
+    """Mean (float32, like `state`) and std of one step of `kernel` for every tensor of a state."""
+    step = KERNELS[kernel.name]
+    moved = [
+        step(x.float(), v.float(), sigma, sigma_next, kernel.level, sigma_cap)
+        for x, v in zip(state, velocity, strict=True)
+    ]
+    return tuple(mean for mean, _ in moved), moved[0][1]
+
+
+def mean_log_prob(error: Tensor, std: Tensor) -> Tensor:
+    """Gaussian log-density of `error` (B, D), averaged over D: the field's form, the true joint to the power 1 / D."""
+    return (-(error**2) / (2 * std**2) - torch.log(std) - 0.5 * math.log(2 * math.pi)).mean(1)
+
+
+def sum_log_prob(error: Tensor, std: Tensor) -> Tensor:
+    """Gaussian log-density of `error` (B, D), summed over D: the true joint. Its clip ranges are D times larger."""
+    return (-(error**2) / (2 * std**2) - torch.log(std) - 0.5 * math.log(2 * math.pi)).sum(1)
+
+
+def constant_free_log_prob(error: Tensor, std: Tensor) -> Tensor:
+    """-mean(error^2), as CPS was released: the averaged form to the power 2 std^2, so its clip range differs per step."""
+    return -(error**2).mean(1)
+
+
+LOG_PROBS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mean": mean_log_prob,
+    "sum": sum_log_prob,
+    "constant_free": constant_free_log_prob,
+}
+
+
+def log_prob(next_state: State, mean: State, std: Tensor, form: str = "mean") -> Tensor:
+    """Log-probability (B,) of `next_state` under N(mean, std^2), jointly over all tensors of the state.
+
+    The gradient reaches `mean` only. Where std is 0 the step has no density: the log-probability is 0 by convention, and
+    such a step is never trained.
+
+    Args:
+        form: a key of `LOG_PROBS`.
+    """
+    error = torch.cat([(x.detach().float() - m).flatten(1) for x, m in zip(next_state, mean, strict=True)], dim=1)
+    std = std.to(error.device).reshape(-1, 1)  # one for all, or one per row
+    moved = std > 0
+    value = LOG_PROBS[form](torch.where(moved, error, 0.0), torch.where(moved, std, 1.0))
+    return torch.where(moved.squeeze(1), value, 0.0)

@@ -1,0 +1,41 @@
+"""Which sigmas are walked, which steps of them are stochastic, and which are trained."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+
+def shifted(sigmas: torch.Tensor, shift: float) -> torch.Tensor:
+    """Static time shift of SD3 (arXiv 2403.03206, eq. 23): `shift * s / (1 + (shift - 1) * s)`, same shape, 0 and 1 stay."""
+    return shift * sigmas / (1 + (shift - 1) * sigmas)
+
+
+def linear_sigmas(num_steps: int, shift: float = 1.0) -> torch.Tensor:
+    """`num_steps` + 1 float32 sigmas from 1 (noise) to 0 (data): evenly spaced, then shifted.
+
+    Not diffusers' table of the same shift: `FlowMatchEulerDiscreteScheduler` ends its last step at sigma 0.001, shifted
+    twice, before it appends 0. A policy on a pipeline always asks the pipeline for its own table.
+    """
+    return shifted(torch.linspace(1, 0, num_steps + 1, dtype=torch.float64), shift).float()
+
+
+def random_window(size: int, first: int, end: int, rng: np.random.Generator) -> range:
+    """`size` neighbouring steps out of `first` ... `end` - 1, every position equally likely (Flow-GRPO-Fast)."""
+    start = int(rng.integers(first, end - size + 1))
+    return range(start, start + size)
+
+
+def sliding_window(size: int, first: int, end: int, iteration: int, every: int, stride: int) -> range:
+    """The window at `iteration`: it starts at `first`, moves by `stride` each `every` iterations, and stays at the end.
+
+    MixGRPO's progressive strategy (arXiv 2507.21802, Algorithm 1).
+    """
+    start = min(first + iteration // every * stride, end - size)
+    return range(start, start + size)
+
+
+def random_steps(steps: range, fraction: float, rng: np.random.Generator) -> tuple[int, ...]:
+    """The first `int(len(steps) * fraction)` of a random permutation of `steps`, sorted; at least one (DanceGRPO)."""
+    count = max(1, int(len(steps) * fraction))
+    return tuple(sorted(int(i) for i in rng.permutation(np.array(steps))[:count]))

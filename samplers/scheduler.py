@@ -1,0 +1,192 @@
+"""`FlowSDEScheduler`: a stochastic, sliceable scheduler for any diffusers flow pipeline, with or without the rest of us.
+
+    from samplers import FlowSDEScheduler
+    pipe.scheduler = FlowSDEScheduler.from_config(pipe.scheduler.config, kernel="cps", noise_level=0.8)
+    image = pipe("a red circle").images[0]
+    [step.log_prob for step in pipe.scheduler.history]
+
+It keeps the parent's table of sigmas bit for bit, moves by one of our kernels, and records what happened. `only` restricts
+the next calls of the pipeline to a slice of the schedule, which is how a pipeline becomes a policy.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers.configuration_utils import register_to_config
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteSchedulerOutput
+from diffusers.utils.torch_utils import randn_tensor
+
+from samplers.kernels import KERNELS, LOG_PROBS, ODE, Kernel, log_prob, transition
+
+DEFAULT_LEVELS = {"ode": 0.0, "flow_sde": 0.7, "dance_sde": 0.3, "cps": 0.8}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One recorded step: (B, ...) tensors, `log_prob` (B,), and the float sigmas between which it moved."""
+
+    sigma: float
+    sigma_next: float
+    sample: torch.Tensor
+    velocity: torch.Tensor
+    next_sample: torch.Tensor
+    mean: torch.Tensor
+    std: torch.Tensor
+    log_prob: torch.Tensor
+
+
+class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
+    """Flow matching with a choice of kernel; every argument of the parent has the parent's meaning.
+
+    Args:
+        kernel: `ode`, `flow_sde`, `dance_sde` or `cps` (see `samplers.kernels`).
+        noise_level: the kernel's level; None takes the published default (`DEFAULT_LEVELS`).
+        log_prob: form of the recorded log-probability, a key of `samplers.kernels.LOG_PROBS`.
+        last_step_ode: whether the step to sigma 0 is deterministic, whatever the kernel.
+
+    Attributes:
+        history: the `Step`s since the last `set_timesteps`, oldest first.
+        recording: whether steps are kept in `history`.
+        generator: source of the steps' noise when the pipeline hands none to `step`; None is torch's global one.
+    """
+
+    @register_to_config
+    def __init__(
+        self,
+        num_train_timesteps: int = 1000,
+        shift: float = 1.0,
+        use_dynamic_shifting: bool = False,
+        base_shift: float | None = 0.5,
+        max_shift: float | None = 1.15,
+        base_image_seq_len: int = 256,
+        max_image_seq_len: int = 4096,
+        invert_sigmas: bool = False,
+        shift_terminal: float | None = None,
+        use_karras_sigmas: bool = False,
+        use_exponential_sigmas: bool = False,
+        use_beta_sigmas: bool = False,
+        time_shift_type: Literal["exponential", "linear"] = "exponential",
+        stochastic_sampling: bool = False,
+        kernel: str = "flow_sde",
+        noise_level: float | None = None,
+        log_prob: str = "mean",
+        last_step_ode: bool = True,
+    ):
+        if kernel not in KERNELS:
+            raise ValueError(f"kernel {kernel!r} is not one of {', '.join(KERNELS)}")
+        if log_prob not in LOG_PROBS:
+            raise ValueError(f"log_prob {log_prob!r} is not one of {', '.join(LOG_PROBS)}")
+        if invert_sigmas:
+            raise ValueError("a schedule with invert_sigmas runs from 0 to 1, which no kernel here moves along")
+        # Spelled out one by one: through **kwargs the config would report the values and the parent run its defaults.
+        super().__init__(
+            num_train_timesteps=num_train_timesteps,
+            shift=shift,
+            use_dynamic_shifting=use_dynamic_shifting,
+            base_shift=base_shift,
+            max_shift=max_shift,
+            base_image_seq_len=base_image_seq_len,
+            max_image_seq_len=max_image_seq_len,
+            invert_sigmas=invert_sigmas,
+            shift_terminal=shift_terminal,
+            use_karras_sigmas=use_karras_sigmas,
+            use_exponential_sigmas=use_exponential_sigmas,
+            use_beta_sigmas=use_beta_sigmas,
+            time_shift_type=time_shift_type,
+            stochastic_sampling=stochastic_sampling,
+        )
+        self.kernel = Kernel(kernel, DEFAULT_LEVELS[kernel] if noise_level is None else noise_level, log_prob)
+        self.history: list[Step] = []
+        self.recording = True
+        self.generator: torch.Generator | None = None
+        self._steps: range | tuple[float, ...] | None = None
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any] | None = None, return_unused_kwargs: bool = False, **kwargs):
+        """As diffusers' `from_config`; a UniPC or DPM-Solver config with flow sigmas hands its `flow_shift` to `shift`.
+
+        Raises:
+            ValueError: the config belongs to a scheduler that does not predict a flow.
+        """
+        if config is not None and config.get("prediction_type", "flow_prediction") != "flow_prediction":
+            raise ValueError(
+                f"the scheduler predicts {config['prediction_type']!r}, not a flow: flow kernels need a model trained by "
+                "flow matching"
+            )
+        if config is not None and config.get("flow_shift") is not None:
+            known = inspect.signature(cls.__init__).parameters
+            config = {"shift": config["flow_shift"], **{k: v for k, v in config.items() if k in known}}
+        return super().from_config(config, return_unused_kwargs, **kwargs)
+
+    def only(self, steps: range | tuple[float, ...] | None) -> None:
+        """Restrict the next calls to a part of the schedule, until told otherwise.
+
+        Args:
+            steps: a range of step indices of the pipeline's own table; an empty range iterates nothing (a pipeline then
+                only prepares, or only decodes); or a tuple of float32 sigmas to walk instead; None: the whole table.
+        """
+        self._steps = steps
+
+    def set_timesteps(
+        self,
+        num_inference_steps: int | None = None,
+        device: str | torch.device | None = None,
+        sigmas: list[float] | None = None,
+        mu: float | None = None,
+        timesteps: list[float] | None = None,
+    ) -> None:
+        """The parent's table; `sigmas` stays whole and readable, `timesteps` holds only what will be iterated."""
+        super().set_timesteps(num_inference_steps, device, sigmas=sigmas, mu=mu, timesteps=timesteps)
+        self.history = []
+        self._step_index = 0
+        if isinstance(self._steps, range):
+            self._step_index = self._steps.start
+            self.timesteps = self.timesteps[self._steps.start : self._steps.stop]
+        elif self._steps is not None:
+            self.sigmas = torch.tensor(self._steps, dtype=torch.float32, device=device)
+            self.timesteps = self.sigmas[:-1] * self.config.num_train_timesteps
+        self.num_inference_steps = len(self.timesteps)
+
+    def step(
+        self,
+        model_output: torch.Tensor,
+        timestep: float | torch.Tensor,
+        sample: torch.Tensor,
+        s_churn: float = 0.0,
+        s_tmin: float = 0.0,
+        s_tmax: float = float("inf"),
+        s_noise: float = 1.0,
+        generator: torch.Generator | None = None,
+        per_token_timesteps: torch.Tensor | None = None,
+        return_dict: bool = True,
+    ) -> FlowMatchEulerDiscreteSchedulerOutput | tuple[torch.Tensor]:
+        """Move by the kernel, and append a `Step` to `history` if `recording`.
+
+        The next sample is rounded to the model's dtype before its log-probability is taken, so a replay of what was
+        stored scores exactly what was drawn. `timestep` is not read: sigmas go by index. `s_churn` to `s_noise` have no
+        effect, as in the parent.
+
+        Raises:
+            ValueError: `per_token_timesteps` are given; no kernel moves tokens at different times.
+        """
+        if per_token_timesteps is not None:
+            raise ValueError("per_token_timesteps: FlowSDEScheduler moves all tokens of a sample at one sigma")
+        sigma, sigma_next = self.sigmas[self._step_index].item(), self.sigmas[self._step_index + 1].item()
+        kernel = ODE if self.config.last_step_ode and sigma_next == 0 else self.kernel
+        (mean,), std = transition(kernel, (sample,), (model_output,), sigma, sigma_next, self.sigmas[1].item())
+        following = mean
+        if kernel.stochastic:
+            noise = randn_tensor(mean.shape, generator=generator or self.generator, device=mean.device)
+            following = mean.detach() + std * noise
+        following = following.to(model_output.dtype)
+        if self.recording:
+            scored = log_prob((following,), (mean,), std, kernel.log_prob)
+            self.history.append(Step(sigma, sigma_next, sample, model_output, following, mean, std, scored))
+        self._step_index += 1
+        return FlowMatchEulerDiscreteSchedulerOutput(prev_sample=following) if return_dict else (following,)

@@ -1,0 +1,287 @@
+"""Which latents are visited: a tree of states, grown level by level over all prompts of a batch.
+
+A *node* is a latent at a sigma; every node but a root was reached by one *edge*, a step of a kernel, so an edge is named by
+the node it leads to. A *plan* is pure: (role, step) -> the moves to make from such a node. It may grow several children of
+different kinds from one state (a trunk's ODE child beside K stochastic ones), twigs that exist only for their reward, and
+edges that are rolled out but not trained; all children of a state share one model *evaluation*, here and in the update.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from samplers.kernels import ODE, Kernel, State, log_prob, transition
+
+TRUNK = "trunk"
+TWIG = "twig"  # a node that exists only for its reward: it walks its own sigmas by ODE, and no plan is asked about it
+
+
+@dataclass(frozen=True)
+class Move:
+    """How a node grows: `count` children of `role`, each by a step of `kernel`.
+
+    Attributes:
+        trained: whether the edges take part in the update.
+        sigmas: None for one step along the schedule; otherwise the float32 sigmas of a twig, descending to 0.
+    """
+
+    kernel: Kernel = ODE
+    role: str = TRUNK
+    count: int = 1
+    trained: bool = False
+    sigmas: tuple[float, ...] | None = None
+
+
+Plan = Callable[[str, int], Sequence[Move]]  # (role, step) -> moves; none is a dead end, which is never decoded
+
+
+class Evaluate(Protocol):
+    """The model, as growth sees it; a policy's `velocity` satisfies it."""
+
+    def __call__(self, state: State, sigma: float, rows: Sequence[Any]) -> State:
+        """Velocity of each tensor of `state` (B, ...) at `sigma` under the B conditions `rows`."""
+
+
+class Noise(Protocol):
+    """The source of a step's noise; see `samplers.noise`."""
+
+    def __call__(
+        self, shape: Sequence[int], group: int, path: tuple[int, ...], step: int, component: int
+    ) -> torch.Tensor:
+        """Standard normal (shape,) for one tensor of the state, on the edge at an address."""
+
+
+@dataclass(frozen=True)
+class Root:
+    """Where a tree of the batch starts.
+
+    Attributes:
+        group: integer of the prompt group, unique in the iteration.
+        index: which start of its group this is.
+        row: the condition handed to the model (opaque here).
+        part: the optimizer step it belongs to; an evaluation never mixes parts.
+    """
+
+    group: int
+    index: int
+    row: Any
+    part: int = 0
+
+
+@dataclass(frozen=True)
+class Node:
+    """One latent: its place in the tree. `step` indexes the schedule and is None on a twig, whose rest is `ahead`."""
+
+    parent: int | None
+    root: Root
+    path: tuple[int, ...]
+    role: str
+    sigma: float
+    step: int | None
+    ahead: tuple[float, ...] = ()
+
+
+@dataclass
+class Edges:
+    """The edges that leave one evaluation by the same move.
+
+    Attributes:
+        rows: (E,) row of the evaluation that each edge leaves.
+        nodes: (E,) node that each edge leads to.
+        next_state: tensors (E, ...) in the storage dtype; None unless trained.
+        log_prob: (E,) float32, as the rollout drew them; None unless the kernel is stochastic.
+    """
+
+    move: Move
+    sigma_next: float
+    rows: torch.Tensor
+    nodes: torch.Tensor
+    next_state: State | None
+    log_prob: torch.Tensor | None
+
+
+@dataclass
+class Evaluation:
+    """One call of the model: B states at one sigma, and all edges that leave them.
+
+    Attributes:
+        state: tensors (B, ...); None when no edge is trained.
+    """
+
+    sigma: float
+    rows: list[Any]
+    part: int
+    state: State | None
+    edges: list[Edges]
+
+    @property
+    def trained(self) -> list[Edges]:
+        """The edges that take part in the update."""
+        return [edges for edges in self.edges if edges.move.trained]
+
+
+@dataclass
+class Tree:
+    """Everything a rollout visited.
+
+    Attributes:
+        sigmas: the schedule, float32 values, descending to 0.
+        nodes: parents before children.
+        evaluations: in the order in which they ran.
+        leaves: nodes at sigma 0, the samples to decode, in order of growth.
+        samples: tensors (len(leaves), ...), the states of the leaves.
+    """
+
+    sigmas: tuple[float, ...]
+    nodes: list[Node]
+    evaluations: list[Evaluation] = field(default_factory=list)
+    leaves: list[int] = field(default_factory=list)
+    samples: State = ()
+
+    @property
+    def sigma_cap(self) -> float:
+        """What stands in for sigma near 1 in 1 - sigma: the schedule's second value."""
+        return self.sigmas[1]
+
+    def ancestry(self, node: int) -> list[int]:
+        """The node and its ancestors, without the root: the edges that led to it, last first."""
+        edges = []
+        while (parent := self.nodes[node].parent) is not None:
+            edges.append(node)
+            node = parent
+        return edges
+
+
+def grow(
+    plan: Plan,
+    sigmas: Sequence[float],
+    roots: Sequence[Root],
+    start: State,
+    evaluate: Evaluate,
+    noise: Noise,
+    micro_batch: int,
+) -> Tree:
+    """Grow the trees of a batch from its roots, sweeping sigma downwards so that all nodes at one sigma run together.
+
+    Args:
+        plan: moves of a (role, step).
+        sigmas: the schedule, float32 values, descending to 0.
+        roots: R roots.
+        start: their states, tensors (R, ...), whose dtype is the storage dtype.
+        evaluate: the model.
+        noise: noise of an edge; a sample depends on it and on nothing else of the batch.
+        micro_batch: most rows of one evaluation.
+    """
+    tree = Tree(tuple(sigmas), [Node(None, root, (root.index,), TRUNK, sigmas[0], 0) for root in roots])
+    states = {i: tuple(x[i] for x in start) for i in range(len(roots))}
+    pending = defaultdict(list, {sigmas[0]: list(states)})
+    while pending:
+        sigma = max(pending)
+        arrived = pending.pop(sigma)
+        if sigma == 0:
+            tree.leaves = arrived
+            tree.samples = _stack([states.pop(i) for i in arrived]) if arrived else ()
+            continue
+        moves = {i: moves for i in arrived if (moves := _moves(tree.nodes[i], plan))}
+        for batch in _batches(list(moves), tree, micro_batch):
+            state = _stack([states[i] for i in batch])
+            for child, child_state in _evaluate(tree, batch, moves, state, sigma, evaluate, noise):
+                states[child] = child_state
+                pending[tree.nodes[child].sigma].append(child)
+        for i in arrived:
+            del states[i]
+    return tree
+
+
+def _moves(node: Node, plan: Plan) -> Sequence[Move]:
+    return (Move(role=TWIG, sigmas=node.ahead),) if node.role == TWIG else plan(node.role, node.step)
+
+
+def _batches(nodes: list[int], tree: Tree, size: int) -> list[list[int]]:
+    by_part = defaultdict(list)
+    for i in nodes:
+        by_part[tree.nodes[i].root.part].append(i)
+    return [
+        own[at : at + size] for part in sorted(by_part) for own in [by_part[part]] for at in range(0, len(own), size)
+    ]
+
+
+def _evaluate(tree, batch, moves, state, sigma, evaluate, noise) -> list[tuple[int, State]]:
+    """Run one evaluation, record it, and return its children with their states."""
+    rows = [tree.nodes[i].root.row for i in batch]
+    velocity = evaluate(state, sigma, rows)
+    leaving = defaultdict(list)  # move -> (row, ordinal among its siblings), rows in order
+    for row, i in enumerate(batch):
+        ordinals = iter(range(sum(move.count for move in moves[i])))
+        for move in moves[i]:
+            leaving[move].extend((row, next(ordinals)) for _ in range(move.count))
+    evaluation = Evaluation(sigma, rows, tree.nodes[batch[0]].root.part, None, [])
+    tree.evaluations.append(evaluation)
+    children = []
+    for move, places in leaving.items():
+        ids = range(len(tree.nodes), len(tree.nodes) + len(places))
+        for row, ordinal in places:
+            alone = sum(m.count for m in moves[batch[row]]) == 1
+            tree.nodes.append(_child(tree, batch[row], move, None if alone else ordinal))
+        edges = Edges(
+            move,
+            tree.nodes[ids[0]].sigma,
+            torch.tensor([row for row, _ in places]),
+            torch.tensor(ids),
+            None,
+            None,
+        )
+        evaluation.edges.append(edges)
+        following = _step(tree, edges, sigma, state, velocity, noise)
+        if move.trained:
+            evaluation.state, edges.next_state = state, following
+        children += [(child, tuple(x[e] for x in following)) for e, child in enumerate(ids)]
+    return children
+
+
+def _child(tree: Tree, parent: int, move: Move, ordinal: int | None) -> Node:
+    node = tree.nodes[parent]
+    path = node.path if ordinal is None else (*node.path, ordinal)
+    if move.sigmas is not None:
+        return Node(parent, node.root, path, move.role, move.sigmas[0], None, move.sigmas[1:])
+    return Node(parent, node.root, path, move.role, tree.sigmas[node.step + 1], node.step + 1)
+
+
+def _step(tree: Tree, edges: Edges, sigma: float, state: State, velocity: State, noise: Noise) -> State:
+    """The children's states, rounded to the storage dtype before their log-probability is recorded."""
+    kernel = edges.move.kernel
+    mean, std = edge_transition(edges, sigma, state, velocity, tree.sigma_cap)
+    following = mean
+    if kernel.stochastic:
+        places = [(tree.nodes[i], tree.nodes[tree.nodes[i].parent].step) for i in edges.nodes.tolist()]
+        following = tuple(
+            m
+            + std
+            * torch.stack([noise(m.shape[1:], n.root.group, n.path, s, component) for n, s in places]).to(m.device)
+            for component, m in enumerate(mean)
+        )
+    following = tuple(new.to(old.dtype) for new, old in zip(following, state, strict=True))
+    if kernel.stochastic:
+        edges.log_prob = log_prob(following, mean, std, kernel.log_prob)
+    return following
+
+
+def edge_transition(
+    edges: Edges, sigma: float, state: State, velocity: State, sigma_cap: float
+) -> tuple[State, torch.Tensor]:
+    """Mean (E, ...) and std of edges, from the states (B, ...) and velocities of the evaluation they leave.
+
+    Rollout and update both come through here, on the same rows in the same order: that is why their ratio is exactly 1.
+    """
+    rows = edges.rows.to(state[0].device)
+    leaving = tuple(x[rows] for x in state), tuple(v[rows] for v in velocity)
+    return transition(edges.move.kernel, *leaving, sigma, edges.sigma_next, sigma_cap)
+
+
+def _stack(states: list[State]) -> State:
+    return tuple(torch.stack(column) for column in zip(*states, strict=True))

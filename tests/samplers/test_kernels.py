@@ -1,0 +1,100 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from samplers.kernels import KERNELS, ODE, Kernel, log_prob, transition
+
+CASES = json.loads((Path(__file__).parents[1] / "data" / "sde_steps.json").read_text())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c['kernel']}-{c['noise_level']}-{c['num_steps']}-{c['step']}")
+def test_step_and_log_prob_equal_the_reference_implementations(case):
+    x, v, following, mean = (
+        torch.tensor(case[k]).reshape(case["shape"]) for k in ("sample", "velocity", "next_sample", "mean")
+    )
+    form = "constant_free" if case["kernel"] == "cps" else "mean"
+    kernel = Kernel(case["kernel"], case["noise_level"], form)
+    (ours,), std = transition(kernel, (x,), (v,), case["sigma"], case["sigma_next"], case["sigma_after_first"])
+    torch.testing.assert_close(ours, mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(std, torch.tensor(case["std"]), rtol=1e-5, atol=0)
+    expected = torch.tensor(case["log_prob"])
+    torch.testing.assert_close(log_prob((following,), (mean,), std, form), expected, rtol=1e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["flow_sde", "dance_sde", "cps"])
+@pytest.mark.parametrize(("sigma", "sigma_next"), [(1.0, 0.9), (0.75, 2 / 3), (0.25, 0.0)])
+def test_mean_depends_on_velocity_as_derived(name, sigma, sigma_next):
+    level, cap = 0.7, 0.9
+    x, v = torch.randn(2, 5), torch.randn(2, 5, requires_grad=True)
+    mean, std = KERNELS[name](x, v, sigma, sigma_next, level, cap)
+    (slope,) = torch.autograd.grad(mean.sum(), v)
+    h = sigma - sigma_next
+    if name == "cps":
+        expected = -sigma * (1 - sigma_next) + (1 - sigma) * sigma_next * math.cos(level * math.pi / 2)
+    else:
+        bounded = cap if sigma == 1 else sigma
+        g2 = level**2 * (sigma / (1 - bounded) if name == "flow_sde" else 1)
+        expected = -h * (1 + g2 * (1 - sigma) / (2 * sigma))
+    torch.testing.assert_close(slope, torch.full_like(slope, expected), rtol=1e-5, atol=1e-6)
+    assert not std.requires_grad
+
+
+def test_a_step_to_zero_is_deterministic_for_cps_and_stays_finite_for_the_others():
+    x, v = torch.randn(2, 5), torch.randn(2, 5)
+    for name in ("flow_sde", "dance_sde", "cps"):
+        mean, std = KERNELS[name](x, v, 0.25, 0.0, 0.7, 0.9)
+        assert mean.isfinite().all()
+        assert std.isfinite()
+        assert (std == 0) == (name == "cps")
+    torch.testing.assert_close(KERNELS["cps"](x, v, 0.25, 0.0, 0.7, 0.9)[0], x - 0.25 * v)  # the predicted clean sample
+
+
+def test_a_step_from_pure_noise_uses_the_second_sigma_in_its_place():
+    _, std = KERNELS["flow_sde"](torch.zeros(1), torch.zeros(1), 1.0, 0.9, 0.7, 0.9)
+    assert std.item() == pytest.approx(0.7 * math.sqrt(1 / (1 - 0.9)) * math.sqrt(0.1), rel=1e-5)
+
+
+def test_sigmas_and_levels_may_differ_per_row():
+    x, v = torch.randn(3, 4), torch.randn(3, 4)
+    sigma, after, level = (
+        torch.tensor([[0.9], [0.5], [0.2]]),
+        torch.tensor([[0.8], [0.4], [0.1]]),
+        torch.tensor([[0.3], [0.7], [1.0]]),
+    )
+    for name, kernel in KERNELS.items():
+        mean, std = kernel(x, v, sigma, after, level, 0.9)
+        for i in range(3):
+            alone, alone_std = kernel(x[i], v[i], sigma[i], after[i], level[i], 0.9)
+            torch.testing.assert_close(mean[i], alone)
+            if name != "ode":
+                torch.testing.assert_close(std[i], alone_std)
+
+
+def test_forms_of_log_prob_agree_with_torch_distributions():
+    mean, following, std = torch.randn(3, 2, 4), torch.randn(3, 2, 4), torch.tensor(0.3)
+    joint = torch.distributions.Normal(mean, std).log_prob(following).flatten(1)
+    torch.testing.assert_close(log_prob((following,), (mean,), std, "mean"), joint.mean(1))
+    torch.testing.assert_close(log_prob((following,), (mean,), std, "sum"), joint.sum(1))
+    free = log_prob((following,), (mean,), std, "constant_free")
+    torch.testing.assert_close(free, -((following - mean) ** 2).flatten(1).mean(1))
+
+
+def test_log_prob_is_joint_over_the_tensors_of_a_state():
+    video, audio = torch.randn(2, 3, 4), torch.randn(2, 5)
+    means = torch.zeros(2, 3, 4), torch.zeros(2, 5)
+    together = log_prob((video, audio), means, torch.tensor(0.5), "sum")
+    apart = log_prob((video,), means[:1], torch.tensor(0.5), "sum") + log_prob(
+        (audio,), means[1:], torch.tensor(0.5), "sum"
+    )
+    torch.testing.assert_close(together, apart)
+    averaged = log_prob((video, audio), means, torch.tensor(0.5), "mean")
+    torch.testing.assert_close(averaged, together / 17)
+
+
+def test_a_deterministic_step_has_log_prob_zero():
+    x = (torch.randn(2, 3),)
+    mean, std = transition(ODE, x, x, 0.5, 0.25, 0.9)
+    assert log_prob(mean, mean, std).tolist() == [0.0, 0.0]

@@ -1,0 +1,37 @@
+import torch
+
+from samplers import noise
+
+
+def test_the_same_address_gives_the_same_bits_and_another_gives_others():
+    a = noise.noise((3, 4), 0, "edge", 5, 2, (1, 0), 7, 0)
+    assert torch.equal(a, noise.noise((3, 4), 0, "edge", 5, 2, (1, 0), 7, 0))
+    others = [
+        noise.noise((3, 4), *address)
+        for address in [
+            (1, "edge", 5, 2, (1, 0), 7, 0),
+            (0, "start", 5, 2, (1, 0), 7, 0),
+            (0, "edge", 6, 2, (1, 0), 7, 0),
+            (0, "edge", 5, 3, (1, 0), 7, 0),
+            (0, "edge", 5, 2, (1, 1), 7, 0),
+            (0, "edge", 5, 2, (1, 0), 8, 0),
+            (0, "edge", 5, 2, (1, 0), 7, 1),
+        ]
+    ]
+    assert len({tuple(t.flatten().tolist()) for t in [a, *others]}) == 8
+
+
+def test_addresses_that_read_alike_when_joined_are_different():
+    assert noise.seed(1, (2, 3)) != noise.seed((1, 2), 3)
+    assert noise.seed(12, 3) != noise.seed(1, 23)
+
+
+def test_noise_is_standard_normal_and_independent_between_neighbours():
+    a, b = (noise.noise((200_000,), 0, "edge", 0, group, (0,), 0, 0) for group in (0, 1))
+    assert abs(a.mean().item()) < 0.01
+    assert abs(a.std().item() - 1) < 0.01
+    assert abs((a * b).mean().item()) < 0.01
+
+
+def test_seeds_fit_what_torch_takes():
+    torch.Generator().manual_seed(max(noise.seed(0, i) for i in range(100)))

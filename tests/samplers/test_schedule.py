@@ -1,0 +1,35 @@
+import numpy as np
+import pytest
+import torch
+
+from samplers import noise
+from samplers.schedule import linear_sigmas, random_steps, random_window, shifted, sliding_window
+
+
+def test_shift_is_the_published_formula_and_keeps_the_ends():
+    sigmas = linear_sigmas(10, shift=3.0)
+    expected = [1, 0.9643, 0.9231, 0.8750, 0.8182, 0.7500, 0.6667, 0.5625, 0.4286, 0.2500, 0]
+    assert sigmas.dtype == torch.float32
+    assert sigmas.tolist() == pytest.approx(expected, abs=5e-5)
+    assert torch.equal(shifted(sigmas, 1.0), sigmas)
+
+
+def test_random_windows_reach_every_place_and_no_other():
+    starts = [random_window(3, 1, 6, noise.generator("w", i)) for i in range(300)]
+    assert {window.start for window in starts} == {1, 2, 3}
+    assert all(len(window) == 3 for window in starts)
+    counts = np.bincount([window.start for window in starts])[1:]
+    assert counts.min() > 60
+
+
+def test_a_sliding_window_moves_and_then_stays():
+    windows = [sliding_window(4, 0, 9, i, every=10, stride=2) for i in range(0, 60, 10)]
+    assert [w.start for w in windows] == [0, 2, 4, 5, 5, 5]
+    assert sliding_window(4, 0, 9, 9, every=10, stride=2).start == 0
+
+
+def test_random_steps_are_a_fraction_without_repeats():
+    drawn = [random_steps(range(15), 0.6, noise.generator("s", i)) for i in range(50)]
+    assert all(len(set(steps)) == 9 and set(steps) <= set(range(15)) for steps in drawn)
+    assert set().union(*drawn) == set(range(15))
+    assert random_steps(range(4), 0.1, noise.generator("s")) != ()

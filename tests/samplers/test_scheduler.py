@@ -1,0 +1,138 @@
+import pytest
+import tiny
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
+
+from samplers import FlowSDEScheduler
+from samplers.kernels import log_prob
+
+CONFIGS = [
+    {"shift": 3.0},
+    {"shift": 5.0, "use_karras_sigmas": True},
+    {"use_dynamic_shifting": True, "base_shift": 0.3, "max_shift": 1.0},
+    {"shift": 2.0, "shift_terminal": 0.1},
+    {"shift": 3.0, "num_train_timesteps": 500},
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_the_table_is_the_parents_bit_for_bit(config):
+    stock = FlowMatchEulerDiscreteScheduler(**config)
+    ours = FlowSDEScheduler.from_config(stock.config, kernel="cps", noise_level=0.5)
+    mu = {"mu": 0.7} if config.get("use_dynamic_shifting") else {}
+    for steps in (2, 4, 10):
+        stock.set_timesteps(steps, **mu)
+        ours.set_timesteps(steps, **mu)
+        assert torch.equal(stock.sigmas, ours.sigmas)
+        assert torch.equal(stock.timesteps, ours.timesteps)
+    assert {k: ours.config[k] for k in config} == config
+    assert ours.shift == stock.shift
+
+
+def test_the_sigmas_really_used_at_shift_3():
+    ours = FlowSDEScheduler(shift=3.0)
+    ours.set_timesteps(10)
+    # diffusers shifts its last sigma twice; these are the sigmas at which the reference steps of sde_steps.json were taken
+    known = {
+        1: 0.9601293206214905,
+        2: 0.9133489727973938,
+        5: 0.7072784900665283,
+        6: 0.602150559425354,
+        9: 0.008928571827709675,
+    }
+    for step, sigma in known.items():
+        assert ours.sigmas[step].item() == pytest.approx(sigma, abs=1e-7)
+
+
+def test_a_unipc_config_hands_its_flow_shift_over():
+    unipc = UniPCMultistepScheduler(use_flow_sigmas=True, prediction_type="flow_prediction", flow_shift=5.0)
+    ours = FlowSDEScheduler.from_config(unipc.config)
+    stock = FlowMatchEulerDiscreteScheduler(shift=5.0)
+    ours.set_timesteps(8)
+    stock.set_timesteps(8)
+    assert ours.config.shift == 5.0
+    assert torch.equal(ours.sigmas, stock.sigmas)
+
+
+def test_a_scheduler_of_no_flow_is_refused():
+    with pytest.raises(ValueError, match="predicts 'epsilon', not a flow"):
+        FlowSDEScheduler.from_config(UniPCMultistepScheduler().config)
+
+
+@pytest.mark.parametrize(("option", "value"), [("kernel", "odd"), ("log_prob", "median")])
+def test_an_unknown_choice_is_refused_with_the_known_ones(option, value):
+    with pytest.raises(ValueError, match="is not one of"):
+        FlowSDEScheduler(**{option: value})
+
+
+@pytest.mark.parametrize("name", tiny.PIPELINES)
+def test_the_ode_kernel_is_the_stock_pipeline_bit_for_bit(name):
+    call = {**tiny.CALLS[name], "prompt": ["a red circle"], "output_type": "pt"}
+    pipe = tiny.PIPELINES[name]()
+    stock = pipe(**call, generator=torch.Generator().manual_seed(3)).images
+    pipe.scheduler = FlowSDEScheduler.from_config(pipe.scheduler.config, kernel="ode")
+    assert torch.equal(pipe(**call, generator=torch.Generator().manual_seed(3)).images, stock)
+
+
+def test_slices_add_up_to_the_whole():
+    pipe = tiny.sd3()
+    pipe.scheduler = FlowSDEScheduler.from_config(pipe.scheduler.config, kernel="ode")
+    call = {**tiny.CALLS["sd3"], "prompt": ["a red circle"], "output_type": "latent"}
+    whole = pipe(**call, generator=torch.Generator().manual_seed(3)).images
+    pipe.scheduler.only(range(0))
+    latents = pipe(**call, generator=torch.Generator().manual_seed(3)).images
+    for steps in (range(1), range(1, 3), range(3, 4)):
+        pipe.scheduler.only(steps)
+        latents = pipe(**call, latents=latents).images
+        assert [step.sigma for step in pipe.scheduler.history] == pipe.scheduler.sigmas[
+            steps.start : steps.stop
+        ].tolist()
+    assert torch.equal(latents, whole)
+
+
+def test_own_sigmas_are_walked_when_given():
+    pipe = tiny.sd3()
+    pipe.scheduler = FlowSDEScheduler.from_config(pipe.scheduler.config, kernel="ode")
+    pipe.scheduler.only((0.75, 0.5, 0.0))
+    pipe(**tiny.CALLS["sd3"], prompt=["a red circle"], output_type="latent")
+    assert [(step.sigma, step.sigma_next) for step in pipe.scheduler.history] == [(0.75, 0.5), (0.5, 0.0)]
+    assert pipe.scheduler.timesteps.tolist() == [750.0, 500.0]
+
+
+@pytest.mark.parametrize("kernel", ["flow_sde", "dance_sde", "cps"])
+def test_history_holds_what_was_drawn_and_the_last_step_is_ode(kernel):
+    pipe = tiny.sd3()
+    pipe.scheduler = FlowSDEScheduler.from_config(pipe.scheduler.config, kernel=kernel)
+    pipe.scheduler.generator = torch.Generator().manual_seed(1)
+    image = pipe(**tiny.CALLS["sd3"], prompt=["a red circle"], output_type="latent").images
+    history = pipe.scheduler.history
+    assert len(history) == 4
+    assert torch.equal(history[-1].next_sample, image)
+    assert history[-1].std == 0
+    assert history[-1].log_prob.item() == 0
+    for step in history[:-1]:
+        assert step.std > 0
+        assert torch.equal(log_prob((step.next_sample,), (step.mean,), step.std), step.log_prob)
+
+
+def test_the_noise_level_and_the_generator_rule_the_noise():
+    pipe = tiny.sd3()
+    call = {**tiny.CALLS["sd3"], "prompt": ["a red circle"], "output_type": "latent"}
+
+    def image(level, seed):
+        pipe.scheduler = FlowSDEScheduler.from_config(pipe.scheduler.config, kernel="cps", noise_level=level)
+        pipe.scheduler.generator = torch.Generator().manual_seed(seed)
+        return pipe(**call, generator=torch.Generator().manual_seed(0)).images
+
+    assert torch.equal(image(0.8, 1), image(0.8, 1))
+    assert not torch.equal(image(0.8, 1), image(0.8, 2))
+    assert not torch.equal(image(0.8, 1), image(0.4, 1))
+    assert torch.equal(image(0.0, 1), image(0.0, 2))
+
+
+def test_per_token_times_are_refused():
+    scheduler = FlowSDEScheduler()
+    scheduler.set_timesteps(2)
+    x = torch.zeros(1, 2, 3)
+    with pytest.raises(ValueError, match="per_token_timesteps"):
+        scheduler.step(x, scheduler.timesteps[0], x, per_token_timesteps=torch.zeros(1, 2))
