@@ -1,0 +1,181 @@
+"""What a reward is, and how one is found, checked and called.
+
+A reward is a function: `reward(images, prompts, **columns)` returns one float per sample. Nothing has to be subclassed or
+registered. A class with `__init__(self, **options)` and `__call__` as above may hold a model, and `to(device)` moves it.
+`group_wise = True` on either asks to be called with one whole group at a time. None means: not applicable to this sample.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ENTRY_POINTS = "flowgrpo.rewards"
+
+
+class RewardError(ValueError):
+    """A reward cannot be found or does not keep the contract. The message is one clear sentence."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What `flowgrpo rewards` says of a built-in reward; `target` is where it lives, the rest is for people."""
+
+    target: str
+    inputs: str
+    range: str
+    weights: str | None
+    licence: str
+
+
+BUILT_IN: dict[str, Card] = {
+    "shapes": Card("rewards.shapes:shapes", "image, prompt", "0 to 1", None, "Apache-2.0"),
+    "jpeg_size": Card("rewards.image:jpeg_size", "image", "below 0 (minus kilobytes)", None, "Apache-2.0"),
+}
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A reward ready to be called.
+
+    Attributes:
+        name: in metrics and manifests.
+        function: the contract's callable.
+        weight: in the sum of rewards.
+        group_wise: whether it must be given one whole group at a time.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    weight: float = 1.0
+    group_wise: bool = False
+
+    def __call__(
+        self, samples: torch.Tensor, prompts: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> torch.Tensor:
+        """Rewards (B,) float64: NaN where the reward does not apply, infinity where what it returned is not finite.
+
+        Raises:
+            RewardError: it did not return one number or None per sample.
+        """
+        parameters = inspect.signature(self.function).parameters.values()
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        names = [p.name for p in parameters]
+        given = {k: list(v) for k, v in columns.items() if takes_all or k in names}
+        returned = self.function(samples, list(prompts), **given)
+        try:
+            values = list(returned)
+        except TypeError:
+            kind = type(returned).__name__
+            raise RewardError(
+                f"the reward {self.name!r} returned {kind}, not a list of {len(prompts)} floats"
+            ) from None
+        if len(values) != len(prompts):
+            raise RewardError(f"the reward {self.name!r} returned {len(values)} values for {len(prompts)} samples")
+        return torch.tensor([self._number(value, i) for i, value in enumerate(values)], dtype=torch.float64)
+
+    def _number(self, value: Any, i: int) -> float:
+        if value is None:
+            return math.nan
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            kind = type(value).__name__
+            raise RewardError(f"the reward {self.name!r} returned {kind} for sample {i}, not a float or None") from None
+        return number if math.isfinite(number) else math.inf
+
+    def check(self, sample: torch.Tensor, prompt: str, columns: Mapping[str, Any]) -> None:
+        """Call the reward on two synthetic samples, before anything expensive.
+
+        Raises:
+            RewardError: it fails, or breaks the contract.
+        """
+        two = torch.stack([sample, sample.flip(-1)])
+        try:
+            values = self(two, [prompt, prompt], {k: [v, v] for k, v in columns.items()})
+        except RewardError:
+            raise
+        except Exception as error:
+            raise RewardError(
+                f"the reward {self.name!r} failed on two synthetic samples: {type(error).__name__}: {error}"
+            ) from error
+        if values.isinf().any():
+            raise RewardError(
+                f"the reward {self.name!r} returned NaN or infinity for a synthetic sample, not a float or None"
+            )
+
+
+def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None, name: str | None = None) -> Reward:
+    """Find a reward by what a user wrote.
+
+    Args:
+        use: a built-in name, a dotted path `pkg.module:object`, a file `./file.py:object`, or the name of an installed
+            package's entry point in the group `flowgrpo.rewards`.
+        options: arguments for a class.
+        name: in metrics; by default the last part of `use`.
+
+    Raises:
+        RewardError: there is no such thing, or it cannot be made.
+    """
+    found = _find(use)
+    if inspect.isclass(found):
+        try:
+            found = found(**(options or {}))
+        except Exception as error:
+            raise RewardError(f"the reward {use!r} could not be made: {type(error).__name__}: {error}") from error
+    elif options:
+        raise RewardError(f"the reward {use!r} is a function and takes no options, but got {', '.join(options)}")
+    if not callable(found):
+        raise RewardError(f"the reward {use!r} is {type(found).__name__}, which cannot be called")
+    return Reward(name or use.rpartition(":")[2], found, weight, bool(getattr(found, "group_wise", False)))
+
+
+def _find(use: str) -> Any:
+    if use in BUILT_IN:
+        return _attribute(importlib.import_module(BUILT_IN[use].target.partition(":")[0]), use, use)
+    place, colon, attribute = use.rpartition(":")
+    if colon and place.endswith(".py"):
+        return _attribute(_load_file(Path(place), use), attribute, use)
+    if colon:
+        try:
+            return _attribute(importlib.import_module(place), attribute, use)
+        except ModuleNotFoundError as error:
+            raise RewardError(f"the reward {use!r}: no module {error.name!r} can be imported") from None
+    installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if use in installed:
+        return installed[use].load()
+    known = [*BUILT_IN, *installed]
+    close = difflib.get_close_matches(use, known, 1)
+    hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(known)}, or write ./file.py:function"
+    raise RewardError(f"there is no reward {use!r}, {hint}")
+
+
+def _load_file(path: Path, use: str) -> Any:
+    if not path.is_file():
+        raise RewardError(f"the reward {use!r}: there is no file {path}")
+    spec = importlib.util.spec_from_file_location(f"flowgrpo_reward_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise RewardError(f"the reward {use!r}: {path} could not be run: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _attribute(module: Any, name: str, use: str) -> Any:
+    if not hasattr(module, name):
+        own = [k for k, v in vars(module).items() if callable(v) and not k.startswith("_")]
+        close = difflib.get_close_matches(name, own, 1) or own[:5]
+        hint = f", it has {', '.join(close)}" if close else ""
+        raise RewardError(f"the reward {use!r}: nothing is named {name!r} there{hint}")
+    return getattr(module, name)

@@ -1,0 +1,117 @@
+import sys
+
+import pytest
+import torch
+
+import rewards
+from rewards import RewardError
+
+IMAGES = torch.rand(2, 3, 8, 8)
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "def redness(images, prompts):\n"
+        "    return images[:, 0].mean((1, 2))\n"
+        "def counted(images, prompts, **columns):\n"
+        "    return [float(n) if n is not None else None for n in columns['count']]\n"
+        "class Scaled:\n"
+        "    group_wise = True\n"
+        "    def __init__(self, scale=1.0):\n"
+        "        self.scale = scale\n"
+        "    def __call__(self, images, prompts, **columns):\n"
+        "        return [self.scale * len(p) for p in prompts]\n"
+        "THREE = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("mine", None)
+
+
+@pytest.mark.parametrize("use", ["./mine.py:redness", "mine:redness"])
+def test_a_function_is_found_by_file_and_by_dotted_path(mine, use):
+    reward = rewards.load(use, weight=0.3)
+    assert (reward.name, reward.weight) == ("redness", 0.3)
+    torch.testing.assert_close(reward(IMAGES, ["a", "b"], {}), IMAGES[:, 0].mean((1, 2)).double())
+
+
+def test_columns_reach_a_reward_that_takes_them_and_none_means_not_applicable(mine):
+    values = rewards.load("./mine.py:counted")(IMAGES, ["a", "b"], {"count": [2, None], "other": [1, 1]})
+    assert values[0] == 2
+    assert values[1].isnan()
+    rewards.load("./mine.py:redness")(IMAGES, ["a", "b"], {"count": [2, None]})  # takes none, and gets none
+
+
+def test_a_class_is_made_with_its_options(mine):
+    reward = rewards.load("./mine.py:Scaled", options={"scale": 2.0})
+    assert reward.group_wise
+    assert reward(IMAGES, ["a", "bbb"], {}).tolist() == [2.0, 6.0]
+
+
+def test_an_installed_package_offers_a_reward_by_its_entry_point(mine, monkeypatch):
+    info = mine / "plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[flowgrpo.rewards]\nvery_red = mine:redness\n")
+    reward = rewards.load("very_red")
+    torch.testing.assert_close(reward(IMAGES, ["a", "b"], {}), IMAGES[:, 0].mean((1, 2)).double())
+
+
+@pytest.mark.parametrize(
+    ("use", "options", "said"),
+    [
+        ("shape", {}, "there is no reward 'shape', did you mean 'shapes'"),
+        ("./nothing.py:f", {}, "there is no file nothing.py"),
+        ("./mine.py:rednes", {}, "nothing is named 'rednes' there, it has redness"),
+        ("no.such.module:f", {}, "no module 'no'"),
+        ("./mine.py:THREE", {}, "is int, which cannot be called"),
+        ("./mine.py:redness", {"scale": 1}, "is a function and takes no options"),
+        ("./mine.py:Scaled", {"size": 1}, "could not be made: TypeError"),
+    ],
+)
+def test_what_cannot_be_found_is_explained(mine, use, options, said):
+    with pytest.raises(RewardError, match=said):
+        rewards.load(use, options=options)
+
+
+def test_a_file_that_does_not_run_is_explained(mine):
+    (mine / "broken.py").write_text("import nowhere_to_be_found\n")
+    with pytest.raises(RewardError, match="broken.py could not be run: ModuleNotFoundError"):
+        rewards.load("./broken.py:f")
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ("[1.0]", "returned 1 values for 2 samples"),
+        ("3.0", "returned float, not a list of 2 floats"),
+        ("['x', 'y']", "returned str for sample 0"),
+        ("[1.0, float('nan')]", "returned NaN or infinity"),
+        ("[1.0, float('inf')]", "returned NaN or infinity"),
+        ("1 / 0", "failed on two synthetic samples: ZeroDivisionError"),
+    ],
+)
+def test_a_broken_contract_is_found_on_synthetic_samples(mine, returned, said):
+    (mine / "odd.py").write_text(f"def odd(images, prompts):\n    return {returned}\n")
+    with pytest.raises(RewardError, match=said):
+        rewards.load("./odd.py:odd").check(torch.rand(3, 8, 8), "a", {})
+
+
+def test_what_a_reward_may_return(mine):
+    for returned in (
+        "[1, 2]",
+        "(1.0, 2.0)",
+        "__import__('numpy').ones(2)",
+        "__import__('torch').ones(2)",
+        "[None, 1.0]",
+    ):
+        (mine / "fine.py").write_text(f"def fine(images, prompts):\n    return {returned}\n")
+        rewards.load("./fine.py:fine").check(torch.rand(3, 8, 8), "a", {})
+
+
+def test_jpeg_size_prefers_what_compresses():
+    flat, noise = torch.full((1, 3, 32, 32), 0.5), torch.rand(1, 3, 32, 32)
+    sizes = rewards.load("jpeg_size")(torch.cat([flat, noise]), ["a", "b"], {})
+    assert 0 > sizes[0] > sizes[1]
