@@ -1,0 +1,23 @@
+"""flowgrpo: align image and video flow models with online reinforcement learning.
+
+import flowgrpo
+run = flowgrpo.train("configs/shapes.yaml", {"train.iterations": 4})     # .metrics, .folder, .policy
+policy = flowgrpo.load_policy("path/or/hub-id", dtype="bfloat16")
+samples = policy.sample(["a red circle"], seed=0)
+"""
+
+from typing import Any
+
+
+def train(config: Any, overrides: Any = ()) -> Any:
+    """Run a config file with overrides; see `flowgrpo.run.train`."""
+    from flowgrpo import run
+
+    return run.train(config, overrides)
+
+
+def load_policy(path: str, **options: Any) -> Any:
+    """A pipeline as a policy; see `flowgrpo.loading.load_policy`."""
+    from flowgrpo import loading
+
+    return loading.load_policy(path, **options)

@@ -1,0 +1,207 @@
+"""The command line: `flowgrpo train | plan | sample | gallery | rewards | export`.
+
+Exit status: 0 done; 2 the input is wrong (one sentence on stderr); 130 interrupted; 1 anything else.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import click
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flowgrpo import config
+from flowgrpo.errors import InputError, nearest
+from rewards import BUILT_IN as BUILT_IN_REWARDS
+from rewards import RewardError
+
+app = typer.Typer(no_args_is_help=True, add_completion=True, rich_markup_mode=None, help=__doc__.splitlines()[0])
+out = Console(highlight=False)
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="key=value with dotted keys; values are YAML", metavar="[KEY=VALUE ...]")
+]
+Format = Annotated[Literal["human", "json"], typer.Option("--format", help="json prints one document on stdout")]
+
+
+@app.command()
+def train(
+    path: Annotated[Path, typer.Argument(metavar="CONFIG")],
+    overrides: Overrides = None,
+) -> None:
+    """Train one run into runs/<name>/; run.resume=true goes on with it."""
+    settings = config.load(path, overrides or [])
+    from flowgrpo import launch
+    from flowgrpo.run import train_config
+    from flowgrpo.trainer import Interrupted
+
+    if launch.needed(settings.run.processes):
+        raise typer.Exit(launch.relaunch(settings.run.processes))
+    try:
+        run = train_config(settings)
+    except Interrupted as stopped:
+        command = " ".join(
+            ["flowgrpo train", str(path), *(o for o in overrides or [] if not o.startswith("run.resume="))]
+        )
+        say(f"interrupted after step {stopped.step}, checkpoint written; go on with: {command} run.resume=true")
+        raise typer.Exit(130) from None
+    if launch.is_main():
+        held_out = [line["reward/mean"] for line in run.metrics if line["phase"] == "eval"]
+        if len(held_out) > 1:
+            out.print(f"held-out reward {held_out[0]:.3f} -> {held_out[-1]:.3f}")
+        out.print(f"run      {run.folder}")
+        out.print(f"gallery  {run.folder / 'gallery.html'}", soft_wrap=True)
+
+
+@app.command()
+def plan(
+    path: Annotated[Path, typer.Argument(metavar="CONFIG")],
+    overrides: Overrides = None,
+    form: Format = "human",
+) -> None:
+    """Show the resolved config, the five axes, the batch geometry and the model evaluations, without any training."""
+    settings = config.load(path, overrides or [])
+    from flowgrpo.plan import plan as make_plan
+
+    planned = make_plan(settings)
+    if form == "json":
+        print(json.dumps(planned, indent=1))
+        return
+    out.print(config.dumped(settings), markup=False)
+    table = Table("", "", show_header=False, box=None, padding=(0, 2))
+    table.add_row("preset", planned["preset"])
+    for axis, word in planned["axes"].items():
+        table.add_row(axis, word)
+    g, cost = planned["geometry"], planned["model_evaluations"]
+    table.add_row("batch", f"{g['groups']} groups x {g['group_size']} = {g['samples']} samples, {g['updates']} updates")
+    table.add_row(
+        "steps",
+        f"{g['steps']}, {g['trained_edges']} trained edges in {g['update_batches']} batches of at most {g['micro_batch']}",
+    )
+    table.add_row("model evaluations", f"{cost['rollout']:,} rollout + {cost['update']:,} update, each iteration")
+    table.add_row("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls")
+    evaluation = planned["evaluation"]
+    table.add_row(
+        "evaluation",
+        f"{evaluation['model_evaluations']:,} model evaluations, {evaluation['decoded']} decoded, each time",
+    )
+    out.print(table)
+
+
+@app.command()
+def sample(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="built-in name, local folder or hub id")],
+    out_folder: Annotated[Path, typer.Option("--out", metavar="DIR")],
+    call: Annotated[
+        list[str] | None, typer.Argument(help="arguments of the pipeline's call, key=value", metavar="[KEY=VALUE ...]")
+    ] = None,
+    prompt: Annotated[list[str] | None, typer.Option("--prompt", metavar="TEXT")] = None,
+    prompts_file: Annotated[
+        str | None, typer.Option("--prompts", metavar="FILE", help=".txt, .jsonl or a built-in set")
+    ] = None,
+    adapter: Annotated[Path | None, typer.Option("--adapter", metavar="DIR", help="what flowgrpo export wrote")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="prompt i starts from seed + i")] = 0,
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option("--dtype")] = "float32",
+    form: Format = "human",
+) -> None:
+    """Sample pictures into a folder with a manifest."""
+    from flowgrpo.sampling import sample_to_folder
+
+    if (prompt is None) == (prompts_file is None):
+        raise InputError("give either --prompt TEXT (once or more) or --prompts FILE")
+    arguments = dict(config.override(text) for text in call or [])
+    lines = sample_to_folder(model, prompt, prompts_file, out_folder, arguments, adapter, seed, dtype)
+    if form == "json":
+        print(json.dumps({"folder": str(out_folder), "samples": lines}, indent=1))
+    else:
+        out.print(f"{len(lines)} samples in {out_folder}", soft_wrap=True)
+
+
+@app.command()
+def gallery(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN|DIR ...")],
+    out_file: Annotated[Path | None, typer.Option("--out", metavar="FILE")] = None,
+) -> None:
+    """Write one self-contained page: before and after at the same seeds, rewards, curves."""
+    from flowgrpo.gallery import write_gallery
+
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"{folder}: there is no such folder")
+    out.print(str(write_gallery(folders, out_file or folders[0] / "gallery.html")), soft_wrap=True)
+
+
+@app.command()
+def rewards(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None,
+    form: Format = "human",
+) -> None:
+    """List the rewards that can be used by name, or describe one."""
+    from flowgrpo.catalogue import catalogue, description
+
+    rows = catalogue()
+    if name is not None:
+        rows = [row for row in rows if row["name"] == name]
+        if not rows:
+            raise InputError(f"there is no reward {name!r}, {nearest(name, BUILT_IN_REWARDS)}")
+    if form == "json":
+        print(json.dumps(rows, indent=1))
+        return
+    table = Table("name", "inputs", "range", "weights", "licence", box=None, padding=(0, 2))
+    for row in rows:
+        table.add_row(*(row[key] or "none" for key in ("name", "inputs", "range", "weights", "licence")))
+    out.print(table)
+    if name is not None:
+        out.print("\n" + description(name), markup=False)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN")],
+    out_folder: Annotated[Path, typer.Option("--out", metavar="DIR")],
+    step: Annotated[int | None, typer.Option("--step", help="a checkpoint's step; by default the last")] = None,
+    form: Format = "human",
+) -> None:
+    """Write a run's LoRA in diffusers format, or its full weights, with a model card and sample pictures."""
+    from flowgrpo.export import export as write
+
+    done = write(run, out_folder, step)
+    if form == "json":
+        print(
+            json.dumps(
+                {"folder": str(done.folder), "step": done.step, "kind": done.kind, "samples": done.samples}, indent=1
+            )
+        )
+    else:
+        out.print(f"step {done.step} ({done.kind}) in {done.folder}", soft_wrap=True)
+
+
+def say(sentence: str) -> None:
+    """One line on stderr."""
+    print(sentence, file=sys.stderr)
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run the command line; returns the exit status."""
+    try:
+        status = app(args=arguments, prog_name="flowgrpo", standalone_mode=False)
+    except (InputError, RewardError) as error:
+        say(f"flowgrpo: {error}")
+        return 2
+    except click.UsageError as error:
+        say(f"flowgrpo: {error.format_message()}")
+        return 2
+    except (KeyboardInterrupt, click.Abort):
+        say("flowgrpo: interrupted")
+        return 130
+    return status if isinstance(status, int) else 0
+
+
+def entry() -> None:
+    """The console script."""
+    sys.exit(main())

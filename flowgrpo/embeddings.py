@@ -1,0 +1,127 @@
+"""A cache around a pipeline's `encode_prompt`: text encoders run once per prompt row, and can rest afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+
+from flowgrpo.errors import InputError
+
+
+class EmbeddingCache:
+    """Encodes each prompt row alone, keeps the result on the CPU, and assembles batches from it.
+
+    A row is encoded by itself so that its embedding never depends on which batch it came in.
+
+    Args:
+        pipe: its `encode_prompt` is replaced by the cached one.
+        resting: what happens to the text encoders once `rest` is called: `keep` leaves them, `offload` keeps them in host
+            memory and brings them back for a new prompt, `free` drops them.
+    """
+
+    def __init__(self, pipe: DiffusionPipeline, resting: str = "keep"):
+        self.pipe, self.resting = pipe, resting
+        self._encode = pipe.encode_prompt
+        self._signature = inspect.signature(self._encode)
+        self._outputs: dict[str, Any] = {}
+        self._parked: dict[str, torch.nn.Module] = {}
+        self._freed = False
+        pipe.encode_prompt = self
+
+    def __call__(self, *args, **kwargs):
+        """What the pipeline's own `encode_prompt` returns for these arguments."""
+        arguments = dict(self._signature.bind(*args, **kwargs).arguments)
+        for name, parameter in self._signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                arguments |= arguments.pop(name, {})
+        prompt = arguments.get("prompt")
+        if not isinstance(prompt, list):
+            return self._once(arguments)
+        rows = [
+            {k: [v[i]] if isinstance(v, list) and len(v) == len(prompt) else v for k, v in arguments.items()}
+            for i in range(len(prompt))
+        ]
+        device = arguments.get("device") or self.pipe._execution_device
+        return _to(_assemble([self._once(row) for row in rows]), device)
+
+    def rest(self) -> None:
+        """Send the text encoders to where `resting` says, until a new prompt needs them."""
+        if self.resting == "keep":
+            return
+        for name, module in self.pipe.components.items():
+            if name.startswith("text_encoder") and isinstance(module, torch.nn.Module):
+                if self.resting == "offload":
+                    self._parked[name] = module.to("cpu")
+                object.__setattr__(
+                    self.pipe, name, None
+                )  # past diffusers' own, which would rewrite the pipeline's config
+        self._freed = self.resting == "free"
+
+    def wake(self) -> None:
+        """Put resting text encoders back into the pipeline.
+
+        Raises:
+            InputError: they were freed.
+        """
+        if self._freed:
+            raise InputError("the text encoders were freed: set model.text_encoders=offload to have them again")
+        for name, module in self._parked.items():
+            object.__setattr__(self.pipe, name, module.to(self.pipe.device))
+        self._parked = {}
+
+    def _once(self, arguments: dict[str, Any]):
+        key = repr([(name, _fingerprint(value)) for name, value in arguments.items()])
+        if key not in self._outputs:
+            resting = bool(self._parked) or self._freed
+            self.wake()
+            with torch.no_grad():
+                self._outputs[key] = _to(self._encode(**arguments), "cpu")
+            if resting:
+                self.rest()
+        return self._outputs[key]
+
+
+def _fingerprint(value: Any) -> Any:
+    """Something whose repr tells two arguments apart by content; tensors and images by a digest of their bytes."""
+    if isinstance(value, (list, tuple)):
+        return [_fingerprint(item) for item in value]
+    if isinstance(value, torch.Tensor):
+        data = value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        return (tuple(value.shape), value.dtype, hashlib.blake2b(data).hexdigest())
+    if hasattr(value, "tobytes"):
+        return (getattr(value, "size", None), hashlib.blake2b(value.tobytes()).hexdigest())
+    return value
+
+
+def _assemble(rows: list[Any]) -> Any:
+    """Join the outputs of single rows as the pipeline would have returned them for the batch; always new tensors."""
+    first = rows[0]
+    if isinstance(first, tuple):
+        return tuple(_assemble(list(column)) for column in zip(*rows, strict=True))
+    if isinstance(first, list):
+        return [item for row in rows for item in row]
+    if not isinstance(first, torch.Tensor):
+        return first
+    if any(row.shape[0] != 1 for row in rows):  # not per row: position ids, say
+        return max(rows, key=len).clone()
+    if first.ndim > 1:
+        longest = max(row.shape[1] for row in rows)
+        rows = [_padded(row, longest) for row in rows]
+    return torch.cat(rows)
+
+
+def _padded(row: torch.Tensor, length: int) -> torch.Tensor:
+    missing = length - row.shape[1]
+    return torch.cat([row, row.new_zeros(1, missing, *row.shape[2:])], dim=1) if missing else row
+
+
+def _to(output: Any, device) -> Any:
+    if isinstance(output, torch.Tensor):
+        return output.to(device)
+    if isinstance(output, (tuple, list)):
+        return type(output)(_to(item, device) for item in output)
+    return output

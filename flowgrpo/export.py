@@ -1,0 +1,138 @@
+"""Export: the trained weights of a run in the formats diffusers loads by itself, with a card and sample pictures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flowgrpo import checkpoint, config, loading, prompts
+from flowgrpo.errors import InputError
+from flowgrpo.evaluate import save_image
+from flowgrpo.policy import DiffusersPolicy, Row
+from flowgrpo.report import read_metrics
+from flowgrpo.weights import Weights
+
+SAMPLES = 4
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written: the folder, the step, whether it is a `lora` or `full` weights, and the sample pictures."""
+
+    folder: Path
+    step: int
+    kind: str
+    samples: list[str]
+
+
+def export(run: Path, out: Path, step: int | None = None) -> Exported:
+    """Write the weights that evaluation used (the average, when one is kept) of a run's checkpoint to `out`.
+
+    LoRA goes to `pytorch_lora_weights.safetensors`, which `pipe.load_lora_weights(out)` takes; full weights become a whole
+    pipeline for `from_pretrained(out)`, with its stock scheduler.
+
+    Raises:
+        InputError: there is no such run or checkpoint, or `out` is not empty.
+    """
+    if not (run / "config.yaml").is_file():
+        raise InputError(f"{run}: there is no run here, a run's folder holds config.yaml")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"--out {out}: exists and is not an empty folder")
+    found = checkpoint.find(run / "checkpoints", step)
+    settings = config.load(run / "config.yaml")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    policy, weights = loading.policy_and_weights(settings, device)
+    step = checkpoint.load_weights(found, weights)
+    out.mkdir(parents=True, exist_ok=True)
+    with weights.averaged():
+        write_weights(policy, weights, out)
+        rows = [Row(p.text, i) for i, p in enumerate(prompts.load(settings.prompts.eval, "prompts.eval")[:SAMPLES])]
+        with policy.calling(**settings.eval.call):
+            call = policy.call
+            images = policy.generate(rows)
+    files = []
+    for row, image in zip(rows, images, strict=True):
+        files.append(f"sample-{row.seed}.png")
+        save_image(image, out / files[-1])
+    kind = "full" if weights.lora is None else "lora"
+    pairs = list(zip(rows, files, strict=True))
+    (out / "README.md").write_text(_card(run, settings, policy, kind, step, call, pairs), encoding="utf-8")
+    return Exported(out, step, kind, files)
+
+
+def write_weights(policy: DiffusersPolicy, weights: Weights, out: Path) -> None:
+    """The weights as they are now, in diffusers' own format."""
+    pipe = policy.pipe
+    if weights.lora is not None:
+        layers = {}
+        for name in weights.modules:
+            layers[f"{name}_lora_layers"] = {k: v.float().cpu() for k, v in weights.adapter_state(name).items()}
+            layers[f"{name}_lora_adapter_metadata"] = weights.lora.to_dict()
+        pipe.save_lora_weights(str(out), **layers)
+        return
+    policy.embeddings.wake()
+    pipe.scheduler = policy.stock_scheduler
+    try:
+        pipe.save_pretrained(out)
+    finally:
+        pipe.scheduler = policy.scheduler
+
+
+def _card(run: Path, settings: config.Config, policy: DiffusersPolicy, kind: str, step: int, call, pairs) -> str:
+    """A model card that says how it was made, what it scored, and the exact lines that reproduce its pictures."""
+    model, algorithm, train = settings.model, settings.algorithm, settings.train
+    held_out = [
+        m for m in read_metrics(run) if m["phase"] == "eval" and m["step"] <= step and m["reward/mean"] is not None
+    ]
+    first, last = (held_out[0], held_out[-1]) if held_out else (None, None)
+    source = str(loading.BUILT_IN[model.path][0]) if model.path in loading.BUILT_IN else model.path
+    return "\n".join(
+        [
+            "---",
+            "library_name: diffusers",
+            f"base_model: {model.path}",
+            "tags: [flowgrpo, reinforcement-learning, " + ("lora]" if kind == "lora" else "text-to-image]"),
+            "---",
+            f"# {settings.run.name}, step {step}",
+            "",
+            f"`{model.path}` aligned by flowgrpo: preset `{algorithm.preset}`, "
+            f"{train.groups} prompts x {train.group_size} samples, learning rate {train.learning_rate:g}, "
+            f"rewards {', '.join(use.use for use in settings.rewards)}.",
+            "",
+            f"Held-out reward: {first['reward/mean']:.3f} before training, {last['reward/mean']:.3f} at step {last['step']}."
+            if held_out
+            else "",
+            "",
+            "```python",
+            _snippet(policy, source, kind, model.dtype, call, pairs[0][0]),
+            "```",
+            "",
+            "| prompt | seed | picture |",
+            "|---|---|---|",
+            *(f"| {row.prompt} | {row.seed} | ![]({file}) |" for row, file in pairs),
+            "",
+        ]
+    )
+
+
+def _snippet(policy: DiffusersPolicy, source: str, kind: str, dtype: str, call: dict[str, Any], row: Row) -> str:
+    name = type(policy.pipe).__name__
+    absent = "".join(f", {part}=None" for part in loading.absent_components(source))
+    place = "." if kind == "full" else source
+    lines = [
+        "import torch",
+        f"from diffusers import {name}",
+        "",
+        f"pipe = {name}.from_pretrained({json.dumps(place)}, dtype=torch.{dtype}{absent})",
+    ]
+    if kind == "lora":
+        lines.append('pipe.load_lora_weights(".")')
+    arguments = ", ".join(f"{k}={v!r}" for k, v in call.items())
+    lines.append(
+        f"image = pipe({json.dumps(row.prompt)}, generator=torch.Generator().manual_seed({row.seed}), {arguments}).images[0]"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,147 @@
+"""The gallery: one self-contained page of before and after at the same seeds, with rewards and the reward curve."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, PackageLoader
+from PIL import Image
+
+from flowgrpo.errors import InputError
+from flowgrpo.evaluate import read_manifest
+from flowgrpo.gallery.curve import curve
+from flowgrpo.report import read_metrics
+
+LARGEST_SIDE = 384  # pixels of an embedded picture
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One embedded picture: the step it was made at, its total reward (None: unknown), its rewards by name, its data URL."""
+
+    step: int
+    reward: float | None
+    rewards: dict[str, float | None]
+    url: str
+
+    @property
+    def frame(self) -> dict[str, Any]:
+        """What the page needs to show this picture when scrubbing through the steps."""
+        return {"step": self.step, "reward": self.reward, "url": self.url}
+
+
+@dataclass(frozen=True)
+class Card:
+    """The pictures of one prompt and seed, by step."""
+
+    prompt: str
+    seed: int
+    pictures: list[Picture]
+
+    @property
+    def gain(self) -> float | None:
+        """Reward of the last picture minus that of the first; None if one is unknown or there is only one."""
+        first, last = self.pictures[0].reward, self.pictures[-1].reward
+        return None if len(self.pictures) < 2 or first is None or last is None else last - first
+
+
+@dataclass(frozen=True)
+class Section:
+    """One run or folder of samples."""
+
+    name: str
+    cards: list[Card]
+    steps: list[int]
+    facts: list[tuple[str, str]]
+    headline: tuple[float, float] | None
+    curve: str | None
+
+
+def write_gallery(folders: Sequence[Path], out: Path) -> Path:
+    """Write the page of runs and folders of samples (with a manifest.jsonl) to `out`.
+
+    Raises:
+        InputError: a folder holds no samples.
+    """
+    sections = [_section(Path(folder)) for folder in folders]
+    templates = Environment(loader=PackageLoader("flowgrpo.gallery", "."), autoescape=True, trim_blocks=True)
+    page = templates.get_template("page.html.jinja")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(page.render(sections=sections), encoding="utf-8")
+    return out
+
+
+def _section(folder: Path) -> Section:
+    samples = folder / "samples" if (folder / "config.yaml").is_file() else folder
+    manifest = read_manifest(samples)
+    if not manifest:
+        raise InputError(f"{folder}: there are no samples to show, it has no manifest.jsonl with lines")
+    config = yaml.safe_load((folder / "config.yaml").read_text()) if samples != folder else {}
+    weights = {use["name"] or use["use"].rpartition(":")[2]: use["weight"] for use in config.get("rewards", [])}
+    by_prompt = defaultdict(list)
+    for line in manifest:
+        by_prompt[line["prompt"], line["seed"]].append(line)
+    cards = [
+        Card(prompt, seed, [_picture(samples, line, weights) for line in sorted(lines, key=lambda line: line["step"])])
+        for (prompt, seed), lines in by_prompt.items()
+    ]
+    metrics = read_metrics(folder)
+    held_out = [(m["step"], m["reward/mean"]) for m in metrics if m["phase"] == "eval" and m["reward/mean"] is not None]
+    train = [(m["step"], m["reward/mean"]) for m in metrics if m["phase"] == "train" and m["reward/mean"] is not None]
+    return Section(
+        folder.resolve().name,
+        cards,
+        sorted({line["step"] for line in manifest}),
+        _facts(config, metrics),
+        (held_out[0][1], held_out[-1][1]) if len(held_out) > 1 else None,
+        curve(held_out, train) if len(held_out) > 1 or len(train) > 1 else None,
+    )
+
+
+def _picture(samples: Path, line: dict[str, Any], weights: dict[str, float]) -> Picture:
+    rewards = line["rewards"]
+    known = [
+        weights.get(name, 1.0) * value
+        for name, value in rewards.items()
+        if value is not None and (not weights or name in weights)
+    ]
+    return Picture(line["step"], sum(known) if known else None, rewards, _data_url(samples / line["file"]))
+
+
+def _data_url(path: Path) -> str:
+    image = Image.open(path).convert("RGB")
+    image.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
+    buffer = io.BytesIO()
+    image.save(buffer, "WEBP", quality=90, method=6)
+    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def _facts(config: dict[str, Any], metrics: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Short facts of a run for the head of its section."""
+    if not config:
+        return []
+    train, algorithm = config["train"], config["algorithm"]
+    lines = [m for m in metrics if m["phase"] == "train"]
+    facts = [
+        ("model", config["model"]["path"]),
+        ("method", algorithm["preset"]),
+        ("weights", "full" if config["model"]["lora"] is None else f"LoRA rank {config['model']['lora']['rank']}"),
+        ("batch", f"{train['groups']} prompts × {train['group_size']} samples, {train['updates']} updates"),
+        ("rewards", ", ".join(use["name"] or use["use"] for use in config["rewards"])),
+        ("iterations", str(len(lines))),
+    ]
+    if lines:
+        seconds = sum(m["time/rollout"] + m["time/update"] for m in lines)
+        facts.append(("training", f"{int(seconds) // 60} min {int(seconds) % 60} s"))
+        facts.append(("model evaluations", f"{sum(m['cost/model_evaluations'] for m in lines):,}"))
+        facts.append(
+            ("largest drift", f"{max(m['policy/max_abs_log_ratio'] for m in lines):.0e}".replace("0e+00", "exactly 0"))
+        )
+    return facts

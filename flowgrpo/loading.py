@@ -1,0 +1,140 @@
+"""From what a user wrote to what runs: pipelines, policies, weights and rewards."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+
+from flowgrpo import shapes
+from flowgrpo.config import Config, Model, RewardUse
+from flowgrpo.errors import InputError, nearest
+from flowgrpo.policy import DiffusersPolicy
+from flowgrpo.prompts import Prompt
+from flowgrpo.weights import Weights, lora_config
+from rewards import Reward, RewardError
+from rewards import load as load_reward
+
+BUILT_IN = {"shapes": (shapes.PATH, shapes.CALL)}
+
+
+def load_pipeline(path: str, dtype: torch.dtype = torch.float32) -> DiffusionPipeline:
+    """The stock pipeline of a built-in name, a local folder or a hub id.
+
+    Raises:
+        InputError: there is no such model, or it cannot be loaded.
+    """
+    absent = dict.fromkeys(absent_components(path))
+    with _explained(path):
+        return DiffusionPipeline.from_pretrained(_place(path), dtype=dtype, **absent)
+
+
+def index_of(path: str) -> dict[str, Any]:
+    """A model's index (model_index.json): its class and its components, without their weights.
+
+    Raises:
+        InputError: there is no such model.
+    """
+    place = _place(path)
+    if not Path(place).is_dir() and not re.fullmatch(r"[\w.-]+/[\w.-]+", place):
+        raise InputError(
+            f"model.path: there is no folder {path!r} and no built-in model of that name, {nearest(path, BUILT_IN)}"
+        )
+    if Path(place).is_dir() and not (Path(place) / "model_index.json").is_file():
+        raise InputError(f"model.path: {path} is no diffusers pipeline, it has no model_index.json")
+    with _explained(path):
+        return dict(DiffusionPipeline.load_config(place))
+
+
+def absent_components(path: str) -> list[str]:
+    """Components that a saved pipeline was without (SD3 without T5): diffusers wants to be told so again."""
+    return [
+        name for name, kind in index_of(path).items() if isinstance(kind, (list, tuple)) and list(kind) == [None, None]
+    ]
+
+
+def _place(path: str) -> str:
+    return str(BUILT_IN[path][0]) if path in BUILT_IN else path
+
+
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """Turn what diffusers raises about a model that cannot be read into one sentence."""
+    try:
+        yield
+    except (OSError, ValueError, json.JSONDecodeError) as error:
+        where = "its folder" if Path(_place(path)).is_dir() else "the model hub"
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(
+            f"model.path: {path} could not be loaded from {where} ({type(error).__name__}: {reason})"
+        ) from error
+
+
+def load_policy(
+    path: str,
+    dtype: str = "float32",
+    call: dict[str, Any] | None = None,
+    device: torch.device | str | None = None,
+    **options: Any,
+) -> DiffusersPolicy:
+    """A pipeline as a policy; see `DiffusersPolicy` for `options`.
+
+    Args:
+        path: a built-in name, a local folder or a hub id.
+        dtype: `float32`, `bfloat16` or `float16`.
+        call: arguments for the pipeline's call; a built-in model has defaults.
+        device: by default the first GPU, if there is one.
+    """
+    pipe = load_pipeline(path, getattr(torch, dtype))
+    pipe.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return DiffusersPolicy(pipe, {**(BUILT_IN[path][1] if path in BUILT_IN else {}), **(call or {})}, **options)
+
+
+def policy_and_weights(config: Config, device: torch.device) -> tuple[DiffusersPolicy, Weights]:
+    """The policy of a config, with its trainable weights in place."""
+    model = config.model
+    full_in_half = model.lora is None and model.dtype != "float32"  # weights in float32, computing in half precision
+    policy = load_policy(
+        model.path,
+        model.dtype,
+        model.call,
+        device,
+        autocast=getattr(torch, model.dtype) if full_in_half else None,
+        text_encoders=model.text_encoders,
+    )
+    return policy, trainable(model, policy, config.train.ema, reference=config.algorithm.objective.kl.beta > 0)
+
+
+def trainable(model: Model, policy: DiffusersPolicy, ema: float | None, reference: bool = False) -> Weights:
+    """Unfreeze what a config trains: adapters on the policy's modules, or the modules whole."""
+    lora = model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, policy.modules)
+    return Weights(policy.modules, lora, ema, reference)
+
+
+def rewards(uses: Sequence[RewardUse], eval_uses: Sequence[RewardUse] = ()) -> tuple[list[Reward], list[Reward]]:
+    """Training and evaluation rewards of a config.
+
+    Raises:
+        RewardError: one cannot be found, or two share a name.
+    """
+    found = [[load_reward(use.use, use.weight, use.options, use.name) for use in part] for part in (uses, eval_uses)]
+    names = [reward.name for part in found for reward in part]
+    for name in names:
+        if names.count(name) > 1:
+            raise RewardError(f"two rewards are named {name!r}: give one of them another name, {{use: ..., name: ...}}")
+    return found[0], found[1]
+
+
+def check_rewards(rewards: Sequence[Reward], prompt: Prompt, call: dict[str, Any]) -> None:
+    """Call every reward on two synthetic pictures of the size that `call` asks for."""
+    height, width = (int(call.get(side) or 64) for side in ("height", "width"))
+    ramp = torch.linspace(0, 1, width).expand(height, width)
+    picture = torch.stack([ramp, ramp.flip(1), torch.full((height, width), 0.5)])
+    for reward in rewards:
+        reward.check(picture, prompt.text, prompt.columns)

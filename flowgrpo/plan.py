@@ -1,0 +1,125 @@
+"""What a run will do and cost, before it does it: axes, batch geometry, model evaluations. Loads no weights."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import diffusers
+import torch
+from diffusers import DiffusionPipeline
+
+from flowgrpo import loading, prompts
+from flowgrpo.config import Config
+from flowgrpo.errors import InputError
+from flowgrpo.policy import checked_call
+from samplers.schedule import linear_sigmas
+from samplers.trees import Root, grow
+
+
+def plan(config: Config) -> dict[str, Any]:
+    """The plan of a run, as `flowgrpo plan --format json` prints it; counts are of one iteration on all processes.
+
+    Model evaluations count samples: a batch of 8 is 8, and a guided step with two branches counts 2. The prediction grows
+    the real tree on states of one number, so it cannot differ from what growth does.
+
+    Raises:
+        InputError: the model, the prompts or the geometry are wrong.
+    """
+    train, algorithm = config.train, config.algorithm
+    call, branches = call_and_branches(config)
+    num_steps = call["num_inference_steps"]
+    tree = _dry_run(config, num_steps)
+    trained = [e for e in tree.evaluations if e.trained]
+    rolled, updated = (branches * sum(len(e.rows) for e in part) for part in (tree.evaluations, trained))
+    held_out = min(config.eval.prompts, len(prompts.load(config.prompts.eval, "prompts.eval")))
+    eval_steps = config.eval.call.get("num_inference_steps", num_steps)
+    return {
+        "preset": algorithm.preset,
+        "axes": {axis: getattr(algorithm, axis).name for axis in ("tree", "kernel", "credit", "baseline", "objective")},
+        "geometry": {
+            "groups": train.groups,
+            "group_size": train.group_size,
+            "samples": train.groups * train.group_size,
+            "updates": train.updates,
+            "micro_batch": train.micro_batch,
+            "steps": num_steps,
+            "guidance_branches": branches,
+            "trained_edges": sum(len(edges.nodes) for e in trained for edges in e.trained),
+            "update_batches": len(trained),
+        },
+        "model_evaluations": {
+            "rollout": rolled,
+            "update": updated * (2 if algorithm.objective.kl.beta > 0 else 1),
+        },
+        "decoded": len(tree.leaves),
+        "reward_calls": len(tree.leaves) * len(config.rewards),
+        "evaluation": {"model_evaluations": held_out * eval_steps * branches, "decoded": held_out},
+        "config": config.model_dump(mode="json"),
+    }
+
+
+def _dry_run(config: Config, num_steps: int):
+    train, algorithm = config.train, config.algorithm
+    roots = [
+        Root(group, index, None, group * train.updates // train.groups)
+        for group in range(train.groups)
+        for index in range(train.group_size)
+    ]
+    return grow(
+        algorithm.tree.plan(algorithm.kernel.kernel(), num_steps, config.run.seed, 0),
+        linear_sigmas(num_steps).tolist(),
+        roots,
+        (torch.zeros(len(roots), 1),),
+        lambda state, sigma, rows: state,
+        lambda shape, *address: torch.zeros(shape),
+        train.micro_batch,
+    )
+
+
+def call_and_branches(config: Config) -> tuple[dict[str, Any], int]:
+    """The pipeline's call arguments with `num_inference_steps` filled in, and how many samples a guided step evaluates."""
+    pipeline = pipeline_class(config.model.path)
+    call = {
+        **(loading.BUILT_IN[config.model.path][1] if config.model.path in loading.BUILT_IN else {}),
+        **config.model.call,
+    }
+    checked_call(pipeline, call)
+    parameters = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
+    call.setdefault("num_inference_steps", parameters["num_inference_steps"].default)
+    return call, guidance_branches(pipeline, call)
+
+
+def pipeline_class(path: str) -> type[DiffusionPipeline]:
+    """The class of a model, from its index alone.
+
+    Raises:
+        InputError: there is no such model, or diffusers has no such class.
+    """
+    name = loading.index_of(path).get("_class_name")
+    found = getattr(diffusers, str(name), None)
+    if found is None:
+        raise InputError(
+            f"model.path: diffusers {diffusers.__version__} has no pipeline class {name!r}, which {path} asks for"
+        )
+    return found
+
+
+def guidance_branches(pipeline: type, call: dict[str, Any]) -> int:
+    """How many samples the model evaluates for one guided sample: 2 under classifier-free guidance, otherwise 1.
+
+    Read off the class: its own property where it has one, and `true_cfg_scale` where the call takes it.
+    """
+    parameters = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
+    value = {name: call.get(name, p.default) for name, p in parameters.items()}
+    if "true_cfg_scale" in value:
+        negative = value.get("negative_prompt") is not None or value.get("negative_prompt_embeds") is not None
+        return 2 if (value["true_cfg_scale"] or 1) > 1 and negative else 1
+    own = getattr(pipeline, "do_classifier_free_guidance", None)
+    if isinstance(own, property) and value.get("guidance_scale") is not None:
+        try:
+            return 2 if own.fget(SimpleNamespace(_guidance_scale=value["guidance_scale"])) else 1
+        except AttributeError:  # it reads more of the pipeline than its scale
+            return 2 if value["guidance_scale"] > 1 else 1
+    return 1

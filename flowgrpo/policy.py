@@ -1,0 +1,272 @@
+"""The policy: what samples, and what is trained.
+
+A policy is a velocity field under conditions, with a start and a decoder. `DiffusersPolicy` is any diffusers flow pipeline,
+unmodified: our scheduler sits in it, and its own `__call__` runs for whatever slice of the schedule is asked for, so
+rollout and update are the same code on the same numbers. `FieldPolicy` is any `nn.Module` velocity field.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Protocol
+
+import torch
+from diffusers import DiffusionPipeline
+
+from flowgrpo.embeddings import EmbeddingCache
+from flowgrpo.errors import InputError, nearest
+from samplers.kernels import State
+from samplers.scheduler import FlowSDEScheduler
+
+OURS = ("prompt", "latents", "generator", "output_type", "return_dict", "num_images_per_prompt", "sigmas", "timesteps")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One condition: a prompt with the further columns of its row, and the seed of its initial noise.
+
+    `torch.Generator("cpu").manual_seed(seed)`, handed to the stock pipeline, starts from the same noise.
+    """
+
+    prompt: str
+    seed: int
+    columns: dict[str, Any] = field(default_factory=dict, hash=False)
+
+
+class Policy(Protocol):
+    """What growth, the update and the gallery ask of a model.
+
+    Attributes:
+        modules: the networks that compute the velocity, by name; these are trained.
+        sigmas: the schedule, float32 values from (about) 1 down to 0.
+        evaluations: how many samples the modules have processed so far; a guided sample in two branches counts 2.
+    """
+
+    modules: dict[str, torch.nn.Module]
+    sigmas: tuple[float, ...]
+    evaluations: int
+
+    def prepare(self, prompts: Sequence[str]) -> None:
+        """Do once what depends on prompts only, before training starts."""
+
+    def start(self, rows: Sequence[Row]) -> State:
+        """Initial states (B, ...) in the storage dtype, each from its row's seed alone."""
+
+    def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
+        """Velocity of each tensor of `state` at `sigma`; carries gradients unless under `torch.no_grad`."""
+
+    def decode(self, state: State, rows: Sequence[Row]) -> torch.Tensor:
+        """Samples of final states: float32 images (B, 3, H, W) in [0, 1], or what the model makes instead."""
+
+    def generate(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Decoded samples of whole ODE runs, as the user would get them."""
+
+    def calling(self, **call: Any) -> AbstractContextManager[None]:
+        """Other arguments of the model's call for a while, as evaluation may want them."""
+
+
+class DiffusersPolicy:
+    """An unmodified diffusers flow pipeline as the policy.
+
+    Args:
+        pipe: the pipeline; its scheduler is replaced, its text encoder calls are cached.
+        call: arguments for the pipeline's `__call__`, handed through as they are.
+        autocast: dtype in which the modules compute when it differs from that of their weights.
+        text_encoders: `keep`, `offload` or `free`; see `EmbeddingCache`.
+
+    Raises:
+        InputError: the pipeline is no flow pipeline, or `call` names an argument it does not have.
+    """
+
+    def __init__(
+        self,
+        pipe: DiffusionPipeline,
+        call: dict[str, Any] | None = None,
+        autocast: torch.dtype | None = None,
+        text_encoders: str = "keep",
+    ):
+        self.pipe, self.autocast = pipe, autocast
+        self.stock_scheduler = pipe.scheduler
+        try:
+            self.scheduler = FlowSDEScheduler.from_config(pipe.scheduler.config, kernel="ode")
+        except ValueError as error:
+            raise InputError(f"model.path: {type(pipe).__name__} cannot be trained here: {error}") from None
+        pipe.scheduler = self.scheduler
+        pipe.set_progress_bar_config(disable=True)
+        self._run = inspect.unwrap(type(pipe).__call__)  # without its torch.no_grad
+        self.call = checked_call(type(pipe), call or {})
+        self.embeddings = EmbeddingCache(pipe, text_encoders)
+        self.modules = {
+            name: module
+            for name, module in pipe.components.items()
+            if name.startswith("transformer") and isinstance(module, torch.nn.Module)
+        }
+        if not self.modules:
+            raise InputError(f"model.path: {type(pipe).__name__} has no transformer to train")
+        for component in pipe.components.values():
+            if isinstance(component, torch.nn.Module):
+                component.requires_grad_(False).eval()
+        self.evaluations = 0
+        for module in self.modules.values():
+            module.register_forward_pre_hook(self._count, with_kwargs=True)
+        self._sigmas: tuple[float, ...] | None = None
+
+    @property
+    def sigmas(self) -> tuple[float, ...]:
+        """The pipeline's own table for its call arguments; known once a row was started."""
+        if self._sigmas is None:
+            self.start([Row("", 0)])
+        return self._sigmas
+
+    @contextmanager
+    def calling(self, **call: Any) -> Iterator[None]:
+        """Other call arguments for a while, as evaluation may want them; None removes one."""
+        before, table = self.call, self._sigmas
+        merged = {k: v for k, v in {**before, **call}.items() if v is not None}
+        self.call, self._sigmas = checked_call(type(self.pipe), merged), None
+        try:
+            yield
+        finally:
+            self.call, self._sigmas = before, table
+
+    def prepare(self, prompts: Sequence[str]) -> None:
+        """Encode prompts and let the text encoders rest."""
+        for prompt in dict.fromkeys(prompts):
+            self.start([Row(prompt, 0)])
+        self.embeddings.rest()
+
+    def start(self, rows: Sequence[Row]) -> State:
+        """Initial states of the pipeline's own making, from each row's seed."""
+        state = self._slice(rows, range(0))
+        if self._sigmas is None:
+            self._sigmas = tuple(self.scheduler.sigmas.tolist())
+        return (state,)
+
+    def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
+        """What the pipeline hands to its scheduler at `sigma`: one step of its own loop."""
+        table = self.sigmas
+        steps = range(at := table.index(sigma), at + 1) if sigma in table else (sigma, 0.0)
+        self._slice(rows, steps, state)
+        return (self.scheduler.history.pop().velocity,)
+
+    @torch.no_grad()
+    def decode(self, state: State, rows: Sequence[Row]) -> torch.Tensor:
+        """The pipeline's own decoding of final states."""
+        return self._slice(rows, range(0), state, output_type="pt").float()
+
+    @torch.no_grad()
+    def generate(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Whole runs of the pipeline by ODE."""
+        return self._slice(rows, None, output_type="pt").float()
+
+    def sample(self, prompts: Sequence[str], seed: int = 0) -> torch.Tensor:
+        """Images float32 (B, 3, H, W) in [0, 1] of B prompts, by the pipeline's own ODE; prompt i starts from seed + i."""
+        return self.generate([Row(prompt, seed + i) for i, prompt in enumerate(prompts)])
+
+    def _slice(
+        self, rows: Sequence[Row], steps, state: State | None = None, output_type: str = "latent"
+    ) -> torch.Tensor:
+        """The pipeline's own call, iterating `steps` only.
+
+        Every call gets freshly seeded generators, so what a pipeline samples of its conditioning is the same each time.
+        """
+        self.scheduler.only(steps)
+        self.scheduler.recording = isinstance(steps, tuple) or (steps is not None and len(steps) > 0)
+        latents = {} if state is None else {"latents": state[0]}
+        device = self.pipe._execution_device.type
+        with torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None):
+            return self._run(
+                self.pipe,
+                prompt=[row.prompt for row in rows],
+                generator=[torch.Generator("cpu").manual_seed(row.seed) for row in rows],
+                output_type=output_type,
+                return_dict=False,
+                **latents,
+                **self.call,
+            )[0]
+
+    def _count(self, module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        batch = next(value for value in (*args, *kwargs.values()) if isinstance(value, (torch.Tensor, list)))
+        self.evaluations += len(batch)
+
+
+def checked_call(pipeline: type, call: dict[str, Any]) -> dict[str, Any]:
+    """`call`, if the pipeline takes all of it.
+
+    Raises:
+        InputError: an unknown argument, or one that is the policy's own business.
+    """
+    known = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
+    for name in call:
+        if name in OURS:
+            raise InputError(f"model.call.{name}: set by flowgrpo itself, remove it")
+        if name not in known:
+            choices = [k for k in known if k not in OURS and k != "self"]
+            raise InputError(f"model.call.{name}: {pipeline.__name__} has no such argument, {nearest(name, choices)}")
+    return dict(call)
+
+
+class FieldPolicy:
+    """Any velocity field as the policy: `field(x, sigma, rows)` with x (B, ...), sigma (B,) gives the velocity (B, ...).
+
+    Args:
+        field: the network.
+        shape: shape of one state, without the batch.
+        sigmas: the schedule, float32 values from 1 down to 0, as `samplers.schedule.linear_sigmas` makes them.
+        decode: states to samples; by default a state is its own sample.
+    """
+
+    def __init__(
+        self,
+        field: torch.nn.Module,
+        shape: Sequence[int],
+        sigmas: Sequence[float] | torch.Tensor,
+        decode: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ):
+        self.modules = {"field": field}
+        self.shape = tuple(shape)
+        self.sigmas = tuple(float(sigma) for sigma in sigmas)
+        self.evaluations = 0
+        self._decode = decode
+
+    def prepare(self, prompts: Sequence[str]) -> None:
+        """Nothing depends on prompts only."""
+
+    def calling(self, **call: Any) -> AbstractContextManager[None]:
+        """A field has no call arguments.
+
+        Raises:
+            InputError: some are given.
+        """
+        if call:
+            raise InputError(f"eval.call.{next(iter(call))}: a velocity field takes no call arguments")
+        return nullcontext()
+
+    def start(self, rows: Sequence[Row]) -> State:
+        """Standard normal states, from each row's seed."""
+        device = next(self.modules["field"].parameters()).device
+        noise = [torch.randn(self.shape, generator=torch.Generator().manual_seed(row.seed)) for row in rows]
+        return (torch.stack(noise).to(device),)
+
+    def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
+        """The field at `sigma`."""
+        (x,) = state
+        self.evaluations += len(x)
+        return (self.modules["field"](x, torch.full((len(x),), sigma, device=x.device), rows),)
+
+    @torch.no_grad()
+    def decode(self, state: State, rows: Sequence[Row]) -> torch.Tensor:
+        """The given decoder, or the states themselves."""
+        return state[0].float() if self._decode is None else self._decode(state[0])
+
+    @torch.no_grad()
+    def generate(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Whole runs by Euler's method."""
+        (x,) = self.start(rows)
+        for sigma, following in pairwise(self.sigmas):
+            x = x + self.velocity((x,), sigma, rows)[0] * (following - sigma)
+        return self.decode((x,), rows)

@@ -1,0 +1,118 @@
+"""One run from its configuration: check everything, prepare the folder, train, and leave a gallery."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+
+from flowgrpo import config, loading, prompts, report
+from flowgrpo.config import Config
+from flowgrpo.errors import InputError
+from flowgrpo.gallery import write_gallery
+from flowgrpo.policy import DiffusersPolicy
+from flowgrpo.trainer import Trainer
+
+MAY_DIFFER = ("train.iterations", "run.", "eval.", "eval_rewards")  # between a run and its resumption
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its folder, its metric lines, and the policy with the weights that evaluation uses (the average)."""
+
+    folder: Path
+    metrics: list[dict[str, Any]]
+    policy: DiffusersPolicy
+
+
+def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Run:
+    """Run a config file with overrides.
+
+    Raises:
+        InputError, RewardError: the input is wrong; nothing expensive has happened.
+        Interrupted: asked to stop; a checkpoint is written.
+    """
+    return train_config(config.load(path, overrides))
+
+
+def train_config(settings: Config) -> Run:
+    """Run a configuration; see `train`."""
+    train_prompts = prompts.load(settings.prompts.train, "prompts.train")
+    eval_prompts = prompts.load(settings.prompts.eval, "prompts.eval")[: settings.eval.prompts]
+    rewards, eval_rewards = loading.rewards(settings.rewards, settings.eval_rewards)
+    for prompt in (train_prompts[0], eval_prompts[0]):
+        loading.check_rewards([*rewards, *eval_rewards], prompt, settings.model.call)
+    folder = settings.run.folder
+    _check_folder(settings, folder)
+
+    accelerator = Accelerator(log_with=settings.run.trackers or None, project_dir=str(folder))
+    set_seed(settings.run.seed)
+    policy, weights = loading.policy_and_weights(settings, accelerator.device)
+    settings.algorithm.tree.plan(settings.algorithm.kernel.kernel(), len(policy.sigmas) - 1, settings.run.seed, 0)
+    for reward in (*rewards, *eval_rewards):
+        if hasattr(reward.function, "to"):
+            reward.function.to(accelerator.device)
+
+    accelerator.wait_for_everyone()  # nobody makes the folder before all have looked for it
+    if accelerator.is_main_process:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(config.dumped(settings))
+        (folder / "environment.json").write_text(json.dumps(report.environment(accelerator), indent=1) + "\n")
+    accelerator.wait_for_everyone()
+    trainer = Trainer(
+        settings, policy, weights, rewards, train_prompts, eval_prompts, eval_rewards, folder, accelerator
+    )
+    if settings.run.resume:
+        trainer.resume()
+    if settings.run.trackers:
+        accelerator.init_trackers("flowgrpo", config=settings.model_dump(mode="json"))
+    visited = [
+        p.text for i in range(trainer.done, settings.train.iterations) for p in _visited(settings, train_prompts, i)
+    ]
+    policy.prepare([*visited, *(prompt.text for prompt in eval_prompts)])
+    try:
+        trainer.run()
+    finally:
+        accelerator.end_training()
+    with torch.no_grad():
+        for p, average in zip(weights.parameters, weights.average or weights.parameters, strict=True):
+            p.copy_(average)
+    if accelerator.is_main_process:
+        write_gallery([folder], folder / "gallery.html")
+    return Run(folder, trainer.report.lines, policy)
+
+
+def _visited(settings: Config, all_prompts: list[prompts.Prompt], iteration: int) -> list[prompts.Prompt]:
+    return prompts.for_iteration(all_prompts, settings.train.groups, settings.run.seed, iteration)
+
+
+def _check_folder(settings: Config, folder: Path) -> None:
+    """Refuse to overwrite a run, and to resume one that is not there or was another."""
+    if not settings.run.resume:
+        if folder.exists():
+            raise InputError(
+                f"run.name: {folder} exists already; set run.resume=true to go on with it, or another run.name"
+            )
+        return
+    if not (folder / "config.yaml").is_file():
+        raise InputError(f"run.resume: there is no run in {folder}")
+    before = _flat(config.load(folder / "config.yaml").model_dump())
+    now = _flat(settings.model_dump())
+    for key in sorted({*before, *now}):
+        if before.get(key) != now.get(key) and not key.startswith(MAY_DIFFER):
+            raise InputError(
+                f"run.resume: {key} was {before.get(key)!r} in {folder} and is {now.get(key)!r} now; "
+                "a run goes on as it began"
+            )
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(values, dict) or not values:
+        return {prefix: values}
+    return {k: v for name, inner in values.items() for k, v in _flat(inner, f"{prefix}.{name}".lstrip(".")).items()}

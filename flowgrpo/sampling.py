@@ -1,0 +1,54 @@
+"""Sampling to a folder: pictures of prompts by a model, with an adapter or without, and a manifest of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flowgrpo import loading, prompts
+from flowgrpo.errors import InputError
+from flowgrpo.evaluate import Sample, manifest_line, save_image
+from flowgrpo.policy import Row
+
+BATCH = 16
+
+
+def sample_to_folder(
+    model: str,
+    texts: Sequence[str] | None,
+    prompts_file: str | None,
+    out: Path,
+    call: dict[str, Any],
+    adapter: Path | None,
+    seed: int,
+    dtype: str,
+) -> list[dict[str, Any]]:
+    """Sample every prompt once, prompt i from seed + i; returns the manifest's lines.
+
+    Raises:
+        InputError: there is no such model, adapter or prompt file, or `out` holds samples already.
+    """
+    rows = [
+        Row(text, seed + i) for i, text in enumerate(texts or [p.text for p in prompts.load(prompts_file, "--prompts")])
+    ]
+    if (out / "manifest.jsonl").exists():
+        raise InputError(f"--out {out}: holds samples already (manifest.jsonl), choose another folder")
+    if adapter is not None and not (adapter / "pytorch_lora_weights.safetensors").is_file():
+        raise InputError(
+            f"--adapter {adapter}: there is no pytorch_lora_weights.safetensors, which flowgrpo export writes"
+        )
+    policy = loading.load_policy(model, dtype, call)
+    if adapter is not None:
+        policy.pipe.load_lora_weights(str(adapter))
+    out.mkdir(parents=True, exist_ok=True)
+    lines = []
+    with (out / "manifest.jsonl").open("w") as manifest:
+        for at in range(0, len(rows), BATCH):
+            for row, image in zip(rows[at : at + BATCH], policy.generate(rows[at : at + BATCH]), strict=False):
+                file = f"{len(lines):04d}.png"
+                save_image(image, out / file)
+                lines.append(manifest_line(file, Sample(len(lines), row, {}, None), 0))
+                manifest.write(json.dumps(lines[-1]) + "\n")
+    return lines

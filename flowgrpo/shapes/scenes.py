@@ -1,0 +1,119 @@
+"""Pictures and captions of the embedded world: what the small model is trained on and what it is asked for.
+
+A scene is one to four flat shapes on paper, drawn with anti-aliased edges by their signed distance. The vocabulary and
+the grammar belong to the reward (`rewards/shapes.py`), which has to read them back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+
+from rewards.shapes import BACKGROUND, COLOURS, COUNTS, RELATIONS, SHAPES, parse
+
+SIZE = 64  # pixels
+RADII = (7.0, 8.5)  # half the height of an object, in pixels
+JITTER = 1.0  # most that an object lies off the centre of its cell, in pixels
+UNSEEN = (("green", "circle"), ("purple", "triangle"))  # colour and shape pairs that no training caption names
+
+Kind = tuple[str, str]  # (colour, shape)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One object of a scene: its kind, centre (x, y) and half height in pixels."""
+
+    kind: Kind
+    x: float
+    y: float
+    radius: float
+
+
+def _phrase(count: int, kind: Kind) -> str:
+    word = next(word for word, number in COUNTS.items() if number == count)
+    return f"{word} {kind[0]} {kind[1]}{'s' if count > 1 else ''}"
+
+
+def every_caption() -> list[str]:
+    """All captions: one phrase, two joined by "and", or two single objects in a relation; at most 4 objects."""
+    kinds = [(colour, shape) for colour in COLOURS for shape in SHAPES]
+    pairs = list(permutations(kinds, 2))
+    return [
+        *(_phrase(count, kind) for kind in kinds for count in (1, 2, 3, 4)),
+        *(f"{_phrase(i, a)} and {_phrase(j, b)}" for a, b in pairs for i in (1, 2, 3) for j in (1, 2, 3) if i + j <= 4),
+        *(f"{_phrase(1, a)} {relation} {_phrase(1, b)}" for a, b in pairs for relation in RELATIONS),
+    ]
+
+
+def names_unseen(caption: str) -> bool:
+    """Whether a caption names a colour and shape that never meet in training."""
+    return any(kind in UNSEEN for kind in parse(caption).objects)
+
+
+def is_held_out(caption: str) -> bool:
+    """Whether a caption is kept from all training: it names an unseen pair, or its own hash falls in 40 parts of 256."""
+    return names_unseen(caption) or hashlib.blake2b(caption.encode(), digest_size=1).digest()[0] < 40
+
+
+def captions(split: str) -> list[str]:
+    """The captions of the split `train` (1,024) or `eval` (256), always the same ones in the same order.
+
+    One quarter of the `eval` captions name a colour and shape that never meet in training; the others join known kinds
+    in a caption that was never trained on.
+    """
+    shuffled = np.random.default_rng(0).permutation(every_caption()).tolist()
+    if split == "train":
+        return [c for c in shuffled if not is_held_out(c)][:1024]
+    unseen = [c for c in shuffled if names_unseen(c)][:64]
+    known = [c for c in shuffled if is_held_out(c) and not names_unseen(c)][:192]
+    return [c for i in range(64) for c in (*known[3 * i : 3 * i + 3], unseen[i])]
+
+
+def arrange(caption: str, rng: np.random.Generator) -> list[Drawn]:
+    """Place the caption's objects at random on a loose 3 x 3 grid, in the relation it names."""
+    asked = parse(caption)
+    while True:
+        cells = rng.choice(9, sum(asked.objects.values()), replace=False)
+        objects = [
+            Drawn(
+                kind,
+                *((np.array(divmod(cell, 3)) + 0.5) * SIZE / 3 + rng.uniform(-JITTER, JITTER, 2)),
+                rng.uniform(*RADII),
+            )
+            for kind, cell in zip(asked.objects.elements(), cells, strict=True)
+        ]
+        if _in_relation(objects, asked.relation):
+            return objects
+
+
+def _in_relation(objects: list[Drawn], relation) -> bool:
+    if relation is None:
+        return True
+    along = np.array(RELATIONS[relation[1]])
+    offset = np.array([objects[0].x - objects[1].x, objects[0].y - objects[1].y])
+    return offset @ along > np.abs(offset @ along[::-1])  # the named direction is the dominant one
+
+
+def draw(objects: list[Drawn]) -> np.ndarray:
+    """The scene as float32 (3, 64, 64) in [0, 1]."""
+    y, x = np.mgrid[0:SIZE, 0:SIZE].astype(np.float32) + 0.5
+    image = np.broadcast_to(np.array(BACKGROUND, np.float32)[:, None, None], (3, SIZE, SIZE)).copy()
+    for o in objects:
+        cover = np.clip(0.5 - _signed_distance(o, x, y), 0, 1)
+        image += cover * (np.array(COLOURS[o.kind[0]], np.float32)[:, None, None] - image)
+    return image
+
+
+def _signed_distance(o: Drawn, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    dx, dy = x - o.x, y - o.y
+    if o.kind[1] == "circle":
+        return np.hypot(dx, dy) - o.radius
+    if o.kind[1] == "square":
+        side = o.radius * 0.9
+        return np.maximum(np.abs(dx), np.abs(dy)) - side
+    # An upright triangle in a box of 2 r: two slanted sides of slope 2, and the base.
+    slanted = (2 * np.abs(dx) - (dy + o.radius)) / np.sqrt(5)
+    return np.maximum(slanted, dy - o.radius)

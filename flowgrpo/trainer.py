@@ -1,0 +1,301 @@
+"""The one loop: rollout -> score -> credit -> update -> log -> checkpoint.
+
+It asks a policy for velocities, the five axes for a plan, units, advantages and a loss, and never which method that is.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+from flowgrpo import checkpoint
+from flowgrpo import prompts as prompts_of
+from flowgrpo.advantage import combined, zero_std_fraction
+from flowgrpo.config import Config
+from flowgrpo.evaluate import SampleFolder, evaluate, weighted
+from flowgrpo.policy import Policy, Row
+from flowgrpo.prompts import Prompt
+from flowgrpo.report import Report, peak_bytes
+from flowgrpo.rollout import Rollout, rollout
+from flowgrpo.update import Credited, Measured, step
+from flowgrpo.weights import Weights
+from rewards import Reward
+from samplers import noise
+from samplers.trees import Root
+
+
+class Interrupted(Exception):
+    """The run was asked to stop, and stopped after a whole iteration with a checkpoint of step `step`."""
+
+    def __init__(self, step: int):
+        super().__init__(f"interrupted after step {step}")
+        self.step = step
+
+
+class Trainer:
+    """One run over a policy.
+
+    Args:
+        config: numbers and choices.
+        policy: what is trained; its modules get adapters or are unfrozen here.
+        rewards: trained on, by their weighted sum.
+        train_prompts, eval_prompts: rows of prompts; without eval prompts nothing is evaluated.
+        eval_rewards: watched only.
+        folder: the run's folder, which exists.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        policy: Policy,
+        weights: Weights,
+        rewards: Sequence[Reward],
+        train_prompts: Sequence[Prompt],
+        eval_prompts: Sequence[Prompt] = (),
+        eval_rewards: Sequence[Reward] = (),
+        folder: Path | None = None,
+        accelerator: Accelerator | None = None,
+    ):
+        self.config, self.policy, self.weights = config, policy, weights
+        self.rewards, self.eval_rewards = list(rewards), list(eval_rewards)
+        self.train_prompts, self.eval_prompts = train_prompts, eval_prompts[: config.eval.prompts]
+        self.folder = folder or config.run.folder
+        self.accelerator = accelerator or Accelerator()
+        settings = config.train.optimizer
+        self.optimizer = torch.optim.AdamW(
+            weights.parameters,
+            lr=config.train.learning_rate,
+            betas=tuple(settings.betas),
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+        )
+        self.reward_weights = torch.tensor([reward.weight for reward in rewards], dtype=torch.float64)
+        self.done = 0  # iterations
+        self.report = Report(self.folder, self.accelerator, config.train.iterations)
+        self.samples = SampleFolder(self.folder)
+
+    def resume(self) -> None:
+        """Go back to the latest checkpoint of the folder, or to the start if it has none, and forget what came after."""
+        checkpoints = self.folder / "checkpoints"
+        if checkpoint.steps(checkpoints):
+            latest = checkpoint.find(checkpoints)
+            self.done = checkpoint.load(latest, self.weights, self.optimizer, self.accelerator.process_index)
+        self.report.forget_after(self.done if self.done else -1)
+        if self.accelerator.is_main_process:
+            self.samples.forget_after(self.done if self.done else -1)
+
+    def run(self) -> None:
+        """Train to the last iteration.
+
+        Raises:
+            Interrupted: Ctrl-C or SIGTERM came; the iteration was finished and a checkpoint written.
+        """
+        train, run = self.config.train, self.config.run
+        with self.report, _stop_requests() as stop:
+            self.report.start(self.done)
+            if self.done == 0:
+                self._evaluate()
+            while self.done < train.iterations:
+                line = self._iterate()
+                self.done += 1
+                self.report.write({"step": self.done, "phase": "train", **line})
+                last = self.done == train.iterations
+                if self.done % self.config.eval.every == 0 or last:
+                    self._evaluate()
+                stopping = bool(self._sum(torch.tensor(float(stop.is_set))) > 0)
+                if self.done % run.checkpoint.every == 0 or last or stopping:
+                    self._checkpoint()
+                if stopping and not last:
+                    raise Interrupted(self.done)
+
+    def _iterate(self) -> dict[str, Any]:
+        config, iteration = self.config, self.done
+        started, evaluations = time.perf_counter(), self.policy.evaluations
+        plan = config.algorithm.tree.plan(
+            config.algorithm.kernel.kernel(), len(self.policy.sigmas) - 1, config.run.seed, iteration
+        )
+        rolled = rollout(
+            self.policy, plan, self._roots(), self.rewards, config.train.micro_batch, config.run.seed, iteration
+        )
+        rollout_evaluations = self.policy.evaluations - evaluations
+        rolled_out = time.perf_counter()
+        credited, seen = self._credit(rolled)
+        measured = []
+        for part in range(config.train.updates):
+            measured.append(
+                step(
+                    self.policy,
+                    self.weights,
+                    self.optimizer,
+                    config.algorithm.objective,
+                    credited,
+                    part,
+                    config.train.max_grad_norm,
+                    self._sum,
+                )
+            )
+        update_evaluations = self.policy.evaluations - evaluations - rollout_evaluations
+        return {
+            **seen,
+            **self._policy_metrics(measured),
+            **self._counts(rollout_evaluations, update_evaluations, measured, len(rolled.tree.leaves)),
+            "time/rollout": rolled_out - started,
+            "time/reward": rolled.scores.seconds,
+            "time/update": time.perf_counter() - rolled_out,
+            "memory/peak_bytes": peak_bytes(self.accelerator.device),
+        }
+
+    def _roots(self) -> list[Root]:
+        """This process's roots of the iteration. Groups are integers, and every process has as many of each part."""
+        train, seed, tree = self.config.train, self.config.run.seed, self.config.algorithm.tree
+        chosen = prompts_of.for_iteration(self.train_prompts, train.groups, seed, self.done)
+        per_part = train.groups // train.updates
+        roots = []
+        for part in range(train.updates):
+            for group in range(part * per_part, (part + 1) * per_part):
+                if group % self.accelerator.num_processes != self.accelerator.process_index:
+                    continue
+                for index in range(train.group_size):
+                    start = 0 if tree.start == "shared" else index
+                    drawn = noise.seed(seed, "start", self.done, group, start)
+                    row = Row(chosen[group].text, drawn, chosen[group].columns)
+                    roots.append(Root(group, index, row, part))
+        return roots
+
+    def _credit(self, rolled: Rollout) -> tuple[Credited, dict[str, Any]]:
+        """Advantages over the units of all processes, and what the rewards looked like."""
+        units = self.config.algorithm.credit.units(rolled.tree, rolled.scores.values)
+        own = (combined(units.values, self.reward_weights), units.comparison, rolled.scores)
+        everyone = gather_object([own])
+        values = torch.cat([v for v, _, _ in everyone])
+        comparison = torch.cat([c for _, c, _ in everyone])
+        advantages = self.config.algorithm.baseline.advantages(values, comparison)
+        before = sum(len(v) for v, _, _ in everyone[: self.accelerator.process_index])
+        mine = advantages[before : before + len(own[0])]
+
+        rewards = torch.cat([scores.values for _, _, scores in everyone])
+        total = combined(rewards, self.reward_weights)
+        named = {f"reward/{r.name}/mean": _mean(rewards[:, k]) for k, r in enumerate(self.rewards)}
+        finite = total[total.isfinite()]
+        seen = {
+            "reward/mean": _mean(total),
+            "reward/std": float(finite.std(correction=0)) if len(finite) else None,
+            **named,
+            "reward/lost": int(sum(scores.lost.sum() for _, _, scores in everyone)),
+            "groups/zero_std_fraction": zero_std_fraction(values, comparison),
+        }
+        known = replace(units, weight=units.weight * own[0].isfinite())  # a dropped sample's edges weigh nothing
+        return Credited(rolled.tree, known, mine), seen
+
+    def _policy_metrics(self, measured: list[Measured]) -> dict[str, Any]:
+        everyone = gather_object([measured])
+        every = [m for own in everyone for m in own]
+        edges = max(1, sum(m.edges for m in every))
+        kls = [m.kl for m in every if m.kl is not None]
+        return {
+            "policy/max_abs_log_ratio": max(own[0].drift for own in everyone),
+            "policy/mean_abs_log_ratio": sum(m.ratio for m in every) / edges,
+            "policy/clip_fraction": sum(m.clipped for m in every) / edges,
+            "policy/kl": sum(kls) / edges if kls else None,
+            "policy/grad_norm": max(m.grad_norm for m in measured),
+        }
+
+    def _counts(self, rolled: int, updated: int, measured: list[Measured], leaves: int) -> dict[str, int]:
+        own = torch.tensor([rolled, updated, sum(m.edges for m in measured), leaves], dtype=torch.float64)
+        rolled, updated, edges, leaves = (int(n) for n in self._sum(own))
+        return {
+            "cost/model_evaluations": rolled + updated,
+            "cost/rollout_evaluations": rolled,
+            "cost/update_evaluations": updated,
+            "cost/trained_edges": edges,
+            "cost/decoded": leaves,
+        }
+
+    def _evaluate(self) -> None:
+        if not self.eval_prompts:
+            return
+        started = time.perf_counter()
+        with self.weights.averaged(), self.policy.calling(**self.config.eval.call):
+            samples = evaluate(
+                self.policy,
+                self.eval_prompts,
+                [*self.rewards, *self.eval_rewards],
+                self.config.train.micro_batch,
+                self.accelerator,
+                keep=self.config.eval.save,
+            )
+        totals = torch.tensor([_nan(weighted(sample, self.rewards)) for sample in samples], dtype=torch.float64)
+        named = {
+            f"reward/{r.name}/mean": _mean(torch.tensor([_nan(sample.rewards[r.name]) for sample in samples]))
+            for r in (*self.rewards, *self.eval_rewards)
+        }
+        finite = totals[totals.isfinite()]
+        self.report.write(
+            {
+                "step": self.done,
+                "phase": "eval",
+                "reward/mean": _mean(totals),
+                "reward/std": float(finite.std(correction=0)) if len(finite) else None,
+                **named,
+                "time/eval": time.perf_counter() - started,
+            }
+        )
+        if self.accelerator.is_main_process:
+            self.samples.write(samples, self.done)
+
+    def _checkpoint(self) -> None:
+        states = gather_object([checkpoint.random_state()])
+        if self.accelerator.is_main_process:
+            folder, keep = self.folder / "checkpoints", self.config.run.checkpoint.keep
+            checkpoint.save(folder, self.done, self.weights, self.optimizer, states, keep)
+        self.accelerator.wait_for_everyone()
+
+    def _sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum over the processes."""
+        if self.accelerator.num_processes == 1:
+            return tensor
+        return self.accelerator.reduce(tensor.to(self.accelerator.device), "sum")
+
+
+class _Stop:
+    is_set = False
+
+
+@contextmanager
+def _stop_requests() -> Iterator[_Stop]:
+    """Note Ctrl-C and SIGTERM instead of dying of them; the second Ctrl-C interrupts at once."""
+    stop = _Stop()
+
+    def ask(number: int, frame: object) -> None:
+        if stop.is_set and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.is_set = True
+
+    try:
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread, where nobody presses Ctrl-C
+        before = {}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _nan(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+def _mean(values: torch.Tensor) -> float | None:
+    """Mean of the finite values; None if there is none."""
+    finite = values[values.isfinite()]
+    return float(finite.mean()) if len(finite) else None

@@ -1,0 +1,135 @@
+"""The update: replay the evaluations of a rollout with gradient, and take one optimizer step per part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from flowgrpo.axes import Choice
+from flowgrpo.credit import Units
+from flowgrpo.objectives import Terms
+from flowgrpo.policy import Policy
+from flowgrpo.weights import Weights
+from samplers.kernels import log_prob
+from samplers.trees import Edges, Evaluation, Tree, edge_transition
+
+
+@dataclass
+class Measured:
+    """Sums over the edges of one optimizer step, on this process.
+
+    Attributes:
+        edges: how many were trained.
+        drift: largest |log ratio|; before the first update of an iteration it must be 0.
+        ratio: sum of |log ratio|.
+        clipped: how many the clip stopped.
+        kl: sum of the divergence from the reference, None if none is computed.
+        grad_norm: of the whole gradient, before it is cut.
+    """
+
+    edges: int = 0
+    drift: float = 0.0
+    ratio: float = 0.0
+    clipped: int = 0
+    kl: float | None = None
+    grad_norm: float = 0.0
+
+
+@dataclass(frozen=True)
+class Credited:
+    """A rollout's tree with what its edges are worth: units, and the advantage of each."""
+
+    tree: Tree
+    units: Units
+    advantages: torch.Tensor
+
+    def weights(self, edges: Edges) -> torch.Tensor:
+        """Weight (E,) of edges in the loss."""
+        return self.units.weight[self.units.of_edge[edges.nodes]]
+
+
+def step(
+    policy: Policy,
+    weights: Weights,
+    optimizer: torch.optim.Optimizer,
+    objective: Choice,
+    credited: Credited,
+    part: int,
+    max_grad_norm: float,
+    reduce: Callable[[torch.Tensor], torch.Tensor],
+) -> Measured:
+    """One optimizer step on the edges of one part; none if no edge of it weighs anything.
+
+    The unit of the update is a rollout evaluation: same rows, same order. The loss is the weighted mean over all edges of
+    the part, on all processes.
+
+    Args:
+        reduce: sum of a tensor over the processes.
+    """
+    evaluations = [e for e in credited.tree.evaluations if e.part == part and e.trained]
+    own = sum(float(credited.weights(edges).sum()) for e in evaluations for edges in e.trained)
+    total = float(reduce(torch.tensor(own, dtype=torch.float64)))
+    measured = Measured()
+    if total == 0:
+        return measured
+    optimizer.zero_grad(set_to_none=True)
+    for evaluation in evaluations:
+        loss = _loss(policy, weights, objective, credited, evaluation, measured)
+        (loss / total).backward()
+    for p in weights.parameters:
+        if p.grad is not None:
+            p.grad = reduce(p.grad)
+    measured.grad_norm = float(torch.nn.utils.clip_grad_norm_(weights.parameters, max_grad_norm))
+    optimizer.step()
+    weights.after_update()
+    return measured
+
+
+def _loss(policy, weights, objective, credited: Credited, evaluation: Evaluation, measured: Measured) -> torch.Tensor:
+    """Weighted sum of the loss of an evaluation's edges."""
+    beta = objective.kl.beta
+    state, sigma = evaluation.state, evaluation.sigma
+    reference = None
+    if beta > 0:
+        with torch.no_grad(), weights.reference():
+            reference = policy.velocity(state, sigma, evaluation.rows)
+    velocity = policy.velocity(state, sigma, evaluation.rows)
+    loss = torch.zeros((), device=state[0].device)
+    for edges in evaluation.trained:
+        terms = _terms(credited, evaluation, edges, velocity, reference)
+        per_edge = objective.loss(terms)
+        if beta > 0:
+            divergence = objective.divergence(terms)
+            per_edge = per_edge + beta * divergence
+            measured.kl = (measured.kl or 0.0) + float(divergence.detach().sum())
+        loss = loss + (per_edge * credited.weights(edges).to(per_edge)).sum()
+        _measure(terms, objective, measured)
+    return loss
+
+
+def _terms(credited: Credited, evaluation: Evaluation, edges: Edges, velocity, reference) -> Terms:
+    state, sigma, cap = evaluation.state, evaluation.sigma, credited.tree.sigma_cap
+    mean, std = edge_transition(edges, sigma, state, velocity, cap)
+    rows = edges.rows.to(state[0].device)
+    return Terms(
+        log_prob=log_prob(edges.next_state, mean, std, edges.move.kernel.log_prob),
+        old_log_prob=edges.log_prob,
+        advantage=credited.advantages[credited.units.of_edge[edges.nodes]].to(edges.log_prob),
+        mean=mean,
+        std=std,
+        step_size=sigma - edges.sigma_next,
+        velocity=tuple(v[rows] for v in velocity),
+        reference_mean=None if reference is None else edge_transition(edges, sigma, state, reference, cap)[0],
+        reference_velocity=None if reference is None else tuple(v[rows] for v in reference),
+    )
+
+
+@torch.no_grad()
+def _measure(terms: Terms, objective: Choice, measured: Measured) -> None:
+    gap = (terms.log_prob - terms.old_log_prob).abs()
+    measured.edges += len(gap)
+    measured.drift = max(measured.drift, float(gap.max()))
+    measured.ratio += float(gap.sum())
+    measured.clipped += int(objective.clipped(terms).sum())

@@ -1,0 +1,146 @@
+"""The weights being trained: LoRA adapters or whole networks, their average, and the reference they started from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+
+from flowgrpo.errors import InputError
+
+# The attention projections of diffusers' transformers, of the image and of the text stream.
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+
+
+class Weights:
+    """What the optimizer moves, in named modules.
+
+    Args:
+        modules: networks by name. With LoRA they get adapters and stay frozen otherwise; without, all of them is trained
+            in float32.
+        lora: rank, alpha and target names, or None for full fine-tuning.
+        ema: decay of the average, warmed up as min((1 + t) / (10 + t), ema); None keeps none.
+        reference: whether `reference()` will be needed; full fine-tuning keeps a frozen copy only then.
+    """
+
+    def __init__(
+        self,
+        modules: dict[str, torch.nn.Module],
+        lora: LoraConfig | None,
+        ema: float | None = None,
+        reference: bool = False,
+    ):
+        self.modules, self.lora, self.decay = modules, lora, ema
+        for module in modules.values():
+            if lora is None:
+                module.to(torch.float32).requires_grad_(True)
+            else:
+                inject_adapter_in_model(lora, module)
+                for p in module.parameters():
+                    p.data = p.data.float() if p.requires_grad else p.data  # adapters learn in float32 on any base
+        self.named = {
+            f"{name}.{path}": p
+            for name, module in modules.items()
+            for path, p in module.named_parameters()
+            if p.requires_grad
+        }
+        self.updates = 0
+        self.average = [p.detach().clone() for p in self.parameters] if ema is not None else None
+        self._start = [p.detach().clone() for p in self.parameters] if reference and lora is None else None
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The trained tensors, in a fixed order."""
+        return list(self.named.values())
+
+    @torch.no_grad()
+    def after_update(self) -> None:
+        """Move the average after an optimizer step."""
+        if self.average is not None:
+            decay = min((1 + self.updates) / (10 + self.updates), self.decay)
+            for slow, p in zip(self.average, self.parameters, strict=True):
+                slow.lerp_(p, 1 - decay)
+        self.updates += 1
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Compute with the average, if one is kept."""
+        with self._swapped(self.average if self.average is not None else self.parameters):
+            yield
+
+    @contextmanager
+    def reference(self) -> Iterator[None]:
+        """Compute as before training: adapters off, or the frozen copy in place."""
+        if self.lora is None:
+            with self._swapped(self._start):
+                yield
+            return
+        layers = [m for module in self.modules.values() for m in module.modules() if isinstance(m, BaseTunerLayer)]
+        for layer in layers:
+            layer.enable_adapters(False)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.enable_adapters(True)
+
+    @contextmanager
+    def _swapped(self, values: Sequence[torch.Tensor]) -> Iterator[None]:
+        own = [p.data for p in self.parameters]
+        for p, value in zip(self.parameters, values, strict=True):
+            p.data = value.data
+        try:
+            yield
+        finally:
+            for p, value in zip(self.parameters, own, strict=True):
+                p.data = value
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The trained tensors and their average, by name."""
+        tensors = {name: p.data for name, p in self.named.items()}
+        if self.average is not None:
+            tensors |= {f"average.{name}": slow for name, slow in zip(self.named, self.average, strict=True)}
+        return tensors
+
+    @torch.no_grad()
+    def load(self, tensors: dict[str, torch.Tensor], updates: int) -> None:
+        """Take over what `tensors` returned, after `updates` optimizer steps.
+
+        Raises:
+            InputError: the names or shapes are of another run.
+        """
+        own = self.tensors()
+        if {k: v.shape for k, v in own.items()} != {k: v.shape for k, v in tensors.items()}:
+            raise InputError("the checkpoint's weights are not of this model and LoRA configuration")
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+        self.updates = updates
+
+    def adapter_state(self, module: str) -> dict[str, torch.Tensor]:
+        """The LoRA tensors of one module under peft's names, as diffusers saves them."""
+        return get_peft_model_state_dict(self.modules[module], adapter_name="default")
+
+
+def lora_config(
+    rank: int, alpha: float, targets: str | Sequence[str], modules: dict[str, torch.nn.Module]
+) -> LoraConfig:
+    """A Gaussian-initialised LoRA on the named layers; `auto` takes the attention projections.
+
+    Raises:
+        InputError: no layer of the modules bears one of the names.
+    """
+    names = ATTENTION if targets == "auto" else tuple(targets)
+    paths = [
+        path for module in modules.values() for path, m in module.named_modules() if isinstance(m, torch.nn.Linear)
+    ]
+    found = [name for name in names if any(path == name or path.endswith("." + name) for path in paths)]
+    missing = [name for name in names if name not in found]
+    if not found or (missing and targets != "auto"):
+        ends = sorted({path.split(".")[-1] for path in paths if not path.split(".")[-1].isdigit()})
+        raise InputError(
+            f"model.lora.targets: no linear layer is named {(missing or names)[0]!r}, there are {', '.join(ends)}"
+        )
+    return LoraConfig(r=rank, lora_alpha=alpha, target_modules=found, init_lora_weights="gaussian")

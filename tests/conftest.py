@@ -1,0 +1,37 @@
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path.insert(0, str(Path(__file__).parent))  # for `import tiny`
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """A folder with a tiny SD3 pipeline, saved as diffusers saves them."""
+    import tiny
+
+    folder = tmp_path_factory.mktemp("models") / "sd3"
+    tiny.sd3().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def workplace(tiny_model, tmp_path, monkeypatch):
+    """An empty folder to work in, with a config of a very small run on the tiny model."""
+    (tmp_path / "prompts.txt").write_text("a red circle\ntwo blue square\na green circle\na blue circle\n")
+    (tmp_path / "mine.py").write_text("def redness(images, prompts):\n    return images[:, 0].mean((1, 2))\n")
+    (tmp_path / "tiny.yaml").write_text(
+        f"model: {{path: {tiny_model}, lora: {{rank: 2, alpha: 4}},"
+        " call: {num_inference_steps: 4, guidance_scale: 1.0, height: 16, width: 16, max_sequence_length: 1}}\n"
+        "prompts: {train: prompts.txt, eval: prompts.txt}\n"
+        "rewards: [{use: './mine.py:redness'}]\n"
+        "algorithm: {preset: flow_grpo}\n"
+        "train: {iterations: 2, groups: 2, group_size: 4, micro_batch: 3, learning_rate: 0.01}\n"
+        "eval: {every: 1, prompts: 3, save: 2}\n"
+        "run: {name: t, checkpoint: {every: 1, keep: 2}}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -1,0 +1,76 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowgrpo.advantage import combined, group_mean, leave_one_out, zero_std_fraction
+
+CASES = json.loads((Path(__file__).parents[1] / "data" / "group_advantages.json").read_text())
+
+
+def tensors(*columns):
+    return [torch.tensor(c, dtype=torch.float64 if isinstance(c[0], float) else torch.int64) for c in columns]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{len(c['rewards'])}-global{c['global_std']}")
+def test_group_mean_equals_the_reference_tracker(case):
+    values, groups = tensors(case["rewards"], case["group"])
+    std = "global" if case["global_std"] else "group"
+    ours = group_mean(values, groups, std=std, eps=case["eps"], ddof=case["ddof"])
+    torch.testing.assert_close(ours, torch.tensor(case["advantages"], dtype=torch.float64), rtol=1e-9, atol=1e-9)
+
+
+def test_unbiased_std_with_a_small_eps_is_the_dance_grpo_form():
+    values, groups = tensors([1.0, 3.0, 5.0, 2.0, 2.0, 8.0], [0, 0, 0, 4, 4, 4])
+    expected = [(v - v_.mean()) / (v_.std() + 1e-8) for v_ in (values[:3], values[3:]) for v in v_]
+    torch.testing.assert_close(group_mean(values, groups, "group", 1e-8, 1), torch.stack(expected))
+
+
+def test_two_values_with_unbiased_std_are_one_over_root_two_apart_from_zero():
+    values, groups = tensors([0.1, 0.9], [0, 0])
+    assert group_mean(values, groups, "group", 0.0, 1).tolist() == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)])
+
+
+def test_no_std_leaves_the_deviation():
+    values, groups = tensors([1.0, 3.0, 10.0], [0, 0, 1])
+    assert group_mean(values, groups, "none").tolist() == [-1.0, 1.0, 0.0]
+
+
+def test_leave_one_out_compares_with_the_others():
+    values, groups = tensors([1.0, 4.0, 7.0, 5.0, 3.0], [0, 0, 0, 1, 1])
+    expected = [1 - 5.5, 4 - 4.0, 7 - 2.5, 5 - 3.0, 3 - 5.0]
+    assert leave_one_out(values, groups).tolist() == pytest.approx(expected)
+    scaled = leave_one_out(values, groups, "group", eps=0.0, ddof=0)
+    assert scaled[4].item() == pytest.approx(-2.0 / 1.0)
+
+
+def test_a_constant_group_has_no_advantage_even_with_rounding():
+    values, groups = tensors([0.1, 0.1, 0.1, 0.3, 0.1, 0.2], [0, 0, 0, 1, 1, 1])
+    for std in ("group", "global", "none"):
+        assert group_mean(values, groups, std, 1e-8, 1)[:3].tolist() == [0, 0, 0]
+    assert zero_std_fraction(values, groups) == 0.5
+
+
+@pytest.mark.parametrize("baseline", [group_mean, leave_one_out])
+@pytest.mark.parametrize("std", ["group", "global", "none"])
+def test_a_lost_value_changes_nothing_for_the_others(baseline, std):
+    values, groups = tensors([1.0, 4.0, math.nan, 2.0, 7.0], [0, 0, 0, 1, 1])
+    kept = torch.tensor([0, 1, 3, 4])
+    with_lost = baseline(values, groups, std)
+    torch.testing.assert_close(with_lost[kept], baseline(values[kept], groups[kept], std))
+    assert with_lost[2] == 0
+
+
+def test_a_group_that_is_lost_whole_or_has_one_member_teaches_nothing():
+    values, groups = tensors([math.nan, math.nan, 3.0, 1.0, 2.0], [0, 0, 1, 2, 2])
+    for baseline in (group_mean, leave_one_out):
+        assert baseline(values, groups, "none")[:3].tolist() == [0, 0, 0]
+
+
+def test_rewards_that_do_not_apply_leave_the_sum():
+    values = torch.tensor([[1.0, 2.0], [math.nan, 2.0], [math.nan, math.nan]], dtype=torch.float64)
+    total = combined(values, torch.tensor([1.0, 0.5], dtype=torch.float64))
+    assert total[:2].tolist() == [2.0, 1.0]
+    assert total[2].isnan()

@@ -1,0 +1,340 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
+from safetensors.torch import load_file
+
+from flowgrpo.cli import main
+
+CALL = {"num_inference_steps": 4, "guidance_scale": 1.0, "height": 16, "width": 16, "max_sequence_length": 1}
+
+
+def metrics(folder, phase="train"):
+    written = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in written if line["phase"] == phase]
+
+
+def weights(folder, step):
+    return load_file(folder / "checkpoints" / f"step-{step:06d}" / "weights.safetensors")
+
+
+def background(*arguments, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-m", "flowgrpo", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def wait_for(path, process, seconds=120):
+    for _ in range(seconds * 20):
+        if path.exists() or process.poll() is not None:
+            return
+        time.sleep(0.05)
+
+
+def test_a_run_leaves_the_promised_folder(workplace, capsys):
+    assert main(["train", "tiny.yaml"]) == 0
+    run = workplace / "runs" / "t"
+    for name in (
+        "config.yaml",
+        "metrics.jsonl",
+        "checkpoints/step-000002",
+        "samples/manifest.jsonl",
+        "gallery.html",
+        "environment.json",
+    ):
+        assert (run / name).exists(), name
+    promised = {
+        "step", "phase", "reward/mean", "reward/std", "reward/redness/mean", "groups/zero_std_fraction",
+        "policy/max_abs_log_ratio", "policy/clip_fraction", "policy/kl", "policy/grad_norm", "cost/model_evaluations",
+        "cost/trained_edges", "cost/decoded", "time/rollout", "time/reward", "time/update", "memory/peak_bytes",
+    }  # fmt: skip
+    for line in metrics(run):
+        assert promised <= set(line)
+        assert line["policy/max_abs_log_ratio"] == 0
+    assert [line["step"] for line in metrics(run, "eval")] == [0, 1, 2]
+    manifest = [json.loads(line) for line in (run / "samples" / "manifest.jsonl").read_text().splitlines()]
+    assert len(manifest) == 6
+    assert set(manifest[0]) == {"file", "prompt", "seed", "step", "sampler", "rewards"}
+    assert all((run / "samples" / line["file"]).is_file() for line in manifest)
+    assert "gallery" in capsys.readouterr().out
+
+
+def test_a_manifest_line_reproduces_its_picture_in_the_stock_pipeline(workplace, tiny_model):
+    main(["train", "tiny.yaml", "train.iterations=1"])
+    run = workplace / "runs" / "t"
+    line = json.loads((run / "samples" / "manifest.jsonl").read_text().splitlines()[1])
+    pipe = StableDiffusion3Pipeline.from_pretrained(tiny_model, text_encoder_3=None, tokenizer_3=None)
+    pipe.set_progress_bar_config(disable=True)
+    image = pipe(
+        line["prompt"], generator=torch.Generator().manual_seed(line["seed"]), output_type="pt", **CALL
+    ).images[0]
+    assert image[0].mean().item() == pytest.approx(line["rewards"]["redness"], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "tiny.yaml", "train.iteration=3"], "train.iteration: unknown key, did you mean 'iterations'?"),
+        (["train", "tiny.yaml", "train.iterations=ten"], "train.iterations: 'ten' is wrong"),
+        (["train", "nothing.yaml"], "nothing.yaml: no such config file"),
+        (["train", "tiny.yaml", "prompts.train=no.txt"], "prompts.train: there is no file no.txt"),
+        (["train", "tiny.yaml", "rewards=[{use: nothing}]"], "there is no reward 'nothing'"),
+        (["train", "tiny.yaml", "rewards=[{use: './no.py:f'}]"], "there is no file no.py"),
+        (["train", "tiny.yaml", "rewards=[{use: './odd.py:nan'}]"], "the reward 'nan' returned NaN or infinity"),
+        (
+            ["train", "tiny.yaml", "rewards=[{use: './odd.py:short'}]"],
+            "the reward 'short' returned 1 values for 2 samples",
+        ),
+        (
+            ["train", "tiny.yaml", "rewards=[{use: './odd.py:raises'}]"],
+            "the reward 'raises' failed on two synthetic samples",
+        ),
+        (["train", "tiny.yaml", "rewards=[{use: jpeg_size}, {use: jpeg_size}]"], "two rewards are named 'jpeg_size'"),
+        (["train", "tiny.yaml", "rewards=[{use: shapes}]"], "the shapes reward cannot read the prompt"),
+        (["train", "tiny.yaml", "model.path=./nowhere"], "model.path: there is no folder './nowhere'"),
+        (["train", "tiny.yaml", "model.path=shape"], "did you mean 'shapes'?"),
+        (
+            ["train", "tiny.yaml", "model.call.steps=3"],
+            "model.call.steps: StableDiffusion3Pipeline has no such argument",
+        ),
+        (["train", "tiny.yaml", "model.lora.targets=[to_w]"], "model.lora.targets: no linear layer is named 'to_w'"),
+        (
+            ["train", "tiny.yaml", "algorithm.tree={name: window, size: 9}"],
+            "algorithm.tree.size: a window of 9 does not fit",
+        ),
+        (["train", "tiny.yaml", "run.resume=true"], "run.resume: there is no run in runs/t"),
+        (["plan", "tiny.yaml", "algorithm.kernel=cpss"], "algorithm.kernel: 'cpss' is unknown, did you mean 'cps'?"),
+        (["plan", "tiny.yaml", "model.path=./nowhere"], "model.path: there is no folder './nowhere'"),
+        (["sample", "shapes", "--out", "o"], "give either --prompt TEXT"),
+        (["sample", "shapes", "--out", "o", "--prompts", "no.txt"], "--prompts: there is no file no.txt"),
+        (
+            ["sample", "shapes", "--out", "o", "--prompt", "a", "--adapter", "x"],
+            "--adapter x: there is no pytorch_lora_weights",
+        ),
+        (["gallery", "nowhere"], "nowhere: there is no such folder"),
+        (["gallery", "."], "there are no samples to show"),
+        (["export", "nowhere", "--out", "o"], "nowhere: there is no run here"),
+        (["rewards", "shape"], "there is no reward 'shape', did you mean 'shapes'?"),
+        (["trai", "tiny.yaml"], "No such command 'trai'"),
+        (["train"], "Missing argument"),
+        (["plan", "tiny.yaml", "--format", "xml"], "'xml' is not one of"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_status_2(workplace, capsys, arguments, said):
+    (workplace / "odd.py").write_text(
+        "def nan(images, prompts): return [float('nan')] * len(prompts)\n"
+        "def short(images, prompts): return [1.0]\n"
+        "def raises(images, prompts): raise KeyError('x')\n"
+    )
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert not (workplace / "runs").exists()
+
+
+def test_an_existing_run_is_not_overwritten_and_a_resume_goes_on_as_it_began(workplace, capsys):
+    assert main(["train", "tiny.yaml", "train.iterations=1"]) == 0
+    assert main(["train", "tiny.yaml"]) == 2
+    assert "runs/t exists already; set run.resume=true" in capsys.readouterr().err
+    assert main(["train", "tiny.yaml", "run.resume=true", "train.learning_rate=0.5"]) == 2
+    assert "train.learning_rate was 0.01 in runs/t and is 0.5 now" in capsys.readouterr().err
+    assert main(["train", "tiny.yaml", "run.resume=true", "train.iterations=3"]) == 0
+    assert [line["step"] for line in metrics(workplace / "runs" / "t")] == [1, 2, 3]
+
+
+def test_six_iterations_equal_three_and_a_kill_and_three(workplace):
+    steps = ["train.iterations=6", "run.checkpoint.every=3"]
+    assert main(["train", "tiny.yaml", *steps, "run.name=whole"]) == 0
+    run = workplace / "runs" / "killed"
+    process = background("train", "tiny.yaml", *steps, "run.name=killed")
+    wait_for(run / "checkpoints" / "step-000003", process)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert main(["train", "tiny.yaml", *steps, "run.name=killed", "run.resume=true"]) == 0
+    whole, resumed = weights(workplace / "runs" / "whole", 6), weights(run, 6)
+    assert whole.keys() == resumed.keys()
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, resumed[name]), name
+    assert [line["step"] for line in metrics(run)] == [1, 2, 3, 4, 5, 6]
+    files = [json.loads(line)["file"] for line in (run / "samples" / "manifest.jsonl").read_text().splitlines()]
+    assert len(files) == len(set(files)) == 7 * 2
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_finishes_the_step_and_says_how_to_go_on(workplace, sent):
+    process = background("train", "tiny.yaml", "train.iterations=500", "run.checkpoint.every=500", "eval.every=500")
+    wait_for(workplace / "runs" / "t" / "metrics.jsonl", process)
+    time.sleep(0.5)
+    process.send_signal(sent)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "go on with: flowgrpo train tiny.yaml train.iterations=500" in said
+    assert said.rstrip().endswith("run.resume=true")
+    assert "Traceback" not in said
+    run = workplace / "runs" / "t"
+    last = metrics(run)[-1]["step"]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step-{last:06d}"]
+
+
+def test_two_processes_give_the_weights_of_one(workplace):
+    options = ["train.groups=4", "train.micro_batch=4", "algorithm.preset=flow_grpo"]
+    assert main(["train", "tiny.yaml", *options, "run.name=one"]) == 0
+    process = background("train", "tiny.yaml", *options, "run.name=two", "run.processes=2")
+    _, said = process.communicate(timeout=180)
+    assert process.returncode == 0, said
+    one, two = (weights(workplace / "runs" / name, 2) for name in ("one", "two"))
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=2e-5)
+    for a, b in zip(metrics(workplace / "runs" / "one"), metrics(workplace / "runs" / "two"), strict=True):
+        assert b["policy/max_abs_log_ratio"] == 0
+        for key in ("reward/mean", "reward/std", "cost/model_evaluations", "cost/trained_edges", "cost/decoded"):
+            assert b[key] == pytest.approx(a[key], abs=1e-4), key
+
+
+def test_wrong_input_in_several_processes_is_still_status_2(workplace):
+    process = background("train", "tiny.yaml", "train.groups=4", "run.processes=2", "model.path=./nowhere")
+    _, said = process.communicate(timeout=180)
+    assert process.returncode == 2
+    assert said.count("there is no folder") == 1
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_an_export_loads_into_a_fresh_stock_pipeline(workplace, tiny_model, capsys, lora):
+    options = [] if lora else ["model.lora=null", "train.learning_rate=0.001"]
+    assert main(["train", "tiny.yaml", *options]) == 0
+    assert main(["export", "runs/t", "--out", "out", "--format", "json"]) == 0
+    printed = json.loads(capsys.readouterr().out[-400:].split("gallery")[-1].partition("\n")[2])
+    assert printed["step"] == 2
+    assert printed["kind"] == ("lora" if lora else "full")
+    place = tiny_model if lora else workplace / "out"
+    pipe = StableDiffusion3Pipeline.from_pretrained(place, text_encoder_3=None, tokenizer_3=None)
+    pipe.set_progress_bar_config(disable=True)
+    stock = pipe("a red circle", generator=torch.Generator().manual_seed(0), output_type="pt", **CALL).images[0]
+    if lora:
+        pipe.load_lora_weights(str(workplace / "out"))
+    image = pipe("a red circle", generator=torch.Generator().manual_seed(0), output_type="pt", **CALL).images[0]
+    assert (not torch.equal(image, stock)) is lora
+    last = [json.loads(line) for line in (workplace / "runs/t/samples/manifest.jsonl").read_text().splitlines()][-2]
+    assert (last["prompt"], last["seed"], last["step"]) == ("a red circle", 0, 2)
+    assert image[0].mean().item() == pytest.approx(last["rewards"]["redness"], abs=1e-6)
+    card = (workplace / "out" / "README.md").read_text()
+    assert ("load_lora_weights" in card) is lora
+    assert type(pipe.scheduler).__name__ == "FlowMatchEulerDiscreteScheduler"
+
+
+def test_the_cards_code_reproduces_the_cards_picture(workplace):
+    main(["train", "tiny.yaml"])
+    main(["export", "runs/t", "--out", "out"])
+    code = (workplace / "out" / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    names = {}
+    here = Path.cwd()
+    os.chdir("out")
+    try:
+        exec(code, names)
+    finally:
+        os.chdir(here)
+    from PIL import Image, ImageChops
+
+    expected = Image.open("out/sample-0.png").convert("RGB")
+    assert max(high for _, high in ImageChops.difference(names["image"].convert("RGB"), expected).getextrema()) <= 1
+
+
+def test_plan_predicts_what_a_run_counts(workplace, capsys):
+    for preset in ("flow_grpo", "flow_grpo_fast", "mix_grpo", "dance_grpo"):
+        options = [f"algorithm.preset={preset}", "algorithm.objective.kl.beta=0.01", "model.call.guidance_scale=2.0"]
+        options += ["algorithm.tree.size=2"] if preset in ("flow_grpo_fast", "mix_grpo") else []
+        assert main(["plan", "tiny.yaml", *options, "--format", "json"]) == 0
+        planned = json.loads(capsys.readouterr().out)
+        assert main(["train", "tiny.yaml", *options, f"run.name={preset}"]) == 0
+        capsys.readouterr()
+        for line in metrics(workplace / "runs" / preset):
+            assert planned["model_evaluations"]["rollout"] == line["cost/rollout_evaluations"]
+            assert planned["model_evaluations"]["update"] == line["cost/update_evaluations"]
+            assert sum(planned["model_evaluations"].values()) == line["cost/model_evaluations"]
+            assert planned["geometry"]["trained_edges"] == line["cost/trained_edges"]
+            assert planned["decoded"] == line["cost/decoded"]
+        assert planned["preset"] == preset
+        assert set(planned["axes"]) == {"tree", "kernel", "credit", "baseline", "objective"}
+        assert planned["reward_calls"] == 8
+
+
+def test_plan_reads_for_people_too(workplace, capsys):
+    assert main(["plan", "tiny.yaml"]) == 0
+    shown = capsys.readouterr().out
+    assert "flow_sde" in shown
+    assert "2 groups x 4 = 8 samples, 2 updates" in shown
+    assert not (workplace / "runs").exists()
+
+
+def test_sample_writes_pictures_and_a_gallery_shows_them(workplace, tiny_model, capsys):
+    call = [f"{k}={v}" for k, v in CALL.items()]
+    arguments = [
+        "sample",
+        str(tiny_model),
+        "--prompt",
+        "a red circle",
+        "--prompt",
+        "a blue square",
+        "--seed",
+        "5",
+        "--out",
+        "o",
+    ]
+    assert main([*arguments, *call]) == 0
+    lines = [json.loads(line) for line in Path("o/manifest.jsonl").read_text().splitlines()]
+    assert [(line["prompt"], line["seed"]) for line in lines] == [("a red circle", 5), ("a blue square", 6)]
+    assert main([*arguments, *call]) == 2
+    assert main(["gallery", "o", "--out", "page.html"]) == 0
+    page = Path("page.html").read_text()
+    assert page.count("data:image/webp") == 2
+    assert "a blue square" in page
+
+
+def test_sample_applies_an_exported_adapter(workplace, tiny_model):
+    main(["train", "tiny.yaml"])
+    main(["export", "runs/t", "--out", "lora"])
+    call = [f"{k}={v}" for k, v in CALL.items()]
+    main(["sample", str(tiny_model), "--prompt", "a red circle", "--out", "with", "--adapter", "lora", *call])
+    main(["sample", str(tiny_model), "--prompt", "a red circle", "--out", "without", *call])
+    trained = Path("with/0000.png").read_bytes()
+    assert trained == Path("runs/t/samples/step-000002/0000.png").read_bytes()
+    assert Path("without/0000.png").read_bytes() == Path("runs/t/samples/step-000000/0000.png").read_bytes()
+    assert trained != Path("without/0000.png").read_bytes()
+
+
+def test_rewards_are_listed_and_described(capsys):
+    assert main(["rewards", "--format", "json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["shapes"]["range"] == "0 to 1"
+    assert set(rows["jpeg_size"]) == {"name", "inputs", "range", "weights", "licence"}
+    assert main(["rewards", "shapes"]) == 0
+    assert "Share of each caption" in capsys.readouterr().out
+
+
+def test_the_python_entry_points(workplace, tiny_model):
+    import flowgrpo
+
+    run = flowgrpo.train("tiny.yaml", {"train.iterations": 1})
+    assert run.folder == Path("runs/t")
+    assert [line["phase"] for line in run.metrics] == ["eval", "train", "eval"]
+    policy = flowgrpo.load_policy(str(tiny_model), dtype="bfloat16", call=CALL)
+    samples = policy.sample(["a red circle"], seed=0)
+    assert samples.shape == (1, 3, 16, 16)
+    trained = run.policy.sample(["a red circle"], seed=0)
+    last = json.loads(Path("runs/t/samples/manifest.jsonl").read_text().splitlines()[-2])
+    assert trained[0, 0].mean().item() == pytest.approx(last["rewards"]["redness"], abs=1e-6)

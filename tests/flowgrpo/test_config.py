@@ -1,0 +1,101 @@
+import pytest
+import yaml
+
+from flowgrpo import config
+from flowgrpo.errors import InputError
+from flowgrpo.presets import PRESETS
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("model: {path: shapes}\nalgorithm: {preset: mix_grpo}\n")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.iteration=3", "train.iteration: unknown key, did you mean 'iterations'?"),
+        ("modle.path=3", "modle: unknown key, did you mean 'model'?"),
+        ("model.lora.rnk=3", "model.lora.rnk: unknown key, did you mean 'rank'?"),
+        ("rewards=[{us: shapes}]", "rewards.0.us: unknown key, did you mean 'use'?"),
+        ("train.iterations=ten", "train.iterations: 'ten' is wrong, input should be a valid integer"),
+        ("train.iterations=true", "train.iterations: True is wrong, input should be a valid integer"),
+        ("train.iterations=0", "train.iterations: 0 is wrong, input should be greater than or equal to 1"),
+        ("train=3", "train: 3 is not a map of keys"),
+        ("model.dtype=float23", "model.dtype: 'float23' is not allowed, did you mean 'float32'?"),
+        ("algorithm.preset=flowgrpo", "algorithm.preset: 'flowgrpo' is unknown, did you mean 'flow_grpo'?"),
+        ("algorithm.kernal=cps", "algorithm.kernal: unknown key, did you mean 'kernel'?"),
+        ("algorithm.kernel=cpss", "algorithm.kernel: 'cpss' is unknown, did you mean 'cps'?"),
+        ("algorithm.kernel={name: cps, size: 3}", "algorithm.kernel.size: unknown key, choose one of log_prob, level"),
+        ("algorithm.kernel.level=-1", "algorithm.kernel.level: -1 is wrong, input should be greater than 0"),
+        (
+            "algorithm.objective.clip_range=-1",
+            "algorithm.objective.clip_range: -1 is wrong, input should be greater than 0",
+        ),
+        (
+            "algorithm.objective.kl.form=exactly",
+            "algorithm.objective.kl.form: 'exactly' is not allowed, did you mean 'exact'?",
+        ),
+        (
+            "train.groups=7",
+            "train.groups: 7 groups do not divide into train.updates = 2 parts on run.processes = 1, take 6 or 8",
+        ),
+        ("run.name=a/b", "run.name: 'a/b' may hold only letters, digits, '.', '_' and '-'"),
+        ("iterations", "'iterations': an override is written key=value, for example train.iterations=4"),
+        ("rewards=[{", "rewards: not valid YAML"),
+    ],
+)
+def test_whatever_is_wrong_is_said_in_one_sentence(path, override, said):
+    with pytest.raises(InputError) as caught:
+        config.load(path, [override])
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_or_broken_file_is_named(path, tmp_path):
+    with pytest.raises(InputError, match="no such config file, did you mean 'run.yaml'"):
+        config.load(tmp_path / "rum.yaml")
+    path.write_text("model:\n  path: [\n")
+    with pytest.raises(InputError, match=r"run.yaml:\d+: not valid YAML"):
+        config.load(path)
+    path.write_text("- 3\n")
+    with pytest.raises(InputError, match="a config is a map of keys"):
+        config.load(path)
+    path.write_text("{}\n")
+    with pytest.raises(InputError, match="model: required, but not given"):
+        config.load(path)
+
+
+def test_a_word_replaces_an_axis_and_an_option_replaces_an_option(path):
+    assert config.load(path).algorithm.kernel.model_dump() == {"name": "flow_sde", "log_prob": "mean", "level": 0.7}
+    word = config.load(path, ["algorithm.kernel=cps"]).algorithm
+    assert (word.kernel.name, word.kernel.level, word.tree.size) == ("cps", 0.8, 4)
+    option = config.load(path, ["algorithm.tree.size=2"]).algorithm.tree
+    assert (option.name, option.size, option.move) == ("window", 2, "sliding")
+    named = config.load(path, ["algorithm.tree={name: window, size: 2}"]).algorithm.tree
+    assert (named.size, named.move) == (2, "sliding")
+    inner = config.load(path, ["algorithm.preset=flow_grpo", "algorithm.objective.kl.beta=0.1"]).algorithm.objective
+    assert (inner.clip_range, inner.kl.form, inner.kl.beta) == (1e-4, "flow_grpo", 0.1)
+    both = config.load(path, ["algorithm.kernel=cps", "algorithm.kernel.level=0.5"]).algorithm.kernel
+    assert (both.name, both.level) == ("cps", 0.5)
+
+
+def test_numbers_are_read_as_people_write_them(path):
+    assert config.load(path, ["train.learning_rate=3e-4"]).train.learning_rate == 3e-4
+    assert config.load(path, ["model.lora=null"]).model.lora is None
+    assert config.load(path, {"train.ema": None, "train.groups": 4}).train.ema is None
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_resolved_config_resolves_to_itself(path, preset):
+    resolved = config.load(path, [f"algorithm.preset={preset}", "algorithm.objective.clip_range=[1e-4, 2e-4]"])
+    assert config.validated(yaml.safe_load(config.dumped(resolved))) == resolved
+
+
+def test_every_preset_is_five_words(path):
+    for preset in PRESETS:
+        algorithm = config.load(path, [f"algorithm.preset={preset}"]).algorithm
+        words = {axis: getattr(algorithm, axis).name for axis in ("tree", "kernel", "credit", "baseline", "objective")}
+        assert words == {axis: row["name"] for axis, row in PRESETS[preset].items()}

@@ -1,0 +1,57 @@
+import pytest
+
+from flowgrpo import prompts
+from flowgrpo.errors import InputError
+from flowgrpo.prompts import Prompt, for_iteration
+
+
+def test_a_text_file_is_one_prompt_per_line(tmp_path):
+    (tmp_path / "p.txt").write_text("a red circle\n\n  a blue square  \n")
+    assert prompts.load(str(tmp_path / "p.txt")) == [Prompt("a red circle"), Prompt("a blue square")]
+
+
+def test_a_jsonl_file_carries_columns(tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a", "count": 2}\n{"prompt": "b", "tag": "x"}\n')
+    loaded = prompts.load(str(tmp_path / "p.jsonl"))
+    assert [p.columns for p in loaded] == [{"count": 2, "tag": None}, {"count": None, "tag": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{oops", r"p.jsonl:2: not valid JSON"),
+        ('"text"', r"p.jsonl:2: a row is an object"),
+        ('{"promt": "x"}', r"p.jsonl:2: the row has no key 'prompt', it has promt"),
+        ('{"prompt": 3}', r"p.jsonl:2: prompt is 3, not a text"),
+        ('{"prompt": "  "}', r"p.jsonl:2: prompt is '  ', not a text"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, line, said):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "fine"}\n' + line + "\n")
+    with pytest.raises(InputError, match=said):
+        prompts.load(str(tmp_path / "p.jsonl"))
+
+
+def test_missing_empty_and_foreign_files_are_refused(tmp_path):
+    (tmp_path / "prompts.txt").write_text("x\n")
+    (tmp_path / "empty.txt").write_text("\n")
+    (tmp_path / "table.csv").write_text("x\n")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    for name, said in {
+        "promts.txt": r"there is no file .*did you mean '.*prompts.txt'",
+        "empty.txt": "holds no prompt",
+        "table.csv": "neither a .txt file",
+        "latin.txt": "not UTF-8",
+    }.items():
+        with pytest.raises(InputError, match=said):
+            prompts.load(str(tmp_path / name))
+
+
+def test_iterations_walk_through_shuffled_passes():
+    rows = [Prompt(str(i)) for i in range(10)]
+    drawn = [[p.text for p in for_iteration(rows, 4, 0, i)] for i in range(5)]
+    flat = [text for texts in drawn for text in texts]
+    assert sorted(flat[:10], key=int) == sorted(flat[10:], key=int) == [str(i) for i in range(10)]
+    assert flat[:10] != flat[10:]
+    assert [p.text for p in for_iteration(rows, 4, 0, 3)] == drawn[3]
+    assert [p.text for p in for_iteration(rows, 4, 1, 0)] != drawn[0]

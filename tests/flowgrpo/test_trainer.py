@@ -1,0 +1,292 @@
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from flowgrpo import config, prompts
+from flowgrpo.policy import FieldPolicy
+from flowgrpo.presets import PRESETS
+from flowgrpo.trainer import Trainer
+from flowgrpo.weights import Weights
+from rewards import Reward
+from samplers.schedule import linear_sigmas
+
+TARGET = torch.tensor([1.5, -1.0])
+STD = 0.3
+
+
+class GaussianFlow(torch.nn.Module):
+    """The exact velocity of N(mean, STD^2) in the plane, with the mean as the only parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = torch.nn.Parameter(torch.zeros(2))
+
+    def forward(self, x, sigma, rows):
+        sigma = sigma[:, None]
+        variance = (1 - sigma) ** 2 * STD**2 + sigma**2
+        centred = x - (1 - sigma) * self.mean
+        return sigma / variance * centred - (self.mean + (1 - sigma) * STD**2 / variance * centred)
+
+
+class Network(torch.nn.Module):
+    """A small network over state, time and the prompt's length."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            self.layers = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+
+    def forward(self, x, sigma, rows):
+        length = torch.tensor([[len(row.prompt) / 10] for row in rows])
+        return self.layers(torch.cat([x, sigma[:, None], length], dim=1)) + x
+
+
+def closeness(samples, prompts):
+    return -((samples - TARGET) ** 2).sum(1)
+
+
+def settings(folder, **overrides):
+    written = {
+        "model": {"path": "field", "lora": None},
+        "algorithm": {"preset": "flow_grpo"},
+        "train": {"iterations": 6, "groups": 4, "group_size": 8, "micro_batch": 16, "learning_rate": 0.05},
+        "eval": {"every": 2, "prompts": 2, "save": 0},
+        "run": {"name": "r", "dir": str(folder), "checkpoint": {"every": 1, "keep": 10}},
+    }
+    for key, value in overrides.items():
+        config._set(written, key.replace("__", "."), value)
+    return config.validated(written)
+
+
+def trainer(chosen, field=None, reward=closeness, texts=("a", "bb", "ccc", "dddd", "eeeee")):
+    policy = FieldPolicy(field or Network(), (2,), linear_sigmas(6, 3.0))
+    weights = Weights(policy.modules, None, chosen.train.ema, chosen.algorithm.objective.kl.beta > 0)
+    rows = [prompts.Prompt(text) for text in texts]
+    chosen.run.folder.mkdir(parents=True, exist_ok=True)
+    return Trainer(chosen, policy, weights, [Reward("closeness", reward)], rows, rows[:2])
+
+
+def lines(trainer, phase="train"):
+    return [line for line in trainer.report.lines if line["phase"] == phase]
+
+
+def weights_of(trainer):
+    return {name: tensor.clone() for name, tensor in trainer.weights.tensors().items()}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_flow_in_the_plane_learns_its_known_optimum(tmp_path, preset):
+    """The expected reward -|x - target|^2 of N(mean, STD^2) is largest where mean = target."""
+    chosen = settings(
+        tmp_path,
+        algorithm={"preset": preset, "objective": {"clip_range": 0.2, "kl": {"beta": 0.0}}},
+        train__iterations=60,
+        train__group_size=16,
+        eval__every=60,
+    )
+    run = trainer(chosen, GaussianFlow())
+    run.run()
+    learnt = run.policy.modules["field"].mean.detach()
+    assert (learnt - TARGET).norm() < 0.25
+    assert lines(run, "eval")[0]["reward/mean"] < -3
+    assert lines(run, "eval")[-1]["reward/mean"] > -0.4
+    assert all(line["policy/max_abs_log_ratio"] == 0 for line in lines(run))
+
+
+def test_a_pull_to_the_reference_holds_the_policy_back(tmp_path):
+    def distance(beta):
+        kl = {"form": "velocity", "beta": beta}
+        objective = {"name": "clip", "clip_range": 0.2, "kl": kl}
+        chosen = settings(
+            tmp_path / str(beta), algorithm={"preset": "flow_grpo", "objective": objective}, train__iterations=20
+        )
+        run = trainer(chosen, GaussianFlow())
+        run.run()
+        measured = [line["policy/kl"] for line in lines(run)]
+        return run.policy.modules["field"].mean.norm().item(), measured
+
+    free, none = distance(0.0)
+    held, measured = distance(3.0)
+    assert held < 0.7 * free
+    assert none == [None] * 20
+    assert measured[0] >= 0
+    assert measured[-1] > 0
+
+
+def judged_at_a_whim(samples, prompts):
+    """A plug-in that draws from every global generator there is."""
+    whim = torch.randn(len(prompts)) + torch.from_numpy(np.random.randn(len(prompts))).float() + random.random()
+    return closeness(samples, prompts) + whim
+
+
+def test_six_iterations_are_three_and_a_resume_and_three(tmp_path):
+    def begin():
+        torch.manual_seed(1), np.random.seed(1), random.seed(1)
+
+    begin()
+    whole = trainer(settings(tmp_path / "a"), reward=judged_at_a_whim)
+    whole.run()
+    begin()
+    half = trainer(settings(tmp_path / "b", train__iterations=3, eval__every=2), reward=judged_at_a_whim)
+    half.run()
+    torch.manual_seed(99), np.random.seed(99), random.seed(99)
+    rest = trainer(settings(tmp_path / "b"), reward=judged_at_a_whim)
+    rest.resume()
+    assert rest.done == 3
+    rest.run()
+    for name, tensor in weights_of(whole).items():
+        assert torch.equal(tensor, weights_of(rest)[name]), name
+    same = ("step", "reward/mean", "policy/grad_norm", "policy/mean_abs_log_ratio", "cost/model_evaluations")
+    assert [[line[k] for k in same] for line in lines(whole)] == [[line[k] for k in same] for line in lines(rest)]
+
+
+def test_a_resume_drops_what_came_after_its_checkpoint(tmp_path):
+    first = trainer(settings(tmp_path, run__checkpoint={"every": 4, "keep": 2}))
+    first.run()
+    (tmp_path / "r" / "checkpoints" / "step-000006").rename(tmp_path / "gone")
+    with (tmp_path / "r" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "pha')  # a crash in the middle of a line
+    again = trainer(settings(tmp_path))
+    again.resume()
+    written = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["phase"]) for line in written] == [
+        (0, "eval"), (1, "train"), (2, "train"), (2, "eval"), (3, "train"), (4, "train"), (4, "eval"),
+    ]  # fmt: skip
+    again.run()
+    assert torch.equal(first.weights.parameters[0], again.weights.parameters[0])
+
+
+def test_half_a_checkpoint_does_not_count(tmp_path):
+    run = trainer(settings(tmp_path, train__iterations=2))
+    run.run()
+    folder = tmp_path / "r" / "checkpoints"
+    (folder / "step-000002").rename(folder / ".step-000009.partial")
+    again = trainer(settings(tmp_path, train__iterations=2))
+    again.resume()
+    assert again.done == 1
+
+
+def test_the_last_checkpoints_are_kept(tmp_path):
+    trainer(settings(tmp_path, run__checkpoint={"every": 2, "keep": 2})).run()
+    assert sorted(p.name for p in (tmp_path / "r" / "checkpoints").iterdir()) == ["step-000004", "step-000006"]
+
+
+def test_the_drift_metric_sees_a_wrong_state(tmp_path, monkeypatch):
+    from flowgrpo import trainer as module
+
+    honest = module.rollout
+
+    def shifted(*arguments):
+        rolled = honest(*arguments)
+        rolled.tree.evaluations[0].trained[0].next_state[0][0] += 1e-3
+        return rolled
+
+    monkeypatch.setattr(module, "rollout", shifted)
+    run = trainer(settings(tmp_path, train__iterations=1))
+    run.run()
+    assert lines(run)[0]["policy/max_abs_log_ratio"] > 1e-4
+
+
+def test_gradients_do_not_depend_on_the_micro_batch(tmp_path):
+    def after(micro_batch):
+        run = trainer(settings(tmp_path / str(micro_batch), train__iterations=2, train__micro_batch=micro_batch))
+        run.run()
+        return weights_of(run), [line["policy/max_abs_log_ratio"] for line in lines(run)]
+
+    (reference, drift), others = after(32), [after(size) for size in (3, 7)]
+    assert drift == [0, 0]
+    for tensors, own_drift in others:
+        assert own_drift == [0, 0]
+        for name, tensor in reference.items():
+            torch.testing.assert_close(tensors[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def test_updates_split_the_groups_and_each_takes_one_step(tmp_path):
+    run = trainer(settings(tmp_path, train__iterations=3, train__updates=4))
+    run.run()
+    assert run.weights.updates == 12
+    line = lines(run)[0]
+    # 4 groups x 8 samples, 6 steps of which the first 5 are trained; flow_grpo's KL adds a reference forward each
+    assert line["cost/rollout_evaluations"] == 32 * 6
+    assert line["cost/trained_edges"] == 32 * 5
+    assert line["cost/update_evaluations"] == 2 * 32 * 5
+    assert line["cost/model_evaluations"] == 32 * 6 + 2 * 32 * 5
+    assert line["cost/decoded"] == 32
+
+
+def test_a_revisited_prompt_gets_fresh_noise(tmp_path):
+    run = trainer(settings(tmp_path, train__iterations=1), texts=("a",))
+    first = {root.row.seed for root in run._roots()}
+    run.done = 1
+    second = {root.row.seed for root in run._roots()}
+    assert len(first) == len(second) == 32
+    assert not first & second
+
+
+def test_a_shared_start_is_one_noise_per_group(tmp_path):
+    run = trainer(settings(tmp_path, algorithm={"preset": "dance_grpo"}))
+    seeds = {}
+    for root in run._roots():
+        seeds.setdefault(root.group, set()).add(root.row.seed)
+    assert [len(own) for own in seeds.values()] == [1] * 4
+    assert len(set.union(*seeds.values())) == 4
+
+
+def test_a_reward_that_fails_now_and_then_is_tried_again(tmp_path):
+    calls = []
+
+    def shaky(samples, prompts):
+        calls.append(1)
+        if len(calls) % 2:
+            raise ConnectionError("busy")
+        return closeness(samples, prompts)
+
+    run = trainer(settings(tmp_path, train__iterations=1, eval__every=9), reward=shaky)
+    run.run()
+    assert lines(run)[0]["reward/lost"] == 0
+
+
+@pytest.mark.filterwarnings("ignore:the reward")
+def test_samples_whose_reward_is_lost_are_dropped_and_counted(tmp_path):
+    def broken_for_a(samples, prompts):
+        if prompts[0] == "a":
+            raise ConnectionError("gone")
+        values = closeness(samples, prompts).tolist()
+        return [math.nan, *values[1:]]
+
+    run = trainer(settings(tmp_path, train__iterations=5), reward=broken_for_a)
+    run.run()
+    lost = [line["reward/lost"] for line in lines(run)]
+    assert sum(lost) == 4 * 8 + 16 * 1  # of 20 groups, "a" came 4 times and lost all 8; the others lost one each
+    assert all(math.isfinite(line["reward/mean"]) for line in lines(run))
+    assert all(t.isfinite().all() for t in weights_of(run).values())
+
+
+@pytest.mark.filterwarnings("ignore:the reward")
+def test_an_iteration_without_any_reward_changes_nothing(tmp_path):
+    def gone(samples, prompts):
+        raise ConnectionError("gone")
+
+    run = trainer(settings(tmp_path, train__iterations=1, train__ema=None), reward=gone)
+    before = weights_of(run)
+    run.run()
+    assert all(torch.equal(before[name], t) for name, t in weights_of(run).items())
+    assert lines(run)[0]["reward/mean"] is None
+    assert lines(run)[0]["reward/lost"] == 32
+
+
+def test_equal_rewards_move_nothing_without_a_pull(tmp_path):
+    chosen = settings(
+        tmp_path, algorithm={"preset": "mix_grpo"}, train__iterations=1, train__optimizer={"weight_decay": 0.0}
+    )
+    run = trainer(chosen, reward=lambda samples, prompts: [0.1] * len(prompts))
+    before = weights_of(run)
+    run.run()
+    assert lines(run)[0]["groups/zero_std_fraction"] == 1.0
+    assert lines(run)[0]["policy/grad_norm"] == 0.0
+    assert all(torch.equal(before[name], t) for name, t in weights_of(run).items())

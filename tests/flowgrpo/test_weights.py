@@ -1,0 +1,95 @@
+import pytest
+import tiny
+import torch
+
+from flowgrpo.errors import InputError
+from flowgrpo.weights import Weights, lora_config
+
+
+def module():
+    torch.manual_seed(0)
+    return {"net": torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))}
+
+
+def test_the_average_follows_the_warm_up_formula():
+    weights = Weights(module(), None, ema=0.9)
+    p = weights.parameters[0]
+    slow = p.detach().clone()
+    for t in range(30):
+        with torch.no_grad():
+            p.add_(1.0)
+        weights.after_update()
+        decay = min((1 + t) / (10 + t), 0.9)
+        slow = decay * slow + (1 - decay) * p.detach()
+        torch.testing.assert_close(weights.average[0], slow)
+    live = p.detach().clone()
+    with weights.averaged():
+        torch.testing.assert_close(p.detach(), slow)
+    assert torch.equal(p.detach(), live)
+
+
+def test_the_reference_of_full_fine_tuning_is_where_it_started():
+    modules = module()
+    weights = Weights(modules, None, reference=True)
+    x = torch.randn(4, 3)
+    before = modules["net"](x)
+    with torch.no_grad():
+        for p in weights.parameters:
+            p.add_(0.1)
+    with torch.no_grad(), weights.reference():
+        assert torch.equal(modules["net"](x), before)
+    assert not torch.equal(modules["net"](x), before)
+
+
+def test_the_reference_of_lora_is_the_adapter_switched_off():
+    transformer = tiny.sd3().transformer
+    inputs = {
+        "hidden_states": torch.randn(2, 4, 8, 8),
+        "timestep": torch.tensor([500.0, 500.0]),
+        "encoder_hidden_states": torch.randn(2, 9, 32),
+        "pooled_projections": torch.randn(2, 32),
+    }
+    with torch.no_grad():
+        before = transformer(**inputs).sample
+    modules = {"transformer": transformer}
+    weights = Weights(modules, lora_config(2, 4, "auto", modules), reference=True)
+    assert sum(p.numel() for p in weights.parameters) < 0.2 * sum(p.numel() for p in transformer.parameters())
+    with torch.no_grad():
+        torch.testing.assert_close(transformer(**inputs).sample, before)
+        for p in weights.parameters:
+            p.add_(0.1)
+        assert not torch.allclose(transformer(**inputs).sample, before, atol=1e-4)
+        with weights.reference():
+            torch.testing.assert_close(transformer(**inputs).sample, before)
+    assert all(p.requires_grad for p in weights.parameters)
+
+
+def test_a_gradient_survives_a_reference_pass_taken_before_it():
+    weights = Weights(module(), None, reference=True)
+    net, x = weights.modules["net"], torch.randn(4, 3)
+    with torch.no_grad(), weights.reference():
+        net(x)
+    net(x).sum().backward()
+    alone = [p.grad.clone() for p in weights.parameters]
+    for p in weights.parameters:
+        p.grad = None
+    net(x).sum().backward()
+    assert all(torch.equal(a, p.grad) for a, p in zip(alone, weights.parameters, strict=True))
+
+
+def test_full_fine_tuning_trains_float32_and_lora_adapters_are_float32():
+    pipe = tiny.sd3().to(torch.bfloat16)
+    modules = {"transformer": pipe.transformer}
+    weights = Weights(modules, lora_config(2, 4, "auto", modules))
+    assert {p.dtype for p in weights.parameters} == {torch.float32}
+    assert pipe.transformer.proj_out.weight.dtype == torch.bfloat16
+    assert {p.dtype for p in Weights({"t": tiny.sd3().to(torch.bfloat16).transformer}, None).parameters} == {
+        torch.float32
+    }
+
+
+def test_targets_that_name_nothing_are_refused():
+    modules = {"transformer": tiny.sd3().transformer}
+    with pytest.raises(InputError, match="no linear layer is named 'to_w', there are"):
+        lora_config(2, 4, ["to_q", "to_w"], modules)
+    assert set(lora_config(2, 4, "auto", modules).target_modules) >= {"to_q", "to_k", "to_v", "to_out.0", "add_q_proj"}
