@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import click
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +21,7 @@ from rewards import RewardError
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, rich_markup_mode=None, help=__doc__.splitlines()[0])
 out = Console(highlight=False)
+UsageError = typer.BadParameter.__base__  # click's, which typer ships under a private name
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="key=value with dotted keys; values are YAML", metavar="[KEY=VALUE ...]")
@@ -193,10 +193,10 @@ def main(arguments: list[str] | None = None) -> Any:
     except (InputError, RewardError) as error:
         say(f"flowgrpo: {error}")
         return 2
-    except click.UsageError as error:
+    except UsageError as error:
         say(f"flowgrpo: {error.format_message()}")
         return 2
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         say("flowgrpo: interrupted")
         return 130
     return status if isinstance(status, int) else 0

@@ -74,12 +74,13 @@ class SampleFolder:
 
     def write(self, samples: Sequence[Sample], step: int) -> None:
         """Save the samples that carry pixels."""
+        self.folder.mkdir(exist_ok=True)
         lines = []
         for sample in samples:
             if sample.image is None:
                 continue
             file = Path(f"step-{step:06d}") / f"{sample.index:04d}.png"
-            (self.folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / file).parent.mkdir(exist_ok=True)
             save_image(sample.image, self.folder / file)
             lines.append(manifest_line(str(file), sample, step))
         with self.manifest.open("a") as manifest:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
+from diffusers.utils import logging as diffusers_logging
+from transformers.utils import logging as transformers_logging
 
 from flowgrpo import shapes
 from flowgrpo.config import Config, Model, RewardUse
@@ -31,7 +33,7 @@ def load_pipeline(path: str, dtype: torch.dtype = torch.float32) -> DiffusionPip
         InputError: there is no such model, or it cannot be loaded.
     """
     absent = dict.fromkeys(absent_components(path))
-    with _explained(path):
+    with _explained(path), _without_progress_bars():
         return DiffusionPipeline.from_pretrained(_place(path), dtype=dtype, **absent)
 
 
@@ -42,7 +44,7 @@ def index_of(path: str) -> dict[str, Any]:
         InputError: there is no such model.
     """
     place = _place(path)
-    if not Path(place).is_dir() and not re.fullmatch(r"[\w.-]+/[\w.-]+", place):
+    if not Path(place).is_dir() and not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", place):
         raise InputError(
             f"model.path: there is no folder {path!r} and no built-in model of that name, {nearest(path, BUILT_IN)}"
         )
@@ -57,6 +59,19 @@ def absent_components(path: str) -> list[str]:
     return [
         name for name, kind in index_of(path).items() if isinstance(kind, (list, tuple)) and list(kind) == [None, None]
     ]
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Keep the bars of loading out of the log; those of a download stay."""
+    libraries = [library for library in (diffusers_logging, transformers_logging) if library.is_progress_bar_enabled()]
+    for library in libraries:
+        library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for library in libraries:
+            library.enable_progress_bar()
 
 
 def _place(path: str) -> str:

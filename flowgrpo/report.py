@@ -47,7 +47,6 @@ class Report:
             console=self.console,
             disable=not self.console.is_terminal,
         )
-        self._started, self._first = time.perf_counter(), 0
 
     def forget_after(self, step: int) -> None:
         """Drop the lines of steps after a checkpoint's."""
@@ -63,7 +62,7 @@ class Report:
 
     def start(self, step: int) -> None:
         """Show the progress of a run that stands at `step`."""
-        self._first = step
+        self._started, self._first = time.perf_counter(), step
         self._task = self._progress.add_task("training", total=self.iterations, completed=step, numbers="")
         self._progress.start()
 
@@ -84,17 +83,21 @@ class Report:
     def _show(self, line: dict[str, Any]) -> None:
         step = line["step"]
         if line["phase"] == "eval":
-            self.console.print(f"step {step}: held-out reward [bold]{line['reward/mean']:.3f}[/bold]", highlight=False)
+            self.console.print(f"step {step}: held-out reward [bold]{_number(line['reward/mean'])}[/bold]", highlight=False)
             return
         seconds = [f"{line[f'time/{name}']:.1f}" for name in ("rollout", "reward", "update")]
         numbers = (
-            f"reward {line['reward/mean']:.3f}  drift {line['policy/max_abs_log_ratio']:.0e}  s {'/'.join(seconds)}"
+            f"reward {_number(line['reward/mean'])}  drift {line['policy/max_abs_log_ratio']:.0e}  s {'/'.join(seconds)}"
         )
         self._progress.update(self._task, completed=step, numbers=numbers)
         if not self.console.is_terminal:
             left = (time.perf_counter() - self._started) / max(step - self._first, 1) * (self.iterations - step)
             eta = f"{int(left) // 60}:{int(left) % 60:02d}"
             self.console.print(f"step {step}/{self.iterations}  {numbers}  ETA {eta}", highlight=False)
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

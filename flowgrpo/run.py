@@ -51,7 +51,8 @@ def train_config(settings: Config) -> Run:
     folder = settings.run.folder
     _check_folder(settings, folder)
 
-    accelerator = Accelerator(log_with=settings.run.trackers or None, project_dir=str(folder))
+    cpu = not torch.accelerator.is_available()  # said outright, else accelerate leaves several CPU processes unconnected
+    accelerator = Accelerator(cpu=cpu, log_with=settings.run.trackers or None, project_dir=str(folder))
     set_seed(settings.run.seed)
     policy, weights = loading.policy_and_weights(settings, accelerator.device)
     settings.algorithm.tree.plan(settings.algorithm.kernel.kernel(), len(policy.sigmas) - 1, settings.run.seed, 0)

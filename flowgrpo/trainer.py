@@ -223,7 +223,7 @@ class Trainer:
     def _evaluate(self) -> None:
         if not self.eval_prompts:
             return
-        started = time.perf_counter()
+        started, random_state = time.perf_counter(), checkpoint.random_state()
         with self.weights.averaged(), self.policy.calling(**self.config.eval.call):
             samples = evaluate(
                 self.policy,
@@ -233,6 +233,7 @@ class Trainer:
                 self.accelerator,
                 keep=self.config.eval.save,
             )
+        checkpoint.set_random_state(random_state)  # how often one looks must not change what is trained
         totals = torch.tensor([_nan(weighted(sample, self.rewards)) for sample in samples], dtype=torch.float64)
         named = {
             f"reward/{r.name}/mean": _mean(torch.tensor([_nan(sample.rewards[r.name]) for sample in samples]))

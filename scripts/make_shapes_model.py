@@ -6,7 +6,7 @@ Three stages: the autoencoder on drawn scenes, the latents of a pool of scenes, 
 together by flow matching. The model is imperfect on purpose: a share of its training captions describes another
 picture, as captions of the web do, so its conditioning is loose while its pictures are clean, and alignment has
 something to do. Dropped captions make guidance work. Weights are written as float16 safetensors. The transformer's
-step is compiled, so the script needs a C++ compiler; on two cores it takes some 36 minutes.
+step is compiled, so the script needs a C++ compiler, and torch 2.9 for Muon; on two cores it takes some 36 minutes.
 """
 
 from __future__ import annotations

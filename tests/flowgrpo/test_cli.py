@@ -101,7 +101,10 @@ def test_a_manifest_line_reproduces_its_picture_in_the_stock_pipeline(workplace,
             "the reward 'raises' failed on two synthetic samples",
         ),
         (["train", "tiny.yaml", "rewards=[{use: jpeg_size}, {use: jpeg_size}]"], "two rewards are named 'jpeg_size'"),
-        (["train", "tiny.yaml", "rewards=[{use: shapes}]"], "the shapes reward cannot read the prompt"),
+        (
+            ["train", "tiny.yaml", "rewards=[{use: shapes}]", "prompts.train=odd.txt"],
+            "the shapes reward cannot read the prompt 'a red dog'",
+        ),
         (["train", "tiny.yaml", "model.path=./nowhere"], "model.path: there is no folder './nowhere'"),
         (["train", "tiny.yaml", "model.path=shape"], "did you mean 'shapes'?"),
         (
@@ -132,6 +135,7 @@ def test_a_manifest_line_reproduces_its_picture_in_the_stock_pipeline(workplace,
     ],
 )
 def test_wrong_input_is_one_sentence_and_status_2(workplace, capsys, arguments, said):
+    (workplace / "odd.txt").write_text("a red dog\n")
     (workplace / "odd.py").write_text(
         "def nan(images, prompts): return [float('nan')] * len(prompts)\n"
         "def short(images, prompts): return [1.0]\n"

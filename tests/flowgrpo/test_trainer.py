@@ -93,7 +93,7 @@ def test_a_flow_in_the_plane_learns_its_known_optimum(tmp_path, preset):
     run.run()
     learnt = run.policy.modules["field"].mean.detach()
     assert (learnt - TARGET).norm() < 0.25
-    assert lines(run, "eval")[0]["reward/mean"] < -3
+    assert lines(run, "eval")[0]["reward/mean"] < -2
     assert lines(run, "eval")[-1]["reward/mean"] > -0.4
     assert all(line["policy/max_abs_log_ratio"] == 0 for line in lines(run))
 
