@@ -89,7 +89,6 @@ def _card(run: Path, settings: config.Config, policy: DiffusersPolicy, kind: str
         m for m in read_metrics(run) if m["phase"] == "eval" and m["step"] <= step and m["reward/mean"] is not None
     ]
     first, last = (held_out[0], held_out[-1]) if held_out else (None, None)
-    source = str(loading.BUILT_IN[model.path][0]) if model.path in loading.BUILT_IN else model.path
     return "\n".join(
         [
             "---",
@@ -108,7 +107,7 @@ def _card(run: Path, settings: config.Config, policy: DiffusersPolicy, kind: str
             else "",
             "",
             "```python",
-            _snippet(policy, source, kind, model.dtype, call, pairs[0][0]),
+            _snippet(policy, model.path, kind, model.dtype, call, pairs[0][0]),
             "```",
             "",
             "| prompt | seed | picture |",
@@ -122,13 +121,12 @@ def _card(run: Path, settings: config.Config, policy: DiffusersPolicy, kind: str
 def _snippet(policy: DiffusersPolicy, source: str, kind: str, dtype: str, call: dict[str, Any], row: Row) -> str:
     name = type(policy.pipe).__name__
     absent = "".join(f", {part}=None" for part in loading.absent_components(source))
-    place = "." if kind == "full" else source
-    lines = [
-        "import torch",
-        f"from diffusers import {name}",
-        "",
-        f"pipe = {name}.from_pretrained({json.dumps(place)}, dtype=torch.{dtype}{absent})",
-    ]
+    lines = ["import torch", f"from diffusers import {name}"]
+    place = json.dumps("." if kind == "full" else source)
+    if kind == "lora" and source in loading.BUILT_IN:
+        lines.append(f"from flowgrpo.{source} import PATH")
+        place = "PATH"
+    lines += ["", f"pipe = {name}.from_pretrained({place}, dtype=torch.{dtype}{absent})"]
     if kind == "lora":
         lines.append('pipe.load_lora_weights(".")')
     arguments = ", ".join(f"{k}={v!r}" for k, v in call.items())
