@@ -20,7 +20,7 @@ from samplers.trees import Plan, Tree
 class Strict(BaseModel):
     """A configuration that takes nothing it does not know."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class Choice(Strict):
@@ -38,7 +38,9 @@ class Rooted(Choice):
     start: Literal["independent", "shared"] = "independent"
     last_step: Literal["ode", "sde"] = "ode"
 
-    def _end(self, num_steps: int) -> int:
+    def _end(self, kernel: Step, num_steps: int) -> int:
+        if self.last_step == "sde" and kernel.name == "cps":
+            raise InputError("algorithm.tree.last_step: cps has no noise at the last step, take ode")
         return num_steps if self.last_step == "sde" else num_steps - 1
 
 
@@ -54,7 +56,7 @@ class Chain(Rooted):
 
     def plan(self, kernel: Step, num_steps: int, seed: int, iteration: int) -> Plan:
         """The plan of one iteration."""
-        steps = range(self._end(num_steps))
+        steps = range(self._end(kernel, num_steps))
         if not steps:
             raise InputError("algorithm.tree: a chain needs two steps or more, or last_step: sde")
         trained = schedule.random_steps(steps, self.train_fraction, noise.generator(seed, "trained steps", iteration))
@@ -78,7 +80,7 @@ class Window(Rooted):
 
     def plan(self, kernel: Step, num_steps: int, seed: int, iteration: int) -> Plan:
         """The plan of one iteration."""
-        end = self._end(num_steps)
+        end = self._end(kernel, num_steps)
         first, stop = self.steps or (0, max(num_steps // 2, self.size) if self.move == "random" else end)
         if not 0 <= first <= stop - self.size <= end - self.size:
             raise InputError(

@@ -1,7 +1,8 @@
 """Checkpoints: complete or absent, and enough to go on as if nothing had happened.
 
-A checkpoint is a folder `step-000010` with `weights.safetensors` (trained tensors and their average), `optimizer.pt`,
-`random.pt` (the global generators, which only plug-ins use) and `state.json`. It is written beside its place and renamed.
+A checkpoint is a folder `step-000010` with `weights.safetensors` (trained tensors and their average), `optimizer.pt` (with
+the loss scaler), `random.pt` (the global generators, which only plug-ins use) and `state.json`. It is written beside its
+place and renamed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from flowgrpo.weights import Weights
 
 
 def save(
-    folder: Path, step: int, weights: Weights, optimizer: torch.optim.Optimizer, random_states: list, keep: int
+    folder: Path,
+    step: int,
+    weights: Weights,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    random_states: list,
+    keep: int,
 ) -> Path:
     """Write the checkpoint of `step` and delete all but the last `keep`.
 
@@ -31,28 +38,36 @@ def save(
         random_states: `random_state()` of every process.
     """
     target = folder / f"step-{step:06d}"
+    for leftover in folder.glob(".step-*"):
+        shutil.rmtree(leftover)
     partial = folder / f".{target.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     tensors = {name: t.detach().cpu().contiguous() for name, t in weights.tensors().items()}
     save_file(tensors, partial / "weights.safetensors")
-    torch.save(optimizer.state_dict(), partial / "optimizer.pt")
+    torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, partial / "optimizer.pt")
     torch.save(random_states, partial / "random.pt")
     (partial / "state.json").write_text(json.dumps({"step": step, "updates": weights.updates}))
     for path in (*partial.iterdir(), partial):
         _flush(path)
     if target.exists():
-        shutil.rmtree(target)
+        _delete(target)
     os.replace(partial, target)
     _flush(folder)
     for old in steps(folder)[:-keep]:
-        shutil.rmtree(folder / f"step-{old:06d}")
+        _delete(folder / f"step-{old:06d}")
     return target
+
+
+def _delete(checkpoint: Path) -> None:
+    """Under another name first, so that no moment sees half of it."""
+    hidden = checkpoint.with_name(f".{checkpoint.name}.old")
+    os.replace(checkpoint, hidden)
+    shutil.rmtree(hidden)
 
 
 def steps(folder: Path) -> list[int]:
     """Steps of the complete checkpoints in `folder`, ascending."""
-    return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*") if path.is_dir())
+    return sorted(int(state.parent.name.removeprefix("step-")) for state in folder.glob("step-[0-9]*/state.json"))
 
 
 def find(folder: Path, step: int | None = None) -> Path:
@@ -76,9 +91,17 @@ def load_weights(checkpoint: Path, weights: Weights) -> int:
     return state["step"]
 
 
-def load(checkpoint: Path, weights: Weights, optimizer: torch.optim.Optimizer, process: int = 0) -> int:
+def load(
+    checkpoint: Path,
+    weights: Weights,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    process: int = 0,
+) -> int:
     """Put everything of a checkpoint in place; returns its step."""
-    optimizer.load_state_dict(torch.load(checkpoint / "optimizer.pt", weights_only=True, map_location="cpu"))
+    saved = torch.load(checkpoint / "optimizer.pt", weights_only=True, map_location="cpu")
+    optimizer.load_state_dict(saved["optimizer"])
+    scaler.load_state_dict(saved["scaler"])
     states = torch.load(checkpoint / "random.pt", weights_only=True, map_location="cpu")
     if process < len(states):
         set_random_state(states[process])

@@ -6,6 +6,7 @@ Exit status: 0 done; 2 the input is wrong (one sentence on stderr); 130 interrup
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -45,17 +46,17 @@ def train(
     try:
         run = train_config(settings)
     except Interrupted as stopped:
-        command = " ".join(
-            ["flowgrpo train", str(path), *(o for o in overrides or [] if not o.startswith("run.resume="))]
-        )
-        say(f"interrupted after step {stopped.step}, checkpoint written; go on with: {command} run.resume=true")
+        kept = [o for o in overrides or [] if not o.startswith("run.resume=")]
+        command = shlex.join(["flowgrpo", "train", str(path), *kept, "run.resume=true"])
+        say(f"interrupted after step {stopped.step}, checkpoint written; go on with: {command}")
         raise typer.Exit(130) from None
     if launch.is_main():
         held_out = [line["reward/mean"] for line in run.metrics if line["phase"] == "eval"]
+        held_out = [value for value in held_out if value is not None]
         if len(held_out) > 1:
             out.print(f"held-out reward {held_out[0]:.3f} -> {held_out[-1]:.3f}")
-        out.print(f"run      {run.folder}")
-        out.print(f"gallery  {run.folder / 'gallery.html'}", soft_wrap=True)
+        out.print(f"run      {run.folder}", soft_wrap=True, markup=False)
+        out.print(f"gallery  {run.folder / 'gallery.html'}", soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -119,7 +120,7 @@ def sample(
     if form == "json":
         print(json.dumps({"folder": str(out_folder), "samples": lines}, indent=1))
     else:
-        out.print(f"{len(lines)} samples in {out_folder}", soft_wrap=True)
+        out.print(f"{len(lines)} samples in {out_folder}", soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -133,7 +134,7 @@ def gallery(
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"{folder}: there is no such folder")
-    out.print(str(write_gallery(folders, out_file or folders[0] / "gallery.html")), soft_wrap=True)
+    out.print(str(write_gallery(folders, out_file or folders[0] / "gallery.html")), soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -178,7 +179,7 @@ def export(
             )
         )
     else:
-        out.print(f"step {done.step} ({done.kind}) in {done.folder}", soft_wrap=True)
+        out.print(f"step {done.step} ({done.kind}) in {done.folder}", soft_wrap=True, markup=False)
 
 
 def say(sentence: str) -> None:

@@ -82,7 +82,7 @@ class Algorithm(Strict):
 class Optimizer(Strict):
     """AdamW."""
 
-    betas: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.9, 0.999]
+    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.999]
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(1e-4, ge=0)
 
@@ -123,7 +123,7 @@ class Checkpoint(Strict):
 class Run(Strict):
     """Where and how a run lives."""
 
-    name: str = Field("demo", pattern=r"^[\w.-]+$")
+    name: str = Field("demo", pattern=r"^[\w-][\w.-]*$")
     dir: str = "runs"
     seed: int = Field(0, ge=0)
     processes: int = Field(1, ge=1)
@@ -152,19 +152,36 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def _geometry(self) -> Config:
-        parts = self.train.updates * self.run.processes
-        if self.train.groups % parts:
-            below = self.train.groups // parts * parts
-            choices = [str(n) for n in (below, below + parts) if n]
-            raise InputError(
-                f"train.groups: {self.train.groups} groups do not divide into train.updates = {self.train.updates} parts "
-                f"on run.processes = {self.run.processes}, take {' or '.join(choices)}"
-            )
+        check_geometry(self.train.groups, self.train.updates, self.run.processes)
         return self
 
 
+def check_geometry(groups: int, updates: int, processes: int) -> None:
+    """Every process must have equally many groups of each part.
+
+    Raises:
+        InputError: they do not divide; names the nearest numbers that do.
+    """
+    parts = updates * processes
+    if groups % parts:
+        below = groups // parts * parts
+        choices = " or ".join(str(n) for n in (below, below + parts) if n)
+        raise InputError(
+            f"train.groups: {groups} groups do not divide into train.updates = {updates} parts on {processes} processes, "
+            f"take {choices}"
+        )
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML in which 3e-4 is a number, as everyone who writes it means."""
+    """YAML in which 3e-4 is a number, as everyone who writes it means, and a key stands once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The map, if no key of it is written twice."""
+        keys = [key.value for key, _ in node.value]
+        for key, _ in node.value:
+            if keys.count(key.value) > 1:
+                raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 _Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
@@ -200,7 +217,11 @@ def load(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) ->
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path}: no such config file{_similar_file(path)}")
-    written = parse_yaml(path.read_text(), str(path))
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    written = parse_yaml(text, str(path))
     if not isinstance(written, dict):
         raise InputError(f"{path}: a config is a map of keys such as model and rewards, not {type(written).__name__}")
     items = overrides.items() if isinstance(overrides, Mapping) else map(override, overrides)
@@ -285,7 +306,7 @@ def _sentence(error: ValidationError, model: type[Strict], prefix: tuple[str, ..
     if kind == "model_type":
         return f"{place}: {value!r} is not a map of keys"
     if kind == "string_pattern_mismatch":
-        return f"{place}: {value!r} may hold only letters, digits, '.', '_' and '-'"
+        return f"{place}: {value!r} may hold only letters, digits, '.', '_' and '-', and not begin with '.'"
     return f"{place}: {value!r} is wrong, {first['msg'][0].lower()}{first['msg'][1:]}"
 
 

@@ -17,14 +17,12 @@ class Units:
     Attributes:
         values: (U, R) float64, one column per reward; NaN where a reward does not apply or was lost.
         comparison: (U,) integer of the set a unit is compared within.
-        group: (U,) integer of the prompt group.
         weight: (U,) float64 weight of its edges in the loss.
         of_edge: (nodes,) unit that the edge to each node belongs to, -1 for none.
     """
 
     values: torch.Tensor
     comparison: torch.Tensor
-    group: torch.Tensor
     weight: torch.Tensor
     of_edge: torch.Tensor
 
@@ -49,4 +47,4 @@ def terminal(tree: Tree, rewards: torch.Tensor) -> Units:
                 )
             of_edge[edge] = unit
     group = torch.tensor([tree.nodes[leaf].root.group for leaf in tree.leaves])
-    return Units(rewards, group, group, torch.ones(len(group), dtype=torch.float64), of_edge)
+    return Units(rewards, group, torch.ones(len(group), dtype=torch.float64), of_edge)

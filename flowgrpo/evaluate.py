@@ -52,7 +52,7 @@ def evaluate(
         indices = own[at : at + micro_batch]
         rows = [Row(prompts[i].text, i, prompts[i].columns) for i in indices]
         images = policy.generate(rows)
-        values = score(rewards, images, rows).values.tolist()
+        values = score(rewards, images, rows, one_group=False).values.tolist()
         for index, row, value, image in zip(indices, rows, values, images, strict=True):
             named = {r.name: None if v != v else v for r, v in zip(rewards, value, strict=True)}
             samples.append(Sample(index, row, named, image.cpu() if index < keep else None))

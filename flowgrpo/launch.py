@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
+
+GRACE = 20  # seconds
 
 
 def needed(processes: int) -> bool:
@@ -22,22 +27,46 @@ def is_main() -> bool:
 def relaunch(processes: int) -> int:
     """Run this command line in so many processes and wait; returns the status of the first that did not end well, or 0.
 
-    Ctrl-C reaches the children by itself, and SIGTERM is passed on, so each finishes its iteration.
+    Ctrl-C and SIGTERM are passed on, so each process finishes its iteration. When one dies, the others are ended, and
+    what it said is shown.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     shared["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-m", "flowgrpo", *sys.argv[1:]],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=None if rank == 0 else subprocess.DEVNULL,
-        )
-        for rank in range(processes)
-    ]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: [child.terminate() for child in children])
-    statuses = [child.wait() for child in children]
-    return next((status for status in statuses if status), 0)
+    with tempfile.TemporaryDirectory() as folder:
+        heard = [open(os.path.join(folder, str(rank)), "w+") for rank in range(processes)]  # noqa: SIM115
+        children = [
+            subprocess.Popen(
+                [sys.executable, "-m", "flowgrpo", *sys.argv[1:]],
+                env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stderr=None if rank == 0 else heard[rank],
+                start_new_session=True,  # a Ctrl-C reaches this process alone, which passes it on once
+            )
+            for rank in range(processes)
+        ]
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: [child.send_signal(number) for child in children])
+        failed = _first_failure(children)
+        if failed is None:
+            return 0
+        status = children[failed].returncode
+        if children[0].returncode != status:
+            heard[failed].seek(0)
+            sys.stderr.write(f"process {failed} of {processes} failed:\n{heard[failed].read()}")
+        return status if status > 0 else 128 - status
+
+
+def _first_failure(children: list[subprocess.Popen]) -> int | None:
+    """Wait for all; the rank that failed first, or None. After a failure the others have `GRACE` seconds to end."""
+    failed, deadline = None, math.inf
+    while any(child.poll() is None for child in children):
+        ended = [rank for rank, child in enumerate(children) if child.returncode]
+        if ended and failed is None:
+            failed, deadline = ended[0], time.monotonic() + GRACE
+        if time.monotonic() > deadline:
+            for child in children:
+                child.kill()
+        time.sleep(0.1)
+    return failed if failed is not None else next((r for r, child in enumerate(children) if child.returncode), None)

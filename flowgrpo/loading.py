@@ -148,7 +148,8 @@ def rewards(uses: Sequence[RewardUse], eval_uses: Sequence[RewardUse] = ()) -> t
 
 def check_rewards(rewards: Sequence[Reward], prompt: Prompt, call: dict[str, Any]) -> None:
     """Call every reward on two synthetic pictures of the size that `call` asks for."""
-    height, width = (int(call.get(side) or 64) for side in ("height", "width"))
+    sides = [call.get(side) for side in ("height", "width")]
+    height, width = (side if isinstance(side, int) else 64 for side in sides)
     ramp = torch.linspace(0, 1, width).expand(height, width)
     picture = torch.stack([ramp, ramp.flip(1), torch.full((height, width), 0.5)])
     for reward in rewards:

@@ -29,12 +29,15 @@ def plan(config: Config) -> dict[str, Any]:
     """
     train, algorithm = config.train, config.algorithm
     call, branches = call_and_branches(config)
+    eval_call, eval_branches = call_and_branches(config, config.eval.call)
+    prompts.load(config.prompts.train, "prompts.train")
+    loading.rewards(config.rewards, config.eval_rewards)
     num_steps = call["num_inference_steps"]
     tree = _dry_run(config, num_steps)
     trained = [e for e in tree.evaluations if e.trained]
     rolled, updated = (branches * sum(len(e.rows) for e in part) for part in (tree.evaluations, trained))
     held_out = min(config.eval.prompts, len(prompts.load(config.prompts.eval, "prompts.eval")))
-    eval_steps = config.eval.call.get("num_inference_steps", num_steps)
+    eval_evaluations = held_out * eval_call["num_inference_steps"] * eval_branches
     return {
         "preset": algorithm.preset,
         "axes": {axis: getattr(algorithm, axis).name for axis in ("tree", "kernel", "credit", "baseline", "objective")},
@@ -55,7 +58,7 @@ def plan(config: Config) -> dict[str, Any]:
         },
         "decoded": len(tree.leaves),
         "reward_calls": len(tree.leaves) * len(config.rewards),
-        "evaluation": {"model_evaluations": held_out * eval_steps * branches, "decoded": held_out},
+        "evaluation": {"model_evaluations": eval_evaluations, "decoded": held_out},
         "config": config.model_dump(mode="json"),
     }
 
@@ -78,14 +81,20 @@ def _dry_run(config: Config, num_steps: int):
     )
 
 
-def call_and_branches(config: Config) -> tuple[dict[str, Any], int]:
-    """The pipeline's call arguments with `num_inference_steps` filled in, and how many samples a guided step evaluates."""
+def call_and_branches(config: Config, over: dict[str, Any] | None = None) -> tuple[dict[str, Any], int]:
+    """The pipeline's call arguments with `num_inference_steps` filled in, and how many samples a guided step evaluates.
+
+    Args:
+        over: `eval.call`, which goes over `model.call`.
+    """
     pipeline = pipeline_class(config.model.path)
     call = {
         **(loading.BUILT_IN[config.model.path][1] if config.model.path in loading.BUILT_IN else {}),
         **config.model.call,
     }
     checked_call(pipeline, call)
+    checked_call(pipeline, over or {}, "eval.call")
+    call = {k: v for k, v in {**call, **(over or {})}.items() if v is not None}
     parameters = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
     call.setdefault("num_inference_steps", parameters["num_inference_steps"].default)
     return call, guidance_branches(pipeline, call)

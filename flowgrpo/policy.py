@@ -22,6 +22,7 @@ from flowgrpo.errors import InputError, nearest
 from samplers.kernels import State
 from samplers.scheduler import FlowSDEScheduler
 
+SLICING_TOLERANCE = 1e-3
 OURS = ("prompt", "latents", "generator", "output_type", "return_dict", "num_images_per_prompt", "sigmas", "timesteps")
 
 
@@ -52,6 +53,9 @@ class Policy(Protocol):
 
     def prepare(self, prompts: Sequence[str]) -> None:
         """Do once what depends on prompts only, before training starts."""
+
+    def rest(self) -> None:
+        """Make room: everything is prepared."""
 
     def start(self, rows: Sequence[Row]) -> State:
         """Initial states (B, ...) in the storage dtype, each from its row's seed alone."""
@@ -127,16 +131,20 @@ class DiffusersPolicy:
         """Other call arguments for a while, as evaluation may want them; None removes one."""
         before, table = self.call, self._sigmas
         merged = {k: v for k, v in {**before, **call}.items() if v is not None}
-        self.call, self._sigmas = checked_call(type(self.pipe), merged), None
+        checked_call(type(self.pipe), call, "eval.call")
+        self.call, self._sigmas = merged, None
         try:
             yield
         finally:
             self.call, self._sigmas = before, table
 
     def prepare(self, prompts: Sequence[str]) -> None:
-        """Encode prompts and let the text encoders rest."""
+        """Encode prompts."""
         for prompt in dict.fromkeys(prompts):
             self.start([Row(prompt, 0)])
+
+    def rest(self) -> None:
+        """Let the text encoders rest."""
         self.embeddings.rest()
 
     def start(self, rows: Sequence[Row]) -> State:
@@ -167,6 +175,45 @@ class DiffusersPolicy:
         """Images float32 (B, 3, H, W) in [0, 1] of B prompts, by the pipeline's own ODE; prompt i starts from seed + i."""
         return self.generate([Row(prompt, seed + i) for i, prompt in enumerate(prompts)])
 
+    @torch.no_grad()
+    def check(self, prompt: str, key: str = "model.call") -> None:
+        """Run one sample whole, and again step by step, which must agree: a rollout walks in steps.
+
+        Args:
+            key: the place of the call arguments in the config.
+
+        Raises:
+            InputError: the pipeline refuses its call arguments, or counts its own steps (skip-layer guidance and the like).
+        """
+        rows = [Row(prompt, 0)]
+        try:
+            gap = self._slicing_gap(rows)
+        except (ValueError, TypeError) as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"{key}: {type(self.pipe).__name__} refuses it: {reason[:300]}") from error
+        if gap <= SLICING_TOLERANCE:
+            return
+        for name in self.call:
+            if name not in ("num_inference_steps", "height", "width"):
+                with self.calling(**{name: None}):
+                    if self._slicing_gap(rows) <= SLICING_TOLERANCE:
+                        raise InputError(
+                            f"{key}.{name}: {type(self.pipe).__name__} counts its own steps for it, so a step alone "
+                            f"differs from the same step in a whole run (by {gap:.1e} of a standard deviation), remove it"
+                        )
+        raise InputError(
+            f"model.path: a step of {type(self.pipe).__name__} alone differs from the same step in a whole run "
+            f"(by {gap:.1e} of a standard deviation), so it cannot be trained here"
+        )
+
+    def _slicing_gap(self, rows: Sequence[Row]) -> float:
+        """Largest difference of final latents between a whole run and its slices, in standard deviations."""
+        whole = self._slice(rows, None)
+        (state,) = self.start(rows)
+        for step in range(len(self.sigmas) - 1):
+            state = self._slice(rows, range(step, step + 1), (state,))
+        return float((state - whole).float().abs().max() / whole.float().std())
+
     def _slice(
         self, rows: Sequence[Row], steps, state: State | None = None, output_type: str = "latent"
     ) -> torch.Tensor:
@@ -194,8 +241,8 @@ class DiffusersPolicy:
         self.evaluations += len(batch)
 
 
-def checked_call(pipeline: type, call: dict[str, Any]) -> dict[str, Any]:
-    """`call`, if the pipeline takes all of it.
+def checked_call(pipeline: type, call: dict[str, Any], key: str = "model.call") -> dict[str, Any]:
+    """`call`, if the pipeline takes all of it; `key` is its place in the config.
 
     Raises:
         InputError: an unknown argument, or one that is the policy's own business.
@@ -203,10 +250,13 @@ def checked_call(pipeline: type, call: dict[str, Any]) -> dict[str, Any]:
     known = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
     for name in call:
         if name in OURS:
-            raise InputError(f"model.call.{name}: set by flowgrpo itself, remove it")
+            raise InputError(f"{key}.{name}: set by flowgrpo itself, remove it")
         if name not in known:
             choices = [k for k in known if k not in OURS and k != "self"]
-            raise InputError(f"model.call.{name}: {pipeline.__name__} has no such argument, {nearest(name, choices)}")
+            raise InputError(f"{key}.{name}: {pipeline.__name__} has no such argument, {nearest(name, choices)}")
+    steps = call.get("num_inference_steps")
+    if steps is not None and not (isinstance(steps, int) and steps > 0):
+        raise InputError(f"{key}.num_inference_steps: {steps!r} is not a number of steps")
     return dict(call)
 
 
@@ -235,6 +285,9 @@ class FieldPolicy:
 
     def prepare(self, prompts: Sequence[str]) -> None:
         """Nothing depends on prompts only."""
+
+    def rest(self) -> None:
+        """Nothing rests."""
 
     def calling(self, **call: Any) -> AbstractContextManager[None]:
         """A field has no call arguments.

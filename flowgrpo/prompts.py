@@ -43,7 +43,7 @@ def load(source: str, key: str = "prompts") -> list[Prompt]:
     if path.suffix not in (".txt", ".jsonl"):
         raise InputError(f"{key}: {source} is neither a .txt file (one prompt per line) nor a .jsonl file")
     try:
-        lines = [(i, line.strip()) for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)]
+        lines = [(i, line.strip()) for i, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1)]
     except UnicodeDecodeError as error:
         raise InputError(f"{key}: {source} is not UTF-8 text (byte {error.start})") from None
     if path.suffix == ".txt":

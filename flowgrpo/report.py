@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import resource
@@ -75,7 +76,7 @@ class Report:
         if not self.accelerator.is_main_process:
             return
         with self.path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps({k: _finite(v) for k, v in line.items()}) + "\n")
         numbers = {f"{line['phase']}/{k}": v for k, v in line.items() if isinstance(v, (int, float)) and k != "step"}
         self.accelerator.log(numbers, step=line["step"])
         self._show(line)
@@ -83,17 +84,23 @@ class Report:
     def _show(self, line: dict[str, Any]) -> None:
         step = line["step"]
         if line["phase"] == "eval":
-            self.console.print(f"step {step}: held-out reward [bold]{_number(line['reward/mean'])}[/bold]", highlight=False)
+            self.console.print(
+                f"step {step}: held-out reward [bold]{_number(line['reward/mean'])}[/bold]", highlight=False
+            )
             return
         seconds = [f"{line[f'time/{name}']:.1f}" for name in ("rollout", "reward", "update")]
-        numbers = (
-            f"reward {_number(line['reward/mean'])}  drift {line['policy/max_abs_log_ratio']:.0e}  s {'/'.join(seconds)}"
-        )
+        reward, drift = _number(line["reward/mean"]), line["policy/max_abs_log_ratio"]
+        numbers = f"reward {reward}  drift {drift:.0e}  s {'/'.join(seconds)}"
         self._progress.update(self._task, completed=step, numbers=numbers)
         if not self.console.is_terminal:
             left = (time.perf_counter() - self._started) / max(step - self._first, 1) * (self.iterations - step)
             eta = f"{int(left) // 60}:{int(left) % 60:02d}"
             self.console.print(f"step {step}/{self.iterations}  {numbers}  ETA {eta}", highlight=False)
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows neither NaN nor infinity; what has no value is null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _number(value: float | None) -> str:

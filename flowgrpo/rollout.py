@@ -35,19 +35,28 @@ class Scores:
 
 
 @torch.no_grad()
-def score(rewards: Sequence[Reward], samples: torch.Tensor, rows: Sequence[Row]) -> Scores:
-    """Every reward of every sample of one group. A reward that raises is tried again, then its samples count as lost."""
+def score(rewards: Sequence[Reward], samples: torch.Tensor, rows: Sequence[Row], one_group: bool = True) -> Scores:
+    """Every reward of every sample. A reward that raises is tried again, then its samples count as lost.
+
+    Args:
+        one_group: whether the samples are one group; otherwise each is a group of its own, and group-wise rewards meet
+            them one by one.
+    """
     started = time.perf_counter()
-    columns = {name: [row.columns[name] for row in rows] for name in (rows[0].columns if rows else ())}
-    values = torch.stack(
-        [_attempt(reward, samples, [row.prompt for row in rows], columns) for reward in rewards], dim=1
-    )
+    columns = []
+    for reward in rewards:
+        size = len(rows) if one_group or not reward.group_wise else 1
+        calls = [slice(at, at + size) for at in range(0, len(rows), size)]
+        columns.append(torch.cat([_attempt(reward, samples[call], rows[call]) for call in calls]))
+    values = torch.stack(columns, dim=1)
     lost = values.isinf().any(1)
     values[lost] = torch.nan
     return Scores(values, lost, time.perf_counter() - started)
 
 
-def _attempt(reward: Reward, samples: torch.Tensor, prompts: list[str], columns: dict[str, list]) -> torch.Tensor:
+def _attempt(reward: Reward, samples: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    prompts = [row.prompt for row in rows]
+    columns = {name: [row.columns[name] for row in rows] for name in rows[0].columns}
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return reward(samples, prompts, columns)

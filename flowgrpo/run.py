@@ -10,16 +10,23 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import LoggerType, set_seed
 
 from flowgrpo import config, loading, prompts, report
 from flowgrpo.config import Config
-from flowgrpo.errors import InputError
+from flowgrpo.config import Run as Place
+from flowgrpo.errors import InputError, nearest
 from flowgrpo.gallery import write_gallery
 from flowgrpo.policy import DiffusersPolicy
 from flowgrpo.trainer import Trainer
 
-MAY_DIFFER = ("train.iterations", "run.", "eval.", "eval_rewards")  # between a run and its resumption
+MAY_DIFFER = (
+    "train.iterations",
+    "eval.",
+    "eval_rewards",
+    *(f"run.{key}" for key in Place.model_fields if key != "seed"),
+)
 
 
 @dataclass(frozen=True)
@@ -50,11 +57,19 @@ def train_config(settings: Config) -> Run:
         loading.check_rewards([*rewards, *eval_rewards], prompt, settings.model.call)
     folder = settings.run.folder
     _check_folder(settings, folder)
+    _check_trackers(settings.run.trackers)
 
-    cpu = not torch.accelerator.is_available()  # said outright, else accelerate leaves several CPU processes unconnected
+    cpu = (
+        not torch.accelerator.is_available()
+    )  # said outright, else accelerate leaves several CPU processes unconnected
     accelerator = Accelerator(cpu=cpu, log_with=settings.run.trackers or None, project_dir=str(folder))
+    _check_processes(settings, accelerator.num_processes)
     set_seed(settings.run.seed)
     policy, weights = loading.policy_and_weights(settings, accelerator.device)
+    policy.check(train_prompts[0].text)
+    if settings.eval.call:
+        with policy.calling(**settings.eval.call):
+            policy.check(eval_prompts[0].text, "eval.call")
     settings.algorithm.tree.plan(settings.algorithm.kernel.kernel(), len(policy.sigmas) - 1, settings.run.seed, 0)
     for reward in (*rewards, *eval_rewards):
         if hasattr(reward.function, "to"):
@@ -72,11 +87,7 @@ def train_config(settings: Config) -> Run:
     if settings.run.resume:
         trainer.resume()
     if settings.run.trackers:
-        accelerator.init_trackers("flowgrpo", config=settings.model_dump(mode="json"))
-    visited = [
-        p.text for i in range(trainer.done, settings.train.iterations) for p in _visited(settings, train_prompts, i)
-    ]
-    policy.prepare([*visited, *(prompt.text for prompt in eval_prompts)])
+        accelerator.init_trackers("flowgrpo", config={k: str(v) for k, v in _flat(settings.model_dump()).items()})
     try:
         trainer.run()
     finally:
@@ -89,8 +100,24 @@ def train_config(settings: Config) -> Run:
     return Run(folder, trainer.report.lines, policy)
 
 
-def _visited(settings: Config, all_prompts: list[prompts.Prompt], iteration: int) -> list[prompts.Prompt]:
-    return prompts.for_iteration(all_prompts, settings.train.groups, settings.run.seed, iteration)
+def _check_processes(settings: Config, processes: int) -> None:
+    """The geometry for the processes that really run, whoever started them."""
+    if settings.run.processes not in (1, processes):
+        raise InputError(
+            f"run.processes: {settings.run.processes} processes are started by the command flowgrpo train, here "
+            f"{'runs' if processes == 1 else 'run'} {processes}; from Python use accelerate launch"
+        )
+    config.check_geometry(settings.train.groups, settings.train.updates, processes)
+
+
+def _check_trackers(names: Iterable[str]) -> None:
+    """Accelerate would drop a tracker that is not installed with a mere warning."""
+    known, installed = [kind.value for kind in LoggerType if kind is not LoggerType.ALL], get_available_trackers()
+    for name in names:
+        if name not in known:
+            raise InputError(f"run.trackers: there is no tracker {name!r}, {nearest(name, known)}")
+        if name not in [kind.value for kind in installed]:
+            raise InputError(f"run.trackers: {name} is not installed here, install it or remove it")
 
 
 def _check_folder(settings: Config, folder: Path) -> None:

@@ -78,6 +78,8 @@ class Trainer:
             eps=settings.eps,
             weight_decay=settings.weight_decay,
         )
+        # Half a float's range is too small for gradients; for float32 and bfloat16 this multiplies by nothing.
+        self.scaler = torch.amp.GradScaler(self.accelerator.device.type, enabled=config.model.dtype == "float16")
         self.reward_weights = torch.tensor([reward.weight for reward in rewards], dtype=torch.float64)
         self.done = 0  # iterations
         self.report = Report(self.folder, self.accelerator, config.train.iterations)
@@ -88,7 +90,9 @@ class Trainer:
         checkpoints = self.folder / "checkpoints"
         if checkpoint.steps(checkpoints):
             latest = checkpoint.find(checkpoints)
-            self.done = checkpoint.load(latest, self.weights, self.optimizer, self.accelerator.process_index)
+            self.done = checkpoint.load(
+                latest, self.weights, self.optimizer, self.scaler, self.accelerator.process_index
+            )
         self.report.forget_after(self.done if self.done else -1)
         if self.accelerator.is_main_process:
             self.samples.forget_after(self.done if self.done else -1)
@@ -100,6 +104,7 @@ class Trainer:
             Interrupted: Ctrl-C or SIGTERM came; the iteration was finished and a checkpoint written.
         """
         train, run = self.config.train, self.config.run
+        self._prepare()
         with self.report, _stop_requests() as stop:
             self.report.start(self.done)
             if self.done == 0:
@@ -116,6 +121,19 @@ class Trainer:
                     self._checkpoint()
                 if stopping and not last:
                     raise Interrupted(self.done)
+
+    def _prepare(self) -> None:
+        """Encode what this process will meet."""
+        rank, processes = self.accelerator.process_index, self.accelerator.num_processes
+        with self.policy.calling(**self.config.eval.call):
+            self.policy.prepare([prompt.text for prompt in self.eval_prompts[rank::processes]])
+        for iteration in range(self.done, self.config.train.iterations):
+            self.policy.prepare([prompt.text for prompt in self._prompts(iteration)[rank::processes]])
+        self.policy.rest()
+
+    def _prompts(self, iteration: int) -> list[Prompt]:
+        """The prompts of an iteration's groups, on all processes."""
+        return prompts_of.for_iteration(self.train_prompts, self.config.train.groups, self.config.run.seed, iteration)
 
     def _iterate(self) -> dict[str, Any]:
         config, iteration = self.config, self.done
@@ -141,6 +159,7 @@ class Trainer:
                     part,
                     config.train.max_grad_norm,
                     self._sum,
+                    self.scaler,
                 )
             )
         update_evaluations = self.policy.evaluations - evaluations - rollout_evaluations
@@ -157,7 +176,7 @@ class Trainer:
     def _roots(self) -> list[Root]:
         """This process's roots of the iteration. Groups are integers, and every process has as many of each part."""
         train, seed, tree = self.config.train, self.config.run.seed, self.config.algorithm.tree
-        chosen = prompts_of.for_iteration(self.train_prompts, train.groups, seed, self.done)
+        chosen = self._prompts(self.done)
         per_part = train.groups // train.updates
         roots = []
         for part in range(train.updates):
@@ -202,11 +221,12 @@ class Trainer:
         edges = max(1, sum(m.edges for m in every))
         kls = [m.kl for m in every if m.kl is not None]
         return {
-            "policy/max_abs_log_ratio": max(own[0].drift for own in everyone),
+            "policy/max_abs_log_ratio": float(torch.tensor([own[0].drift for own in everyone]).max()),
             "policy/mean_abs_log_ratio": sum(m.ratio for m in every) / edges,
             "policy/clip_fraction": sum(m.clipped for m in every) / edges,
             "policy/kl": sum(kls) / edges if kls else None,
-            "policy/grad_norm": max(m.grad_norm for m in measured),
+            "policy/grad_norm": float(torch.tensor([m.grad_norm for m in measured]).max()),
+            "policy/skipped_updates": sum(m.skipped for m in measured),
         }
 
     def _counts(self, rolled: int, updated: int, measured: list[Measured], leaves: int) -> dict[str, int]:
@@ -224,6 +244,7 @@ class Trainer:
         if not self.eval_prompts:
             return
         started, random_state = time.perf_counter(), checkpoint.random_state()
+        evaluations = self.policy.evaluations
         with self.weights.averaged(), self.policy.calling(**self.config.eval.call):
             samples = evaluate(
                 self.policy,
@@ -247,6 +268,8 @@ class Trainer:
                 "reward/mean": _mean(totals),
                 "reward/std": float(finite.std(correction=0)) if len(finite) else None,
                 **named,
+                "cost/model_evaluations": int(self._sum(torch.tensor(self.policy.evaluations - evaluations))),
+                "cost/decoded": len(samples),
                 "time/eval": time.perf_counter() - started,
             }
         )
@@ -257,7 +280,7 @@ class Trainer:
         states = gather_object([checkpoint.random_state()])
         if self.accelerator.is_main_process:
             folder, keep = self.folder / "checkpoints", self.config.run.checkpoint.keep
-            checkpoint.save(folder, self.done, self.weights, self.optimizer, states, keep)
+            checkpoint.save(folder, self.done, self.weights, self.optimizer, self.scaler, states, keep)
         self.accelerator.wait_for_everyone()
 
     def _sum(self, tensor: torch.Tensor) -> torch.Tensor:

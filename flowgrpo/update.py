@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ class Measured:
         clipped: how many the clip stopped.
         kl: sum of the divergence from the reference, None if none is computed.
         grad_norm: of the whole gradient, before it is cut.
+        skipped: 1 if the gradient was not finite, so that no step was taken.
     """
 
     edges: int = 0
@@ -35,6 +37,7 @@ class Measured:
     clipped: int = 0
     kl: float | None = None
     grad_norm: float = 0.0
+    skipped: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,9 @@ class Credited:
     advantages: torch.Tensor
 
     def weights(self, edges: Edges) -> torch.Tensor:
-        """Weight (E,) of edges in the loss."""
-        return self.units.weight[self.units.of_edge[edges.nodes]]
+        """Weight (E,) of edges in the loss; an edge that belongs to no unit weighs nothing."""
+        unit = self.units.of_edge[edges.nodes]
+        return torch.where(unit >= 0, self.units.weight[unit], 0.0)
 
 
 def step(
@@ -59,14 +63,16 @@ def step(
     part: int,
     max_grad_norm: float,
     reduce: Callable[[torch.Tensor], torch.Tensor],
+    scaler: torch.amp.GradScaler,
 ) -> Measured:
-    """One optimizer step on the edges of one part; none if no edge of it weighs anything.
+    """One optimizer step on the edges of one part; none if no edge of it weighs anything, or a gradient is not finite.
 
     The unit of the update is a rollout evaluation: same rows, same order. The loss is the weighted mean over all edges of
     the part, on all processes.
 
     Args:
         reduce: sum of a tensor over the processes.
+        scaler: of the loss, for float16; a disabled one does nothing.
     """
     evaluations = [e for e in credited.tree.evaluations if e.part == part and e.trained]
     own = sum(float(credited.weights(edges).sum()) for e in evaluations for edges in e.trained)
@@ -77,13 +83,18 @@ def step(
     optimizer.zero_grad(set_to_none=True)
     for evaluation in evaluations:
         loss = _loss(policy, weights, objective, credited, evaluation, measured)
-        (loss / total).backward()
+        scaler.scale(loss / total).backward()
     for p in weights.parameters:
         if p.grad is not None:
             p.grad = reduce(p.grad)
+    scaler.unscale_(optimizer)
     measured.grad_norm = float(torch.nn.utils.clip_grad_norm_(weights.parameters, max_grad_norm))
-    optimizer.step()
-    weights.after_update()
+    if math.isfinite(measured.grad_norm):
+        optimizer.step()
+        weights.after_update()
+    else:
+        measured.skipped = 1
+    scaler.update()
     return measured
 
 
@@ -130,6 +141,6 @@ def _terms(credited: Credited, evaluation: Evaluation, edges: Edges, velocity, r
 def _measure(terms: Terms, objective: Choice, measured: Measured) -> None:
     gap = (terms.log_prob - terms.old_log_prob).abs()
     measured.edges += len(gap)
-    measured.drift = max(measured.drift, float(gap.max()))
+    measured.drift = float(torch.tensor([measured.drift, gap.max()]).max())  # unlike Python's max, this keeps NaN
     measured.ratio += float(gap.sum())
     measured.clipped += int(objective.clipped(terms).sum())

@@ -8,11 +8,14 @@ registered. A class with `__init__(self, **options)` and `__call__` as above may
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib
 import importlib.util
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -147,13 +150,13 @@ def _find(use: str) -> Any:
     if colon and place.endswith(".py"):
         return _attribute(_load_file(Path(place), use), attribute, use)
     if colon:
-        try:
-            return _attribute(importlib.import_module(place), attribute, use)
-        except ModuleNotFoundError as error:
-            raise RewardError(f"the reward {use!r}: no module {error.name!r} can be imported") from None
+        with _explained(use, place):
+            module = importlib.import_module(place)
+        return _attribute(module, attribute, use)
     installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if use in installed:
-        return installed[use].load()
+        with _explained(use, installed[use].value):
+            return installed[use].load()
     known = [*BUILT_IN, *installed]
     close = difflib.get_close_matches(use, known, 1)
     hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(known)}, or write ./file.py:function"
@@ -163,13 +166,23 @@ def _find(use: str) -> Any:
 def _load_file(path: Path, use: str) -> Any:
     if not path.is_file():
         raise RewardError(f"the reward {use!r}: there is no file {path}")
-    spec = importlib.util.spec_from_file_location(f"flowgrpo_reward_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    try:
+    digest = hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
+    spec = importlib.util.spec_from_file_location(f"flowgrpo_reward_{path.stem}_{digest}", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses and pickle look there
+    with _explained(use, path):
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise RewardError(f"the reward {use!r}: {path} could not be run: {type(error).__name__}: {error}") from error
     return module
+
+
+@contextmanager
+def _explained(use: str, place: object) -> Iterator[None]:
+    """Whatever goes wrong in code that is not ours, as one sentence."""
+    try:
+        yield
+    except Exception as error:
+        raise RewardError(
+            f"the reward {use!r}: {place} could not be imported: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _attribute(module: Any, name: str, use: str) -> Any:

@@ -29,7 +29,8 @@ def random_window(size: int, first: int, end: int, rng: np.random.Generator) -> 
 def sliding_window(size: int, first: int, end: int, iteration: int, every: int, stride: int) -> range:
     """The window at `iteration`: it starts at `first`, moves by `stride` each `every` iterations, and stays at the end.
 
-    MixGRPO's progressive strategy (arXiv 2507.21802, Algorithm 1).
+    MixGRPO's progressive strategy (arXiv 2507.21802, Algorithm 1). Its code can also go back to the start once the end is
+    reached; we read the paper, which stays.
     """
     start = min(first + iteration // every * stride, end - size)
     return range(start, start + size)

@@ -44,6 +44,8 @@ class Step:
 class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
     """Flow matching with a choice of kernel; every argument of the parent has the parent's meaning.
 
+    But `stochastic_sampling`, which is a kernel of its own: it is taken from a config, and `kernel` decides.
+
     Args:
         kernel: `ode`, `flow_sde`, `dance_sde` or `cps` (see `samplers.kernels`).
         noise_level: the kernel's level; None takes the published default (`DEFAULT_LEVELS`).
@@ -144,11 +146,11 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         """The parent's table; `sigmas` stays whole and readable, `timesteps` holds only what will be iterated."""
         super().set_timesteps(num_inference_steps, device, sigmas=sigmas, mu=mu, timesteps=timesteps)
         self.history = []
-        self._step_index = 0
         if isinstance(self._steps, range):
             self._step_index = self._steps.start
             self.timesteps = self.timesteps[self._steps.start : self._steps.stop]
         elif self._steps is not None:
+            self._step_index = 0
             self.sigmas = torch.tensor(self._steps, dtype=torch.float32, device=device)
             self.timesteps = self.sigmas[:-1] * self.config.num_train_timesteps
         self.num_inference_steps = len(self.timesteps)
@@ -169,7 +171,8 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         """Move by the kernel, and append a `Step` to `history` if `recording`.
 
         The next sample is rounded to the model's dtype before its log-probability is taken, so a replay of what was
-        stored scores exactly what was drawn. `timestep` is not read: sigmas go by index. `s_churn` to `s_noise` have no
+        stored scores exactly what was drawn. Sigmas go by index; `timestep` is read only to find the first one, as in the
+        parent, unless a slice or a begin index says it. `s_churn` to `s_noise` have no
         effect, as in the parent.
 
         Raises:
@@ -177,6 +180,8 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         """
         if per_token_timesteps is not None:
             raise ValueError("per_token_timesteps: FlowSDEScheduler moves all tokens of a sample at one sigma")
+        if self._step_index is None:
+            self._init_step_index(timestep)
         sigma, sigma_next = self.sigmas[self._step_index].item(), self.sigmas[self._step_index + 1].item()
         kernel = ODE if self.config.last_step_ode and sigma_next == 0 else self.kernel
         (mean,), std = transition(kernel, (sample,), (model_output,), sigma, sigma_next, self.sigmas[1].item())

@@ -12,6 +12,7 @@ from diffusers import StableDiffusion3Pipeline
 from safetensors.torch import load_file
 
 from flowgrpo.cli import main
+from flowgrpo.errors import InputError
 
 CALL = {"num_inference_steps": 4, "guidance_scale": 1.0, "height": 16, "width": 16, "max_sequence_length": 1}
 
@@ -116,6 +117,34 @@ def test_a_manifest_line_reproduces_its_picture_in_the_stock_pipeline(workplace,
             ["train", "tiny.yaml", "algorithm.tree={name: window, size: 9}"],
             "algorithm.tree.size: a window of 9 does not fit",
         ),
+        (
+            ["train", "tiny.yaml", "eval.call.guidnace_scale=3"],
+            "eval.call.guidnace_scale: StableDiffusion3Pipeline has no",
+        ),
+        (
+            ["plan", "tiny.yaml", "eval.call.guidnace_scale=3"],
+            "eval.call.guidnace_scale: StableDiffusion3Pipeline has no",
+        ),
+        (["plan", "tiny.yaml", "prompts.train=no.txt"], "prompts.train: there is no file no.txt"),
+        (
+            ["train", "tiny.yaml", "model.call.num_inference_steps=ten"],
+            "num_inference_steps: 'ten' is not a number of steps",
+        ),
+        (["train", "tiny.yaml", "model.call.height=17"], "model.call: StableDiffusion3Pipeline refuses it: `height`"),
+        (["train", "tiny.yaml", "model.call.height=x"], "model.call: StableDiffusion3Pipeline refuses it"),
+        (
+            ["train", "tiny.yaml", "model.call.skip_guidance_layers=[0]", "model.call.guidance_scale=3.0"],
+            "model.call.skip_guidance_layers: StableDiffusion3Pipeline counts its own steps for it",
+        ),
+        (
+            ["train", "tiny.yaml", "algorithm.kernel=cps", "algorithm.tree.last_step=sde"],
+            "algorithm.tree.last_step: cps has no noise at the last step",
+        ),
+        (
+            ["train", "tiny.yaml", "run.trackers=[tensorbord]"],
+            "there is no tracker 'tensorbord', did you mean 'tensorboard'?",
+        ),
+        (["train", "tiny.yaml", "run.trackers=[swanlab]"], "run.trackers: swanlab is not installed here"),
         (["train", "tiny.yaml", "run.resume=true"], "run.resume: there is no run in runs/t"),
         (["plan", "tiny.yaml", "algorithm.kernel=cpss"], "algorithm.kernel: 'cpss' is unknown, did you mean 'cps'?"),
         (["plan", "tiny.yaml", "model.path=./nowhere"], "model.path: there is no folder './nowhere'"),
@@ -155,6 +184,8 @@ def test_an_existing_run_is_not_overwritten_and_a_resume_goes_on_as_it_began(wor
     assert "runs/t exists already; set run.resume=true" in capsys.readouterr().err
     assert main(["train", "tiny.yaml", "run.resume=true", "train.learning_rate=0.5"]) == 2
     assert "train.learning_rate was 0.01 in runs/t and is 0.5 now" in capsys.readouterr().err
+    assert main(["train", "tiny.yaml", "run.resume=true", "run.seed=5"]) == 2
+    assert "run.seed was 0 in runs/t and is 5 now" in capsys.readouterr().err
     assert main(["train", "tiny.yaml", "run.resume=true", "train.iterations=3"]) == 0
     assert [line["step"] for line in metrics(workplace / "runs" / "t")] == [1, 2, 3]
 
@@ -256,6 +287,41 @@ def test_the_cards_code_reproduces_the_cards_picture(workplace):
 
     expected = Image.open("out/sample-0.png").convert("RGB")
     assert max(high for _, high in ImageChops.difference(names["image"].convert("RGB"), expected).getextrema()) <= 1
+
+
+def test_evaluation_with_a_call_of_its_own_finds_its_prompts_encoded(workplace, capsys):
+    options = [
+        "train.iterations=1",
+        "model.text_encoders=free",
+        "eval.call={guidance_scale: 3.0, num_inference_steps: 5}",
+    ]
+    assert main(["plan", "tiny.yaml", *options, "--format", "json"]) == 0
+    planned = json.loads(capsys.readouterr().out)["evaluation"]
+    assert planned == {"model_evaluations": 3 * 5 * 2, "decoded": 3}
+    assert main(["train", "tiny.yaml", *options]) == 0
+    for line in metrics(workplace / "runs" / "t", "eval"):
+        assert {key: line[f"cost/{key}"] for key in planned} == planned
+
+
+def test_float16_learns_through_a_scaled_loss(workplace):
+    options = ["model.dtype=float16", "train.iterations=2", "rewards=[{use: './mine.py:redness'}]"]
+    assert main(["train", "tiny.yaml", *options]) == 0
+    for line in metrics(workplace / "runs" / "t"):
+        assert line["policy/max_abs_log_ratio"] == 0
+        assert line["policy/grad_norm"] > 0
+        assert line["policy/skipped_updates"] == 0
+    moved = weights(workplace / "runs" / "t", 2)
+    assert any(tensor.abs().max() > 0 for name, tensor in moved.items() if "lora_B" in name)
+
+
+def test_processes_that_do_not_divide_the_groups_are_refused(workplace):
+    from flowgrpo import run
+    from flowgrpo.config import load
+
+    with pytest.raises(InputError, match=r"2 groups do not divide into train.updates = 2 parts on 2 processes, take 4"):
+        run._check_processes(load("tiny.yaml"), 2)
+    with pytest.raises(InputError, match=r"run.processes: 2 processes are started by the command flowgrpo train"):
+        run._check_processes(load("tiny.yaml", {"run.processes": 2, "train.groups": 4}), 1)
 
 
 def test_plan_predicts_what_a_run_counts(workplace, capsys):

@@ -21,7 +21,6 @@ def test_every_edge_of_a_chain_belongs_to_its_own_end():
     grown = tree(chain(SDE, (0, 1), (0, 1)))
     rewards = torch.arange(6, dtype=torch.float64).reshape(6, 1)
     units = terminal(grown, rewards)
-    assert units.group.tolist() == [10, 10, 10, 11, 11, 11]
     assert units.values[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
     for node, of in enumerate(units.of_edge.tolist()):
         if grown.nodes[node].parent is None:

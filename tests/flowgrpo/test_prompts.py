@@ -16,6 +16,11 @@ def test_a_jsonl_file_carries_columns(tmp_path):
     assert [p.columns for p in loaded] == [{"count": 2, "tag": None}, {"count": None, "tag": "x"}]
 
 
+def test_only_line_feeds_end_a_line_and_a_byte_order_mark_is_none_of_it(tmp_path):
+    (tmp_path / "p.jsonl").write_text('\ufeff{"prompt": "a\u2028b"}\r\n{"prompt": "c"}\r\n', encoding="utf-8")
+    assert prompts.load(str(tmp_path / "p.jsonl")) == [Prompt("a\u2028b"), Prompt("c")]
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

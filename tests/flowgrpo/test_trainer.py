@@ -237,6 +237,40 @@ def test_a_shared_start_is_one_noise_per_group(tmp_path):
     assert len(set.union(*seeds.values())) == 4
 
 
+def test_group_wise_rewards_meet_one_group_at_a_time(tmp_path):
+    met = []
+
+    def ranked(samples, prompts):
+        met.append(tuple(prompts))
+        return [float(i) for i in range(len(prompts))]
+
+    ranked.group_wise = True
+    chosen = settings(tmp_path, train__iterations=1, eval__every=1)
+    run = trainer(chosen, reward=ranked)
+    run.rewards = [Reward("ranked", ranked, group_wise=True)]
+    run.run()
+    assert [len(call) for call in met] == [1, 1] + [8] * 4 + [1, 1]  # held-out, one sample a prompt; groups; held-out
+    assert all(len(set(call)) == 1 for call in met)
+
+
+class Poisoned(Network):
+    """Not a number as soon as a gradient is asked for."""
+
+    def forward(self, x, sigma, rows):
+        return super().forward(x, sigma, rows) * (math.nan if torch.is_grad_enabled() else 1.0)
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_and_seen(tmp_path):
+    run = trainer(settings(tmp_path, train__iterations=1), Poisoned())
+    before = weights_of(run)
+    run.run()
+    assert all(torch.equal(before[name], t) for name, t in weights_of(run).items())
+    assert lines(run)[0]["policy/skipped_updates"] == 2
+    written = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
+    assert written[1]["policy/max_abs_log_ratio"] is None
+    assert "NaN" not in (tmp_path / "r" / "metrics.jsonl").read_text()
+
+
 def test_a_reward_that_fails_now_and_then_is_tried_again(tmp_path):
     calls = []
 

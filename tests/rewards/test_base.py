@@ -44,6 +44,26 @@ def test_columns_reach_a_reward_that_takes_them_and_none_means_not_applicable(mi
     rewards.load("./mine.py:redness")(IMAGES, ["a", "b"], {"count": [2, None]})  # takes none, and gets none
 
 
+def test_a_file_may_hold_dataclasses_and_two_files_may_share_a_name(mine):
+    (mine / "other").mkdir()
+    text = "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass Constant:\n"
+    text += (
+        "    value: float = {}\n    def __call__(self, images, prompts):\n        return [self.value] * len(prompts)\n"
+    )
+    for place, value in (("r.py", 1.0), ("other/r.py", 2.0)):
+        (mine / place).write_text(text.format(value))
+    first, second = rewards.load("./r.py:Constant"), rewards.load("./other/r.py:Constant")
+    assert first(IMAGES, ["a", "b"], {}).tolist() == [1.0, 1.0]
+    assert second(IMAGES, ["a", "b"], {}).tolist() == [2.0, 2.0]
+
+
+def test_whatever_a_module_raises_is_one_sentence(mine):
+    (mine / "bad.py").write_text("nothing_of_that_name\n")
+    for use in ("bad:f", "./bad.py:f"):
+        with pytest.raises(RewardError, match="could not be imported: NameError"):
+            rewards.load(use)
+
+
 def test_a_class_is_made_with_its_options(mine):
     reward = rewards.load("./mine.py:Scaled", options={"scale": 2.0})
     assert reward.group_wise

@@ -29,6 +29,20 @@ def test_the_table_is_the_parents_bit_for_bit(config):
     assert ours.shift == stock.shift
 
 
+def test_a_begin_index_is_where_it_begins():
+    """As image-to-image pipelines set it from their strength."""
+    stock, ours = FlowMatchEulerDiscreteScheduler(shift=3.0), FlowSDEScheduler(shift=3.0, kernel="ode")
+    x, v = torch.randn(1, 4), torch.randn(1, 4)
+    moved = []
+    for scheduler in (stock, ours):
+        scheduler.set_timesteps(10)
+        scheduler.set_begin_index(5)
+        noised = scheduler.scale_noise(x, scheduler.timesteps[5:6], v)
+        moved.append(scheduler.step(v, scheduler.timesteps[5], noised, return_dict=False)[0])
+    torch.testing.assert_close(*moved)
+    assert ours.history[0].sigma == pytest.approx(0.7072784900665283)
+
+
 def test_the_sigmas_really_used_at_shift_3():
     ours = FlowSDEScheduler(shift=3.0)
     ours.set_timesteps(10)

@@ -124,6 +124,19 @@ def test_samples_and_log_probs_do_not_depend_on_the_micro_batch(micro_batch):
     other = [(n.root.group, n.root.index, n.path, n.role) for n in (cut.nodes[i] for i in cut.leaves)]
     for i, name in enumerate(key):
         torch.testing.assert_close(whole.samples[0][i], cut.samples[0][other.index(name)], rtol=0, atol=1e-5)
+    assert log_probs(whole).keys() == log_probs(cut).keys()
+    for name, value in log_probs(whole).items():
+        assert log_probs(cut)[name] == pytest.approx(value, abs=1e-5)
+
+
+def log_probs(tree):
+    """Of every trained edge, by its address."""
+    return {
+        (node.root.group, node.root.index, node.path, node.role, node.sigma): value
+        for evaluation in tree.evaluations
+        for edges in evaluation.trained
+        for node, value in zip([tree.nodes[i] for i in edges.nodes], edges.log_prob.tolist(), strict=True)
+    }
 
 
 def test_an_evaluation_never_mixes_parts():
