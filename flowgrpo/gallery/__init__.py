@@ -81,7 +81,7 @@ def write_gallery(folders: Sequence[Path], out: Path) -> Path:
 def _section(folder: Path) -> Section:
     samples = folder / "samples" if (folder / "config.yaml").is_file() else folder
     manifest = read_manifest(samples)
-    if not manifest:
+    if not manifest and samples == folder:  # a run that keeps no pictures still has its curve
         raise InputError(f"{folder}: there are no samples to show, it has no manifest.jsonl with lines")
     config = yaml.safe_load((folder / "config.yaml").read_text()) if samples != folder else {}
     weights = {use["name"] or use["use"].rpartition(":")[2]: use["weight"] for use in config.get("rewards", [])}
