@@ -5,8 +5,9 @@
 Three stages: the autoencoder on drawn scenes, the latents of a pool of scenes, then transformer and text encoders
 together by flow matching, in two passes. The model is imperfect on purpose: a share of its training captions describes
 another picture, as captions of the web do, and a larger share in the short second pass, so that what the first has taught
-is there but loosely followed: its pictures are clean, and alignment has something to do. Dropped captions make guidance work. Weights are written as float16 safetensors. The transformer's
-step is compiled, so the script needs a C++ compiler, and torch 2.9 for Muon; on two cores it takes some 36 minutes.
+is there but loosely followed: its pictures are clean, and alignment has something to do. Dropped captions make guidance
+work. Weights are written as float16 safetensors. The transformer's step is compiled, so the script needs a C++ compiler,
+and torch 2.9 for Muon; on two cores it takes some 47 minutes.
 """
 
 from __future__ import annotations

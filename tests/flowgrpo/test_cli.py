@@ -292,6 +292,7 @@ def test_the_cards_code_reproduces_the_cards_picture(workplace):
 def test_evaluation_with_a_call_of_its_own_finds_its_prompts_encoded(workplace, capsys):
     options = [
         "train.iterations=1",
+        "eval.save=0",
         "model.text_encoders=free",
         "eval.call={guidance_scale: 3.0, num_inference_steps: 5}",
     ]
