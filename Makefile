@@ -5,7 +5,7 @@ PY := .venv/bin/python
 .venv/installed: pyproject.toml
 	test -x $(PY) || python3 -m venv .venv
 	$(PY) -m pip install --quiet --disable-pip-version-check uv
-	$(PY) -m uv pip install --quiet --python $(PY) -e '.[test]'
+	$(PY) -m uv pip install --quiet --compile-bytecode --python $(PY) -e '.[test]'
 	touch $@
 
 # Fine-tunes the embedded model on this machine, in the next free runs/demo-N, and ends with the path of its gallery.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,12 +111,25 @@ def _card(run: Path, settings: config.Config, policy: DiffusersPolicy, kind: str
             _snippet(policy, model.path, kind, model.dtype, call, pairs[0][0]),
             "```",
             "",
+            "Or from the command line:",
+            "",
+            "```sh",
+            _command(model.path, kind, model.dtype, call, pairs[0][0]),
+            "```",
+            "",
             "| prompt | seed | picture |",
             "|---|---|---|",
             *(f"| {row.prompt} | {row.seed} | ![]({file}) |" for row, file in pairs),
             "",
         ]
     )
+
+
+def _command(source: str, kind: str, dtype: str, call: dict[str, Any], row: Row) -> str:
+    model = [source, "--adapter", "."] if kind == "lora" else ["."]
+    arguments = [f"{k}={json.dumps(v)}" for k, v in call.items()]
+    options = ["--prompt", row.prompt, "--seed", str(row.seed), "--dtype", dtype, "--out", "samples"]
+    return shlex.join(["flowgrpo", "sample", *model, *options, *arguments])
 
 
 def _snippet(policy: DiffusersPolicy, source: str, kind: str, dtype: str, call: dict[str, Any], row: Row) -> str:

@@ -36,7 +36,7 @@ class Weights:
         self.modules, self.lora, self.decay = modules, lora, ema
         for module in modules.values():
             if lora is None:
-                module.to(torch.float32).requires_grad_(True)
+                module.float().requires_grad_(True)
             else:
                 inject_adapter_in_model(lora, module)
                 for p in module.parameters():
