@@ -133,7 +133,13 @@ def test_a_manifest_line_reproduces_its_picture_in_the_stock_pipeline(workplace,
         (["train", "tiny.yaml", "model.call.height=17"], "model.call: StableDiffusion3Pipeline refuses it: `height`"),
         (["train", "tiny.yaml", "model.call.height=x"], "model.call: StableDiffusion3Pipeline refuses it"),
         (
-            ["train", "tiny.yaml", "model.call.skip_guidance_layers=[0]", "model.call.guidance_scale=3.0"],
+            [
+                "train",
+                "tiny.yaml",
+                "model.call.skip_guidance_layers=[0]",
+                "model.call.skip_layer_guidance_stop=1.0",
+                "model.call.guidance_scale=3.0",
+            ],
             "model.call.skip_guidance_layers: StableDiffusion3Pipeline counts its own steps for it",
         ),
         (

@@ -107,6 +107,7 @@ def test_prompts_are_encoded_once_and_the_encoders_can_go():
     policy.pipe.text_encoder.register_forward_hook(lambda *_: calls.append(1))
     before = policy.pipe.text_encoder
     policy.prepare([*PROMPTS, *PROMPTS])
+    policy.rest()
     assert len(calls) == 3
     assert policy.pipe.text_encoder is None
     rolled_out(policy)
@@ -116,6 +117,7 @@ def test_prompts_are_encoded_once_and_the_encoders_can_go():
 
     policy = policy_of("sd3", text_encoders="offload")
     policy.prepare(PROMPTS)
+    policy.rest()
     assert policy.pipe.text_encoder is None
     fresh = policy.start([Row("a blue circle", 0)])
     assert policy.pipe.text_encoder is None

@@ -85,7 +85,7 @@ def test_an_installed_package_offers_a_reward_by_its_entry_point(mine, monkeypat
         ("shape", {}, "there is no reward 'shape', did you mean 'shapes'"),
         ("./nothing.py:f", {}, "there is no file nothing.py"),
         ("./mine.py:rednes", {}, "nothing is named 'rednes' there, it has redness"),
-        ("no.such.module:f", {}, "no module 'no'"),
+        ("no.such.module:f", {}, "no.such.module could not be imported: ModuleNotFoundError"),
         ("./mine.py:THREE", {}, "is int, which cannot be called"),
         ("./mine.py:redness", {"scale": 1}, "is a function and takes no options"),
         ("./mine.py:Scaled", {"size": 1}, "could not be made: TypeError"),
@@ -98,7 +98,7 @@ def test_what_cannot_be_found_is_explained(mine, use, options, said):
 
 def test_a_file_that_does_not_run_is_explained(mine):
     (mine / "broken.py").write_text("import nowhere_to_be_found\n")
-    with pytest.raises(RewardError, match="broken.py could not be run: ModuleNotFoundError"):
+    with pytest.raises(RewardError, match="broken.py could not be imported: ModuleNotFoundError"):
         rewards.load("./broken.py:f")
 
 
