@@ -78,7 +78,8 @@ def write_weights(policy: DiffusersPolicy, weights: Weights, out: Path) -> None:
     policy.embeddings.wake()
     pipe.scheduler = policy.stock_scheduler
     try:
-        pipe.save_pretrained(out)
+        with loading.without_progress_bars():
+            pipe.save_pretrained(out)
     finally:
         pipe.scheduler = policy.scheduler
 

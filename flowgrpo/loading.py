@@ -33,7 +33,7 @@ def load_pipeline(path: str, dtype: torch.dtype = torch.float32) -> DiffusionPip
         InputError: there is no such model, or it cannot be loaded.
     """
     absent = dict.fromkeys(absent_components(path))
-    with _explained(path), _without_progress_bars():
+    with _explained(path), without_progress_bars():
         return DiffusionPipeline.from_pretrained(_place(path), dtype=dtype, **absent)
 
 
@@ -62,8 +62,8 @@ def absent_components(path: str) -> list[str]:
 
 
 @contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    """Keep the bars of loading out of the log; those of a download stay."""
+def without_progress_bars() -> Iterator[None]:
+    """Keep the bars of loading and saving out of the log; those of a download stay."""
     libraries = [library for library in (diffusers_logging, transformers_logging) if library.is_progress_bar_enabled()]
     for library in libraries:
         library.disable_progress_bar()
