@@ -3,7 +3,7 @@
     python scripts/make_shapes_model.py --out flowgrpo/shapes/model
 
 Three stages: the autoencoder on drawn scenes, the latents of a pool of scenes, then transformer and text encoders
-together by flow matching, in two passes. The model is imperfect on purpose: a share of its training captions describes
+together by flow matching, in three passes. The model is imperfect on purpose: a share of its training captions describes
 another picture, as captions of the web do, and a larger share in the short second pass, so that what the first has taught
 is there but loosely followed: its pictures are clean, and alignment has something to do. Dropped captions make guidance
 work. Weights are written as float16 safetensors. The transformer's step is compiled, so the script needs a C++ compiler,
@@ -36,7 +36,7 @@ WIDTH = 128
 T5_TOKENS = 1  # the pipeline appends this many zero tokens in the place of T5
 POOL = 24_000
 BATCH = 64
-PASSES = ((4000, 0.15), (1500, 0.35))  # steps, share of captions that describe another picture
+PASSES = ((4000, 0.15), (1500, 0.35), (1300, 0.2))  # steps, share of captions that describe another picture
 DROPPED_CAPTIONS = 0.1
 
 
