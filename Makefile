@@ -9,10 +9,9 @@ PY := .venv/bin/python
 	touch $@
 
 # Fine-tunes the embedded model on this machine, in the next free runs/demo-N, and ends with the path of its gallery.
-# Two processes of one thread each are a third faster on two cores than one process of two.
 demo: .venv/installed
 	@n=1; while [ -e runs/demo-$$n ]; do n=$$((n + 1)); done; \
-	.venv/bin/flowgrpo train configs/shapes.yaml run.name=demo-$$n run.processes=2
+	.venv/bin/flowgrpo train configs/shapes.yaml run.name=demo-$$n
 
 test: .venv/installed
 	$(PY) -m pytest

@@ -84,9 +84,10 @@ def step(
     for evaluation in evaluations:
         loss = _loss(policy, weights, objective, credited, evaluation, measured)
         scaler.scale(loss / total).backward()
-    for p in weights.parameters:
-        if p.grad is not None:
-            p.grad = reduce(p.grad)
+    grads = [p.grad for p in weights.parameters if p.grad is not None]
+    everyone = reduce(torch.cat([grad.flatten() for grad in grads]))  # one message, not one for each tensor
+    for grad, summed in zip(grads, everyone.split([grad.numel() for grad in grads]), strict=True):
+        grad.copy_(summed.view_as(grad))
     scaler.unscale_(optimizer)
     measured.grad_norm = float(torch.nn.utils.clip_grad_norm_(weights.parameters, max_grad_norm))
     if math.isfinite(measured.grad_norm):
