@@ -50,18 +50,16 @@ def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -
 
 def train_config(settings: Config) -> Run:
     """Run a configuration; see `train`."""
+    folder = settings.run.folder
+    _check_folder(settings, folder)
+    _check_trackers(settings.run.trackers)
     train_prompts = prompts.load(settings.prompts.train, "prompts.train")
     eval_prompts = prompts.load(settings.prompts.eval, "prompts.eval")[: settings.eval.prompts]
     rewards, eval_rewards = loading.rewards(settings.rewards, settings.eval_rewards)
     for prompt in (train_prompts[0], eval_prompts[0]):
         loading.check_rewards([*rewards, *eval_rewards], prompt, settings.model.call)
-    folder = settings.run.folder
-    _check_folder(settings, folder)
-    _check_trackers(settings.run.trackers)
 
-    cpu = (
-        not torch.accelerator.is_available()
-    )  # said outright, else accelerate leaves several CPU processes unconnected
+    cpu = not torch.accelerator.is_available()  # unless told, accelerate leaves several CPU processes unconnected
     accelerator = Accelerator(cpu=cpu, log_with=settings.run.trackers or None, project_dir=str(folder))
     _check_processes(settings, accelerator.num_processes)
     set_seed(settings.run.seed)

@@ -104,14 +104,8 @@ class Reward:
             RewardError: it fails, or breaks the contract.
         """
         two = torch.stack([sample, sample.flip(-1)])
-        try:
+        with _explained(f"the reward {self.name!r} failed on two synthetic samples"):
             values = self(two, [prompt, prompt], {k: [v, v] for k, v in columns.items()})
-        except RewardError:
-            raise
-        except Exception as error:
-            raise RewardError(
-                f"the reward {self.name!r} failed on two synthetic samples: {type(error).__name__}: {error}"
-            ) from error
         if values.isinf().any():
             raise RewardError(
                 f"the reward {self.name!r} returned NaN or infinity for a synthetic sample, not a float or None"
@@ -132,10 +126,8 @@ def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None
     """
     found = _find(use)
     if inspect.isclass(found):
-        try:
+        with _explained(f"the reward {use!r} could not be made"):
             found = found(**(options or {}))
-        except Exception as error:
-            raise RewardError(f"the reward {use!r} could not be made: {type(error).__name__}: {error}") from error
     elif options:
         raise RewardError(f"the reward {use!r} is a function and takes no options, but got {', '.join(options)}")
     if not callable(found):
@@ -150,12 +142,12 @@ def _find(use: str) -> Any:
     if colon and place.endswith(".py"):
         return _attribute(_load_file(Path(place), use), attribute, use)
     if colon:
-        with _explained(use, place):
+        with _explained(f"the reward {use!r}: {place} could not be imported"):
             module = importlib.import_module(place)
         return _attribute(module, attribute, use)
     installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if use in installed:
-        with _explained(use, installed[use].value):
+        with _explained(f"the reward {use!r}: {installed[use].value} could not be imported"):
             return installed[use].load()
     known = [*BUILT_IN, *installed]
     close = difflib.get_close_matches(use, known, 1)
@@ -169,20 +161,20 @@ def _load_file(path: Path, use: str) -> Any:
     digest = hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
     spec = importlib.util.spec_from_file_location(f"flowgrpo_reward_{path.stem}_{digest}", path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses and pickle look there
-    with _explained(use, path):
+    with _explained(f"the reward {use!r}: {path} could not be imported"):
         spec.loader.exec_module(module)
     return module
 
 
 @contextmanager
-def _explained(use: str, place: object) -> Iterator[None]:
-    """Whatever goes wrong in code that is not ours, as one sentence."""
+def _explained(sentence: str) -> Iterator[None]:
+    """Whatever is raised by a plug-in, which may be anything, as one sentence that ends in its kind and its words."""
     try:
         yield
+    except RewardError:
+        raise
     except Exception as error:
-        raise RewardError(
-            f"the reward {use!r}: {place} could not be imported: {type(error).__name__}: {error}"
-        ) from error
+        raise RewardError(f"{sentence}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 def _attribute(module: Any, name: str, use: str) -> Any:
