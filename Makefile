@@ -11,7 +11,7 @@ PY := .venv/bin/python
 # Fine-tunes the embedded model on this machine, in the next free runs/demo-N, and ends with the path of its gallery.
 demo: .venv/installed
 	@n=1; while [ -e runs/demo-$$n ]; do n=$$((n + 1)); done; \
-	.venv/bin/flowgrpo train configs/shapes.yaml run.name=demo-$$n
+	.venv/bin/flowgrpo train configs/shapes.yaml run.name=demo-$$n run.processes=2
 
 test: .venv/installed
 	$(PY) -m pytest

@@ -38,11 +38,12 @@ def train(
     """Train one run into runs/<name>/; run.resume=true goes on with it."""
     settings = config.load(path, overrides or [])
     from flowgrpo import launch
-    from flowgrpo.run import train_config
-    from flowgrpo.trainer import Interrupted
 
     if launch.needed(settings.run.processes):
         raise typer.Exit(launch.relaunch(settings.run.processes))
+    from flowgrpo.run import train_config
+    from flowgrpo.trainer import Interrupted
+
     try:
         run = train_config(settings)
     except Interrupted as stopped:
