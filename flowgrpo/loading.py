@@ -118,8 +118,8 @@ def load_policy(
 def _keep_freed_memory() -> None:
     """Let glibc hand freed tensors out again instead of returning them to the system and faulting in every page anew.
 
-    On a CPU this halves the time of a small model's evaluation. The bounds hold for this process: blocks of up to 32 MiB (the most glibc takes) come
-    from the heap, of which up to 1 GiB may lie unused.
+    On a CPU this halves the time of a small model's evaluation. The bounds hold for this process: blocks of up to 32 MiB
+    (the most glibc takes) come from the heap, of which up to 1 GiB may lie unused.
     """
     if platform.libc_ver()[0] == "glibc":
         libc, trim_threshold, mmap_threshold = ctypes.CDLL(None), -1, -3  # malloc.h
