@@ -4,12 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
 
 from flowgrpo.errors import InputError
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What one row's embeddings look like.
+
+    Attributes:
+        parts: the shape of each tensor, by its place; `list` for a list and None for None.
+        masked: whether a mask is among them, so that embeddings of other rows can be padded to a common length.
+    """
+
+    parts: tuple[Any, ...]
+    masked: bool
+
+    def alike(self, pads: bool) -> Any:
+        """What must be equal for rows to share a batch.
+
+        Args:
+            pads: whether rows of unequal length may.
+        """
+        return tuple(type(p) for p in self.parts) if pads and self.masked else self.parts
 
 
 class EmbeddingCache:
@@ -21,16 +43,21 @@ class EmbeddingCache:
         pipe: its `encode_prompt` is replaced by the cached one.
         resting: what happens to the text encoders once `rest` is called: `keep` leaves them, `offload` keeps them in host
             memory and brings them back for a new prompt, `free` drops them.
+
+    Attributes:
+        seen: the `Shape`s of all rows that were asked for, to be emptied by whoever reads them.
     """
 
     def __init__(self, pipe: DiffusionPipeline, resting: str = "keep"):
         self.pipe, self.resting = pipe, resting
-        self._encode = pipe.encode_prompt
-        self._signature = inspect.signature(self._encode)
+        self.seen: list[Shape] = []
         self._outputs: dict[str, Any] = {}
         self._parked: dict[str, torch.nn.Module] = {}
         self._freed = False
-        pipe.encode_prompt = self
+        if hasattr(pipe, "encode_prompt"):
+            self._encode = pipe.encode_prompt
+            self._signature = inspect.signature(self._encode)
+            pipe.encode_prompt = self
 
     def __call__(self, *args, **kwargs):
         """What the pipeline's own `encode_prompt` returns for these arguments."""
@@ -39,14 +66,17 @@ class EmbeddingCache:
             if parameter.kind is parameter.VAR_KEYWORD:
                 arguments |= arguments.pop(name, {})
         prompt = arguments.get("prompt")
-        if not isinstance(prompt, list):
-            return self._once(arguments)
+        count = len(prompt) if isinstance(prompt, list) else 1
         rows = [
-            {k: [v[i]] if isinstance(v, list) and len(v) == len(prompt) else v for k, v in arguments.items()}
-            for i in range(len(prompt))
+            {
+                k: [v[i]] if "prompt" in k and isinstance(v, list) and len(v) == count else v
+                for k, v in arguments.items()
+            }
+            for i in range(count)
         ]
-        device = arguments.get("device") or self.pipe._execution_device
-        return _to(_assemble([self._once(row) for row in rows]), device)
+        outputs = [self._once(row) for row in rows]
+        self.seen += [_shape(output) for output in outputs]
+        return _to(_assemble(outputs), arguments.get("device") or self.pipe._execution_device)
 
     def rest(self) -> None:
         """Send the text encoders to where `resting` says, until a new prompt needs them."""
@@ -83,6 +113,13 @@ class EmbeddingCache:
             if resting:
                 self.rest()
         return self._outputs[key]
+
+
+def _shape(output: Any) -> Shape:
+    parts = output if isinstance(output, tuple) else (output,)
+    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+    shapes = [list if isinstance(p, list) else tuple(p.shape) if isinstance(p, torch.Tensor) else p for p in parts]
+    return Shape(tuple(shapes), any(not t.is_floating_point() and t.ndim > 1 for t in tensors))
 
 
 def _fingerprint(value: Any) -> Any:

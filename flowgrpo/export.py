@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers.loaders.lora_base import LoraBaseMixin
 
 from flowgrpo import checkpoint, config, loading, prompts
 from flowgrpo.errors import InputError
@@ -69,11 +70,12 @@ def write_weights(policy: DiffusersPolicy, weights: Weights, out: Path) -> None:
     """The weights as they are now, in diffusers' own format."""
     pipe = policy.pipe
     if weights.lora is not None:
-        layers = {}
+        layers, metadata = {}, {}
         for name in weights.modules:
-            layers[f"{name}_lora_layers"] = {k: v.float().cpu() for k, v in weights.adapter_state(name).items()}
-            layers[f"{name}_lora_adapter_metadata"] = weights.lora.to_dict()
-        pipe.save_lora_weights(str(out), **layers)
+            state = {k: v.float().cpu() for k, v in weights.adapter_state(name).items()}
+            layers |= LoraBaseMixin.pack_weights(state, name)
+            metadata |= {f"{name}.{key}": value for key, value in weights.lora.to_dict().items()}
+        LoraBaseMixin.write_lora_layers(layers, str(out), True, None, None, True, metadata)
         return
     policy.embeddings.wake()
     pipe.scheduler = policy.stock_scheduler
@@ -142,8 +144,10 @@ def _snippet(policy: DiffusersPolicy, source: str, kind: str, dtype: str, call: 
         lines.append(f"from flowgrpo.{source} import PATH")
         place = "PATH"
     lines += ["", f"pipe = {name}.from_pretrained({place}, dtype=torch.{dtype}{absent})"]
-    if kind == "lora":
+    if kind == "lora" and hasattr(policy.pipe, "load_lora_weights"):
         lines.append('pipe.load_lora_weights(".")')
+    elif kind == "lora":
+        lines += [f'pipe.{module}.load_lora_adapter(".", prefix="{module}")' for module in policy.modules]
     arguments = ", ".join(f"{k}={v!r}" for k, v in call.items())
     lines.append(
         f"image = pipe({json.dumps(row.prompt)}, generator=torch.Generator().manual_seed({row.seed}), {arguments}).images[0]"

@@ -39,6 +39,16 @@ def load_pipeline(path: str, dtype: torch.dtype = torch.float32) -> DiffusionPip
         return DiffusionPipeline.from_pretrained(_place(path), dtype=dtype, **absent)
 
 
+def load_lora(pipe: DiffusionPipeline, folder: Path) -> None:
+    """Load what `flowgrpo export` wrote into a stock pipeline, by its own method, or its transformers' where it has none."""
+    if hasattr(pipe, "load_lora_weights"):
+        pipe.load_lora_weights(str(folder))
+        return
+    for name, module in pipe.components.items():
+        if hasattr(module, "load_lora_adapter"):
+            module.load_lora_adapter(str(folder), prefix=name, weight_name="pytorch_lora_weights.safetensors")
+
+
 def index_of(path: str) -> dict[str, Any]:
     """A model's index (model_index.json): its class and its components, without their weights.
 

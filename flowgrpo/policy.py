@@ -10,17 +10,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
 from diffusers import DiffusionPipeline
 
-from flowgrpo.embeddings import EmbeddingCache
+from flowgrpo import conditions
+from flowgrpo.embeddings import EmbeddingCache, Shape
 from flowgrpo.errors import InputError, nearest
+from flowgrpo.latents import Latents
 from samplers.kernels import State
-from samplers.scheduler import FlowSDEScheduler
+from samplers.scheduler import FlowSDEScheduler, Step
 
 SLICING_TOLERANCE = 1e-3
 OURS = ("prompt", "latents", "generator", "output_type", "return_dict", "num_images_per_prompt", "sigmas", "timesteps")
@@ -30,7 +32,8 @@ OURS = ("prompt", "latents", "generator", "output_type", "return_dict", "num_ima
 class Row:
     """One condition: a prompt with the further columns of its row, and the seed of its initial noise.
 
-    `torch.Generator("cpu").manual_seed(seed)`, handed to the stock pipeline, starts from the same noise.
+    `torch.Generator("cpu").manual_seed(seed)`, handed to the stock pipeline, starts from the same noise. Columns named like
+    arguments of the pipeline (`image`, `negative_prompt`, ...) are handed to it.
     """
 
     prompt: str
@@ -51,8 +54,8 @@ class Policy(Protocol):
     sigmas: tuple[float, ...]
     evaluations: int
 
-    def prepare(self, prompts: Sequence[str]) -> None:
-        """Do once what depends on prompts only, before training starts."""
+    def prepare(self, rows: Sequence[Row]) -> None:
+        """Do once what depends on the conditions of rows only, before training starts."""
 
     def rest(self) -> None:
         """Make room: everything is prepared."""
@@ -104,6 +107,10 @@ class DiffusersPolicy:
         self._run = inspect.unwrap(type(pipe).__call__)  # without its torch.no_grad
         self.call = checked_call(type(pipe), call or {})
         self.embeddings = EmbeddingCache(pipe, text_encoders)
+        self.latents = Latents(pipe)
+        self.pads, self.rows_per_call = True, None
+        self._shapes: dict[Any, tuple[Shape, ...]] = {}
+        self.takes = set(inspect.signature(self._run).parameters) - {"self", *OURS}
         self.modules = {
             name: module
             for name, module in pipe.components.items()
@@ -129,19 +136,19 @@ class DiffusersPolicy:
     @contextmanager
     def calling(self, **call: Any) -> Iterator[None]:
         """Other call arguments for a while, as evaluation may want them; None removes one."""
-        before, table = self.call, self._sigmas
-        merged = {k: v for k, v in {**before, **call}.items() if v is not None}
+        before = self.call, self._sigmas, self.latents.places
+        merged = {k: v for k, v in {**self.call, **call}.items() if v is not None}
         checked_call(type(self.pipe), call, "eval.call")
-        self.call, self._sigmas = merged, None
+        self.call, self._sigmas, self.latents.places = merged, None, []
         try:
             yield
         finally:
-            self.call, self._sigmas = before, table
+            self.call, self._sigmas, self.latents.places = before
 
-    def prepare(self, prompts: Sequence[str]) -> None:
-        """Encode prompts."""
-        for prompt in dict.fromkeys(prompts):
-            self.start([Row(prompt, 0)])
+    def prepare(self, rows: Sequence[Row]) -> None:
+        """Encode the prompts of rows."""
+        for row in rows:
+            self._lengths(row)
 
     def rest(self) -> None:
         """Let the text encoders rest."""
@@ -149,92 +156,177 @@ class DiffusersPolicy:
 
     def start(self, rows: Sequence[Row]) -> State:
         """Initial states of the pipeline's own making, from each row's seed."""
-        state = self._slice(rows, range(0))
+        if not self.latents.places:
+            counted = self.evaluations  # finding out how a pipeline works is no work of the run's
+            self.latents.locate(lambda: [step.sample for step in self._call(rows[:1], range(1))[1]])
+            self.evaluations = counted
+        states = []
+        for block in self._blocks(rows):
+            self._call(rows[block], range(0))
+            states.append(self.latents.initial())
         if self._sigmas is None:
             self._sigmas = tuple(self.scheduler.sigmas.tolist())
-        return (state,)
+        return _joined(states)
 
     def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
         """What the pipeline hands to its scheduler at `sigma`: one step of its own loop."""
         table = self.sigmas
         steps = range(at := table.index(sigma), at + 1) if sigma in table else (sigma, 0.0)
-        self._slice(rows, steps, state)
-        return (self.scheduler.history.pop().velocity,)
+        velocities = []
+        for block in self._blocks(rows):
+            _, made = self._call(rows[block], steps, tuple(x[block] for x in state))
+            velocities.append(tuple(step.velocity for step in made))
+        return _joined(velocities)
 
     @torch.no_grad()
     def decode(self, state: State, rows: Sequence[Row]) -> torch.Tensor:
         """The pipeline's own decoding of final states."""
-        return self._slice(rows, range(0), state, output_type="pt").float()
+        parts = [
+            self._call(rows[block], range(0), tuple(x[block] for x in state), output_type="pt")[0]
+            for block in self._blocks(rows)
+        ]
+        return torch.cat(parts).float()
 
     @torch.no_grad()
     def generate(self, rows: Sequence[Row]) -> torch.Tensor:
         """Whole runs of the pipeline by ODE."""
-        return self._slice(rows, None, output_type="pt").float()
+        return torch.cat([self._call(rows[b], None, output_type="pt")[0] for b in self._blocks(rows)]).float()
 
     def sample(self, prompts: Sequence[str], seed: int = 0) -> torch.Tensor:
         """Images float32 (B, 3, H, W) in [0, 1] of B prompts, by the pipeline's own ODE; prompt i starts from seed + i."""
         return self.generate([Row(prompt, seed + i) for i, prompt in enumerate(prompts)])
 
     @torch.no_grad()
-    def check(self, prompt: str, key: str = "model.call") -> None:
-        """Run one sample whole, and again step by step, which must agree: a rollout walks in steps.
+    def check(self, rows: Sequence[Row], key: str = "model.call") -> None:
+        """Run one sample whole, and again step by step, which must agree: a rollout walks in steps. Then see which rows may
+        share a call.
 
         Args:
+            rows: some of those to come, best of unequal prompts.
             key: the place of the call arguments in the config.
 
         Raises:
             InputError: the pipeline refuses its call arguments, or counts its own steps (skip-layer guidance and the like).
         """
-        rows = [Row(prompt, 0)]
         try:
-            gap = self._slicing_gap(rows)
+            gap = self._slicing_gap(rows[:1])
         except (ValueError, TypeError) as error:
             reason = " ".join(str(error).split())
             raise InputError(f"{key}: {type(self.pipe).__name__} refuses it: {reason[:300]}") from error
-        if gap <= SLICING_TOLERANCE:
-            return
-        for name in self.call:
-            if name not in ("num_inference_steps", "height", "width"):
-                with self.calling(**{name: None}):
-                    if self._slicing_gap(rows) <= SLICING_TOLERANCE:
-                        raise InputError(
-                            f"{key}.{name}: {type(self.pipe).__name__} counts its own steps for it, so a step alone "
-                            f"differs from the same step in a whole run (by {gap:.1e} of a standard deviation), remove it"
-                        )
-        raise InputError(
-            f"model.path: a step of {type(self.pipe).__name__} alone differs from the same step in a whole run "
-            f"(by {gap:.1e} of a standard deviation), so it cannot be trained here"
-        )
+        if gap > SLICING_TOLERANCE:
+            raise InputError(self._slicing_fault(rows[:1], gap, key))
+        self._settle_batching(rows)
 
     def _slicing_gap(self, rows: Sequence[Row]) -> float:
-        """Largest difference of final latents between a whole run and its slices, in standard deviations."""
-        whole = self._slice(rows, None)
-        (state,) = self.start(rows)
+        """Largest difference of final states between a whole run and its slices, in standard deviations."""
+        whole = self._run_whole(rows)
+        state = self.start(rows)
         for step in range(len(self.sigmas) - 1):
-            state = self._slice(rows, range(step, step + 1), (state,))
-        return float((state - whole).float().abs().max() / whole.float().std())
+            _, made = self._call(rows, range(step, step + 1), state)
+            state = tuple(each.next_sample for each in made)
+        return max(float((x - w).float().abs().max() / w.float().std()) for x, w in zip(state, whole, strict=True))
 
-    def _slice(
-        self, rows: Sequence[Row], steps, state: State | None = None, output_type: str = "latent"
-    ) -> torch.Tensor:
-        """The pipeline's own call, iterating `steps` only.
+    def _run_whole(self, rows: Sequence[Row]) -> State:
+        """Final states of the pipeline's own loop."""
+        _, made = self._call(rows, None, record=True)
+        last = made[-1].sigma
+        return tuple(step.next_sample for step in made if step.sigma == last)
+
+    def _slicing_fault(self, rows: Sequence[Row], gap: float, key: str) -> str:
+        """Which call argument makes a slice differ, if one does."""
+        name = type(self.pipe).__name__
+        for argument in self.call:
+            if argument not in ("num_inference_steps", "height", "width"):
+                with self.calling(**{argument: None}):
+                    if self._slicing_gap(rows) <= SLICING_TOLERANCE:
+                        return (
+                            f"{key}.{argument}: {name} counts its own steps for it, so a step alone differs from the same "
+                            f"step in a whole run (by {gap:.1e} of a standard deviation), remove it"
+                        )
+        return (
+            f"model.path: a step of {name} alone differs from the same step in a whole run (by {gap:.1e} of a standard "
+            "deviation), so it cannot be trained here"
+        )
+
+    def _settle_batching(self, rows: Sequence[Row]) -> None:
+        """Let rows share a call as far as that leaves each sample as it is alone."""
+        rows = [*rows, replace(rows[0], seed=rows[0].seed + 1)]
+        states = [self.start([row]) for row in rows]
+        state, sigma = _joined(states), self.sigmas[0]
+        alone = [self.velocity(own, sigma, [row]) for own, row in zip(states, rows, strict=True)]
+        tolerance = SLICING_TOLERANCE if state[0].dtype == torch.float32 and self.autocast is None else 0.1
+        choices = [(True, None), (False, None), (False, 1)]
+        for choice in choices[choices.index((self.pads, self.rows_per_call)) :]:
+            self.pads, self.rows_per_call = choice
+            if self.rows_per_call == 1:
+                return
+            try:
+                together = self.velocity(state, sigma, rows)
+            except Exception:
+                continue
+            pairs = zip(together, _joined(alone), strict=True)
+            if all((a - b).float().abs().max() <= tolerance * b.float().std() for a, b in pairs):
+                return
+
+    def _blocks(self, rows: Sequence[Row]) -> list[slice]:
+        """The rows cut into neighbours that one call can take: a call has one picture, one negative prompt, ... for all."""
+        kinds = [(self._conditions_key(row), self._lengths(row)) for row in rows]
+        blocks: list[slice] = []
+        for i, kind in enumerate(kinds):
+            last = blocks[-1] if blocks else None
+            full = last is not None and self.rows_per_call is not None and i - last.start >= self.rows_per_call
+            if last is not None and not full and kinds[i - 1] == kind:
+                blocks[-1] = slice(last.start, i + 1)
+            else:
+                blocks.append(slice(i, i + 1))
+        return blocks
+
+    def _lengths(self, row: Row) -> Any:
+        """What must be equal of the embeddings of rows that share a call; found by encoding the row once."""
+        key = (row.prompt, self._conditions_key(row), repr(self.call))
+        if key not in self._shapes:
+            with torch.no_grad():
+                self.embeddings.seen = []
+                self._call([row], range(0))
+            self._shapes[key] = tuple(self.embeddings.seen)
+        return tuple(shape.alike(self.pads) for shape in self._shapes[key])
+
+    def _conditions(self, row: Row) -> dict[str, Any]:
+        """The columns of a row that the pipeline takes."""
+        return {k: conditions.loaded(v) for k, v in row.columns.items() if k in self.takes and v is not None}
+
+    def _conditions_key(self, row: Row) -> str:
+        return repr({k: v for k, v in row.columns.items() if k in self.takes})
+
+    def _call(
+        self, rows: Sequence[Row], steps, state: State | None = None, output_type: str = "latent", record: bool = False
+    ) -> tuple[Any, list[Step]]:
+        """The pipeline's own call on rows that may share one, iterating `steps` only; what it returned, and its steps.
 
         Every call gets freshly seeded generators, so what a pipeline samples of its conditioning is the same each time.
         """
         self.scheduler.only(steps)
-        self.scheduler.recording = isinstance(steps, tuple) or (steps is not None and len(steps) > 0)
-        latents = {} if state is None else {"latents": state[0]}
+        self.scheduler.recording = record or steps is not None
+        self.latents.reset(state)
+        generators = [torch.Generator("cpu").manual_seed(row.seed) for row in rows]
         device = self.pipe._execution_device.type
-        with torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None):
-            return self._run(
+        devices = [torch.cuda.current_device()] if device == "cuda" else []
+        with (
+            torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None),
+            torch.random.fork_rng(devices),
+        ):
+            torch.manual_seed(0)  # for what is drawn past the generators
+            output = self._run(
                 self.pipe,
                 prompt=[row.prompt for row in rows],
-                generator=[torch.Generator("cpu").manual_seed(row.seed) for row in rows],
+                generator=generators if len(rows) > 1 else generators[0],
                 output_type=output_type,
                 return_dict=False,
-                **latents,
-                **self.call,
-            )[0]
+                **{**self.call, **self._conditions(rows[0])},
+            )
+        made = list(self.scheduler.history)
+        self.scheduler.history.clear()
+        return output[0], made
 
     def _count(self, module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         batch = next(value for value in (*args, *kwargs.values()) if isinstance(value, (torch.Tensor, list)))
@@ -283,7 +375,7 @@ class FieldPolicy:
         self.evaluations = 0
         self._decode = decode
 
-    def prepare(self, prompts: Sequence[str]) -> None:
+    def prepare(self, rows: Sequence[Row]) -> None:
         """Nothing depends on prompts only."""
 
     def rest(self) -> None:
@@ -323,3 +415,8 @@ class FieldPolicy:
         for sigma, following in pairwise(self.sigmas):
             x = x + self.velocity((x,), sigma, rows)[0] * (following - sigma)
         return self.decode((x,), rows)
+
+
+def _joined(parts: Sequence[State]) -> State:
+    """The rows of several states as one."""
+    return parts[0] if len(parts) == 1 else tuple(torch.cat(column) for column in zip(*parts, strict=True))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flowgrpo import conditions
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.shapes import scenes
 from samplers import noise
@@ -26,7 +27,8 @@ class Prompt:
 def load(source: str, key: str = "prompts") -> list[Prompt]:
     """Prompts of a built-in set, of a .txt file (one per line) or of a .jsonl file (`prompt` and any further columns).
 
-    A column that a row of the file lacks is None there. Empty lines are skipped.
+    A column that a row of the file lacks is None there. Empty lines are skipped. Names of pictures, videos and sounds become
+    absolute paths; they are relative to the file.
 
     Args:
         key: the place named in errors.
@@ -51,7 +53,10 @@ def load(source: str, key: str = "prompts") -> list[Prompt]:
     else:
         rows = [_row(line, f"{source}:{i}") for i, line in lines if line]
         names = dict.fromkeys(name for row in rows for name in row if name != "prompt")
-        prompts = [Prompt(row["prompt"], {name: row.get(name) for name in names}) for row in rows]
+        prompts = [
+            Prompt(row["prompt"], {name: conditions.resolved(row.get(name), path.parent) for name in names})
+            for row in rows
+        ]
     if not prompts:
         raise InputError(f"{key}: {source} holds no prompt")
     return prompts

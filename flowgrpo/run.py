@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType, set_seed
 
-from flowgrpo import config, loading, prompts, report
+from flowgrpo import conditions, config, loading, prompts, report
 from flowgrpo.config import Config
 from flowgrpo.config import Run as Place
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.gallery import write_gallery
-from flowgrpo.policy import DiffusersPolicy
+from flowgrpo.policy import DiffusersPolicy, Row
+from flowgrpo.prompts import Prompt
 from flowgrpo.trainer import Trainer
 
 MAY_DIFFER = (
@@ -64,10 +65,12 @@ def train_config(settings: Config) -> Run:
     _check_processes(settings, accelerator.num_processes)
     set_seed(settings.run.seed)
     policy, weights = loading.policy_and_weights(settings, accelerator.device)
-    policy.check(train_prompts[0].text)
+    conditions.check((p.columns for p in train_prompts), policy.takes, "prompts.train")
+    conditions.check((p.columns for p in eval_prompts), policy.takes, "prompts.eval")
+    policy.check(_unequal(train_prompts))
     if settings.eval.call:
         with policy.calling(**settings.eval.call):
-            policy.check(eval_prompts[0].text, "eval.call")
+            policy.check(_unequal(eval_prompts), "eval.call")
     settings.algorithm.tree.plan(settings.algorithm.kernel.kernel(), len(policy.sigmas) - 1, settings.run.seed, 0)
     for reward in (*rewards, *eval_rewards):
         if hasattr(reward.function, "to"):
@@ -96,6 +99,12 @@ def train_config(settings: Config) -> Run:
     if accelerator.is_main_process:
         write_gallery([folder], folder / "gallery.html")
     return Run(folder, trainer.report.lines, policy)
+
+
+def _unequal(prompts: Sequence[Prompt]) -> list[Row]:
+    """The longest and the shortest prompt."""
+    chosen = (max(prompts, key=lambda p: len(p.text)), min(prompts, key=lambda p: len(p.text)))
+    return [Row(prompt.text, i, prompt.columns) for i, prompt in enumerate(chosen)]
 
 
 def _check_processes(settings: Config, processes: int) -> None:

@@ -41,7 +41,7 @@ def sample_to_folder(
         )
     policy = loading.load_policy(model, dtype, call)
     if adapter is not None:
-        policy.pipe.load_lora_weights(str(adapter))
+        loading.load_lora(policy.pipe, adapter)
     out.mkdir(parents=True, exist_ok=True)
     lines = []
     with (out / "manifest.jsonl").open("w") as manifest:

@@ -126,9 +126,9 @@ class Trainer:
         """Encode what this process will meet."""
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
         with self.policy.calling(**self.config.eval.call):
-            self.policy.prepare([prompt.text for prompt in self.eval_prompts[rank::processes]])
+            self.policy.prepare([Row(p.text, 0, p.columns) for p in self.eval_prompts[rank::processes]])
         for iteration in range(self.done, self.config.train.iterations):
-            self.policy.prepare([prompt.text for prompt in self._prompts(iteration)[rank::processes]])
+            self.policy.prepare([Row(p.text, 0, p.columns) for p in self._prompts(iteration)[rank::processes]])
         self.policy.rest()
 
     def _prompts(self, iteration: int) -> list[Prompt]:

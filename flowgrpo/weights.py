@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -124,6 +125,16 @@ class Weights:
         return get_peft_model_state_dict(self.modules[module], adapter_name="default")
 
 
+def _attention_layers(modules: dict[str, torch.nn.Module]) -> tuple[str, ...]:
+    """Last names of the linear layers inside modules that call themselves attention."""
+    attentions = [
+        m for module in modules.values() for m in module.modules() if re.search("attention|attn", type(m).__name__.lower())
+    ]
+    return tuple(
+        sorted({path for a in attentions for path, m in a.named_modules() if path and isinstance(m, torch.nn.Linear)})
+    )
+
+
 def lora_config(
     rank: int, alpha: float, targets: str | Sequence[str], modules: dict[str, torch.nn.Module]
 ) -> LoraConfig:
@@ -133,6 +144,8 @@ def lora_config(
         InputError: no layer of the modules bears one of the names.
     """
     names = ATTENTION if targets == "auto" else tuple(targets)
+    if targets == "auto" and not any(path.endswith(ATTENTION) for m in modules.values() for path, _ in m.named_modules()):
+        names = _attention_layers(modules)
     paths = [
         path for module in modules.values() for path, m in module.named_modules() if isinstance(m, torch.nn.Linear)
     ]

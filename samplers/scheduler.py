@@ -11,6 +11,7 @@ the next calls of the pipeline to a slice of the schedule, which is how a pipeli
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,7 +54,8 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         last_step_ode: whether the step to sigma 0 is deterministic, whatever the kernel.
 
     Attributes:
-        history: the `Step`s since the last `set_timesteps`, oldest first.
+        history: the `Step`s since the last `set_timesteps`, oldest first; a copy of the scheduler, as pipelines of two
+            modalities make it for the second one, adds to the same list.
         recording: whether steps are kept in `history`.
         generator: source of the steps' noise when the pipeline hands none to `step`; None is torch's global one.
     """
@@ -126,6 +128,11 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
             config = {"shift": config["flow_shift"], **{k: v for k, v in config.items() if k in known}}
         return super().from_config(config, return_unused_kwargs, **kwargs)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> FlowSDEScheduler:
+        made = copy.copy(self)  # its list of steps stays shared; all else that changes is set anew, never in place
+        memo[id(self)] = made
+        return made
+
     def only(self, steps: range | tuple[float, ...] | None) -> None:
         """Restrict the next calls to a part of the schedule, until told otherwise.
 
@@ -145,7 +152,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
     ) -> None:
         """The parent's table; `sigmas` stays whole and readable, `timesteps` holds only what will be iterated."""
         super().set_timesteps(num_inference_steps, device, sigmas=sigmas, mu=mu, timesteps=timesteps)
-        self.history = []
+        self.history.clear()
         if isinstance(self._steps, range):
             self._step_index = self._steps.start
             self.timesteps = self.timesteps[self._steps.start : self._steps.stop]
@@ -154,6 +161,10 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
             self.sigmas = torch.tensor(self._steps, dtype=torch.float32, device=device)
             self.timesteps = self.sigmas[:-1] * self.config.num_train_timesteps
         self.num_inference_steps = len(self.timesteps)
+
+    def scale_model_input(self, sample: torch.Tensor, timestep: float | torch.Tensor | None = None) -> torch.Tensor:
+        """The sample as it is: a flow model takes it unscaled. Pipelines made for several kinds of scheduler ask."""
+        return sample
 
     def step(
         self,
@@ -184,6 +195,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
             self._init_step_index(timestep)
         sigma, sigma_next = self.sigmas[self._step_index].item(), self.sigmas[self._step_index + 1].item()
         kernel = ODE if self.config.last_step_ode and sigma_next == 0 else self.kernel
+        kept = sample.clone() if self.recording else sample  # some pipelines write the next sample into this one
         (mean,), std = transition(kernel, (sample,), (model_output,), sigma, sigma_next, self.sigmas[1].item())
         following = mean
         if kernel.stochastic:
@@ -192,6 +204,6 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         following = following.to(model_output.dtype)
         if self.recording:
             scored = log_prob((following,), (mean,), std, kernel.log_prob)
-            self.history.append(Step(sigma, sigma_next, sample, model_output, following, mean, std, scored))
+            self.history.append(Step(sigma, sigma_next, kept, model_output, following, mean, std, scored))
         self._step_index += 1
         return FlowMatchEulerDiscreteSchedulerOutput(prev_sample=following) if return_dict else (following,)

@@ -106,7 +106,7 @@ def test_prompts_are_encoded_once_and_the_encoders_can_go():
     calls = []
     policy.pipe.text_encoder.register_forward_hook(lambda *_: calls.append(1))
     before = policy.pipe.text_encoder
-    policy.prepare([*PROMPTS, *PROMPTS])
+    policy.prepare([Row(p, 0) for p in [*PROMPTS, *PROMPTS]])
     policy.rest()
     assert len(calls) == 3
     assert policy.pipe.text_encoder is None
@@ -116,7 +116,7 @@ def test_prompts_are_encoded_once_and_the_encoders_can_go():
         policy.start([Row("a blue circle", 0)])
 
     policy = policy_of("sd3", text_encoders="offload")
-    policy.prepare(PROMPTS)
+    policy.prepare([Row(p, 0) for p in PROMPTS])
     policy.rest()
     assert policy.pipe.text_encoder is None
     fresh = policy.start([Row("a blue circle", 0)])

@@ -1,0 +1,210 @@
+"""The certificate of a pipeline: everything that training it relies on, measured.
+
+`certify` runs on pipelines made anew, so it can compare with the stock one; `flowgrpo doctor` measures one model.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+
+from flowgrpo.export import write_weights
+from flowgrpo.loading import load_lora
+from flowgrpo.policy import DiffusersPolicy, Row
+from flowgrpo.weights import Weights, lora_config
+from samplers import noise
+from samplers.kernels import ODE, Kernel, log_prob
+from samplers.plans import chain
+from samplers.trees import Root, Tree, edge_transition, grow
+
+TOLERANCE = 1e-5  # of float32 samples that went two ways, in standard deviations of the sample
+BFLOAT16_DRIFT = 0.0  # the same rows in the same order give the same numbers in any dtype
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of a certificate: what was measured, whether it is as it must be, and what to do if not."""
+
+    name: str
+    ok: bool
+    value: str
+    advice: str = ""
+
+
+def certify(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: Sequence[Row]) -> list[Check]:
+    """All checks of a pipeline class, in float32 but for one.
+
+    Args:
+        build: makes the stock pipeline, the same each time.
+        call: arguments of its call.
+        rows: three or more, with two of the same prompt and prompts of unequal length.
+    """
+    stock = in_flow_euler(build())
+    expected = [stock_sample(stock, call, row) for row in rows]
+    policy = DiffusersPolicy(build(), call)
+    policy.check(rows)
+    return [
+        encoded_once(policy, rows),
+        equals_stock(policy, rows, expected),
+        decoded(policy, rows, expected),
+        any_micro_batch(policy, rows),
+        *drift_and_gradients(policy, rows),
+        bfloat16_drift(build, call, rows),
+        lora_reloads(build, call, rows[0]),
+    ]
+
+
+def in_flow_euler(pipe: DiffusionPipeline) -> DiffusionPipeline:
+    """A stock pipeline; where it ships another solver (UniPC, DPM-Solver), Euler's takes its place, which our `ode` is."""
+    pipe.set_progress_bar_config(disable=True)
+    if not isinstance(pipe.scheduler, FlowMatchEulerDiscreteScheduler):
+        pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=pipe.scheduler.config.get("flow_shift") or 1.0)
+    return pipe
+
+
+@torch.no_grad()
+def stock_sample(pipe: DiffusionPipeline, call: dict[str, Any], row: Row) -> torch.Tensor:
+    """The decoded sample of one row by a stock pipeline, without anything of ours in it."""
+    own = {"prompt": [row.prompt], "output_type": "pt", "return_dict": False}
+    generator = torch.Generator("cpu").manual_seed(row.seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # some draw their conditions from the global generator
+        return pipe(**own, generator=generator, **{**call, **row.columns})[0].float()
+
+
+def encoded_once(policy: DiffusersPolicy, rows: Sequence[Row]) -> Check:
+    """After preparation no text encoder runs again."""
+    policy.prepare(rows)
+    runs = []
+    handles = [
+        module.register_forward_pre_hook(lambda *_: runs.append(1))
+        for name, module in policy.pipe.components.items()
+        if name.startswith("text_encoder") and isinstance(module, torch.nn.Module)
+    ]
+    policy.generate(rows)
+    for handle in handles:
+        handle.remove()
+    return Check("encoded_once", not runs, f"{len(runs)} runs of text encoders after preparation")
+
+
+@torch.no_grad()
+def equals_stock(policy: DiffusersPolicy, rows: Sequence[Row], expected: Sequence[torch.Tensor]) -> Check:
+    """Our `ode`, in one go and step by step, gives the stock pipeline's decoded samples."""
+    tree = rolled_out(policy, rows, ODE, len(rows))
+    gaps = [
+        _gap(made, torch.cat(list(expected)))
+        for made in (policy.generate(rows), policy.decode(tree.samples, [tree.nodes[i].root.row for i in tree.leaves]))
+    ]
+    return Check("equals_stock", max(gaps) <= 10 * TOLERANCE, f"whole {gaps[0]:.1e}, in steps {gaps[1]:.1e}")
+
+
+@torch.no_grad()
+def decoded(policy: DiffusersPolicy, rows: Sequence[Row], expected: Sequence[torch.Tensor]) -> Check:
+    """What a stochastic rollout decodes to is finite and of the stock shape."""
+    tree = rolled_out(policy, rows, Kernel("flow_sde", 0.7), len(rows))
+    samples = policy.decode(tree.samples, [tree.nodes[i].root.row for i in tree.leaves])
+    shape, finite = tuple(samples.shape[1:]), bool(samples.isfinite().all())
+    ok = finite and shape == tuple(expected[0].shape[1:]) and len(samples) == len(rows)
+    return Check("decoded", ok, f"{' x '.join(map(str, shape))}, {'finite' if finite else 'not finite'}")
+
+
+@torch.no_grad()
+def any_micro_batch(policy: DiffusersPolicy, rows: Sequence[Row]) -> Check:
+    """A stochastic sample is the same alone and among others."""
+    together = rolled_out(policy, rows, Kernel("flow_sde", 0.7), len(rows))
+    alone = rolled_out(policy, rows, Kernel("flow_sde", 0.7), 1)
+    gap = max(_gap(a, b) for a, b in zip(together.samples, alone.samples, strict=True))
+    how = "rows share calls" if policy.rows_per_call is None else "one row a call"
+    how += "" if policy.pads or policy.rows_per_call else " with equally long prompts"
+    return Check("any_micro_batch", gap <= 10 * TOLERANCE, f"{gap:.1e}, {how}")
+
+
+def drift_and_gradients(policy: DiffusersPolicy, rows: Sequence[Row]) -> list[Check]:
+    """A replay with gradient scores exactly what the rollout recorded, and reaches every weight of what ran."""
+    weights = Weights(policy.modules, None)
+    ran: set[str] = set()
+    handles = [
+        module.register_forward_pre_hook(lambda *_, name=name: ran.add(name)) for name, module in policy.modules.items()
+    ]
+    tree = rolled_out(policy, rows, Kernel("flow_sde", 0.7), len(rows))
+    largest = replay(policy, tree)
+    for handle in handles:
+        handle.remove()
+    active = {name: p for name, p in weights.named.items() if name.split(".")[0] in ran}
+    missed = [name for name, p in active.items() if p.grad is None]
+    broken = [name for name, p in active.items() if p.grad is not None and not p.grad.isfinite().all()]
+    advice = f"without gradient: {', '.join(missed[:3])}" if missed else ""
+    advice = f"not finite: {', '.join(broken[:3])}" if broken else advice
+    value = f"{len(active) - len(missed) - len(broken)} of {len(active)} tensors of {', '.join(sorted(ran))}"
+    return [
+        Check("drift", largest == 0.0, f"{largest:.1e}", "" if largest == 0.0 else "the replay is not what was rolled out"),
+        Check("gradients", not missed and not broken and bool(active), value, advice),
+    ]
+
+
+def bfloat16_drift(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: Sequence[Row]) -> Check:
+    """The drift with weights and latents stored in bfloat16."""
+    policy = DiffusersPolicy(build().to(torch.bfloat16), call)
+    for module in policy.modules.values():
+        module.requires_grad_(True)
+    tree = rolled_out(policy, rows[:1], Kernel("flow_sde", 0.7), 1)
+    largest = replay(policy, tree)
+    return Check("drift_bfloat16", largest <= BFLOAT16_DRIFT, f"{largest:.1e}")
+
+
+def lora_reloads(build: Callable[[], DiffusionPipeline], call: dict[str, Any], row: Row) -> Check:
+    """A trained LoRA, saved and loaded by a fresh stock pipeline's own method, gives the trained sample bit for bit."""
+    policy = DiffusersPolicy(build(), call)
+    weights = Weights(policy.modules, lora_config(2, 4, "auto", policy.modules))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in weights.parameters:
+            p.copy_(0.1 * torch.randn(p.shape, generator=generator))
+    trained = policy.generate([row])
+    fresh = in_flow_euler(build())
+    untrained = stock_sample(fresh, call, row)
+    with tempfile.TemporaryDirectory() as folder:
+        write_weights(policy, weights, Path(folder))
+        load_lora(fresh, Path(folder))
+    way = "pipe.load_lora_weights" if hasattr(fresh, "load_lora_weights") else "transformer.load_lora_adapter"
+    gap = _gap(trained, stock_sample(fresh, call, row))
+    moved = _gap(trained, untrained)
+    return Check("lora_reload", gap == 0 and moved > 0, f"{way}: {gap:.1e}, it moved the sample by {moved:.1e}")
+
+
+def rolled_out(policy: DiffusersPolicy, rows: Sequence[Row], kernel: Kernel, micro_batch: int) -> Tree:
+    """A chain per row; all steps but the last are by `kernel`, and trained if it is stochastic."""
+    roots = [Root(i, 0, row) for i, row in enumerate(rows)]
+    states = [policy.start([row]) for row in rows]
+    start = tuple(torch.cat(column) for column in zip(*states, strict=True))
+    steps = range(len(policy.sigmas) - 2) if kernel.stochastic else ()
+
+    def edge_noise(shape, *address):
+        return noise.noise(shape, "certificate", *address)
+
+    with torch.no_grad():
+        return grow(chain(kernel, steps, steps), policy.sigmas, roots, start, policy.velocity, edge_noise, micro_batch)
+
+
+def replay(policy: DiffusersPolicy, tree: Tree) -> float:
+    """Largest |log ratio| of a replay with gradient; gradients are left in the weights."""
+    gaps = [0.0]
+    for evaluation in tree.evaluations:
+        for edges in evaluation.trained:
+            velocity = policy.velocity(evaluation.state, evaluation.sigma, evaluation.rows)
+            mean, std = edge_transition(edges, evaluation.sigma, evaluation.state, velocity, tree.sigma_cap)
+            scored = log_prob(edges.next_state, mean, std, edges.move.kernel.log_prob)
+            scored.sum().backward()
+            gaps.append(float((scored - edges.log_prob).abs().max()))
+    return float(torch.tensor(gaps).max())  # unlike Python's max, this keeps NaN
+
+
+def _gap(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Largest difference in standard deviations of `b`; infinity where the shapes differ."""
+    return float((a - b).float().abs().max() / b.float().std().clamp_min(1e-12)) if a.shape == b.shape else float("inf")

@@ -1,0 +1,90 @@
+"""Conditions: files named in prompt rows, as what a pipeline takes for its `image`, `video`, `audio` and the like."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers.utils import load_video
+from PIL import Image, ImageSequence
+
+from flowgrpo.errors import InputError
+
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+VIDEOS = (".gif", ".mp4", ".webm", ".mov")
+AUDIO = (".wav",)
+FILES_KEPT = 64  # decoded files held in memory
+
+
+def is_file_name(value: Any) -> bool:
+    """Whether a value of a row names a picture, a video or a sound."""
+    return isinstance(value, str) and Path(value).suffix.lower() in (*PICTURES, *VIDEOS, *AUDIO)
+
+
+def resolved(value: Any, folder: Path) -> Any:
+    """A value of a row, with names of files made absolute: they are relative to the prompt file's folder."""
+    if isinstance(value, list):
+        return [resolved(item, folder) for item in value]
+    return str((folder / value).resolve()) if is_file_name(value) else value
+
+
+def loaded(value: Any) -> Any:
+    """A value of a row as a pipeline takes it.
+
+    Returns:
+        for the name of a picture an RGB `PIL.Image`; of a video a list of them; of a sound float32 (channels, samples) in
+        [-1, 1]; for a list of names a list of those; anything else as it is.
+    """
+    if isinstance(value, list):
+        return [loaded(item) for item in value]
+    return _read(value) if is_file_name(value) else value
+
+
+def check(columns: Iterable[Mapping[str, Any]], taken: Collection[str], key: str) -> None:
+    """Open every file named in the columns that the pipeline takes.
+
+    Args:
+        key: the place named in errors.
+
+    Raises:
+        InputError: one is missing or cannot be read.
+    """
+    values = [value for row in columns for name, value in row.items() if name in taken]
+    names = dict.fromkeys(n for v in values for n in (v if isinstance(v, list) else [v]) if is_file_name(n))
+    for name in names:
+        try:
+            _read(name)
+        except ImportError as error:
+            raise InputError(f"{key}: {name} needs a package to be read: {' '.join(str(error).split())}") from error
+        except FileNotFoundError:
+            raise InputError(f"{key}: there is no file {name}") from None
+        except (OSError, ValueError) as error:
+            raise InputError(f"{key}: {name} cannot be read ({' '.join(str(error).split())})") from error
+
+
+@lru_cache(maxsize=FILES_KEPT)
+def _read(name: str) -> Any:
+    suffix = Path(name).suffix.lower()
+    if suffix in AUDIO:
+        return _sound(name)
+    if suffix == ".gif":
+        with Image.open(name) as frames:
+            return [frame.convert("RGB") for frame in ImageSequence.Iterator(frames)]
+    if suffix in VIDEOS:
+        if not Path(name).is_file():
+            raise FileNotFoundError(name)
+        return load_video(name)
+    with Image.open(name) as picture:
+        return picture.convert("RGB")
+
+
+def _sound(name: str) -> torch.Tensor:
+    from scipy.io import wavfile
+
+    _, samples = wavfile.read(name)
+    scale = np.iinfo(samples.dtype).max if np.issubdtype(samples.dtype, np.integer) else 1.0
+    return torch.from_numpy(np.atleast_2d(samples.T).astype(np.float32) / scale)

@@ -1,0 +1,148 @@
+"""Putting a state into a pipeline's loop, whatever the loop does to its latents before the first step.
+
+A pipeline makes its latents in a `prepare_latents` (or `prepare_audio_latents`, ...). That method runs as ever, for its ids,
+masks and conditions; what it returns is then changed so that the loop works on our state. Which of the returned tensors that
+is, and how its elements reach the scheduler, is found by looking: nothing about any pipeline is written down here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+
+from flowgrpo.errors import InputError
+from samplers.kernels import State
+
+Source = tuple[str, int, int]  # method, how many times it had run before, item of what it returned
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one tensor of the state comes from.
+
+    Attributes:
+        source: the prepared tensor.
+        order: (n,) which elements of a prepared row reach the scheduler, in its order; None when all do, as they are.
+        shape: of one row at the scheduler.
+        dtype: at the scheduler.
+    """
+
+    source: Source
+    order: torch.Tensor | None
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def read(self, prepared: torch.Tensor) -> torch.Tensor:
+        """The state (B, *shape) in a prepared tensor (B, ...)."""
+        if self.order is not None:
+            prepared = prepared.flatten(1)[:, self.order.to(prepared.device)].unflatten(1, self.shape)
+        return prepared.to(self.dtype)
+
+    def written(self, prepared: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """A prepared tensor with the state (B, *shape) in its place."""
+        if self.order is None:
+            return state
+        flat = prepared.flatten(1).to(state.dtype, copy=True)
+        flat[:, self.order.to(flat.device)] = state.flatten(1)
+        return flat.view_as(prepared)
+
+
+class Latents:
+    """What a pipeline's `prepare_*latents*` methods return, seen and, where a state is given, replaced.
+
+    Attributes:
+        state: handed to the next call of the pipeline in place of its own latents; None hands nothing.
+        prepared: all float tensors those methods returned in the last call.
+    """
+
+    def __init__(self, pipe: DiffusionPipeline):
+        self.state: State | None = None
+        self.prepared: dict[Source, torch.Tensor] = {}
+        self.places: list[Place] = []
+        self._substitute: tuple[Source, torch.Tensor] | None = None
+        for name in dir(type(pipe)):
+            if name.startswith("prepare") and "latents" in name:
+                setattr(pipe, name, self._seen(name, getattr(pipe, name)))
+
+    def reset(self, state: State | None) -> None:
+        """Before a call of the pipeline."""
+        self.state, self.prepared = state, {}
+
+    def locate(self, first_samples: Callable[[], Sequence[torch.Tensor]]) -> None:
+        """Find the places by running the pipeline to its first step.
+
+        Args:
+            first_samples: runs it for one row, and returns what reached the scheduler (1, ...), one tensor per `step`.
+
+        Raises:
+            InputError: what reaches the scheduler is no selection of anything prepared.
+        """
+        samples = [sample.clone() for sample in first_samples()]
+        prepared = dict(self.prepared)
+        self.places = []
+        for number, sample in enumerate(samples):
+            same = [
+                s for s, t in prepared.items() if t.shape == sample.shape and torch.equal(t.to(sample.dtype), sample)
+            ]
+            order = None
+            if same:
+                source = same[-1]
+            else:
+                source, order = self._traced(number, first_samples)
+            self.places.append(Place(source, order, sample.shape[1:], sample.dtype))
+
+    def initial(self) -> State:
+        """The state that the pipeline prepared in its last call."""
+        return tuple(place.read(self.prepared[place.source]) for place in self.places)
+
+    def _traced(self, number: int, first_samples: Callable[[], Sequence[torch.Tensor]]) -> tuple[Source, torch.Tensor]:
+        """Send the numbers 0, 1, 2, ... through the pipeline in place of its latents, and read which ones arrive where."""
+        candidates = {s: t.shape for s, t in self.prepared.items()}
+        for source, shape in candidates.items():
+            if shape[0] != 1:
+                continue
+            numbers = torch.arange(shape.numel(), dtype=torch.float32).view(shape)
+            self._substitute = (source, numbers)
+            try:
+                arrived = first_samples()[number].flatten().float().cpu()
+            finally:
+                self._substitute = None
+            order = arrived.round().long()
+            if (
+                torch.equal(order.float(), arrived)
+                and len(order.unique()) == len(order) > 1
+                and order.max() < shape.numel()
+            ):
+                return source, order
+        raise InputError(
+            "model.path: what this pipeline's loop works on is not among the latents it prepares, so it cannot walk in steps"
+        )
+
+    def _seen(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def prepare(*args: Any, **kwargs: Any) -> Any:
+            output = method(*args, **kwargs)
+            call = len({c for n, c, _ in self.prepared if n == name})
+            several = isinstance(output, (tuple, list))
+            items = list(output) if several else [output]
+            for i, item in enumerate(items):
+                if isinstance(item, torch.Tensor) and item.is_floating_point():
+                    self.prepared[name, call, i] = item.clone() if self.state is None else item  # loops may write into it
+                    items[i] = self._changed((name, call, i), item)
+            return type(output)(items) if several else items[0]
+
+        return prepare
+
+    def _changed(self, source: Source, item: torch.Tensor) -> torch.Tensor:
+        if self._substitute is not None and self._substitute[0] == source:
+            return self._substitute[1].to(item.device)
+        if self.state is not None:
+            for place, own in zip(self.places, self.state, strict=True):
+                if place.source == source:
+                    item = place.written(item, own)
+        return item
