@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 
+from flowgrpo import traits
 from flowgrpo.export import write_weights
 from flowgrpo.loading import load_lora
 from flowgrpo.policy import DiffusersPolicy, Row
@@ -61,17 +63,21 @@ def certify(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: 
 
 
 def in_flow_euler(pipe: DiffusionPipeline) -> DiffusionPipeline:
-    """A stock pipeline; where it ships another solver (UniPC, DPM-Solver), Euler's takes its place, which our `ode` is."""
+    """A stock pipeline, with Euler's method where it ships another (UniPC, a stochastic one): what our `ode` is."""
     pipe.set_progress_bar_config(disable=True)
-    if not isinstance(pipe.scheduler, FlowMatchEulerDiscreteScheduler):
-        pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=pipe.scheduler.config.get("flow_shift") or 1.0)
+    config = pipe.scheduler.config
+    if type(pipe.scheduler) is not FlowMatchEulerDiscreteScheduler or config.stochastic_sampling:
+        known = inspect.signature(FlowMatchEulerDiscreteScheduler.__init__).parameters
+        own = {k: v for k, v in config.items() if k in known} | {"stochastic_sampling": False}
+        own |= {"shift": config["flow_shift"]} if config.get("flow_shift") else {}
+        pipe.scheduler = FlowMatchEulerDiscreteScheduler(**own)
     return pipe
 
 
 @torch.no_grad()
 def stock_sample(pipe: DiffusionPipeline, call: dict[str, Any], row: Row) -> torch.Tensor:
     """The decoded sample of one row by a stock pipeline, without anything of ours in it."""
-    own = {"prompt": [row.prompt], "output_type": "pt", "return_dict": False}
+    own = {"prompt": row.prompt, "output_type": "pt", "return_dict": False}
     generator = torch.Generator("cpu").manual_seed(row.seed)
     with torch.random.fork_rng():
         torch.manual_seed(0)  # some draw their conditions from the global generator
@@ -98,7 +104,7 @@ def equals_stock(policy: DiffusersPolicy, rows: Sequence[Row], expected: Sequenc
     """Our `ode`, in one go and step by step, gives the stock pipeline's decoded samples."""
     tree = rolled_out(policy, rows, ODE, len(rows))
     gaps = [
-        _gap(made, torch.cat(list(expected)))
+        gap_of(made, torch.cat(list(expected)))
         for made in (policy.generate(rows), policy.decode(tree.samples, [tree.nodes[i].root.row for i in tree.leaves]))
     ]
     return Check("equals_stock", max(gaps) <= 10 * TOLERANCE, f"whole {gaps[0]:.1e}, in steps {gaps[1]:.1e}")
@@ -119,7 +125,7 @@ def any_micro_batch(policy: DiffusersPolicy, rows: Sequence[Row]) -> Check:
     """A stochastic sample is the same alone and among others."""
     together = rolled_out(policy, rows, Kernel("flow_sde", 0.7), len(rows))
     alone = rolled_out(policy, rows, Kernel("flow_sde", 0.7), 1)
-    gap = max(_gap(a, b) for a, b in zip(together.samples, alone.samples, strict=True))
+    gap = max(gap_of(a, b) for a, b in zip(together.samples, alone.samples, strict=True))
     how = "rows share calls" if policy.rows_per_call is None else "one row a call"
     how += "" if policy.pads or policy.rows_per_call else " with equally long prompts"
     return Check("any_micro_batch", gap <= 10 * TOLERANCE, f"{gap:.1e}, {how}")
@@ -137,25 +143,59 @@ def drift_and_gradients(policy: DiffusersPolicy, rows: Sequence[Row]) -> list[Ch
     for handle in handles:
         handle.remove()
     active = {name: p for name, p in weights.named.items() if name.split(".")[0] in ran}
-    missed = [name for name, p in active.items() if p.grad is None]
+    without = [name for name, p in active.items() if p.grad is None]
+    missed = without if without and _matter(policy, tree, [active[name] for name in without]) else []
     broken = [name for name, p in active.items() if p.grad is not None and not p.grad.isfinite().all()]
     advice = f"without gradient: {', '.join(missed[:3])}" if missed else ""
     advice = f"not finite: {', '.join(broken[:3])}" if broken else advice
-    value = f"{len(active) - len(missed) - len(broken)} of {len(active)} tensors of {', '.join(sorted(ran))}"
+    value = f"{len(active) - len(without) - len(broken)} of {len(active)} tensors of {', '.join(sorted(ran))}"
+    if without and not missed:
+        value += ", the others have no influence on the velocity"
     return [
-        Check("drift", largest == 0.0, f"{largest:.1e}", "" if largest == 0.0 else "the replay is not what was rolled out"),
+        Check(
+            "drift", largest == 0.0, f"{largest:.1e}", "" if largest == 0.0 else "the replay is not what was rolled out"
+        ),
         Check("gradients", not missed and not broken and bool(active), value, advice),
     ]
 
 
+@torch.no_grad()
+def _matter(policy: DiffusersPolicy, tree: Tree, parameters: Sequence[torch.nn.Parameter]) -> bool:
+    """Whether other values of these weights would change a velocity of the rollout; they are left changed."""
+    trained = [evaluation for evaluation in tree.evaluations if evaluation.trained]
+    before = [policy.velocity(e.state, e.sigma, e.rows) for e in trained]
+    for p in parameters:
+        p.copy_(torch.randn(p.shape) + 1)
+    after = [policy.velocity(e.state, e.sigma, e.rows) for e in trained]
+    return any(not torch.equal(a, b) for x, y in zip(before, after, strict=True) for a, b in zip(x, y, strict=True))
+
+
 def bfloat16_drift(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: Sequence[Row]) -> Check:
-    """The drift with weights and latents stored in bfloat16."""
-    policy = DiffusersPolicy(build().to(torch.bfloat16), call)
-    for module in policy.modules.values():
-        module.requires_grad_(True)
-    tree = rolled_out(policy, rows[:1], Kernel("flow_sde", 0.7), 1)
-    largest = replay(policy, tree)
-    return Check("drift_bfloat16", largest <= BFLOAT16_DRIFT, f"{largest:.1e}")
+    """The drift in bfloat16: all stored in it, or all but the VAE, or computed in it by autocast: the first that runs."""
+    for how in ("all stored in it", "VAE in float32", "by autocast"):
+        pipe = build()
+        for name, component in pipe.components.items():
+            if isinstance(component, torch.nn.Module) and how != "by autocast" and (name != "vae" or "VAE" not in how):
+                _to_bfloat16(component)
+        policy = DiffusersPolicy(pipe, call, autocast=torch.bfloat16 if how == "by autocast" else None)
+        for module in policy.modules.values():
+            module.requires_grad_(True)
+        try:
+            tree = rolled_out(policy, rows[:1], Kernel("flow_sde", 0.7), 1)
+        except RuntimeError as error:
+            refused = error
+            continue
+        largest = replay(policy, tree)
+        return Check("drift_bfloat16", largest <= BFLOAT16_DRIFT, f"{largest:.1e}, {how}")
+    return Check("drift_bfloat16", False, str(refused))
+
+
+def _to_bfloat16(module: torch.nn.Module) -> None:
+    """As `from_pretrained(dtype=torch.bfloat16)` does it: some submodules of some models stay in float32."""
+    module.to(torch.bfloat16)
+    for path, part in module.named_modules():
+        if any(name in path.split(".") for name in getattr(module, "_keep_in_fp32_modules", None) or ()):
+            part.float()
 
 
 def lora_reloads(build: Callable[[], DiffusionPipeline], call: dict[str, Any], row: Row) -> Check:
@@ -172,9 +212,9 @@ def lora_reloads(build: Callable[[], DiffusionPipeline], call: dict[str, Any], r
     with tempfile.TemporaryDirectory() as folder:
         write_weights(policy, weights, Path(folder))
         load_lora(fresh, Path(folder))
-    way = "pipe.load_lora_weights" if hasattr(fresh, "load_lora_weights") else "transformer.load_lora_adapter"
-    gap = _gap(trained, stock_sample(fresh, call, row))
-    moved = _gap(trained, untrained)
+    way = "pipe.load_lora_weights" if traits.loads_lora(fresh) else "transformer.load_lora_adapter"
+    gap = gap_of(trained, stock_sample(fresh, call, row))
+    moved = gap_of(trained, untrained)
     return Check("lora_reload", gap == 0 and moved > 0, f"{way}: {gap:.1e}, it moved the sample by {moved:.1e}")
 
 
@@ -201,10 +241,10 @@ def replay(policy: DiffusersPolicy, tree: Tree) -> float:
             mean, std = edge_transition(edges, evaluation.sigma, evaluation.state, velocity, tree.sigma_cap)
             scored = log_prob(edges.next_state, mean, std, edges.move.kernel.log_prob)
             scored.sum().backward()
-            gaps.append(float((scored - edges.log_prob).abs().max()))
+            gaps.append(float((scored.detach() - edges.log_prob).abs().max()))
     return float(torch.tensor(gaps).max())  # unlike Python's max, this keeps NaN
 
 
-def _gap(a: torch.Tensor, b: torch.Tensor) -> float:
+def gap_of(a: torch.Tensor, b: torch.Tensor) -> float:
     """Largest difference in standard deviations of `b`; infinity where the shapes differ."""
     return float((a - b).float().abs().max() / b.float().std().clamp_min(1e-12)) if a.shape == b.shape else float("inf")

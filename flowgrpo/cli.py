@@ -1,4 +1,4 @@
-"""The command line: `flowgrpo train | plan | sample | gallery | rewards | export`.
+"""The command line: `flowgrpo train | plan | sample | gallery | rewards | export | doctor | models`.
 
 Exit status: 0 done; 2 the input is wrong (one sentence on stderr); 130 interrupted; 1 anything else.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -87,6 +88,8 @@ def plan(
     )
     table.add_row("model evaluations", f"{cost['rollout']:,} rollout + {cost['update']:,} update, each iteration")
     table.add_row("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls")
+    gpu, host = (planned["memory"][key] / 2**30 for key in ("gpu_bytes", "host_bytes"))
+    table.add_row("memory", f"{gpu:.2f} GiB on the device, {host:.2f} beside it, and activations on top (see doctor)")
     evaluation = planned["evaluation"]
     table.add_row(
         "evaluation",
@@ -181,6 +184,47 @@ def export(
         )
     else:
         out.print(f"step {done.step} ({done.kind}) in {done.folder}", soft_wrap=True, markup=False)
+
+
+@app.command()
+def doctor(
+    target: Annotated[
+        str, typer.Argument(metavar="MODEL|CONFIG", help="a built-in name, a folder, a hub id, or a config")
+    ],
+    form: Format = "human",
+) -> None:
+    """Check a model or a config before spending GPU hours on it; exit status 1 if a check fails."""
+    from flowgrpo.doctor import examine, settings_of
+
+    checks = []
+    for check in examine(settings_of(target)):
+        checks.append(check)
+        if form == "human":
+            mark = "[green]ok[/]  " if check.ok else "[red]FAIL[/]"
+            out.print(f"{mark} {check.name:13} ", end="")
+            out.print(check.value, markup=False, soft_wrap=True)
+            if not check.ok:
+                out.print(f"     {check.advice}", markup=False, soft_wrap=True)
+    ok = all(check.ok for check in checks)
+    if form == "json":
+        print(json.dumps({"ok": ok, "checks": [asdict(check) for check in checks]}, indent=1))
+    if not ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def models(form: Format = "human") -> None:
+    """List the pipeline classes that were tried, each with its certificate (docs/models.md explains it)."""
+    rows = json.loads((Path(__file__).parent / "models.json").read_text())
+    if form == "json":
+        print(json.dumps(rows, indent=1))
+        return
+    table = Table("class", "task", "drift", "certified", "note", box=None, padding=(0, 2))
+    for row in rows:
+        name = row["class"] + (f" ({row['variant']})" if row["variant"] else "")
+        drift = "" if row["drift"] is None else f"{row['drift']:g}"
+        table.add_row(name, row["task"], drift, "yes" if row["certified"] else "no", row["note"])
+    out.print(table)
 
 
 def say(sentence: str) -> None:

@@ -8,11 +8,51 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from flowgrpo import presets
 from flowgrpo.axes import Choice, Strict
 from flowgrpo.errors import InputError, nearest
+
+# diffusers' attention backends that compute attention as it is defined; the others quantise.
+AttentionBackend = Literal[
+    "native",
+    "_native_cudnn",
+    "_native_efficient",
+    "_native_flash",
+    "_native_math",
+    "_native_npu",
+    "_native_xla",
+    "flash",
+    "flash_hub",
+    "flash_varlen",
+    "flash_varlen_hub",
+    "flash_4_hub",
+    "_flash_3",
+    "_flash_3_hub",
+    "_flash_varlen_3",
+    "_flash_3_varlen_hub",
+    "aiter_fa2_hub",
+    "flex",
+    "xformers",
+]
+
+
+def refuse_lossy_attention(name: str, key: str) -> None:
+    """Let no rollout compute with an attention that quantises.
+
+    Args:
+        name: of a backend, known or not.
+        key: where it was set.
+
+    Raises:
+        InputError: the name is that of a quantising backend.
+    """
+    if re.search("sage|int8|fp8|fp4", name):
+        raise InputError(
+            f"{key}: {name!r} quantises, so the log-probs of a rollout would not be the model's; it may serve previews "
+            f"(DIFFUSERS_ATTN_BACKEND={name} flowgrpo sample ...), not training"
+        )
 
 
 class Lora(Strict):
@@ -27,6 +67,7 @@ class Model(Strict):
     """What is trained. `call` is handed to the pipeline as it is; `lora: null` trains every weight.
 
     `text_encoders` says what becomes of them once the run's prompts are encoded: `keep`, `offload` to host memory, `free`.
+    The keys after it are switches of memory and speed; see `flowgrpo.switches`.
     """
 
     path: str
@@ -34,6 +75,19 @@ class Model(Strict):
     lora: Lora | None = Lora()
     call: dict[str, Any] = {}
     text_encoders: Literal["keep", "offload", "free"] = "offload"
+    guidance: Literal["pipeline", "none"] = "pipeline"
+    gradient_checkpointing: bool = False
+    vae: Literal["keep", "offload"] = "keep"
+    vae_tiling: bool = False
+    attention: AttentionBackend | None = None
+    compile: bool = False
+
+    @field_validator("attention", mode="before")
+    @classmethod
+    def _exact(cls, written: Any) -> Any:
+        if isinstance(written, str):
+            refuse_lossy_attention(written, "model.attention")
+        return written
 
 
 class Prompts(Strict):

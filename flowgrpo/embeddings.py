@@ -67,6 +67,8 @@ class EmbeddingCache:
                 arguments |= arguments.pop(name, {})
         prompt = arguments.get("prompt")
         count = len(prompt) if isinstance(prompt, list) else 1
+        if isinstance(prompt, str):
+            arguments["prompt"] = [prompt]
         rows = [
             {
                 k: [v[i]] if "prompt" in k and isinstance(v, list) and len(v) == count else v

@@ -13,21 +13,25 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from PIL import Image
+from scipy.io import wavfile
 
+from flowgrpo.modality import SAMPLING_RATE
 from flowgrpo.policy import Policy, Row
 from flowgrpo.prompts import Prompt
 from flowgrpo.rollout import score
 from rewards import Reward
 
+FRAMES_PER_SECOND = 8  # of video files
+
 
 @dataclass(frozen=True)
 class Sample:
-    """One evaluated sample: its place among the prompts, its rewards by name (None: not applicable or lost), its pixels."""
+    """One evaluated sample: its place among the prompts, its rewards by name (None: not applicable or lost), itself."""
 
     index: int
     row: Row
     rewards: dict[str, float | None]
-    image: torch.Tensor | None
+    decoded: torch.Tensor | None
 
 
 def evaluate(
@@ -41,7 +45,7 @@ def evaluate(
     """Sample and score every prompt once; prompt i always has seed i. The work is shared by the processes.
 
     Args:
-        keep: the first so many samples come with their pixels, (3, H, W) in [0, 1] on the CPU.
+        keep: the first so many samples come with what was decoded, on the CPU.
 
     Returns:
         all samples, in the order of the prompts, on every process.
@@ -51,11 +55,11 @@ def evaluate(
     for at in range(0, len(own), micro_batch):
         indices = own[at : at + micro_batch]
         rows = [Row(prompts[i].text, i, prompts[i].columns) for i in indices]
-        images = policy.generate(rows)
-        values = score(rewards, images, rows, one_group=False).values.tolist()
-        for index, row, value, image in zip(indices, rows, values, images, strict=True):
+        decoded = policy.generate(rows)
+        values = score(rewards, decoded, rows, one_group=False).values.tolist()
+        for index, row, value, one in zip(indices, rows, values, decoded, strict=True):
             named = {r.name: None if v != v else v for r, v in zip(rewards, value, strict=True)}
-            samples.append(Sample(index, row, named, image.cpu() if index < keep else None))
+            samples.append(Sample(index, row, named, one.cpu() if index < keep else None))
     return sorted(gather_object(samples), key=lambda sample: sample.index)
 
 
@@ -66,23 +70,24 @@ def weighted(sample: Sample, rewards: Sequence[Reward]) -> float | None:
 
 
 class SampleFolder:
-    """Kept samples of a run: images in `samples/step-000010/`, and one line each in `manifest.jsonl`."""
+    """Kept samples of a run: files in `samples/step-000010/`, and one line each in `manifest.jsonl`."""
 
     def __init__(self, run: Path):
         self.folder = run / "samples"
         self.manifest = self.folder / "manifest.jsonl"
 
     def write(self, samples: Sequence[Sample], step: int) -> None:
-        """Save the samples that carry pixels."""
+        """Save the samples that carry what was decoded; audio at the rate of its column `sampling_rate`."""
         self.folder.mkdir(exist_ok=True)
         lines = []
         for sample in samples:
-            if sample.image is None:
+            if sample.decoded is None:
                 continue
-            file = Path(f"step-{step:06d}") / f"{sample.index:04d}.png"
-            (self.folder / file).parent.mkdir(exist_ok=True)
-            save_image(sample.image, self.folder / file)
-            lines.append(manifest_line(str(file), sample, step))
+            folder = self.folder / f"step-{step:06d}"
+            folder.mkdir(exist_ok=True)
+            rate = sample.row.columns.get("sampling_rate") or SAMPLING_RATE
+            file = save_sample(sample.decoded, folder / f"{sample.index:04d}", rate)
+            lines.append(manifest_line(str(file.relative_to(self.folder)), sample, step))
         with self.manifest.open("a") as manifest:
             manifest.writelines(json.dumps(line) + "\n" for line in lines)
 
@@ -113,6 +118,33 @@ def read_manifest(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()] if path.is_file() else []
 
 
-def save_image(image: torch.Tensor, path: Path) -> None:
-    """Write an image (3, H, W) in [0, 1] as PNG."""
-    Image.fromarray(image.mul(255).round().clamp(0, 255).byte().permute(1, 2, 0).cpu().numpy()).save(path)
+def save_sample(sample: torch.Tensor, stem: Path, sampling_rate: int = SAMPLING_RATE) -> Path:
+    """Write one sample as what it is.
+
+    Args:
+        sample: an image (3, H, W) or a video (F, 3, H, W), both in [0, 1], or audio (C, N) in [-1, 1].
+        stem: the file without its suffix.
+        sampling_rate: of audio, samples per second.
+
+    Returns:
+        the file: `.png`; `.webp`, looping, of quality 90, where equal neighbours are one longer frame; `.wav` of 16 bit.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if sample.ndim == 2:
+        file = stem.with_name(f"{stem.name}.wav")
+        wavfile.write(file, sampling_rate, sample.clamp(-1, 1).mul(32767).round().short().T.cpu().numpy())
+        return file
+    if sample.ndim not in (3, 4) or sample.shape[-3] != 3:
+        raise ValueError(f"a sample of shape {tuple(sample.shape)} is no image, no video and no audio")
+    pixels = sample.mul(255).round().clamp(0, 255).byte().movedim(-3, -1).cpu().numpy()
+    if sample.ndim == 3:
+        file = stem.with_name(f"{stem.name}.png")
+        Image.fromarray(pixels).save(file)
+        return file
+    file = stem.with_name(f"{stem.name}.webp")
+    first, *others = [Image.fromarray(frame) for frame in pixels]
+    milliseconds = 1000 // FRAMES_PER_SECOND
+    first.save(file, save_all=True, append_images=others, duration=milliseconds, loop=0, quality=90)
+    return file

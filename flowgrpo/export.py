@@ -1,4 +1,4 @@
-"""Export: the trained weights of a run in the formats diffusers loads by itself, with a card and sample pictures."""
+"""Export: the trained weights of a run in the formats diffusers loads by itself, with a card and samples."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from diffusers.loaders.lora_base import LoraBaseMixin
 
-from flowgrpo import checkpoint, config, loading, prompts
+from flowgrpo import checkpoint, config, loading, prompts, traits
 from flowgrpo.errors import InputError
-from flowgrpo.evaluate import save_image
+from flowgrpo.evaluate import save_sample
+from flowgrpo.modality import SAMPLING_RATE, modality_of, sampling_rate
 from flowgrpo.policy import DiffusersPolicy, Row
 from flowgrpo.report import read_metrics
 from flowgrpo.weights import Weights
@@ -23,7 +24,7 @@ SAMPLES = 4
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: the folder, the step, whether it is a `lora` or `full` weights, and the sample pictures."""
+    """What was written: the folder, the step, whether it is a `lora` or `full` weights, and the files of samples."""
 
     folder: Path
     step: int
@@ -47,19 +48,22 @@ def export(run: Path, out: Path, step: int | None = None) -> Exported:
     found = checkpoint.find(run / "checkpoints", step)
     settings = config.load(run / "config.yaml")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    without = {"attention": None, "compile": False}  # of the machine that trained; the weights need neither
+    settings = settings.model_copy(update={"model": settings.model.model_copy(update=without)})
     policy, weights = loading.policy_and_weights(settings, device)
     step = checkpoint.load_weights(found, weights)
     out.mkdir(parents=True, exist_ok=True)
     with weights.averaged():
         write_weights(policy, weights, out)
-        rows = [Row(p.text, i) for i, p in enumerate(prompts.load(settings.prompts.eval, "prompts.eval")[:SAMPLES])]
+        chosen = prompts.load(settings.prompts.eval, "prompts.eval")[:SAMPLES]
+        rows = [Row(p.text, i, p.columns) for i, p in enumerate(chosen)]
         with policy.calling(**settings.eval.call):
             call = policy.call
-            images = policy.generate(rows)
-    files = []
-    for row, image in zip(rows, images, strict=True):
-        files.append(f"sample-{row.seed}.png")
-        save_image(image, out / files[-1])
+            samples = policy.generate(rows)
+    rate = sampling_rate(policy.pipe) or SAMPLING_RATE
+    files = [
+        save_sample(sample, out / f"sample-{row.seed}", rate).name for row, sample in zip(rows, samples, strict=True)
+    ]
     kind = "full" if weights.lora is None else "lora"
     pairs = list(zip(rows, files, strict=True))
     (out / "README.md").write_text(_card(run, settings, policy, kind, step, call, pairs), encoding="utf-8")
@@ -87,8 +91,9 @@ def write_weights(policy: DiffusersPolicy, weights: Weights, out: Path) -> None:
 
 
 def _card(run: Path, settings: config.Config, policy: DiffusersPolicy, kind: str, step: int, call, pairs) -> str:
-    """A model card that says how it was made, what it scored, and the exact lines that reproduce its pictures."""
+    """A model card that says how it was made, what it scored, and the exact lines that reproduce its samples."""
     model, algorithm, train = settings.model, settings.algorithm, settings.train
+    tag = "lora" if kind == "lora" else f"text-to-{modality_of(type(policy.pipe))}"
     held_out = [
         m for m in read_metrics(run) if m["phase"] == "eval" and m["step"] <= step and m["reward/mean"] is not None
     ]
@@ -98,7 +103,7 @@ def _card(run: Path, settings: config.Config, policy: DiffusersPolicy, kind: str
             "---",
             "library_name: diffusers",
             f"base_model: {model.path}",
-            "tags: [flowgrpo, reinforcement-learning, " + ("lora]" if kind == "lora" else "text-to-image]"),
+            f"tags: [flowgrpo, reinforcement-learning, {tag}]",
             "---",
             f"# {settings.run.name}, step {step}",
             "",
@@ -120,12 +125,16 @@ def _card(run: Path, settings: config.Config, policy: DiffusersPolicy, kind: str
             _command(model.path, kind, model.dtype, call, pairs[0][0]),
             "```",
             "",
-            "| prompt | seed | picture |",
+            "| prompt | seed | sample |",
             "|---|---|---|",
-            *(f"| {row.prompt} | {row.seed} | ![]({file}) |" for row, file in pairs),
+            *(f"| {row.prompt} | {row.seed} | {_shown(file)} |" for row, file in pairs),
             "",
         ]
     )
+
+
+def _shown(file: str) -> str:
+    return f'<audio controls src="{file}">[{file}]({file})</audio>' if file.endswith(".wav") else f"![]({file})"
 
 
 def _command(source: str, kind: str, dtype: str, call: dict[str, Any], row: Row) -> str:
@@ -144,12 +153,14 @@ def _snippet(policy: DiffusersPolicy, source: str, kind: str, dtype: str, call: 
         lines.append(f"from flowgrpo.{source} import PATH")
         place = "PATH"
     lines += ["", f"pipe = {name}.from_pretrained({place}, dtype=torch.{dtype}{absent})"]
-    if kind == "lora" and hasattr(policy.pipe, "load_lora_weights"):
-        lines.append('pipe.load_lora_weights(".")')
-    elif kind == "lora":
-        lines += [f'pipe.{module}.load_lora_adapter(".", prefix="{module}")' for module in policy.modules]
+    if kind == "lora":
+        own = traits.loads_lora(policy.pipe)
+        lines += ['pipe.load_lora_weights(".")'] * own
+        others = [name for name in policy.modules if not own or name != "transformer"]
+        lines += [f'pipe.{name}.load_lora_adapter(".", prefix="{name}")' for name in others]
     arguments = ", ".join(f"{k}={v!r}" for k, v in call.items())
-    lines.append(
-        f"image = pipe({json.dumps(row.prompt)}, generator=torch.Generator().manual_seed({row.seed}), {arguments}).images[0]"
-    )
+    made = modality_of(type(policy.pipe))
+    output = {"image": "images", "video": "frames", "audio": "audios"}[made]
+    seeded = f"generator=torch.Generator().manual_seed({row.seed})"
+    lines.append(f"{made} = pipe({json.dumps(row.prompt)}, {seeded}, {arguments}).{output}[0]")
     return "\n".join(lines)

@@ -14,17 +14,22 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.utils import logging as diffusers_logging
+from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
+from safetensors import safe_open
+from safetensors.torch import load_file
 from transformers.utils import logging as transformers_logging
 
-from flowgrpo import shapes
+from flowgrpo import shapes, switches, traits
 from flowgrpo.config import Config, Model, RewardUse
 from flowgrpo.errors import InputError, nearest
+from flowgrpo.modality import SAMPLING_RATE
 from flowgrpo.policy import DiffusersPolicy
 from flowgrpo.prompts import Prompt
 from flowgrpo.weights import Weights, lora_config
 from rewards import Reward, RewardError
 from rewards import load as load_reward
 
+LORA_FILE = "pytorch_lora_weights.safetensors"
 BUILT_IN = {"shapes": (shapes.PATH, shapes.CALL)}
 
 
@@ -36,17 +41,37 @@ def load_pipeline(path: str, dtype: torch.dtype = torch.float32) -> DiffusionPip
     """
     absent = dict.fromkeys(absent_components(path))
     with _explained(path), without_progress_bars():
-        return DiffusionPipeline.from_pretrained(_place(path), dtype=dtype, **absent)
+        return DiffusionPipeline.from_pretrained(place_of(path), dtype=dtype, **absent)
 
 
 def load_lora(pipe: DiffusionPipeline, folder: Path) -> None:
-    """Load what `flowgrpo export` wrote into a stock pipeline, by its own method, or its transformers' where it has none."""
-    if hasattr(pipe, "load_lora_weights"):
+    """Load what `flowgrpo export` wrote into a stock pipeline, by its own method, and then into what that left out."""
+    if traits.loads_lora(pipe):
+        before = diffusers_logging.get_verbosity()
+        diffusers_logging.set_verbosity_error()  # it warns of each component that the file has nothing for
         pipe.load_lora_weights(str(folder))
-        return
-    for name, module in pipe.components.items():
+        diffusers_logging.set_verbosity(before)
+    with safe_open(folder / LORA_FILE, "pt") as file:
+        names = {key.split(".")[0] for key in file.keys()}  # noqa: SIM118 - the file is no mapping
+    for name in sorted(names):
+        module = getattr(pipe, name)
+        if getattr(module, "peft_config", None):
+            continue
         if hasattr(module, "load_lora_adapter"):
-            module.load_lora_adapter(str(folder), prefix=name, weight_name="pytorch_lora_weights.safetensors")
+            module.load_lora_adapter(str(folder), prefix=name, weight_name=LORA_FILE)
+        else:
+            _inject(module, folder / LORA_FILE, name)
+
+
+def _inject(module: torch.nn.Module, file: Path, prefix: str) -> None:
+    """What `load_lora_adapter` does, for a model that has none."""
+    with safe_open(file, "pt") as opened:
+        config = json.loads(opened.metadata()["lora_adapter_metadata"])
+    own = {key.removeprefix(f"{prefix}."): value for key, value in config.items() if key.startswith(f"{prefix}.")}
+    inject_adapter_in_model(LoraConfig(**own), module)
+    tensors = {key.removeprefix(f"{prefix}."): t for key, t in load_file(file).items() if key.startswith(f"{prefix}.")}
+    set_peft_model_state_dict(module, tensors)
+    module.to(next(module.parameters()).dtype)
 
 
 def index_of(path: str) -> dict[str, Any]:
@@ -55,7 +80,7 @@ def index_of(path: str) -> dict[str, Any]:
     Raises:
         InputError: there is no such model.
     """
-    place = _place(path)
+    place = place_of(path)
     if not Path(place).is_dir() and not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", place):
         raise InputError(
             f"model.path: there is no folder {path!r} and no built-in model of that name, {nearest(path, BUILT_IN)}"
@@ -86,7 +111,8 @@ def without_progress_bars() -> Iterator[None]:
             library.enable_progress_bar()
 
 
-def _place(path: str) -> str:
+def place_of(path: str) -> str:
+    """The folder of a built-in model; any other path as it is."""
     return str(BUILT_IN[path][0]) if path in BUILT_IN else path
 
 
@@ -96,7 +122,7 @@ def _explained(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, json.JSONDecodeError) as error:
-        where = "its folder" if Path(_place(path)).is_dir() else "the model hub"
+        where = "its folder" if Path(place_of(path)).is_dir() else "the model hub"
         reason = " ".join(str(error).split())[:300]
         raise InputError(
             f"model.path: {path} could not be loaded from {where} ({type(error).__name__}: {reason})"
@@ -138,8 +164,9 @@ def _keep_freed_memory() -> None:
 
 
 def policy_and_weights(config: Config, device: torch.device) -> tuple[DiffusersPolicy, Weights]:
-    """The policy of a config, with its trainable weights in place."""
+    """The policy of a config, with its switches set and its trainable weights in place."""
     model = config.model
+    switches.check(model, device)
     full_in_half = model.lora is None and model.dtype != "float32"  # weights in float32, computing in half precision
     policy = load_policy(
         model.path,
@@ -149,6 +176,7 @@ def policy_and_weights(config: Config, device: torch.device) -> tuple[DiffusersP
         autocast=getattr(torch, model.dtype) if full_in_half else None,
         text_encoders=model.text_encoders,
     )
+    switches.apply(model, policy)
     return policy, trainable(model, policy, config.train.ema, reference=config.algorithm.objective.kl.beta > 0)
 
 
@@ -172,11 +200,27 @@ def rewards(uses: Sequence[RewardUse], eval_uses: Sequence[RewardUse] = ()) -> t
     return found[0], found[1]
 
 
-def check_rewards(rewards: Sequence[Reward], prompt: Prompt, call: dict[str, Any]) -> None:
-    """Call every reward on two synthetic pictures of the size that `call` asks for."""
-    sides = [call.get(side) for side in ("height", "width")]
-    height, width = (side if isinstance(side, int) else 64 for side in sides)
+def check_rewards(rewards: Sequence[Reward], prompt: Prompt, shape: Sequence[int]) -> None:
+    """Call every reward on two synthetic samples.
+
+    Args:
+        shape: of one sample: an image (3, H, W), a video (F, 3, H, W) or audio (C, N); see `modality.expected_shape`.
+
+    Raises:
+        RewardError: a reward fails, or breaks the contract.
+    """
+    columns = {"sampling_rate": SAMPLING_RATE, **prompt.columns} if len(shape) == 2 else prompt.columns
+    sample = _synthetic(shape)
+    for reward in rewards:
+        reward.check(sample, prompt.text, columns)
+
+
+def _synthetic(shape: Sequence[int]) -> torch.Tensor:
+    """Colour ramps, which wander in a video of 8 frames at most, or a tone."""
+    if len(shape) == 2:
+        channels, length = shape
+        return 0.5 * torch.linspace(0, 880 * torch.pi, length).sin().expand(channels, length)
+    *frames, _, height, width = shape
     ramp = torch.linspace(0, 1, width).expand(height, width)
     picture = torch.stack([ramp, ramp.flip(1), torch.full((height, width), 0.5)])
-    for reward in rewards:
-        reward.check(picture, prompt.text, prompt.columns)
+    return torch.stack([picture.roll(i, -1) for i in range(min(frames[0], 8))]) if frames else picture

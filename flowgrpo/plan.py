@@ -10,7 +10,7 @@ import diffusers
 import torch
 from diffusers import DiffusionPipeline
 
-from flowgrpo import loading, prompts
+from flowgrpo import loading, memory, prompts, switches
 from flowgrpo.config import Config
 from flowgrpo.errors import InputError
 from flowgrpo.policy import checked_call
@@ -28,7 +28,8 @@ def plan(config: Config) -> dict[str, Any]:
         InputError: the model, the prompts or the geometry are wrong.
     """
     train, algorithm = config.train, config.algorithm
-    call, branches = call_and_branches(config)
+    unguided = config.model.guidance == "none"
+    call, branches = call_and_branches(config, switches.unguided(pipeline_class(config.model.path)) if unguided else None)
     eval_call, eval_branches = call_and_branches(config, config.eval.call)
     prompts.load(config.prompts.train, "prompts.train")
     loading.rewards(config.rewards, config.eval_rewards)
@@ -59,6 +60,7 @@ def plan(config: Config) -> dict[str, Any]:
         "decoded": len(tree.leaves),
         "reward_calls": len(tree.leaves) * len(config.rewards),
         "evaluation": {"model_evaluations": eval_evaluations, "decoded": held_out},
+        "memory": memory.estimate(config),
         "config": config.model_dump(mode="json"),
     }
 
@@ -85,7 +87,7 @@ def call_and_branches(config: Config, over: dict[str, Any] | None = None) -> tup
     """The pipeline's call arguments with `num_inference_steps` filled in, and how many samples a guided step evaluates.
 
     Args:
-        over: `eval.call`, which goes over `model.call`.
+        over: what goes over `model.call`: `eval.call`, or what switches guidance off.
     """
     pipeline = pipeline_class(config.model.path)
     call = {

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from diffusers import DiffusionPipeline
 
-from flowgrpo import conditions
+from flowgrpo import conditions, switches, traits
 from flowgrpo.embeddings import EmbeddingCache, Shape
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.latents import Latents
@@ -114,13 +114,15 @@ class DiffusersPolicy:
         self.modules = {
             name: module
             for name, module in pipe.components.items()
-            if name.startswith("transformer") and isinstance(module, torch.nn.Module)
+            if name.startswith(("transformer", "unet")) and isinstance(module, torch.nn.Module)
         }
         if not self.modules:
-            raise InputError(f"model.path: {type(pipe).__name__} has no transformer to train")
+            raise InputError(f"model.path: {type(pipe).__name__} has no transformer (or unet) to train")
         for component in pipe.components.values():
             if isinstance(component, torch.nn.Module):
                 component.requires_grad_(False).eval()
+        traits.apply(pipe)
+        switches.refuse_inexact(pipe)
         self.evaluations = 0
         for module in self.modules.values():
             module.register_forward_pre_hook(self._count, with_kwargs=True)
@@ -165,7 +167,7 @@ class DiffusersPolicy:
             self._call(rows[block], range(0))
             states.append(self.latents.initial())
         if self._sigmas is None:
-            self._sigmas = tuple(self.scheduler.sigmas.tolist())
+            self._sigmas = tuple(self.scheduler.noise_levels.tolist())
         return _joined(states)
 
     def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
@@ -210,12 +212,22 @@ class DiffusersPolicy:
         """
         try:
             gap = self._slicing_gap(rows[:1])
+        except InputError:
+            raise
         except (ValueError, TypeError) as error:
-            reason = " ".join(str(error).split())
-            raise InputError(f"{key}: {type(self.pipe).__name__} refuses it: {reason[:300]}") from error
+            raise InputError(f"{key}: {self._refusal(error)}") from error
+        except (AttributeError, IndexError) as error:  # it asks for a scheduler of another kind
+            raise InputError(f"model.path: {self._refusal(error)}") from error
         if gap > SLICING_TOLERANCE:
             raise InputError(self._slicing_fault(rows[:1], gap, key))
         self._settle_batching(rows)
+
+    def _refusal(self, error: Exception) -> str:
+        name = type(self.pipe).__name__
+        if "strength" in self.takes:
+            return f"{name} cuts its schedule by strength, so it cannot walk a slice of it"
+        kind = "" if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: "
+        return f"{name} refuses it: {kind}{' '.join(str(error).split())[:300]}"
 
     def _slicing_gap(self, rows: Sequence[Row]) -> float:
         """Largest difference of final states between a whole run and its slices, in standard deviations."""
@@ -238,7 +250,11 @@ class DiffusersPolicy:
         for argument in self.call:
             if argument not in ("num_inference_steps", "height", "width"):
                 with self.calling(**{argument: None}):
-                    if self._slicing_gap(rows) <= SLICING_TOLERANCE:
+                    try:
+                        helps = self._slicing_gap(rows) <= SLICING_TOLERANCE
+                    except (ValueError, TypeError, RuntimeError):  # not an argument it can do without
+                        continue
+                    if helps:
                         return (
                             f"{key}.{argument}: {name} counts its own steps for it, so a step alone differs from the same "
                             f"step in a whole run (by {gap:.1e} of a standard deviation), remove it"
@@ -308,6 +324,9 @@ class DiffusersPolicy:
         self.scheduler.only(steps)
         self.scheduler.recording = record or steps is not None
         self.latents.reset(state)
+        given = {**self.call, **self._conditions(rows[0])}
+        if len(rows) > 1:  # a text that stands for all rows is one of each for some pipelines, and one alone for others
+            given = {k: [v] * len(rows) if "prompt" in k and isinstance(v, str) else v for k, v in given.items()}
         generators = [torch.Generator("cpu").manual_seed(row.seed) for row in rows]
         device = self.pipe._execution_device.type
         devices = [torch.cuda.current_device()] if device == "cuda" else []
@@ -318,11 +337,11 @@ class DiffusersPolicy:
             torch.manual_seed(0)  # for what is drawn past the generators
             output = self._run(
                 self.pipe,
-                prompt=[row.prompt for row in rows],
+                prompt=[row.prompt for row in rows] if len(rows) > 1 else rows[0].prompt,  # some take no lists
                 generator=generators if len(rows) > 1 else generators[0],
                 output_type=output_type,
                 return_dict=False,
-                **{**self.call, **self._conditions(rows[0])},
+                **given,
             )
         made = list(self.scheduler.history)
         self.scheduler.history.clear()

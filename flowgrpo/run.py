@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType, set_seed
 
-from flowgrpo import conditions, config, loading, prompts, report
+from flowgrpo import conditions, config, loading, memory, prompts, report, switches
 from flowgrpo.config import Config
 from flowgrpo.config import Run as Place
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.gallery import write_gallery
+from flowgrpo.modality import expected_shape, sampling_rate
+from flowgrpo.plan import pipeline_class
 from flowgrpo.policy import DiffusersPolicy, Row
 from flowgrpo.prompts import Prompt
 from flowgrpo.trainer import Trainer
@@ -26,6 +28,7 @@ MAY_DIFFER = (
     "train.iterations",
     "eval.",
     "eval_rewards",
+    *(f"model.{key}" for key in ("gradient_checkpointing", "vae", "vae_tiling", "text_encoders")),
     *(f"run.{key}" for key in Place.model_fields if key != "seed"),
 )
 
@@ -57,21 +60,32 @@ def train_config(settings: Config) -> Run:
     train_prompts = prompts.load(settings.prompts.train, "prompts.train")
     eval_prompts = prompts.load(settings.prompts.eval, "prompts.eval")[: settings.eval.prompts]
     rewards, eval_rewards = loading.rewards(settings.rewards, settings.eval_rewards)
+    shape = expected_shape(pipeline_class(settings.model.path), settings.model.call)
     for prompt in (train_prompts[0], eval_prompts[0]):
-        loading.check_rewards([*rewards, *eval_rewards], prompt, settings.model.call)
+        loading.check_rewards([*rewards, *eval_rewards], prompt, shape)
 
     cpu = not torch.accelerator.is_available()  # unless told, accelerate leaves several CPU processes unconnected
     accelerator = Accelerator(cpu=cpu, log_with=settings.run.trackers or None, project_dir=str(folder))
     _check_processes(settings, accelerator.num_processes)
     set_seed(settings.run.seed)
+    memory.check(settings, accelerator.device)
     policy, weights = loading.policy_and_weights(settings, accelerator.device)
+    if rate := sampling_rate(policy.pipe):
+        train_prompts, eval_prompts = (
+            [replace(p, columns={**p.columns, "sampling_rate": rate}) for p in part]
+            for part in (train_prompts, eval_prompts)
+        )
     conditions.check((p.columns for p in train_prompts), policy.takes, "prompts.train")
     conditions.check((p.columns for p in eval_prompts), policy.takes, "prompts.eval")
-    policy.check(_unequal(train_prompts))
+    with policy.calling(**switches.training_call(settings.model, policy)):
+        policy.check(_unequal(train_prompts))
+        if settings.model.guidance == "none":
+            switches.check_unguided(policy, _unequal(train_prompts))
+        steps = len(policy.sigmas) - 1
     if settings.eval.call:
         with policy.calling(**settings.eval.call):
             policy.check(_unequal(eval_prompts), "eval.call")
-    settings.algorithm.tree.plan(settings.algorithm.kernel.kernel(), len(policy.sigmas) - 1, settings.run.seed, 0)
+    settings.algorithm.tree.plan(settings.algorithm.kernel.kernel(), steps, settings.run.seed, 0)
     for reward in (*rewards, *eval_rewards):
         if hasattr(reward.function, "to"):
             reward.function.to(accelerator.device)

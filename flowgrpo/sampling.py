@@ -1,4 +1,4 @@
-"""Sampling to a folder: pictures of prompts by a model, with an adapter or without, and a manifest of them."""
+"""Sampling to a folder: samples of prompts by a model, with an adapter or without, and a manifest of them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flowgrpo import loading, prompts
+from flowgrpo import conditions, loading, prompts
 from flowgrpo.errors import InputError
-from flowgrpo.evaluate import Sample, manifest_line, save_image
+from flowgrpo.evaluate import Sample, manifest_line, save_sample
+from flowgrpo.modality import SAMPLING_RATE, sampling_rate
 from flowgrpo.policy import Row
+from flowgrpo.prompts import Prompt
 
 BATCH = 16
 
@@ -30,9 +32,8 @@ def sample_to_folder(
     Raises:
         InputError: there is no such model, adapter or prompt file, or `out` holds samples already.
     """
-    rows = [
-        Row(text, seed + i) for i, text in enumerate(texts or [p.text for p in prompts.load(prompts_file, "--prompts")])
-    ]
+    chosen = [Prompt(text) for text in texts] if texts else prompts.load(prompts_file, "--prompts")
+    rows = [Row(prompt.text, seed + i, prompt.columns) for i, prompt in enumerate(chosen)]
     if (out / "manifest.jsonl").exists():
         raise InputError(f"--out {out}: holds samples already (manifest.jsonl), choose another folder")
     if adapter is not None and not (adapter / "pytorch_lora_weights.safetensors").is_file():
@@ -42,13 +43,14 @@ def sample_to_folder(
     policy = loading.load_policy(model, dtype, call)
     if adapter is not None:
         loading.load_lora(policy.pipe, adapter)
+    conditions.check((row.columns for row in rows), policy.takes, "--prompts")
+    rate = sampling_rate(policy.pipe) or SAMPLING_RATE
     out.mkdir(parents=True, exist_ok=True)
     lines = []
     with (out / "manifest.jsonl").open("w") as manifest:
         for at in range(0, len(rows), BATCH):
-            for row, image in zip(rows[at : at + BATCH], policy.generate(rows[at : at + BATCH]), strict=False):
-                file = f"{len(lines):04d}.png"
-                save_image(image, out / file)
-                lines.append(manifest_line(file, Sample(len(lines), row, {}, None), 0))
+            for row, decoded in zip(rows[at : at + BATCH], policy.generate(rows[at : at + BATCH]), strict=True):
+                file = save_sample(decoded, out / f"{len(lines):04d}", rate)
+                lines.append(manifest_line(file.name, Sample(len(lines), row, {}, None), 0))
                 manifest.write(json.dumps(lines[-1]) + "\n")
     return lines

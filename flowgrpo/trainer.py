@@ -17,7 +17,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from flowgrpo import checkpoint
+from flowgrpo import checkpoint, switches
 from flowgrpo import prompts as prompts_of
 from flowgrpo.advantage import combined, zero_std_fraction
 from flowgrpo.config import Config
@@ -68,6 +68,9 @@ class Trainer:
         self.config, self.policy, self.weights = config, policy, weights
         self.rewards, self.eval_rewards = list(rewards), list(eval_rewards)
         self.train_prompts, self.eval_prompts = train_prompts, eval_prompts[: config.eval.prompts]
+        self.training_call = switches.training_call(config.model, policy)
+        guided = {name: policy.call.get(name) for name in self.training_call}
+        self.eval_call = {**guided, **config.eval.call}  # evaluation is guided as the pipeline's user would have it
         self.folder = folder or config.run.folder
         self.accelerator = accelerator or Accelerator()
         settings = config.train.optimizer
@@ -103,8 +106,12 @@ class Trainer:
         Raises:
             Interrupted: Ctrl-C or SIGTERM came; the iteration was finished and a checkpoint written.
         """
+        with self.policy.calling(**self.training_call):
+            self._prepare()
+            self._loop()
+
+    def _loop(self) -> None:
         train, run = self.config.train, self.config.run
-        self._prepare()
         with self.report, _stop_requests() as stop:
             self.report.start(self.done)
             if self.done == 0:
@@ -122,13 +129,17 @@ class Trainer:
                 if stopping and not last:
                     raise Interrupted(self.done)
 
+    @torch.no_grad()
     def _prepare(self) -> None:
         """Encode what this process will meet."""
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
-        with self.policy.calling(**self.config.eval.call):
+        with self.policy.calling(**self.eval_call):
             self.policy.prepare([Row(p.text, 0, p.columns) for p in self.eval_prompts[rank::processes]])
         for iteration in range(self.done, self.config.train.iterations):
-            self.policy.prepare([Row(p.text, 0, p.columns) for p in self._prompts(iteration)[rank::processes]])
+            rows = [Row(p.text, 0, p.columns) for p in self._prompts(iteration)[rank::processes]]
+            self.policy.prepare(rows)
+            if iteration == self.done:
+                self.policy.start(rows[:1])  # the sigmas are known from here on
         self.policy.rest()
 
     def _prompts(self, iteration: int) -> list[Prompt]:
@@ -245,7 +256,7 @@ class Trainer:
             return
         started, random_state = time.perf_counter(), checkpoint.random_state()
         evaluations = self.policy.evaluations
-        with self.weights.averaged(), self.policy.calling(**self.config.eval.call):
+        with self.weights.averaged(), self.policy.calling(**self.eval_call):
             samples = evaluate(
                 self.policy,
                 self.eval_prompts,

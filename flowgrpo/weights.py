@@ -126,13 +126,13 @@ class Weights:
 
 
 def _attention_layers(modules: dict[str, torch.nn.Module]) -> tuple[str, ...]:
-    """Last names of the linear layers inside modules that call themselves attention."""
-    attentions = [
-        m for module in modules.values() for m in module.modules() if re.search("attention|attn", type(m).__name__.lower())
-    ]
-    return tuple(
-        sorted({path for a in attentions for path, m in a.named_modules() if path and isinstance(m, torch.nn.Linear)})
-    )
+    """Paths of the linear layers inside modules that call themselves attention."""
+    found = set()
+    for module in modules.values():
+        inside = [path for path, m in module.named_modules() if re.search("attention|attn", type(m).__name__.lower())]
+        linear = [path for path, m in module.named_modules() if isinstance(m, torch.nn.Linear)]
+        found |= {path for path in linear if any(path.startswith(f"{outer}.") for outer in inside)}
+    return tuple(sorted(found))
 
 
 def lora_config(

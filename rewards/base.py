@@ -44,6 +44,8 @@ class Card:
 BUILT_IN: dict[str, Card] = {
     "shapes": Card("rewards.shapes:shapes", "image, prompt", "0 to 1", None, "Apache-2.0"),
     "jpeg_size": Card("rewards.image:jpeg_size", "image", "below 0 (minus kilobytes)", None, "Apache-2.0"),
+    "motion": Card("rewards.video:motion", "video", "0 to 1", None, "Apache-2.0"),
+    "loudness": Card("rewards.audio:loudness", "audio", "0 to 1 (root mean square, linear)", None, "Apache-2.0"),
 }
 
 

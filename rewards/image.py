@@ -14,10 +14,20 @@ def jpeg_size(images: torch.Tensor, prompts: Sequence[str]) -> list[float]:
 
     Args:
         images: float (B, 3, H, W) in [0, 1].
+
+    Raises:
+        ValueError: these are no such images.
     """
+    check_images("jpeg_size", images)
     sizes = []
     for image in images.float().cpu().mul(255).round().byte().permute(0, 2, 3, 1).numpy():
         buffer = io.BytesIO()
         Image.fromarray(image).save(buffer, "JPEG", quality=95)
         sizes.append(-buffer.tell() / 1000)
     return sizes
+
+
+def check_images(name: str, images: torch.Tensor) -> None:
+    """Refuse videos, sounds and whatever else is no batch of images, in the name of a reward."""
+    if images.ndim != 4 or images.shape[1] != 3:
+        raise ValueError(f"{name} takes images (B, 3, H, W), not shape {tuple(images.shape)}")

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from scipy import ndimage
 
+from rewards.image import check_images
+
 BACKGROUND = (0.96, 0.945, 0.91)
 COLOURS = {
     "red": (0.88, 0.23, 0.19),
@@ -143,8 +145,9 @@ def shapes(images: torch.Tensor, prompts: list[str]) -> list[float]:
         prompts: B captions of the grammar that `parse` reads.
 
     Raises:
-        ValueError: a prompt is not in the grammar.
+        ValueError: these are no such images, or a prompt is not in the grammar.
     """
+    check_images("shapes", images)
     captions = [parse(prompt) for prompt in prompts]
     return [
         score(detect(image), caption) for image, caption in zip(images.float().cpu().numpy(), captions, strict=True)

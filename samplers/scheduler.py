@@ -45,7 +45,9 @@ class Step:
 class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
     """Flow matching with a choice of kernel; every argument of the parent has the parent's meaning.
 
-    But `stochastic_sampling`, which is a kernel of its own: it is taken from a config, and `kernel` decides.
+    But `stochastic_sampling`, which is a kernel of its own: it is taken from a config, and `kernel` decides. With
+    `invert_sigmas` the pipeline's time runs from 0 (noise) to 1 and its velocity points to the data; the table that the
+    pipeline reads stays so, while steps, their record and `noise_levels` are in our direction.
 
     Args:
         kernel: `ode`, `flow_sde`, `dance_sde` or `cps` (see `samplers.kernels`).
@@ -54,8 +56,9 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         last_step_ode: whether the step to sigma 0 is deterministic, whatever the kernel.
 
     Attributes:
-        history: the `Step`s since the last `set_timesteps`, oldest first; a copy of the scheduler, as pipelines of two
-            modalities make it for the second one, adds to the same list.
+        history: the `Step`s since the last `set_timesteps`, oldest first, or, where `only` is used, since that. A copy of
+            the scheduler, as pipelines of two modalities make it for the second one, adds to the same list.
+        noise_levels: the whole table in our direction: sigmas that descend to 0, whichever way the pipeline's own run.
         recording: whether steps are kept in `history`.
         generator: source of the steps' noise when the pipeline hands none to `step`; None is torch's global one.
     """
@@ -86,8 +89,6 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
             raise ValueError(f"kernel {kernel!r} is not one of {', '.join(KERNELS)}")
         if log_prob not in LOG_PROBS:
             raise ValueError(f"log_prob {log_prob!r} is not one of {', '.join(LOG_PROBS)}")
-        if invert_sigmas:
-            raise ValueError("a schedule with invert_sigmas runs from 0 to 1, which no kernel here moves along")
         # Spelled out one by one: through **kwargs the config would report the values and the parent run its defaults.
         super().__init__(
             num_train_timesteps=num_train_timesteps,
@@ -110,6 +111,9 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         self.recording = True
         self.generator: torch.Generator | None = None
         self._steps: range | tuple[float, ...] | None = None
+        self._directed = False
+        self._first = 0  # place in the table of the first sigma
+        self.noise_levels = self.sigmas
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | None = None, return_unused_kwargs: bool = False, **kwargs):
@@ -140,7 +144,8 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
             steps: a range of step indices of the pipeline's own table; an empty range iterates nothing (a pipeline then
                 only prepares, or only decodes); or a tuple of float32 sigmas to walk instead; None: the whole table.
         """
-        self._steps = steps
+        self._steps, self._directed = steps, True
+        self.history.clear()
 
     def set_timesteps(
         self,
@@ -150,16 +155,26 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         mu: float | None = None,
         timesteps: list[float] | None = None,
     ) -> None:
-        """The parent's table; `sigmas` stays whole and readable, `timesteps` holds only what will be iterated."""
+        """The parent's table; `timesteps` holds only what will be iterated, `sigmas` begins there and goes on to the end.
+
+        So a pipeline that reads `sigmas[i]` by its loop's counter, or `sigmas[-1]`, reads in a slice what it reads in a
+        whole run. The whole table stays in `noise_levels`.
+        """
         super().set_timesteps(num_inference_steps, device, sigmas=sigmas, mu=mu, timesteps=timesteps)
-        self.history.clear()
-        if isinstance(self._steps, range):
-            self._step_index = self._steps.start
-            self.timesteps = self.timesteps[self._steps.start : self._steps.stop]
-        elif self._steps is not None:
-            self._step_index = 0
-            self.sigmas = torch.tensor(self._steps, dtype=torch.float32, device=device)
+        if not self._directed:
+            self.history.clear()
+        if isinstance(self._steps, tuple):
+            levels = torch.tensor(self._steps, dtype=torch.float32, device=device)
+            self.sigmas = 1 - levels if self.config.invert_sigmas else levels
             self.timesteps = self.sigmas[:-1] * self.config.num_train_timesteps
+        self.noise_levels = 1 - self.sigmas if self.config.invert_sigmas else self.sigmas
+        self._first = 0
+        if isinstance(self._steps, range):
+            self._first = self._steps.start
+            self.sigmas = self.sigmas[self._steps.start :]
+            self.timesteps = self.timesteps[self._steps.start : self._steps.stop]
+        if self._steps is not None:
+            self._step_index = 0
         self.num_inference_steps = len(self.timesteps)
 
     def scale_model_input(self, sample: torch.Tensor, timestep: float | torch.Tensor | None = None) -> torch.Tensor:
@@ -193,10 +208,12 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
             raise ValueError("per_token_timesteps: FlowSDEScheduler moves all tokens of a sample at one sigma")
         if self._step_index is None:
             self._init_step_index(timestep)
-        sigma, sigma_next = self.sigmas[self._step_index].item(), self.sigmas[self._step_index + 1].item()
+        levels, at = self.noise_levels, self._first + self._step_index
+        sigma, sigma_next = levels[at].item(), levels[at + 1].item()
+        velocity = -model_output if self.config.invert_sigmas else model_output
         kernel = ODE if self.config.last_step_ode and sigma_next == 0 else self.kernel
         kept = sample.clone() if self.recording else sample  # some pipelines write the next sample into this one
-        (mean,), std = transition(kernel, (sample,), (model_output,), sigma, sigma_next, self.sigmas[1].item())
+        (mean,), std = transition(kernel, (sample,), (velocity,), sigma, sigma_next, levels[1].item())
         following = mean
         if kernel.stochastic:
             noise = randn_tensor(mean.shape, generator=generator or self.generator, device=mean.device)
@@ -204,6 +221,6 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         following = following.to(model_output.dtype)
         if self.recording:
             scored = log_prob((following,), (mean,), std, kernel.log_prob)
-            self.history.append(Step(sigma, sigma_next, kept, model_output, following, mean, std, scored))
+            self.history.append(Step(sigma, sigma_next, kept, velocity, following, mean, std, scored))
         self._step_index += 1
         return FlowMatchEulerDiscreteSchedulerOutput(prev_sample=following) if return_dict else (following,)

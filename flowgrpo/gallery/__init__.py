@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,44 +10,53 @@ from typing import Any
 
 import yaml
 from jinja2 import Environment, PackageLoader
-from PIL import Image
 
 from flowgrpo.errors import InputError
 from flowgrpo.evaluate import read_manifest
 from flowgrpo.gallery.curve import curve
+from flowgrpo.gallery.media import LONGEST, data_url, outline
 from flowgrpo.report import read_metrics
 
-LARGEST_SIDE = 384  # pixels of an embedded picture
+LARGEST_MEDIA = 64 << 20  # bytes of a folder's video and audio files, above which the steps between are left out
 
 
 @dataclass(frozen=True)
-class Picture:
-    """One embedded picture: the step it was made at, its total reward (None: unknown), its rewards by name, its data URL."""
+class Shown:
+    """One embedded sample.
+
+    Attributes:
+        step: it was made at.
+        reward: in total; None where unknown.
+        rewards: by name.
+        url: of its data, a picture's (moving or not) or a sound's.
+        outline: of a sound, as an SVG path; None of a picture.
+    """
 
     step: int
     reward: float | None
     rewards: dict[str, float | None]
     url: str
+    outline: str | None
 
     @property
     def frame(self) -> dict[str, Any]:
-        """What the page needs to show this picture when scrubbing through the steps."""
-        return {"step": self.step, "reward": self.reward, "url": self.url}
+        """What the page needs to show this sample when scrubbing through the steps."""
+        return {"step": self.step, "reward": self.reward, "url": self.url, "outline": self.outline}
 
 
 @dataclass(frozen=True)
 class Card:
-    """The pictures of one prompt and seed, by step."""
+    """The samples of one prompt and seed, by step."""
 
     prompt: str
     seed: int
-    pictures: list[Picture]
+    samples: list[Shown]
 
     @property
     def gain(self) -> float | None:
-        """Reward of the last picture minus that of the first; None if one is unknown or there is only one."""
-        first, last = self.pictures[0].reward, self.pictures[-1].reward
-        return None if len(self.pictures) < 2 or first is None or last is None else last - first
+        """Reward of the last sample minus that of the first; None if one is unknown or there is only one."""
+        first, last = self.samples[0].reward, self.samples[-1].reward
+        return None if len(self.samples) < 2 or first is None or last is None else last - first
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,11 @@ class Section:
     headline: tuple[float, float] | None
     curve: str | None
 
+    @property
+    def sounds(self) -> bool:
+        """Whether its samples are sounds."""
+        return bool(self.cards) and self.cards[0].samples[0].outline is not None
+
 
 def write_gallery(folders: Sequence[Path], out: Path) -> Path:
     """Write the page of runs and folders of samples (with a manifest.jsonl) to `out`.
@@ -74,13 +86,13 @@ def write_gallery(folders: Sequence[Path], out: Path) -> Path:
     templates = Environment(loader=PackageLoader("flowgrpo.gallery", "."), autoescape=True, trim_blocks=True)
     page = templates.get_template("page.html.jinja")
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page.render(sections=sections), encoding="utf-8")
+    out.write_text(page.render(sections=sections, longest=LONGEST), encoding="utf-8")
     return out
 
 
 def _section(folder: Path) -> Section:
     samples = folder / "samples" if (folder / "config.yaml").is_file() else folder
-    manifest = read_manifest(samples)
+    manifest = _worth_showing(samples, read_manifest(samples))
     if not manifest and samples == folder:  # a run that keeps no pictures still has its curve
         raise InputError(f"{folder}: there are no samples to show, it has no manifest.jsonl with lines")
     config = yaml.safe_load((folder / "config.yaml").read_text()) if samples != folder else {}
@@ -89,7 +101,7 @@ def _section(folder: Path) -> Section:
     for line in manifest:
         by_prompt[line["prompt"], line["seed"]].append(line)
     cards = [
-        Card(prompt, seed, [_picture(samples, line, weights) for line in sorted(lines, key=lambda line: line["step"])])
+        Card(prompt, seed, [_shown(samples, line, weights) for line in sorted(lines, key=lambda line: line["step"])])
         for (prompt, seed), lines in by_prompt.items()
     ]
     metrics = read_metrics(folder)
@@ -105,22 +117,24 @@ def _section(folder: Path) -> Section:
     )
 
 
-def _picture(samples: Path, line: dict[str, Any], weights: dict[str, float]) -> Picture:
+def _worth_showing(samples: Path, manifest: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All lines; only those of the first and the last step where videos or audio would make the page too large to open."""
+    files = [samples / line["file"] for line in manifest]
+    if sum(file.stat().st_size for file in files if file.suffix in (".webp", ".wav")) <= LARGEST_MEDIA:
+        return manifest
+    steps = [line["step"] for line in manifest]
+    return [line for line in manifest if line["step"] in (min(steps), max(steps))]
+
+
+def _shown(samples: Path, line: dict[str, Any], weights: dict[str, float]) -> Shown:
     rewards = line["rewards"]
     known = [
         weights.get(name, 1.0) * value
         for name, value in rewards.items()
         if value is not None and (not weights or name in weights)
     ]
-    return Picture(line["step"], sum(known) if known else None, rewards, _data_url(samples / line["file"]))
-
-
-def _data_url(path: Path) -> str:
-    image = Image.open(path).convert("RGB")
-    image.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
-    buffer = io.BytesIO()
-    image.save(buffer, "WEBP", quality=90, method=6)
-    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
+    file = samples / line["file"]
+    return Shown(line["step"], sum(known) if known else None, rewards, data_url(file), outline(file))
 
 
 def _facts(config: dict[str, Any], metrics: list[dict[str, Any]]) -> list[tuple[str, str]]:

@@ -1,23 +1,29 @@
+import base64
+import io
 import itertools
 import json
 import re
+import wave
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from flowgrpo import gallery
 from flowgrpo.errors import InputError
-from flowgrpo.evaluate import save_image
+from flowgrpo.evaluate import save_sample
 from flowgrpo.gallery import write_gallery
 from flowgrpo.gallery.curve import _ticks, curve
+from flowgrpo.gallery.media import data_url, outline
 
 
-def folder_of_samples(path, rewards_by_step):
+def folder_of_samples(path, rewards_by_step, shape=(3, 8, 8)):
     path.mkdir()
     lines = []
     for step, rewards in rewards_by_step.items():
         for index, reward in enumerate(rewards):
-            file = f"{step}-{index}.png"
-            save_image(torch.rand(3, 8, 8), path / file)
+            file = save_sample(torch.rand(shape), path / f"{step}-{index}").name
             line = {"file": file, "prompt": f"<b> & {index}", "seed": index, "step": step, "sampler": "ode"}
             lines.append({**line, "rewards": {"mine": reward}})
     (path / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -61,6 +67,78 @@ def test_several_folders_share_a_page_and_an_empty_one_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="there are no samples to show"):
         write_gallery([tmp_path / "empty"], tmp_path / "g.html")
+
+
+def embedded(url):
+    kind, data = url.removeprefix("data:").split(";base64,")
+    return kind, io.BytesIO(base64.b64decode(data))
+
+
+def test_videos_move_on_the_page(tmp_path):
+    folder = folder_of_samples(tmp_path / "s", {0: [0.2], 4: [0.9]}, (5, 3, 8, 12))
+    page = write_gallery([folder], tmp_path / "g.html").read_text()
+    before, after = (embedded(url) for url in re.findall(r'<img src="([^"]*)"', page))
+    for kind, data in (before, after):
+        assert kind == "image/webp"
+        assert Image.open(data).n_frames == 5
+    assert "<audio" not in page
+
+
+def test_a_large_video_is_made_smaller_and_keeps_its_pace(tmp_path):
+    kind, data = embedded(data_url(save_sample(torch.rand(3, 3, 200, 768), tmp_path / "a")))
+    with Image.open(data) as video:
+        assert (kind, video.size, video.n_frames, video.info["loop"]) == ("image/webp", (384, 100), 3, 0)
+        video.seek(2)
+        video.load()
+        assert video.info["duration"] == 125
+
+
+def test_audio_is_heard_on_the_page_and_a_step_between_can_be_scrubbed_to(tmp_path):
+    folder = folder_of_samples(tmp_path / "s", {0: [0.2], 4: [0.4], 8: [0.9]}, (2, 500))
+    page = write_gallery([folder], tmp_path / "g.html").read_text()
+    urls = re.findall(r'<audio controls preload="metadata" src="([^"]*)"', page)
+    assert len(urls) == 2
+    kind, data = embedded(urls[0])
+    assert kind == "audio/wav"
+    with wave.open(data) as sound:
+        assert (sound.getframerate(), sound.getnchannels(), sound.getnframes()) == (24000, 2, 273)  # of 44.1 kHz
+    frames = json.loads(re.search(r'<script type="application/json">(.*?)</script>', page).group(1))
+    assert [frame["url"] for frame in (frames[0], frames[-1])] == urls
+    assert all(frame["outline"] for frame in frames)
+    assert "<img" not in page
+
+
+def test_long_audio_is_cut_and_thinned_and_does_not_wrap_around(tmp_path):
+    square = torch.tensor([1.0, -1.0]).repeat_interleave(50).repeat(16 * 480).unsqueeze(0)  # 16 s at 48 kHz, full scale
+    _, data = embedded(data_url(save_sample(square, tmp_path / "a", sampling_rate=48000)))
+    with wave.open(data) as sound:
+        assert (sound.getframerate(), sound.getnchannels(), sound.getnframes()) == (24000, 1, 15 * 24000)
+        values = np.frombuffer(sound.readframes(-1), "<i2")
+    up, down = values[10000:10050].reshape(2, 25)  # one period, its edges smoothed
+    assert (up[2:-2] > 0).all()
+    assert (down[2:-2] < 0).all()
+
+
+def test_short_audio_is_embedded_as_it_is(tmp_path):
+    file = save_sample(torch.rand(1, 500), tmp_path / "a", sampling_rate=8000)
+    assert embedded(data_url(file))[1].getvalue() == file.read_bytes()
+
+
+def test_the_outline_of_a_sound_follows_its_peaks(tmp_path):
+    sound = torch.zeros(2, 720)
+    sound[1, 360:] = -0.5
+    path = outline(save_sample(sound, tmp_path / "a", sampling_rate=8000))
+    bars = [float(b) - float(a) for a, b in re.findall(r"M\S+ (\S+?)V(\S+?)(?=M|$)", path)]
+    assert bars == pytest.approx([1.0] * 36 + [18.0] * 36)  # a dot for silence, half of 36 for half of full scale
+    assert outline(save_sample(torch.rand(3, 8, 8), tmp_path / "b")) is None
+
+
+def test_of_heavy_samples_only_the_first_and_the_last_step_are_shown(tmp_path, monkeypatch):
+    folder = folder_of_samples(tmp_path / "s", {0: [0.2], 4: [0.4], 8: [0.9]}, (2, 500))
+    monkeypatch.setattr(gallery, "LARGEST_MEDIA", 3 * 2000)  # 500 moments of two channels of 2 bytes, and headers
+    page = write_gallery([folder], tmp_path / "g.html").read_text()
+    assert page.count("<audio controls") == 2
+    assert 'type="range"' not in page
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.4, 0.66), (0.0, 1.0), (-17.3, -2.1), (0.5, 0.5), (1e-4, 3e-4)])

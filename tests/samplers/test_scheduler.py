@@ -98,9 +98,10 @@ def test_slices_add_up_to_the_whole():
     for steps in (range(1), range(1, 3), range(3, 4)):
         pipe.scheduler.only(steps)
         latents = pipe(**call, latents=latents).images
-        assert [step.sigma for step in pipe.scheduler.history] == pipe.scheduler.sigmas[
+        assert [step.sigma for step in pipe.scheduler.history] == pipe.scheduler.noise_levels[
             steps.start : steps.stop
         ].tolist()
+        assert pipe.scheduler.sigmas.tolist() == pipe.scheduler.noise_levels[steps.start :].tolist()
     assert torch.equal(latents, whole)
 
 

@@ -34,6 +34,8 @@ from transformers import (
     UMT5EncoderModel,
 )
 
+from flowgrpo.policy import Row
+
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
     "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
@@ -52,18 +54,28 @@ class Specimen:
         task: text-to-image, image-editing, text-to-video, image-to-video, text-to-audio, ...
         call: arguments of its call, as `model.call` in a config.
         columns: conditions of a row by argument name: pictures (PIL), lists of them, texts.
-        fast: whether it is among those that every test run certifies.
+        prompts: two of unequal length that the pipeline understands.
     """
 
     build: Callable[[], DiffusionPipeline]
     task: str
     call: dict[str, Any]
     columns: dict[str, Any] = field(default_factory=dict)
-    fast: bool = False
+    prompts: tuple[str, str] = ("a red fox in the snow", "a cat")
+
+    @property
+    def rows(self) -> list[Row]:
+        """Three rows for `flowgrpo.certificate`: two of one prompt, and one of another."""
+        long, short = self.prompts
+        return [Row(prompt, seed, self.columns) for seed, prompt in enumerate((long, long, short), start=1)]
 
 
 def byte_tokenizer(
-    *special: str, length: int = 512, chat_template: str | None = CHAT_TEMPLATE, kind=PreTrainedTokenizerFast, **names: str
+    *special: str,
+    length: int = 512,
+    chat_template: str | None = CHAT_TEMPLATE,
+    kind=PreTrainedTokenizerFast,
+    **names: str,
 ) -> PreTrainedTokenizerFast:
     """A tokenizer of bytes: 256 letters and the special tokens, `<pad>` first; no word is unknown to it.
 

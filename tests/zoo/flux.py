@@ -361,11 +361,14 @@ SMALL = picture(width=16, height=16)
 LARGE = picture(width=64, height=64)  # Flux 2 refuses smaller ones
 
 # Those whose prompts must be JSON with an "edit_instruction".
-JSON_PROMPTED: dict[str, Specimen] = {
-    "BriaFiboEditPipeline": Specimen(lively(bria_fibo_edit), "image-editing", FIBO, {"image": picture()}),
-}
-
 SPECIMENS: dict[str, Specimen] = {
+    "BriaFiboEditPipeline": Specimen(
+        lively(bria_fibo_edit),
+        "image-editing",
+        FIBO,
+        {"image": picture()},
+        ('{"edit_instruction": "a red fox in the snow"}', '{"edit_instruction": "a cat"}'),
+    ),
     "FluxPipeline": Specimen(lively(flux), "text-to-image", EMBEDDED),
     "FluxPipeline (guided)": Specimen(
         lively(flux), "text-to-image", {**EMBEDDED, "true_cfg_scale": 3.0, "negative_prompt": "blurred"}

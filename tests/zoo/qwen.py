@@ -139,15 +139,15 @@ def qwen_vae() -> AutoencoderKLQwenImage:
 def large_scale_vae(channels: int = 3, latent: int = LATENT) -> AutoencoderKLWan:
     """An autoencoder of a scale of 64, for the pipelines that encode pictures of a million pixels whatever they get.
 
-    Its posterior is certain, since JoyImage draws from it without a generator.
+    Those of Qwen-Image take the length of `temperal_downsample` for the binary logarithm of the scale. The posterior is
+    certain, since JoyImage draws from it without a generator.
     """
     vae = AutoencoderKLWan(
         base_dim=4,
         z_dim=latent,
         dim_mult=[1] * 3,
         num_res_blocks=1,
-        temperal_downsample=[False]
-        * 6,  # Qwen-Image's pipelines take their number for the binary logarithm of the scale
+        temperal_downsample=[False] * 6,
         in_channels=channels * 16**2,
         out_channels=channels * 16**2,
         patch_size=16,
@@ -561,14 +561,13 @@ def glm_image() -> GlmImagePipeline:
         grid_bos_token="<grid>",
         grid_eos_token="</grid>",
     )
-    codes, side = 64, 32
+    codes = 64
     vision = {
         "depth": 1,
         "hidden_size": 16,
         "num_heads": 2,
         "intermediate_size": 32,
         "image_size": 64,
-        "patch_size": side,
     }
     language = GlmImageForConditionalGeneration(
         GlmImageConfig(

@@ -1,0 +1,285 @@
+"""`flowgrpo doctor`: the certificate on the user's own model, and what most often goes wrong in a run, measured before it.
+
+Two steps of the real sizes stand for the whole in all checks but one: the spread of the rewards is that of real samples.
+"""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from flowgrpo import conditions, config, loading, memory, modality, prompts
+from flowgrpo.certificate import Check, gap_of, replay, rolled_out
+from flowgrpo.config import Config
+from flowgrpo.errors import InputError
+from flowgrpo.export import write_weights
+from flowgrpo.plan import call_and_branches, pipeline_class, plan
+from flowgrpo.policy import DiffusersPolicy, Row
+from flowgrpo.report import peak_bytes
+from flowgrpo.rollout import score
+from flowgrpo.weights import Weights
+from rewards import Reward
+from samplers.kernels import Kernel
+
+SPREAD_GROUPS, SPREAD_SIZE = 2, 4
+HALF_PRECISION_DRIFT = 1e-4
+DEFAULT_REWARDS = {"image": "jpeg_size", "video": "motion", "audio": "loudness"}
+DEFAULT_PROMPTS = ("a photograph of a red fox in the snow", "a cat")
+
+
+def settings_of(target: str) -> Config:
+    """The config of a file, or one with defaults for a model: a built-in name, a local folder or a hub id.
+
+    Raises:
+        InputError: there is no such model, or the file is wrong.
+    """
+    if Path(target).suffix in (".yaml", ".yml"):
+        return config.load(Path(target))
+    if target in loading.BUILT_IN:
+        return config.validated({"model": {"path": target}, "rewards": [{"use": target}]})
+    reward = DEFAULT_REWARDS[modality.modality_of(pipeline_class(target))]
+    return config.validated({"model": {"path": target}, "rewards": [{"use": reward}]})
+
+
+def examine(settings: Config) -> Iterator[Check]:
+    """All checks of a config, one by one as they are done.
+
+    Raises:
+        InputError, RewardError: the config is wrong; nothing was examined.
+    """
+    chosen = _prompts(settings)
+    rewards, _ = loading.rewards(settings.rewards)
+    shape = modality.expected_shape(pipeline_class(settings.model.path), settings.model.call)
+    loading.check_rewards(rewards, chosen[0], shape)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    memory.check(settings, device)
+    policy, weights = loading.policy_and_weights(settings, device)
+    for prompt in chosen:
+        conditions.check([prompt.columns], policy.takes, "prompts.train")
+    rows = [Row(p.text, i, p.columns) for i, p in enumerate((chosen[0], chosen[0], chosen[-1]))]
+
+    try:
+        policy.check(rows)
+    except InputError as error:
+        yield _cause(policy, rows[0], str(error))
+        return
+    sharing = "rows share calls" if policy.rows_per_call is None else "one row a call, which is slower"
+    yield Check("runs", True, f"{type(policy.pipe).__name__}, {len(policy.sigmas) - 1} steps, {sharing}")
+    real_steps = len(policy.sigmas) - 1
+    with policy.calling(num_inference_steps=2):
+        policy.start(rows[:1])
+        yield _conditioning(policy, rows[0])
+        yield _times(policy, rows[0])
+        yield from _drift_and_gradients(policy, weights, rows, settings)
+    yield from _spread(policy, rewards, chosen, settings.train.micro_batch)
+    yield _time(policy, weights, rows, settings, real_steps)
+    yield _memory(device)
+    yield _reload(policy, weights, rows[0], settings)
+
+
+def _prompts(settings: Config) -> list[prompts.Prompt]:
+    """Two groups' worth: the longest prompt first, the shortest last."""
+    if settings.prompts.train in prompts.BUILT_IN and settings.model.path not in loading.BUILT_IN:
+        return [prompts.Prompt(text) for text in DEFAULT_PROMPTS]
+    found = sorted(prompts.load(settings.prompts.train, "prompts.train"), key=lambda p: -len(p.text))
+    return [found[0], found[-1]]
+
+
+def _cause(policy: DiffusersPolicy, row: Row, refusal: str) -> Check:
+    """Why a pipeline cannot walk in steps: because it never does the same twice, or as the refusal says."""
+    with suppress(Exception):  # it may not run at all
+        unlike = _conditioning(policy, row)
+        if not unlike.ok:
+            return unlike
+    return Check("runs", False, "no", refusal)
+
+
+@torch.no_grad()
+def _conditioning(policy: DiffusersPolicy, row: Row) -> Check:
+    """The same call twice gives the same velocity."""
+    state = policy.start([row])
+    first, second = (policy.velocity(state, policy.sigmas[0], [row]) for _ in range(2))
+    gap = max(gap_of(a, b) for a, b in zip(first, second, strict=True))
+    advice = (
+        "the pipeline gives another velocity for the same input: something in it, its conditioning perhaps, is random and "
+        "heeds neither the generator nor torch's seed, or is left in training mode (dropout); make it repeatable"
+    )
+    return Check("conditioning", gap == 0, f"{gap:.1e} between two equal calls", advice if gap else "")
+
+
+@torch.no_grad()
+def _times(policy: DiffusersPolicy, row: Row) -> Check:
+    """Times reach the network at least as precise as its weights."""
+    seen: list[torch.Tensor] = []
+
+    def look(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
+        seen.extend(v for k, v in given.items() if k.startswith("timestep") and isinstance(v, torch.Tensor))
+
+    handles = [m.register_forward_pre_hook(look, with_kwargs=True) for m in policy.modules.values()]
+    policy.velocity(policy.start([row]), policy.sigmas[1], [row])
+    for handle in handles:
+        handle.remove()
+    stored = torch.float32 if policy.autocast else next(iter(policy.modules.values())).dtype
+    kinds = [t.dtype for t in (*seen, policy.scheduler.timesteps, policy.scheduler.sigmas) if t.is_floating_point()]
+    worst = max((torch.finfo(kind).eps for kind in kinds), default=0.0)
+    names = ", ".join(sorted({str(kind).removeprefix("torch.") for kind in kinds}))
+    advice = (
+        f"times or sigmas are rounded to {names} on their way, so a step is computed for another time than the schedule's; "
+        "keep them in float32"
+    )
+    ok = worst <= torch.finfo(stored).eps
+    return Check("times", ok, f"{names}, weights in {str(stored).removeprefix('torch.')}", "" if ok else advice)
+
+
+def _drift_and_gradients(
+    policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row], settings: Config
+) -> list[Check]:
+    """A replay scores what the rollout recorded, and its gradients are finite and not all 0."""
+    tree = rolled_out(policy, rows, _kernel(settings), len(rows))
+    largest = replay(policy, tree)
+    bound = 0.0 if settings.model.dtype == "float32" and not settings.model.compile else HALF_PRECISION_DRIFT
+    norms = [float(p.grad.norm()) for p in weights.parameters if p.grad is not None]
+    for p in weights.parameters:
+        p.grad = None
+    finite = all(torch.isfinite(torch.tensor(norms))) if norms else False
+    total = sum(norm**2 for norm in norms) ** 0.5
+    exact, learns = largest <= bound, finite and total > 0
+    wrong_ratio = (
+        "the replay does not score what was rolled out, so every ratio is wrong: the checks above may say why; if not, "
+        "try another attention backend, or model.dtype=float32"
+    )
+    unlearnt = (
+        "gradients are not finite: try model.dtype=bfloat16 instead of float16, or float32"
+        if norms and not finite
+        else "no gradient reaches the trained weights: is something of the forward pass under no_grad?"
+    )
+    return [
+        Check("drift", exact, f"{largest:.1e}, right is at most {bound:g}", "" if exact else wrong_ratio),
+        Check(
+            "gradients",
+            learns,
+            f"norm {total:.1e} over {len(norms)} of {len(weights.parameters)} tensors",
+            "" if learns else unlearnt,
+        ),
+    ]
+
+
+def _spread(policy: DiffusersPolicy, rewards: Sequence[Reward], chosen: Sequence, micro_batch: int) -> Iterator[Check]:
+    """Rewards of real samples differ within a group, for some group at least."""
+    groups = [
+        [Row(p.text, 1000 * g + i, p.columns) for i in range(SPREAD_SIZE)] for g, p in enumerate(chosen[:SPREAD_GROUPS])
+    ]
+    values = []
+    for rows in groups:
+        samples = torch.cat([policy.generate(rows[at : at + micro_batch]) for at in range(0, len(rows), micro_batch)])
+        values.append(score(rewards, samples, rows).values)
+    for k, reward in enumerate(rewards):
+        stds = [float(v[:, k].std()) for v in values]
+        best = max((s for s in stds if s == s), default=float("nan"))
+        means = ", ".join(f"{float(v[:, k].mean()):.3g}" for v in values)
+        advice = (
+            f"the reward {reward.name!r} gave every sample of a group the same value, so nothing can be learnt from it: "
+            "is it constant, saturated, or all None for these prompts?"
+        )
+        ok = best > 0
+        name = "group_spread" if len(rewards) == 1 else f"group_spread/{reward.name}"
+        yield Check(name, ok, f"std {best:.2g} within {SPREAD_SIZE} samples, means {means}", "" if ok else advice)
+
+
+def _time(policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row], settings: Config, real_steps: int) -> Check:
+    """Seconds of an iteration, from those of one evaluation, one update and one decoding."""
+    size = min(settings.train.micro_batch, 8)
+    batch = [replace(rows[0], seed=i) for i in range(size)]
+    with policy.calling(num_inference_steps=2):
+        state = policy.start(batch)
+        sigma = policy.sigmas[0]
+        with torch.no_grad():
+            forward = _seconds(lambda: policy.velocity(state, sigma, batch))
+            decoding = _seconds(lambda: policy.decode(state, batch))
+
+        def learn() -> None:
+            sum(v.float().square().mean() for v in policy.velocity(state, sigma, batch)).backward()
+
+        update = _seconds(learn)
+    for p in weights.parameters:
+        p.grad = None
+    _, branches = call_and_branches(settings)
+    cost = plan(settings)
+    per_row = {"rollout": forward / size / branches, "update": update / size / branches, "decode": decoding / size}
+    total = (
+        cost["model_evaluations"]["rollout"] * per_row["rollout"]
+        + cost["model_evaluations"]["update"] * per_row["update"]
+        + cost["decoded"] * per_row["decode"]
+    )
+    return Check("time", True, f"about {total:.1f} s an iteration of {cost['decoded']} samples, without the rewards")
+
+
+def _memory(device: torch.device) -> Check:
+    """The most memory that the checks took, and what there is."""
+    host, total_host = psutil.Process().memory_info().rss, psutil.virtual_memory().total
+    value = f"host {_gib(host)} of {_gib(total_host)} GiB"
+    ok = host < 0.9 * total_host
+    if device.type == "cuda":
+        used, total = peak_bytes(device), torch.cuda.get_device_properties(device).total_memory
+        value = f"GPU {_gib(used)} of {_gib(total)} GiB at its peak, {value}"
+        ok = ok and used < 0.9 * total
+    advice = (
+        "close to the limit: lower train.micro_batch, or set model.gradient_checkpointing, model.vae=offload or "
+        "model.text_encoders=free"
+    )
+    return Check("memory", ok, value, "" if ok else advice)
+
+
+def _reload(policy: DiffusersPolicy, weights: Weights, row: Row, settings: Config) -> Check:
+    """Changed weights, saved as export does and loaded into a fresh pipeline, give the changed sample."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad(), policy.calling(num_inference_steps=2):
+        before = policy.generate([row])
+        for p in weights.parameters:
+            p.add_(0.02 * torch.randn(p.shape, generator=generator).to(p))
+        changed = policy.generate([row])
+    with tempfile.TemporaryDirectory() as folder:
+        write_weights(policy, weights, Path(folder))
+        call, device, dtype = policy.call, policy.pipe.device, settings.model.dtype
+        source = folder if weights.lora is None else settings.model.path
+        del policy, weights
+        fresh = loading.load_policy(source, dtype, call, device)
+        if source != folder:
+            loading.load_lora(fresh.pipe, Path(folder))
+        with fresh.calling(num_inference_steps=2):
+            gap = gap_of(fresh.generate([row]), changed)
+    moved = gap_of(before, changed)
+    ok = gap <= (1e-4 if dtype == "float32" else 0.1) < moved + 1e-4 and moved > 0
+    advice = "what export writes does not give the trained pipeline back; please report this class"
+    return Check(
+        "lora_reload", ok, f"differs by {gap:.1e}, where training moved the sample by {moved:.1e}", "" if ok else advice
+    )
+
+
+def _kernel(settings: Config) -> Kernel:
+    return settings.algorithm.kernel.kernel()
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def _gib(number: float) -> str:
+    return f"{number / 2**30:.1f}"

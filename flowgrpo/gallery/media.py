@@ -1,0 +1,69 @@
+"""What the page embeds of a sample: its picture, video or sound, small enough for a page of many."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageSequence
+from scipy.io import wavfile
+from scipy.signal import resample_poly
+
+LARGEST_SIDE = 384  # pixels of an embedded picture or video
+LONGEST = 15  # seconds of embedded sound
+HIGHEST_RATE = 24000  # samples per second of it
+BARS = 72  # of a sound's outline
+
+
+def data_url(path: Path) -> str:
+    """A picture or a video as WebP, both at most `LARGEST_SIDE` wide and high, or the beginning of a .wav file."""
+    kind, data = ("audio/wav", _sound(path)) if path.suffix == ".wav" else ("image/webp", _picture(path))
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def outline(path: Path) -> str | None:
+    """The peaks of a sound as an SVG path of upright bars, each in 3 x 40 units; None of anything else."""
+    if path.suffix != ".wav":
+        return None
+    _, samples = _read(path)
+    peaks = [part.max(initial=0) for part in np.array_split(np.abs(samples).max(1), BARS)]
+    heights = [max(0.5, 18 * float(min(peak, 1))) for peak in peaks]
+    return "".join(f"M{3 * i + 1.5} {20 - h:.1f}V{20 + h:.1f}" for i, h in enumerate(heights))
+
+
+def _picture(path: Path) -> bytes:
+    frames, durations = [], []
+    with Image.open(path) as image:
+        if getattr(image, "n_frames", 1) > 1 and max(image.size) <= LARGEST_SIDE:
+            return path.read_bytes()
+        for frame in ImageSequence.Iterator(image):
+            small = frame.convert("RGB")
+            small.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
+            frames.append(small)
+            durations.append(frame.info.get("duration", 0))
+    buffer = io.BytesIO()
+    first, *others = frames
+    effort = 4 if others else 6
+    first.save(
+        buffer, "WEBP", save_all=True, append_images=others, duration=durations, loop=0, quality=90, method=effort
+    )
+    return buffer.getvalue()
+
+
+def _sound(path: Path) -> bytes:
+    rate, samples = _read(path)
+    if rate > HIGHEST_RATE:
+        samples, rate = resample_poly(samples, HIGHEST_RATE, rate), HIGHEST_RATE
+    buffer = io.BytesIO()
+    wavfile.write(buffer, rate, (samples.clip(-1, 1) * 32767).round().astype(np.int16))
+    return buffer.getvalue()
+
+
+def _read(path: Path) -> tuple[int, np.ndarray]:
+    """The rate and the beginning of a .wav file, float32 (N, C) in [-1, 1]."""
+    rate, samples = wavfile.read(path)
+    samples = samples[: LONGEST * rate]
+    scale = np.iinfo(samples.dtype).max if np.issubdtype(samples.dtype, np.integer) else 1
+    return rate, (samples.astype(np.float32) / scale).reshape(len(samples), -1)

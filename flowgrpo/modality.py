@@ -1,0 +1,49 @@
+"""Modalities: what a pipeline makes (images, videos or audio), in which shape, and at which sampling rate."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Literal
+
+from diffusers import DiffusionPipeline
+
+FRAMES = ("num_frames", "frames")  # what pipelines call the length of a video
+DURATIONS = ("duration", "audio_duration", "audio_duration_s", "audio_end_in_s", "audio_length_in_s")  # and of a sound
+SAMPLING_RATE = 44100  # where nobody says
+
+
+def modality_of(pipeline: type) -> Literal["image", "video", "audio"]:
+    """What a pipeline class makes, told by the arguments of its call; conditions of another modality do not matter."""
+    arguments = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
+    if any(name in arguments for name in (*FRAMES, "num_videos_per_prompt")):
+        return "video"
+    return "audio" if any(name in arguments for name in DURATIONS) else "image"
+
+
+def expected_shape(pipeline: type, call: dict[str, Any]) -> tuple[int, ...]:
+    """The shape of one sample, known before any weights are: (3, H, W) of an image, (F, 3, H, W), or (C, N) of audio.
+
+    Sizes are those of `call`, else the defaults of the class, else 64 pixels and 8 frames. Audio is a second in stereo.
+    """
+    kind = modality_of(pipeline)
+    if kind == "audio":
+        return (2, SAMPLING_RATE)
+    arguments = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
+
+    def size(names: tuple[str, ...], unknown: int) -> int:
+        asked = [value for name in names for value in (call.get(name), name in arguments and arguments[name].default)]
+        return next((value for value in asked if isinstance(value, int) and value > 0), unknown)
+
+    picture = (3, size(("height",), 64), size(("width",), 64))
+    return picture if kind == "image" else (size(FRAMES, 8), *picture)
+
+
+def sampling_rate(pipe: DiffusionPipeline) -> int | None:
+    """Samples per second of what an audio pipeline makes, as one of its components says; None for other modalities."""
+    if modality_of(type(pipe)) != "audio":
+        return None
+    for component in pipe.components.values():
+        for name in ("sampling_rate", "sample_rate"):
+            if rate := getattr(getattr(component, "config", None), name, None):
+                return int(rate)
+    return SAMPLING_RATE

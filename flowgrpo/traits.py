@@ -1,0 +1,50 @@
+"""Traits: the few things a pipeline class needs to be told, because looking at it does not tell them.
+
+One row per class: what differs, and why. A class without a row, as nearly all are, is taken as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from diffusers import DiffusionPipeline
+
+
+@dataclass(frozen=True)
+class Trait:
+    """What differs in one pipeline class.
+
+    Attributes:
+        why: the reason, for `flowgrpo models`.
+        training_mode: submodules, by the name of their class, that must stay in training mode to pass gradients on.
+        loads_lora: whether the pipeline's own `load_lora_weights` works.
+    """
+
+    why: str
+    training_mode: tuple[str, ...] = ()
+    loads_lora: bool = True
+
+
+TRAITS: dict[str, Trait] = {
+    "HiDreamImagePipeline": Trait(
+        "its mixture of experts runs under no_grad in evaluation mode", training_mode=("MOEFeedForwardSwiGLU",)
+    ),
+    "PRXPipeline": Trait("its load_lora_weights is that of a U-Net, which it has not", loads_lora=False),
+}
+
+
+def apply(pipe: DiffusionPipeline) -> None:
+    """Set up a pipeline, already in evaluation mode, as its trait says."""
+    trait = TRAITS.get(type(pipe).__name__)
+    if trait is None:
+        return
+    for component in pipe.components.values():
+        for module in component.modules() if hasattr(component, "modules") else ():
+            if type(module).__name__ in trait.training_mode:
+                module.train()
+
+
+def loads_lora(pipe: DiffusionPipeline) -> bool:
+    """Whether `pipe.load_lora_weights` exists and works."""
+    trait = TRAITS.get(type(pipe).__name__)
+    return hasattr(pipe, "load_lora_weights") and (trait is None or trait.loads_lora)

@@ -1,0 +1,48 @@
+"""Every pipeline of the zoo keeps its certificate; a plain run of the tests measures a representative part of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from zoo import REPRESENTATIVE, SPECIMENS
+
+import flowgrpo
+from flowgrpo.certificate import certify
+from flowgrpo.traits import TRAITS
+
+TABLE = json.loads((Path(flowgrpo.__file__).parent / "models.json").read_text())
+CERTIFIED = [r["class"] + (f" ({r['variant']})" if r["variant"] else "") for r in TABLE if r["certified"]]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in REPRESENTATIVE else pytest.mark.zoo) for n in sorted(CERTIFIED)]
+)
+def test_a_certified_pipeline_keeps_its_certificate(name):
+    specimen = SPECIMENS[name]
+    checks = certify(specimen.build, specimen.call, specimen.rows)
+    assert [f"{c.name}: {c.value} {c.advice}" for c in checks if not c.ok] == []
+    assert [c.name for c in checks] == [
+        "encoded_once",
+        "equals_stock",
+        "decoded",
+        "any_micro_batch",
+        "drift",
+        "gradients",
+        "drift_bfloat16",
+        "lora_reload",
+    ]
+
+
+def test_the_table_lists_every_specimen_and_enough_certified_classes():
+    listed = {r["class"] + (f" ({r['variant']})" if r["variant"] else "") for r in TABLE}
+    assert listed == set(SPECIMENS)
+    assert len({r["class"] for r in TABLE if r["certified"]}) >= 60
+    assert all(r["drift"] == 0 for r in TABLE if r["certified"])
+    assert all(r["note"] for r in TABLE if not r["certified"])
+    assert set(REPRESENTATIVE) <= set(CERTIFIED)
+
+
+def test_the_policy_knows_no_pipeline_by_name():
+    source = (Path(flowgrpo.__file__).parent / "policy.py").read_text()
+    assert not [r["class"] for r in TABLE if r["class"] in source]
+    assert len(TRAITS) <= 15

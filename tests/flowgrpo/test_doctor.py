@@ -1,0 +1,100 @@
+"""The doctor finds a sound model sound, and names the fault of one that was broken on purpose."""
+
+import json
+
+import pytest
+import tiny
+import torch
+
+from flowgrpo import loading
+from flowgrpo.cli import main
+
+NAMES = ["runs", "conditioning", "times", "drift", "gradients", "group_spread", "time", "memory", "lora_reload"]
+
+
+def examined(capsys, *arguments):
+    status = main(["doctor", *arguments, "--format", "json"])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["ok"] == (status == 0) == all(check["ok"] for check in printed["checks"])
+    return {check["name"]: check for check in printed["checks"]}
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """Let every loaded pipeline be one that a function has changed."""
+
+    def breaking(change):
+        def load(path, dtype=torch.float32):
+            pipe = tiny.sd3().to(dtype)
+            change(pipe)
+            return pipe
+
+        monkeypatch.setattr(loading, "load_pipeline", load)
+
+    return breaking
+
+
+def test_a_sound_model_gets_a_clean_bill(workplace, capsys):
+    checks = examined(capsys, "tiny.yaml")
+    assert list(checks) == NAMES
+    assert all(check["ok"] and check["advice"] == "" for check in checks.values())
+    assert checks["drift"]["value"].startswith("0.0e+00")
+
+
+def test_a_model_alone_is_examined_with_defaults(workplace, tiny_model, capsys):
+    assert main(["doctor", str(tiny_model)]) in (0, 1)
+    printed = capsys.readouterr().out
+    assert next(line.split()[1] for line in printed.splitlines() if line.startswith(("ok", "FAIL"))) == "runs"
+
+
+def test_random_conditioning_is_named(workplace, capsys, broken):
+    own = torch.Generator().manual_seed(1)
+
+    def change(pipe):
+        def hook(module, args, kwargs):
+            states = kwargs["encoder_hidden_states"]
+            return args, {**kwargs, "encoder_hidden_states": states + torch.randn(states.shape, generator=own)}
+
+        pipe.transformer.register_forward_pre_hook(hook, with_kwargs=True)
+
+    broken(change)
+    checks = examined(capsys, "tiny.yaml")
+    assert not checks["conditioning"]["ok"]
+    assert "is random" in checks["conditioning"]["advice"]
+
+
+def test_half_precision_times_are_named(workplace, capsys, broken):
+    def change(pipe):
+        def hook(module, args, kwargs):
+            return args, {**kwargs, "timestep": kwargs["timestep"].half()}
+
+        pipe.transformer.register_forward_pre_hook(hook, with_kwargs=True)
+
+    broken(change)
+    checks = examined(capsys, "tiny.yaml")
+    assert [name for name, check in checks.items() if not check["ok"]] == ["times"]
+    assert "rounded to float16" in checks["times"]["advice"]
+
+
+def test_a_constant_reward_is_named(workplace, capsys):
+    (workplace / "flat.py").write_text("def flat(images, prompts):\n    return [0.5] * len(prompts)\n")
+    text = (workplace / "tiny.yaml").read_text().replace("./mine.py:redness", "./flat.py:flat")
+    (workplace / "flat.yaml").write_text(text)
+    checks = examined(capsys, "flat.yaml")
+    assert [name for name, check in checks.items() if not check["ok"]] == ["group_spread"]
+    assert "'flat' gave every sample of a group the same value" in checks["group_spread"]["advice"]
+
+
+def test_wrong_input_is_one_sentence(workplace, capsys):
+    assert main(["doctor", "./nowhere"]) == 2
+    assert "there is no folder './nowhere'" in capsys.readouterr().err
+    assert main(["doctor", "tiny.yml"]) == 2
+    assert "did you mean" in capsys.readouterr().err
+
+
+def test_models_are_listed(capsys):
+    assert main(["models", "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {"class", "task", "drift", "certified", "note"} <= set(rows[0])
+    assert main(["models"]) == 0
+    assert "FluxPipeline" in capsys.readouterr().out

@@ -1,0 +1,67 @@
+import json
+import wave
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from flowgrpo.evaluate import Sample, SampleFolder, save_sample
+from flowgrpo.policy import Row
+
+
+def test_an_image_is_a_png_of_its_very_pixels(tmp_path):
+    values = torch.arange(3 * 4 * 5).view(3, 4, 5)
+    file = save_sample(values / 255, tmp_path / "guidance-1.5")
+    assert file == tmp_path / "guidance-1.5.png"
+    assert np.array_equal(np.asarray(Image.open(file)), values.permute(1, 2, 0).numpy())
+
+
+def test_a_video_is_an_endless_webp_of_its_frames(tmp_path):
+    levels = [0.2, 0.6, 0.4, 1.0]
+    video = torch.tensor(levels).view(4, 1, 1, 1).expand(4, 3, 16, 24)
+    file = save_sample(video, tmp_path / "a")
+    assert file == tmp_path / "a.webp"
+    with Image.open(file) as image:
+        assert (image.format, image.size, image.n_frames, image.info["loop"]) == ("WEBP", (24, 16), 4, 0)
+        for i, level in enumerate(levels):
+            image.seek(i)
+            assert np.asarray(image.convert("RGB")).mean() == pytest.approx(255 * level, abs=3)
+            assert image.info["duration"] == 125  # 8 frames a second
+
+
+def test_audio_is_a_wav_of_16_bit(tmp_path):
+    audio = torch.tensor([[0.0, 0.25, 1.0, 1.5], [0.0, -0.25, -1.0, -1.5]])
+    file = save_sample(audio, tmp_path / "a", sampling_rate=16000)
+    assert file == tmp_path / "a.wav"
+    with wave.open(str(file)) as sound:
+        assert (sound.getnchannels(), sound.getsampwidth(), sound.getframerate()) == (2, 2, 16000)
+        values = np.frombuffer(sound.readframes(4), "<i2").reshape(4, 2)
+    assert values.tolist() == [[0, 0], [8192, -8192], [32767, -32767], [32767, -32767]]
+
+
+@pytest.mark.parametrize("shape", [(5,), (4, 8, 8), (2, 4, 8, 8), (1, 2, 3, 8, 8)])
+def test_what_is_none_of_these_is_refused(shape, tmp_path):
+    with pytest.raises(ValueError, match="no image, no video and no audio"):
+        save_sample(torch.zeros(shape), tmp_path / "a")
+
+
+def test_a_folder_of_samples_takes_every_modality(tmp_path):
+    shapes = [(3, 8, 8), (2, 3, 8, 8), (1, 100), (1, 100)]
+    columns = [{}, {}, {"sampling_rate": 8000}, {}]
+    samples = [
+        Sample(i, Row(f"prompt {i}", i, column), {"mine": 0.5}, torch.rand(shape))
+        for i, (shape, column) in enumerate(zip(shapes, columns, strict=True))
+    ]
+    SampleFolder(tmp_path).write(samples, step=3)
+    lines = [json.loads(line) for line in (tmp_path / "samples/manifest.jsonl").read_text().splitlines()]
+    assert [line["file"] for line in lines] == [
+        "step-000003/0000.png",
+        "step-000003/0001.webp",
+        "step-000003/0002.wav",
+        "step-000003/0003.wav",
+    ]
+    assert all(set(line) == {"file", "prompt", "seed", "step", "sampler", "rewards"} for line in lines)
+    for line, rate in zip(lines[2:], (8000, 44100), strict=True):
+        with wave.open(str(tmp_path / "samples" / line["file"])) as sound:
+            assert sound.getframerate() == rate
