@@ -47,10 +47,10 @@ def certify(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: 
         call: arguments of its call.
         rows: three or more, with two of the same prompt and prompts of unequal length.
     """
-    stock = in_flow_euler(build())
-    expected = [stock_sample(stock, call, row) for row in rows]
     policy = DiffusersPolicy(build(), call)
     policy.check(rows)
+    stock = in_flow_euler(build())
+    expected = [stock_sample(stock, call, row) for row in rows]
     return [
         encoded_once(policy, rows),
         equals_stock(policy, rows, expected),

@@ -132,7 +132,9 @@ class Latents:
             items = list(output) if several else [output]
             for i, item in enumerate(items):
                 if isinstance(item, torch.Tensor) and item.is_floating_point():
-                    self.prepared[name, call, i] = item.clone() if self.state is None else item  # loops may write into it
+                    self.prepared[name, call, i] = (
+                        item.clone() if self.state is None else item
+                    )  # loops may write into it
                     items[i] = self._changed((name, call, i), item)
             return type(output)(items) if several else items[0]
 

@@ -29,7 +29,9 @@ def plan(config: Config) -> dict[str, Any]:
     """
     train, algorithm = config.train, config.algorithm
     unguided = config.model.guidance == "none"
-    call, branches = call_and_branches(config, switches.unguided(pipeline_class(config.model.path)) if unguided else None)
+    call, branches = call_and_branches(
+        config, switches.unguided(pipeline_class(config.model.path)) if unguided else None
+    )
     eval_call, eval_branches = call_and_branches(config, config.eval.call)
     prompts.load(config.prompts.train, "prompts.train")
     loading.rewards(config.rewards, config.eval_rewards)

@@ -10,21 +10,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
 from diffusers import DiffusionPipeline
 
-from flowgrpo import conditions, switches, traits
+from flowgrpo import conditions, fitting, switches, traits
 from flowgrpo.embeddings import EmbeddingCache, Shape
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.latents import Latents
 from samplers.kernels import State
 from samplers.scheduler import FlowSDEScheduler, Step
 
-SLICING_TOLERANCE = 1e-3
 OURS = ("prompt", "latents", "generator", "output_type", "return_dict", "num_images_per_prompt", "sigmas", "timesteps")
 
 
@@ -79,6 +78,12 @@ class Policy(Protocol):
 class DiffusersPolicy:
     """An unmodified diffusers flow pipeline as the policy.
 
+    Attributes:
+        takes: names of the call's arguments that rows may give as columns.
+        pads: whether rows of unequal prompts may share a call; settled by `check`.
+        rows_per_call: most rows of a call, None for any number; settled by `check`.
+        lands: whether decoding walks a last step that lands on the state; settled by `check`.
+
     Args:
         pipe: the pipeline; its scheduler is replaced, its text encoder calls are cached.
         call: arguments for the pipeline's `__call__`, handed through as they are.
@@ -108,7 +113,7 @@ class DiffusersPolicy:
         self.call = checked_call(type(pipe), call or {})
         self.embeddings = EmbeddingCache(pipe, text_encoders)
         self.latents = Latents(pipe)
-        self.pads, self.rows_per_call = True, None
+        self.pads, self.rows_per_call, self.lands = True, None, False
         self._shapes: dict[Any, tuple[Shape, ...]] = {}
         self.takes = set(inspect.signature(self._run).parameters) - {"self", *OURS}
         self.modules = {
@@ -160,11 +165,11 @@ class DiffusersPolicy:
         """Initial states of the pipeline's own making, from each row's seed."""
         if not self.latents.places:
             counted = self.evaluations  # finding out how a pipeline works is no work of the run's
-            self.latents.locate(lambda: [step.sample for step in self._call(rows[:1], range(1))[1]])
+            self.latents.locate(lambda: [step.sample for step in self.walk(rows[:1], range(1))[1]])
             self.evaluations = counted
         states = []
         for block in self._blocks(rows):
-            self._call(rows[block], range(0))
+            self.walk(rows[block], range(0))
             states.append(self.latents.initial())
         if self._sigmas is None:
             self._sigmas = tuple(self.scheduler.noise_levels.tolist())
@@ -176,23 +181,29 @@ class DiffusersPolicy:
         steps = range(at := table.index(sigma), at + 1) if sigma in table else (sigma, 0.0)
         velocities = []
         for block in self._blocks(rows):
-            _, made = self._call(rows[block], steps, tuple(x[block] for x in state))
+            _, made = self.walk(rows[block], steps, tuple(x[block] for x in state))
             velocities.append(tuple(step.velocity for step in made))
         return _joined(velocities)
 
     @torch.no_grad()
     def decode(self, state: State, rows: Sequence[Row]) -> torch.Tensor:
-        """The pipeline's own decoding of final states."""
-        parts = [
-            self._call(rows[block], range(0), tuple(x[block] for x in state), output_type="pt")[0]
-            for block in self._blocks(rows)
-        ]
+        """The pipeline's own decoding of final states.
+
+        Where a pipeline's loop does to its latents what decoding needs (puts a picture's frame back, say), a last step is
+        walked that lands on the given state, at the cost of an evaluation.
+        """
+        last = len(self.sigmas) - 2
+        steps = range(last, last + 1) if self.lands else range(0)
+        parts = []
+        for block in self._blocks(rows):
+            own = tuple(x[block] for x in state)
+            parts.append(self.walk(rows[block], steps, own, own if self.lands else (), output_type="pt")[0])
         return torch.cat(parts).float()
 
     @torch.no_grad()
     def generate(self, rows: Sequence[Row]) -> torch.Tensor:
         """Whole runs of the pipeline by ODE."""
-        return torch.cat([self._call(rows[b], None, output_type="pt")[0] for b in self._blocks(rows)]).float()
+        return torch.cat([self.walk(rows[b], None, output_type="pt")[0] for b in self._blocks(rows)]).float()
 
     def sample(self, prompts: Sequence[str], seed: int = 0) -> torch.Tensor:
         """Images float32 (B, 3, H, W) in [0, 1] of B prompts, by the pipeline's own ODE; prompt i starts from seed + i."""
@@ -200,8 +211,7 @@ class DiffusersPolicy:
 
     @torch.no_grad()
     def check(self, rows: Sequence[Row], key: str = "model.call") -> None:
-        """Run one sample whole, and again step by step, which must agree: a rollout walks in steps. Then see which rows may
-        share a call.
+        """Run a few samples, to see that the pipeline can be walked in steps, and how; see `flowgrpo.fitting`.
 
         Args:
             rows: some of those to come, best of unequal prompts.
@@ -210,79 +220,7 @@ class DiffusersPolicy:
         Raises:
             InputError: the pipeline refuses its call arguments, or counts its own steps (skip-layer guidance and the like).
         """
-        try:
-            gap = self._slicing_gap(rows[:1])
-        except InputError:
-            raise
-        except (ValueError, TypeError) as error:
-            raise InputError(f"{key}: {self._refusal(error)}") from error
-        except (AttributeError, IndexError) as error:  # it asks for a scheduler of another kind
-            raise InputError(f"model.path: {self._refusal(error)}") from error
-        if gap > SLICING_TOLERANCE:
-            raise InputError(self._slicing_fault(rows[:1], gap, key))
-        self._settle_batching(rows)
-
-    def _refusal(self, error: Exception) -> str:
-        name = type(self.pipe).__name__
-        if "strength" in self.takes:
-            return f"{name} cuts its schedule by strength, so it cannot walk a slice of it"
-        kind = "" if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: "
-        return f"{name} refuses it: {kind}{' '.join(str(error).split())[:300]}"
-
-    def _slicing_gap(self, rows: Sequence[Row]) -> float:
-        """Largest difference of final states between a whole run and its slices, in standard deviations."""
-        whole = self._run_whole(rows)
-        state = self.start(rows)
-        for step in range(len(self.sigmas) - 1):
-            _, made = self._call(rows, range(step, step + 1), state)
-            state = tuple(each.next_sample for each in made)
-        return max(float((x - w).float().abs().max() / w.float().std()) for x, w in zip(state, whole, strict=True))
-
-    def _run_whole(self, rows: Sequence[Row]) -> State:
-        """Final states of the pipeline's own loop."""
-        _, made = self._call(rows, None, record=True)
-        last = made[-1].sigma
-        return tuple(step.next_sample for step in made if step.sigma == last)
-
-    def _slicing_fault(self, rows: Sequence[Row], gap: float, key: str) -> str:
-        """Which call argument makes a slice differ, if one does."""
-        name = type(self.pipe).__name__
-        for argument in self.call:
-            if argument not in ("num_inference_steps", "height", "width"):
-                with self.calling(**{argument: None}):
-                    try:
-                        helps = self._slicing_gap(rows) <= SLICING_TOLERANCE
-                    except (ValueError, TypeError, RuntimeError):  # not an argument it can do without
-                        continue
-                    if helps:
-                        return (
-                            f"{key}.{argument}: {name} counts its own steps for it, so a step alone differs from the same "
-                            f"step in a whole run (by {gap:.1e} of a standard deviation), remove it"
-                        )
-        return (
-            f"model.path: a step of {name} alone differs from the same step in a whole run (by {gap:.1e} of a standard "
-            "deviation), so it cannot be trained here"
-        )
-
-    def _settle_batching(self, rows: Sequence[Row]) -> None:
-        """Let rows share a call as far as that leaves each sample as it is alone."""
-        rows = [*rows, replace(rows[0], seed=rows[0].seed + 1)]
-        states = [self.start([row]) for row in rows]
-        state, sigma = _joined(states), self.sigmas[0]
-        alone = [self.velocity(own, sigma, [row]) for own, row in zip(states, rows, strict=True)]
-        tolerance = SLICING_TOLERANCE if state[0].dtype == torch.float32 and self.autocast is None else 0.1
-        choices = [(True, None), (False, None), (False, 1)]
-        for choice in choices[choices.index((self.pads, self.rows_per_call)) :]:
-            self.pads, self.rows_per_call = choice
-            if self.rows_per_call == 1:
-                return
-            try:
-                together = self.velocity(state, sigma, rows)
-            except Exception:
-                continue
-            pairs = zip(together, _joined(alone), strict=True)
-            if all((a - b).float().abs().max() <= tolerance * b.float().std() for a, b in pairs):
-                return
+        fitting.fit(self, rows, key)
 
     def _blocks(self, rows: Sequence[Row]) -> list[slice]:
         """The rows cut into neighbours that one call can take: a call has one picture, one negative prompt, ... for all."""
@@ -303,7 +241,7 @@ class DiffusersPolicy:
         if key not in self._shapes:
             with torch.no_grad():
                 self.embeddings.seen = []
-                self._call([row], range(0))
+                self.walk([row], range(0))
             self._shapes[key] = tuple(self.embeddings.seen)
         return tuple(shape.alike(self.pads) for shape in self._shapes[key])
 
@@ -314,14 +252,20 @@ class DiffusersPolicy:
     def _conditions_key(self, row: Row) -> str:
         return repr({k: v for k, v in row.columns.items() if k in self.takes})
 
-    def _call(
-        self, rows: Sequence[Row], steps, state: State | None = None, output_type: str = "latent", record: bool = False
+    def walk(
+        self,
+        rows: Sequence[Row],
+        steps: range | tuple[float, ...] | None,
+        state: State | None = None,
+        landing: State = (),
+        output_type: str = "latent",
+        record: bool = False,
     ) -> tuple[Any, list[Step]]:
         """The pipeline's own call on rows that may share one, iterating `steps` only; what it returned, and its steps.
 
         Every call gets freshly seeded generators, so what a pipeline samples of its conditioning is the same each time.
         """
-        self.scheduler.only(steps)
+        self.scheduler.only(steps, landing)
         self.scheduler.recording = record or steps is not None
         self.latents.reset(state)
         given = {**self.call, **self._conditions(rows[0])}

@@ -144,7 +144,9 @@ def lora_config(
         InputError: no layer of the modules bears one of the names.
     """
     names = ATTENTION if targets == "auto" else tuple(targets)
-    if targets == "auto" and not any(path.endswith(ATTENTION) for m in modules.values() for path, _ in m.named_modules()):
+    if targets == "auto" and not any(
+        path.endswith(ATTENTION) for m in modules.values() for path, _ in m.named_modules()
+    ):
         names = _attention_layers(modules)
     paths = [
         path for module in modules.values() for path, m in module.named_modules() if isinstance(m, torch.nn.Linear)

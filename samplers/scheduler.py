@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -112,6 +112,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         self.generator: torch.Generator | None = None
         self._steps: range | tuple[float, ...] | None = None
         self._directed = False
+        self._landing: list[torch.Tensor] = []
         self._first = 0  # place in the table of the first sigma
         self.noise_levels = self.sigmas
 
@@ -127,6 +128,8 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
                 f"the scheduler predicts {config['prediction_type']!r}, not a flow: flow kernels need a model trained by "
                 "flow matching"
             )
+        if config is not None and config.get("sigma_data") is not None:
+            raise ValueError("the scheduler has a sigma_data: it runs a variance-exploding process (EDM), not a flow")
         if config is not None and config.get("flow_shift") is not None:
             known = inspect.signature(cls.__init__).parameters
             config = {"shift": config["flow_shift"], **{k: v for k, v in config.items() if k in known}}
@@ -137,14 +140,15 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         memo[id(self)] = made
         return made
 
-    def only(self, steps: range | tuple[float, ...] | None) -> None:
+    def only(self, steps: range | tuple[float, ...] | None, landing: Sequence[torch.Tensor] = ()) -> None:
         """Restrict the next calls to a part of the schedule, until told otherwise.
 
         Args:
             steps: a range of step indices of the pipeline's own table; an empty range iterates nothing (a pipeline then
                 only prepares, or only decodes); or a tuple of float32 sigmas to walk instead; None: the whole table.
+            landing: what the next calls of `step` return, one each, instead of moving.
         """
-        self._steps, self._directed = steps, True
+        self._steps, self._directed, self._landing = steps, True, list(landing)
         self.history.clear()
 
     def set_timesteps(
@@ -181,6 +185,16 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         """The sample as it is: a flow model takes it unscaled. Pipelines made for several kinds of scheduler ask."""
         return sample
 
+    def _moving_tokens(self, times: torch.Tensor, timestep: float | torch.Tensor, count: int) -> torch.Tensor:
+        """Places of the tokens that are at the step's time; the others must be at 0, in all rows alike."""
+        moving = times[0] > 0
+        if (times != torch.where(moving, timestep, 0).to(times)).any():
+            raise ValueError(
+                "per_token_timesteps: a condition of partial strength moves at another time than the rest of its sample, "
+                "which no kernel here does; give conditions of strength 1"
+            )
+        return moving.expand(count).nonzero().squeeze(1)
+
     def step(
         self,
         model_output: torch.Tensor,
@@ -201,11 +215,18 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         parent, unless a slice or a begin index says it. `s_churn` to `s_noise` have no
         effect, as in the parent.
 
+        With `per_token_timesteps` (B, T), tokens at time 0 are conditions: they stay as they are, and are no part of the
+        recorded step. As in the parent, the model's output then points to the data.
+
         Raises:
-            ValueError: `per_token_timesteps` are given; no kernel moves tokens at different times.
+            ValueError: tokens are at other times than 0 or the step's; no kernel moves them at different times.
         """
         if per_token_timesteps is not None:
-            raise ValueError("per_token_timesteps: FlowSDEScheduler moves all tokens of a sample at one sigma")
+            moving = self._moving_tokens(per_token_timesteps, timestep, sample.shape[1])
+            moved = self.step(-model_output[:, moving], timestep, sample[:, moving], generator=generator).prev_sample
+            following = sample.clone()
+            following[:, moving] = moved.to(sample.dtype)
+            return FlowMatchEulerDiscreteSchedulerOutput(prev_sample=following) if return_dict else (following,)
         if self._step_index is None:
             self._init_step_index(timestep)
         levels, at = self.noise_levels, self._first + self._step_index
@@ -218,7 +239,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         if kernel.stochastic:
             noise = randn_tensor(mean.shape, generator=generator or self.generator, device=mean.device)
             following = mean.detach() + std * noise
-        following = following.to(model_output.dtype)
+        following = self._landing.pop(0) if self._landing else following.to(model_output.dtype)
         if self.recording:
             scored = log_prob((following,), (mean,), std, kernel.log_prob)
             self.history.append(Step(sigma, sigma_next, kept, velocity, following, mean, std, scored))

@@ -6,6 +6,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).parent))  # for `import tiny`
 
 import pytest
+import torch
+
+torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 
 
 @pytest.fixture(scope="session")

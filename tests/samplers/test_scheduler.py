@@ -145,9 +145,25 @@ def test_the_noise_level_and_the_generator_rule_the_noise():
     assert torch.equal(image(0.0, 1), image(0.0, 2))
 
 
-def test_per_token_times_are_refused():
+def test_tokens_at_time_zero_are_conditions_and_stay():
+    torch.manual_seed(0)
+    scheduler, parent = FlowSDEScheduler(shift=3.0, kernel="ode"), FlowMatchEulerDiscreteScheduler(shift=3.0)
+    scheduler.set_timesteps(4)
+    parent.set_timesteps(4)
+    x, out = torch.randn(2, 3, 5), torch.randn(2, 3, 5)
+    times = scheduler.timesteps[0].expand(2, 3).clone()
+    times[:, 1] = 0
+    expected = parent.step(out, parent.timesteps[0], x, per_token_timesteps=times).prev_sample
+    stepped = scheduler.step(out, scheduler.timesteps[0], x, per_token_timesteps=times).prev_sample
+    torch.testing.assert_close(stepped, expected, rtol=0, atol=1e-6)
+    assert torch.equal(stepped[:, 1], x[:, 1])
+    assert torch.equal(scheduler.history[0].sample, x[:, [0, 2]])
+    assert torch.equal(scheduler.history[0].velocity, -out[:, [0, 2]])
+
+
+def test_tokens_at_other_times_are_refused():
     scheduler = FlowSDEScheduler()
-    scheduler.set_timesteps(2)
+    scheduler.set_timesteps(4)
     x = torch.zeros(1, 2, 3)
-    with pytest.raises(ValueError, match="per_token_timesteps"):
-        scheduler.step(x, scheduler.timesteps[0], x, per_token_timesteps=torch.zeros(1, 2))
+    with pytest.raises(ValueError, match="per_token_timesteps: a condition of partial strength"):
+        scheduler.step(x, scheduler.timesteps[0], x, per_token_timesteps=torch.tensor([[1000.0, 300.0]]))

@@ -595,7 +595,13 @@ SPECIMENS: dict[str, Specimen] = {
     "LTXConditionPipeline": Specimen(
         build=seeded(lambda: ltx(LTXConditionPipeline, guided_vae=True)),
         task="image-to-video",
-        call={**LTX_CALL, "guidance_scale": 1.0, "decode_timestep": 0.05, "decode_noise_scale": 0.025},
+        call={
+            **LTX_CALL,
+            "guidance_scale": 1.0,
+            "decode_timestep": 0.05,
+            "decode_noise_scale": 0.025,
+            "image_cond_noise_scale": 0.0,
+        },
         columns={"image": picture()},
     ),
     "LTX2Pipeline": Specimen(build=seeded(lambda: ltx2(LTX2Pipeline)), task="text-to-video", call=LTX2_CALL),
