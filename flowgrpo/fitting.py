@@ -43,7 +43,12 @@ def fit(policy: DiffusersPolicy, rows: Sequence[Row], key: str) -> None:
         raise
     except (ValueError, TypeError) as error:
         raise InputError(f"{key}: {_refusal(policy, error)}") from error
-    except (AttributeError, IndexError) as error:  # it asks for a scheduler of another kind
+    except torch.OutOfMemoryError as error:
+        raise InputError(
+            f"{key}: one sample of {type(policy.pipe).__name__} does not fit into the memory, ask for a smaller one, or set "
+            "model.text_encoders=free, model.vae=offload or model.vae_tiling=true"
+        ) from error
+    except Exception as error:  # whatever a pipeline raises that was made for another kind of scheduler
         raise InputError(f"model.path: {_refusal(policy, error)}") from error
     _settle_batching(policy, rows)
 

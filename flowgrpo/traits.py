@@ -5,8 +5,10 @@ One row per class: what differs, and why. A class without a row, as nearly all a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from diffusers import DiffusionPipeline
 
 
@@ -18,11 +20,13 @@ class Trait:
         why: the reason, for `flowgrpo models`.
         training_mode: submodules, by the name of their class, that must stay in training mode to pass gradients on.
         loads_lora: whether the pipeline's own `load_lora_weights` works.
+        undeclared: attributes that its networks read and do not have, with the value that changes nothing.
     """
 
     why: str
     training_mode: tuple[str, ...] = ()
     loads_lora: bool = True
+    undeclared: dict[str, Any] = field(default_factory=dict)
 
 
 TRAITS: dict[str, Trait] = {
@@ -30,6 +34,10 @@ TRAITS: dict[str, Trait] = {
         "its mixture of experts runs under no_grad in evaluation mode", training_mode=("MOEFeedForwardSwiGLU",)
     ),
     "PRXPipeline": Trait("its load_lora_weights is that of a U-Net, which it has not", loads_lora=False),
+    **dict.fromkeys(
+        ("ZImageControlNetPipeline", "ZImageControlNetInpaintPipeline"),
+        Trait("its control network reads a flag that it does not have", undeclared={"gradient_checkpointing": False}),
+    ),
 }
 
 
@@ -39,7 +47,12 @@ def apply(pipe: DiffusionPipeline) -> None:
     if trait is None:
         return
     for component in pipe.components.values():
-        for module in component.modules() if hasattr(component, "modules") else ():
+        if not isinstance(component, torch.nn.Module):
+            continue
+        for name, value in trait.undeclared.items():
+            if not hasattr(component, name):
+                setattr(component, name, value)
+        for module in component.modules():
             if type(module).__name__ in trait.training_mode:
                 module.train()
 

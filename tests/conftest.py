@@ -3,12 +3,10 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["OMP_NUM_THREADS"] = "1"  # tiny tensors: more threads only wait for each other
 sys.path.insert(0, str(Path(__file__).parent))  # for `import tiny`
 
 import pytest
-import torch
-
-torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 
 
 @pytest.fixture(scope="session")
