@@ -45,12 +45,12 @@ class EmbeddingCache:
             memory and brings them back for a new prompt, `free` drops them.
 
     Attributes:
-        seen: the `Shape`s of all rows that were asked for, to be emptied by whoever reads them.
+        seen: collects the `Shape`s of the rows that are asked for while it is a list.
     """
 
     def __init__(self, pipe: DiffusionPipeline, resting: str = "keep"):
         self.pipe, self.resting = pipe, resting
-        self.seen: list[Shape] = []
+        self.seen: list[Shape] | None = None
         self._outputs: dict[str, Any] = {}
         self._parked: dict[str, torch.nn.Module] = {}
         self._freed = False
@@ -77,7 +77,8 @@ class EmbeddingCache:
             for i in range(count)
         ]
         outputs = [self._once(row) for row in rows]
-        self.seen += [_shape(output) for output in outputs]
+        if self.seen is not None:
+            self.seen += [_shape(output) for output in outputs]
         return _to(_assemble(outputs), arguments.get("device") or self.pipe._execution_device)
 
     def rest(self) -> None:

@@ -239,10 +239,11 @@ class DiffusersPolicy:
         """What must be equal of the embeddings of rows that share a call; found by encoding the row once."""
         key = (row.prompt, self._conditions_key(row), repr(self.call))
         if key not in self._shapes:
+            seen = self.embeddings.seen = []
             with torch.no_grad():
-                self.embeddings.seen = []
                 self.walk([row], range(0))
-            self._shapes[key] = tuple(self.embeddings.seen)
+            self.embeddings.seen = None
+            self._shapes[key] = tuple(seen)
         return tuple(shape.alike(self.pads) for shape in self._shapes[key])
 
     def _conditions(self, row: Row) -> dict[str, Any]:
