@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers.utils import load_video
+from diffusers.utils import load_image, load_video
 from PIL import Image, ImageSequence
 
 from flowgrpo.errors import InputError
@@ -17,6 +17,8 @@ from flowgrpo.errors import InputError
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 VIDEOS = (".gif", ".mp4", ".webm", ".mov")
 AUDIO = (".wav",)
+# What pipelines mostly call their conditions.
+COLUMNS = ("image", "images", "control_image", "last_image", "mask_image", "video", "audio")
 FILES_KEPT = 64  # decoded files held in memory
 
 
@@ -26,10 +28,10 @@ def is_file_name(value: Any) -> bool:
 
 
 def resolved(value: Any, folder: Path) -> Any:
-    """A value of a row, with names of files made absolute: they are relative to the prompt file's folder."""
+    """A value of a row, with names of files that are there made absolute: they are relative to the prompt file's folder."""
     if isinstance(value, list):
         return [resolved(item, folder) for item in value]
-    return str((folder / value).resolve()) if is_file_name(value) else value
+    return str((folder / value).resolve()) if is_file_name(value) and (folder / value).is_file() else value
 
 
 def loaded(value: Any) -> Any:
@@ -37,7 +39,7 @@ def loaded(value: Any) -> Any:
 
     Returns:
         for the name of a picture an RGB `PIL.Image`; of a video a list of them; of a sound float32 (channels, samples) in
-        [-1, 1]; for a list of names a list of those; anything else as it is.
+        [-1, 1], at its own rate; for a list of names a list of those; anything else as it is.
     """
     if isinstance(value, list):
         return [loaded(item) for item in value]
@@ -56,6 +58,8 @@ def check(columns: Iterable[Mapping[str, Any]], taken: Collection[str], key: str
     values = [value for row in columns for name, value in row.items() if name in taken]
     names = dict.fromkeys(n for v in values for n in (v if isinstance(v, list) else [v]) if is_file_name(n))
     for name in names:
+        if "://" in name:
+            raise InputError(f"{key}: {name} is an address, not a file; download it first")
         try:
             _read(name)
         except ImportError as error:
@@ -78,13 +82,16 @@ def _read(name: str) -> Any:
         if not Path(name).is_file():
             raise FileNotFoundError(name)
         return load_video(name)
-    with Image.open(name) as picture:
-        return picture.convert("RGB")
+    return load_image(Image.open(name))  # turned as its camera says
 
 
 def _sound(name: str) -> torch.Tensor:
     from scipy.io import wavfile
 
     _, samples = wavfile.read(name)
-    scale = np.iinfo(samples.dtype).max if np.issubdtype(samples.dtype, np.integer) else 1.0
-    return torch.from_numpy(np.atleast_2d(samples.T).astype(np.float32) / scale)
+    values = np.atleast_2d(samples.T).astype(np.float32)
+    if samples.dtype == np.uint8:  # 8-bit sounds have their zero at 128
+        values = (values - 128) / 128
+    elif np.issubdtype(samples.dtype, np.integer):
+        values /= -float(np.iinfo(samples.dtype).min)
+    return torch.from_numpy(values)

@@ -17,18 +17,17 @@ from typing import Any
 import psutil
 import torch
 
-from flowgrpo import conditions, config, loading, memory, modality, prompts
+from flowgrpo import conditions, config, loading, memory, modality, prompts, switches
 from flowgrpo.certificate import Check, gap_of, replay, rolled_out
 from flowgrpo.config import Config
 from flowgrpo.errors import InputError
 from flowgrpo.export import write_weights
-from flowgrpo.plan import call_and_branches, pipeline_class, plan
+from flowgrpo.plan import pipeline_class, plan
 from flowgrpo.policy import DiffusersPolicy, Row
 from flowgrpo.report import peak_bytes
 from flowgrpo.rollout import score
 from flowgrpo.weights import Weights
 from rewards import Reward
-from samplers.kernels import Kernel
 
 SPREAD_GROUPS, SPREAD_SIZE = 2, 4
 HALF_PRECISION_DRIFT = 1e-4
@@ -56,6 +55,7 @@ def examine(settings: Config) -> Iterator[Check]:
     Raises:
         InputError, RewardError: the config is wrong; nothing was examined.
     """
+    cost = plan(settings)
     chosen = _prompts(settings)
     rewards, _ = loading.rewards(settings.rewards)
     shape = modality.expected_shape(pipeline_class(settings.model.path), settings.model.call)
@@ -63,25 +63,43 @@ def examine(settings: Config) -> Iterator[Check]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     memory.check(settings, device)
     policy, weights = loading.policy_and_weights(settings, device)
-    for prompt in chosen:
-        conditions.check([prompt.columns], policy.takes, "prompts.train")
+    chosen = loading.with_sampling_rate(chosen, policy)
+    conditions.check((prompt.columns for prompt in chosen), policy.takes, "prompts.train")
+    with policy.calling(**switches.training_call(settings.model, policy)):
+        yield from _examined(settings, cost, policy, weights, rewards, chosen, device)
+
+
+def _examined(
+    settings: Config,
+    cost: dict[str, Any],
+    policy: DiffusersPolicy,
+    weights: Weights,
+    rewards: Sequence[Reward],
+    chosen: Sequence[prompts.Prompt],
+    device: torch.device,
+) -> Iterator[Check]:
+    """The checks, with the policy called as training calls it."""
     rows = [Row(p.text, i, p.columns) for i, p in enumerate((chosen[0], chosen[0], chosen[-1]))]
 
     try:
         policy.check(rows)
+        if settings.model.guidance == "none":
+            switches.check_unguided(policy, rows)
     except InputError as error:
         yield _cause(policy, rows[0], str(error))
         return
     sharing = "rows share calls" if policy.rows_per_call is None else "one row a call, which is slower"
     yield Check("runs", True, f"{type(policy.pipe).__name__}, {len(policy.sigmas) - 1} steps, {sharing}")
-    real_steps = len(policy.sigmas) - 1
     with policy.calling(num_inference_steps=2):
+        policy.prepare(rows)
         policy.start(rows[:1])
         yield _conditioning(policy, rows[0])
         yield _times(policy, rows[0])
         yield from _drift_and_gradients(policy, weights, rows, settings)
+    policy.prepare(rows)
+    policy.rest()
     yield from _spread(policy, rewards, chosen, settings.train.micro_batch)
-    yield _time(policy, weights, rows, settings, real_steps)
+    yield _time(policy, weights, rows, settings, cost)
     yield _memory(device)
     yield _reload(policy, weights, rows[0], settings)
 
@@ -100,7 +118,9 @@ def _cause(policy: DiffusersPolicy, row: Row, refusal: str) -> Check:
         unlike = _conditioning(policy, row)
         if not unlike.ok:
             return unlike
-    return Check("runs", False, "no", refusal)
+    lacking = [n for n in conditions.COLUMNS if n in policy.takes and n not in policy.call and n not in row.columns]
+    hint = f" (if it needs a condition, give a config whose rows have the column {' or '.join(lacking)})"
+    return Check("runs", False, "no", refusal + hint * bool(lacking))
 
 
 @torch.no_grad()
@@ -145,7 +165,7 @@ def _drift_and_gradients(
     policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row], settings: Config
 ) -> list[Check]:
     """A replay scores what the rollout recorded, and its gradients are finite and not all 0."""
-    tree = rolled_out(policy, rows, _kernel(settings), len(rows))
+    tree = rolled_out(policy, rows, settings.algorithm.kernel.kernel(), len(rows))
     largest = replay(policy, tree)
     bound = 0.0 if settings.model.dtype == "float32" and not settings.model.compile else HALF_PRECISION_DRIFT
     norms = [float(p.grad.norm()) for p in weights.parameters if p.grad is not None]
@@ -196,7 +216,9 @@ def _spread(policy: DiffusersPolicy, rewards: Sequence[Reward], chosen: Sequence
         yield Check(name, ok, f"std {best:.2g} within {SPREAD_SIZE} samples, means {means}", "" if ok else advice)
 
 
-def _time(policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row], settings: Config, real_steps: int) -> Check:
+def _time(
+    policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row], settings: Config, cost: dict[str, Any]
+) -> Check:
     """Seconds of an iteration, from those of one evaluation, one update and one decoding."""
     size = min(settings.train.micro_batch, 8)
     batch = [replace(rows[0], seed=i) for i in range(size)]
@@ -213,8 +235,7 @@ def _time(policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row], settin
         update = _seconds(learn)
     for p in weights.parameters:
         p.grad = None
-    _, branches = call_and_branches(settings)
-    cost = plan(settings)
+    branches = cost["geometry"]["guidance_branches"]
     per_row = {"rollout": forward / size / branches, "update": update / size / branches, "decode": decoding / size}
     total = (
         cost["model_evaluations"]["rollout"] * per_row["rollout"]
@@ -252,22 +273,19 @@ def _reload(policy: DiffusersPolicy, weights: Weights, row: Row, settings: Confi
         write_weights(policy, weights, Path(folder))
         call, device, dtype = policy.call, policy.pipe.device, settings.model.dtype
         source = folder if weights.lora is None else settings.model.path
-        del policy, weights
+        policy.embeddings.wake()
+        policy.pipe.to("cpu")  # two models may not fit beside each other
         fresh = loading.load_policy(source, dtype, call, device)
         if source != folder:
             loading.load_lora(fresh.pipe, Path(folder))
         with fresh.calling(num_inference_steps=2):
             gap = gap_of(fresh.generate([row]), changed)
     moved = gap_of(before, changed)
-    ok = gap <= (1e-4 if dtype == "float32" else 0.1) < moved + 1e-4 and moved > 0
+    ok = gap <= moved / 10
     advice = "what export writes does not give the trained pipeline back; please report this class"
     return Check(
         "lora_reload", ok, f"differs by {gap:.1e}, where training moved the sample by {moved:.1e}", "" if ok else advice
     )
-
-
-def _kernel(settings: Config) -> Kernel:
-    return settings.algorithm.kernel.kernel()
 
 
 def _seconds(work: Callable[[], Any]) -> float:

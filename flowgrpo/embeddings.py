@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -89,9 +90,9 @@ class EmbeddingCache:
             if name.startswith("text_encoder") and isinstance(module, torch.nn.Module):
                 if self.resting == "offload":
                     self._parked[name] = module.to("cpu")
-                object.__setattr__(
-                    self.pipe, name, None
-                )  # past diffusers' own, which would rewrite the pipeline's config
+                # Past diffusers' own, which would rewrite the pipeline's config. Some pipelines read these of an idle one.
+                idle = SimpleNamespace(dtype=module.dtype, device=self.pipe.device, config=module.config)
+                object.__setattr__(self.pipe, name, idle)
         self._freed = self.resting == "free"
 
     def wake(self) -> None:
@@ -107,7 +108,7 @@ class EmbeddingCache:
         self._parked = {}
 
     def _once(self, arguments: dict[str, Any]):
-        key = repr([(name, _fingerprint(value)) for name, value in arguments.items()])
+        key = repr([(name, fingerprint(value)) for name, value in arguments.items()])
         if key not in self._outputs:
             resting = bool(self._parked) or self._freed
             self.wake()
@@ -125,10 +126,10 @@ def _shape(output: Any) -> Shape:
     return Shape(tuple(shapes), any(not t.is_floating_point() and t.ndim > 1 for t in tensors))
 
 
-def _fingerprint(value: Any) -> Any:
+def fingerprint(value: Any) -> Any:
     """Something whose repr tells two arguments apart by content; tensors and images by a digest of their bytes."""
     if isinstance(value, (list, tuple)):
-        return [_fingerprint(item) for item in value]
+        return [fingerprint(item) for item in value]
     if isinstance(value, torch.Tensor):
         data = value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
         return (tuple(value.shape), value.dtype, hashlib.blake2b(data).hexdigest())

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.loaders.lora_base import LoraBaseMixin
 
-from flowgrpo import checkpoint, config, loading, prompts, traits
+from flowgrpo import checkpoint, conditions, config, loading, prompts, traits
 from flowgrpo.errors import InputError
 from flowgrpo.evaluate import save_sample
 from flowgrpo.modality import SAMPLING_RATE, modality_of, sampling_rate
@@ -57,6 +58,7 @@ def export(run: Path, out: Path, step: int | None = None) -> Exported:
         write_weights(policy, weights, out)
         chosen = prompts.load(settings.prompts.eval, "prompts.eval")[:SAMPLES]
         rows = [Row(p.text, i, p.columns) for i, p in enumerate(chosen)]
+        conditions.check((row.columns for row in rows), policy.takes, "prompts.eval")
         with policy.calling(**settings.eval.call):
             call = policy.call
             samples = policy.generate(rows)
@@ -140,14 +142,42 @@ def _shown(file: str) -> str:
 def _command(source: str, kind: str, dtype: str, call: dict[str, Any], row: Row) -> str:
     model = [source, "--adapter", "."] if kind == "lora" else ["."]
     arguments = [f"{k}={json.dumps(v)}" for k, v in call.items()]
+    if _conditions(row):
+        return (
+            "# rows.jsonl holds a line with prompt, "
+            + ", ".join(_conditions(row))
+            + "\n"
+            + shlex.join(
+                [
+                    "flowgrpo",
+                    "sample",
+                    *model,
+                    "--prompts",
+                    "rows.jsonl",
+                    "--dtype",
+                    dtype,
+                    "--out",
+                    "samples",
+                    *arguments,
+                ]
+            )
+        )
     options = ["--prompt", row.prompt, "--seed", str(row.seed), "--dtype", dtype, "--out", "samples"]
     return shlex.join(["flowgrpo", "sample", *model, *options, *arguments])
+
+
+def _conditions(row: Row) -> list[str]:
+    return [name for name, value in row.columns.items() if value is not None and name != "sampling_rate"]
 
 
 def _snippet(policy: DiffusersPolicy, source: str, kind: str, dtype: str, call: dict[str, Any], row: Row) -> str:
     name = type(policy.pipe).__name__
     absent = "".join(f", {part}=None" for part in loading.absent_components(source))
-    lines = ["import torch", f"from diffusers import {name}"]
+    euler = not isinstance(policy.stock_scheduler, FlowMatchEulerDiscreteScheduler)
+    lines = ["import torch", f"from diffusers import {', '.join(['FlowMatchEulerDiscreteScheduler'] * euler + [name])}"]
+    given = {k: v for k, v in row.columns.items() if k in policy.takes and v is not None}
+    files = [v for v in given.values() if conditions.is_file_name(v)]
+    lines += ["from flowgrpo.conditions import loaded"] * bool(files)
     place = json.dumps("." if kind == "full" else source)
     if kind == "lora" and source in loading.BUILT_IN:
         lines.append(f"from flowgrpo.{source} import PATH")
@@ -158,9 +188,13 @@ def _snippet(policy: DiffusersPolicy, source: str, kind: str, dtype: str, call: 
         lines += ['pipe.load_lora_weights(".")'] * own
         others = [name for name in policy.modules if not own or name != "transformer"]
         lines += [f'pipe.{name}.load_lora_adapter(".", prefix="{name}")' for name in others]
-    arguments = ", ".join(f"{k}={v!r}" for k, v in call.items())
+    if euler:  # the policy walks by Euler's method, whatever solver the model ships with
+        shift = policy.scheduler.config.shift
+        lines.append(f"pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift={shift})")
+    written = {k: f"loaded({v!r})" if conditions.is_file_name(v) else repr(v) for k, v in given.items()}
+    arguments = ", ".join(f"{k}={v}" for k, v in ({k: repr(v) for k, v in call.items()} | written).items())
     made = modality_of(type(policy.pipe))
     output = {"image": "images", "video": "frames", "audio": "audios"}[made]
     seeded = f"generator=torch.Generator().manual_seed({row.seed})"
-    lines.append(f"{made} = pipe({json.dumps(row.prompt)}, {seeded}, {arguments}).{output}[0]")
+    lines.append(f"{made} = pipe(prompt={json.dumps(row.prompt)}, {seeded}, {arguments}).{output}[0]")
     return "\n".join(lines)

@@ -36,7 +36,7 @@ def fit(policy: DiffusersPolicy, rows: Sequence[Row], key: str) -> None:
     try:
         whole, decoded = _whole(policy, rows[:1])
         gap = _slicing_gap(policy, rows[:1], whole)
-        if gap > _tolerance(policy):
+        if not gap <= _tolerance(policy):
             raise InputError(_slicing_fault(policy, rows[:1], gap, key))
         _settle_decoding(policy, rows[:1], whole, decoded)
     except InputError:
@@ -50,7 +50,7 @@ def fit(policy: DiffusersPolicy, rows: Sequence[Row], key: str) -> None:
         ) from error
     except Exception as error:  # whatever a pipeline raises that was made for another kind of scheduler
         raise InputError(f"model.path: {_refusal(policy, error)}") from error
-    _settle_batching(policy, rows)
+    settle_batching(policy, rows)
 
 
 def _whole(policy: DiffusersPolicy, rows: Sequence[Row]) -> tuple[State, torch.Tensor]:
@@ -66,12 +66,15 @@ def _slicing_gap(policy: DiffusersPolicy, rows: Sequence[Row], whole: State) -> 
     for step in range(len(policy.sigmas) - 1):
         _, made = policy.walk(rows, range(step, step + 1), state)
         state = tuple(each.next_sample for each in made)
-    return max(float((x - w).float().abs().max() / w.float().std()) for x, w in zip(state, whole, strict=True))
+    gaps = [(x - w).float().abs().max() / w.float().std() for x, w in zip(state, whole, strict=True)]
+    return float(torch.stack(gaps).max())  # unlike Python's max, this keeps NaN
 
 
 def _slicing_fault(policy: DiffusersPolicy, rows: Sequence[Row], gap: float, key: str) -> str:
     """Which call argument makes a slice differ, if one does."""
     name = type(policy.pipe).__name__
+    if gap != gap:
+        return f"model.dtype: the final latents of {name} are not finite, try bfloat16 or float32"
     for argument in policy.call:
         if argument not in ("num_inference_steps", "height", "width"):
             with policy.calling(**{argument: None}):
@@ -103,12 +106,21 @@ def _settle_decoding(policy: DiffusersPolicy, rows: Sequence[Row], state: State,
     )
 
 
+@torch.no_grad()
+def settle_batching(policy: DiffusersPolicy, rows: Sequence[Row]) -> None:
+    """Let rows share a call as far as that leaves each sample as it is alone; the first row is tried twice."""
+    counted = policy.evaluations  # finding out how a pipeline works is no work of the run's
+    try:
+        _settle_batching(policy, [rows[0], replace(rows[0], seed=rows[0].seed + 1), *rows[1:]])
+    finally:
+        policy.evaluations = counted
+
+
 def _settle_batching(policy: DiffusersPolicy, rows: Sequence[Row]) -> None:
-    """Let rows share a call as far as that leaves each sample as it is alone."""
-    rows = [*rows, replace(rows[0], seed=rows[0].seed + 1)]
     states = [policy.start([row]) for row in rows]
     sigma = policy.sigmas[0]
     alone = [policy.velocity(own, sigma, [row]) for own, row in zip(states, rows, strict=True)]
+    policy.check_shapes(states)
     state, apart = (tuple(torch.cat(column) for column in zip(*parts, strict=True)) for parts in (states, alone))
     for choice in BATCHING[BATCHING.index((policy.pads, policy.rows_per_call)) :]:
         policy.pads, policy.rows_per_call = choice
@@ -130,7 +142,8 @@ def _tolerance(policy: DiffusersPolicy) -> float:
 
 def _refusal(policy: DiffusersPolicy, error: Exception) -> str:
     name = type(policy.pipe).__name__
-    if "strength" in policy.takes:
-        return f"{name} cuts its schedule by strength, so it cannot walk a slice of it"
     kind = "" if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: "
-    return f"{name} refuses it: {kind}{' '.join(str(error).split())[:300]}"
+    reason = kind + " ".join(str(error).split())[:300]
+    if "strength" in policy.takes:
+        return f"{name}, which cuts its schedule by strength, cannot walk a slice of it: {reason}"
+    return f"{name} refuses it: {reason}"

@@ -8,6 +8,7 @@ import platform
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 from flowgrpo import shapes, switches, traits
 from flowgrpo.config import Config, Model, RewardUse
 from flowgrpo.errors import InputError, nearest
-from flowgrpo.modality import SAMPLING_RATE
+from flowgrpo.modality import SAMPLING_RATE, sampling_rate
 from flowgrpo.policy import DiffusersPolicy
 from flowgrpo.prompts import Prompt
 from flowgrpo.weights import Weights, lora_config
@@ -198,6 +199,12 @@ def rewards(uses: Sequence[RewardUse], eval_uses: Sequence[RewardUse] = ()) -> t
         if names.count(name) > 1:
             raise RewardError(f"two rewards are named {name!r}: give one of them another name, {{use: ..., name: ...}}")
     return found[0], found[1]
+
+
+def with_sampling_rate(prompts: Sequence[Prompt], policy: DiffusersPolicy) -> list[Prompt]:
+    """Prompts with the column `sampling_rate` that rewards of audio receive; as they are for other modalities."""
+    rate = sampling_rate(policy.pipe)
+    return [replace(p, columns={**p.columns, "sampling_rate": rate}) for p in prompts] if rate else list(prompts)
 
 
 def check_rewards(rewards: Sequence[Reward], prompt: Prompt, shape: Sequence[int]) -> None:

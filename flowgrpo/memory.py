@@ -47,14 +47,16 @@ def estimate(config: Config) -> dict[str, int]:
         copies += config.algorithm.objective.kl.beta > 0
     else:
         targets = ATTENTION if model.lora.targets == "auto" else tuple(model.lora.targets)
-        layers = [
-            s
-            for own in whole.values()
-            for key, s in own.items()
-            if len(s) == 2 and key.endswith(tuple(f"{t}.weight" for t in targets))
-        ]
+        matrices = [(key, s) for own in whole.values() for key, s in own.items() if len(s) == 2]
+        layers = [s for key, s in matrices if key.endswith(tuple(f"{t}.weight" for t in targets))]
+        if not layers:  # `auto` on a model with other names takes all within attention
+            layers = [s for key, s in matrices if "attn" in key or "attention" in key]
         trained = sum(model.lora.rank * sum(shape) for shape in layers)
-    return {"gpu_bytes": frozen * width + trained * 4 * copies, "host_bytes": away * width}
+    loading_peak = sum(numel.values()) * width  # all components are put on the device before any rests
+    return {
+        "gpu_bytes": max(loading_peak, frozen * width + trained * 4 * copies),
+        "host_bytes": away * width,
+    }
 
 
 def check(config: Config, device: torch.device) -> None:

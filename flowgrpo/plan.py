@@ -28,12 +28,11 @@ def plan(config: Config) -> dict[str, Any]:
         InputError: the model, the prompts or the geometry are wrong.
     """
     train, algorithm = config.train, config.algorithm
+    columns = prompts.load(config.prompts.train, "prompts.train")[0].columns
     unguided = config.model.guidance == "none"
-    call, branches = call_and_branches(
-        config, switches.unguided(pipeline_class(config.model.path)) if unguided else None
-    )
-    eval_call, eval_branches = call_and_branches(config, config.eval.call)
-    prompts.load(config.prompts.train, "prompts.train")
+    over = switches.unguided(pipeline_class(config.model.path)) if unguided else None
+    call, branches = call_and_branches(config, over, {} if unguided else columns)
+    eval_call, eval_branches = call_and_branches(config, config.eval.call, columns)
     loading.rewards(config.rewards, config.eval_rewards)
     num_steps = call["num_inference_steps"]
     tree = _dry_run(config, num_steps)
@@ -85,11 +84,14 @@ def _dry_run(config: Config, num_steps: int):
     )
 
 
-def call_and_branches(config: Config, over: dict[str, Any] | None = None) -> tuple[dict[str, Any], int]:
+def call_and_branches(
+    config: Config, over: dict[str, Any] | None = None, columns: dict[str, Any] | None = None
+) -> tuple[dict[str, Any], int]:
     """The pipeline's call arguments with `num_inference_steps` filled in, and how many samples a guided step evaluates.
 
     Args:
         over: what goes over `model.call`: `eval.call`, or what switches guidance off.
+        columns: of a prompt row; those that the pipeline takes may guide (a negative prompt).
     """
     pipeline = pipeline_class(config.model.path)
     call = {
@@ -101,7 +103,8 @@ def call_and_branches(config: Config, over: dict[str, Any] | None = None) -> tup
     call = {k: v for k, v in {**call, **(over or {})}.items() if v is not None}
     parameters = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
     call.setdefault("num_inference_steps", parameters["num_inference_steps"].default)
-    return call, guidance_branches(pipeline, call)
+    given = {k: v for k, v in (columns or {}).items() if k in parameters and v is not None}
+    return call, guidance_branches(pipeline, {**call, **given})
 
 
 def pipeline_class(path: str) -> type[DiffusionPipeline]:

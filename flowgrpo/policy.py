@@ -18,7 +18,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 from flowgrpo import conditions, fitting, switches, traits
-from flowgrpo.embeddings import EmbeddingCache, Shape
+from flowgrpo.embeddings import EmbeddingCache, Shape, fingerprint
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.latents import Latents
 from samplers.kernels import State
@@ -114,7 +114,9 @@ class DiffusersPolicy:
         self.embeddings = EmbeddingCache(pipe, text_encoders)
         self.latents = Latents(pipe)
         self.pads, self.rows_per_call, self.lands = True, None, False
+        self._settled: set[bool] = set()  # for rows of one prompt, of several
         self._shapes: dict[Any, tuple[Shape, ...]] = {}
+        self._started: State = ()  # some row's
         self.takes = set(inspect.signature(self._run).parameters) - {"self", *OURS}
         self.modules = {
             name: module
@@ -143,14 +145,14 @@ class DiffusersPolicy:
     @contextmanager
     def calling(self, **call: Any) -> Iterator[None]:
         """Other call arguments for a while, as evaluation may want them; None removes one."""
-        before = self.call, self._sigmas, self.latents.places
+        before = self.call, self._sigmas, self.latents.places, self._started
         merged = {k: v for k, v in {**self.call, **call}.items() if v is not None}
         checked_call(type(self.pipe), call, "eval.call")
-        self.call, self._sigmas, self.latents.places = merged, None, []
+        self.call, self._sigmas, self.latents.places, self._started = merged, None, [], ()
         try:
             yield
         finally:
-            self.call, self._sigmas, self.latents.places = before
+            self.call, self._sigmas, self.latents.places, self._started = before
 
     def prepare(self, rows: Sequence[Row]) -> None:
         """Encode the prompts of rows."""
@@ -171,9 +173,29 @@ class DiffusersPolicy:
         for block in self._blocks(rows):
             self.walk(rows[block], range(0))
             states.append(self.latents.initial())
-        if self._sigmas is None:
-            self._sigmas = tuple(self.scheduler.noise_levels.tolist())
+            table = tuple(self.scheduler.noise_levels.tolist())
+            self._sigmas = self._sigmas or table
+            if table != self._sigmas:
+                raise InputError(
+                    f"prompts: {rows[block][0].prompt!r} asks for another schedule than rows before it, by a column or by "
+                    "its size; the rows of a run walk one schedule"
+                )
+        self.check_shapes(states)
         return _joined(states)
+
+    def check_shapes(self, states: Sequence[State]) -> None:
+        """Rows are stacked, so their states must have one shape.
+
+        Raises:
+            InputError: they have not.
+        """
+        shapes = {tuple(tuple(x.shape[1:]) for x in state) for state in states}
+        if len(shapes) > 1:
+            found = " and ".join(" with ".join(str(shape) for shape in one) for one in sorted(shapes)[:2])
+            raise InputError(
+                f"prompts: rows start from latents of unequal shapes, {found}; set model.call.height and width, or give "
+                "conditions of one size"
+            )
 
     def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
         """What the pipeline hands to its scheduler at `sigma`: one step of its own loop."""
@@ -190,14 +212,16 @@ class DiffusersPolicy:
         """The pipeline's own decoding of final states.
 
         Where a pipeline's loop does to its latents what decoding needs (puts a picture's frame back, say), a last step is
-        walked that lands on the given state, at the cost of an evaluation.
+        walked that lands on the given state; its evaluation is decoding, and not counted.
         """
+        counted = self.evaluations
         last = len(self.sigmas) - 2
         steps = range(last, last + 1) if self.lands else range(0)
         parts = []
         for block in self._blocks(rows):
             own = tuple(x[block] for x in state)
             parts.append(self.walk(rows[block], steps, own, own if self.lands else (), output_type="pt")[0])
+        self.evaluations = counted
         return torch.cat(parts).float()
 
     @torch.no_grad()
@@ -220,10 +244,16 @@ class DiffusersPolicy:
         Raises:
             InputError: the pipeline refuses its call arguments, or counts its own steps (skip-layer guidance and the like).
         """
+        self._settled |= {False, len({row.prompt for row in rows}) > 1}
         fitting.fit(self, rows, key)
 
     def _blocks(self, rows: Sequence[Row]) -> list[slice]:
         """The rows cut into neighbours that one call can take: a call has one picture, one negative prompt, ... for all."""
+        unequal = len({row.prompt for row in rows}) > 1
+        if len(rows) > 1 and unequal not in self._settled:
+            self._settled |= {False, unequal}
+            other = max(rows, key=lambda row: abs(len(row.prompt) - len(rows[0].prompt)))
+            fitting.settle_batching(self, [rows[0], other])
         kinds = [(self._conditions_key(row), self._lengths(row)) for row in rows]
         blocks: list[slice] = []
         for i, kind in enumerate(kinds):
@@ -244,6 +274,9 @@ class DiffusersPolicy:
                 self.walk([row], range(0))
             self.embeddings.seen = None
             self._shapes[key] = tuple(seen)
+            if self.latents.places:
+                self._started = self._started or self.latents.initial()
+                self.check_shapes([self._started, self.latents.initial()])
         return tuple(shape.alike(self.pads) for shape in self._shapes[key])
 
     def _conditions(self, row: Row) -> dict[str, Any]:
@@ -251,7 +284,7 @@ class DiffusersPolicy:
         return {k: conditions.loaded(v) for k, v in row.columns.items() if k in self.takes and v is not None}
 
     def _conditions_key(self, row: Row) -> str:
-        return repr({k: v for k, v in row.columns.items() if k in self.takes})
+        return repr({k: fingerprint(v) for k, v in row.columns.items() if k in self.takes})
 
     def walk(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from flowgrpo.config import Config
 from flowgrpo.config import Run as Place
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.gallery import write_gallery
-from flowgrpo.modality import expected_shape, sampling_rate
+from flowgrpo.modality import expected_shape
 from flowgrpo.plan import pipeline_class
 from flowgrpo.policy import DiffusersPolicy, Row
 from flowgrpo.prompts import Prompt
@@ -70,11 +70,7 @@ def train_config(settings: Config) -> Run:
     set_seed(settings.run.seed)
     memory.check(settings, accelerator.device)
     policy, weights = loading.policy_and_weights(settings, accelerator.device)
-    if rate := sampling_rate(policy.pipe):
-        train_prompts, eval_prompts = (
-            [replace(p, columns={**p.columns, "sampling_rate": rate}) for p in part]
-            for part in (train_prompts, eval_prompts)
-        )
+    train_prompts, eval_prompts = (loading.with_sampling_rate(part, policy) for part in (train_prompts, eval_prompts))
     conditions.check((p.columns for p in train_prompts), policy.takes, "prompts.train")
     conditions.check((p.columns for p in eval_prompts), policy.takes, "prompts.eval")
     with policy.calling(**switches.training_call(settings.model, policy)):
@@ -82,7 +78,7 @@ def train_config(settings: Config) -> Run:
         if settings.model.guidance == "none":
             switches.check_unguided(policy, _unequal(train_prompts))
         steps = len(policy.sigmas) - 1
-    if settings.eval.call:
+    if settings.eval.call or settings.model.guidance == "none":
         with policy.calling(**settings.eval.call):
             policy.check(_unequal(eval_prompts), "eval.call")
     settings.algorithm.tree.plan(settings.algorithm.kernel.kernel(), steps, settings.run.seed, 0)

@@ -90,7 +90,7 @@ def refuse_inexact(pipe: DiffusionPipeline) -> None:
         InputError: a cache is enabled in a transformer, or a lossy attention backend is set.
     """
     for name, module in pipe.components.items():
-        if not name.startswith("transformer") or not isinstance(module, torch.nn.Module):
+        if not name.startswith(("transformer", "unet")) or not isinstance(module, torch.nn.Module):
             continue
         if getattr(module, "is_cache_enabled", False):
             raise InputError(

@@ -84,6 +84,10 @@ def step(
     for evaluation in evaluations:
         loss = _loss(policy, weights, objective, credited, evaluation, measured)
         scaler.scale(loss / total).backward()
+    reached = reduce(torch.tensor([float(p.grad is not None) for p in weights.parameters]))
+    for p, by in zip(weights.parameters, reached.tolist(), strict=True):
+        if by and p.grad is None:  # experts, say, that another process's rows chose
+            p.grad = torch.zeros_like(p)
     grads = [p.grad for p in weights.parameters if p.grad is not None]
     everyone = reduce(torch.cat([grad.flatten() for grad in grads]))  # one message, not one for each tensor
     for grad, summed in zip(grads, everyone.split([grad.numel() for grad in grads]), strict=True):

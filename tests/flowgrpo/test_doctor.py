@@ -5,6 +5,7 @@ import json
 import pytest
 import tiny
 import torch
+from zoo import SPECIMENS
 
 from flowgrpo import loading
 from flowgrpo.cli import main
@@ -41,10 +42,18 @@ def test_a_sound_model_gets_a_clean_bill(workplace, capsys):
     assert checks["drift"]["value"].startswith("0.0e+00")
 
 
-def test_a_model_alone_is_examined_with_defaults(workplace, tiny_model, capsys):
-    assert main(["doctor", str(tiny_model)]) in (0, 1)
-    printed = capsys.readouterr().out
-    assert next(line.split()[1] for line in printed.splitlines() if line.startswith(("ok", "FAIL"))) == "runs"
+def test_the_embedded_model_gets_a_clean_bill(capsys):
+    checks = examined(capsys, "shapes")
+    assert list(checks) == NAMES
+    assert all(check["ok"] for check in checks.values())
+
+
+def test_an_edit_model_alone_is_told_what_it_lacks(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    SPECIMENS["FluxControlPipeline"].build().save_pretrained("model")
+    checks = examined(capsys, "model")
+    assert list(checks) == ["runs"]
+    assert "give a config whose rows have the column control_image" in checks["runs"]["advice"]
 
 
 def test_random_conditioning_is_named(workplace, capsys, broken):

@@ -32,12 +32,18 @@ def test_full_fine_tuning_counts_every_copy(tiny_model):
 
 
 def test_a_lora_counts_what_it_really_trains(tiny_model):
-    chosen = settings(tiny_model, lora={"rank": 2, "alpha": 4}, dtype="bfloat16")
+    chosen = settings(tiny_model, lora={"rank": 2, "alpha": 4}, dtype="bfloat16", text_encoders="keep")
     _, weights = loading.policy_and_weights(chosen, torch.device("cpu"))
     trained = sum(p.numel() for p in weights.parameters)
     pipe = tiny.sd3()
-    frozen = count([pipe.transformer, pipe.vae]) + buffers(pipe.transformer)
+    every = [pipe.transformer, pipe.vae, pipe.text_encoder, pipe.text_encoder_2]
+    frozen = count(every) + buffers(pipe.transformer)
     assert memory.estimate(chosen)["gpu_bytes"] == 2 * frozen + 4 * 5 * trained
+    # resting encoders are on the device for as long as prompts are encoded, and that is the peak here
+    assert (
+        memory.estimate(settings(tiny_model, lora={"rank": 1, "alpha": 1}, text_encoders="free"))["gpu_bytes"]
+        == 4 * frozen
+    )
 
 
 def test_too_little_memory_is_refused_with_the_estimate(tiny_model, monkeypatch):

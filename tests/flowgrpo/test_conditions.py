@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.io import wavfile
+
+from flowgrpo import conditions, prompts
+from flowgrpo.errors import InputError
+
+
+def test_files_of_a_row_are_found_beside_the_prompt_file_and_texts_stay_texts(tmp_path):
+    (tmp_path / "pictures").mkdir()
+    Image.new("RGB", (4, 2), (255, 0, 0)).save(tmp_path / "pictures" / "red.png")
+    line = (
+        '{"prompt": "a", "image": "pictures/red.png", "images": ["pictures/red.png"], "text": "write logo.png", "n": 3}'
+    )
+    (tmp_path / "rows.jsonl").write_text(line)
+    (row,) = prompts.load(str(tmp_path / "rows.jsonl"))
+    file = str(tmp_path / "pictures" / "red.png")
+    assert row.columns == {"image": file, "images": [file], "text": "write logo.png", "n": 3}
+    conditions.check([row.columns], {"image", "images"}, "prompts.train")
+    picture = conditions.loaded(row.columns["image"])
+    assert (picture.mode, picture.size, picture.getpixel((0, 0))) == ("RGB", (4, 2), (255, 0, 0))
+    assert conditions.loaded(row.columns["images"]) == [picture]
+    assert conditions.loaded(row.columns["n"]) == 3
+
+
+def test_a_picture_is_turned_as_its_camera_says(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # orientation: turn by a quarter
+    Image.new("RGB", (4, 2)).save(tmp_path / "turned.jpg", exif=exif)
+    assert conditions.loaded(str(tmp_path / "turned.jpg")).size == (2, 4)
+
+
+@pytest.mark.parametrize(("kind", "silent"), [(np.uint8, 128), (np.int16, 0), (np.float32, 0)])
+def test_sounds_are_between_minus_one_and_one(tmp_path, kind, silent):
+    low = np.iinfo(kind).min if np.issubdtype(kind, np.integer) else -1
+    wavfile.write(tmp_path / "a.wav", 8000, np.array([[silent, silent], [silent, low]], dtype=kind))
+    assert torch.equal(conditions.loaded(str(tmp_path / "a.wav")), torch.tensor([[0.0, 0.0], [0.0, -1.0]]))
+
+
+def test_an_animation_is_a_list_of_pictures(tmp_path):
+    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue", "green")]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    assert [frame.size for frame in conditions.loaded(str(tmp_path / "a.gif"))] == [(4, 4)] * 3
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("no.png", "prompts.train: there is no file no.png"),
+        (["no.png"], "prompts.train: there is no file no.png"),
+        ("https://example.org/a.png", "is an address, not a file; download it first"),
+        ("broken.png", "broken.png cannot be read"),
+    ],
+)
+def test_what_cannot_be_read_is_one_sentence(tmp_path, monkeypatch, value, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.png").write_text("no picture")
+    with pytest.raises(InputError, match=said):
+        conditions.check([{"image": value}], {"image"}, "prompts.train")
+    conditions.check([{"image": value}], {"video"}, "prompts.train")  # not a condition of this pipeline

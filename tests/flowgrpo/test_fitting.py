@@ -1,0 +1,57 @@
+"""How a pipeline is walked is found by looking at it, in whichever order its rows come."""
+
+import pytest
+import torch
+from zoo import SPECIMENS
+
+from flowgrpo.errors import InputError
+from flowgrpo.policy import DiffusersPolicy, Row
+
+
+def policy_of(name):
+    return DiffusersPolicy(SPECIMENS[name].build(), SPECIMENS[name].call)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows_per_call"),
+    [("Kandinsky5I2VPipeline", 1), ("BriaFiboPipeline", 1), ("OmniGenPipeline", 1), ("FluxPipeline", None)],
+)
+@pytest.mark.parametrize("checked", [False, True])
+def test_samples_of_a_group_are_what_they_are_alone(name, rows_per_call, checked):
+    specimen, policy = SPECIMENS[name], policy_of(name)
+    long, _, short = specimen.rows
+    if checked:
+        policy.check([long, short])  # as a run does, with the longest and the shortest prompt
+    group = [long, Row(long.prompt, 7, long.columns), short]
+    together = policy.generate(group)
+    assert policy.rows_per_call == rows_per_call
+    for row, sample in zip(group, together, strict=True):
+        torch.testing.assert_close(policy.generate([row])[0], sample, rtol=0, atol=1e-4 * float(sample.std()))
+
+
+@pytest.mark.parametrize(("name", "lands"), [("HunyuanVideoImageToVideoPipeline", True), ("LTXPipeline", False)])
+def test_decoding_lands_only_where_the_loop_does_what_decoding_needs(name, lands):
+    policy, row = policy_of(name), SPECIMENS[name].rows[0]
+    policy.check([row])
+    assert policy.lands == lands
+    before = policy.evaluations
+    policy.decode(policy.start([row]), [row])
+    assert policy.evaluations == before
+
+
+def test_rows_of_unequal_size_or_schedule_are_refused_with_a_sentence():
+    policy = policy_of("FluxPipeline")
+    row = SPECIMENS["FluxPipeline"].rows[0]
+    with pytest.raises(InputError, match="latents of unequal shapes"):
+        policy.start([row, Row(row.prompt, 2, {"height": 32})])
+    policy = policy_of("FluxPipeline")
+    with pytest.raises(InputError, match="asks for another schedule"):
+        policy.start([row, Row(row.prompt, 2, {"num_inference_steps": 9})])
+
+
+def test_a_pipeline_that_never_gives_a_number_is_named(monkeypatch):
+    policy, row = policy_of("FluxPipeline"), SPECIMENS["FluxPipeline"].rows[0]
+    with torch.no_grad():
+        policy.pipe.transformer.proj_out.weight.fill_(torch.nan)
+    with pytest.raises(InputError, match="model.dtype: the final latents of FluxPipeline are not finite"):
+        policy.check([row])
