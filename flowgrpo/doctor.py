@@ -98,7 +98,7 @@ def _examined(
         yield from _drift_and_gradients(policy, weights, rows, settings)
     policy.prepare(rows)
     policy.rest()
-    yield from _spread(policy, rewards, chosen, settings.train.micro_batch)
+    yield _spread(policy, rewards, chosen, settings.train.micro_batch)
     yield _time(policy, weights, rows, settings, cost)
     yield _memory(device)
     yield _reload(policy, weights, rows[0], settings)
@@ -194,8 +194,8 @@ def _drift_and_gradients(
     ]
 
 
-def _spread(policy: DiffusersPolicy, rewards: Sequence[Reward], chosen: Sequence, micro_batch: int) -> Iterator[Check]:
-    """Rewards of real samples differ within a group, for some group at least."""
+def _spread(policy: DiffusersPolicy, rewards: Sequence[Reward], chosen: Sequence, micro_batch: int) -> Check:
+    """Every reward of real samples differs within a group, for some group at least."""
     groups = [
         [Row(p.text, 1000 * g + i, p.columns) for i in range(SPREAD_SIZE)] for g, p in enumerate(chosen[:SPREAD_GROUPS])
     ]
@@ -203,17 +203,19 @@ def _spread(policy: DiffusersPolicy, rewards: Sequence[Reward], chosen: Sequence
     for rows in groups:
         samples = torch.cat([policy.generate(rows[at : at + micro_batch]) for at in range(0, len(rows), micro_batch)])
         values.append(score(rewards, samples, rows).values)
+    largest = {}
     for k, reward in enumerate(rewards):
         stds = [float(v[:, k].std()) for v in values]
-        best = max((s for s in stds if s == s), default=float("nan"))
-        means = ", ".join(f"{float(v[:, k].mean()):.3g}" for v in values)
-        advice = (
-            f"the reward {reward.name!r} gave every sample of a group the same value, so nothing can be learnt from it: "
-            "is it constant, saturated, or all None for these prompts?"
-        )
-        ok = best > 0
-        name = "group_spread" if len(rewards) == 1 else f"group_spread/{reward.name}"
-        yield Check(name, ok, f"std {best:.2g} within {SPREAD_SIZE} samples, means {means}", "" if ok else advice)
+        largest[reward.name] = max((std for std in stds if std == std), default=0.0)
+    flat = [name for name, std in largest.items() if std == 0]
+    advice = (
+        f"the reward {flat[0]!r} gave every sample of a group the same value, so nothing can be learnt from it: is it "
+        "constant, saturated, or None for these prompts?"
+        if flat
+        else ""
+    )
+    found = ", ".join(f"{name} {std:.2g}" for name, std in largest.items())
+    return Check("group_spread", not flat, f"standard deviation within {SPREAD_SIZE} samples: {found}", advice)
 
 
 def _time(
