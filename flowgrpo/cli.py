@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from flowgrpo import config
 from flowgrpo.errors import InputError, nearest
@@ -219,12 +219,17 @@ def models(form: Format = "human") -> None:
     if form == "json":
         print(json.dumps(rows, indent=1))
         return
-    table = Table("class", "task", "drift", "certified", "note", box=None, padding=(0, 2))
+    table = Table(Column("class", overflow="fold"), "task", "drift", "certified", box=None, padding=(0, 2))
+    refused = []
     for row in rows:
         name = row["class"] + (f" ({row['variant']})" if row["variant"] else "")
         drift = "" if row["drift"] is None else f"{row['drift']:g}"
-        table.add_row(name, row["task"], drift, "yes" if row["certified"] else "no", row["note"])
+        table.add_row(name, row["task"], drift, "yes" if row["certified"] else "no")
+        refused += [] if row["certified"] else [f"{name}: {row['note']}"]
     out.print(table)
+    out.print("\nNot certified, because of what was measured:\n")
+    for line in refused:
+        out.print(f"- {line}", soft_wrap=True, markup=False)
 
 
 def say(sentence: str) -> None:

@@ -118,9 +118,10 @@ def _cause(policy: DiffusersPolicy, row: Row, refusal: str) -> Check:
         unlike = _conditioning(policy, row)
         if not unlike.ok:
             return unlike
+    given = any(name in row.columns for name in conditions.COLUMNS)
     lacking = [n for n in conditions.COLUMNS if n in policy.takes and n not in policy.call and n not in row.columns]
     hint = f" (if it needs a condition, give a config whose rows have the column {' or '.join(lacking)})"
-    return Check("runs", False, "no", refusal + hint * bool(lacking))
+    return Check("runs", False, "no", refusal + hint * bool(lacking and not given))
 
 
 @torch.no_grad()

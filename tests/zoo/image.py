@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import torch
 from diffusers import (
     AutoencoderDC,
@@ -43,7 +41,6 @@ from diffusers import (
     ZImageTransformer2DModel,
 )
 from diffusers import DPMSolverMultistepScheduler as DPMSolver
-from diffusers.pipelines.prx import pipeline_prx, pipeline_prx_pixel
 from transformers import (
     CLIPTextModelWithProjection,
     GemmaConfig,
@@ -275,10 +272,6 @@ def kandinsky5(kind=Kandinsky5T2IPipeline, conditioned: bool = False):
 # PRX
 
 PRX = {"context_in_dim": 16, "hidden_size": 16, "num_heads": 2, "depth": 2, "axes_dim": [4, 4]}
-
-for module in (pipeline_prx, pipeline_prx_pixel):
-    if not hasattr(module, "ftfy"):  # PRX calls it without asking whether it is installed
-        module.ftfy = SimpleNamespace(fix_text=str)
 
 
 def prx():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -529,8 +527,6 @@ HELIOS_CALL = {
 
 def helios() -> HeliosPipeline:
     """A Helios pipeline, which makes a video chunk by chunk."""
-    # It calls ftfy.fix_text on every prompt, though diffusers imports ftfy only where it is installed.
-    vars(sys.modules[HeliosPipeline.__module__]).setdefault("ftfy", SimpleNamespace(fix_text=str))
     return HeliosPipeline(
         tokenizer=sentence_tokenizer(),
         text_encoder=umt5(),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import TypeVar
 
 import torch
@@ -62,20 +60,6 @@ from zoo.base import (
     t5,
     umt5,
 )
-
-for cleans in (
-    ChronoEditPipeline,
-    LucyEditPipeline,
-    SkyReelsV2DiffusionForcingPipeline,
-    SkyReelsV2ImageToVideoPipeline,
-    SkyReelsV2Pipeline,
-    WanAnimatePipeline,
-    WanImageToVideoPipeline,
-    WanVACEPipeline,
-    WanVideoToVideoPipeline,
-):
-    # These call ftfy.fix_text on every prompt, though diffusers imports ftfy only where it is installed.
-    vars(sys.modules[cleans.__module__]).setdefault("ftfy", SimpleNamespace(fix_text=str))
 
 M = TypeVar("M", bound=torch.nn.Module)
 
