@@ -128,6 +128,8 @@ def _settle_batching(policy: DiffusersPolicy, rows: Sequence[Row]) -> None:
             return
         try:
             together = policy.velocity(state, sigma, rows)
+        except torch.OutOfMemoryError:
+            raise
         except Exception:  # each row alone has just run: it is their sharing that is refused
             continue
         pairs = zip(together, apart, strict=True)

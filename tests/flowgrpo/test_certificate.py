@@ -42,6 +42,16 @@ def test_the_table_lists_every_specimen_and_enough_certified_classes():
     assert set(REPRESENTATIVE) <= set(CERTIFIED)
 
 
+def test_the_families_that_people_train_are_certified():
+    named = """StableDiffusion3 Flux FluxKontext FluxControl Flux2 Flux2Klein QwenImage QwenImageEdit QwenImageEditPlus
+        QwenImageControlNet ZImage Sana SanaControlNet Lumina2 AuraFlow Chroma CogView4 BriaFibo HunyuanImage HiDreamImage
+        GlmImage OvisImage LongCatImage Kandinsky5T2I Kandinsky5T2V Krea2 PRX OmniGen Wan WanImageToVideo WanVACE WanAnimate
+        HunyuanVideo HunyuanVideoImageToVideo HunyuanVideo15 SkyReelsV2 LTX LTXImageToVideo LTXCondition LTX2 Mochi
+        Cosmos2_5_PredictBase SanaVideo MotifVideo StableAudio3"""
+    assert {f"{name}Pipeline" for name in named.split()} <= {r["class"] for r in TABLE if r["certified"]}
+    assert {"WanPipeline (2.2)", "WanPipeline (5B)", "WanImageToVideoPipeline (first and last frame)"} <= set(CERTIFIED)
+
+
 def test_the_policy_knows_no_pipeline_by_name():
     source = (Path(flowgrpo.__file__).parent / "policy.py").read_text()
     assert not [r["class"] for r in TABLE if r["class"] in source]
