@@ -22,7 +22,7 @@ def group_mean(values: Tensor, comparison: Tensor, std: str = "group", eps: floa
 
     Args:
         values: (U,) float64.
-        comparison: (U,) integers, equal for units of one set.
+        comparison: (U,) or (U, C) integers, equal (in all columns) for units of one set.
     """
     deviation, _, _ = _set_statistics(values, comparison)
     return _scaled(deviation, values, comparison, std, eps, ddof)
@@ -46,22 +46,22 @@ def combined(values: Tensor, weights: Tensor) -> Tensor:
 def zero_std_fraction(values: Tensor, comparison: Tensor) -> float:
     """Fraction of the sets whose values are all equal, and so teach nothing."""
     _, _, square = _set_statistics(values, comparison)
-    sets = comparison.unique()
-    flat = [bool((square[comparison == s] == 0).all()) for s in sets]
-    return sum(flat) / len(flat)
+    sets, index = comparison.unique(dim=0, return_inverse=True)
+    varied = torch.zeros(len(sets)).index_add(0, index, (square > 0).float())
+    return float((varied == 0).float().mean())
 
 
 def _scaled(deviation: Tensor, values: Tensor, comparison: Tensor, std: str, eps: float, ddof: int) -> Tensor:
     if std == "none":
         return deviation
-    everyone = comparison if std == "group" else torch.zeros_like(comparison)
+    everyone = comparison if std == "group" else torch.zeros(len(values), dtype=torch.long)
     _, count, square = _set_statistics(values, everyone)
     return deviation / (torch.sqrt(square / (count - ddof).clamp(min=1)) + eps)
 
 
 def _set_statistics(values: Tensor, comparison: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Deviation of each unit from its set's mean (0 where the value is NaN), and its set's count and squared deviations."""
-    _, index = comparison.unique(return_inverse=True)
+    _, index = comparison.unique(dim=0, return_inverse=True)
     known = values.isfinite()
     zeros = values.new_zeros(int(index.max()) + 1)
     count = zeros.index_add(0, index, known.to(values))

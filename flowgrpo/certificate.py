@@ -222,18 +222,21 @@ def lora_reloads(build: Callable[[], DiffusionPipeline], call: dict[str, Any], r
     return Check("lora_reload", gap == 0 and moved > 0, f"{way}: {gap:.1e}, it moved the sample by {moved:.1e}")
 
 
-def rolled_out(policy: DiffusersPolicy, rows: Sequence[Row], kernel: Kernel, micro_batch: int) -> Tree:
-    """A chain per row; all steps but the last are by `kernel`, and trained if it is stochastic."""
+def rolled_out(
+    policy: DiffusersPolicy, rows: Sequence[Row], kernel: Kernel | Sequence[Kernel], micro_batch: int
+) -> Tree:
+    """A chain per row; all steps but the last are by `kernel`, or each by its own, and trained if it is stochastic."""
     roots = [Root(i, 0, row) for i, row in enumerate(rows)]
     states = [policy.start([row]) for row in rows]
     start = tuple(torch.cat(column) for column in zip(*states, strict=True))
-    steps = range(len(policy.sigmas) - 2) if kernel.stochastic else ()
+    kernels = [kernel] * (len(policy.sigmas) - 1) if isinstance(kernel, Kernel) else kernel
+    steps = range(len(kernels) - 1) if kernels[0].stochastic else ()
 
     def edge_noise(shape, *address):
         return noise.noise(shape, "certificate", *address)
 
     with torch.no_grad():
-        return grow(chain(kernel, steps, steps), policy.sigmas, roots, start, policy.velocity, edge_noise, micro_batch)
+        return grow(chain(kernels, steps, steps), policy.sigmas, roots, start, policy.velocity, edge_noise, micro_batch)
 
 
 def replay(policy: DiffusersPolicy, tree: Tree) -> float:

@@ -29,6 +29,7 @@ def save(
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
     random_states: list,
+    beta: float,
     keep: int,
 ) -> Path:
     """Write the checkpoint of `step` and delete all but the last `keep`.
@@ -36,6 +37,7 @@ def save(
     Args:
         folder: the run's `checkpoints`.
         random_states: `random_state()` of every process.
+        beta: coefficient of the divergence, which may adapt.
     """
     target = folder / f"step-{step:06d}"
     for leftover in folder.glob(".step-*"):
@@ -46,7 +48,7 @@ def save(
     save_file(tensors, partial / "weights.safetensors")
     torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, partial / "optimizer.pt")
     torch.save(random_states, partial / "random.pt")
-    (partial / "state.json").write_text(json.dumps({"step": step, "updates": weights.updates}))
+    (partial / "state.json").write_text(json.dumps({"step": step, "updates": weights.updates, "beta": beta}))
     for path in (*partial.iterdir(), partial):
         _flush(path)
     if target.exists():
@@ -97,15 +99,16 @@ def load(
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
     process: int = 0,
-) -> int:
-    """Put everything of a checkpoint in place; returns its step."""
+) -> tuple[int, float]:
+    """Put everything of a checkpoint in place; returns its step and its coefficient of the divergence."""
     saved = torch.load(checkpoint / "optimizer.pt", weights_only=True, map_location="cpu")
     optimizer.load_state_dict(saved["optimizer"])
     scaler.load_state_dict(saved["scaler"])
     states = torch.load(checkpoint / "random.pt", weights_only=True, map_location="cpu")
     if process < len(states):
         set_random_state(states[process])
-    return load_weights(checkpoint, weights)
+    state = json.loads((checkpoint / "state.json").read_text())
+    return load_weights(checkpoint, weights), state["beta"]
 
 
 def random_state() -> dict[str, Any]:

@@ -69,6 +69,7 @@ def plan(
 ) -> None:
     """Show the resolved config, the five axes, the batch geometry and the model evaluations, without any training."""
     settings = config.load(path, overrides or [])
+    from flowgrpo.picture import LEGEND
     from flowgrpo.plan import plan as make_plan
 
     planned = make_plan(settings)
@@ -76,17 +77,28 @@ def plan(
         print(json.dumps(planned, indent=1))
         return
     out.print(config.dumped(settings), markup=False)
+    for line in (*planned["picture"], LEGEND):
+        out.print(f"  {line}", soft_wrap=True, markup=False)
     table = Table("", "", show_header=False, box=None, padding=(0, 2))
     table.add_row("preset", planned["preset"])
     for axis, word in planned["axes"].items():
         table.add_row(axis, word)
     g, cost = planned["geometry"], planned["model_evaluations"]
-    table.add_row("batch", f"{g['groups']} groups x {g['group_size']} = {g['samples']} samples, {g['updates']} updates")
+    table.add_row(
+        "batch",
+        f"{g['groups']} groups x {g['group_size']} = {g['samples']} trajectories from {g['roots']} roots each, "
+        f"{g['updates']} updates",
+    )
     table.add_row(
         "steps",
         f"{g['steps']}, {g['trained_edges']} trained edges in {g['update_batches']} batches of at most {g['micro_batch']}",
     )
     table.add_row("model evaluations", f"{cost['rollout']:,} rollout + {cost['update']:,} update, each iteration")
+    if planned["calibration"]["decoded"]:
+        before = planned["calibration"]
+        table.add_row(
+            "calibration", f"{before['model_evaluations']:,} model evaluations, {before['decoded']:,} decoded, once"
+        )
     table.add_row("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls")
     gpu, host = (planned["memory"][key] / 2**30 for key in ("gpu_bytes", "host_bytes"))
     table.add_row("memory", f"{gpu:.2f} GiB on the device, {host:.2f} beside it, and activations on top (see doctor)")

@@ -132,6 +132,13 @@ class Algorithm(Strict):
                 ) from None
         return chosen
 
+    @model_validator(mode="after")
+    def _agree(self) -> Algorithm:
+        objective, form = self.objective.name, self.kernel.log_prob
+        if objective == "normalised_ratio" and form != "mean":
+            raise InputError(f"algorithm.kernel.log_prob: normalised_ratio normalises mean, not {form}; take mean")
+        return self
+
 
 class Optimizer(Strict):
     """AdamW."""
@@ -207,6 +214,7 @@ class Config(Strict):
     @model_validator(mode="after")
     def _geometry(self) -> Config:
         check_geometry(self.train.groups, self.train.updates, self.run.processes)
+        self.algorithm.tree.roots(self.train.group_size)
         return self
 
 

@@ -1,4 +1,9 @@
-"""Which edge earned the reward: from the rewards of a tree's leaves to units that can be compared."""
+"""Which edge earned the reward: from the rewards of a tree's leaves to units that can be compared.
+
+Every rule takes a tree and `rewards` (leaves, R), float64 in the order of `tree.leaves`, NaN where a reward does not apply
+or was lost, and returns `Units`. Deterministic steps add nothing of their own, so the *value* of a state is the reward of
+the sample that ODE steps lead to from it, if the tree walked them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from flowgrpo.errors import InputError
-from samplers.trees import Tree
+from samplers.trees import TWIG, Tree
+
+Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -16,35 +23,254 @@ class Units:
 
     Attributes:
         values: (U, R) float64, one column per reward; NaN where a reward does not apply or was lost.
-        comparison: (U,) integer of the set a unit is compared within.
+        comparison: (U, C) integers; units of equal rows are one set, the first column is the group.
         weight: (U,) float64 weight of its edges in the loss.
         of_edge: (nodes,) unit that the edge to each node belongs to, -1 for none.
+        anchor: (U,) float64 multiple of its value that its advantage gets on top, whatever it is compared with; or None.
     """
 
-    values: torch.Tensor
-    comparison: torch.Tensor
-    weight: torch.Tensor
-    of_edge: torch.Tensor
+    values: Tensor
+    comparison: Tensor
+    weight: Tensor
+    of_edge: Tensor
+    anchor: Tensor | None = None
 
 
-def terminal(tree: Tree, rewards: torch.Tensor) -> Units:
+def terminal(tree: Tree, rewards: Tensor) -> Units:
     """Every edge of a trajectory shares the reward of its end; trajectories of one group are compared.
 
-    Flow-GRPO (arXiv 2505.05470), DanceGRPO, MixGRPO.
-
-    Args:
-        rewards: (leaves, R) float64 in the order of `tree.leaves`.
+    Flow-GRPO (arXiv 2505.05470), DanceGRPO, MixGRPO. Twigs are no trajectories.
 
     Raises:
         InputError: trajectories share an edge, so that no single end has earned its reward.
     """
     of_edge = torch.full((len(tree.nodes),), -1)
-    for unit, leaf in enumerate(tree.leaves):
-        for edge in tree.ancestry(leaf):
+    ends = trunk_ends(tree)
+    for unit, place in enumerate(ends):
+        for edge in tree.ancestry(tree.leaves[place]):
             if of_edge[edge] >= 0:
                 raise InputError(
-                    "algorithm.credit: terminal needs a tree whose trajectories share no edge, such as chain"
+                    "algorithm.credit: terminal needs a tree whose trajectories share no edge, such as chain; for others "
+                    "there are siblings and depthwise"
                 )
             of_edge[edge] = unit
-    group = torch.tensor([tree.nodes[leaf].root.group for leaf in tree.leaves])
-    return Units(rewards, group, torch.ones(len(group), dtype=torch.float64), of_edge)
+    group = torch.tensor([[tree.nodes[tree.leaves[place]].root.group] for place in ends])
+    return Units(rewards[ends], group, torch.ones(len(ends), dtype=torch.float64), of_edge)
+
+
+def siblings(tree: Tree, rewards: Tensor, within: str = "seed") -> Units:
+    """Each stochastic edge that ODE steps finish has the value of its child; edges of one step are compared.
+
+    TempFlow-GRPO (arXiv 2508.04324, process reward): A = (r - mean) / std over the children of one state.
+
+    Args:
+        within: `seed` compares the edges that leave one start's states at a step, in a brush the children of one state;
+            `prompt` those of all starts of the group (the paper's "prompt group").
+
+    Raises:
+        InputError: no stochastic edge is finished by ODE steps.
+    """
+    value = state_values(tree, rewards)
+    edges = [i for i in stochastic_edges(tree) if value.known[i]]
+    if not edges:
+        raise InputError("algorithm.credit: siblings needs a tree whose branches are finished by ODE, such as brush")
+    place = {"seed": lambda n: (n.root.group, n.root.index, n.step), "prompt": lambda n: (n.root.group, 0, n.step)}[
+        within
+    ]
+    return _per_edge(tree, edges, value.of[edges], [place(tree.nodes[i]) for i in edges])
+
+
+def depthwise(tree: Tree, rewards: Tensor, weights: str = "uniform", beta: float = 1.0) -> Units:
+    """Each node has the fused reward of the leaves below it; nodes of one depth in a group are compared.
+
+    BranchGRPO (arXiv 2509.06040): r(n) = sum of w_l r_l over the leaves l below n, with w uniform, or
+    w = softmax_l(beta log p(l | n)) of the *summed* log-probabilities of the edges from n to l. Those differ by tens of
+    nats between leaves, so `path` with beta 1 nearly picks the likeliest leaf; beta of 1 / (dimensions of the state) gives
+    the averaged form of the released option, which is close to uniform. An edge takes the advantage of its child. Below
+    the last split that is the leaf's own, and where a depth has two nodes it is +-0.707 whatever their gap.
+
+    Raises:
+        InputError: `path` without log-probabilities that are densities.
+    """
+    places = trunk_ends(tree)
+    ancestors = [tree.ancestry(tree.leaves[place]) for place in places]
+    edges = sorted({edge for line in ancestors for edge in line})
+    row = {edge: unit for unit, edge in enumerate(edges)}
+    above = torch.zeros(len(edges), len(places), dtype=torch.bool)
+    score = torch.zeros(len(edges), len(places), dtype=torch.float64)
+    log_prob = _summed_log_probs(tree) if weights == "path" else None
+    for column, line in enumerate(ancestors):
+        below = 0.0
+        for edge in line:  # from the leaf upwards: what is below a node is the path's probability given it
+            above[row[edge], column] = True
+            if log_prob is not None:
+                score[row[edge], column] = beta * below
+                below += float(log_prob[edge])
+    fused = []
+    for reward in rewards[places].T:  # (leaves,)
+        known = above & reward.isfinite()
+        weight = torch.softmax(score.where(known, -torch.inf), dim=1).nan_to_num()  # (edges, leaves)
+        fused.append((weight @ reward.nan_to_num()).where(known.any(1), torch.nan))
+    depth = [(tree.nodes[i].root.group, tree.nodes[i].step) for i in edges]
+    return _per_edge(tree, edges, torch.stack(fused, dim=1), depth)
+
+
+def step_gain(tree: Tree, rewards: Tensor, compare: str = "step") -> Units:
+    """Each stochastic edge has what its step changed: the value of its child minus that of its parent.
+
+    DenseGRPO (arXiv 2601.20218) and Stepwise-Flow-GRPO (2603.28718). Along a chain the gains add up to the value of the end
+    minus that of the start.
+
+    Args:
+        compare: `step` normalises the gains of a group at each step by themselves (DenseGRPO), `joint` all of them together,
+            which leaves early steps their larger gains (Stepwise-Flow-GRPO).
+
+    Raises:
+        InputError: the states of the tree have no value.
+    """
+    value = state_values(tree, rewards)
+    edges = stochastic_edges(tree)
+    parents = [tree.nodes[i].parent for i in edges]
+    if not all(value.known[i] for i in (*edges, *parents)):
+        raise InputError(
+            "algorithm.credit: step_gain needs a value of every state, take the tree twigs with root: true"
+        )
+    places = [(tree.nodes[i].root.group, tree.nodes[i].step if compare == "step" else 0) for i in edges]
+    return _per_edge(tree, edges, value.of[edges] - value.of[parents], places)
+
+
+def discounted_value(
+    tree: Tree, rewards: Tensor, reward_weights: Tensor, discount: float, anchor: float, anchored_steps: int
+) -> Units:
+    """Each stochastic edge has the discounted value so far, Q_t = sum over k <= t of discount^(t - k) r_k.
+
+    VGPO (arXiv 2512.12387), *reconstructed*: only fragments of the paper were at hand. r_k is the value of the state after
+    step k (one jump to the predicted clean sample, with twigs of length 1). The edge's loss is weighted by Q_t over the mean
+    of its trajectory, and its advantage is (Q - mean) / std + anchor Q at each (group, step), so that it does not vanish
+    where a group agrees; the anchor holds at the first `anchored_steps` steps. The direction of the discount, `discount`
+    and `anchor` are our reading. The weight supposes rewards that are not negative: below 0 a value weighs nothing.
+
+    Args:
+        reward_weights: (R,) weights of the rewards' sum, which the loss's weight is taken of.
+
+    Raises:
+        InputError: the states of the tree have no value, or the tree branches.
+    """
+    value = state_values(tree, rewards)
+    edges = stochastic_edges(tree)
+    if not all(value.known[i] for i in edges):
+        raise InputError("algorithm.credit: discounted_value needs a value of every state, take the tree twigs")
+    quality = torch.zeros(len(tree.nodes), rewards.shape[1], dtype=torch.float64)
+    chains: dict[int, list[int]] = {}
+    for i in edges:  # parents come before children
+        parent = tree.nodes[i].parent
+        if parent in chains and chains[parent][-1] != parent:
+            raise InputError("algorithm.credit: discounted_value needs chains, take the tree twigs")
+        chains[i] = chains.pop(parent, [])
+        chains[i].append(i)
+        quality[i] = value.of[i] + discount * quality[parent]
+    weight = torch.ones(len(tree.nodes), dtype=torch.float64)
+    for line in chains.values():
+        total = (quality[line].nan_to_num() * reward_weights).sum(1).clamp(min=0)
+        weight[line] = total / total.mean() if total.sum() > 0 else 1.0
+    places = [(tree.nodes[i].root.group, tree.nodes[i].step) for i in edges]
+    anchors = torch.tensor([anchor * (tree.nodes[i].step <= anchored_steps) for i in edges], dtype=torch.float64)
+    units = _per_edge(tree, edges, quality[edges], places)
+    return Units(units.values, units.comparison, weight[edges], units.of_edge, anchors)
+
+
+@dataclass(frozen=True)
+class StateValues:
+    """Values of a tree's nodes: `of` (nodes, R), which holds where `known` (nodes,)."""
+
+    of: Tensor
+    known: Tensor
+
+
+def state_values(tree: Tree, rewards: Tensor) -> StateValues:
+    """The reward of the sample that each node's ODE leads to: a leaf's own, its twig's, or that of its ODE child."""
+    of = torch.full((len(tree.nodes), rewards.shape[1]), torch.nan, dtype=torch.float64)
+    known = torch.zeros(len(tree.nodes), dtype=torch.bool)
+    of[tree.leaves], known[tree.leaves] = rewards, True
+    stochastic = torch.zeros(len(tree.nodes), dtype=torch.bool)
+    stochastic[stochastic_edges(tree)] = True
+    by_twig = torch.zeros(len(tree.nodes), dtype=torch.bool)
+    for i in range(len(tree.nodes) - 1, -1, -1):  # children before parents
+        node = tree.nodes[i]
+        if node.parent is None or stochastic[i] or not known[i] or by_twig[node.parent]:
+            continue
+        of[node.parent], known[node.parent] = of[i], True
+        by_twig[node.parent] = node.role == TWIG
+    return StateValues(of, known)
+
+
+def trunk_ends(tree: Tree) -> list[int]:
+    """Places in `tree.leaves` of the samples that are ends of their own, not measurements of a state on the way."""
+    return [place for place, leaf in enumerate(tree.leaves) if tree.nodes[leaf].role != TWIG]
+
+
+def stochastic_edges(tree: Tree) -> list[int]:
+    """The nodes that a stochastic edge led to, parents before children."""
+    found = [
+        node
+        for evaluation in tree.evaluations
+        for edges in evaluation.edges
+        if edges.move.kernel.stochastic
+        for node in edges.nodes.tolist()
+    ]
+    return sorted(found)
+
+
+def _per_edge(tree: Tree, edges: list[int], values: Tensor, places: list[tuple[int, ...]]) -> Units:
+    """One unit for each of some edges."""
+    of_edge = torch.full((len(tree.nodes),), -1)
+    of_edge[edges] = torch.arange(len(edges))
+    return Units(values, torch.tensor(places), torch.ones(len(edges), dtype=torch.float64), of_edge)
+
+
+def _summed_log_probs(tree: Tree) -> Tensor:
+    """True joint log-probability (nodes,) of the edge to each node; 0 where the step is deterministic."""
+    total = torch.zeros(len(tree.nodes), dtype=torch.float64)
+    dimensions = sum(x[0].numel() for x in tree.samples)
+    for evaluation in tree.evaluations:
+        for edges in evaluation.edges:
+            if edges.log_prob is None:
+                continue
+            form = edges.move.kernel.log_prob
+            if form == "constant_free":
+                raise InputError(
+                    "algorithm.credit.weights: path needs algorithm.kernel.log_prob mean or sum, a density"
+                )
+            total[edges.nodes] = edges.log_prob.double().cpu() * (dimensions if form == "mean" else 1)
+    return total
+
+
+def step_signs(tree: Tree, rewards: Tensor) -> Tensor:
+    """How many gains of each step are positive, and how many negative: (2, T) float64.
+
+    Args:
+        rewards: (leaves,) float64.
+    """
+    units = step_gain(tree, rewards[:, None])
+    gains = units.values[:, 0]
+    counts = torch.zeros(2, len(tree.sigmas) - 1, dtype=torch.float64)
+    for row, sign in enumerate((gains > 0, gains < 0)):
+        counts[row].index_add_(0, units.comparison[:, 1] - 1, sign.double())  # a unit is compared at its child's step
+    return counts
+
+
+def calibrated(levels: list[float], positive: Tensor, negative: Tensor, step: float, balance: float) -> list[float]:
+    """Noise levels after one round of DenseGRPO's calibration (arXiv 2601.20218, Algorithm 1).
+
+    Where positive and negative gains differ by less than the fraction `balance` of them, the level rises by `step`;
+    elsewhere it falls by as much, but not below `step`. A step without gains, deterministic, keeps its level.
+
+    Args:
+        positive, negative: (T,) counts.
+    """
+    total = positive + negative
+    balanced = (positive - negative).abs() < balance * total
+    return [
+        level if not n else level + step if even else max(level - step, step)
+        for level, n, even in zip(levels, total.tolist(), balanced.tolist(), strict=True)
+    ]

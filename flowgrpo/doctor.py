@@ -166,7 +166,7 @@ def _drift_and_gradients(
     policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row], settings: Config
 ) -> list[Check]:
     """A replay scores what the rollout recorded, and its gradients are finite and not all 0."""
-    tree = rolled_out(policy, rows, settings.algorithm.kernel.kernel(), len(rows))
+    tree = rolled_out(policy, rows, settings.algorithm.kernel.kernels(len(policy.sigmas) - 1), len(rows))
     largest = replay(policy, tree)
     bound = 0.0 if settings.model.dtype == "float32" and not settings.model.compile else HALF_PRECISION_DRIFT
     norms = [float(p.grad.norm()) for p in weights.parameters if p.grad is not None]

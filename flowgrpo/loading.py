@@ -178,13 +178,16 @@ def policy_and_weights(config: Config, device: torch.device) -> tuple[DiffusersP
         text_encoders=model.text_encoders,
     )
     switches.apply(model, policy)
-    return policy, trainable(model, policy, config.train.ema, reference=config.algorithm.objective.kl.beta > 0)
+    kl = config.algorithm.objective.kl
+    return policy, trainable(model, policy, config.train.ema, kl.reference if kl.beta > 0 else None, kl.refresh)
 
 
-def trainable(model: Model, policy: DiffusersPolicy, ema: float | None, reference: bool = False) -> Weights:
-    """Unfreeze what a config trains: adapters on the policy's modules, or the modules whole."""
+def trainable(
+    model: Model, policy: DiffusersPolicy, ema: float | None, reference: str | None = None, refresh: int = 1
+) -> Weights:
+    """Unfreeze what a config trains: adapters on the policy's modules, or the modules whole; see `Weights`."""
     lora = model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, policy.modules)
-    return Weights(policy.modules, lora, ema, reference)
+    return Weights(policy.modules, lora, ema, reference, refresh)
 
 
 def rewards(uses: Sequence[RewardUse], eval_uses: Sequence[RewardUse] = ()) -> tuple[list[Reward], list[Reward]]:

@@ -28,7 +28,7 @@ def estimate(config: Config) -> dict[str, int]:
     Raises:
         InputError: there is no such model.
     """
-    model, train = config.model, config.train
+    model, train, kl = config.model, config.train, config.algorithm.objective.kl
     shapes = _shapes(model.path)
     width = torch.finfo(getattr(torch, model.dtype)).bits // 8
     numel = {name: sum(math.prod(s) for s in own.values()) for name, own in shapes.items()}
@@ -44,8 +44,9 @@ def estimate(config: Config) -> dict[str, int]:
     if model.lora is None:
         trained = sum(numel[name] for name in whole)
         frozen -= trained  # trained in float32 instead
-        copies += config.algorithm.objective.kl.beta > 0
+        copies += kl.beta > 0
     else:
+        copies += kl.beta > 0 and kl.reference == "moving"
         targets = ATTENTION if model.lora.targets == "auto" else tuple(model.lora.targets)
         matrices = [(key, s) for own in whole.values() for key, s in own.items() if len(s) == 2]
         layers = [s for key, s in matrices if key.endswith(tuple(f"{t}.weight" for t in targets))]

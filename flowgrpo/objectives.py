@@ -1,14 +1,17 @@
-"""How the policy moves: the loss of an edge, and the divergence from the reference that is added to it."""
+"""How the policy moves: the loss of an edge, its weight by the step, and the divergences that are added to it."""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from samplers.kernels import State
+from samplers.kernels import Kernel, State, slope
 
 Tensor = torch.Tensor
+TrainedStep = tuple[Kernel, float, float]  # kernel, sigma, sigma_next
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Terms:
         mean, std: of the step; tensors (E, ...), and one number.
         step_size: sigma - sigma_next, positive.
         velocity: tensors (E, ...).
+        old_mean: of the step as the rollout recorded it; None if the objective asks for none.
         reference_mean, reference_velocity: the same under the reference; None without a divergence.
     """
 
@@ -32,23 +36,71 @@ class Terms:
     std: Tensor
     step_size: float
     velocity: State
+    old_mean: State | None = None
     reference_mean: State | None = None
     reference_velocity: State | None = None
 
 
-def clipped_ratio(terms: Terms, low: float, high: float) -> Tensor:
-    """PPO's loss (E,): max(-A r, -A clip(r, 1 - low, 1 + high)), r = exp(log_prob - old_log_prob).
+def plain_ratio(terms: Terms) -> Tensor:
+    """exp(log_prob - old_log_prob) (E,): how much likelier the policy has made the step."""
+    return torch.exp(terms.log_prob - terms.old_log_prob)
+
+
+def normalised_ratio(terms: Terms) -> Tensor:
+    """GRPO-Guard (arXiv 2510.22319): exp((log_prob - old_log_prob + mean (mu - mu_old)^2 / (2 std^2)) std), shape (E,).
+
+    For the averaged log-probability the exponent is mean (mu - mu_old) noise: the bias that makes plain ratios smaller than
+    1 is gone, and its variance is the same at every step.
+    """
+    bias = _mean_square(terms.mean, terms.old_mean) / (2 * terms.std**2)
+    return torch.exp((terms.log_prob - terms.old_log_prob + bias) * terms.std)
+
+
+def clip_loss(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
+    """PPO's loss (E,): max(-A r, -A clip(r, 1 - low, 1 + high)).
 
     Clip ranges belong to a form of log-probability: averaged over D dimensions, ratios stay within about 1e-3 of 1.
     """
-    ratio = torch.exp(terms.log_prob - terms.old_log_prob)
-    return torch.maximum(-terms.advantage * ratio, -terms.advantage * ratio.clamp(1 - low, 1 + high))
+    return torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - low, 1 + high))
 
 
-def clipped(terms: Terms, low: float, high: float) -> Tensor:
+def clipped(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
     """Which edges (E,) the clip stops: their gradient is zero."""
-    ratio = torch.exp(terms.log_prob - terms.old_log_prob)
-    return torch.where(terms.advantage > 0, ratio > 1 + high, ratio < 1 - low) & (terms.advantage != 0)
+    return torch.where(advantage > 0, ratio > 1 + high, ratio < 1 - low) & (advantage != 0)
+
+
+def soft_gate_loss(ratio: Tensor, advantage: Tensor, positive: float, negative: float) -> Tensor:
+    """SAPO (arXiv 2511.20347): -A f(r) (E,), f(r) = 4 / t sigmoid(t (r - 1)), t `positive` or `negative` as A is.
+
+    Its gradient is that of -A r times sech^2(t (r - 1) / 2): full at r = 1, fading where a clip would cut. Temperatures
+    belong to a form of log-probability as clip ranges do; 1 / t plays the range's part.
+    """
+    temperature = torch.where(advantage > 0, positive, negative)
+    return -advantage * 4 / temperature * torch.sigmoid(temperature * (ratio - 1))
+
+
+def noise_aware(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
+    """Weight of each step: its std over the mean std of all of them, TempFlow-GRPO's noise-aware weighting (2508.04324).
+
+    The gradient of an averaged log-probability grows as 1 / std; this takes it back. The released code multiplies std by a
+    constant, 2.25 for SD3.5, which is 1 / mean(std) over the trained steps of that setting; here it is computed.
+    """
+    stds = [slope(*step, sigma_cap)[1] for step in steps]
+    return [std * len(stds) / sum(stds) for std in stds]
+
+
+def equalised(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
+    """Weight of each step: median of N over its N = |d mean / d v| / std, SAGE-GRPO's equaliser (2603.21872).
+
+    N is the size of the gradient of an averaged log-probability with respect to the velocity, so all steps pull alike, by
+    any kernel. Where one has no slope or no noise the weight is 1.
+    """
+    sizes = [abs(moved) / std if std > 0 else 0.0 for moved, std in (slope(*step, sigma_cap) for step in steps)]
+    middle = statistics.median(sizes)
+    return [middle / size if size > 0 else 1.0 for size in sizes]
+
+
+STEP_WEIGHTS = {"noise_aware": noise_aware, "equalised": equalised}
 
 
 def exact_kl(terms: Terms) -> Tensor:
@@ -59,6 +111,20 @@ def exact_kl(terms: Terms) -> Tensor:
 def flow_grpo_kl(terms: Terms) -> Tensor:
     """Flow-GRPO's form (E,): the exact one without the step in std, mean (mu - mu_ref)^2 / (2 g^2), std = g sqrt(h)."""
     return _mean_square(terms.mean, terms.reference_mean) * terms.step_size / (2 * terms.std**2)
+
+
+def previous_kl(terms: Terms) -> Tensor:
+    """KL (E,) of the step from the one of the policy that made the rollout, averaged over dimensions."""
+    return _mean_square(terms.mean, terms.old_mean) / (2 * terms.std**2)
+
+
+def adapted(beta: float, kl: float, target: float, low: float, high: float) -> float:
+    """PPO's adaptive coefficient (arXiv 1707.06347, section 4): doubled above 1.5 target, halved below target / 1.5.
+
+    Bounded to [low, high]. SAGE-GRPO adapts its coefficient too, between 1e-7 and 1e-5, by a rule that was not at hand.
+    """
+    beta = beta * 2 if kl > 1.5 * target else beta / 2 if kl < target / 1.5 else beta
+    return min(max(beta, low), high)
 
 
 def velocity_kl(terms: Terms) -> Tensor:

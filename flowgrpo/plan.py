@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +13,12 @@ from diffusers import DiffusionPipeline
 
 from flowgrpo import loading, memory, prompts, switches
 from flowgrpo.config import Config
+from flowgrpo.credit import step_signs
 from flowgrpo.errors import InputError
+from flowgrpo.picture import drawn
 from flowgrpo.policy import checked_call
 from samplers.schedule import linear_sigmas
-from samplers.trees import Root, grow
+from samplers.trees import Root, grow, pruned
 
 
 def plan(config: Config) -> dict[str, Any]:
@@ -34,10 +37,8 @@ def plan(config: Config) -> dict[str, Any]:
     call, branches = call_and_branches(config, over, {} if unguided else columns)
     eval_call, eval_branches = call_and_branches(config, config.eval.call, columns)
     loading.rewards(config.rewards, config.eval_rewards)
-    num_steps = call["num_inference_steps"]
-    tree = _dry_run(config, num_steps)
-    trained = [e for e in tree.evaluations if e.trained]
-    rolled, updated = (branches * sum(len(e.rows) for e in part) for part in (tree.evaluations, trained))
+    cost = predicted(config, call["num_inference_steps"])
+    rounds = 0 if algorithm.kernel.calibrate is None else algorithm.kernel.calibrate.rounds
     held_out = min(config.eval.prompts, len(prompts.load(config.prompts.eval, "prompts.eval")))
     eval_evaluations = held_out * eval_call["num_inference_steps"] * eval_branches
     return {
@@ -46,35 +47,54 @@ def plan(config: Config) -> dict[str, Any]:
         "geometry": {
             "groups": train.groups,
             "group_size": train.group_size,
+            "roots": algorithm.tree.roots(train.group_size),
             "samples": train.groups * train.group_size,
             "updates": train.updates,
             "micro_batch": train.micro_batch,
-            "steps": num_steps,
+            "steps": call["num_inference_steps"],
             "guidance_branches": branches,
-            "trained_edges": sum(len(edges.nodes) for e in trained for edges in e.trained),
-            "update_batches": len(trained),
+            "trained_edges": cost.trained_edges,
+            "update_batches": cost.update_batches,
         },
-        "model_evaluations": {
-            "rollout": rolled,
-            "update": updated * (2 if algorithm.objective.kl.beta > 0 else 1),
-        },
-        "decoded": len(tree.leaves),
-        "reward_calls": len(tree.leaves) * len(config.rewards),
+        "picture": picture(config, call["num_inference_steps"]),
+        "model_evaluations": {"rollout": branches * cost.rollout, "update": branches * cost.update},
+        "calibration": {"model_evaluations": branches * cost.rollout * rounds, "decoded": cost.decoded * rounds},
+        "decoded": cost.decoded,
+        "reward_calls": cost.decoded * len(config.rewards),
         "evaluation": {"model_evaluations": eval_evaluations, "decoded": held_out},
         "memory": memory.estimate(config),
         "config": config.model_dump(mode="json"),
     }
 
 
-def _dry_run(config: Config, num_steps: int):
+@dataclass(frozen=True)
+class Cost:
+    """What one iteration does on all processes: rows through the model, samples decoded, edges and batches of the update."""
+
+    rollout: int
+    update: int
+    decoded: int
+    trained_edges: int
+    update_batches: int
+
+
+def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
+    """The cost of an iteration, for a model that evaluates each row once.
+
+    The real tree is grown on states of one number, credited with made-up rewards and pruned, so that whatever its axes
+    cannot do together comes out here.
+
+    Raises:
+        InputError: the axes do not fit each other or the schedule.
+    """
     train, algorithm = config.train, config.algorithm
     roots = [
         Root(group, index, None, group * train.updates // train.groups)
         for group in range(train.groups)
-        for index in range(train.group_size)
+        for index in range(algorithm.tree.roots(train.group_size))
     ]
-    return grow(
-        algorithm.tree.plan(algorithm.kernel.kernel(), num_steps, config.run.seed, 0),
+    tree = grow(
+        algorithm.tree.plan(algorithm.kernel.kernels(num_steps), train.group_size, config.run.seed, iteration),
         linear_sigmas(num_steps).tolist(),
         roots,
         (torch.zeros(len(roots), 1),),
@@ -82,6 +102,29 @@ def _dry_run(config: Config, num_steps: int):
         lambda shape, *address: torch.zeros(shape),
         train.micro_batch,
     )
+    rewards = torch.arange(len(tree.leaves), dtype=torch.float64)
+    units = algorithm.credit.units(tree, rewards[:, None], torch.ones(1, dtype=torch.float64))
+    algorithm.baseline.advantages(units.values[:, 0], units.comparison, units.anchor)
+    algorithm.objective.weights(tree.trained_steps, tree.sigma_cap)
+    if algorithm.kernel.calibrate is not None:
+        step_signs(tree, rewards)
+    keep = algorithm.tree.pruned(tree, torch.zeros(len(tree.nodes)))
+    updated = [e for e in (tree if keep is None else pruned(tree, keep, train.micro_batch)).evaluations if e.trained]
+    forwards = sum(len(e.rows) for e in updated)
+    return Cost(
+        sum(len(e.rows) for e in tree.evaluations),
+        forwards * (2 if algorithm.objective.kl.beta > 0 else 1),
+        len(tree.leaves),
+        sum(len(edges.nodes) for e in updated for edges in e.trained),
+        len(updated),
+    )
+
+
+def picture(config: Config, num_steps: int) -> list[str]:
+    """The tree of one root in the first iteration, drawn; see `flowgrpo.picture`."""
+    train, algorithm = config.train, config.algorithm
+    kernels = algorithm.kernel.kernels(num_steps)
+    return drawn(algorithm.tree.plan(kernels, train.group_size, config.run.seed, 0), num_steps)
 
 
 def call_and_branches(

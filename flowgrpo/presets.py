@@ -16,7 +16,9 @@ Row = dict[str, dict[str, Any]]
 
 _GROUP_STD = {"name": "group_mean", "std": "group", "eps": 1e-8, "ddof": 1}
 _GLOBAL_STD = {"name": "group_mean", "std": "global", "eps": 1e-4, "ddof": 0}
+_PLAIN_STD = {"name": "group_mean", "std": "group", "eps": 1e-4, "ddof": 0}
 _TERMINAL = {"name": "terminal"}
+_FLOW_KL = {"form": "flow_grpo", "beta": 0.04}
 
 PRESETS: dict[str, Row] = {
     "flow_grpo": {  # arXiv 2505.05470 and its code
@@ -24,7 +26,7 @@ PRESETS: dict[str, Row] = {
         "kernel": {"name": "flow_sde", "level": 0.7},
         "credit": _TERMINAL,
         "baseline": _GLOBAL_STD,
-        "objective": {"name": "clip", "clip_range": 1e-4, "kl": {"form": "flow_grpo", "beta": 0.04}},
+        "objective": {"name": "clip", "clip_range": 1e-4, "kl": _FLOW_KL},
     },
     "flow_grpo_fast": {  # the same code's fast form: a random window in the noisy half, a small clip, no KL
         "tree": {"name": "window", "size": 3, "move": "random"},
@@ -46,6 +48,87 @@ PRESETS: dict[str, Row] = {
         "credit": _TERMINAL,
         "baseline": _GROUP_STD,
         "objective": {"name": "clip", "clip_range": 1e-4},
+    },
+    "grpo_guard": {  # arXiv 2510.22319; the clip range is Pref-GRPO's, which has this ratio
+        "tree": {"name": "chain"},
+        "kernel": {"name": "flow_sde", "level": 0.7},
+        "credit": _TERMINAL,
+        "baseline": _GLOBAL_STD,
+        "objective": {"name": "normalised_ratio", "clip_range": 1e-4, "kl": _FLOW_KL},
+    },
+    "tempflow": {  # arXiv 2508.04324 and its code: 24 = 4 seeds x 6
+        "tree": {"name": "brush", "branches": 6},
+        "kernel": {"name": "flow_sde", "level": 0.7},
+        "credit": {"name": "siblings", "within": "seed"},
+        "baseline": _PLAIN_STD,
+        "objective": {
+            "name": "clip",
+            "clip_range": 1e-4,
+            "step_weights": "noise_aware",
+            "kl": {"form": "exact", "beta": 0.004},
+        },
+    },
+    "branch_grpo": {  # arXiv 2509.06040: 16 leaves of 20 steps, split at 0, 3, 6, 9
+        "tree": {"name": "branch", "factor": 2, "siblings": "correlated", "strength": 4.0},
+        "kernel": {"name": "dance_sde", "level": 0.3},
+        "credit": {"name": "depthwise", "weights": "uniform"},
+        "baseline": _GROUP_STD,
+        "objective": {"name": "clip", "clip_range": 1e-3},
+    },
+    "branch_grpo_mix": {  # the same with MixGRPO's window
+        "tree": {
+            "name": "branch_window",
+            "size": 4,
+            "every": 25,
+            "stride": 1,
+            "siblings": "correlated",
+            "strength": 4.0,
+        },
+        "kernel": {"name": "dance_sde", "level": 0.3},
+        "credit": {"name": "depthwise", "weights": "uniform"},
+        "baseline": _GROUP_STD,
+        "objective": {"name": "clip", "clip_range": 1e-3},
+    },
+    "dense_grpo": {  # arXiv 2601.20218; the paper gives neither rounds nor starting levels of its calibration
+        "tree": {"name": "twigs", "length": None},
+        "kernel": {"name": "flow_sde", "level": 0.7, "calibrate": {"rounds": 10, "step": 0.01, "balance": 0.1}},
+        "credit": {"name": "step_gain", "compare": "step"},
+        "baseline": _PLAIN_STD,
+        "objective": {"name": "clip", "clip_range": 1e-4, "kl": _FLOW_KL},
+    },
+    "stepwise_flow_grpo": {  # arXiv 2603.28718; its CPS has a noise that vanishes at sigma 1, ours has not
+        "tree": {"name": "twigs", "length": 5},
+        "kernel": {"name": "cps", "level": 0.8},
+        "credit": {"name": "step_gain", "compare": "joint"},
+        "baseline": _PLAIN_STD,
+        "objective": {"name": "clip", "clip_range": 1e-4, "kl": _FLOW_KL},
+    },
+    "vgpo": {  # arXiv 2512.12387, reconstructed: discount and anchor are ours
+        "tree": {"name": "twigs", "length": 1, "root": False},
+        "kernel": {"name": "flow_sde", "level": 0.7},
+        "credit": {"name": "discounted_value", "discount": 0.9, "anchor": 0.1, "anchored_steps": 5},
+        "baseline": _PLAIN_STD,
+        "objective": {"name": "clip", "clip_range": 1e-4, "kl": _FLOW_KL},
+    },
+    "sage_grpo": {  # arXiv 2603.21872 and its code; the rule that adapts beta, and its target, are ours
+        "tree": {"name": "chain", "last_step": "sde"},
+        "kernel": {"name": "manifold", "level": 0.5},
+        "credit": _TERMINAL,
+        "baseline": _GROUP_STD,
+        "objective": {
+            "name": "clip",
+            "clip_range": 1e-4,
+            "step_weights": "equalised",
+            "kl": {
+                "form": "exact",
+                "beta": 1e-7,
+                "reference": "moving",
+                "refresh": 10,
+                "previous": 0.1,
+                "target": 1e-3,
+                "max_beta": 1e-5,
+            },
+        },
     },
 }
 

@@ -88,6 +88,9 @@ class Report:
                 f"step {step}: held-out reward [bold]{_number(line['reward/mean'])}[/bold]", highlight=False
             )
             return
+        if line["phase"] == "calibration":
+            self.console.print(f"noise levels calibrated in {line['time/calibration']:.0f} s", highlight=False)
+            return
         seconds = [f"{line[f'time/{name}']:.1f}" for name in ("rollout", "reward", "update")]
         reward, drift = _number(line["reward/mean"]), line["policy/max_abs_log_ratio"]
         numbers = f"reward {reward}  drift {drift:.0e}  s {'/'.join(seconds)}"

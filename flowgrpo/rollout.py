@@ -87,12 +87,14 @@ def rollout(
     micro_batch: int,
     seed: int,
     iteration: int,
+    keep_means: bool = False,
 ) -> Rollout:
     """Grow and score the trees of one iteration.
 
     Args:
         roots: their rows are `Row`s.
         seed: of the run; with `iteration`, the head of every noise address.
+        keep_means: whether trained edges keep the mean of their step.
     """
     rows = [root.row for root in roots]
     parts = [policy.start(rows[at : at + micro_batch]) for at in range(0, len(rows), micro_batch)]
@@ -101,7 +103,7 @@ def rollout(
     def edge_noise(shape, group, path, step, component):
         return noise.noise(shape, seed, "edge", iteration, group, path, step, component)
 
-    tree = grow(plan, policy.sigmas, roots, start, policy.velocity, edge_noise, micro_batch)
+    tree = grow(plan, policy.sigmas, roots, start, policy.velocity, edge_noise, micro_batch, keep_means)
     return Rollout(tree, _score_leaves(policy, tree, rewards, micro_batch))
 
 

@@ -19,7 +19,7 @@ from flowgrpo.config import Run as Place
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.gallery import write_gallery
 from flowgrpo.modality import expected_shape
-from flowgrpo.plan import pipeline_class
+from flowgrpo.plan import call_and_branches, pipeline_class, predicted
 from flowgrpo.policy import DiffusersPolicy, Row
 from flowgrpo.prompts import Prompt
 from flowgrpo.trainer import Trainer
@@ -60,6 +60,9 @@ def train_config(settings: Config) -> Run:
     train_prompts = prompts.load(settings.prompts.train, "prompts.train")
     eval_prompts = prompts.load(settings.prompts.eval, "prompts.eval")[: settings.eval.prompts]
     rewards, eval_rewards = loading.rewards(settings.rewards, settings.eval_rewards)
+    predicted(
+        settings, call_and_branches(settings)[0]["num_inference_steps"]
+    )  # refuses axes that do not fit each other
     shape = expected_shape(pipeline_class(settings.model.path), settings.model.call)
     for prompt in (train_prompts[0], eval_prompts[0]):
         loading.check_rewards([*rewards, *eval_rewards], prompt, shape)
@@ -77,11 +80,12 @@ def train_config(settings: Config) -> Run:
         policy.check(_unequal(train_prompts))
         if settings.model.guidance == "none":
             switches.check_unguided(policy, _unequal(train_prompts))
-        steps = len(policy.sigmas) - 1
+        predicted(
+            settings, len(policy.sigmas) - 1
+        )  # some pipelines walk another number of steps than they are asked for
     if settings.eval.call or settings.model.guidance == "none":
         with policy.calling(**settings.eval.call):
             policy.check(_unequal(eval_prompts), "eval.call")
-    settings.algorithm.tree.plan(settings.algorithm.kernel.kernel(), steps, settings.run.seed, 0)
     for reward in (*rewards, *eval_rewards):
         if hasattr(reward.function, "to"):
             reward.function.to(accelerator.device)

@@ -5,6 +5,8 @@ It asks a policy for velocities, the five axes for a plan, units, advantages and
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +23,8 @@ from flowgrpo import checkpoint, switches
 from flowgrpo import prompts as prompts_of
 from flowgrpo.advantage import combined, zero_std_fraction
 from flowgrpo.config import Config
+from flowgrpo.credit import calibrated, step_signs, trunk_ends
+from flowgrpo.errors import InputError
 from flowgrpo.evaluate import SampleFolder, evaluate, weighted
 from flowgrpo.policy import Policy, Row
 from flowgrpo.prompts import Prompt
@@ -30,7 +34,9 @@ from flowgrpo.update import Credited, Measured, step
 from flowgrpo.weights import Weights
 from rewards import Reward
 from samplers import noise
-from samplers.trees import Root
+from samplers.trees import Root, pruned
+
+CALIBRATION = "calibration.json"
 
 
 class Interrupted(Exception):
@@ -85,6 +91,8 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(self.accelerator.device.type, enabled=config.model.dtype == "float16")
         self.reward_weights = torch.tensor([reward.weight for reward in rewards], dtype=torch.float64)
         self.done = 0  # iterations
+        self.beta = config.algorithm.objective.kl.beta  # may adapt
+        self.levels: list[float] | None = None  # of the kernel's noise, where they are calibrated
         self.report = Report(self.folder, self.accelerator, config.train.iterations)
         self.samples = SampleFolder(self.folder)
 
@@ -93,7 +101,7 @@ class Trainer:
         checkpoints = self.folder / "checkpoints"
         if checkpoint.steps(checkpoints):
             latest = checkpoint.find(checkpoints)
-            self.done = checkpoint.load(
+            self.done, self.beta = checkpoint.load(
                 latest, self.weights, self.optimizer, self.scaler, self.accelerator.process_index
             )
         self.report.forget_after(self.done if self.done else -1)
@@ -114,6 +122,8 @@ class Trainer:
         train, run = self.config.train, self.config.run
         with self.report, _stop_requests() as stop:
             self.report.start(self.done)
+            if self.config.algorithm.kernel.calibrate is not None:
+                self._calibrate()
             if self.done == 0:
                 self._evaluate()
             while self.done < train.iterations:
@@ -135,10 +145,12 @@ class Trainer:
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
         with self.policy.calling(**self.eval_call):
             self.policy.prepare([Row(p.text, 0, p.columns) for p in self.eval_prompts[rank::processes]])
-        for iteration in range(self.done, self.config.train.iterations):
+        calibration = self.config.algorithm.kernel.calibrate
+        before = 0 if calibration is None or self.done else calibration.rounds  # iterations that come before the first
+        for iteration in range(self.done - before, self.config.train.iterations):
             rows = [Row(p.text, 0, p.columns) for p in self._prompts(iteration)[rank::processes]]
             self.policy.prepare(rows)
-            if iteration == self.done:
+            if iteration == self.done - before:
                 self.policy.start(rows[:1])  # the sigmas are known from here on
         self.policy.rest()
 
@@ -147,14 +159,9 @@ class Trainer:
         return prompts_of.for_iteration(self.train_prompts, self.config.train.groups, self.config.run.seed, iteration)
 
     def _iterate(self) -> dict[str, Any]:
-        config, iteration = self.config, self.done
+        config = self.config
         started, evaluations = time.perf_counter(), self.policy.evaluations
-        plan = config.algorithm.tree.plan(
-            config.algorithm.kernel.kernel(), len(self.policy.sigmas) - 1, config.run.seed, iteration
-        )
-        rolled = rollout(
-            self.policy, plan, self._roots(), self.rewards, config.train.micro_batch, config.run.seed, iteration
-        )
+        rolled = self._rollout(self.done)
         rollout_evaluations = self.policy.evaluations - evaluations
         rolled_out = time.perf_counter()
         credited, seen = self._credit(rolled)
@@ -174,9 +181,11 @@ class Trainer:
                 )
             )
         update_evaluations = self.policy.evaluations - evaluations - rollout_evaluations
+        moved = self._policy_metrics(measured)
+        self.beta = config.algorithm.objective.kl.adapted(self.beta, moved["policy/kl"])
         return {
             **seen,
-            **self._policy_metrics(measured),
+            **moved,
             **self._counts(rollout_evaluations, update_evaluations, measured, len(rolled.tree.leaves)),
             "time/rollout": rolled_out - started,
             "time/reward": rolled.scores.seconds,
@@ -184,35 +193,89 @@ class Trainer:
             "memory/peak_bytes": peak_bytes(self.accelerator.device),
         }
 
-    def _roots(self) -> list[Root]:
+    def _rollout(self, iteration: int) -> Rollout:
+        config, algorithm = self.config, self.config.algorithm
+        kernels = algorithm.kernel.kernels(len(self.policy.sigmas) - 1, self.levels)
+        return rollout(
+            self.policy,
+            algorithm.tree.plan(kernels, config.train.group_size, config.run.seed, iteration),
+            self._roots(iteration),
+            self.rewards,
+            config.train.micro_batch,
+            config.run.seed,
+            iteration,
+            algorithm.objective.needs_old_means,
+        )
+
+    def _calibrate(self) -> None:
+        """Find the noise level of each step, or take it from the run's folder, where it is kept."""
+        kept = self.folder / CALIBRATION
+        settings, started, evaluations = (
+            self.config.algorithm.kernel.calibrate,
+            time.perf_counter(),
+            self.policy.evaluations,
+        )
+        if kept.is_file():
+            self.levels = json.loads(kept.read_text())["levels"]
+            return
+        if self.done:
+            raise InputError(f"run.resume: {kept} is missing, which holds the noise levels that the run began with")
+        self.levels = [kernel.level for kernel in self.config.algorithm.kernel.kernels(len(self.policy.sigmas) - 1)]
+        rounds, decoded = [], 0
+        for past in range(settings.rounds):
+            rolled = self._rollout(past - settings.rounds)  # before iteration 0, with noise of its own
+            decoded += len(rolled.tree.leaves)
+            signs = step_signs(rolled.tree, combined(rolled.scores.values, self.reward_weights))
+            positive, negative = self._sum(signs)
+            rounds.append({"levels": self.levels, "positive": positive.tolist(), "negative": negative.tolist()})
+            self.levels = calibrated(self.levels, positive, negative, settings.step, settings.balance)
+        own = torch.tensor([self.policy.evaluations - evaluations, decoded], dtype=torch.float64)
+        evaluated, decoded = (int(n) for n in self._sum(own))
+        if self.accelerator.is_main_process:
+            partial = kept.with_suffix(".partial")
+            partial.write_text(json.dumps({"levels": self.levels, "rounds": rounds}, indent=1) + "\n")
+            os.replace(partial, kept)
+        self.report.write(
+            {
+                "step": 0,
+                "phase": "calibration",
+                "cost/model_evaluations": evaluated,
+                "cost/decoded": decoded,
+                "time/calibration": time.perf_counter() - started,
+            }
+        )
+
+    def _roots(self, iteration: int) -> list[Root]:
         """This process's roots of the iteration. Groups are integers, and every process has as many of each part."""
         train, seed, tree = self.config.train, self.config.run.seed, self.config.algorithm.tree
-        chosen = self._prompts(self.done)
+        chosen = self._prompts(iteration)
         per_part = train.groups // train.updates
         roots = []
         for part in range(train.updates):
             for group in range(part * per_part, (part + 1) * per_part):
                 if group % self.accelerator.num_processes != self.accelerator.process_index:
                     continue
-                for index in range(train.group_size):
+                for index in range(tree.roots(train.group_size)):
                     start = 0 if tree.start == "shared" else index
-                    drawn = noise.seed(seed, "start", self.done, group, start)
+                    drawn = noise.seed(seed, "start", iteration, group, start)
                     row = Row(chosen[group].text, drawn, chosen[group].columns)
                     roots.append(Root(group, index, row, part))
         return roots
 
     def _credit(self, rolled: Rollout) -> tuple[Credited, dict[str, Any]]:
         """Advantages over the units of all processes, and what the rewards looked like."""
-        units = self.config.algorithm.credit.units(rolled.tree, rolled.scores.values)
-        own = (combined(units.values, self.reward_weights), units.comparison, rolled.scores)
+        config, algorithm = self.config, self.config.algorithm
+        units = algorithm.credit.units(rolled.tree, rolled.scores.values, self.reward_weights)
+        ends = rolled.scores.values[trunk_ends(rolled.tree)]
+        own = (combined(units.values, self.reward_weights), units.comparison, units.anchor, ends, rolled.scores.lost)
         everyone = gather_object([own])
-        values = torch.cat([v for v, _, _ in everyone])
-        comparison = torch.cat([c for _, c, _ in everyone])
-        advantages = self.config.algorithm.baseline.advantages(values, comparison)
-        before = sum(len(v) for v, _, _ in everyone[: self.accelerator.process_index])
+        values, comparison = (torch.cat([own[k] for own in everyone]) for k in (0, 1))
+        anchor = None if units.anchor is None else torch.cat([own[2] for own in everyone])
+        advantages = algorithm.baseline.advantages(values, comparison, anchor)
+        before = sum(len(own[0]) for own in everyone[: self.accelerator.process_index])
         mine = advantages[before : before + len(own[0])]
 
-        rewards = torch.cat([scores.values for _, _, scores in everyone])
+        rewards = torch.cat([own[3] for own in everyone])
         total = combined(rewards, self.reward_weights)
         named = {f"reward/{r.name}/mean": _mean(rewards[:, k]) for k, r in enumerate(self.rewards)}
         finite = total[total.isfinite()]
@@ -220,11 +283,16 @@ class Trainer:
             "reward/mean": _mean(total),
             "reward/std": float(finite.std(correction=0)) if len(finite) else None,
             **named,
-            "reward/lost": int(sum(scores.lost.sum() for _, _, scores in everyone)),
+            "reward/lost": int(sum(own[4].sum() for own in everyone)),
             "groups/zero_std_fraction": zero_std_fraction(values, comparison),
         }
         known = replace(units, weight=units.weight * own[0].isfinite())  # a dropped sample's edges weigh nothing
-        return Credited(rolled.tree, known, mine), seen
+        step_weights = algorithm.objective.weights(rolled.tree.trained_steps, rolled.tree.sigma_cap)
+        credited = Credited(rolled.tree, known, mine, step_weights, self.beta)
+        keep = algorithm.tree.pruned(rolled.tree, credited.of_edges(torch.arange(len(rolled.tree.nodes))))
+        if keep is not None:
+            credited = replace(credited, tree=pruned(rolled.tree, keep, config.train.micro_batch))
+        return credited, seen
 
     def _policy_metrics(self, measured: list[Measured]) -> dict[str, Any]:
         everyone = gather_object([measured])
@@ -291,7 +359,7 @@ class Trainer:
         states = gather_object([checkpoint.random_state()])
         if self.accelerator.is_main_process:
             folder, keep = self.folder / "checkpoints", self.config.run.checkpoint.keep
-            checkpoint.save(folder, self.done, self.weights, self.optimizer, self.scaler, states, keep)
+            checkpoint.save(folder, self.done, self.weights, self.optimizer, self.scaler, states, self.beta, keep)
         self.accelerator.wait_for_everyone()
 
     def _sum(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from flowgrpo.axes import Choice
 from flowgrpo.credit import Units
-from flowgrpo.objectives import Terms
+from flowgrpo.objectives import Terms, TrainedStep
 from flowgrpo.policy import Policy
 from flowgrpo.weights import Weights
 from samplers.kernels import log_prob
@@ -42,11 +42,25 @@ class Measured:
 
 @dataclass(frozen=True)
 class Credited:
-    """A rollout's tree with what its edges are worth: units, and the advantage of each."""
+    """A rollout's tree with what its edges are worth.
+
+    Attributes:
+        tree: whose trained edges are updated on.
+        advantages: of the units.
+        step_weights: of the trained (kernel, sigma, sigma_next).
+        beta: coefficient of the divergence.
+    """
 
     tree: Tree
     units: Units
     advantages: torch.Tensor
+    step_weights: dict[TrainedStep, float]
+    beta: float
+
+    def of_edges(self, nodes: torch.Tensor) -> torch.Tensor:
+        """Advantage (E,) of the edge to each of some nodes, 0 where it belongs to no unit."""
+        unit = self.units.of_edge[nodes]
+        return torch.where(unit >= 0, self.advantages[unit], 0.0)
 
     def weights(self, edges: Edges) -> torch.Tensor:
         """Weight (E,) of edges in the loss; an edge that belongs to no unit weighs nothing."""
@@ -105,8 +119,7 @@ def step(
 
 def _loss(policy, weights, objective, credited: Credited, evaluation: Evaluation, measured: Measured) -> torch.Tensor:
     """Weighted sum of the loss of an evaluation's edges."""
-    beta = objective.kl.beta
-    state, sigma = evaluation.state, evaluation.sigma
+    beta, state, sigma = credited.beta, evaluation.state, evaluation.sigma
     reference = None
     if beta > 0:
         with torch.no_grad(), weights.reference():
@@ -115,7 +128,7 @@ def _loss(policy, weights, objective, credited: Credited, evaluation: Evaluation
     loss = torch.zeros((), device=state[0].device)
     for edges in evaluation.trained:
         terms = _terms(credited, evaluation, edges, velocity, reference)
-        per_edge = objective.loss(terms)
+        per_edge = objective.loss(terms) * credited.step_weights[edges.move.kernel, sigma, edges.sigma_next]
         if beta > 0:
             divergence = objective.divergence(terms)
             per_edge = per_edge + beta * divergence
@@ -132,11 +145,12 @@ def _terms(credited: Credited, evaluation: Evaluation, edges: Edges, velocity, r
     return Terms(
         log_prob=log_prob(edges.next_state, mean, std, edges.move.kernel.log_prob),
         old_log_prob=edges.log_prob,
-        advantage=credited.advantages[credited.units.of_edge[edges.nodes]].to(edges.log_prob),
+        advantage=credited.of_edges(edges.nodes).to(edges.log_prob),
         mean=mean,
         std=std,
         step_size=sigma - edges.sigma_next,
         velocity=tuple(v[rows] for v in velocity),
+        old_mean=edges.mean,
         reference_mean=None if reference is None else edge_transition(edges, sigma, state, reference, cap)[0],
         reference_velocity=None if reference is None else tuple(v[rows] for v in reference),
     )

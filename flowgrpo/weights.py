@@ -1,4 +1,4 @@
-"""The weights being trained: LoRA adapters or whole networks, their average, and the reference they started from."""
+"""The weights being trained: LoRA adapters or whole networks, their average, and the reference they are held to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Weights:
             in float32.
         lora: rank, alpha and target names, or None for full fine-tuning.
         ema: decay of the average, warmed up as min((1 + t) / (10 + t), ema); None keeps none.
-        reference: whether `reference()` will be needed; full fine-tuning keeps a frozen copy only then.
+        reference: what `reference()` will be: `fixed` weights as they started (full fine-tuning keeps a copy then), or
+            `moving` ones, a copy of the live weights taken every `refresh` optimizer steps; None if it will not be needed.
     """
 
     def __init__(
@@ -32,7 +33,8 @@ class Weights:
         modules: dict[str, torch.nn.Module],
         lora: LoraConfig | None,
         ema: float | None = None,
-        reference: bool = False,
+        reference: str | None = None,
+        refresh: int = 1,
     ):
         self.modules, self.lora, self.decay = modules, lora, ema
         for module in modules.values():
@@ -50,7 +52,9 @@ class Weights:
         }
         self.updates = 0
         self.average = [p.detach().clone() for p in self.parameters] if ema is not None else None
-        self._start = [p.detach().clone() for p in self.parameters] if reference and lora is None else None
+        self._refresh = refresh if reference == "moving" else None
+        copied = self._refresh is not None or (reference == "fixed" and lora is None)
+        self._reference = [p.detach().clone() for p in self.parameters] if copied else None
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -59,12 +63,15 @@ class Weights:
 
     @torch.no_grad()
     def after_update(self) -> None:
-        """Move the average after an optimizer step."""
+        """Move the average after an optimizer step, and a moving reference where its time has come."""
         if self.average is not None:
             decay = min((1 + self.updates) / (10 + self.updates), self.decay)
             for slow, p in zip(self.average, self.parameters, strict=True):
                 slow.lerp_(p, 1 - decay)
         self.updates += 1
+        if self._refresh is not None and self.updates % self._refresh == 0:
+            for kept, p in zip(self._reference, self.parameters, strict=True):
+                kept.copy_(p)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -74,9 +81,9 @@ class Weights:
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """Compute as before training: adapters off, or the frozen copy in place."""
-        if self.lora is None:
-            with self._swapped(self._start):
+        """Compute as the reference: its copy in place, or adapters off."""
+        if self._reference is not None:
+            with self._swapped(self._reference):
                 yield
             return
         layers = [m for module in self.modules.values() for m in module.modules() if isinstance(m, BaseTunerLayer)]
@@ -100,10 +107,12 @@ class Weights:
                 p.data = value
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The trained tensors and their average, by name."""
+        """The trained tensors, their average and a moving reference, by name."""
         tensors = {name: p.data for name, p in self.named.items()}
         if self.average is not None:
             tensors |= {f"average.{name}": slow for name, slow in zip(self.named, self.average, strict=True)}
+        if self._refresh is not None:
+            tensors |= {f"reference.{name}": kept for name, kept in zip(self.named, self._reference, strict=True)}
         return tensors
 
     @torch.no_grad()

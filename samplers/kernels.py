@@ -57,6 +57,22 @@ def cps(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tens
     return (1 - sigma_next) * x0 + sigma_next * torch.cos(angle) * noise, sigma_next * torch.sin(angle)
 
 
+def manifold_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
+    """SAGE-GRPO (arXiv 2603.21872): Flow-GRPO's SDE with the variance of its noise integrated over the step.
+
+    g^2 = level^2 s / (1 - s) integrates to level^2 [ln((1 - sigma_next) / (1 - sigma)) - (sigma - sigma_next)], which takes
+    the place of g^2 |dt|: less noise than `flow_sde` of the same level late, more at the first step. The integral diverges
+    at sigma = 1, so the released code puts 0.997 there, and so do we, or the middle of the step where that is nearer to 1.
+    `sigma_cap` has no effect.
+    """
+    sigma, sigma_next = _float32(sigma), _float32(sigma_next)
+    cap = torch.minimum(sigma, torch.clamp((1 + sigma_next) / 2, min=0.997))
+    step = sigma - sigma_next
+    variance = _float32(level) ** 2 * (torch.log((1 - sigma_next) / (1 - cap)) - step)
+    noise = x + (1 - sigma) * v
+    return x - step * v - variance / (2 * sigma) * noise, torch.sqrt(variance)
+
+
 def _reverse_sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next, variance_rate: Tensor) -> tuple[Tensor, Tensor]:
     """dx = [v + g^2 / (2 sigma) noise] dt + g dw, where `variance_rate` is g^2 and noise / sigma is minus the score."""
     dt = _float32(sigma_next) - sigma
@@ -74,6 +90,7 @@ KERNELS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "flow_sde": flow_sde,
     "dance_sde": dance_sde,
     "cps": cps,
+    "manifold": manifold_sde,
 }
 
 
@@ -102,6 +119,13 @@ def transition(kernel: Kernel, state: State, velocity: State, sigma, sigma_next,
         for x, v in zip(state, velocity, strict=True)
     ]
     return tuple(mean for mean, _ in moved), moved[0][1]
+
+
+def slope(kernel: Kernel, sigma, sigma_next, sigma_cap) -> tuple[float, float]:
+    """d mean / d v of one step, and its std: every kernel's mean is affine in x and v, each element by itself."""
+    zero = (torch.zeros(1),)
+    (moved,), std = transition(kernel, zero, (torch.ones(1),), sigma, sigma_next, sigma_cap)
+    return float(moved), float(std)
 
 
 def mean_log_prob(error: Tensor, std: Tensor) -> Tensor:

@@ -36,6 +36,11 @@ def sliding_window(size: int, first: int, end: int, iteration: int, every: int, 
     return range(start, start + size)
 
 
+def spread(count: int, end: int) -> list[int]:
+    """`count` steps spread evenly over 0 ... `end` - 1, both ends included: 0, 3, 6, 9 for four of 10 (ours)."""
+    return [round(i * (max(end, count) - 1) / max(count - 1, 1)) for i in range(count)]
+
+
 def random_steps(steps: range, fraction: float, rng: np.random.Generator) -> tuple[int, ...]:
     """The first `int(len(steps) * fraction)` of a random permutation of `steps`, sorted; at least one (DanceGRPO)."""
     count = max(1, int(len(steps) * fraction))

@@ -8,9 +8,10 @@ edges that are rolled out but not trained; all children of a state share one mod
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +19,7 @@ import torch
 from samplers.kernels import ODE, Kernel, State, log_prob, transition
 
 TRUNK = "trunk"
-TWIG = "twig"  # a node that exists only for its reward: it walks its own sigmas by ODE, and no plan is asked about it
+TWIG = "twig"  # a node that exists only for its reward: it walks its own stops by ODE, and no plan is asked about it
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,19 @@ class Move:
 
     Attributes:
         trained: whether the edges take part in the update.
-        sigmas: None for one step along the schedule; otherwise the float32 sigmas of a twig, descending to 0.
+        stops: None for one step along the schedule; otherwise the places in the schedule that a twig walks, up to its end.
+        spread: None for siblings of independent noise; s for (xi_0 + s eta) / sqrt(1 + s^2), xi_0 shared and eta their own,
+            so that each is standard normal and two have covariance 1 / (1 + s^2) (BranchGRPO, arXiv 2509.06040).
+        heat: factor on the drawn noise, of which the log-probability knows nothing; anything but 1 breaks the marginals.
     """
 
     kernel: Kernel = ODE
     role: str = TRUNK
     count: int = 1
     trained: bool = False
-    sigmas: tuple[float, ...] | None = None
+    stops: tuple[int, ...] | None = None
+    spread: float | None = None
+    heat: float = 1.0
 
 
 Plan = Callable[[str, int], Sequence[Move]]  # (role, step) -> moves; none is a dead end, which is never decoded
@@ -75,15 +81,15 @@ class Root:
 
 @dataclass(frozen=True)
 class Node:
-    """One latent: its place in the tree. `step` indexes the schedule and is None on a twig, whose rest is `ahead`."""
+    """One latent: its place in the tree. `step` indexes the schedule; `ahead` are the further stops of a twig."""
 
     parent: int | None
     root: Root
     path: tuple[int, ...]
     role: str
     sigma: float
-    step: int | None
-    ahead: tuple[float, ...] = ()
+    step: int
+    ahead: tuple[int, ...] = ()
 
 
 @dataclass
@@ -95,6 +101,7 @@ class Edges:
         nodes: (E,) node that each edge leads to.
         next_state: tensors (E, ...) in the storage dtype; None unless trained.
         log_prob: (E,) float32, as the rollout drew them; None unless the kernel is stochastic.
+        mean: of the step, float32 tensors (E, ...); None unless trained and asked for.
     """
 
     move: Move
@@ -103,6 +110,7 @@ class Edges:
     nodes: torch.Tensor
     next_state: State | None
     log_prob: torch.Tensor | None
+    mean: State | None = None
 
 
 @dataclass
@@ -148,6 +156,17 @@ class Tree:
         """What stands in for sigma near 1 in 1 - sigma: the schedule's second value."""
         return self.sigmas[1]
 
+    @property
+    def trained_steps(self) -> list[tuple[Kernel, float, float]]:
+        """Each (kernel, sigma, sigma_next) that some trained edge took, once, from noise to data."""
+        return list(
+            dict.fromkeys(
+                (edges.move.kernel, evaluation.sigma, edges.sigma_next)
+                for evaluation in self.evaluations
+                for edges in evaluation.trained
+            )
+        )
+
     def ancestry(self, node: int) -> list[int]:
         """The node and its ancestors, without the root: the edges that led to it, last first."""
         edges = []
@@ -165,8 +184,11 @@ def grow(
     evaluate: Evaluate,
     noise: Noise,
     micro_batch: int,
+    keep_means: bool = False,
 ) -> Tree:
     """Grow the trees of a batch from its roots, sweeping sigma downwards so that all nodes at one sigma run together.
+
+    States with trained edges and states without share no evaluation, so that an update replays nothing in vain.
 
     Args:
         plan: moves of a (role, step).
@@ -176,6 +198,7 @@ def grow(
         evaluate: the model.
         noise: noise of an edge; a sample depends on it and on nothing else of the batch.
         micro_batch: most rows of one evaluation.
+        keep_means: whether trained edges keep the mean of their step, for objectives that compare with it.
     """
     tree = Tree(tuple(sigmas), [Node(None, root, (root.index,), TRUNK, sigmas[0], 0) for root in roots])
     states = {i: tuple(x[i] for x in start) for i in range(len(roots))}
@@ -188,9 +211,9 @@ def grow(
             tree.samples = _stack([states.pop(i) for i in arrived]) if arrived else ()
             continue
         moves = {i: moves for i in arrived if (moves := _moves(tree.nodes[i], plan))}
-        for batch in _batches(list(moves), tree, micro_batch):
+        for batch in _batches(moves, tree, micro_batch):
             state = _stack([states[i] for i in batch])
-            for child, child_state in _evaluate(tree, batch, moves, state, sigma, evaluate, noise):
+            for child, child_state in _evaluate(tree, batch, moves, state, sigma, evaluate, noise, keep_means):
                 states[child] = child_state
                 pending[tree.nodes[child].sigma].append(child)
         for i in arrived:
@@ -199,19 +222,17 @@ def grow(
 
 
 def _moves(node: Node, plan: Plan) -> Sequence[Move]:
-    return (Move(role=TWIG, sigmas=node.ahead),) if node.role == TWIG else plan(node.role, node.step)
+    return (Move(role=TWIG, stops=node.ahead),) if node.role == TWIG else plan(node.role, node.step)
 
 
-def _batches(nodes: list[int], tree: Tree, size: int) -> list[list[int]]:
-    by_part = defaultdict(list)
-    for i in nodes:
-        by_part[tree.nodes[i].root.part].append(i)
-    return [
-        own[at : at + size] for part in sorted(by_part) for own in [by_part[part]] for at in range(0, len(own), size)
-    ]
+def _batches(moves: dict[int, Sequence[Move]], tree: Tree, size: int) -> list[list[int]]:
+    together = defaultdict(list)
+    for i, made in moves.items():
+        together[tree.nodes[i].root.part, any(move.trained for move in made)].append(i)
+    return [own[at : at + size] for _, own in sorted(together.items()) for at in range(0, len(own), size)]
 
 
-def _evaluate(tree, batch, moves, state, sigma, evaluate, noise) -> list[tuple[int, State]]:
+def _evaluate(tree, batch, moves, state, sigma, evaluate, noise, keep_means) -> list[tuple[int, State]]:
     """Run one evaluation, record it, and return its children with their states."""
     rows = [tree.nodes[i].root.row for i in batch]
     velocity = evaluate(state, sigma, rows)
@@ -237,9 +258,9 @@ def _evaluate(tree, batch, moves, state, sigma, evaluate, noise) -> list[tuple[i
             None,
         )
         evaluation.edges.append(edges)
-        following = _step(tree, edges, sigma, state, velocity, noise)
+        following, mean = _step(tree, edges, sigma, state, velocity, noise)
         if move.trained:
-            evaluation.state, edges.next_state = state, following
+            evaluation.state, edges.next_state, edges.mean = state, following, mean if keep_means else None
         children += [(child, tuple(x[e] for x in following)) for e, child in enumerate(ids)]
     return children
 
@@ -247,28 +268,37 @@ def _evaluate(tree, batch, moves, state, sigma, evaluate, noise) -> list[tuple[i
 def _child(tree: Tree, parent: int, move: Move, ordinal: int | None) -> Node:
     node = tree.nodes[parent]
     path = node.path if ordinal is None else (*node.path, ordinal)
-    if move.sigmas is not None:
-        return Node(parent, node.root, path, move.role, move.sigmas[0], None, move.sigmas[1:])
-    return Node(parent, node.root, path, move.role, tree.sigmas[node.step + 1], node.step + 1)
+    step, *ahead = move.stops or (node.step + 1,)
+    return Node(parent, node.root, path, move.role, tree.sigmas[step], step, tuple(ahead))
 
 
-def _step(tree: Tree, edges: Edges, sigma: float, state: State, velocity: State, noise: Noise) -> State:
-    """The children's states, rounded to the storage dtype before their log-probability is recorded."""
+def _step(tree: Tree, edges: Edges, sigma: float, state: State, velocity: State, noise: Noise) -> tuple[State, State]:
+    """The children's states, rounded to the storage dtype before their log-probability is recorded, and their means."""
     kernel = edges.move.kernel
     mean, std = edge_transition(edges, sigma, state, velocity, tree.sigma_cap)
     following = mean
     if kernel.stochastic:
-        places = [(tree.nodes[i], tree.nodes[tree.nodes[i].parent].step) for i in edges.nodes.tolist()]
         following = tuple(
-            m
-            + std
-            * torch.stack([noise(m.shape[1:], n.root.group, n.path, s, component) for n, s in places]).to(m.device)
+            m + std * _drawn(tree, edges, m.shape[1:], component, noise).to(m.device)
             for component, m in enumerate(mean)
         )
     following = tuple(new.to(old.dtype) for new, old in zip(following, state, strict=True))
     if kernel.stochastic:
         edges.log_prob = log_prob(following, mean, std, kernel.log_prob)
-    return following
+    return following, mean
+
+
+def _drawn(tree: Tree, edges: Edges, shape: Sequence[int], component: int, noise: Noise) -> torch.Tensor:
+    """Noise (E, ...) of edges; what siblings share is drawn at their parent's own path, which leads to no edge."""
+    move, drawn = edges.move, []
+    for node in (tree.nodes[i] for i in edges.nodes.tolist()):
+        parent = tree.nodes[node.parent]
+        own = noise(shape, node.root.group, node.path, parent.step, component)
+        if move.spread is not None:
+            common = noise(shape, node.root.group, parent.path, parent.step, component)
+            own = (common + move.spread * own) / math.sqrt(1 + move.spread**2)
+        drawn.append(move.heat * own)
+    return torch.stack(drawn)
 
 
 def edge_transition(
@@ -281,6 +311,54 @@ def edge_transition(
     rows = edges.rows.to(state[0].device)
     leaving = tuple(x[rows] for x in state), tuple(v[rows] for v in velocity)
     return transition(edges.move.kernel, *leaving, sigma, edges.sigma_next, sigma_cap)
+
+
+def pruned(tree: Tree, keep: torch.Tensor, micro_batch: int) -> Tree:
+    """The tree with only some trained edges left; what remains is gathered into full evaluations.
+
+    Rows meet others than in the rollout, so their ratio is 1 up to rounding only.
+
+    Args:
+        keep: (nodes,) whether the edge to each node stays in the update.
+    """
+    left: dict[tuple[int, float], list[tuple[Evaluation, int]]] = defaultdict(list)
+    for evaluation in tree.evaluations:
+        rows = torch.cat([edges.rows[keep[edges.nodes]] for edges in evaluation.trained] or [torch.empty(0)])
+        left[evaluation.part, evaluation.sigma] += [(evaluation, int(row)) for row in rows.unique()]
+    evaluations = [
+        _gathered(rows[at : at + micro_batch], keep)
+        for rows in left.values()
+        for at in range(0, len(rows), micro_batch)
+    ]
+    return replace(tree, evaluations=evaluations)
+
+
+def _gathered(rows: list[tuple[Evaluation, int]], keep: torch.Tensor) -> Evaluation:
+    """One evaluation of some rows of several, with those of their trained edges that stay."""
+    taken: dict[Move, list[tuple[int, Edges, int]]] = defaultdict(list)  # move -> (new row, edges, place in them)
+    for new, (evaluation, row) in enumerate(rows):
+        for edges in evaluation.trained:
+            places = ((edges.rows == row) & keep[edges.nodes]).nonzero().flatten()
+            taken[edges.move] += [(new, edges, int(place)) for place in places]
+    first = rows[0][0]
+    return Evaluation(
+        first.sigma,
+        [evaluation.rows[row] for evaluation, row in rows],
+        first.part,
+        _stack([tuple(x[row] for x in evaluation.state) for evaluation, row in rows]),
+        [
+            Edges(
+                move,
+                places[0][1].sigma_next,
+                torch.tensor([new for new, _, _ in places]),
+                torch.stack([edges.nodes[e] for _, edges, e in places]),
+                _stack([tuple(x[e] for x in edges.next_state) for _, edges, e in places]),
+                torch.stack([edges.log_prob[e] for _, edges, e in places]),
+                _stack([tuple(x[e] for x in edges.mean) for _, edges, e in places]) if places[0][1].mean else None,
+            )
+            for move, places in taken.items()
+        ],
+    )
 
 
 def _stack(states: list[State]) -> State:

@@ -18,7 +18,7 @@ def tree(plan, groups=2, size=3):
 
 
 def test_every_edge_of_a_chain_belongs_to_its_own_end():
-    grown = tree(chain(SDE, (0, 1), (0, 1)))
+    grown = tree(chain([SDE] * 3, (0, 1), (0, 1)))
     rewards = torch.arange(6, dtype=torch.float64).reshape(6, 1)
     units = terminal(grown, rewards)
     assert units.values[:, 0].tolist() == [0, 1, 2, 3, 4, 5]

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flowgrpo.objectives import KL, Terms, clipped, clipped_ratio
+from flowgrpo.objectives import KL, Terms, clip_loss, clipped, plain_ratio
 from samplers.kernels import flow_sde
 
 
@@ -29,16 +29,16 @@ def terms(log_ratio, advantage, **others):
 )
 def test_the_clip_is_asymmetric_and_pessimistic(ratio, advantage, loss, stopped):
     case = terms([math.log(ratio)], [advantage])
-    assert clipped_ratio(case, 0.1, 0.3).item() == pytest.approx(loss)
-    assert clipped(case, 0.1, 0.3).item() is stopped
+    assert clip_loss(plain_ratio(case), case.advantage, 0.1, 0.3).item() == pytest.approx(loss)
+    assert clipped(plain_ratio(case), case.advantage, 0.1, 0.3).item() is stopped
 
 
 @pytest.mark.parametrize(("log_ratio", "advantage"), [(0.0, 1.0), (0.5, 1.0), (-0.5, 1.0), (0.5, -1.0), (-0.5, -1.0)])
 def test_what_is_called_clipped_has_no_gradient(log_ratio, advantage):
     log_prob = torch.tensor([log_ratio], requires_grad=True)
     case = replace(terms([0.0], [advantage]), log_prob=log_prob, old_log_prob=torch.zeros(1))
-    (slope,) = torch.autograd.grad(clipped_ratio(case, 0.2, 0.2).sum(), log_prob)
-    assert (slope.item() == 0) is clipped(case, 0.2, 0.2).item()
+    (slope,) = torch.autograd.grad(clip_loss(plain_ratio(case), case.advantage, 0.2, 0.2).sum(), log_prob)
+    assert (slope.item() == 0) is clipped(plain_ratio(case), case.advantage, 0.2, 0.2).item()
 
 
 def test_kl_forms_on_one_flow_sde_step():

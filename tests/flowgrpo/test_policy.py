@@ -24,7 +24,7 @@ def rolled_out(policy, micro_batch=4, kernel=Kernel("flow_sde", 0.7), count=8): 
     steps = range(len(policy.sigmas) - 2)
     with torch.no_grad():
         return grow(
-            chain(kernel, steps, steps),
+            chain([kernel] * (len(policy.sigmas) - 1), steps, steps),
             policy.sigmas,
             roots,
             start,
@@ -87,7 +87,7 @@ def test_growth_by_ode_is_the_stock_pipeline(name):
     roots = [Root(0, i, Row(prompt, 7 + i)) for i, prompt in enumerate(PROMPTS)]
     rows = [root.row for root in roots]
     with torch.no_grad():
-        tree = grow(chain(Kernel(), (), ()), policy.sigmas, roots, policy.start(rows), policy.velocity, None, 3)
+        tree = grow(chain([Kernel()] * 9, (), ()), policy.sigmas, roots, policy.start(rows), policy.velocity, None, 3)
     for i, row in enumerate(rows):
         expected = stock(row.prompt, generator=torch.Generator().manual_seed(row.seed), **call)[0]
         torch.testing.assert_close(policy.decode(tree.samples, rows)[i], expected[0], rtol=0, atol=1e-5)

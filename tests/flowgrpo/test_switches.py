@@ -32,7 +32,7 @@ def trained(policy):
         for p in weights.parameters:
             p.add_(0.05 * torch.randn_like(p))
         tree = grow(
-            chain(Kernel("flow_sde", 0.7), range(3), range(3)),
+            chain([Kernel("flow_sde", 0.7)] * 4, range(3), range(3)),
             policy.sigmas,
             [Root(i, 0, row) for i, row in enumerate(ROWS)],
             policy.start(ROWS),

@@ -65,7 +65,8 @@ def settings(folder, **overrides):
 
 def trainer(chosen, field=None, reward=closeness, texts=("a", "bb", "ccc", "dddd", "eeeee")):
     policy = FieldPolicy(field or Network(), (2,), linear_sigmas(6, 3.0))
-    weights = Weights(policy.modules, None, chosen.train.ema, chosen.algorithm.objective.kl.beta > 0)
+    kl = chosen.algorithm.objective.kl
+    weights = Weights(policy.modules, None, chosen.train.ema, kl.reference if kl.beta > 0 else None, kl.refresh)
     rows = [prompts.Prompt(text) for text in texts]
     chosen.run.folder.mkdir(parents=True, exist_ok=True)
     return Trainer(chosen, policy, weights, [Reward("closeness", reward)], rows, rows[:2])

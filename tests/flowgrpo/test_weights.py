@@ -30,7 +30,7 @@ def test_the_average_follows_the_warm_up_formula():
 
 def test_the_reference_of_full_fine_tuning_is_where_it_started():
     modules = module()
-    weights = Weights(modules, None, reference=True)
+    weights = Weights(modules, None, reference="fixed")
     x = torch.randn(4, 3)
     before = modules["net"](x)
     with torch.no_grad():
@@ -52,7 +52,7 @@ def test_the_reference_of_lora_is_the_adapter_switched_off():
     with torch.no_grad():
         before = transformer(**inputs).sample
     modules = {"transformer": transformer}
-    weights = Weights(modules, lora_config(2, 4, "auto", modules), reference=True)
+    weights = Weights(modules, lora_config(2, 4, "auto", modules), reference="fixed")
     assert sum(p.numel() for p in weights.parameters) < 0.2 * sum(p.numel() for p in transformer.parameters())
     with torch.no_grad():
         torch.testing.assert_close(transformer(**inputs).sample, before)
@@ -65,7 +65,7 @@ def test_the_reference_of_lora_is_the_adapter_switched_off():
 
 
 def test_a_gradient_survives_a_reference_pass_taken_before_it():
-    weights = Weights(module(), None, reference=True)
+    weights = Weights(module(), None, reference="fixed")
     net, x = weights.modules["net"], torch.randn(4, 3)
     with torch.no_grad(), weights.reference():
         net(x)

@@ -52,13 +52,13 @@ def mixed(role, step):
             Move(),
             Move(SDE, role="side", count=2, trained=True),
             Move(SDE, role="wild"),
-            Move(role=TWIG, sigmas=(0.5, 0.0)),
+            Move(role=TWIG, stops=(3, 4)),
         )
     return (Move(role=role),)
 
 
 def test_an_ode_chain_is_plain_euler():
-    tree = grown(chain(SDE, (), ()))
+    tree = grown(chain([SDE] * 4, (), ()))
     (x,) = batch()[1]
     for sigma, following in pairwise(SIGMAS):
         rows = [0, 0, 0, 1, 1, 1]
@@ -140,7 +140,7 @@ def log_probs(tree):
 
 
 def test_an_evaluation_never_mixes_parts():
-    tree = grown(chain(SDE, range(3), range(3)), micro_batch=4, groups=4, size=3, parts=2)
+    tree = grown(chain([SDE] * 4, range(3), range(3)), micro_batch=4, groups=4, size=3, parts=2)
     for evaluation in tree.evaluations:
         assert {row * 2 // 4 for row in evaluation.rows} == {evaluation.part}
     assert [len(e.rows) for e in tree.evaluations if e.sigma == 1.0] == [4, 2, 4, 2]
@@ -148,7 +148,7 @@ def test_an_evaluation_never_mixes_parts():
 
 def test_stored_log_probs_are_those_of_the_rounded_next_state():
     roots, start = batch()
-    tree = grow(chain(SDE, range(3), range(3)), SIGMAS, roots, (start[0].bfloat16(),), Field(), address_noise, 4)
+    tree = grow(chain([SDE] * 4, range(3), range(3)), SIGMAS, roots, (start[0].bfloat16(),), Field(), address_noise, 4)
     for evaluation in tree.evaluations:
         for edges in evaluation.trained:
             assert edges.next_state[0].dtype == torch.bfloat16
@@ -158,7 +158,7 @@ def test_stored_log_probs_are_those_of_the_rounded_next_state():
 
 
 def test_a_window_is_stochastic_inside_and_ode_outside():
-    tree = grown(chain(SDE, (1, 2), (1, 2)))
+    tree = grown(chain([SDE] * 4, (1, 2), (1, 2)))
     kernels = {round(e.sigma, 4): {edges.move.kernel for edges in e.edges} for e in tree.evaluations}
     expected = {round(s, 4): {SDE if i in (1, 2) else ODE} for i, s in enumerate(SIGMAS[:-1])}
     assert kernels == expected
@@ -167,7 +167,7 @@ def test_a_window_is_stochastic_inside_and_ode_outside():
 def test_states_of_several_tensors_grow_together():
     roots, (video,) = batch()
     audio = torch.stack([noise.noise((5,), "audio", r.group, r.index) for r in roots])
-    tree = grow(chain(SDE, range(3), range(3)), SIGMAS, roots, (video, audio), Field(), address_noise, 4)
+    tree = grow(chain([SDE] * 4, range(3), range(3)), SIGMAS, roots, (video, audio), Field(), address_noise, 4)
     assert [x.shape for x in tree.samples] == [(6, 2, 4), (6, 5)]
     edges = tree.evaluations[0].trained[0]
     noises = [(x - m) for x, m in zip(edges.next_state, _means(tree), strict=True)]

@@ -1,0 +1,26 @@
+"""The five axes: every choice a method can make, with its options and their defaults.
+
+A choice is a small configuration and the one call that builds what it names. Mathematics lives in the modules called.
+"""
+
+from __future__ import annotations
+
+from flowgrpo.axes.base import Choice, Strict
+from flowgrpo.axes.baseline import GroupMean, LeaveOneOut
+from flowgrpo.axes.credit import Depthwise, DiscountedValue, Siblings, StepGain, Terminal
+from flowgrpo.axes.kernel import CPS, DanceSDE, FlowSDE, Manifold
+from flowgrpo.axes.objective import Clip, NormalisedRatio, SoftGate
+from flowgrpo.axes.tree import Branch, BranchWindow, Brush, Chain, Twigs, Window
+
+__all__ = ["CHOICES", "Choice", "Strict"]
+
+CHOICES: dict[str, dict[str, type[Choice]]] = {
+    axis: {choice.model_fields["name"].default: choice for choice in choices}
+    for axis, choices in {
+        "tree": (Chain, Window, Brush, Branch, BranchWindow, Twigs),
+        "kernel": (FlowSDE, DanceSDE, CPS, Manifold),
+        "credit": (Terminal, Siblings, Depthwise, StepGain, DiscountedValue),
+        "baseline": (GroupMean, LeaveOneOut),
+        "objective": (Clip, NormalisedRatio, SoftGate),
+    }.items()
+}

@@ -1,0 +1,21 @@
+"""What the choices of all axes have in common: strict configurations with a name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Bound = Annotated[float, Field(gt=0)]
+
+
+class Strict(BaseModel):
+    """A configuration that takes nothing it does not know."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Choice(Strict):
+    """One word of an axis."""
+
+    name: str

@@ -1,0 +1,86 @@
+"""How does one step move?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from flowgrpo.axes.base import Bound, Choice, Strict
+from flowgrpo.errors import InputError
+from samplers.kernels import Kernel
+
+
+class Calibration(Strict):
+    """DenseGRPO's search for the noise level of each step, before training (arXiv 2601.20218).
+
+    Each of the `rounds` rolls out one iteration's groups and counts the gains of each step by sign: where the counts differ
+    by less than the fraction `balance` of all, noise does as much good as harm, and the level rises by `step`; elsewhere it
+    falls by as much. The paper has step 0.01 and a difference of fewer than 2 trajectories out of a number that it does not
+    give (2 of 24 would be 0.083); how many rounds, and from which levels, it does not say either.
+    """
+
+    rounds: int = Field(10, ge=1)
+    step: Bound = 0.01
+    balance: Bound = 0.1
+
+
+class Stochastic(Choice):
+    """Options of every stochastic kernel: its noise `level`, or one for each step of the schedule.
+
+    `log_prob` is the form of its log-probability (see `samplers.kernels`).
+    """
+
+    log_prob: Literal["mean", "sum", "constant_free"] = "mean"
+    calibrate: Calibration | None = None
+
+    def kernels(self, num_steps: int, levels: Sequence[float] | None = None) -> tuple[Kernel, ...]:
+        """The kernel of each step.
+
+        Args:
+            levels: calibrated ones, instead of `level`.
+        """
+        chosen = self.level if levels is None else levels
+        chosen = [chosen] * num_steps if isinstance(chosen, float) else list(chosen)
+        if len(chosen) == num_steps - 1:
+            chosen.append(chosen[-1])  # of a last step that is ODE
+        if len(chosen) != num_steps:
+            raise InputError(
+                f"algorithm.kernel.level: {len(chosen)} levels for {num_steps} steps, take {num_steps}, or {num_steps - 1} "
+                "if the last step is ODE"
+            )
+        return tuple(Kernel(self.name, level, self.log_prob) for level in chosen)
+
+
+Levels = Bound | Annotated[list[Bound], Field(min_length=1)]
+
+
+class FlowSDE(Stochastic):
+    """Flow-GRPO's reverse SDE."""
+
+    name: Literal["flow_sde"] = "flow_sde"
+    level: Levels = 0.7
+
+
+class DanceSDE(Stochastic):
+    """DanceGRPO's reverse SDE of constant diffusion."""
+
+    name: Literal["dance_sde"] = "dance_sde"
+    level: Levels = 0.3
+
+
+class CPS(Stochastic):
+    """Coefficients-preserving sampling: clean pictures, but it does not tend to the model's own distribution."""
+
+    name: Literal["cps"] = "cps"
+    level: (
+        Annotated[float, Field(gt=0, le=1)] | Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)]
+    ) = 0.8
+
+
+class Manifold(Stochastic):
+    """SAGE-GRPO's SDE: the variance of its noise is integrated over the step."""
+
+    name: Literal["manifold"] = "manifold"
+    level: Levels = 0.5

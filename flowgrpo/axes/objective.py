@@ -1,0 +1,133 @@
+"""How does the policy move?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from flowgrpo import objectives
+from flowgrpo.axes.base import Bound, Choice, Strict
+from flowgrpo.errors import InputError
+
+
+class Divergence(Strict):
+    """A pull to the reference: `beta` times the form of KL (see `flowgrpo.objectives`); 0 computes no reference.
+
+    The reference is the `fixed` start of training, or `moving`: the policy itself, copied every `refresh` optimizer steps.
+    `previous` adds so many times the KL from the policy that made the rollout (with it, SAGE-GRPO's dual region).
+    With a `target` the coefficient adapts between `beta` and `max_beta`, after each iteration.
+    """
+
+    form: Literal["flow_grpo", "exact", "velocity"] = "flow_grpo"
+    beta: float = Field(0.0, ge=0)
+    reference: Literal["fixed", "moving"] = "fixed"
+    refresh: int = Field(10, ge=1)
+    previous: float = Field(0.0, ge=0)
+    target: Bound | None = None
+    max_beta: Bound | None = None
+
+    @model_validator(mode="after")
+    def _adapts(self) -> Divergence:
+        if (self.target is None) != (self.max_beta is None) or (self.max_beta or self.beta) < self.beta:
+            raise InputError(
+                "algorithm.objective.kl: to adapt the coefficient give target and max_beta, with 0 < beta <= max_beta"
+            )
+        if self.beta == 0 and (self.previous or self.target):
+            raise InputError(
+                "algorithm.objective.kl.beta: previous and target scale beta, which must be above 0 for them"
+            )
+        return self
+
+    def adapted(self, beta: float, measured: float | None) -> float:
+        """The coefficient after an iteration that had `beta` and measured this divergence."""
+        if self.target is None or measured is None:
+            return beta
+        return objectives.adapted(beta, measured, self.target, self.beta, self.max_beta)
+
+
+class PolicyGradient(Choice):
+    """Options of objectives of the ratio: weights of the steps, and divergences, which the weights do not touch."""
+
+    step_weights: Literal["none", "noise_aware", "equalised"] = "none"
+    kl: Divergence = Divergence()
+
+    @property
+    def needs_old_means(self) -> bool:
+        """Whether the rollout must keep the means of its steps."""
+        return self.kl.previous > 0
+
+    def weights(self, steps: Sequence[objectives.TrainedStep], sigma_cap: float) -> dict[objectives.TrainedStep, float]:
+        """Weight of each of the trained steps."""
+        if self.step_weights == "none":
+            return dict.fromkeys(steps, 1.0)
+        return dict(zip(steps, objectives.STEP_WEIGHTS[self.step_weights](steps, sigma_cap), strict=True))
+
+    def divergence(self, terms: objectives.Terms) -> torch.Tensor:
+        """Divergence (E,) in the chosen form."""
+        pull = objectives.KL[self.kl.form](terms)
+        return pull + self.kl.previous * objectives.previous_kl(terms) if self.kl.previous else pull
+
+
+class Clipped(PolicyGradient):
+    """Options of clipped objectives. `clip_range` is one bound for both sides, or [low, high]."""
+
+    clip_range: Bound | Annotated[list[Bound], Field(min_length=2, max_length=2)] = 1e-4
+
+    @property
+    def _range(self) -> tuple[float, float]:
+        return tuple(self.clip_range) if isinstance(self.clip_range, list) else (self.clip_range, self.clip_range)
+
+
+class Clip(Clipped):
+    """PPO's clipped ratio."""
+
+    name: Literal["clip"] = "clip"
+
+    def loss(self, terms: objectives.Terms) -> torch.Tensor:
+        """Loss (E,) of the edges, without the divergence."""
+        return objectives.clip_loss(objectives.plain_ratio(terms), terms.advantage, *self._range)
+
+    def clipped(self, terms: objectives.Terms) -> torch.Tensor:
+        """Which edges (E,) the clip stops."""
+        return objectives.clipped(objectives.plain_ratio(terms), terms.advantage, *self._range)
+
+
+class NormalisedRatio(Clipped):
+    """GRPO-Guard: a ratio of equal variance at every step, clipped; the loss is divided by the step's size."""
+
+    name: Literal["normalised_ratio"] = "normalised_ratio"
+
+    @property
+    def needs_old_means(self) -> bool:
+        """Whether the rollout must keep the means of its steps."""
+        return True
+
+    def loss(self, terms: objectives.Terms) -> torch.Tensor:
+        """Loss (E,) of the edges, without the divergence."""
+        return objectives.clip_loss(objectives.normalised_ratio(terms), terms.advantage, *self._range) / terms.step_size
+
+    def clipped(self, terms: objectives.Terms) -> torch.Tensor:
+        """Which edges (E,) the clip stops."""
+        return objectives.clipped(objectives.normalised_ratio(terms), terms.advantage, *self._range)
+
+
+class SoftGate(PolicyGradient):
+    """SAPO: a gate that closes softly instead of a clip.
+
+    `temperature` is [for A > 0, for A <= 0]; its inverse plays the part of a clip range. The paper's ratios are of tokens
+    and its temperatures 1.0 and 1.05; ours belong to averaged log-probabilities.
+    """
+
+    name: Literal["soft_gate"] = "soft_gate"
+    temperature: Annotated[list[Bound], Field(min_length=2, max_length=2)] = [1.0e4, 1.05e4]
+
+    def loss(self, terms: objectives.Terms) -> torch.Tensor:
+        """Loss (E,) of the edges, without the divergence."""
+        return objectives.soft_gate_loss(objectives.plain_ratio(terms), terms.advantage, *self.temperature)
+
+    def clipped(self, terms: objectives.Terms) -> torch.Tensor:
+        """Which edges (E,) are stopped: none is."""
+        return torch.zeros_like(terms.advantage, dtype=torch.bool)

@@ -1,0 +1,227 @@
+"""Which latents are visited?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from flowgrpo import pruning
+from flowgrpo.axes.base import Bound, Choice, Strict
+from flowgrpo.errors import InputError
+from samplers import noise, plans, schedule
+from samplers.kernels import Kernel
+from samplers.trees import Plan, Tree
+
+
+class Rooted(Choice):
+    """Options of every tree: `start` draws an initial noise per root or shares one in a group.
+
+    Every tree has a `plan` of one iteration, from one kernel for each step of the schedule and the size of a group.
+    """
+
+    start: Literal["independent", "shared"] = "independent"
+    last_step: Literal["ode", "sde"] = "ode"
+
+    def roots(self, group_size: int) -> int:
+        """How many roots a group has."""
+        return group_size
+
+    def pruned(self, tree: Tree, advantages: torch.Tensor) -> torch.Tensor | None:
+        """Which edges (nodes,) stay in the update, from the advantages (nodes,) of the edge to each node; None for all."""
+        return None
+
+    def _end(self, kernels: Sequence[Kernel]) -> int:
+        if self.last_step == "sde" and kernels[-1].name == "cps":
+            raise InputError("algorithm.tree.last_step: cps has no noise at the last step, take ode")
+        end = len(kernels) if self.last_step == "sde" else len(kernels) - 1
+        if not end:
+            raise InputError(f"algorithm.tree: {self.name} needs two steps or more, or last_step: sde")
+        return end
+
+
+class Chain(Rooted):
+    """Chains that are stochastic at every step but the last; a random `train_fraction` of those steps is trained.
+
+    DanceGRPO draws the trained steps per sample; here they are drawn per iteration and shared by all samples, so that an
+    evaluation is trained whole and the rollout's log-probabilities are met exactly.
+    """
+
+    name: Literal["chain"] = "chain"
+    train_fraction: float = Field(1.0, gt=0, le=1)
+
+    def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
+        """The plan of one iteration."""
+        steps = range(self._end(kernels))
+        trained = schedule.random_steps(steps, self.train_fraction, noise.generator(seed, "trained steps", iteration))
+        return plans.chain(kernels, steps, steps if self.train_fraction == 1 else trained)
+
+
+class Window(Rooted):
+    """Chains that are stochastic, and trained, inside a window of `size` neighbouring steps only, and ODE outside it.
+
+    `move: random` draws its place each iteration (Flow-GRPO-Fast); `sliding` advances it by `stride` steps each `every`
+    iterations (MixGRPO). `steps` = [first, end) bounds it; by default the first half for a random window, and all
+    steps but the deterministic last for a sliding one.
+    """
+
+    name: Literal["window"] = "window"
+    size: int = Field(3, ge=1)
+    move: Literal["random", "sliding"] = "random"
+    steps: list[int] | None = Field(None, min_length=2, max_length=2)
+    every: int = Field(25, ge=1)
+    stride: int = Field(1, ge=1)
+
+    def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
+        """The plan of one iteration."""
+        end = self._end(kernels)
+        first, stop = self.steps or (0, max(len(kernels) // 2, self.size) if self.move == "random" else end)
+        if not 0 <= first <= stop - self.size <= end - self.size:
+            raise InputError(
+                f"algorithm.tree.size: a window of {self.size} does not fit into steps {first} to {stop} of the "
+                f"{end} stochastic ones, take at most {max(1, min(stop, end) - first)}"
+            )
+        if self.move == "random":
+            window = schedule.random_window(self.size, first, stop, noise.generator(seed, "window", iteration))
+        else:
+            window = schedule.sliding_window(self.size, first, stop, iteration, self.every, self.stride)
+        return plans.chain(kernels, window, window)
+
+
+class Brush(Rooted):
+    """An ODE trunk for each seed; every step grows `branches` stochastic children, each finished by ODE (TempFlow-GRPO).
+
+    A group of size S has S / `branches` seeds. `profile` gives each step its own number of children, 0 beyond its end:
+    [6, 6, 6] branches at the first three steps only.
+    """
+
+    name: Literal["brush"] = "brush"
+    branches: int = Field(6, ge=2)
+    profile: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
+
+    def roots(self, group_size: int) -> int:
+        """How many seeds a group has."""
+        return _divided(group_size, self.branches, "algorithm.tree.branches children of each seed")
+
+    def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
+        """The plan of one iteration."""
+        end = self._end(kernels)
+        branches = self.profile or [self.branches] * end
+        if len(branches) > end or not any(branches):
+            raise InputError(
+                f"algorithm.tree.profile: {branches} are not the numbers of children of at most {end} stochastic steps"
+            )
+        return plans.brush(kernels, [*branches, *[0] * (len(kernels) - len(branches))])
+
+
+class Pruning(Strict):
+    """What leaves the update of a branch tree; see `flowgrpo.pruning`.
+
+    `parent_top1` keeps the best chain of each last split; `extremes` the best and the worst `fraction` of a group's chains;
+    `depth` does not train a window of `size` steps, which begins as the last stochastic ones and moves a step earlier each
+    `every` iterations until it touches the last split.
+    """
+
+    rule: Literal["parent_top1", "extremes", "depth"]
+    fraction: float = Field(0.25, gt=0, le=0.5)
+    size: int = Field(4, ge=1)
+    every: int = Field(30, ge=1)
+
+
+class Branching(Rooted):
+    """Options of branch trees: `factor` children at the steps `splits`, from a few roots.
+
+    Without `splits` a group of size S has as many as its divisors `factor`, `factor`^2, ... allow, at most four, spread over
+    the first half of the steps: 0, 3, 6, 9 of 20. `siblings` says how their noises go together: `correlated` is the paper's
+    form of strength s, `hot` the released code's, s times independent noise, which breaks the marginals; `own` is plain.
+    """
+
+    factor: int = Field(2, ge=2)
+    splits: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
+    siblings: Literal["correlated", "hot", "own"] = "correlated"
+    strength: Bound = 4.0
+    prune: Pruning | None = None
+
+    def roots(self, group_size: int) -> int:
+        """How many trees a group has."""
+        leaves = self.factor ** self._count(group_size)
+        return _divided(group_size, leaves, f"leaves of a tree with algorithm.tree.factor {self.factor}")
+
+    def pruned(self, tree: Tree, advantages: torch.Tensor) -> torch.Tensor | None:
+        """Which edges (nodes,) stay in the update; None for all."""
+        rule = None if self.prune is None else self.prune.rule
+        if rule == "parent_top1":
+            return pruning.parent_top1(tree, advantages)
+        return pruning.extremes(tree, advantages, self.prune.fraction) if rule == "extremes" else None
+
+    def _count(self, group_size: int) -> int:
+        if self.splits is not None:
+            return len(self.splits)
+        return max((n for n in range(2, 5) if group_size % self.factor**n == 0), default=1)
+
+    def _grown(self, kernels: Sequence[Kernel], group_size: int, iteration: int, window: range | None) -> Plan:
+        end = self._end(kernels)
+        splits = self.splits or schedule.spread(self._count(group_size), len(kernels) // 2)
+        if max(splits) >= end or len(set(splits)) < len(splits):
+            raise InputError(
+                f"algorithm.tree.splits: {splits} are not different steps among the {end} stochastic ones, 0 to {end - 1}"
+            )
+        stochastic = {*(range(end) if window is None else window), *splits}
+        trained = set(stochastic)
+        if self.prune is not None and self.prune.rule == "depth":
+            first, size = max(splits) + 1, min(self.prune.size, end - max(splits) - 1)
+            at = max(first, end - size - iteration // self.prune.every)
+            trained -= set(range(at, at + size))
+        spread = self.strength if self.siblings == "correlated" else None
+        heat = self.strength if self.siblings == "hot" else 1.0
+        return plans.branch(kernels, splits, self.factor, stochastic, trained, spread, heat)
+
+
+class Branch(Branching):
+    """Trees that split, stochastic at every step but the last (BranchGRPO)."""
+
+    name: Literal["branch"] = "branch"
+
+    def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
+        """The plan of one iteration."""
+        return self._grown(kernels, group_size, iteration, None)
+
+
+class BranchWindow(Branching):
+    """Trees that split, stochastic at the splits and inside a window that slides as MixGRPO's (BranchGRPO-Mix)."""
+
+    name: Literal["branch_window"] = "branch_window"
+    size: int = Field(4, ge=1)
+    every: int = Field(25, ge=1)
+    stride: int = Field(1, ge=1)
+
+    def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
+        """The plan of one iteration."""
+        end = self._end(kernels)
+        window = schedule.sliding_window(min(self.size, end), 0, end, iteration, self.every, self.stride)
+        return self._grown(kernels, group_size, iteration, window)
+
+
+class Twigs(Rooted):
+    """Chains as in `chain`; from every state an ODE twig of `length` steps (null: all that remain) measures its value.
+
+    `root: false` leaves out the twig of the start, for a credit that needs no value of it.
+    """
+
+    name: Literal["twigs"] = "twigs"
+    length: int | None = Field(None, ge=1)
+    root: bool = True
+
+    def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
+        """The plan of one iteration."""
+        return plans.twigs(kernels, range(self._end(kernels)), self.length, self.root)
+
+
+def _divided(group_size: int, by: int, what: str) -> int:
+    if group_size % by:
+        below = group_size // by * by
+        nearest = " or ".join(str(n) for n in (below, below + by) if n)
+        raise InputError(f"train.group_size: {group_size} does not divide by the {by} {what}, take {nearest}")
+    return group_size // by

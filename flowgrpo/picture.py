@@ -1,0 +1,56 @@
+"""A tree drawn in characters, from its plan alone."""
+
+from __future__ import annotations
+
+from samplers.trees import TRUNK, TWIG, Move, Plan
+
+LEGEND = "o state   * decoded   ~ stochastic, trained   = stochastic   - ODE   . twig, for its reward only   3 children"
+WIDTH = 4  # characters of a step
+
+
+def drawn(plan: Plan, num_steps: int) -> list[str]:
+    """The tree of one root, left (noise) to right (data), one line for each run of moves; equal siblings are one line.
+
+    A step is drawn by the signs of `LEGEND`; a digit in it says how many children go that way.
+    """
+    header = "".join(str(step).ljust(WIDTH) for step in range(num_steps + 1)).rstrip()
+    lines = [[" "] * (WIDTH * num_steps + 1)]
+    _draw(plan, TRUNK, 0, (), num_steps, 0, lines)
+    return [header, *("".join(line).rstrip() for line in lines)]
+
+
+def _draw(plan: Plan, role: str, step: int, ahead: tuple[int, ...], end: int, row: int, lines: list[list[str]]) -> None:
+    """Draw what grows from a node into `lines[row]` and below; side moves of later steps come first, nearest to it."""
+    sides: list[tuple[int, Move]] = []
+    while step < end:
+        lines[row][WIDTH * step] = "o"
+        moves = (Move(role=TWIG, stops=ahead),) if role == TWIG else tuple(plan(role, step))
+        if not moves:
+            return
+        onward = next((move for move in moves if move.role == role), None)
+        sides += [(step, move) for move in moves if move is not onward]
+        if onward is None:
+            break
+        step, ahead = _edge(onward, step, row, lines)
+    else:
+        lines[row][WIDTH * end] = "*"
+    for at, move in reversed(sides):
+        lines.append([" "] * len(lines[0]))
+        new = len(lines) - 1
+        for above in range(row + 1, new):
+            lines[above][WIDTH * at] = "|"
+        lines[new][WIDTH * at] = "+"
+        following, rest = _edge(move, at, new, lines)
+        _draw(plan, move.role, following, rest, end, new, lines)
+
+
+def _edge(move: Move, step: int, row: int, lines: list[list[str]]) -> tuple[int, tuple[int, ...]]:
+    """Draw one edge from `step`; returns where it leads, and the further stops of a twig."""
+    following, *ahead = move.stops or (step + 1,)
+    sign = "." if move.role == TWIG else "-" if not move.kernel.stochastic else "~" if move.trained else "="
+    for place in range(WIDTH * step + 1, WIDTH * following):
+        lines[row][place] = sign
+    if move.count > 1:
+        count = str(move.count)
+        lines[row][WIDTH * step + 2 : WIDTH * step + 2 + len(count)] = count
+    return following, tuple(ahead)

@@ -1,0 +1,75 @@
+"""Which edges leave the update: BranchGRPO's prunings (arXiv 2509.06040), by whole chains.
+
+A *chain* is the unbranched rest of a trajectory below its last split; the split's own edges are no part of it. Rollout,
+rewards and advantages are as without pruning. Each rule keeps equally many edges whatever the rewards, so that all
+processes keep in step.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+
+from flowgrpo.credit import trunk_ends
+from samplers.trees import Tree
+
+Tensor = torch.Tensor
+
+
+def parent_top1(tree: Tree, advantages: Tensor) -> Tensor:
+    """Of the chains that leave one split, only the best stays; (nodes,) whether the edge to each node does.
+
+    The paper's rule. The released code keeps the first half of every chain instead, for advantages along it are equal.
+
+    Args:
+        advantages: (nodes,) of the edge to each node.
+    """
+    by_split = defaultdict(list)
+    for chain in chains(tree):
+        child = tree.nodes[chain[-1]].parent  # of the split; or a root, where nothing splits
+        split = tree.nodes[child].parent
+        by_split[child if split is None else split].append(chain)
+    losing = [chain for group in by_split.values() for chain in _ranked(group, advantages)[1:]]
+    return _without(tree, losing)
+
+
+def extremes(tree: Tree, advantages: Tensor, fraction: float) -> Tensor:
+    """Of the chains of a group, the best and the worst `fraction` of them stay; (nodes,) whether an edge does.
+
+    Args:
+        advantages: (nodes,) of the edge to each node.
+        fraction: at most half; 0.25 keeps every other chain.
+    """
+    by_group = defaultdict(list)
+    for chain in chains(tree):
+        by_group[tree.nodes[chain[0]].root.group].append(chain)
+    losing = []
+    for group in by_group.values():
+        count = max(1, round(fraction * len(group)))
+        losing += _ranked(group, advantages)[count : len(group) - count]
+    return _without(tree, losing)
+
+
+def chains(tree: Tree) -> list[list[int]]:
+    """For each leaf the edges below its last split, last first; below the root where nothing splits."""
+    children = torch.zeros(len(tree.nodes), dtype=torch.long)
+    for node in tree.nodes:
+        if node.parent is not None:
+            children[node.parent] += 1
+    found = []
+    for place in trunk_ends(tree):
+        line = tree.ancestry(tree.leaves[place])
+        alone = [i for i, edge in enumerate(line) if children[tree.nodes[edge].parent] > 1]
+        found.append(line[: alone[0]] if alone else line)
+    return [chain for chain in found if chain]
+
+
+def _ranked(group: list[list[int]], advantages: Tensor) -> list[list[int]]:
+    return sorted(group, key=lambda chain: -float(advantages[chain[-1]]))  # stable: ties stay in order of growth
+
+
+def _without(tree: Tree, dropped: list[list[int]]) -> Tensor:
+    keep = torch.ones(len(tree.nodes), dtype=torch.bool)
+    keep[[edge for chain in dropped for edge in chain]] = False
+    return keep
