@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from flowgrpo.advantage import combined
 from flowgrpo.errors import InputError
 from samplers.trees import TWIG, Tree
 
@@ -68,11 +69,11 @@ def siblings(tree: Tree, rewards: Tensor, within: str = "seed") -> Units:
             `prompt` those of all starts of the group (the paper's "prompt group").
 
     Raises:
-        InputError: no stochastic edge is finished by ODE steps.
+        InputError: some stochastic edge is not finished by ODE steps.
     """
     value = state_values(tree, rewards)
-    edges = [i for i in stochastic_edges(tree) if value.known[i]]
-    if not edges:
+    edges = stochastic_edges(tree)
+    if not all(value.known[i] for i in edges):
         raise InputError("algorithm.credit: siblings needs a tree whose branches are finished by ODE, such as brush")
     place = {"seed": lambda n: (n.root.group, n.root.index, n.step), "prompt": lambda n: (n.root.group, 0, n.step)}[
         within
@@ -161,18 +162,20 @@ def discounted_value(
     if not all(value.known[i] for i in edges):
         raise InputError("algorithm.credit: discounted_value needs a value of every state, take the tree twigs")
     quality = torch.zeros(len(tree.nodes), rewards.shape[1], dtype=torch.float64)
-    chains: dict[int, list[int]] = {}
+    chains: dict[int, list[int]] = {}  # of each edge that nothing follows yet, all edges up to it
+    extended: set[int] = set()
     for i in edges:  # parents come before children
         parent = tree.nodes[i].parent
-        if parent in chains and chains[parent][-1] != parent:
+        if parent in extended:
             raise InputError("algorithm.credit: discounted_value needs chains, take the tree twigs")
-        chains[i] = chains.pop(parent, [])
-        chains[i].append(i)
-        quality[i] = value.of[i] + discount * quality[parent]
+        extended.add(parent)
+        chains[i] = [*chains.pop(parent, []), i]
+        quality[i] = value.of[i] + (discount * quality[parent] if discount else 0.0)
     weight = torch.ones(len(tree.nodes), dtype=torch.float64)
     for line in chains.values():
-        total = (quality[line].nan_to_num() * reward_weights).sum(1).clamp(min=0)
-        weight[line] = total / total.mean() if total.sum() > 0 else 1.0
+        total = combined(quality[line], reward_weights).clamp(min=0)
+        mean = total.nanmean()  # of the values that were not lost
+        weight[line] = (total / mean).nan_to_num() if mean > 0 else 1.0
     places = [(tree.nodes[i].root.group, tree.nodes[i].step) for i in edges]
     anchors = torch.tensor([anchor * (tree.nodes[i].step <= anchored_steps) for i in edges], dtype=torch.float64)
     units = _per_edge(tree, edges, quality[edges], places)

@@ -93,10 +93,11 @@ def equalised(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
     """Weight of each step: median of N over its N = |d mean / d v| / std, SAGE-GRPO's equaliser (2603.21872).
 
     N is the size of the gradient of an averaged log-probability with respect to the velocity, so all steps pull alike, by
-    any kernel. Where one has no slope or no noise the weight is 1.
+    any kernel. Where one has no slope or no noise the weight is 1. Of an even number of steps the median is the lower one of
+    the two in the middle, as in the released code.
     """
     sizes = [abs(moved) / std if std > 0 else 0.0 for moved, std in (slope(*step, sigma_cap) for step in steps)]
-    middle = statistics.median(sizes)
+    middle = statistics.median_low(sizes)
     return [middle / size if size > 0 else 1.0 for size in sizes]
 
 

@@ -24,7 +24,7 @@ def _draw(plan: Plan, role: str, step: int, ahead: tuple[int, ...], end: int, ro
     sides: list[tuple[int, Move]] = []
     while step < end:
         lines[row][WIDTH * step] = "o"
-        moves = (Move(role=TWIG, stops=ahead),) if role == TWIG else tuple(plan(role, step))
+        moves = (Move(role=role, stops=ahead),) if ahead else tuple(plan(role, step))
         if not moves:
             return
         onward = next((move for move in moves if move.role == role), None)

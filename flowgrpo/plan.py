@@ -102,6 +102,10 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         lambda shape, *address: torch.zeros(shape),
         train.micro_batch,
     )
+    if any(not kernel.stochastic for kernel, _, _ in tree.trained_steps):
+        raise InputError("algorithm.tree: the plan trains a deterministic step, which has no log-probability")
+    if not tree.leaves or not tree.trained_steps:
+        raise InputError("algorithm.tree: the plan trains no step, or leads to no sample")
     rewards = torch.arange(len(tree.leaves), dtype=torch.float64)
     units = algorithm.credit.units(tree, rewards[:, None], torch.ones(1, dtype=torch.float64))
     algorithm.baseline.advantages(units.values[:, 0], units.comparison, units.anchor)

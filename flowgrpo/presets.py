@@ -68,6 +68,18 @@ PRESETS: dict[str, Row] = {
             "kl": {"form": "exact", "beta": 0.004},
         },
     },
+    "tempflow_fast": {  # ours: the same at the first steps only, and branches finished in fewer steps
+        "tree": {"name": "brush", "branches": 6, "profile": [6, 6, 6], "finish": 4},
+        "kernel": {"name": "flow_sde", "level": 0.7},
+        "credit": {"name": "siblings", "within": "seed"},
+        "baseline": _PLAIN_STD,
+        "objective": {
+            "name": "clip",
+            "clip_range": 1e-4,
+            "step_weights": "noise_aware",
+            "kl": {"form": "exact", "beta": 0.004},
+        },
+    },
     "branch_grpo": {  # arXiv 2509.06040: 16 leaves of 20 steps, split at 0, 3, 6, 9
         "tree": {"name": "branch", "factor": 2, "siblings": "correlated", "strength": 4.0},
         "kernel": {"name": "dance_sde", "level": 0.3},

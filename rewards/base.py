@@ -139,14 +139,9 @@ def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None
 
 def _find(use: str) -> Any:
     if use in BUILT_IN:
-        return _attribute(importlib.import_module(BUILT_IN[use].target.partition(":")[0]), use, use)
-    place, colon, attribute = use.rpartition(":")
-    if colon and place.endswith(".py"):
-        return _attribute(_load_file(Path(place), use), attribute, use)
-    if colon:
-        with _explained(f"the reward {use!r}: {place} could not be imported"):
-            module = importlib.import_module(place)
-        return _attribute(module, attribute, use)
+        return _attribute(importlib.import_module(BUILT_IN[use].target.partition(":")[0]), use, f"the reward {use!r}")
+    if ":" in use:
+        return locate(use, f"the reward {use!r}")
     installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if use in installed:
         with _explained(f"the reward {use!r}: {installed[use].value} could not be imported"):
@@ -157,13 +152,30 @@ def _find(use: str) -> Any:
     raise RewardError(f"there is no reward {use!r}, {hint}")
 
 
-def _load_file(path: Path, use: str) -> Any:
+def locate(use: str, what: str) -> Any:
+    """The object that a user names by `pkg.module:object` or `./file.py:object`.
+
+    Args:
+        what: how errors call it.
+
+    Raises:
+        RewardError: there is no such thing, or it cannot be imported.
+    """
+    place, _, attribute = use.rpartition(":")
+    if place.endswith(".py"):
+        return _attribute(_load_file(Path(place), what), attribute, what)
+    with _explained(f"{what}: {place} could not be imported"):
+        module = importlib.import_module(place)
+    return _attribute(module, attribute, what)
+
+
+def _load_file(path: Path, what: str) -> Any:
     if not path.is_file():
-        raise RewardError(f"the reward {use!r}: there is no file {path}")
+        raise RewardError(f"{what}: there is no file {path}")
     digest = hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
-    spec = importlib.util.spec_from_file_location(f"flowgrpo_reward_{path.stem}_{digest}", path)
+    spec = importlib.util.spec_from_file_location(f"flowgrpo_plugin_{path.stem}_{digest}", path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses and pickle look there
-    with _explained(f"the reward {use!r}: {path} could not be imported"):
+    with _explained(f"{what}: {path} could not be imported"):
         spec.loader.exec_module(module)
     return module
 
@@ -179,10 +191,10 @@ def _explained(sentence: str) -> Iterator[None]:
         raise RewardError(f"{sentence}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
-def _attribute(module: Any, name: str, use: str) -> Any:
+def _attribute(module: Any, name: str, what: str) -> Any:
     if not hasattr(module, name):
         own = [k for k, v in vars(module).items() if callable(v) and not k.startswith("_")]
         close = difflib.get_close_matches(name, own, 1) or own[:5]
         hint = f", it has {', '.join(close)}" if close else ""
-        raise RewardError(f"the reward {use!r}: nothing is named {name!r} there{hint}")
+        raise RewardError(f"{what}: nothing is named {name!r} there{hint}")
     return getattr(module, name)

@@ -65,10 +65,10 @@ def manifold_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> t
     at sigma = 1, so the released code puts 0.997 there, and so do we, or the middle of the step where that is nearer to 1.
     `sigma_cap` has no effect.
     """
-    sigma, sigma_next = _float32(sigma), _float32(sigma_next)
-    cap = torch.minimum(sigma, torch.clamp((1 + sigma_next) / 2, min=0.997))
-    step = sigma - sigma_next
-    variance = _float32(level) ** 2 * (torch.log((1 - sigma_next) / (1 - cap)) - step)
+    begin, end = (_float32(value).double() for value in (sigma, sigma_next))  # float32 would cancel near sigma 0
+    cap = torch.minimum(begin, torch.clamp((1 + end) / 2, min=0.997))
+    variance = (_float32(level).double() ** 2 * (torch.log((1 - end) / (1 - cap)) - (begin - end))).float()
+    sigma, step = begin.float(), (begin - end).float()
     noise = x + (1 - sigma) * v
     return x - step * v - variance / (2 * sigma) * noise, torch.sqrt(variance)
 

@@ -24,16 +24,20 @@ def chain(kernels: Sequence[Kernel], stochastic: Collection[int], trained: Colle
     return lambda role, step: (Move(kernels[step], trained=step in trained) if step in stochastic else Move(),)
 
 
-def brush(kernels: Sequence[Kernel], branches: Sequence[int]) -> Plan:
+def brush(kernels: Sequence[Kernel], branches: Sequence[int], finish: int | None = None) -> Plan:
     """An ODE trunk; at step i it grows `branches[i]` stochastic, trained children, each finished by ODE.
 
     TempFlow-GRPO (arXiv 2508.04324). The trunk ends where it branches for the last time, for nothing comes of its end.
+
+    Args:
+        finish: most ODE steps that finish a branch; None for all that remain.
     """
+    end = len(kernels)
     last = max(step for step, count in enumerate(branches) if count)
 
     def moves(role: str, step: int) -> tuple[Move, ...]:
         if role == SIDE:
-            return (Move(role=SIDE),)
+            return (Move(role=SIDE, stops=_stops(step, end, finish)),)
         sides = (Move(kernels[step], SIDE, branches[step], trained=True),) if branches[step] else ()
         return (Move(), *sides) if step < last else sides
 
@@ -79,11 +83,16 @@ def twigs(kernels: Sequence[Kernel], stochastic: Collection[int], length: int | 
 
     def moves(role: str, step: int) -> tuple[Move, ...]:
         trunk = Move(kernels[step], trained=True) if step in stochastic else Move()
-        count = min(length or end, end - step)
-        coincides = count == end - step and not any(later in stochastic for later in range(step, end))
+        stops = _stops(step, end, length)
+        coincides = len(stops) == end - step and not any(later in stochastic for later in range(step, end))
         if coincides or (step == 0 and not root):
             return (trunk,)
-        stops = tuple(step + round((end - step) * i / count) for i in range(1, count + 1))
         return (trunk, Move(role=TWIG, stops=stops))
 
     return moves
+
+
+def _stops(step: int, end: int, most: int | None) -> tuple[int, ...]:
+    """At most so many places that lead evenly from a step to the end of the schedule."""
+    count = min(most or end, end - step)
+    return tuple(step + round((end - step) * i / count) for i in range(1, count + 1))

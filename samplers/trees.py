@@ -19,7 +19,7 @@ import torch
 from samplers.kernels import ODE, Kernel, State, log_prob, transition
 
 TRUNK = "trunk"
-TWIG = "twig"  # a node that exists only for its reward: it walks its own stops by ODE, and no plan is asked about it
+TWIG = "twig"  # a node that exists only to measure the state it left: its sample is no end of a trajectory
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Move:
 
     Attributes:
         trained: whether the edges take part in the update.
-        stops: None for one step along the schedule; otherwise the places in the schedule that a twig walks, up to its end.
+        stops: None for one step along the schedule; otherwise the places in the schedule that are walked by ODE, up to its
+            end, without asking the plan again.
         spread: None for siblings of independent noise; s for (xi_0 + s eta) / sqrt(1 + s^2), xi_0 shared and eta their own,
             so that each is standard normal and two have covariance 1 / (1 + s^2) (BranchGRPO, arXiv 2509.06040).
         heat: factor on the drawn noise, of which the log-probability knows nothing; anything but 1 breaks the marginals.
@@ -81,7 +82,7 @@ class Root:
 
 @dataclass(frozen=True)
 class Node:
-    """One latent: its place in the tree. `step` indexes the schedule; `ahead` are the further stops of a twig."""
+    """One latent: its place in the tree. `step` indexes the schedule; `ahead` are further stops."""
 
     parent: int | None
     root: Root
@@ -222,7 +223,7 @@ def grow(
 
 
 def _moves(node: Node, plan: Plan) -> Sequence[Move]:
-    return (Move(role=TWIG, stops=node.ahead),) if node.role == TWIG else plan(node.role, node.step)
+    return (Move(role=node.role, stops=node.ahead),) if node.ahead else plan(node.role, node.step)
 
 
 def _batches(moves: dict[int, Sequence[Move]], tree: Tree, size: int) -> list[list[int]]:
@@ -294,7 +295,7 @@ def _drawn(tree: Tree, edges: Edges, shape: Sequence[int], component: int, noise
     for node in (tree.nodes[i] for i in edges.nodes.tolist()):
         parent = tree.nodes[node.parent]
         own = noise(shape, node.root.group, node.path, parent.step, component)
-        if move.spread is not None:
+        if move.spread is not None and move.count > 1:
             common = noise(shape, node.root.group, parent.path, parent.step, component)
             own = (common + move.spread * own) / math.sqrt(1 + move.spread**2)
         drawn.append(move.heat * own)
@@ -338,8 +339,8 @@ def _gathered(rows: list[tuple[Evaluation, int]], keep: torch.Tensor) -> Evaluat
     taken: dict[Move, list[tuple[int, Edges, int]]] = defaultdict(list)  # move -> (new row, edges, place in them)
     for new, (evaluation, row) in enumerate(rows):
         for edges in evaluation.trained:
-            places = ((edges.rows == row) & keep[edges.nodes]).nonzero().flatten()
-            taken[edges.move] += [(new, edges, int(place)) for place in places]
+            for place in ((edges.rows == row) & keep[edges.nodes]).nonzero().flatten().tolist():
+                taken[edges.move].append((new, edges, place))
     first = rows[0][0]
     return Evaluation(
         first.sigma,

@@ -10,14 +10,14 @@ from flowgrpo.axes.baseline import GroupMean, LeaveOneOut
 from flowgrpo.axes.credit import Depthwise, DiscountedValue, Siblings, StepGain, Terminal
 from flowgrpo.axes.kernel import CPS, DanceSDE, FlowSDE, Manifold
 from flowgrpo.axes.objective import Clip, NormalisedRatio, SoftGate
-from flowgrpo.axes.tree import Branch, BranchWindow, Brush, Chain, Twigs, Window
+from flowgrpo.axes.tree import Branch, BranchWindow, Brush, Chain, Custom, Twigs, Window
 
 __all__ = ["CHOICES", "Choice", "Strict"]
 
 CHOICES: dict[str, dict[str, type[Choice]]] = {
     axis: {choice.model_fields["name"].default: choice for choice in choices}
     for axis, choices in {
-        "tree": (Chain, Window, Brush, Branch, BranchWindow, Twigs),
+        "tree": (Chain, Window, Brush, Branch, BranchWindow, Twigs, Custom),
         "kernel": (FlowSDE, DanceSDE, CPS, Manifold),
         "credit": (Terminal, Siblings, Depthwise, StepGain, DiscountedValue),
         "baseline": (GroupMean, LeaveOneOut),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -11,8 +12,9 @@ from pydantic import Field
 from flowgrpo import pruning
 from flowgrpo.axes.base import Bound, Choice, Strict
 from flowgrpo.errors import InputError
+from rewards.base import locate
 from samplers import noise, plans, schedule
-from samplers.kernels import Kernel
+from samplers.kernels import ODE, Kernel
 from samplers.trees import Plan, Tree
 
 
@@ -94,12 +96,14 @@ class Brush(Rooted):
     """An ODE trunk for each seed; every step grows `branches` stochastic children, each finished by ODE (TempFlow-GRPO).
 
     A group of size S has S / `branches` seeds. `profile` gives each step its own number of children, 0 beyond its end:
-    [6, 6, 6] branches at the first three steps only.
+    [6, 6, 6] branches at the first three steps only. `finish` bounds the ODE steps that finish a branch (null: all that
+    remain): a coarser sample, for less.
     """
 
     name: Literal["brush"] = "brush"
     branches: int = Field(6, ge=2)
     profile: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
+    finish: int | None = Field(None, ge=1)
 
     def roots(self, group_size: int) -> int:
         """How many seeds a group has."""
@@ -113,15 +117,15 @@ class Brush(Rooted):
             raise InputError(
                 f"algorithm.tree.profile: {branches} are not the numbers of children of at most {end} stochastic steps"
             )
-        return plans.brush(kernels, [*branches, *[0] * (len(kernels) - len(branches))])
+        return plans.brush(kernels, [*branches, *[0] * (len(kernels) - len(branches))], self.finish)
 
 
 class Pruning(Strict):
     """What leaves the update of a branch tree; see `flowgrpo.pruning`.
 
     `parent_top1` keeps the best chain of each last split; `extremes` the best and the worst `fraction` of a group's chains;
-    `depth` does not train a window of `size` steps, which begins as the last stochastic ones and moves a step earlier each
-    `every` iterations until it touches the last split.
+    `depth` does not train a window of `size` steps, which begins before the last stochastic one (leading to depths 15
+    to 18 of 20) and moves a step earlier each `every` iterations until it touches the last split, as the released code does.
     """
 
     rule: Literal["parent_top1", "extremes", "depth"]
@@ -172,7 +176,7 @@ class Branching(Rooted):
         trained = set(stochastic)
         if self.prune is not None and self.prune.rule == "depth":
             first, size = max(splits) + 1, min(self.prune.size, end - max(splits) - 1)
-            at = max(first, end - size - iteration // self.prune.every)
+            at = max(first, end - 1 - size - iteration // self.prune.every)
             trained -= set(range(at, at + size))
         spread = self.strength if self.siblings == "correlated" else None
         heat = self.strength if self.siblings == "hot" else 1.0
@@ -217,6 +221,33 @@ class Twigs(Rooted):
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
         """The plan of one iteration."""
         return plans.twigs(kernels, range(self._end(kernels)), self.length, self.root)
+
+
+class Custom(Rooted):
+    """A tree of your own: `function`, as ./file.py:name or pkg.module:name, makes the plan of an iteration.
+
+    It is called as function(kernels, **options) with one kernel for each step, the last one ODE unless `last_step` is sde,
+    and returns a `samplers.trees.Plan`: (role, step) -> moves. `trajectories` says how many ends a root has.
+    """
+
+    name: Literal["custom"] = "custom"
+    function: str = Field(pattern=r".:.")
+    options: dict[str, Any] = {}
+    trajectories: int = Field(1, ge=1)
+
+    def roots(self, group_size: int) -> int:
+        """How many roots a group has."""
+        return _divided(group_size, self.trajectories, "algorithm.tree.trajectories of each root")
+
+    def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
+        """The plan of one iteration."""
+        end = self._end(kernels)
+        return _located(self.function)([*kernels[:end], *[ODE] * (len(kernels) - end)], **self.options)
+
+
+@cache
+def _located(function: str) -> Callable[..., Plan]:
+    return locate(function, f"algorithm.tree.function {function!r}")
 
 
 def _divided(group_size: int, by: int, what: str) -> int:

@@ -69,6 +69,25 @@ def test_a_group_that_is_lost_whole_or_has_one_member_teaches_nothing():
         assert baseline(values, groups, "none")[:3].tolist() == [0, 0, 0]
 
 
+PAIRS = torch.tensor([[0, 1], [1, 0], [0, 2], [0, 1], [1, 0], [0, 2], [0, 0]])  # rows, not their sums or columns
+
+
+def test_units_are_compared_where_all_columns_agree():
+    values = torch.tensor([1.0, 10.0, 100.0, 3.0, 30.0, 500.0, 7.0], dtype=torch.float64)
+    assert group_mean(values, PAIRS, "none").tolist() == [-1, -10, -200, 1, 10, 200, 0]
+    assert leave_one_out(values, PAIRS).tolist() == [-2, -20, -400, 2, 20, 400, 0]
+    assert group_mean(values, PAIRS, "group", 0.0, 0)[:6].tolist() == pytest.approx([-1, -1, -1, 1, 1, 1])
+    spread = math.sqrt(((values - values.mean()) ** 2).mean())
+    expected = [d / spread for d in (-1, -10, -200, 1, 10, 200, 0)]
+    assert group_mean(values, PAIRS, "global", 0.0, 0).tolist() == pytest.approx(expected)
+
+
+def test_several_columns_lose_and_agree_as_one_does():
+    values = torch.tensor([1.0, 10.0, math.nan, 3.0, 10.0, 500.0, 7.0], dtype=torch.float64)
+    assert group_mean(values, PAIRS, "none").tolist() == [-1, 0, 0, 1, 0, 0, 0]
+    assert zero_std_fraction(values, PAIRS) == 0.75  # of the four sets only the first varies
+
+
 def test_rewards_that_do_not_apply_leave_the_sum():
     values = torch.tensor([[1.0, 2.0], [math.nan, 2.0], [math.nan, math.nan]], dtype=torch.float64)
     total = combined(values, torch.tensor([1.0, 0.5], dtype=torch.float64))

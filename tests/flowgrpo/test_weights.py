@@ -93,3 +93,85 @@ def test_targets_that_name_nothing_are_refused():
     with pytest.raises(InputError, match="no linear layer is named 'to_w', there are"):
         lora_config(2, 4, ["to_q", "to_w"], modules)
     assert set(lora_config(2, 4, "auto", modules).target_modules) >= {"to_q", "to_k", "to_v", "to_out.0", "add_q_proj"}
+
+
+def moved_on(weights, updates):
+    """What the first tensor was after each of some updates, each of which added 1."""
+    seen = []
+    for _ in range(updates):
+        with torch.no_grad():
+            for p in weights.parameters:
+                p.add_(1.0)
+        weights.after_update()
+        seen.append(weights.parameters[0].detach().clone())
+    return seen
+
+
+def of_reference(weights):
+    with weights.reference():
+        return weights.parameters[0].detach().clone()
+
+
+def test_a_moving_reference_is_the_live_weights_of_every_third_update():
+    modules = module()
+    weights = Weights(modules, None, reference="moving", refresh=3)
+    x = torch.randn(4, 3)
+    seen, outputs = [weights.parameters[0].detach().clone()], []
+    for update in range(8):
+        assert torch.equal(of_reference(weights), seen[update // 3 * 3])
+        assert torch.equal(weights.parameters[0], seen[update])
+        outputs.append(modules["net"](x).detach())
+        with torch.no_grad(), weights.reference():
+            assert torch.equal(modules["net"](x), outputs[update // 3 * 3])
+        seen += moved_on(weights, 1)
+
+
+def test_the_moving_reference_of_lora_is_the_adapter_as_it_was():
+    modules, x = module(), torch.randn(4, 3)
+    net = modules["net"]
+    with torch.no_grad():
+        base = net(x)
+    weights = Weights(modules, lora_config(2, 4, ["0", "2"], modules), reference="moving", refresh=2)
+
+    @torch.no_grad()
+    def outputs():
+        with weights.reference():
+            other = net(x)
+        return net(x), other
+
+    torch.testing.assert_close(outputs()[1], base)  # an adapter starts as nothing
+    moved_on(weights, 1)
+    torch.testing.assert_close(outputs()[1], base)
+    moved_on(weights, 1)
+    second, reference = outputs()
+    assert torch.equal(reference, second)
+    assert not torch.allclose(second, base, atol=1e-2)
+    moved_on(weights, 1)
+    third, reference = outputs()
+    assert torch.equal(reference, second)
+    assert not torch.allclose(third, second, atol=1e-2)
+    assert all(p.requires_grad for p in weights.parameters)
+
+
+@pytest.mark.parametrize("with_lora", [False, True])
+def test_a_moving_reference_is_kept_and_loads_back(with_lora):
+    def fresh(reference="moving"):
+        modules = module()
+        lora = lora_config(2, 4, ["0", "2"], modules) if with_lora else None
+        return Weights(modules, lora, ema=0.9, reference=reference, refresh=3)
+
+    weights = fresh()
+    moved_on(weights, 4)
+    names = list(weights.named)
+    tensors = {name: tensor.clone() for name, tensor in weights.tensors().items()}
+    assert set(tensors) == {*names, *(f"average.{name}" for name in names), *(f"reference.{name}" for name in names)}
+    for name in names:
+        torch.testing.assert_close(tensors[f"reference.{name}"], tensors[name] - 1)  # as it was after the third
+    loaded = fresh()
+    loaded.load(tensors, 4)
+    assert torch.equal(of_reference(loaded), tensors[f"reference.{names[0]}"])
+    _, sixth, _ = moved_on(loaded, 3)  # the fifth, the sixth, which refreshes, and the seventh
+    assert torch.equal(of_reference(loaded), sixth)
+    assert not any(name.startswith("reference.") for name in fresh("fixed").tensors())
+    with pytest.raises(InputError, match="not of this model"):
+        fresh("fixed").load(tensors, 4)

@@ -1,11 +1,14 @@
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from scipy.integrate import quad
 
-from samplers.kernels import KERNELS, ODE, Kernel, log_prob, transition
+from samplers.kernels import KERNELS, ODE, Kernel, flow_sde, log_prob, manifold_sde, slope, transition
+from samplers.schedule import linear_sigmas
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "sde_steps.json").read_text())
 
@@ -24,7 +27,7 @@ def test_step_and_log_prob_equal_the_reference_implementations(case):
     torch.testing.assert_close(log_prob((following,), (mean,), std, form), expected, rtol=1e-5, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["flow_sde", "dance_sde", "cps"])
+@pytest.mark.parametrize("name", ["flow_sde", "dance_sde", "cps", "manifold"])
 @pytest.mark.parametrize(("sigma", "sigma_next"), [(1.0, 0.9), (0.75, 2 / 3), (0.25, 0.0)])
 def test_mean_depends_on_velocity_as_derived(name, sigma, sigma_next):
     level, cap = 0.7, 0.9
@@ -34,6 +37,9 @@ def test_mean_depends_on_velocity_as_derived(name, sigma, sigma_next):
     h = sigma - sigma_next
     if name == "cps":
         expected = -sigma * (1 - sigma_next) + (1 - sigma) * sigma_next * math.cos(level * math.pi / 2)
+    elif name == "manifold":
+        variance = level**2 * (math.log((1 - sigma_next) / (1 - min(sigma, 0.997))) - h)
+        expected = -h - variance * (1 - sigma) / (2 * sigma)
     else:
         bounded = cap if sigma == 1 else sigma
         g2 = level**2 * (sigma / (1 - bounded) if name == "flow_sde" else 1)
@@ -44,7 +50,7 @@ def test_mean_depends_on_velocity_as_derived(name, sigma, sigma_next):
 
 def test_a_step_to_zero_is_deterministic_for_cps_and_stays_finite_for_the_others():
     x, v = torch.randn(2, 5), torch.randn(2, 5)
-    for name in ("flow_sde", "dance_sde", "cps"):
+    for name in ("flow_sde", "dance_sde", "cps", "manifold"):
         mean, std = KERNELS[name](x, v, 0.25, 0.0, 0.7, 0.9)
         assert mean.isfinite().all()
         assert std.isfinite()
@@ -55,6 +61,57 @@ def test_a_step_to_zero_is_deterministic_for_cps_and_stays_finite_for_the_others
 def test_a_step_from_pure_noise_uses_the_second_sigma_in_its_place():
     _, std = KERNELS["flow_sde"](torch.zeros(1), torch.zeros(1), 1.0, 0.9, 0.7, 0.9)
     assert std.item() == pytest.approx(0.7 * math.sqrt(1 / (1 - 0.9)) * math.sqrt(0.1), rel=1e-5)
+
+
+def manifold_std(sigma, sigma_next, level):
+    zero = torch.zeros(1)
+    return manifold_sde(zero, zero, sigma, sigma_next, level, 0.9)[1].item()
+
+
+@pytest.mark.parametrize(("sigma", "sigma_next"), [(0.99, 0.95), (0.99, 0.98), (0.9, 0.5), (0.75, 2 / 3), (0.25, 0.0)])
+def test_manifold_integrates_its_diffusion_over_the_step(sigma, sigma_next):
+    variance, _ = quad(lambda s: 0.7**2 * s / (1 - s), sigma_next, sigma)
+    assert manifold_std(sigma, sigma_next, 0.7) == pytest.approx(math.sqrt(variance), rel=1e-5)
+
+
+@pytest.mark.parametrize("sigma_next", [0.9, 0.5, 0.0])
+def test_manifold_steps_from_pure_noise_as_if_from_0997(sigma_next):
+    variance = 0.5**2 * (math.log((1 - sigma_next) / 0.003) - (1 - sigma_next))
+    assert manifold_std(1.0, sigma_next, 0.5) == pytest.approx(math.sqrt(variance), rel=1e-5)
+
+
+def test_manifold_differs_from_flow_sde_as_published():
+    sigmas = linear_sigmas(20, shift=5.0).tolist()
+    manifold, flow = (
+        [kernel(torch.zeros(1), torch.zeros(1), *step, 0.5, sigmas[1])[1].item() for step in pairwise(sigmas)]
+        for kernel in (manifold_sde, flow_sde)
+    )
+    assert [manifold[i] for i in (0, 1, 4, -1)] == pytest.approx([0.5555, 0.4256, 0.2535, 0.0795], abs=5e-5)
+    assert [flow[i] for i in (0, 1, 4, -1)] == pytest.approx([0.5, 0.5186, 0.2728, 0.1171], abs=5e-5)
+
+
+@pytest.mark.parametrize("width", [1e-3, 1e-4, 1e-5])
+def test_manifold_starts_fine_steps_from_their_middle(width):
+    """ln((1 - sigma_next) / (1 - middle)) is ln 2, however fine the step; with 0.997 the variance would be negative."""
+    expected = 0.7 * math.sqrt(math.log(2) - width)
+    assert manifold_std(1.0, 1.0 - width, 0.7) == pytest.approx(expected, rel=2e-3)
+
+
+def test_manifold_is_random_at_every_fine_step_near_pure_noise():
+    fine = torch.linspace(1, 0.99, 201, dtype=torch.float64).tolist()
+    assert all(0 < manifold_std(*step, 0.7) < 1 for step in pairwise(fine))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("sigma", "sigma_next"), [(1.0, 0.9), (0.75, 2 / 3), (0.25, 0.0)])
+def test_slope_is_the_derivative_of_the_mean(name, sigma, sigma_next):
+    x, v = torch.randn(2, 5), torch.randn(2, 5, requires_grad=True)
+    mean, std = KERNELS[name](x, v, sigma, sigma_next, 0.7, 0.9)
+    (derivative,) = torch.autograd.grad(mean.sum(), v)
+    moved, spread = slope(Kernel(name, 0.7), sigma, sigma_next, 0.9)
+    assert derivative.flatten().tolist() == pytest.approx([moved] * 10, rel=1e-5, abs=1e-6)
+    assert moved < 0
+    assert spread == std.item()
 
 
 def test_sigmas_and_levels_may_differ_per_row():

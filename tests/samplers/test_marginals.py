@@ -29,12 +29,7 @@ def steps(case):
         yield sigma, following, "ode" if last and case["last_step_ode"] else case["kernel"], sigmas[1]
 
 
-def name(case):
-    return f"{case['kernel']}-{case['num_steps']}-shift{case['shift']}-std{case['target_std']}-{case['last_step_ode']}"
-
-
-@pytest.mark.parametrize("case", CASES, ids=name)
-def test_exact_recursion_of_every_kernel(case):
+def exact_moments(case):
     """A kernel's mean is linear in x here, so its slope and offset carry mean and variance through exactly."""
     mean, variance = 0.0, 1.0
     for sigma, following, kernel, cap in steps(case):
@@ -43,8 +38,18 @@ def test_exact_recursion_of_every_kernel(case):
         (offset, at_one), std = KERNELS[kernel](x, v, sigma, following, case["noise_level"], cap)
         slope = (at_one - offset).item()
         mean, variance = slope * mean + offset.item(), slope**2 * variance + std.item() ** 2
+    return mean, math.sqrt(variance)
+
+
+def name(case):
+    return f"{case['kernel']}-{case['num_steps']}-shift{case['shift']}-std{case['target_std']}-{case['last_step_ode']}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_exact_recursion_of_every_kernel(case):
+    mean, std = exact_moments(case)
     assert mean == pytest.approx(case["final_mean"], abs=2e-5)
-    assert math.sqrt(variance) == pytest.approx(case["final_std"], rel=2e-4, abs=2e-5)
+    assert std == pytest.approx(case["final_std"], rel=2e-4, abs=2e-5)
 
 
 SAMPLED = [c for c in CASES if c["shift"] == 3.0 and c["target_mean"] == 0.5 and c["last_step_ode"]]
@@ -74,6 +79,18 @@ def final_std(kernel, num_steps, **wanted):
 @pytest.mark.parametrize("kernel", ["ode", "flow_sde", "dance_sde"])
 def test_marginal_preserving_kernels_tend_to_the_target(kernel):
     gaps = [abs(final_std(kernel, n) - 0.5) for n in (10, 40, 160)]
+    assert gaps[0] > 2 * gaps[1] > 4 * gaps[2]
+    assert gaps[2] < 0.01
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+@pytest.mark.parametrize("level", [0.5, 0.7])
+def test_manifold_tends_to_the_target(shift, level):
+    case = {"kernel": "manifold", "noise_level": level, "shift": shift, "last_step_ode": True}
+    target = {"target_mean": 0.5, "target_std": 0.5}
+    finals = [exact_moments({**case, **target, "num_steps": n}) for n in (10, 40, 160)]
+    gaps = [abs(std - 0.5) for _, std in finals]
+    assert [mean for mean, _ in finals] == pytest.approx([0.5] * 3, abs=1e-5)
     assert gaps[0] > 2 * gaps[1] > 4 * gaps[2]
     assert gaps[2] < 0.01
 

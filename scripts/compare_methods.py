@@ -1,0 +1,207 @@
+"""Compare methods on the embedded model, at equal wall time and at equal model evaluations; writes a table and curves.
+
+    python scripts/compare_methods.py run OUT --seeds 0 1 2 --seconds 100 [--methods tempflow branch_grpo ...]
+    python scripts/compare_methods.py report OUT [OUT ...] [--picture curves.svg]
+
+`run` trains each method (a preset, or NAME='preset key=value ...') with each seed through the command line, one thread each,
+two at a time, until its rollouts and updates have taken so many seconds; held-out evaluation, start-up and checkpoints do
+not count. A seed fixes the prompts for all methods alike. Runs that are complete are not run again. `report` reads the
+runs' own metrics and interpolates their held-out reward at the budget, and at the fewest model evaluations that any of them
+has made by then.
+
+An idle machine is part of the method: the seconds are those of a clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from flowgrpo import config
+from flowgrpo.plan import predicted
+from flowgrpo.presets import PRESETS
+
+CONFIG = Path(__file__).parents[1] / "configs" / "shapes.yaml"
+SETTING = (  # what all methods share; a method's own numbers stay as published, but the clip range is for 1024 dimensions
+    "train.iterations=10000",
+    "train.groups=2",
+    "train.group_size=24",
+    "train.updates=1",
+    "train.learning_rate=1e-4",
+    "eval.prompts=128",
+    "algorithm.objective.clip_range=1e-3",
+    "eval.save=0",
+    "run.checkpoint.every=100000",
+)
+LOOKS = 3  # held-out evaluations of a run after the first
+UPDATE = 3.3  # cost of an evaluation with its backward pass, in evaluations without
+
+
+def trained_seconds(lines: Iterable[dict[str, Any]]) -> float:
+    """Seconds of rollouts, updates and calibration in metric lines."""
+    keys = ("time/rollout", "time/update", "time/calibration")
+    return sum(line.get(key, 0.0) for line in lines for key in keys)
+
+
+def curve(lines: list[dict[str, Any]], cost: Callable[[list[dict[str, Any]]], float]) -> list[tuple[float, float]]:
+    """(cost so far, held-out reward) at each evaluation."""
+    return [(cost(lines[:i]), line["reward/mean"]) for i, line in enumerate(lines) if line["phase"] == "eval"]
+
+
+def evaluations(lines: Iterable[dict[str, Any]]) -> float:
+    """Model evaluations of training in metric lines."""
+    return sum(line["cost/model_evaluations"] for line in lines if line["phase"] != "eval")
+
+
+def at(points: list[tuple[float, float]], cost: float) -> float:
+    """The reward at a cost, on straight lines between evaluations."""
+    for (before, low), (after, high) in pairwise(points):
+        if before <= cost <= after:
+            return low + (high - low) * (cost - before) / (after - before)
+    raise ValueError(f"a run ended at {points[-1][0]:.0f}, before {cost:.0f}")
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The complete metric lines of a run."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def finished(folder: Path, seconds: float) -> bool:
+    """Whether a run has been evaluated at or after its budget."""
+    lines = read(folder)
+    return bool(lines) and lines[-1]["phase"] == "eval" and trained_seconds(lines) >= seconds
+
+
+def train(name: str, overrides: list[str], seed: int, seconds: float, out: Path) -> None:
+    """Train one run to its budget, unless that was done before."""
+    run = f"{name}-seed{seed}"
+    if finished(out / run, seconds):
+        return
+    subprocess.run(["rm", "-rf", out / run], check=True)
+    settings = [*SETTING, *overrides, f"run.seed={seed}", f"run.dir={out}", f"run.name={run}"]
+    chosen = config.load(CONFIG, settings)
+    cost = predicted(chosen, chosen.model.call.get("num_inference_steps", 10))
+    # How often to look is a guess of how long an iteration takes; the budget itself is measured.
+    iteration = 3.6e-3 * (cost.rollout + cost.decoded + UPDATE * cost.update)
+    every = max(1, round(seconds / LOOKS / iteration))
+    command = [sys.executable, "-m", "flowgrpo", "train", str(CONFIG), *settings, f"eval.every={every}"]
+    log = out / f"{run}.log"
+    with log.open("w") as file:
+        child = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    while child.poll() is None and not finished(out / run, seconds):
+        time.sleep(0.5)
+    if child.poll() is None:
+        child.send_signal(signal.SIGTERM)
+    if child.wait() not in (0, 130):
+        raise RuntimeError(f"{shlex.join(command)} failed: {log.read_text()[-2000:]}")
+    points = curve(read(out / run), trained_seconds)
+    print(f"{run}: {points[0][1]:.3f} -> {at(points, seconds):.3f}", flush=True)
+
+
+def spread(values: list[float]) -> str:
+    """Mean and standard error of a few seeds."""
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return f"{statistics.mean(values):.3f} ± {error:.3f}"
+
+
+def report(folders: list[Path], seconds: float, picture: Path | None) -> None:
+    """Print the table of all complete runs in some folders, and draw their curves."""
+    runs: dict[str, list[list[dict[str, Any]]]] = {}
+    for folder in folders:
+        for path in sorted(folder.iterdir()):
+            if path.is_dir() and finished(path, seconds):
+                runs.setdefault(path.name.rpartition("-seed")[0], []).append(read(path))
+    by_time = {name: [curve(lines, trained_seconds) for lines in own] for name, own in runs.items()}
+    by_work = {name: [curve(lines, evaluations) for lines in own] for name, own in runs.items()}
+    work = min(points[-1][0] for own in by_work.values() for points in own)
+    print(
+        f"| method | seeds | before | after {seconds:.0f} s | gain | after {work / 1000:.0f}k evaluations | iterations |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    final = {name: [at(points, seconds) for points in own] for name, own in by_time.items()}
+    for name in sorted(final, key=lambda name: -statistics.mean(final[name])):
+        before = statistics.mean(points[0][1] for points in by_time[name])
+        gain = spread([value - points[0][1] for value, points in zip(final[name], by_time[name], strict=True)])
+        iterations = statistics.mean(sum(line["phase"] == "train" for line in lines) for lines in runs[name])
+        worked = spread([at(points, work) for points in by_work[name]])
+        cells = [f"`{name}`", len(final[name]), f"{before:.3f}", spread(final[name]), gain, worked, f"{iterations:.0f}"]
+        print("| " + " | ".join(map(str, cells)) + " |")
+    if picture is not None:
+        draw(by_time, by_work, seconds, work, picture)
+
+
+def draw(by_time: dict, by_work: dict, seconds: float, work: float, picture: Path) -> None:
+    """Mean curves over the seeds, by time and by work."""
+    import matplotlib.pyplot as plt
+
+    names = sorted(by_time, key=lambda name: -statistics.mean(at(points, seconds) for points in by_time[name]))
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
+    colours = plt.colormaps["tab20"].colors
+    for axis, data, limit, label in (
+        (axes[0], by_time, seconds, "seconds of rollout and update, one thread"),
+        (axes[1], by_work, work, "model evaluations"),
+    ):
+        for colour, name in zip(colours, names, strict=False):
+            costs = [limit * i / 40 for i in range(41)]
+            means = [statistics.mean(at(points, cost) for points in data[name]) for cost in costs]
+            axis.plot(costs, means, color=colour, label=name, linewidth=1.6)
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("held-out reward")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
+    figure.savefig(picture)
+
+
+def parsed(methods: list[str]) -> dict[str, list[str]]:
+    """Name and overrides of each method."""
+    found = {}
+    for method in methods:
+        name, _, rest = method.partition("=")
+        preset, *overrides = shlex.split(rest) if rest else [name]
+        found[name] = [f"algorithm.preset={preset}", *overrides]
+    return found
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["run", "report"])
+    parser.add_argument("folders", nargs="+", type=Path, metavar="OUT")
+    parser.add_argument("--methods", nargs="+", default=list(PRESETS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--seconds", type=float, default=100.0)
+    parser.add_argument("--picture", type=Path)
+    options = parser.parse_args()
+    if options.command == "report":
+        report(options.folders, options.seconds, options.picture)
+        return
+    (out,) = options.folders
+    out.mkdir(parents=True, exist_ok=True)
+    methods = parsed(options.methods)
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [
+            pool.submit(train, name, overrides, seed, options.seconds, out)
+            for seed in options.seeds
+            for name, overrides in methods.items()
+        ]
+        for job in jobs:
+            job.result()
+
+
+if __name__ == "__main__":
+    main()
