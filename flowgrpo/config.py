@@ -347,7 +347,11 @@ def _similar_file(path: Path) -> str:
 
 def _sentence(error: ValidationError, model: type[Strict], prefix: tuple[str, ...] = ()) -> str:
     """The first unknown key, else the first wrong value, as one sentence with its place and the nearest valid choice."""
-    first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    # Where a value may be one number or a list of them, what is wrong with a list is not that it is no number.
+    first = min(
+        error.errors(),
+        key=lambda e: (e["type"] != "extra_forbidden", e["type"] == "float_type" and isinstance(e["input"], list)),
+    )
     kind, value, context = first["type"], first["input"], first.get("ctx", {})
     path = [
         part

@@ -108,6 +108,8 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         raise InputError("algorithm.tree: the plan trains no step, or leads to no sample")
     rewards = torch.arange(len(tree.leaves), dtype=torch.float64)
     units = algorithm.credit.units(tree, rewards[:, None], torch.ones(1, dtype=torch.float64))
+    if units.anchor is None and len(units.comparison.unique(dim=0)) == len(units.comparison):
+        raise InputError("algorithm.credit: every edge would be compared with itself alone, which teaches nothing")
     algorithm.baseline.advantages(units.values[:, 0], units.comparison, units.anchor)
     algorithm.objective.weights(tree.trained_steps, tree.sigma_cap)
     if algorithm.kernel.calibrate is not None:

@@ -7,6 +7,7 @@ processes keep in step.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 
 import torch
@@ -23,7 +24,7 @@ def parent_top1(tree: Tree, advantages: Tensor) -> Tensor:
     The paper's rule. The released code keeps the first half of every chain instead, for advantages along it are equal.
 
     Args:
-        advantages: (nodes,) of the edge to each node.
+        advantages: (nodes,) of the edge to each node; NaN where its reward was lost.
     """
     by_split = defaultdict(list)
     for chain in chains(tree):
@@ -38,7 +39,7 @@ def extremes(tree: Tree, advantages: Tensor, fraction: float) -> Tensor:
     """Of the chains of a group, the best and the worst `fraction` of them stay; (nodes,) whether an edge does.
 
     Args:
-        advantages: (nodes,) of the edge to each node.
+        advantages: (nodes,) of the edge to each node; NaN where its reward was lost.
         fraction: at most half; 0.25 keeps every other chain.
     """
     by_group = defaultdict(list)
@@ -66,7 +67,12 @@ def chains(tree: Tree) -> list[list[int]]:
 
 
 def _ranked(group: list[list[int]], advantages: Tensor) -> list[list[int]]:
-    return sorted(group, key=lambda chain: -float(advantages[chain[-1]]))  # stable: ties stay in order of growth
+    """Best first, ties in order of growth; chains whose reward was lost are neither good nor bad: in the middle."""
+    known = [chain for chain in group if not advantages[chain[-1]].isnan()]
+    lost = [chain for chain in group if advantages[chain[-1]].isnan()]
+    known.sort(key=lambda chain: -float(advantages[chain[-1]]))
+    middle = math.ceil(len(known) / 2)
+    return [*known[:middle], *lost, *known[middle:]]
 
 
 def _without(tree: Tree, dropped: list[list[int]]) -> Tensor:

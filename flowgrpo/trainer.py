@@ -216,7 +216,10 @@ class Trainer:
             self.policy.evaluations,
         )
         if kept.is_file():
-            self.levels = json.loads(kept.read_text())["levels"]
+            found = json.loads(kept.read_text())
+            self.levels = found["levels"]
+            if not self.done:  # the line of a run that was killed before its first checkpoint was dropped
+                self.report.write(found["metrics"])
             return
         if self.done:
             raise InputError(f"run.resume: {kept} is missing, which holds the noise levels that the run began with")
@@ -231,19 +234,18 @@ class Trainer:
             self.levels = calibrated(self.levels, positive, negative, settings.step, settings.balance)
         own = torch.tensor([self.policy.evaluations - evaluations, decoded], dtype=torch.float64)
         evaluated, decoded = (int(n) for n in self._sum(own))
+        line = {
+            "step": 0,
+            "phase": "calibration",
+            "cost/model_evaluations": evaluated,
+            "cost/decoded": decoded,
+            "time/calibration": time.perf_counter() - started,
+        }
         if self.accelerator.is_main_process:
             partial = kept.with_suffix(".partial")
-            partial.write_text(json.dumps({"levels": self.levels, "rounds": rounds}, indent=1) + "\n")
+            partial.write_text(json.dumps({"levels": self.levels, "rounds": rounds, "metrics": line}, indent=1) + "\n")
             os.replace(partial, kept)
-        self.report.write(
-            {
-                "step": 0,
-                "phase": "calibration",
-                "cost/model_evaluations": evaluated,
-                "cost/decoded": decoded,
-                "time/calibration": time.perf_counter() - started,
-            }
-        )
+        self.report.write(line)
 
     def _roots(self, iteration: int) -> list[Root]:
         """This process's roots of the iteration. Groups are integers, and every process has as many of each part."""
@@ -289,7 +291,8 @@ class Trainer:
         known = replace(units, weight=units.weight * own[0].isfinite())  # a dropped sample's edges weigh nothing
         step_weights = algorithm.objective.weights(rolled.tree.trained_steps, rolled.tree.sigma_cap)
         credited = Credited(rolled.tree, known, mine, step_weights, self.beta)
-        keep = algorithm.tree.pruned(rolled.tree, credited.of_edges(torch.arange(len(rolled.tree.nodes))))
+        ranks = replace(credited, advantages=mine.where(own[0].isfinite(), torch.nan))
+        keep = algorithm.tree.pruned(rolled.tree, ranks.of_edges(torch.arange(len(rolled.tree.nodes))))
         if keep is not None:
             credited = replace(credited, tree=pruned(rolled.tree, keep, config.train.micro_batch))
         return credited, seen

@@ -44,7 +44,7 @@ class Stochastic(Choice):
         chosen = self.level if levels is None else levels
         chosen = [chosen] * num_steps if isinstance(chosen, float) else list(chosen)
         if len(chosen) == num_steps - 1:
-            chosen.append(chosen[-1])  # of a last step that is ODE
+            chosen.append(0.0)  # of a last step that is ODE
         if len(chosen) != num_steps:
             raise InputError(
                 f"algorithm.kernel.level: {len(chosen)} levels for {num_steps} steps, take {num_steps}, or {num_steps - 1} "

@@ -35,9 +35,9 @@ class Divergence(Strict):
             raise InputError(
                 "algorithm.objective.kl: to adapt the coefficient give target and max_beta, with 0 < beta <= max_beta"
             )
-        if self.beta == 0 and (self.previous or self.target):
+        if self.beta == 0 and (self.previous or self.target or self.reference == "moving"):
             raise InputError(
-                "algorithm.objective.kl.beta: previous and target scale beta, which must be above 0 for them"
+                "algorithm.objective.kl.beta: 0 switches previous, target and a moving reference off, raise it"
             )
         return self
 

@@ -28,7 +28,10 @@ def path(tmp_path):
         ("algorithm.preset=flowgrpo", "algorithm.preset: 'flowgrpo' is unknown, did you mean 'flow_grpo'?"),
         ("algorithm.kernal=cps", "algorithm.kernal: unknown key, did you mean 'kernel'?"),
         ("algorithm.kernel=cpss", "algorithm.kernel: 'cpss' is unknown, did you mean 'cps'?"),
-        ("algorithm.kernel={name: cps, size: 3}", "algorithm.kernel.size: unknown key, choose one of log_prob, level"),
+        (
+            "algorithm.kernel={name: cps, size: 3}",
+            "algorithm.kernel.size: unknown key, choose one of log_prob, calibrate, level",
+        ),
         ("algorithm.kernel.level=-1", "algorithm.kernel.level: -1 is wrong, input should be greater than 0"),
         (
             "algorithm.objective.clip_range=-1",
@@ -37,6 +40,41 @@ def path(tmp_path):
         (
             "algorithm.objective.kl.form=exactly",
             "algorithm.objective.kl.form: 'exactly' is not allowed, did you mean 'exact'?",
+        ),
+        (
+            "algorithm={preset: grpo_guard, kernel: {log_prob: sum}}",
+            "algorithm.kernel.log_prob: normalised_ratio normalises mean, not sum; take mean",
+        ),
+        (
+            "algorithm.objective.kl={beta: 0.1, target: 0.01}",
+            "algorithm.objective.kl: to adapt the coefficient give target and max_beta, with 0 < beta <= max_beta",
+        ),
+        (
+            "algorithm.objective.kl={beta: 0.1, target: 0.01, max_beta: 0.05}",
+            "algorithm.objective.kl: to adapt the coefficient give target and max_beta, with 0 < beta <= max_beta",
+        ),
+        ("algorithm.objective.kl.max_beta=0.1", "algorithm.objective.kl: to adapt the coefficient give target and"),
+        (
+            "algorithm.objective.kl={target: 0.01, max_beta: 0.1}",
+            "algorithm.objective.kl.beta: previous and target scale beta, which must be above 0 for them",
+        ),
+        ("algorithm.objective.kl.previous=0.1", "algorithm.objective.kl.beta: previous and target scale beta, which"),
+        (
+            "algorithm={preset: branch_grpo, tree: {prune: {rule: top1}}}",
+            "algorithm.tree.prune.rule: 'top1' is not allowed, ",
+        ),
+        (
+            "algorithm={preset: branch_grpo, tree: {prune: {fraction: 0.2}}}",
+            "algorithm.tree.prune.rule: required, but not given",
+        ),
+        (
+            "algorithm={preset: dense_grpo, kernel: {calibrate: {round: 3}}}",
+            "algorithm.kernel.calibrate.round: unknown key, did you mean 'rounds'?",
+        ),
+        ("algorithm.preset=tempflow", "train.group_size: 16 does not divide by the 6 algorithm.tree.branches children"),
+        (
+            "algorithm={preset: branch_grpo, tree: {splits: [0, 1, 2, 3, 4]}}",
+            "train.group_size: 16 does not divide by the 32 leaves of a tree with algorithm.tree.factor 2, take 32",
         ),
         (
             "train.groups=7",
@@ -74,7 +112,12 @@ def test_a_missing_or_broken_file_is_named(path, tmp_path):
 
 
 def test_a_word_replaces_an_axis_and_an_option_replaces_an_option(path):
-    assert config.load(path).algorithm.kernel.model_dump() == {"name": "flow_sde", "log_prob": "mean", "level": 0.7}
+    assert config.load(path).algorithm.kernel.model_dump() == {
+        "name": "flow_sde",
+        "log_prob": "mean",
+        "calibrate": None,
+        "level": 0.7,
+    }
     word = config.load(path, ["algorithm.kernel=cps"]).algorithm
     assert (word.kernel.name, word.kernel.level, word.tree.size) == ("cps", 0.8, 4)
     option = config.load(path, ["algorithm.tree.size=2"]).algorithm.tree
@@ -95,12 +138,13 @@ def test_numbers_are_read_as_people_write_them(path):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_resolved_config_resolves_to_itself(path, preset):
-    resolved = config.load(path, [f"algorithm.preset={preset}", "algorithm.objective.clip_range=[1e-4, 2e-4]"])
+    options = [f"algorithm.preset={preset}", "algorithm.objective.clip_range=[1e-4, 2e-4]", "train.group_size=24"]
+    resolved = config.load(path, options)
     assert config.validated(yaml.safe_load(config.dumped(resolved))) == resolved
 
 
 def test_every_preset_is_five_words(path):
     for preset in PRESETS:
-        algorithm = config.load(path, [f"algorithm.preset={preset}"]).algorithm
+        algorithm = config.load(path, [f"algorithm.preset={preset}", "train.group_size=24"]).algorithm
         words = {axis: getattr(algorithm, axis).name for axis in ("tree", "kernel", "credit", "baseline", "objective")}
         assert words == {axis: row["name"] for axis, row in PRESETS[preset].items()}

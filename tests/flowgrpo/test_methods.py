@@ -1,0 +1,296 @@
+"""Every method of the table, and every pruning of a branch tree: exact replays, independence of batching, exact resumes."""
+
+import json
+import math
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from flowgrpo import config, prompts
+from flowgrpo.errors import InputError
+from flowgrpo.policy import FieldPolicy
+from flowgrpo.presets import PRESETS
+from flowgrpo.trainer import Trainer
+from flowgrpo.update import step
+from flowgrpo.weights import Weights
+from rewards import Reward
+from samplers.schedule import linear_sigmas
+from samplers.trees import pruned
+
+ONE_ROUND = {"kernel": {"calibrate": {"rounds": 1}}}
+RULES = ("parent_top1", "extremes", "depth")
+METHODS = {
+    **{name: {"preset": name, **(ONE_ROUND if name == "dense_grpo" else {})} for name in PRESETS},
+    **{rule: {"preset": "branch_grpo", "tree": {"prune": {"rule": rule}}} for rule in RULES},
+}
+GATHERED = RULES[:2]  # they leave some edges of an evaluation, so that rows meet others in the update
+
+
+class Network(torch.nn.Module):
+    """A small network over state, time and the prompt's length."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            self.layers = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+
+    def forward(self, x, sigma, rows):
+        length = torch.tensor([[len(row.prompt) / 10] for row in rows])
+        return self.layers(torch.cat([x, sigma[:, None], length], dim=1)) + x
+
+
+class Killed(BaseException):
+    """What no reward is forgiven."""
+
+
+def judge(dies_at=math.inf):
+    """Closeness to (1.5, -1), between 0 and 1; the process dies at one of its calls."""
+    calls = []
+
+    def closeness(samples, prompts):
+        calls.append(1)
+        if len(calls) == dies_at:
+            raise Killed
+        return torch.exp(-((samples - torch.tensor([1.5, -1.0])) ** 2).sum(1) / 4)
+
+    return closeness
+
+
+def trainer(folder, algorithm, reward=None, **train):
+    """A run of two groups of 12 in six steps; every tree has a size that divides 12."""
+    numbers = {"iterations": 2, "groups": 2, "group_size": 12, "micro_batch": 16, "learning_rate": 0.01}
+    chosen = config.validated(
+        {
+            "model": {"path": "field", "lora": None},
+            "algorithm": algorithm,
+            "train": {**numbers, **train},
+            "run": {"name": "r", "dir": str(folder), "checkpoint": {"every": 1, "keep": 10}},
+        }
+    )
+    policy = FieldPolicy(Network(), (2,), linear_sigmas(6, 3.0))
+    kl = chosen.algorithm.objective.kl
+    weights = Weights(policy.modules, None, chosen.train.ema, kl.reference if kl.beta > 0 else None, kl.refresh)
+    chosen.run.folder.mkdir(parents=True, exist_ok=True)
+    texts = [prompts.Prompt(text) for text in ("a", "bb", "ccc")]
+    return Trainer(chosen, policy, weights, [Reward("closeness", reward or judge())], texts)
+
+
+def lines(run, phase="train"):
+    """What the run told, without its times and its memory."""
+    told = [line for line in run.report.lines if line["phase"] == phase]
+    return [{k: v for k, v in line.items() if not k.startswith(("time/", "memory/"))} for line in told]
+
+
+def weights_of(run):
+    return {name: tensor.clone() for name, tensor in run.weights.tensors().items()}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run to its end, once for each method and micro-batch."""
+
+    @cache
+    def run(method, micro_batch):
+        done = trainer(tmp_path_factory.mktemp(method), METHODS[method], micro_batch=micro_batch)
+        done.run()
+        return done
+
+    return run
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_update_meets_the_rollout_s_log_probabilities(finished, method):
+    """Bit for bit where an evaluation is replayed as it ran, and to rounding where pruning gathers its rows anew."""
+    for micro_batch in (4, 7, 64):
+        told = lines(finished(method, micro_batch))
+        assert len(told) == 2
+        for line in told:
+            assert line["policy/grad_norm"] > 0
+            assert line["policy/max_abs_log_ratio"] <= (1e-6 if method in GATHERED else 0.0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_weights_do_not_depend_on_the_micro_batch(finished, method):
+    whole, *others = (weights_of(finished(method, size)) for size in (64, 4, 7))
+    start = Network().state_dict()
+    assert all((tensor - whole[f"field.{name}"]).abs().max() > 1e-3 for name, tensor in start.items())
+    for tensors in others:
+        for name, tensor in whole.items():
+            torch.testing.assert_close(tensors[name], tensor, rtol=0, atol=1e-5)
+
+
+def trained_nodes(tree):
+    return {node for e in tree.evaluations for edges in e.trained for node in edges.nodes.tolist()}
+
+
+def gradient(run, credited):
+    """The gradient of one optimizer step that moves nothing."""
+    standing = torch.optim.SGD(run.weights.parameters, lr=0.0)
+    objective = run.config.algorithm.objective
+    step(run.policy, run.weights, standing, objective, credited, 0, math.inf, run._sum, run.scaler)
+    return torch.cat([p.grad.flatten() for p in run.weights.parameters])
+
+
+def without(credited, tree, dropped):
+    """The same edges in the evaluations of the rollout, where the dropped ones weigh nothing."""
+    weight = credited.units.weight.clone()
+    weight[credited.units.of_edge[sorted(dropped)]] = 0.0
+    return replace(credited, tree=tree, units=replace(credited.units, weight=weight))
+
+
+@pytest.mark.parametrize("preset", ["tempflow", "branch_grpo", "vgpo"])
+def test_any_edges_can_leave_the_update_without_a_trace(tmp_path, preset):
+    """Also some of the siblings that leave one state, with a divergence, weights of steps and of edges."""
+    run = trainer(tmp_path, METHODS[preset], updates=1)
+    rolled = run._rollout(0)
+    credited, _ = run._credit(rolled)
+    dropped = sorted(trained_nodes(rolled.tree))[::3]
+    keep = torch.ones(len(rolled.tree.nodes), dtype=torch.bool)
+    keep[dropped] = False
+    gathered = gradient(run, replace(credited, tree=pruned(rolled.tree, keep, 16)))
+    torch.testing.assert_close(gradient(run, without(credited, rolled.tree, dropped)), gathered, rtol=0, atol=1e-6)
+    assert (gradient(run, credited) - gathered).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("rule", GATHERED)
+def test_a_pruned_edge_has_no_say_in_the_gradient(tmp_path, rule):
+    run = trainer(tmp_path, METHODS[rule], updates=1)
+    rolled = run._rollout(0)
+    credited, _ = run._credit(rolled)
+    gathered = gradient(run, credited)
+    kept = trained_nodes(credited.tree)
+    dropped = trained_nodes(rolled.tree) - kept
+    # 2 groups of 3 trees, split at steps 0 and 2: 2, 2, 4, 4, 4 trained edges, of which half of the last eight leave
+    assert (len(kept), len(dropped)) == (6 * 12, 6 * 4)
+
+    torch.testing.assert_close(gradient(run, without(credited, rolled.tree, dropped)), gathered, rtol=0, atol=1e-6)
+    assert (gradient(run, replace(credited, tree=rolled.tree)) - gathered).abs().max() > 1e-3
+
+    def disturb(nodes):
+        for evaluation in rolled.tree.evaluations:
+            for edges in evaluation.trained:
+                hit = torch.isin(edges.nodes, torch.tensor(sorted(nodes)))
+                edges.next_state[0][hit] += 1.0
+                edges.log_prob[hit] -= 1.0
+
+    disturb(dropped)
+    assert torch.equal(gradient(run, run._credit(rolled)[0]), gathered)
+    disturb(list(kept)[:1])
+    assert not torch.equal(gradient(run, run._credit(rolled)[0]), gathered)
+
+
+def test_a_moving_reference_and_its_coefficient_resume_bit_for_bit(tmp_path):
+    kl = {"beta": 0.1, "refresh": 3, "previous": 0.1, "target": 1e-7, "max_beta": 0.4}
+    chosen = {"preset": "sage_grpo", "objective": {"clip_range": 0.2, "kl": kl}}
+    whole = trainer(tmp_path / "a", chosen, iterations=4)
+    whole.run()
+    killed = trainer(tmp_path / "b", chosen, judge(dies_at=2 * 2 + 1), iterations=4)  # two calls an iteration
+    with pytest.raises(Killed):
+        killed.run()
+    rest = trainer(tmp_path / "b", chosen, iterations=4)
+    rest.resume()
+    assert (rest.done, rest.beta) == (2, 0.4)  # the divergence was above 1.5 of the target twice: 0.1, 0.2, 0.4
+    kept = weights_of(rest)  # four optimizer steps; the reference is of the third
+    assert any((tensor - kept[f"reference.{name}"]).abs().max() > 1e-3 for name, tensor in rest.weights.named.items())
+    rest.run()
+    assert [line["policy/kl"] > 1.5e-7 for line in lines(whole)] == [True] * 4
+    assert whole.beta == rest.beta == 0.4
+    assert lines(whole) == lines(rest)
+    assert all(torch.equal(tensor, weights_of(rest)[name]) for name, tensor in weights_of(whole).items())
+
+
+def test_the_coefficient_of_the_divergence_adapts_to_its_target(tmp_path):
+    def after(target):
+        kl = {"form": "exact", "beta": 0.1, "target": target, "max_beta": 0.3}
+        run = trainer(tmp_path / str(target), {"preset": "flow_grpo", "objective": {"clip_range": 0.2, "kl": kl}})
+        run.run()
+        return run.beta
+
+    assert after(1e-7) == 0.3  # doubled twice, and bounded
+    assert after(1e3) == 0.1  # halved, and bounded
+
+
+CALIBRATED = {"preset": "dense_grpo", "kernel": {"calibrate": {"rounds": 3, "step": 0.02, "balance": 0.3}}}
+
+
+def test_a_calibration_follows_its_counts_and_is_kept(tmp_path):
+    run = trainer(tmp_path, CALIBRATED)
+    run.run()
+    kept = json.loads((tmp_path / "r" / "calibration.json").read_text())
+    assert kept.keys() == {"levels", "rounds", "metrics"}
+    assert kept["rounds"][0]["levels"] == [0.7] * 6
+    ups = 0
+    for before, after in zip(kept["rounds"], [*kept["rounds"][1:], kept], strict=True):
+        # 24 trajectories, whose gains are never exactly 0; the last step is ODE and has none
+        assert [p + n for p, n in zip(before["positive"], before["negative"], strict=True)] == [24] * 5 + [0]
+        for i in range(5):
+            up = abs(before["positive"][i] - before["negative"][i]) < 0.3 * 24
+            ups += up
+            assert after["levels"][i] == pytest.approx(before["levels"][i] + (0.02 if up else -0.02), abs=1e-12)
+        assert after["levels"][5] == 0.7
+    assert 0 < ups < 3 * 5
+    # along a trajectory 6 evaluations, and 5 + 4 + 3 + 2 + 1 more of its twigs; 5 twigs' ends and its own are decoded
+    (told,) = lines(run, "calibration")
+    assert told == {
+        "step": 0, "phase": "calibration", "cost/model_evaluations": 3 * 24 * 21, "cost/decoded": 3 * 24 * 6,
+    }  # fmt: skip
+    drawn = {e.sigma: edges.move.kernel.level for e in run._rollout(0).tree.evaluations for edges in e.trained}
+    assert [drawn[sigma] for sigma in run.policy.sigmas[:5]] == kept["levels"][:5]
+
+
+def test_a_calibration_draws_noise_that_no_iteration_draws_again(tmp_path):
+    seen, closeness = [], judge()
+
+    def watching(samples, prompts):
+        seen.append(samples)
+        return closeness(samples, prompts)
+
+    trainer(tmp_path, CALIBRATED, watching, iterations=1).run()
+    samples = torch.cat(seen)  # of three rounds and an iteration; the twigs of the starts know no level
+    assert len(samples) == 4 * 24 * 6
+    assert len(samples.unique(dim=0)) == len(samples)
+
+
+def test_a_calibrated_run_resumes_with_its_levels_bit_for_bit(tmp_path):
+    whole = trainer(tmp_path / "a", CALIBRATED, iterations=3)
+    whole.run()
+    place = tmp_path / "b" / "r" / "calibration.json"
+    killed = trainer(tmp_path / "b", CALIBRATED, judge(dies_at=2 * 3 + 2 * 2), iterations=3)  # in the second iteration
+    with pytest.raises(Killed):
+        killed.run()
+    written = place.read_text()
+    rest = trainer(tmp_path / "b", CALIBRATED, iterations=3)
+    rest.resume()
+    assert rest.done == 1
+    rest.run()
+    assert rest.levels == whole.levels == json.loads(written)["levels"]
+    assert place.read_text() == written
+    assert lines(rest, "calibration") == lines(whole, "calibration")
+    assert len(lines(rest, "calibration")) == 1
+    assert lines(rest) == lines(whole)
+    assert all(torch.equal(tensor, weights_of(rest)[name]) for name, tensor in weights_of(whole).items())
+
+
+def test_a_run_killed_while_it_calibrates_calibrates_anew(tmp_path):
+    whole = trainer(tmp_path / "a", CALIBRATED, iterations=1)
+    whole.run()
+    with pytest.raises(Killed):
+        trainer(tmp_path / "b", CALIBRATED, judge(dies_at=3), iterations=1).run()
+    assert not (tmp_path / "b" / "r" / "calibration.json").exists()
+    rest = trainer(tmp_path / "b", CALIBRATED, iterations=1)
+    rest.resume()
+    rest.run()
+    assert rest.levels == whole.levels
+    assert lines(rest) == lines(whole)
+
+
+def test_a_resume_without_the_levels_it_began_with_is_refused(tmp_path):
+    trainer(tmp_path, METHODS["dense_grpo"], iterations=1).run()
+    (tmp_path / "r" / "calibration.json").unlink()
+    rest = trainer(tmp_path, METHODS["dense_grpo"])
+    rest.resume()
+    with pytest.raises(InputError, match=r"calibration\.json is missing, which holds the noise levels"):
+        rest.run()

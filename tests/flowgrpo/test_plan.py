@@ -1,0 +1,265 @@
+"""What a run will cost, counted by hand and by the run itself; and the tree as `flowgrpo plan` draws it."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowgrpo import config, prompts
+from flowgrpo.plan import picture, predicted
+from flowgrpo.policy import FieldPolicy
+from flowgrpo.presets import PRESETS
+from flowgrpo.trainer import Trainer
+from flowgrpo.weights import Weights
+from rewards import Reward
+from samplers.schedule import linear_sigmas
+
+
+def chosen(algorithm, folder="runs", **train):
+    """One group, one optimizer step and one iteration, unless `train` says otherwise."""
+    numbers = {"iterations": 1, "groups": 1, "updates": 1, "micro_batch": 7}
+    return config.validated(
+        {
+            "model": {"path": "field", "lora": None},
+            "algorithm": algorithm,
+            "train": {**numbers, **train},
+            "run": {"name": "r", "dir": str(folder)},
+        }
+    )
+
+
+# preset, options of its tree, group size, steps; and of one group: rollout, update, decoded, trained edges
+LEDGER = [
+    # 24 chains of 10 steps, the last of which is ODE; the update evaluates policy and reference
+    ("flow_grpo", {}, 24, 10, (240, 2 * 216, 24, 216)),
+    ("mix_grpo", {}, 24, 10, (240, 24 * 4, 24, 24 * 4)),
+    ("flow_grpo_fast", {}, 24, 10, (240, 24 * 3, 24, 24 * 3)),
+    ("dance_grpo", {}, 24, 10, (240, 24 * 5, 24, 24 * 5)),  # int(0.6 * 9) of the stochastic steps
+    ("grpo_guard", {}, 24, 10, (240, 2 * 216, 24, 216)),
+    ("sage_grpo", {}, 24, 10, (240, 2 * 240, 24, 240)),
+    # 4 trunks of 9 or 10 states, and 6 children of each that walk on alone: 6 x (9 + 8 + ... + 0)
+    ("tempflow", {}, 24, 10, (4 * (9 + 6 * 45), 2 * 4 * 9, 4 * 6 * 9, 4 * 6 * 9)),
+    ("tempflow", {"last_step": "sde"}, 24, 10, (4 * (10 + 6 * 45), 2 * 4 * 10, 4 * 6 * 10, 4 * 6 * 10)),
+    ("tempflow", {"profile": [6, 6, 6, 6]}, 24, 10, (4 * (4 + 6 * (9 + 8 + 7 + 6)), 2 * 4 * 4, 96, 96)),
+    # with at most 5 ODE steps to finish a branch: 5 for those of steps 0 to 4, then 4, 3, 2, 1
+    ("tempflow", {"finish": 5}, 24, 10, (4 * (9 + 6 * (5 * 5 + 4 + 3 + 2 + 1)), 2 * 4 * 9, 4 * 6 * 9, 4 * 6 * 9)),
+    ("tempflow_fast", {}, 24, 10, (4 * (3 + 18 * 4), 2 * 4 * 3, 4 * 18, 4 * 18)),
+    # 3 states that branch, and branches of 4 ODE steps
+    ("tempflow_fast", {}, 24, 10, (4 * (3 + 3 * 6 * 4), 2 * 4 * 3, 4 * 6 * 3, 4 * 6 * 3)),
+    # a tree that doubles after steps 0, 3, 6, 9: states 1, 2 x 3, 4 x 3, 8 x 3, 16 x 10; the last edges are ODE
+    ("branch_grpo", {}, 16, 20, (203, 203 - 16, 16, 218 - 16)),
+    ("branch_grpo", {"splits": [0, 4, 8, 12]}, 16, 20, (169, 169 - 16, 16, 184 - 16)),
+    ("branch_grpo", {"splits": [0, 5, 10, 15]}, 16, 20, (135, 135 - 16, 16, 150 - 16)),
+    # of 16 chains of 9 trained edges half stay; or a window of 4 steps leaves
+    ("branch_grpo", {"prune": {"rule": "parent_top1"}}, 16, 20, (203, 187 - 72, 16, 202 - 72)),
+    ("branch_grpo", {"prune": {"rule": "extremes"}}, 16, 20, (203, 187 - 72, 16, 202 - 72)),
+    ("branch_grpo", {"prune": {"rule": "depth"}}, 16, 20, (203, 187 - 64, 16, 202 - 64)),
+    # stochastic at 0, 1, 2, 3, and at the splits 6 and 9 beyond the window
+    ("branch_grpo_mix", {}, 16, 20, (203, 1 + 2 + 2 + 2 + 4 + 8, 16, 2 + 2 + 2 + 4 + 8 + 16)),
+    # a chain, and from each of its states the rest by ODE: 10 + 9 + ... + 1, whose first evaluation is shared
+    ("dense_grpo", {}, 24, 10, (24 * 55, 2 * 216, 24 * 10, 216)),
+    ("dense_grpo", {"last_step": "sde"}, 24, 10, (24 * 55, 2 * 240, 24 * 11, 240)),
+    # twigs of 5 evaluations: 4 more at the states 0 to 5, then 3, 2, 1
+    ("stepwise_flow_grpo", {}, 24, 10, (24 * (10 + 6 * 4 + 3 + 2 + 1), 2 * 216, 24 * 10, 216)),
+    # jumps cost nothing
+    ("vgpo", {}, 24, 10, (240, 2 * 216, 24 * 9, 216)),
+    ("vgpo", {"last_step": "sde"}, 24, 10, (240, 2 * 240, 24 * 10, 240)),
+]
+
+
+@pytest.mark.parametrize(("preset", "tree", "group_size", "steps", "counted"), LEDGER)
+def test_the_cost_of_a_group_is_the_ledger_s(preset, tree, group_size, steps, counted):
+    cost = predicted(chosen({"preset": preset, "tree": tree}, group_size=group_size), steps)
+    assert (cost.rollout, cost.update, cost.decoded, cost.trained_edges) == counted
+
+
+def test_the_ledger_holds_every_preset():
+    assert {preset for preset, *_ in LEDGER} == set(PRESETS)
+
+
+def counted(settings, steps):
+    """What one iteration counts of itself."""
+    policy = FieldPolicy(Field(), (2,), linear_sigmas(steps, 3.0))
+    kl = settings.algorithm.objective.kl
+    weights = Weights(policy.modules, None, None, kl.reference if kl.beta > 0 else None, kl.refresh)
+    settings.run.folder.mkdir(parents=True)
+    reward = Reward("norm", lambda samples, prompts: samples.norm(dim=1))
+    run = Trainer(settings, policy, weights, [reward], [prompts.Prompt("a"), prompts.Prompt("b")])
+    run.run()
+    return {line["phase"]: line for line in run.report.lines}
+
+
+class Field(torch.nn.Module):
+    """A velocity that is linear in the state."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrix = torch.nn.Parameter(torch.tensor([[1.0, 0.2], [-0.3, 0.8]]))
+
+    def forward(self, x, sigma, rows):
+        return x @ self.matrix
+
+
+def assert_foreseen(settings, steps):
+    """The run of `settings` costs what was predicted."""
+    cost, line = predicted(settings, steps), counted(settings, steps)["train"]
+    assert line["cost/rollout_evaluations"] == cost.rollout
+    assert line["cost/update_evaluations"] == cost.update
+    assert line["cost/trained_edges"] == cost.trained_edges
+    assert line["cost/decoded"] == cost.decoded
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_run_of_every_preset_counts_what_was_predicted(tmp_path, preset):
+    assert_foreseen(chosen({"preset": preset}, tmp_path, groups=4, updates=2, group_size=12), 6)
+
+
+@st.composite
+def axes(draw):
+    """Axes that fit each other, the size of a group that fits the tree, and a number of steps."""
+    one = st.sampled_from
+    steps = draw(st.integers(4, 7))
+    tree = {"name": draw(one(["chain", "window", "brush", "branch", "branch_window", "twigs"]))}
+    credit, size = {"name": "terminal"}, draw(st.integers(2, 5))
+    match tree["name"]:
+        case "chain":
+            tree |= {"train_fraction": draw(one([1.0, 0.6, 0.3]))}
+        case "window":
+            tree |= {"size": draw(st.integers(1, steps - 1)), "move": draw(one(["random", "sliding"]))}
+        case "brush":
+            profile = st.lists(st.integers(0, 3), min_size=1, max_size=steps - 1).filter(any)
+            tree |= {"branches": draw(st.integers(2, 3)), "profile": draw(st.none() | profile)}
+            tree |= {"finish": draw(one([None, 1, 2]))}
+            credit, size = {"name": "siblings", "within": draw(one(["seed", "prompt"]))}, 2 * tree["branches"]
+        case "branch" | "branch_window":
+            splits = draw(st.lists(st.integers(0, steps - 2), min_size=1, max_size=2, unique=True))
+            rule = draw(one([None, "parent_top1", "extremes", "depth"]))
+            tree |= {"splits": splits, "factor": draw(st.integers(2, 3)), "prune": rule and {"rule": rule, "size": 2}}
+            tree |= {"siblings": draw(one(["correlated", "hot", "own"]))}
+            credit, size = (
+                {"name": "depthwise", "weights": draw(one(["uniform", "path"]))},
+                tree["factor"] ** len(splits),
+            )
+            size *= draw(st.integers(1, 2))
+        case "twigs":
+            tree |= {"length": draw(one([None, 1, 2, 3]))}
+            credit = {"name": draw(one(["step_gain", "discounted_value"]))}
+            tree |= {"root": credit["name"] == "step_gain" or draw(st.booleans())}
+    kernel = draw(one(["flow_sde", "dance_sde", "cps", "manifold"]))
+    tree |= {"start": draw(one(["independent", "shared"]))}
+    tree |= {"last_step": "ode" if kernel == "cps" else draw(one(["ode", "sde"]))}
+    objective = {"name": draw(one(["clip", "normalised_ratio", "soft_gate"])), "kl": {"beta": draw(one([0.0, 0.1]))}}
+    objective |= {"step_weights": draw(one(["none", "noise_aware", "equalised"]))}
+    baseline = draw(one(["group_mean", "leave_one_out"]))
+    words = {"tree": tree, "kernel": kernel, "credit": credit, "baseline": baseline, "objective": objective}
+    return words, size, steps
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(axes(), st.integers(1, 2))
+def test_any_axes_that_fit_cost_what_was_predicted(tmp_path_factory, drawn, updates):
+    algorithm, size, steps = drawn
+    folder = tmp_path_factory.mktemp("run")
+    assert_foreseen(chosen(algorithm, folder, groups=2, updates=updates, group_size=size), steps)
+
+
+def test_a_calibration_costs_its_rounds_of_rollouts(tmp_path):
+    settings = chosen({"preset": "dense_grpo", "kernel": {"calibrate": {"rounds": 2}}}, tmp_path, group_size=3)
+    told = counted(settings, 5)["calibration"]
+    assert told["cost/model_evaluations"] == 2 * 3 * (5 + 4 + 3 + 2 + 1)
+    assert told["cost/decoded"] == 2 * 3 * 5
+
+
+def test_a_later_iteration_costs_what_its_window_does():
+    settings = chosen({"preset": "branch_grpo_mix", "tree": {"every": 2}}, group_size=16)
+    # 20 steps, splits 0, 3, 6, 9; windows 0 to 3, and from iteration 2 on 1 to 4
+    assert [predicted(settings, 20, iteration).trained_edges for iteration in (0, 1, 2)] == [34, 34, 34 + 4]
+
+
+PICTURES = [
+    (
+        {"preset": "tempflow"},
+        """
+0   1   2   3   4
+o---o---o
+|   |   +~6~o---*
+|   +~6~o---o---*
++~6~o---o---o---*
+""",
+    ),
+    (
+        {"preset": "tempflow", "tree": {"profile": [12, 0, 6], "finish": 1}},
+        """
+0   1   2   3   4
+o---o---o
+|       +~6~o---*
++~12o-----------*
+""",
+    ),
+    (
+        {"preset": "branch_grpo"},
+        """
+0   1   2   3   4   5   6
+o~2~o~2~o~2~o~~~o~~~o---*
+""",
+    ),
+    (
+        {"preset": "branch_grpo", "tree": {"prune": {"rule": "depth", "size": 1}}},
+        """
+0   1   2   3   4   5   6
+o~2~o~2~o~2~o===o~~~o---*
+""",
+    ),
+    (
+        {"preset": "mix_grpo"},
+        """
+0   1   2   3   4   5   6
+o~~~o~~~o~~~o~~~o---o---*
+""",
+    ),
+    (
+        {"preset": "dense_grpo"},
+        """
+0   1   2   3   4
+o~~~o~~~o~~~o---*
+|   |   +...o...*
+|   +...o...o...*
++...o...o...o...*
+""",
+    ),
+    (
+        {"preset": "stepwise_flow_grpo", "tree": {"length": 2}},
+        """
+0   1   2   3   4
+o~~~o~~~o~~~o---*
+|   |   +...o...*
+|   +.......o...*
++.......o.......*
+""",
+    ),
+    (
+        {"preset": "vgpo"},
+        """
+0   1   2   3   4
+o~~~o~~~o~~~o---*
+    |   +.......*
+    +...........*
+""",
+    ),
+    (
+        {"preset": "vgpo", "tree": {"last_step": "sde", "root": True}},
+        """
+0   1   2
+o~~~o~~~*
+|   +...*
++.......*
+""",
+    ),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "expected"), PICTURES)
+def test_a_tree_is_drawn_as_one_would_draw_it(algorithm, expected):
+    header = expected.split("\n")[1]
+    lines = picture(chosen(algorithm, group_size=24), int(header.split()[-1]))
+    assert lines == expected.strip("\n").split("\n")
