@@ -149,7 +149,8 @@ def discounted_value(
     step k (one jump to the predicted clean sample, with twigs of length 1). The edge's loss is weighted by Q_t over the mean
     of its trajectory, and its advantage is (Q - mean) / std + anchor Q at each (group, step), so that it does not vanish
     where a group agrees; the anchor holds at the first `anchored_steps` steps. The direction of the discount, `discount`
-    and `anchor` are our reading. The weight supposes rewards that are not negative: below 0 a value weighs nothing.
+    and `anchor` are our reading, and so is that the weight multiplies the edge's whole loss, not its advantage alone. It
+    supposes rewards that are not negative: below 0 a value weighs nothing.
 
     Args:
         reward_weights: (R,) weights of the rewards' sum, which the loss's weight is taken of.

@@ -93,7 +93,7 @@ PRESETS: dict[str, Row] = {
         },
         **_BRANCH,
     },
-    "dense_grpo": {  # arXiv 2601.20218; the paper gives neither rounds nor starting levels of its calibration
+    "dense_grpo": {  # arXiv 2601.20218, whose calibration has a step of 0.01 in g; its rounds and starting levels are ours
         "tree": {"name": "twigs", "length": None},
         "kernel": {"name": "flow_sde", "level": 0.7, "calibrate": {"rounds": 10, "step": 0.01, "balance": 0.1}},
         "credit": {"name": "step_gain", "compare": "step"},
