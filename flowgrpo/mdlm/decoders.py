@@ -45,7 +45,7 @@ DECODERS: dict[str, Row] = {
     "threshold": _row(
         "confidence", {"name": "threshold", "threshold": 0.9, "share": False}, _WHOLE
     ),  # Fast-dLLM, arXiv 2505.22618
-    "factor": _row("confidence", {"name": "factor", "factor": 1.0}, _WHOLE),  # the same
+    "factor": _row("confidence", {"name": "factor", "factor": 1.0}, _WHOLE),
     "block_refinement": _row(
         "confidence", {"name": "threshold", "threshold": 0.95, "share": True}, _WHOLE
     ),  # diffusers
