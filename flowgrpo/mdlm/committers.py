@@ -128,9 +128,9 @@ class Factor:
 
     def __call__(self, step: Step, scores: Tensor) -> Tensor:
         """The positions that are sure enough together."""
-        n = torch.arange(1, scores.shape[1] + 1, device=scores.device)
+        n = torch.arange(1, scores.shape[1] + 1, dtype=scores.dtype, device=scores.device)
         sure = scores.sort(dim=1, descending=True).values >= 1 - self.factor / (n + 1)
-        count = torch.where(sure, n, 1).amax(1)
+        count = torch.where(sure, n, 1.0).amax(1)
         return best(scores, count) & step.open
 
 

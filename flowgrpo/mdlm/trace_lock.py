@@ -5,7 +5,8 @@ TraceLock (arXiv 2605.24697 and its code). Our readings, where the release is si
  1. The frozen autoencoder of the hidden states is a linear map for each layer, and one for each difference of two layers,
     trained with the controller.
  2. The summary token's threshold is one linear map of its last state.
- 3. The decay along the window is linear in the position, and weights are normalised over the batch.
+ 3. What a controller sees ends with the last mask of the window.
+ 4. The decay along the window is linear in the position, and weights are normalised over the batch.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Learned:
         made = scene(
             step.ids, step.attention_mask, step.prompt, masked, proposal, confidence, step.hidden, self.end_ids
         )
-        last = torch.zeros_like(step.row).scatter_reduce(0, step.owner, column, "amax")  # window's last column
+        last = torch.zeros_like(step.row).scatter_reduce(0, step.owner, column, "amax")  # as `window` has it
         within = torch.arange(step.ids.shape[1], device=column.device) <= last[:, None]
         logits, _ = self.controller(replace(made, visible=made.visible & within))
         return logits[at].sigmoid()
@@ -146,7 +147,7 @@ def train_controller(
             optimizer.zero_grad()
             value.backward()
             optimizer.step()
-            losses.append(float(value))
+            losses.append(value.item())
     controller.eval()
     return losses
 

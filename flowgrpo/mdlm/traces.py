@@ -90,7 +90,8 @@ def scene(
 
 
 def window(scene: Scene, length: Tensor) -> Tensor:
-    """Columns (B, T) bool up to the end of the window of some length (B,) that begins at a row's first mask."""
+    """Columns (B, T) bool up to the last mask of the window of some length (B,) that begins at a row's first mask."""
     masked = scene.state >= OPEN
     column = torch.arange(masked.shape[1], device=masked.device)
-    return column < (masked.int().argmax(1) + length)[:, None]
+    within = masked & (column < (masked.int().argmax(1) + length)[:, None])
+    return column <= torch.where(within, column, -1).amax(1, keepdim=True)
