@@ -8,7 +8,7 @@ were masked.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Literal
 
 import torch
@@ -41,6 +41,7 @@ class Decoder:
         region: which are open, and the length of the completion.
         cfg_scale: classifier-free guidance; 0 is none.
         suppressed: tokens that are never proposed.
+        stop_id: a token after whose block the rest of a row is filled with it, at no step; None to go on to the end.
         cache: whether keys and values are kept within a block, an approximation: of the columns before it, or of all
             outside it.
     """
@@ -52,6 +53,7 @@ class Decoder:
     modifiers: tuple[Modifier, ...] = ()
     cfg_scale: Setting = 0.0
     suppressed: tuple[int, ...] = ()
+    stop_id: int | None = None
     cache: Literal["prefix", "dual"] | None = None
 
     def __post_init__(self):
@@ -80,10 +82,12 @@ class Rollout:
     Attributes:
         ids: (B, P + L) canvas, every position filled.
         attention_mask: (B, P + L) bool, False at padding.
-        step_map: (B, L) step at which each position was committed, counted by row; -1 where its token was given.
+        step_map: (B, L) step at which each position was committed, counted by row; -1 where its token was given, and the
+            number of steps taken where the row had stopped, since it was masked all the way.
         commit_logp: (B, L) log-probability of each token when it was committed, under the distribution it was drawn from
-            (at temperature 0: that of temperature 1), float64; 0 where it was given.
+            (at temperature 0: that of temperature 1), float64; 0 where it was given or the row had stopped.
         nfe: (B,) model evaluations; a guided step has two, one with a cache counts like one without.
+        steps: (B,) steps that each row took.
     """
 
     ids: Tensor
@@ -91,6 +95,7 @@ class Rollout:
     step_map: Tensor
     commit_logp: Tensor
     nfe: Tensor
+    steps: Tensor
 
     @property
     def completion(self) -> Tensor:
@@ -101,11 +106,6 @@ class Rollout:
     def prompt(self) -> int:
         """Columns of the prompt."""
         return self.ids.shape[1] - self.step_map.shape[1]
-
-    @property
-    def steps(self) -> Tensor:
-        """Steps (B,) that each row took; the last one always commits something."""
-        return self.step_map.amax(1) + 1
 
     def canvas(self, step: int, mask_id: int) -> Tensor:
         """Ids (B, P + L) before a step, from the step map alone."""
@@ -122,6 +122,7 @@ def decode(
     seeds: Sequence[Address] | None = None,
     attention_mask: Tensor | None = None,
     fixed: Tensor | None = None,
+    micro_batch: int | None = None,
 ) -> Rollout:
     """Complete prompts; a row depends on its own prompt and seed only, up to the rounding of the model in another batch.
 
@@ -130,7 +131,8 @@ def decode(
         decoder: the five choices, for some length L.
         seeds: for each row an address of its random numbers, unique in the run; None for a decoder that draws none.
         attention_mask: (B, P), 0 or False at padding; None where there is none.
-        fixed: (B, L) tokens that are given (inpainting, as by IGPO, arXiv 2509.10396), the mask token elsewhere.
+        fixed: (B, L) tokens that are given (inpainting, see `flowgrpo.mdlm.inpainting`), the mask token elsewhere.
+        micro_batch: most rows that are decoded together; None for all.
 
     Raises:
         InputError: shapes do not fit, or the model does not allow what the decoder asks for.
@@ -139,19 +141,40 @@ def decode(
     ids, mask = _canvas(predictor, prompt, decoder.region.length, attention_mask, fixed)
     if seeds is not None and len(seeds) != len(ids):
         raise InputError(f"seeds: {len(seeds)} for {len(ids)} prompts")
-    completion = ids[:, prompt.shape[1] :]  # a view: tokens are in one place
+    size = micro_batch or len(ids)
+    parts = [
+        _filled(predictor, decoder, seeds, ids[at : at + size], mask[at : at + size], prompt.shape[1], at)
+        for at in range(0, len(ids), size)
+    ]
+    return Rollout(*(torch.cat(column) for column in zip(*map(astuple, parts), strict=True)))
+
+
+def _filled(
+    predictor: MaskPredictor,
+    decoder: Decoder,
+    seeds: Sequence[Address] | None,
+    ids: Tensor,
+    mask: Tensor,
+    prompt: int,
+    first: int,
+) -> Rollout:
+    """Fill some rows of the batch, in place; `first` is the place of the first one."""
+    completion = ids[:, prompt:]  # a view: tokens are in one place
     step_map = torch.full_like(completion, GIVEN)
     commit_logp = torch.zeros(completion.shape, dtype=torch.float64, device=ids.device)
     taken = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
     for block, (start, end) in enumerate(decoder.region.blocks):
         masked = completion[:, start:end] == predictor.mask_id
+        if decoder.stop_id is not None:
+            left = masked & (completion[:, :start] == decoder.stop_id).any(1, keepdim=True)
+            completion[:, start:end][left] = decoder.stop_id
+            step_map[:, start:end][left] = taken[left.nonzero()[:, 0]]
+            masked &= ~left
         begun, block_masks = taken.clone(), masked.sum(1)
-        cache = None
-        if decoder.cache:
-            cache = BlockCache(predictor, decoder.cache, prompt.shape[1] + start, prompt.shape[1] + end)
+        cache = BlockCache(predictor, decoder.cache, prompt + start, prompt + end) if decoder.cache else None
         while len(row := masked.any(1).nonzero()[:, 0]):
             step = Step(
-                row=row,
+                row=row + first,
                 index=taken[row],
                 in_block=(taken - begun)[row],
                 block_masks=block_masks[row],
@@ -160,7 +183,7 @@ def decode(
                 open=decoder.region.open(masked[row]),
                 ids=ids[row],
                 attention_mask=mask[row],
-                prompt=prompt.shape[1],
+                prompt=prompt,
                 seeds=seeds,
             )
             proposed, chosen = _step(predictor, decoder, step, cache)
@@ -170,7 +193,7 @@ def decode(
             commit_logp[at] = proposed.log_prob[chosen].double()
             taken[row] += 1
             masked = completion[:, start:end] == predictor.mask_id
-    return Rollout(ids, mask, step_map, commit_logp, taken * (2 if decoder.guided else 1))
+    return Rollout(ids, mask, step_map, commit_logp, taken * (2 if decoder.guided else 1), taken)
 
 
 def _canvas(

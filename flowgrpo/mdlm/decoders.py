@@ -82,7 +82,7 @@ class _Place:
     @property
     def end(self) -> int:
         if self.eos_id is None:
-            raise InputError("decoder.modifiers: there is no end-of-sequence token to wait with")
+            raise InputError("decoder: it looks at the end of sequence, and the model has no such token")
         return self.eos_id
 
 
@@ -146,7 +146,7 @@ COMMITTERS = {
     "factor": _factor,
 }
 REGIONS = {"blocks": regions.even, "ascending": regions.ascending}
-OTHERS = ("steps", "cfg_scale", "suppressed", "cache")
+OTHERS = ("steps", "cfg_scale", "suppressed", "eos_early_stop", "cache")
 
 
 def build(
@@ -155,7 +155,8 @@ def build(
     """The decoder that a user has written, for completions of some length.
 
     A map has a `name` of the table; any of the five words, as a word or as a map with options (without its name: options of
-    the row's own word); and of `steps` (one token a step if it is missing), `cfg_scale`, `suppressed` and `cache`.
+    the row's own word); and of `steps` (one token a step if it is missing), `cfg_scale`, `suppressed`, `cache` and
+    `eos_early_stop` (fill a row up with its end once a block has it).
 
     Args:
         eos_id: end of sequence, for decoders that look at it.
@@ -190,6 +191,7 @@ def build(
         region=region,
         cfg_scale=others.get("cfg_scale", 0.0),
         suppressed=tuple(others.get("suppressed", ())),
+        stop_id=place.end if others.get("eos_early_stop") else None,
         cache=others.get("cache"),
     )
     _check(decoder)

@@ -59,7 +59,8 @@ class MaskPredictor:
                 config names; or no position sees a later one.
         """
         self.model, self.mask_id, self.pad_id, self.shift = model, mask_id, pad_id, shift
-        parameters = inspect.signature(getattr(model, "forward", model)).parameters
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else getattr(model, "module", model)
+        parameters = inspect.signature(getattr(inner, "forward", inner)).parameters  # not of a wrapper by peft or torch
         self._takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         self._takes = set(parameters)
         self._check_mask_token()
@@ -146,7 +147,7 @@ class MaskPredictor:
 
     def four_d(self, seen: Tensor, queries: int) -> Tensor:
         """Additive attention mask (B, 1, queries, T) of keys that are `seen` (B, T), the same for every query."""
-        dtype = getattr(self.model, "dtype", torch.float32)
+        dtype = getattr(self.model, "dtype", self._parameter().dtype)
         mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)
         return mask[:, None, None, :].expand(-1, 1, queries, -1)
 
@@ -164,6 +165,10 @@ class MaskPredictor:
         fine = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return fine.index_fill(-1, torch.tensor([self.mask_id], device=fine.device), -torch.inf)
 
+    def _parameter(self) -> Tensor:
+        """Any parameter of the model; an empty tensor for a function."""
+        return next(iter(getattr(self.model, "parameters", tuple)()), torch.empty(0))
+
     def _check_mask_token(self) -> None:
         config = getattr(self.model, "config", None)
         size, named = getattr(config, "vocab_size", None), getattr(config, "mask_token_id", None)
@@ -178,7 +183,7 @@ class MaskPredictor:
     @torch.no_grad()
     def _probe(self) -> tuple[int, Form, Form | None]:
         """Size of the vocabulary, and the forms under which the model sees later tokens, and does not see padding."""
-        device = next(iter(getattr(self.model, "parameters", lambda: iter(()))()), torch.empty(0)).device
+        device = self._parameter().device
         a, b, *_ = (i for i in range(4) if i not in (self.mask_id, self.pad_id))
         ids = torch.tensor([[a, b] * (PROBE_LENGTH // 2)], device=device)
         form = self._bidirectional_form(ids)

@@ -15,6 +15,8 @@ from flowgrpo.mdlm.step import Setting, Step, setting
 
 Tensor = torch.Tensor
 
+CHUNK = 256  # positions whose probabilities are in float64 at once: of a large vocabulary 0.3 GB
+
 
 @dataclass(frozen=True)
 class Proposed:
@@ -66,10 +68,13 @@ class Sample:
 
 def categorical(log_probs: Tensor, uniform: Tensor) -> Tensor:
     """The token (N,) at which the cumulated probabilities (N, V) first exceed a number (N,) in [0, 1)."""
-    cumulated = log_probs.double().exp().cumsum(-1)
-    total = cumulated[:, -1:]
-    below = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulated, below, right=True)[:, 0]
+    found = []
+    for part, number in zip(log_probs.split(CHUNK), uniform.split(CHUNK), strict=True):
+        cumulated = part.double().exp().cumsum(-1)
+        total = cumulated[:, -1:]
+        below = torch.minimum(number[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+        found.append(torch.searchsorted(cumulated, below, right=True)[:, 0])
+    return torch.cat(found)
 
 
 def filtered(log_probs: Tensor, top_p: float = 1.0, top_k: int | None = None) -> Tensor:

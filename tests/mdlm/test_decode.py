@@ -44,9 +44,10 @@ def test_a_row_depends_neither_on_its_batch_nor_its_place_nor_its_padding(predic
     mask = (torch.arange(10) >= 6).expand(3, -1)
     moved = decode(predictor, padded, decoder, [SEEDS[i] for i in order], mask)
     alone = [decode(predictor, PROMPT[i : i + 1], decoder, SEEDS[i : i + 1]) for i in range(3)]
+    in_parts = decode(predictor, PROMPT, decoder, SEEDS, micro_batch=2)
     for i in range(3):
         place = order.tolist().index(i)
-        for other, row in ((alone[i], 0), (moved, place)):
+        for other, row in ((alone[i], 0), (moved, place), (in_parts, i)):
             assert torch.equal(other.completion[row], whole.completion[i])
             assert torch.equal(other.step_map[row], whole.step_map[i])
             assert other.nfe[row] == whole.nfe[i]
@@ -265,6 +266,23 @@ def test_suppressed_tokens_are_never_proposed():
     assert set(decode(random_table(12), PROMPT, decoder, SEEDS).completion.flatten().tolist()) == {0, 1}
 
 
+def test_a_row_stops_after_the_block_that_holds_its_end():
+    written = {"name": "random", "region": {"block_length": 4}, "proposal": {"temperature": 1.5}}
+    predictor, prompt, seeds = random_table(4 + 12), PROMPT[[0, 1, 2] * 6], range(18)
+    whole = decode(predictor, prompt, build(written, 12, EOS), seeds)
+    stopped = decode(predictor, prompt, build({**written, "eos_early_stop": True}, 12, EOS), seeds)
+    assert len(set(stopped.nfe.tolist())) > 1
+    for i in range(18):
+        known = int(stopped.nfe[i])  # one token a step
+        assert torch.equal(stopped.ids[i, : 4 + known], whole.ids[i, : 4 + known])
+        assert torch.equal(stopped.step_map[i, :known], whole.step_map[i, :known])
+        assert (stopped.completion[i, known:] == EOS).all()
+        assert (stopped.step_map[i, known:] == known).all()
+        assert (stopped.commit_logp[i, known:] == 0).all()
+        assert known == 12 or EOS in stopped.completion[i, known - 4 : known]
+        assert EOS not in stopped.completion[i, : known - 4]
+
+
 def test_a_window_moves_with_the_first_mask():
     decoder = build({"name": "random", "region": {"window": 2}}, 8)
     step_map = decode(random_table(12), PROMPT, decoder, SEEDS).step_map
@@ -310,5 +328,5 @@ def test_a_wrong_decoder_is_one_sentence(written, message):
 
 
 def test_a_decoder_that_waits_for_the_end_needs_one():
-    with pytest.raises(InputError, match="end-of-sequence"):
+    with pytest.raises(InputError, match="no such token"):
         build("eoser", LENGTH)

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from predictors import MASK, PAD, VOCAB, llama, qwen, random_table
 from transformers import BertConfig, BertForMaskedLM, RobertaConfig, RobertaForMaskedLM
 
@@ -90,3 +91,20 @@ def test_padding_is_refused_where_it_would_change_logits():
     mask[0, 0] = False
     with pytest.raises(InputError, match="change with padding"):
         predictor.logits(IDS, mask)
+
+
+def test_gradients_are_finite_and_adapters_are_no_hindrance():
+    model = get_peft_model(llama(), LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)).double()
+    predictor = MaskPredictor(model, MASK, PAD)
+    assert predictor.padded_form == Form("4d", True)
+    log_probs = predictor.logits(IDS, start=2).log_softmax(-1)
+    log_probs.gather(-1, IDS[:, 2:, None] % PAD).sum().backward()
+    gradients = [p.grad for p in model.parameters() if p.requires_grad]
+    assert gradients
+    assert all(g.isfinite().all() and g.abs().max() > 0 for g in gradients)
+
+
+def test_a_model_in_half_precision_gives_float32():
+    predictor = MaskPredictor(llama().bfloat16(), MASK, PAD)
+    assert predictor.padded_form is not None
+    assert predictor.logits(IDS).dtype == torch.float32
