@@ -8,7 +8,7 @@ were masked.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
@@ -146,7 +146,7 @@ def decode(
         _filled(predictor, decoder, seeds, ids[at : at + size], mask[at : at + size], prompt.shape[1], at)
         for at in range(0, len(ids), size)
     ]
-    return Rollout(*(torch.cat(column) for column in zip(*map(astuple, parts), strict=True)))
+    return Rollout(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Rollout)))
 
 
 def _filled(

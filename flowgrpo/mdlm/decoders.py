@@ -20,6 +20,7 @@ Row = dict[str, Any]
 
 _WHOLE = {"name": "blocks"}
 _DREAM = {"name": "remaining"}
+_REFINEMENT = {"name": "threshold", "threshold": 0.95, "share": True}
 _EOSER = {"name": "eoser", "low": 0.4, "high": 1.0}
 _ASCENDING_EOSER = {"name": "eoser", "low": 0.01, "high": 1.0, "progress": "ascending"}
 
@@ -42,19 +43,15 @@ DECODERS: dict[str, Row] = {
     "maskgit_plus": _row("sampled", _DREAM, _WHOLE),
     "topk_margin": _row("margin", _DREAM, _WHOLE),
     "entropy": _row("entropy", _DREAM, _WHOLE),
-    "threshold": _row(
-        "confidence", {"name": "threshold", "threshold": 0.9, "share": False}, _WHOLE
-    ),  # Fast-dLLM, arXiv 2505.22618
+    "threshold": _row("confidence", {"name": "threshold", "threshold": 0.9}, _WHOLE),  # Fast-dLLM, arXiv 2505.22618
     "factor": _row("confidence", {"name": "factor", "factor": 1.0}, _WHOLE),
-    "block_refinement": _row(
-        "confidence", {"name": "threshold", "threshold": 0.95, "share": True}, _WHOLE
-    ),  # diffusers
+    "block_refinement": _row("confidence", _REFINEMENT, _WHOLE),  # diffusers' scheduler, without its editing
     "eoser": _row("confidence", {"name": "even"}, _WHOLE, _EOSER),  # arXiv 2509.23924, as are the next two
     "ass": _row("confidence", {"name": "ascending"}, {"name": "ascending"}),
     "eoser_ass": _row("confidence", {"name": "ascending"}, {"name": "ascending"}, _ASCENDING_EOSER),
     "trace_lock": _row(  # arXiv 2605.24697; needs a trained controller as its scorer
         "learned",
-        {"name": "threshold", "threshold": 0.99, "most": 4, "share": False},
+        {"name": "threshold", "threshold": 0.99, "most": 4},
         {"name": "blocks", "window": 128},
         {"name": "held_back"},
     ),
@@ -108,7 +105,7 @@ def _bernoulli(place: _Place, ratio: Setting | None = None) -> committers.Bernou
     return committers.Bernoulli(steps, committers.LinearTimes(steps) if ratio is None else ratio)
 
 
-def _threshold(place: _Place, threshold: float, share: bool, most: int | None = None) -> committers.Threshold:
+def _threshold(place: _Place, threshold: float, share: bool = False, most: int | None = None) -> committers.Threshold:
     return committers.Threshold(threshold, place.block_steps if share else None, most)
 
 
@@ -200,7 +197,10 @@ def build(
 
 def _steps(committer: Row, written: int | None, length: int) -> int:
     """Steps of a decode; where it takes as many as it needs, the most."""
-    if written is not None and (committer["name"] in ("ascending", "factor") or not committer.get("share", True)):
+    free = committer["name"] in ("ascending", "factor") or (
+        committer["name"] == "threshold" and not committer.get("share")
+    )
+    if written is not None and free:
         raise InputError(f"decoder.steps: {committer['name']} takes as many steps as it needs")
     if committer["name"] == "ascending":
         return sum(map(len, regions.ascending_sizes(length)))
