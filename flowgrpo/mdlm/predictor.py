@@ -64,7 +64,12 @@ class MaskPredictor:
         self._takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         self._takes = set(parameters)
         self._check_mask_token()
+        training = getattr(model, "training", False)
+        if training:
+            model.eval()  # dropout would look like a change
         self.vocab_size, self.form, self.padded_form = self._probe()
+        if training:
+            model.train()
         self.evaluations = 0
 
     def logits(

@@ -67,6 +67,12 @@ def test_a_model_that_sees_no_later_token_is_refused():
         MaskPredictor(lambda ids: table[ids].cumsum(1), MASK)
 
 
+def test_a_model_in_training_is_probed_without_its_dropout():
+    model = llama(attention_dropout=0.5).train()
+    assert MaskPredictor(model, MASK, PAD).padded_form == Form("4d", True)
+    assert model.training
+
+
 @pytest.mark.parametrize(("mask_id", "pad_id", "message"), [(PAD, PAD, "padding token"), (VOCAB, None, "outside")])
 def test_a_wrong_mask_token_is_refused(mask_id, pad_id, message):
     with pytest.raises(InputError, match=message):
