@@ -1,0 +1,233 @@
+"""Decoding: a masked completion takes its tokens step by step, each row by itself.
+
+A decoder is five choices: what positions propose, how sure each is, what changes that, how many are committed, and where.
+A committed token stays, so that `step_map` tells every canvas on the way: at step s the positions whose step is s or more
+were masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+import torch
+
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.cache import BlockCache
+from flowgrpo.mdlm.predictor import MaskPredictor
+from flowgrpo.mdlm.proposals import Proposed, Sample
+from flowgrpo.mdlm.regions import Region
+from flowgrpo.mdlm.step import Setting, Step, setting
+from samplers.noise import Address
+
+Tensor = torch.Tensor
+Scorer = Callable[[Step, Proposed], Tensor]
+Modifier = Callable[[Step, Proposed, Tensor], Tensor]
+Committer = Callable[[Step, Tensor], Tensor]
+
+GIVEN = -1  # in a step map: a token that was there from the start
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """How a completion is filled.
+
+    Attributes:
+        proposal: token of each open position.
+        scorer: how sure each is; one with `hidden_layers` is told so many hidden states.
+        modifiers: what changes scores, in this order.
+        committer: which positions take their token.
+        region: which are open, and the length of the completion.
+        cfg_scale: classifier-free guidance; 0 is none.
+        suppressed: tokens that are never proposed.
+        stop_id: a token after whose block the rest of a row is filled with it, at no step; None to go on to the end.
+        cache: whether keys and values are kept within a block, an approximation: of the columns before it, or of all
+            outside it.
+    """
+
+    proposal: Sample
+    scorer: Scorer
+    committer: Committer
+    region: Region
+    modifiers: tuple[Modifier, ...] = ()
+    cfg_scale: Setting = 0.0
+    suppressed: tuple[int, ...] = ()
+    stop_id: int | None = None
+    cache: Literal["prefix", "dual"] | None = None
+
+    def __post_init__(self):
+        if self.cache not in (None, "prefix", "dual"):
+            raise InputError(f"decoder.cache: {self.cache!r} is unknown, choose one of prefix, dual")
+        if self.cache and (self.guided or self.hidden_layers):
+            raise InputError("decoder.cache: it goes neither with cfg_scale nor with a learned scorer")
+        if self.guided and self.hidden_layers:
+            raise InputError("decoder.cfg_scale: it does not go with a learned scorer")
+
+    @property
+    def guided(self) -> bool:
+        """Whether a step takes two evaluations."""
+        return callable(self.cfg_scale) or self.cfg_scale != 0
+
+    @property
+    def hidden_layers(self) -> int:
+        """Hidden states that the scorer wants."""
+        return getattr(self.scorer, "hidden_layers", 0)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What a decode made of B prompts of P columns.
+
+    Attributes:
+        ids: (B, P + L) canvas, every position filled.
+        attention_mask: (B, P + L) bool, False at padding.
+        step_map: (B, L) step at which each position was committed, counted by row; -1 where its token was given, and the
+            number of steps taken where the row had stopped, since it was masked all the way.
+        commit_logp: (B, L) log-probability of each token when it was committed, under the distribution it was drawn from
+            (at temperature 0: that of temperature 1), float64; 0 where it was given or the row had stopped.
+        nfe: (B,) model evaluations; a guided step has two, one with a cache counts like one without.
+        steps: (B,) steps that each row took.
+    """
+
+    ids: Tensor
+    attention_mask: Tensor
+    step_map: Tensor
+    commit_logp: Tensor
+    nfe: Tensor
+    steps: Tensor
+
+    @property
+    def completion(self) -> Tensor:
+        """Tokens (B, L)."""
+        return self.ids[:, self.prompt :]
+
+    @property
+    def prompt(self) -> int:
+        """Columns of the prompt."""
+        return self.ids.shape[1] - self.step_map.shape[1]
+
+    def canvas(self, step: int, mask_id: int) -> Tensor:
+        """Ids (B, P + L) before a step, from the step map alone."""
+        ids = self.ids.clone()
+        ids[:, self.prompt :][self.step_map >= step] = mask_id
+        return ids
+
+
+@torch.no_grad()
+def decode(
+    predictor: MaskPredictor,
+    prompt: Tensor,
+    decoder: Decoder,
+    seeds: Sequence[Address] | None = None,
+    attention_mask: Tensor | None = None,
+    fixed: Tensor | None = None,
+    micro_batch: int | None = None,
+) -> Rollout:
+    """Complete prompts; a row depends on its own prompt and seed only, up to the rounding of the model in another batch.
+
+    Args:
+        prompt: (B, P) tokens, padded on the left.
+        decoder: the five choices, for some length L.
+        seeds: for each row an address of its random numbers, unique in the run; None for a decoder that draws none.
+        attention_mask: (B, P), 0 or False at padding; None where there is none.
+        fixed: (B, L) tokens that are given (inpainting, see `flowgrpo.mdlm.inpainting`), the mask token elsewhere.
+        micro_batch: most rows that are decoded together; None for all.
+
+    Raises:
+        InputError: shapes do not fit, or the model does not allow what the decoder asks for.
+        ValueError: the decoder draws random numbers and there are no seeds.
+    """
+    ids, mask = _canvas(predictor, prompt, decoder.region.length, attention_mask, fixed)
+    if seeds is not None and len(seeds) != len(ids):
+        raise InputError(f"seeds: {len(seeds)} for {len(ids)} prompts")
+    size = micro_batch or len(ids)
+    parts = [
+        _filled(predictor, decoder, seeds, ids[at : at + size], mask[at : at + size], prompt.shape[1], at)
+        for at in range(0, len(ids), size)
+    ]
+    return Rollout(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Rollout)))
+
+
+def _filled(
+    predictor: MaskPredictor,
+    decoder: Decoder,
+    seeds: Sequence[Address] | None,
+    ids: Tensor,
+    mask: Tensor,
+    prompt: int,
+    first: int,
+) -> Rollout:
+    """Fill some rows of the batch, in place; `first` is the place of the first one."""
+    completion = ids[:, prompt:]  # a view: tokens are in one place
+    step_map = torch.full_like(completion, GIVEN)
+    commit_logp = torch.zeros(completion.shape, dtype=torch.float64, device=ids.device)
+    taken = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
+    for block, (start, end) in enumerate(decoder.region.blocks):
+        masked = completion[:, start:end] == predictor.mask_id
+        if decoder.stop_id is not None:
+            left = masked & (completion[:, :start] == decoder.stop_id).any(1, keepdim=True)
+            completion[:, start:end][left] = decoder.stop_id
+            step_map[:, start:end][left] = taken[left.nonzero()[:, 0]]
+            masked &= ~left
+        begun, block_masks = taken.clone(), masked.sum(1)
+        cache = BlockCache(predictor, decoder.cache, prompt + start, prompt + end) if decoder.cache else None
+        while len(row := masked.any(1).nonzero()[:, 0]):
+            step = Step(
+                row=row + first,
+                index=taken[row],
+                in_block=(taken - begun)[row],
+                block_masks=block_masks[row],
+                block=block,
+                start=start,
+                open=decoder.region.open(masked[row]),
+                ids=ids[row],
+                attention_mask=mask[row],
+                prompt=prompt,
+                seeds=seeds,
+            )
+            proposed, chosen = _step(predictor, decoder, step, cache)
+            at = row[step.owner[chosen]], step.position[chosen]
+            completion[at] = proposed.tokens[chosen]
+            step_map[at] = taken[at[0]]
+            commit_logp[at] = proposed.log_prob[chosen].double()
+            taken[row] += 1
+            masked = completion[:, start:end] == predictor.mask_id
+    return Rollout(ids, mask, step_map, commit_logp, taken * (2 if decoder.guided else 1), taken)
+
+
+def _canvas(
+    predictor: MaskPredictor, prompt: Tensor, length: int, attention_mask: Tensor | None, fixed: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Ids (B, P + L) with a masked completion but for fixed tokens, and which columns (B, P + L) are no padding."""
+    unknown = prompt.new_full((len(prompt), length), predictor.mask_id)
+    if fixed is not None and fixed.shape != unknown.shape:
+        raise InputError(f"fixed: its shape {tuple(fixed.shape)} is not {tuple(unknown.shape)}, prompts and length")
+    known = torch.ones_like(prompt) if attention_mask is None else attention_mask
+    ids = torch.cat([prompt, unknown if fixed is None else fixed.to(prompt)], dim=1)
+    return ids, torch.cat([known.bool(), torch.ones_like(unknown, dtype=torch.bool)], dim=1)
+
+
+def _step(predictor: MaskPredictor, decoder: Decoder, step: Step, cache: BlockCache | None) -> tuple[Proposed, Tensor]:
+    """Proposals for the open positions, and which of them (N,) are committed."""
+    start = step.prompt + step.start
+    columns = (start, start + step.open.shape[1])
+    if cache is not None:
+        logits = cache.logits(step.ids, step.attention_mask, step.row)
+    elif decoder.guided:
+        scale = setting(decoder.cfg_scale, step)
+        logits = predictor.guided(step.ids, step.attention_mask, scale, step.prompt, *columns)
+    else:
+        layers = decoder.hidden_layers
+        logits, hidden = predictor.logits_and_hidden(step.ids, step.attention_mask, *columns, layers)
+        step = replace(step, hidden=hidden)
+    logits = logits[step.open]  # (N, V)
+    if decoder.suppressed:
+        logits = logits.index_fill(-1, torch.tensor(decoder.suppressed, device=logits.device), -torch.inf)
+    proposed = decoder.proposal(step, logits)
+    scores = decoder.scorer(step, proposed)
+    for modifier in decoder.modifiers:
+        scores = modifier(step, proposed, scores)
+    table = torch.full(step.open.shape, -torch.inf, dtype=scores.dtype, device=scores.device)
+    table[step.open] = scores
+    return proposed, decoder.committer(step, table)[step.open]

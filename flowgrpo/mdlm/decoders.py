@@ -1,0 +1,249 @@
+"""The table of decoders: each is five words, for what is proposed, scored, modified and committed, and where, and numbers.
+
+To add a decoder, add a row. Any word of a row, and any number, can be replaced by the user.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flowgrpo.errors import InputError, nearest
+from flowgrpo.mdlm import committers, modifiers, regions, scorers
+from flowgrpo.mdlm.decode import Decoder, Scorer
+from flowgrpo.mdlm.proposals import Sample
+from flowgrpo.mdlm.step import Setting
+
+Row = dict[str, Any]
+
+_WHOLE = {"name": "blocks"}
+_DREAM = {"name": "remaining"}
+_REFINEMENT = {"name": "threshold", "threshold": 0.95, "share": True}
+_EOSER = {"name": "eoser", "low": 0.4, "high": 1.0}
+_ASCENDING_EOSER = {"name": "eoser", "low": 0.01, "high": 1.0, "progress": "ascending"}
+
+
+def _row(scorer: str, committer: Row, region: Row, *changes: Row) -> Row:
+    return {
+        "proposal": {"name": "sample"},
+        "scorer": {"name": scorer},
+        "modifiers": list(changes),
+        "committer": committer,
+        "region": region,
+    }
+
+
+DECODERS: dict[str, Row] = {
+    "low_confidence": _row("confidence", {"name": "even"}, _WHOLE),  # LLaDA, arXiv 2502.09992
+    "random": _row("uniform", {"name": "even"}, _WHOLE),  # the same
+    "left_to_right": _row("left_to_right", {"name": "even"}, _WHOLE),  # JustGRPO, arXiv 2601.15165
+    "origin": _row("uniform", {"name": "bernoulli"}, _WHOLE),  # Dream's code, as are the next three
+    "maskgit_plus": _row("sampled", _DREAM, _WHOLE),
+    "topk_margin": _row("margin", _DREAM, _WHOLE),
+    "entropy": _row("entropy", _DREAM, _WHOLE),
+    "threshold": _row("confidence", {"name": "threshold", "threshold": 0.9}, _WHOLE),  # Fast-dLLM, arXiv 2505.22618
+    "factor": _row("confidence", {"name": "factor", "factor": 1.0}, _WHOLE),
+    "block_refinement": _row("confidence", _REFINEMENT, _WHOLE),  # diffusers' scheduler, without its editing
+    "eoser": _row("confidence", {"name": "even"}, _WHOLE, _EOSER),  # arXiv 2509.23924, as are the next two
+    "ass": _row("confidence", {"name": "ascending"}, {"name": "ascending"}),
+    "eoser_ass": _row("confidence", {"name": "ascending"}, {"name": "ascending"}, _ASCENDING_EOSER),
+    "trace_lock": _row(  # arXiv 2605.24697; needs a trained controller as its scorer
+        "learned",
+        {"name": "threshold", "threshold": 0.99, "most": 4},
+        {"name": "blocks", "window": 128},
+        {"name": "held_back"},
+    ),
+    "scheduled": _row(  # Co-GRPO, arXiv 2512.22288, a reconstruction: see flowgrpo/mdlm/schedule.py
+        "confidence", {"name": "remaining", "least": 1}, _WHOLE, {"name": "gumbel", "temperature": 1.0}
+    ),
+}
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What a choice is told of the others: region, number of steps of the decode, end token."""
+
+    region: regions.Region
+    steps: int
+    eos_id: int | None
+
+    @property
+    def block_steps(self) -> int:
+        blocks = len(self.region.ends)
+        if self.steps < 1 or self.steps % blocks:
+            raise InputError(f"decoder.committer.steps: {self.steps} does not divide into {blocks} blocks")
+        return self.steps // blocks
+
+    @property
+    def end(self) -> int:
+        if self.eos_id is None:
+            raise InputError("decoder: it looks at the end of sequence, and the model has no such token")
+        return self.eos_id
+
+
+def _even(place: _Place) -> committers.Even:
+    return committers.Even(place.block_steps)
+
+
+def _ascending(place: _Place) -> committers.Ascending:
+    ends = place.region.ends
+    sizes = regions.ascending_sizes(ends[-1], len(ends))
+    if regions.ascending(ends[-1], len(ends)).ends != ends:
+        raise InputError("decoder.region: steps of ascending size need the region ascending")
+    return committers.Ascending(sizes)
+
+
+def _remaining(place: _Place, ratio: Setting | None = None, least: int = 0) -> committers.Remaining:
+    steps = place.block_steps
+    return committers.Remaining(steps, committers.LinearTimes(steps) if ratio is None else ratio, least)
+
+
+def _bernoulli(place: _Place, ratio: Setting | None = None) -> committers.Bernoulli:
+    steps = place.block_steps
+    return committers.Bernoulli(steps, committers.LinearTimes(steps) if ratio is None else ratio)
+
+
+def _threshold(place: _Place, threshold: float, share: bool = False, most: int | None = None) -> committers.Threshold:
+    return committers.Threshold(threshold, place.block_steps if share else None, most)
+
+
+def _factor(place: _Place, factor: float) -> committers.Factor:
+    return committers.Factor(factor)
+
+
+def _eoser(place: _Place, low: float, high: float, progress: str = "linear") -> modifiers.Eoser:
+    return modifiers.Eoser(place.end, place.steps, low, high, progress)
+
+
+def _gumbel(place: _Place, temperature: Setting) -> modifiers.Gumbel:
+    return modifiers.Gumbel(temperature)
+
+
+def _held_back(place: _Place, tokens: Sequence[int] = ()) -> modifiers.HeldBack:
+    return modifiers.HeldBack((place.end, *tokens))
+
+
+SCORERS = {
+    "confidence": scorers.confidence,
+    "sampled": scorers.sampled,
+    "margin": scorers.margin,
+    "entropy": scorers.entropy,
+    "uniform": scorers.uniform,
+    "left_to_right": scorers.left_to_right,
+}
+MODIFIERS = {"eoser": _eoser, "gumbel": _gumbel, "held_back": _held_back}
+COMMITTERS = {
+    "even": _even,
+    "ascending": _ascending,
+    "remaining": _remaining,
+    "bernoulli": _bernoulli,
+    "threshold": _threshold,
+    "factor": _factor,
+}
+REGIONS = {"blocks": regions.even, "ascending": regions.ascending}
+OTHERS = ("steps", "cfg_scale", "suppressed", "eos_early_stop", "cache")
+
+
+def build(
+    spec: str | Mapping[str, Any], length: int, eos_id: int | None = None, scorer: Scorer | None = None
+) -> Decoder:
+    """The decoder that a user has written, for completions of some length.
+
+    A map has a `name` of the table; any of the five words, as a word or as a map with options (without its name: options of
+    the row's own word); and of `steps` (one token a step if it is missing), `cfg_scale`, `suppressed`, `cache` and
+    `eos_early_stop` (fill a row up with its end once a block has it).
+
+    Args:
+        eos_id: end of sequence, for decoders that look at it.
+        scorer: a scorer that no word names, such as a trained controller, in place of the row's.
+
+    Raises:
+        InputError: a word or an option is unknown, or they do not fit together.
+    """
+    spec = {"name": spec} if isinstance(spec, str) else dict(spec)
+    name = spec.pop("name", "low_confidence")
+    if name not in DECODERS:
+        raise InputError(f"decoder.name: {name!r} is unknown, {nearest(str(name), DECODERS)}")
+    row = {**DECODERS[name]}
+    for key in spec:
+        if key not in (*row, *OTHERS):
+            raise InputError(f"decoder.{key}: unknown key, {nearest(key, ['name', *row, *OTHERS])}")
+    others = {key: spec.pop(key) for key in OTHERS if key in spec}
+    changes = spec.pop("modifiers", row["modifiers"])
+    row |= {axis: _replaced(row[axis], written) for axis, written in spec.items()}
+
+    region = _built("region", REGIONS, row["region"], length)
+    place = _Place(region, _steps(row["committer"], others.get("steps"), length), eos_id)
+    if scorer is None:
+        if row["scorer"]["name"] == "learned":
+            raise InputError(f"decoder.scorer: {name} needs a trained controller")
+        scorer = _chosen("scorer", SCORERS, row["scorer"])
+    decoder = Decoder(
+        proposal=_built("proposal", {"sample": Sample}, row["proposal"]),
+        scorer=scorer,
+        modifiers=tuple(_built("modifiers", MODIFIERS, _map(change), place) for change in changes),
+        committer=_built("committer", COMMITTERS, row["committer"], place),
+        region=region,
+        cfg_scale=others.get("cfg_scale", 0.0),
+        suppressed=tuple(others.get("suppressed", ())),
+        stop_id=place.end if others.get("eos_early_stop") else None,
+        cache=others.get("cache"),
+    )
+    _check(decoder)
+    return decoder
+
+
+def _steps(committer: Row, written: int | None, length: int) -> int:
+    """Steps of a decode; where it takes as many as it needs, the most."""
+    free = committer["name"] in ("ascending", "factor") or (
+        committer["name"] == "threshold" and not committer.get("share")
+    )
+    if written is not None and free:
+        raise InputError(f"decoder.steps: {committer['name']} takes as many steps as it needs")
+    if committer["name"] == "ascending":
+        return sum(map(len, regions.ascending_sizes(length)))
+    return length if written is None else written
+
+
+def _check(decoder: Decoder) -> None:
+    likely = decoder.scorer in scorers.PROBABILITIES or decoder.hidden_layers > 0
+    judged = isinstance(decoder.committer, committers.Threshold | committers.Factor)
+    if not likely and (judged or any(isinstance(change, modifiers.Eoser) for change in decoder.modifiers)):
+        raise InputError("decoder.scorer: thresholds, factors and eoser need one that is a probability, as confidence")
+    if judged and any(isinstance(change, modifiers.Gumbel) for change in decoder.modifiers):
+        raise InputError("decoder.modifiers: after gumbel scores are no probabilities, as threshold and factor need")
+
+
+def _map(written: Any) -> Row:
+    return {"name": written} if isinstance(written, str) else dict(written)
+
+
+def _replaced(row: Row, written: Any) -> Row:
+    """An axis as written by a user; a map without a name, or with the row's own, replaces single options."""
+    if isinstance(written, str):
+        return row if written == row["name"] else {"name": written}
+    return {**row, **written} if written.get("name", row["name"]) == row["name"] else dict(written)
+
+
+def _chosen(axis: str, choices: Mapping[str, Any], row: Row) -> Any:
+    name = row.get("name")
+    if name not in choices:
+        raise InputError(f"decoder.{axis}: {name!r} is unknown, {nearest(str(name), choices)}")
+    return choices[name]
+
+
+def _built(axis: str, choices: Mapping[str, Callable[..., Any]], row: Row, *given: Any) -> Any:
+    """The choice of an axis, from its options."""
+    choice = _chosen(axis, choices, row)
+    options = {key: value for key, value in row.items() if key != "name"}
+    known = list(inspect.signature(choice).parameters.values())[len(given) :]
+    for key in options:
+        if key not in [p.name for p in known]:
+            hint = nearest(key, [p.name for p in known]) if known else "it has no options"
+            raise InputError(f"decoder.{axis}.{key}: {row['name']} has no such option, {hint}")
+    missing = [p.name for p in known if p.default is p.empty and p.name not in options]
+    if missing:
+        raise InputError(f"decoder.{axis}.{missing[0]}: {row['name']} needs it")
+    return choice(*given, **options)

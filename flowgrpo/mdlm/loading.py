@@ -1,0 +1,88 @@
+"""From a folder or a hub id to a predictor and its tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.predictor import MaskPredictor
+
+SHIFTED = ("Dream",)  # model types whose output i is about token i + 1
+
+
+def load_predictor(
+    path: str,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    trust_remote_code: bool = False,
+    mask_id: int | None = None,
+    shift: bool | None = None,
+) -> tuple[MaskPredictor, PreTrainedTokenizerBase]:
+    """A model, ready to predict masked tokens, and its tokenizer.
+
+    Takes what transformers knows, as a masked or a causal model, and local folders of diffusers' `LLaDA2Pipeline`.
+
+    Args:
+        trust_remote_code: whether code that comes with the model may run, which LLaDA and Dream need.
+        mask_id: the mask token; None for that of the config or the tokenizer.
+        shift: whether output i is about token i + 1; None for what is known of the type.
+
+    Raises:
+        InputError: there is no such model, its code may not run, it names no mask token, or it predicts no masked tokens.
+    """
+    model_path, tokenizer_path = (f"{path}/model", f"{path}/tokenizer") if _is_pipeline(path) else (path, path)
+    try:
+        config, _ = PreTrainedConfig.get_config_dict(model_path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"model.path: {path!r} holds no model ({str(error).splitlines()[0]})") from error
+    if not config:  # so transformers says that there is no config.json
+        raise InputError(f"model.path: {path!r} holds no model")
+    loads = _model_class(path, config, trust_remote_code)
+    model = loads.from_pretrained(model_path, dtype=dtype, trust_remote_code=trust_remote_code)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise InputError(f"model.path: {path!r} has no tokenizer ({str(error).splitlines()[0]})") from error
+    if mask_id is None:
+        mask_id = config.get("mask_token_id", tokenizer.mask_token_id)
+    if mask_id is None:
+        raise InputError(f"model.mask_id: {path!r} names no mask token, give its number")
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else config.get("pad_token_id")
+    if shift is None:
+        shift = config.get("model_type") in SHIFTED
+    return MaskPredictor(model.to(device).eval(), mask_id, pad_id, shift), tokenizer
+
+
+def _is_pipeline(path: str) -> bool:
+    index = Path(path) / "model_index.json"
+    return index.is_file() and json.loads(index.read_text()).get("_class_name") == "LLaDA2Pipeline"
+
+
+def _model_class(path: str, config: dict[str, Any], trust_remote_code: bool) -> type:
+    """The Auto class that loads a model with its head."""
+    kind, own = config.get("model_type"), config.get("auto_map", {})
+    if kind in CONFIG_MAPPING and not (trust_remote_code and own):
+        if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+            return AutoModelForMaskedLM
+        if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+            return AutoModelForCausalLM
+        raise InputError(f"model.path: {path!r} is a {kind}, which predicts no tokens")
+    if not own:
+        raise InputError(f"model.path: {path!r} is a {kind}, which transformers does not know")
+    if not trust_remote_code:
+        raise InputError(f"model.path: {path!r} brings its own code, set model.trust_remote_code if you trust it")
+    return AutoModelForCausalLM if "AutoModelForCausalLM" in own else AutoModel

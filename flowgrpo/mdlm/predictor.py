@@ -1,0 +1,233 @@
+"""The model behind one door: logits of every position of a partly masked canvas, whatever class made them.
+
+A canvas is `ids` (B, T): a left-padded prompt, then a completion whose unknown tokens are the mask token. Row i of the
+logits is about token i, the mask token is never predicted, and every position sees every other one but padding.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flowgrpo.errors import InputError
+
+Tensor = torch.Tensor
+
+PROBE_LENGTH, PROBE_PADDING = 8, 3
+UNCHANGED = 1e-6  # of the largest logit: a model that changes less has not seen the change
+PADDING_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a model is told what it may see: by which attention mask, and whether it is handed positions."""
+
+    attention: str  # 4d | 2d | none
+    positions: bool = False
+
+
+class MaskPredictor:
+    """Any model that returns logits, as a predictor of masked tokens.
+
+    Classes of transformers that are causal by themselves become bidirectional through a 4-d attention mask; models that
+    take none are given the usual 2-d mask, or nothing. Which form works is found out at the start, by changing tokens and
+    by padding a row, not believed from a class name.
+
+    Attributes:
+        evaluations: rows that the model was called with so far, but for the probe.
+        vocab_size: number of columns of the logits.
+        form: of a batch without padding.
+        padded_form: of a batch with padding; None if the model's logits change with it.
+    """
+
+    def __init__(self, model: Callable[..., Any], mask_id: int, pad_id: int | None = None, shift: bool = False):
+        """Probe the model, with a few forwards of a few tokens.
+
+        Args:
+            model: module or function of ids (B, T) that returns logits (B, T, V), or an object that has them as `logits`;
+                it is handed `attention_mask`, `position_ids` and `use_cache` where its forward takes them.
+            mask_id: the token of an unknown position.
+            pad_id: fills rows up on the left; None if there are no such rows.
+            shift: whether output i is about token i + 1, as in Dream and others that began autoregressive.
+
+        Raises:
+            InputError: the mask token is not in the vocabulary, is the padding token, or is not the one that the model's
+                config names; or no position sees a later one.
+        """
+        self.model, self.mask_id, self.pad_id, self.shift = model, mask_id, pad_id, shift
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else getattr(model, "module", model)
+        parameters = inspect.signature(getattr(inner, "forward", inner)).parameters  # not of a wrapper by peft or torch
+        self._takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        self._takes = set(parameters)
+        self._check_mask_token()
+        training = getattr(model, "training", False)
+        if training:
+            model.eval()  # dropout would look like a change
+        self.vocab_size, self.form, self.padded_form = self._probe()
+        if training:
+            model.train()
+        self.evaluations = 0
+
+    def logits(
+        self, ids: Tensor, attention_mask: Tensor | None = None, start: int = 0, stop: int | None = None
+    ) -> Tensor:
+        """Aligned logits (B, stop - start, V) of some columns, float32 or finer; -inf for the mask token.
+
+        Args:
+            ids: (B, T).
+            attention_mask: (B, T), 0 or False at padding; None if there is none.
+            start: first column that is returned.
+            stop: column after the last one; None is T.
+
+        Raises:
+            InputError: there is padding, and the model's logits change with it.
+        """
+        return self.logits_and_hidden(ids, attention_mask, start, stop, 0)[0]
+
+    def logits_and_hidden(
+        self, ids: Tensor, attention_mask: Tensor | None, start: int, stop: int | None, layers: int
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The same logits, and the last `layers` hidden states (B, T, H) of all columns, aligned like logits."""
+        form, mask = self.form, None
+        if attention_mask is not None and not attention_mask.all():
+            form, mask = self.padded_form, attention_mask.bool()
+            if form is None:
+                raise InputError("model: its logits change with padding, use prompts of one length in a batch")
+        wanted = {"output_hidden_states": True} if layers else {}
+        self.evaluations += len(ids)
+        out = self.forward(form, ids, mask, **wanted)
+        hidden = tuple(self.aligned(state, mask) for state in out.hidden_states[-layers:]) if layers else ()
+        return self.finished(self.aligned(_logits(out), mask, start, stop)), hidden
+
+    def guided(
+        self,
+        ids: Tensor,
+        attention_mask: Tensor | None,
+        scale: float | Tensor,
+        prompt: int,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> Tensor:
+        """Logits like `logits` under classifier-free guidance, u + (scale + 1)(c - u), where u sees a masked prompt.
+
+        The guidance of LLaDA's code (arXiv 2502.09992). Two evaluations a row.
+
+        Args:
+            scale: a number or (B,); 0 is no guidance.
+            prompt: number of first columns that u does not see.
+        """
+        blind = ids.clone()
+        blind[:, :prompt] = self.mask_id
+        twice = None if attention_mask is None else torch.cat([attention_mask, attention_mask])
+        c, u = self.logits(torch.cat([ids, blind]), twice, start, stop).chunk(2)
+        factor = torch.as_tensor(scale, dtype=c.dtype, device=c.device).reshape(-1, 1, 1) + 1
+        return self.finished(u + factor * (c - u))  # -inf - -inf is mended here
+
+    def forward(self, form: Form, ids: Tensor, mask: Tensor | None, **wanted: Any) -> Any:
+        """What the model returns for a whole canvas, told what it may see in some form.
+
+        Args:
+            mask: (B, T) bool, False at padding; None if there is none.
+            wanted: further arguments of its forward.
+        """
+        given = dict(wanted)
+        if form.attention == "4d":
+            seen = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+            given["attention_mask"] = self.four_d(seen, ids.shape[1])
+        elif form.attention == "2d":
+            given["attention_mask"] = torch.ones_like(ids) if mask is None else mask.long()
+        if form.positions and mask is not None:
+            given["position_ids"] = positions(mask)
+        if self.takes("use_cache"):
+            given.setdefault("use_cache", False)
+        return self.model(ids, **given)
+
+    def takes(self, argument: str) -> bool:
+        """Whether the model's forward has an argument of this name."""
+        return self._takes_all or argument in self._takes
+
+    def four_d(self, seen: Tensor, queries: int) -> Tensor:
+        """Additive attention mask (B, 1, queries, T) of keys that are `seen` (B, T), the same for every query."""
+        dtype = getattr(self.model, "dtype", self._parameter().dtype)
+        mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)
+        return mask[:, None, None, :].expand(-1, 1, queries, -1)
+
+    def aligned(self, out: Tensor, mask: Tensor | None, start: int = 0, stop: int | None = None) -> Tensor:
+        """Outputs (B, stop - start, ...) such that row i is about token i; the first token of a row has its own output."""
+        stop = out.shape[1] if stop is None else stop
+        if not self.shift:
+            return out[:, start:stop]
+        first = 0 if mask is None else mask.int().argmax(1, keepdim=True)  # (B, 1), first column that is no padding
+        source = (torch.arange(start, stop, device=out.device) - 1).expand(len(out), -1).clamp(min=first)
+        return out[torch.arange(len(out), device=out.device)[:, None], source]
+
+    def finished(self, logits: Tensor) -> Tensor:
+        """Logits in float32 or finer, with -inf for the mask token."""
+        fine = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return fine.index_fill(-1, torch.tensor([self.mask_id], device=fine.device), -torch.inf)
+
+    def _parameter(self) -> Tensor:
+        """Any parameter of the model; an empty tensor for a function."""
+        return next(iter(getattr(self.model, "parameters", tuple)()), torch.empty(0))
+
+    def _check_mask_token(self) -> None:
+        config = getattr(self.model, "config", None)
+        size, named = getattr(config, "vocab_size", None), getattr(config, "mask_token_id", None)
+        mine = self.mask_id
+        if mine == self.pad_id:
+            raise InputError(f"model.mask_id: {mine} is the padding token too, they must differ")
+        if isinstance(size, int) and not 0 <= mine < size:
+            raise InputError(f"model.mask_id: {mine} is outside the vocabulary of {size} tokens")
+        if isinstance(named, int) and named != mine:
+            raise InputError(f"model.mask_id: {mine} is not {named}, which the model's config names")
+
+    @torch.no_grad()
+    def _probe(self) -> tuple[int, Form, Form | None]:
+        """Size of the vocabulary, and the forms under which the model sees later tokens, and does not see padding."""
+        device = self._parameter().device
+        a, b, *_ = (i for i in range(4) if i not in (self.mask_id, self.pad_id))
+        ids = torch.tensor([[a, b] * (PROBE_LENGTH // 2)], device=device)
+        form = self._bidirectional_form(ids)
+        plain = _logits(self.forward(form, ids, None))
+        size = plain.shape[-1]
+        if not 0 <= self.mask_id < size:
+            raise InputError(f"model.mask_id: {self.mask_id} is outside the vocabulary of {size} tokens")
+        if self.pad_id is None or form.attention == "none":
+            return size, form, None
+        mask = torch.arange(PROBE_PADDING + PROBE_LENGTH, device=device)[None] >= PROBE_PADDING
+        padded = torch.cat([ids.new_full((1, PROBE_PADDING), self.pad_id), ids], dim=1)
+        tolerance = PADDING_TOLERANCE[plain.dtype] * plain.abs().max()
+        for handed in (True, False) if self.takes("position_ids") else (False,):
+            padded_form = Form(form.attention, handed)
+            out = _logits(self.forward(padded_form, padded, mask))
+            if (out[:, PROBE_PADDING:] - plain).abs().max() <= tolerance:
+                return size, form, padded_form
+        return size, form, None
+
+    def _bidirectional_form(self, ids: Tensor) -> Form:
+        others = torch.cat([ids[:, :1], ids[:, :-1]], dim=1)  # every token but the first is another
+        refused = []
+        for attention in ("4d", "2d") if self.takes("attention_mask") else ("none",):
+            form = Form(attention)
+            try:
+                first, second = (_logits(self.forward(form, x, None))[0, 0] for x in (ids, others))
+            except (ValueError, RuntimeError, TypeError, IndexError, AttributeError) as error:
+                refused.append(f"a {attention} attention mask it refuses ({str(error).splitlines()[0]})")
+                continue
+            if (first - second).abs().max() > UNCHANGED * first.abs().max():
+                return form
+        hint = f"; {', '.join(refused)}" if refused else ""
+        raise InputError(f"model: its first position sees no later token, masked diffusion needs that{hint}")
+
+
+def positions(mask: Tensor) -> Tensor:
+    """Position (B, T) of each token in its own row, counted from the first that is no padding; 0 at padding."""
+    return (mask.long().cumsum(1) - 1).clamp(min=0)
+
+
+def _logits(out: Any) -> Tensor:
+    return out if isinstance(out, Tensor) else out.logits

@@ -1,0 +1,94 @@
+"""What each open position would become: a token drawn from the predictor's distribution, tempered and filtered.
+
+Every proposal is one number in [0, 1) through the inverse of the cumulated probabilities, in float64. LLaDA and others add
+Gumbel noise to each logit and take the largest: the same distribution, for V numbers a position where this takes one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.step import Setting, Step, setting
+
+Tensor = torch.Tensor
+
+CHUNK = 256  # positions whose probabilities are in float64 at once: of a large vocabulary 0.3 GB
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """Proposals for the N open positions of a step.
+
+    Attributes:
+        tokens: (N,).
+        logits: (N, V) of the predictor.
+        log_probs: (N, V) of the distribution that tokens are drawn from; at temperature 0 that of temperature 1.
+        log_prob: (N,) of the tokens, under `log_probs`.
+    """
+
+    tokens: Tensor
+    logits: Tensor
+    log_probs: Tensor
+    log_prob: Tensor
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Draws from softmax(logits / temperature), cut to `top_k` tokens, then to the fewest whose probability is `top_p`.
+
+    Temperature 0 takes the likeliest, the first of equals.
+    """
+
+    temperature: Setting = 0.0
+    top_p: float = 1.0
+    top_k: int | None = None
+
+    def __post_init__(self):
+        if not callable(self.temperature) and self.temperature < 0:
+            raise InputError(f"decoder.proposal.temperature: {self.temperature} is negative")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"decoder.proposal.top_p: {self.top_p} is not in (0, 1]")
+        if self.top_k is not None and self.top_k < 1:
+            raise InputError(f"decoder.proposal.top_k: {self.top_k} is not at least 1")
+
+    def __call__(self, step: Step, logits: Tensor) -> Proposed:
+        """Proposals from logits (N, V)."""
+        temperature = setting(self.temperature, step)[step.owner]  # (N,)
+        drawn = temperature > 0
+        scale = temperature.where(drawn, 1.0).to(logits.dtype)[:, None]
+        log_probs = filtered((logits / scale).log_softmax(-1), self.top_p, self.top_k)
+        tokens = logits.argmax(-1)
+        if drawn.any():
+            tokens = torch.where(drawn, categorical(log_probs, step.uniform("token")), tokens)
+        return Proposed(tokens, logits, log_probs, log_probs.gather(-1, tokens[:, None])[:, 0])
+
+
+def categorical(log_probs: Tensor, uniform: Tensor) -> Tensor:
+    """The token (N,) at which the cumulated probabilities (N, V) first exceed a number (N,) in [0, 1)."""
+    found = []
+    for part, number in zip(log_probs.split(CHUNK), uniform.split(CHUNK), strict=True):
+        cumulated = part.double().exp().cumsum(-1)
+        total = cumulated[:, -1:]
+        below = torch.minimum(number[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+        found.append(torch.searchsorted(cumulated, below, right=True)[:, 0])
+    return torch.cat(found)
+
+
+def filtered(log_probs: Tensor, top_p: float = 1.0, top_k: int | None = None) -> Tensor:
+    """Log-probabilities (N, V), normalised again over the tokens that stay; -inf elsewhere.
+
+    Of the nucleus the token that reaches `top_p` stays too, so that one always does (Holtzman et al., arXiv 1904.09751).
+    """
+    if top_p == 1 and (top_k is None or top_k >= log_probs.shape[-1]):
+        return log_probs
+    ordered, order = log_probs.sort(dim=-1, descending=True, stable=True)
+    dropped = torch.zeros_like(ordered, dtype=torch.bool)
+    if top_k is not None:
+        dropped[:, top_k:] = True
+        ordered = ordered.masked_fill(dropped, -torch.inf).log_softmax(-1)
+    probs = ordered.exp()
+    dropped |= probs.cumsum(-1) - probs >= top_p
+    return log_probs.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf).log_softmax(-1)

@@ -1,0 +1,85 @@
+"""Where tokens may be committed: the blocks of a completion in their order, and a window within them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from flowgrpo.errors import InputError
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Region:
+    """Blocks that are filled one after the other.
+
+    Attributes:
+        ends: position after the last of each block; the last one is the length of the completion.
+        window: number of positions from a row's first mask on that are open; None for all of the block.
+    """
+
+    ends: tuple[int, ...]
+    window: int | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens of the completion."""
+        return self.ends[-1]
+
+    @property
+    def blocks(self) -> list[tuple[int, int]]:
+        """Start and end of each block."""
+        return list(zip((0, *self.ends[:-1]), self.ends, strict=True))
+
+    def open(self, masked: Tensor) -> Tensor:
+        """Which masked positions (R, W) of a block may be committed."""
+        if self.window is None:
+            return masked
+        places = torch.arange(masked.shape[1], device=masked.device)
+        return masked & (places < masked.int().argmax(1, keepdim=True) + self.window)
+
+
+def even(length: int, block_length: int | None = None, window: int | None = None) -> Region:
+    """Blocks of one length; without it one block, the whole completion.
+
+    Raises:
+        InputError: the length does not divide.
+    """
+    block_length = length if block_length is None else block_length
+    if block_length < 1 or length % block_length:
+        raise InputError(f"decoder.region.block_length: {block_length} does not divide the length {length}")
+    if window is not None and window < 1:
+        raise InputError(f"decoder.region.window: {window} is not at least 1")
+    return Region(tuple(range(block_length, length + 1, block_length)), window)
+
+
+def ascending_sizes(length: int, blocks: int = 1) -> tuple[tuple[int, ...], ...]:
+    """Tokens that each step commits, by block: 1, 2, 4, ... in floor(log2 length) steps, the last of which takes the rest.
+
+    ASS (arXiv 2509.23924 and its code). The last blocks have one step each, the first has the remaining ones.
+
+    Raises:
+        InputError: more blocks than steps.
+    """
+    steps = max(length.bit_length() - 1, 1)
+    sizes = [2**i for i in range(steps - 1)]
+    sizes.append(length - sum(sizes))
+    if not 1 <= blocks <= steps:
+        raise InputError(f"decoder.region.blocks: {blocks} is not between 1 and {steps}, the steps for length {length}")
+    first = steps - blocks + 1
+    return (tuple(sizes[:first]), *((size,) for size in sizes[first:]))
+
+
+def ascending(length: int, blocks: int = 1) -> Region:
+    """The blocks that steps of ascending size fill.
+
+    Raises:
+        InputError: more blocks than steps.
+    """
+    ends, end = [], 0
+    for sizes in ascending_sizes(length, blocks):
+        end += sum(sizes)
+        ends.append(end)
+    return Region(tuple(ends))

@@ -1,0 +1,171 @@
+"""Learned commitment: a small controller that judges, from hidden states, which proposals of a frozen model will last.
+
+TraceLock (arXiv 2605.24697 and its code). Our readings, where the release is silent, since it lacks the controller's class:
+
+ 1. The frozen autoencoder of the hidden states is a linear map for each layer, and one for each difference of two layers,
+    trained with the controller.
+ 2. The summary token's threshold is one linear map of its last state.
+ 3. What a controller sees ends with the last mask of the window.
+ 4. The decay along the window is linear in the position, and weights are normalised over the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from flowgrpo.mdlm.proposals import Proposed
+from flowgrpo.mdlm.step import Step
+from flowgrpo.mdlm.traces import END, OPEN, Scene, Trace, scene, window
+from samplers.noise import generator, seed
+
+Tensor = torch.Tensor
+
+
+class Controller(torch.nn.Module):
+    """A bidirectional transformer over the features of every position, with a summary token that sets the threshold.
+
+    The sizes of the paper are 384 wide, 5 layers, 8 heads and 256 positions for a model of 7 billion parameters.
+    """
+
+    def __init__(self, hidden_size: int, hidden_layers: int = 3, width: int = 64, layers: int = 2, heads: int = 4,
+                 positions: int = 256):  # fmt: skip
+        super().__init__()
+        self.hidden_layers = hidden_layers
+        part, change = width, max(width // 8, 1)
+        self.parts = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.LayerNorm(hidden_size), torch.nn.Linear(hidden_size, part))
+            for _ in range(hidden_layers)
+        )
+        self.changes = torch.nn.ModuleList(torch.nn.Linear(hidden_size, change) for _ in range(hidden_layers - 1))
+        self.embed = torch.nn.Linear(hidden_layers * part + (hidden_layers - 1) * change + 1, width)
+        self.state = torch.nn.Embedding(4, width)
+        self.position = torch.nn.Embedding(positions, width)
+        self.summary = torch.nn.Parameter(torch.zeros(width))
+        layer = torch.nn.TransformerEncoderLayer(width, heads, 2 * width, 0.1, batch_first=True, norm_first=True)
+        self.encoder = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.judge, self.threshold = torch.nn.Linear(width, 1), torch.nn.Linear(width, 1)
+
+    def forward(self, scene: Scene) -> tuple[Tensor, Tensor]:
+        """Logits (B, T) of each position's proposal being final, above a threshold (B,) that is returned too."""
+        hidden = [state.to(self.summary.dtype) for state in scene.hidden]
+        parts = [part(state) for part, state in zip(self.parts, hidden, strict=True)]
+        changes = [
+            change(after - before) for change, before, after in zip(self.changes, hidden[:-1], hidden[1:], strict=True)
+        ]
+        features = torch.cat([*parts, *changes, scene.confidence.to(self.summary.dtype)[..., None]], dim=-1)
+        generated = (scene.state > 0)[..., None]
+        places = self.position(scene.position.clamp(max=self.position.num_embeddings - 1))
+        x = self.embed(features) + self.state(scene.state) + places * generated
+        x = torch.cat([self.summary.expand(len(x), 1, -1), x], dim=1)
+        seen = torch.cat([torch.ones_like(scene.visible[:, :1]), scene.visible], dim=1)
+        x = self.encoder(x, src_key_padding_mask=~seen)
+        threshold = self.threshold(x[:, 0])[:, 0]
+        return self.judge(x[:, 1:])[..., 0] - threshold[:, None], threshold
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The scorer of a trained controller, for `build("trace_lock", ..., scorer=Learned(...))`.
+
+    Proposals are to be the likeliest tokens, as they were in training.
+    """
+
+    controller: Controller
+    end_ids: tuple[int, ...] = ()
+
+    @property
+    def hidden_layers(self) -> int:
+        """Hidden states that the controller takes."""
+        return self.controller.hidden_layers
+
+    def __call__(self, step: Step, proposed: Proposed) -> Tensor:
+        """Probability (N,) that each open proposal is final."""
+        column = step.prompt + step.position
+        at = step.owner, column
+        proposal = step.ids.clone()
+        proposal[at] = proposed.tokens
+        masked = torch.zeros_like(step.attention_mask)
+        masked[at] = True
+        confidence = torch.ones(step.ids.shape, dtype=proposed.logits.dtype, device=step.ids.device)
+        confidence[at] = proposed.logits.softmax(-1).amax(-1)
+        made = scene(
+            step.ids, step.attention_mask, step.prompt, masked, proposal, confidence, step.hidden, self.end_ids
+        )
+        last = torch.zeros_like(step.row).scatter_reduce(0, step.owner, column, "amax")  # as `window` has it
+        within = torch.arange(step.ids.shape[1], device=column.device) <= last[:, None]
+        logits, _ = self.controller(replace(made, visible=made.visible & within))
+        return logits[at].sigmoid()
+
+
+def loss(controller: Controller, trace: Trace, length: Tensor) -> Tensor:
+    """Weighted binary cross-entropy of the labels within a window, plus 1e-3 times the mean square of the thresholds.
+
+    Negatives weigh 2; positives from 1 at the window's begin to 1/2 at its end; all proposals of the end in a row together
+    weigh 1.
+
+    Args:
+        length: (B,) of each row's window.
+    """
+    within = window(trace.scene, length) & trace.scene.visible
+    logits, threshold = controller(replace(trace.scene, visible=within))
+    judged = within & (trace.scene.state >= OPEN)
+    ending = judged & (trace.scene.state == END)
+    first = judged.int().argmax(1, keepdim=True)
+    along = (torch.arange(judged.shape[1], device=judged.device) - first).clamp(min=0) / length[:, None]
+    weight = torch.where(trace.label, 1 - 0.5 * along.clamp(max=1), 2.0)
+    weight = torch.where(ending, weight / ending.sum(1, keepdim=True).clamp(min=1), weight) * judged
+    each = torch.nn.functional.binary_cross_entropy_with_logits(logits, trace.label.to(logits.dtype), reduction="none")
+    return (weight * each).sum() / weight.sum().clamp(min=1e-8) + 1e-3 * threshold.square().mean()
+
+
+def train_controller(
+    controller: Controller,
+    traces: Sequence[Trace],
+    steps: int,
+    run_seed: int = 0,
+    window_length: int = 128,
+    learning_rate: float = 1e-4,
+) -> list[float]:
+    """Train a controller in place, one trace a step, in an order and with windows that the seed decides; its losses.
+
+    Windows are cut to a quarter up to the whole of their length. AdamW with weight decay 0.01.
+    """
+    optimizer = torch.optim.AdamW(controller.parameters(), learning_rate, weight_decay=0.01)
+    losses = []
+    controller.train()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed(run_seed, "trace_lock", "dropout"))
+        for step in range(steps):
+            drawn = generator(run_seed, "trace_lock", step)
+            trace = traces[int(drawn.integers(len(traces)))]
+            crop = torch.from_numpy(drawn.uniform(0.25, 1.0, len(trace.label)))
+            length = (window_length * crop).ceil().long().to(trace.label.device)
+            value = loss(controller, trace, length)
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+            losses.append(value.item())
+    controller.eval()
+    return losses
+
+
+@torch.no_grad()
+def f_half(controller: Controller, traces: Sequence[Trace], threshold: float = 0.99, window_length: int = 128) -> float:
+    """F-score with beta 1/2, where precision weighs twice, of accepting what scores at least a threshold.
+
+    By it TraceLock chooses among checkpoints. 0 where nothing is accepted.
+    """
+    hit = accepted = wanted = 0
+    for trace in traces:
+        length = torch.full((len(trace.label),), window_length, device=trace.label.device)
+        within = window(trace.scene, length) & trace.scene.visible
+        logits, _ = controller(replace(trace.scene, visible=within))
+        judged = within & (trace.scene.state >= OPEN)
+        yes = judged & (logits.sigmoid() >= threshold)
+        hit += int((yes & trace.label).sum())
+        accepted += int(yes.sum())
+        wanted += int((judged & trace.label).sum())
+    return 1.25 * hit / (accepted + 0.25 * wanted) if accepted else 0.0

@@ -1,0 +1,97 @@
+"""What a decode looked like from within, step by step: the examples that a learned commitment is trained on.
+
+TraceLock (arXiv 2605.24697 and its code). A frozen predictor proposes its likeliest token for every masked position at every
+step; a proposal is worth committing if it is the token of the finished answer. No decode has to be watched for that: its
+step map tells every canvas, and one more evaluation of each gives the proposals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from flowgrpo.mdlm.decode import Rollout
+from flowgrpo.mdlm.predictor import MaskPredictor
+
+Tensor = torch.Tensor
+
+PROMPT, LOCKED, OPEN, END = range(4)  # states of a position: END is masked and proposes the end
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a controller sees of B canvases of T columns.
+
+    Attributes:
+        hidden: last hidden states (B, T, H) of the predictor, from the earlier to the later layer.
+        confidence: (B, T) probability of the proposal; 1 where there is a token.
+        state: (B, T) PROMPT, LOCKED, OPEN or END.
+        position: (B, T) place in the completion, 0 in the prompt.
+        visible: (B, T) bool, False at padding and after the window.
+    """
+
+    hidden: tuple[Tensor, ...]
+    confidence: Tensor
+    state: Tensor
+    position: Tensor
+    visible: Tensor
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One step of several decodes.
+
+    Attributes:
+        scene: with the whole canvas visible but padding.
+        label: (B, T) bool, whether the proposal is the token of the finished answer.
+    """
+
+    scene: Scene
+    label: Tensor
+
+
+@torch.no_grad()
+def traces(predictor: MaskPredictor, rollout: Rollout, layers: int, end_ids: Sequence[int] = ()) -> list[Trace]:
+    """A trace for each step of the decodes, of the rows that took it. One evaluation for each row and step.
+
+    Args:
+        layers: hidden states to keep.
+        end_ids: tokens that end or fill up an answer.
+    """
+    found = []
+    for s in range(int(rollout.steps.max())):
+        row = (rollout.steps > s).nonzero()[:, 0]
+        ids, mask = rollout.canvas(s, predictor.mask_id)[row], rollout.attention_mask[row]
+        logits, hidden = predictor.logits_and_hidden(ids, mask, 0, None, layers)
+        confidence, proposal = logits.softmax(-1).max(-1)
+        masked = ids == predictor.mask_id
+        made = scene(ids, mask, rollout.prompt, masked, proposal, confidence, hidden, end_ids)
+        found.append(Trace(made, masked & (proposal == rollout.ids[row])))
+    return found
+
+
+def scene(
+    ids: Tensor,
+    attention_mask: Tensor,
+    prompt: int,
+    masked: Tensor,
+    proposal: Tensor,
+    confidence: Tensor,
+    hidden: tuple[Tensor, ...],
+    end_ids: Sequence[int],
+) -> Scene:
+    """The scene of canvases (B, T), from the proposal (B, T) of each masked position and its probability (B, T)."""
+    ends = torch.isin(proposal, torch.tensor(end_ids, dtype=torch.long, device=ids.device))
+    column = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    state = torch.where(masked, torch.where(ends, END, OPEN), torch.where(column < prompt, PROMPT, LOCKED))
+    return Scene(hidden, confidence.where(masked, 1.0), state, (column - prompt).clamp(min=0), attention_mask)
+
+
+def window(scene: Scene, length: Tensor) -> Tensor:
+    """Columns (B, T) bool up to the last mask of the window of some length (B,) that begins at a row's first mask."""
+    masked = scene.state >= OPEN
+    column = torch.arange(masked.shape[1], device=masked.device)
+    within = masked & (column < (masked.int().argmax(1) + length)[:, None])
+    return column <= torch.where(within, column, -1).amax(1, keepdim=True)

@@ -1,0 +1,116 @@
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from predictors import MASK, PAD, VOCAB, llama, qwen, random_table
+from transformers import BertConfig, BertForMaskedLM, RobertaConfig, RobertaForMaskedLM
+
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.predictor import Form, MaskPredictor
+
+IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [MASK, 7, 1, MASK, 2, 8, MASK, 8]])
+
+
+def encoder(kind, config):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    return kind(config(vocab_size=VOCAB, pad_token_id=PAD, initializer_range=0.4, **sizes)).double().eval()
+
+
+@pytest.mark.parametrize("model", [llama(), llama(attn_implementation="eager"), qwen()])
+def test_causal_classes_become_bidirectional_and_the_mask_token_is_never_predicted(model):
+    plain = model(IDS, use_cache=False).logits
+    changed = IDS.clone()
+    changed[:, -1] = 0
+    assert torch.equal(plain[:, 0], model(changed, use_cache=False).logits[:, 0])  # as the class is by itself
+    predictor = MaskPredictor(model, MASK, PAD)
+    assert predictor.form == Form("4d")
+    first, second = predictor.logits(IDS), predictor.logits(changed)
+    assert (first - second)[:, 0, :MASK].abs().max() > 1e-3
+    assert (first[..., MASK] == -torch.inf).all()
+    assert first[..., :MASK].isfinite().all()
+    assert predictor.evaluations == 4
+
+
+@pytest.mark.parametrize(
+    "model", [llama(), qwen(), encoder(BertForMaskedLM, BertConfig), encoder(RobertaForMaskedLM, RobertaConfig)]
+)
+@pytest.mark.parametrize("shift", [False, True])
+def test_padding_changes_no_logit(model, shift):
+    predictor = MaskPredictor(model, MASK, PAD, shift)
+    padded = torch.cat([torch.full((2, 5), PAD), IDS], dim=1)
+    mask = (torch.arange(13) >= 5).expand(2, -1)
+    torch.testing.assert_close(predictor.logits(padded, mask, start=5), predictor.logits(IDS), rtol=0, atol=1e-9)
+
+
+def test_a_model_that_begins_autoregressive_is_shifted_to_the_aligned_one():
+    aligned = random_table(8)
+    shifted = MaskPredictor(lambda ids: aligned.model(ids).roll(-1, 1), MASK, shift=True)
+    assert torch.equal(shifted.logits(IDS)[:, 1:], aligned.logits(IDS)[:, 1:])
+    assert torch.equal(shifted.logits(IDS)[:, 0], aligned.logits(IDS)[:, 1])  # the first output stands for two
+    assert torch.equal(shifted.logits(IDS, start=3, stop=6), aligned.logits(IDS, start=3, stop=6))
+
+
+def test_guidance_pushes_away_from_a_masked_prompt():
+    predictor = MaskPredictor(llama(), MASK)
+    blind = IDS.clone()
+    blind[:, :3] = MASK
+    c, u = predictor.logits(IDS)[..., :MASK], predictor.logits(blind)[..., :MASK]
+    guided = predictor.guided(IDS, None, torch.tensor([0.0, 1.5]), prompt=3)
+    torch.testing.assert_close(guided[0, :, :MASK], c[0])
+    torch.testing.assert_close(guided[1, :, :MASK], (u + 2.5 * (c - u))[1])
+    assert (guided[..., MASK] == -torch.inf).all()
+
+
+def test_a_model_that_sees_no_later_token_is_refused():
+    table = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(InputError, match="first position sees no later token"):
+        MaskPredictor(lambda ids: table[ids].cumsum(1), MASK)
+
+
+def test_a_model_in_training_is_probed_without_its_dropout():
+    model = llama(attention_dropout=0.5).train()
+    assert MaskPredictor(model, MASK, PAD).padded_form == Form("4d", True)
+    assert model.training
+
+
+@pytest.mark.parametrize(("mask_id", "pad_id", "message"), [(PAD, PAD, "padding token"), (VOCAB, None, "outside")])
+def test_a_wrong_mask_token_is_refused(mask_id, pad_id, message):
+    with pytest.raises(InputError, match=message):
+        MaskPredictor(llama(), mask_id, pad_id)
+    bare = random_table(12).model
+    with pytest.raises(InputError, match=message):
+        MaskPredictor(bare, mask_id, pad_id)
+
+
+def test_another_mask_token_than_the_config_names_is_refused():
+    model = llama()
+    model.config.mask_token_id = MASK
+    MaskPredictor(model, MASK)
+    with pytest.raises(InputError, match="13 is not 15"):
+        MaskPredictor(model, 13)
+
+
+def test_padding_is_refused_where_it_would_change_logits():
+    predictor = random_table(20)
+    mask = torch.ones_like(IDS).bool()
+    predictor.logits(IDS, mask)
+    mask[0, 0] = False
+    with pytest.raises(InputError, match="change with padding"):
+        predictor.logits(IDS, mask)
+
+
+def test_gradients_are_finite_and_adapters_are_no_hindrance():
+    model = get_peft_model(llama(), LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)).double()
+    predictor = MaskPredictor(model, MASK, PAD)
+    assert predictor.padded_form == Form("4d", True)
+    log_probs = predictor.logits(IDS, start=2).log_softmax(-1)
+    log_probs.gather(-1, IDS[:, 2:, None] % PAD).sum().backward()
+    gradients = [p.grad for p in model.parameters() if p.requires_grad]
+    assert gradients
+    assert all(g.isfinite().all() and g.abs().max() > 0 for g in gradients)
+
+
+def test_a_model_in_half_precision_gives_float32():
+    predictor = MaskPredictor(llama().bfloat16(), MASK, PAD)
+    assert predictor.padded_form is not None
+    assert predictor.logits(IDS).dtype == torch.float32

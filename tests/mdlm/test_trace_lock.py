@@ -1,0 +1,121 @@
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from predictors import MASK, PAD, llama
+
+from flowgrpo.mdlm.decode import decode
+from flowgrpo.mdlm.decoders import build
+from flowgrpo.mdlm.predictor import MaskPredictor
+from flowgrpo.mdlm.trace_lock import Controller, Learned, f_half, loss, train_controller
+from flowgrpo.mdlm.traces import END, LOCKED, OPEN, PROMPT, Scene, Trace, traces, window
+
+EOS, LENGTH = 13, 8
+PROMPT_IDS = torch.tensor([[PAD, 3, 1], [PAD, 5, 9], [7, 5, 3]])
+SEEN = PROMPT_IDS != PAD
+SEEDS = [(0, "decode", group) for group in range(3)]
+
+
+@pytest.fixture(scope="module")
+def predictor():
+    return MaskPredictor(llama(), MASK, PAD)
+
+
+@pytest.fixture
+def controller():
+    torch.manual_seed(0)
+    return Controller(32, width=16, layers=1, heads=2).eval()
+
+
+def decoded(predictor, spec="random", **changes):
+    return decode(predictor, PROMPT_IDS, replace(build(spec, LENGTH, EOS), **changes), SEEDS, SEEN)
+
+
+def test_labels_are_the_proposals_that_the_finished_answer_holds(predictor):
+    rollout = decoded(predictor, {"name": "random", "steps": 4})
+    found = traces(predictor, rollout, 3, [EOS])
+    assert len(found) == 4
+    for s, trace in enumerate(found):
+        canvas = rollout.canvas(s, MASK)
+        logits = predictor.logits(canvas, rollout.attention_mask)
+        masked = canvas == MASK
+        assert torch.equal(trace.label, masked & (logits.argmax(-1) == rollout.ids))
+        assert torch.equal(trace.scene.state == PROMPT, torch.arange(11).expand(3, -1) < 3)
+        assert torch.equal(trace.scene.state[:, 3:] == LOCKED, rollout.step_map < s)
+        assert torch.equal(trace.scene.state == END, masked & (logits.argmax(-1) == EOS))
+        assert len(trace.scene.hidden) == 3
+    assert found[-1].label[rollout.canvas(3, MASK) == MASK].all()  # what the last step commits are its proposals
+
+
+def test_a_decode_shows_its_controller_what_training_showed(predictor, controller):
+    seen = []
+
+    @dataclass(frozen=True)
+    class Watched:
+        learned: Learned
+
+        hidden_layers = 3
+
+        def __call__(self, step, proposed):
+            scores = self.learned(step, proposed)
+            seen.append((step, scores))
+            return scores
+
+    spec = {"name": "trace_lock", "region": {"window": 3}, "committer": {"threshold": 0.5, "most": 2}}
+    decoder = build(spec, LENGTH, EOS, scorer=Watched(Learned(controller, (EOS,))))
+    rollout = decode(predictor, PROMPT_IDS, decoder, attention_mask=SEEN)
+    assert not (rollout.ids == MASK).any()
+    found = traces(predictor, rollout, 3, [EOS])
+    assert len(seen) == len(found)
+    for (step, scores), trace in zip(seen, found, strict=True):
+        within = window(trace.scene, torch.full((len(step.row),), 3)) & trace.scene.visible
+        logits, _ = controller(replace(trace.scene, visible=within))
+        expected = logits.sigmoid()[:, 3:][step.open]
+        torch.testing.assert_close(scores, expected, rtol=0, atol=1e-5)
+    assert len({round(float(x), 4) for _, scores in seen for x in scores}) > 5
+
+
+def test_training_learns_which_proposals_last(predictor, controller):
+    rollout = decoded(predictor, {"name": "low_confidence", "steps": 8})
+    found = traces(predictor, rollout, 3, [EOS])
+    before = f_half(controller, found, threshold=0.5)
+    losses = train_controller(controller, found, steps=60, window_length=LENGTH, learning_rate=3e-3)
+    assert sum(losses[-10:]) < 0.6 * sum(losses[:10])
+    assert f_half(controller, found, threshold=0.5) > before + 0.2
+    torch.manual_seed(0)
+    again = Controller(32, width=16, layers=1, heads=2)
+    assert losses == train_controller(again, found, steps=60, window_length=LENGTH, learning_rate=3e-3)
+
+
+def test_the_loss_weighs_labels_and_ends():
+    class Given(torch.nn.Module):
+        def forward(self, scene):
+            return torch.tensor([[9.0, 1.0, -2.0, 0.5, 0.5, 7.0]]), torch.tensor([3.0])
+
+    state = torch.tensor([[PROMPT, OPEN, OPEN, END, END, OPEN]])
+    blank = torch.zeros(1, 6)
+    scene = Scene((), blank, state, blank.long(), torch.ones(1, 6, dtype=torch.bool))
+    label = torch.tensor([[False, True, False, True, False, True]])
+    # window of 4 from column 1: the last column is outside; weights 1, 2, (1 - .5 x 2/4) / 2, 2 / 2
+    x = torch.tensor([1.0, -2.0, 0.5, 0.5])
+    each = torch.log1p(torch.exp(torch.tensor([-1.0, 1.0, -1.0, 1.0]) * x))
+    weight = torch.tensor([1.0, 2.0, 0.375, 1.0])
+    expected = (weight * each).sum() / weight.sum() + 1e-3 * 9
+    torch.testing.assert_close(loss(Given(), Trace(scene, label), torch.tensor([4])), expected)
+
+
+def test_the_end_is_held_back_until_there_is_one(predictor):
+    decoder = build({"name": "low_confidence", "modifiers": ["held_back"]}, LENGTH, EOS)
+    bias = torch.zeros(16, dtype=torch.float64)
+    bias[EOS] = 4.0
+    eager = MaskPredictor(lambda ids: llama()(ids, attention_mask=torch.zeros(1, 1, 1, 1).double()
+                          .expand(len(ids), 1, ids.shape[1], ids.shape[1])).logits + bias, MASK)  # fmt: skip
+    prompt = PROMPT_IDS[2:]
+    plain = decode(eager, prompt, build("low_confidence", LENGTH))
+    held = decode(eager, prompt, decoder)
+    ends = plain.completion == EOS
+    assert ends.any()
+    assert plain.step_map[ends].min() == 0
+    others = held.completion != EOS
+    assert others.any()
+    assert held.step_map[others].min() == 0
