@@ -1,5 +1,6 @@
 """A predictor that is small enough to enumerate: one layer of attention in float64; answers for it, and their views."""
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -70,11 +71,5 @@ def answers(rows=1, scope="eos", length=6, prompt=3, end=4, name="test"):
 
 def copies(one, count):
     """The first row so many times, each at an address of its own."""
-    first = torch.zeros(count, dtype=torch.long)
-    return Answers(
-        one.ids[first],
-        one.attention_mask[first],
-        one.scored[first],
-        [("copy", i) for i in range(count)],
-        None if one.steps is None else one.steps[first],
-    )
+    many = one.of(torch.zeros(count, dtype=torch.long))
+    return replace(many, addresses=[("copy", i) for i in range(count)])

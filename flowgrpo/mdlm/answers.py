@@ -39,9 +39,24 @@ class Answers:
         return self.ids.shape[1] - self.scored.shape[1]
 
     @property
+    def given(self) -> Tensor:
+        """(B, L) bool: tokens that were there before the decoder began, and are not asked for; every view shows them."""
+        return torch.zeros_like(self.scored) if self.steps is None else (self.steps < 0) & ~self.scored
+
+    @property
     def length(self) -> Tensor:
         """(B,) int64 number of scored tokens."""
         return self.scored.sum(1)
+
+    def of(self, rows: Tensor) -> Answers:
+        """Some of the answers, by their rows (int64)."""
+        return Answers(
+            self.ids[rows],
+            self.attention_mask[rows],
+            self.scored[rows],
+            [self.addresses[row] for row in rows.tolist()],
+            None if self.steps is None else self.steps[rows],
+        )
 
 
 def in_scope(completion: Tensor, eos_id: int, scope: Scope) -> Tensor:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -76,18 +77,15 @@ def backward(
         rows = torch.cat([call.rows for call in group]).unique()
         places = [Call(call.views, torch.searchsorted(rows, call.rows)) for call in group]
 
-        def evaluate(i: int, group: Sequence[Call] = group) -> Tensor:
-            return log_probs(predictor, answers, views, group[i])
-
-        separate = len(group) == 1 or objective.separable(views)
-        take = _call_by_call if separate else _two_passes
+        evaluate = [partial(log_probs, predictor, answers, views, call) for call in group]
+        take = _call_by_call if len(group) == 1 or objective.separable(views) else _two_passes
         value, each = take(evaluate, places, terms.of(rows), objective, scale)
         loss += value
         found += zip(group, each, strict=True)
     return Outcome(loss, terms.at(placed(found, views.weight), everything))
 
 
-Evaluate = Callable[[int], Tensor]
+Evaluate = Sequence[Callable[[], Tensor]]  # of each call, l with gradient
 Taken = tuple[float, list[Tensor]]  # loss, and l of each call without gradient
 
 
@@ -95,8 +93,8 @@ def _call_by_call(evaluate: Evaluate, places: list[Call], terms: Terms, objectiv
     """Each call is a part of the loss of its own; the first has what needs no evaluation too."""
     part = ~(terms.weight > 0).any(2)
     loss, found = 0.0, []
-    for i, place in enumerate(places):
-        each = evaluate(i)
+    for call, place in zip(evaluate, places, strict=True):
+        each = call()
         part[place.views, place.rows] = True
         result = objective.loss(terms.at(placed([(place, each)], terms.weight), part.clone()))
         scale(result).backward()
@@ -109,10 +107,10 @@ def _call_by_call(evaluate: Evaluate, places: list[Call], terms: Terms, objectiv
 def _two_passes(evaluate: Evaluate, places: list[Call], terms: Terms, objective: Objective, scale: Scale) -> Taken:
     """The slope of the loss in every l, then a pass with these as weights."""
     with torch.no_grad():
-        found = [evaluate(i) for i in range(len(places))]
+        found = [call() for call in evaluate]
     new = placed(list(zip(places, found, strict=True)), terms.weight).requires_grad_()
     result = objective.loss(terms.at(new, terms.part))
     (slope,) = torch.autograd.grad(result, new)
-    for i, place in enumerate(places):
-        scale((evaluate(i) * slope[place.views, place.rows]).sum()).backward()
+    for call, place in zip(evaluate, places, strict=True):
+        scale((call() * slope[place.views, place.rows]).sum()).backward()
     return float(result.detach()), found

@@ -5,7 +5,8 @@ log p of some of the hidden ones is taken; l_i(view) below. One function per est
 
  - L is a row's own number of scored tokens.
  - A token that is not scored is hidden in every view that draws its masks: behind an EOS it would tell the model where the
-   answer ends. What comes out is then a likelihood of the scored tokens alone, whatever follows them.
+   answer ends. What comes out is then a likelihood of the scored tokens alone, whatever follows them. A token that was given
+   (`Answers.given`) is seen in all views, like the prompt.
  - Masks are drawn at a row's address, for its own tokens: they do not depend on its batch, its padding or the process.
  - The ELBO is E over k ~ U{1..L} and random sets of k tokens of (L / k) sum of l_i over the set; equally the mean over all
    orders of the order's exact log-probability.
@@ -191,7 +192,7 @@ def autoregressive(answers: Answers) -> Views:
     The exact log-probability of decoding from left to right.
     """
     order = torch.arange(answers.scored.shape[1], device=answers.ids.device).expand_as(answers.scored)
-    return trajectory(replace(answers, steps=order))
+    return trajectory(replace(answers, steps=order.where(~answers.given, -1)))
 
 
 def trajectory(answers: Answers, shrink: int = 1) -> Views:
@@ -199,7 +200,7 @@ def trajectory(answers: Answers, shrink: int = 1) -> Views:
 
     With `shrink` 1 the exact log-probability of a decoder that never masks again and draws all tokens of a step at once,
     given its order. TraceRL (arXiv 2509.06949) merges every `shrink` steps of a row into one, which are then all hidden and
-    all scored. Given tokens (step -1) are always seen and never scored.
+    all scored. A token of step -1 is never scored.
 
     Raises:
         ValueError: the answers have no steps.
@@ -275,6 +276,8 @@ def _inverse(value: float) -> float:
 
 
 def _views(answers: Answers, hidden: np.ndarray, weight: np.ndarray, share: np.ndarray | None = None) -> Views:
+    """The views; a token that was given is seen whatever the plan said."""
+    hidden[:, :, answers.prompt_length :] &= ~answers.given.cpu().numpy()
     share = np.full(len(hidden), 1 / len(hidden)) if share is None else share
     arrays = (hidden, weight, share.astype(np.float32))
     return Views(*(torch.from_numpy(array).to(answers.ids.device) for array in arrays))

@@ -241,19 +241,26 @@ def test_scored_tokens_are_hidden_and_the_unscored_too(name):
 
 
 @pytest.mark.parametrize("name", PLANS)
+def test_given_tokens_are_seen_like_the_prompt(name):
+    """Two tokens of the canvas that the decoder found there: neither scored nor hidden; all else is as without them."""
+    plain = answers(rows=6, scope="canvas")
+    hint = torch.tensor([False, True, False, False, True, False])
+    hinted = replace(plain, scored=plain.scored & ~hint, steps=plain.steps.where(~hint, -1))
+    chosen = PLANS[name](hinted)
+    hidden = chosen.hidden[:, :, hinted.prompt_length :]
+    assert not hidden[:, :, hint].any()
+    assert not chosen.scored[:, :, hint].any()
+    assert hidden.any(0)[:, ~hint].any(0).all()
+
+
+@pytest.mark.parametrize("name", PLANS)
 def test_estimates_know_nothing_of_batch_and_padding(name):
     toy, given = Toy(), answers(rows=6)
     plan = PLANS[name]
     whole = estimate(toy, given, plan(given), 64)
     assert torch.isfinite(whole.seq).all()
     turned = torch.tensor([4, 1, 0, 5, 3, 2])
-    other = Answers(
-        given.ids[turned],
-        given.attention_mask[turned],
-        given.scored[turned],
-        [given.addresses[i] for i in turned.tolist()],
-        given.steps[turned],
-    )
+    other = given.of(turned)
     torch.testing.assert_close(estimate(toy, other, plan(other), 5).token, whole.token[turned])
     padding = torch.full((6, 4), EOS)
     padded = replace(
@@ -262,9 +269,7 @@ def test_estimates_know_nothing_of_batch_and_padding(name):
         attention_mask=torch.cat([torch.zeros_like(padding, dtype=torch.bool), given.attention_mask], 1),
     )
     torch.testing.assert_close(estimate(toy, padded, plan(padded), 3).seq, whole.seq)
-    alone = Answers(
-        given.ids[2:3], given.attention_mask[2:3], given.scored[2:3], given.addresses[2:3], given.steps[2:3]
-    )
+    alone = given.of(torch.tensor([2]))
     torch.testing.assert_close(estimate(toy, alone, plan(alone), 1).seq, whole.seq[2:3])
 
 
