@@ -201,7 +201,8 @@ class TokenRatio:
 class SequenceRatio:
     """One ratio for each answer, of the whole estimate (GDPO); with `normalised`, of it over the length (GSPO, ESPO).
 
-    Differences of ELBOs are nats of a whole answer: unnormalised, a clip of 0.2 is met by the first small step.
+    Differences of ELBOs are nats of a whole answer: unnormalised, a clip of 0.2 is met by the first small step. GDPO divides
+    the clipped loss by the length instead of the exponent; where nothing has moved that is the same gradient.
     """
 
     surrogate: Surrogate
