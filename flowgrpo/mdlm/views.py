@@ -163,14 +163,19 @@ def gauss_legendre(nodes: int) -> tuple[list[float], list[float]]:
 
 
 def quadrature(
-    answers: Answers, nodes: int = 3, draws: int = 1, masks: Literal["exact_k", "bernoulli"] = "exact_k"
+    answers: Answers, nodes: int = 3, draws: int = 1, masks: Literal["floor", "centred", "bernoulli"] = "floor"
 ) -> Views:
     """GDPO (arXiv 2510.08554): the ELBO's integral over t at Gauss-Legendre nodes, `draws` random masks at each.
 
-    With `exact_k`, max(1, floor(t L)) tokens are hidden at weight w L / k. The paper has w / t there, which is off by the
-    factor k / (t L), up to a half at L = 6. What remains is the error of rounding t L. With `bernoulli` masks and weight
-    w / t the mean is the ELBO itself as soon as 2 nodes >= L, for the integrand is a polynomial of degree L - 1; its
-    variance is larger.
+    Args:
+        masks: how many tokens a node t hides.
+            `floor`: k = max(1, floor(t L)), as released, but at weight w L / k: the paper's w / t is off by k / (t L), up to
+            a half at L = 6. Biased all the same: in the ELBO's k ~ U{1..L} a node t stands for t L + 1/2 tokens, so about
+            one too few is hidden, which takes up to 2 / L off where tokens tell each other.
+            `centred` (ours): k = floor(t L + 1/2 + u), u ~ U(0, 1), within 1..L, at weight w L / k. Exact where the sum over
+            hidden tokens is linear in their number but for the ends, and nearly so elsewhere.
+            `bernoulli`: each with probability t, at weight w / t. The mean is the ELBO as soon as 2 nodes >= L, for the
+            integrand is a polynomial of degree L - 1; its variance is larger.
     """
     times, shares = gauss_legendre(nodes)
     hidden, weight = _nothing_scored(answers, nodes * draws)
@@ -180,9 +185,10 @@ def quadrature(
             time, share = times[view // draws], shares[view // draws] / draws
             if masks == "bernoulli":
                 _score(hidden, weight, view, row, places[random.random(length) < time], share / time)
-            else:
-                k = max(1, math.floor(time * length + 1e-9))
-                _score(hidden, weight, view, row, random.permutation(places)[:k], share * length / k)
+                continue
+            shift = 0.5 + random.random() if masks == "centred" else 1e-9  # t L may be whole but for rounding
+            k = min(max(math.floor(time * length + shift), 1), length)
+            _score(hidden, weight, view, row, random.permutation(places)[:k], share * length / k)
     return _views(answers, hidden, weight, np.repeat(shares, draws) / draws)
 
 

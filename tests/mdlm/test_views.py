@@ -95,6 +95,48 @@ def test_the_mean_of_quadrature_is_that_of_its_counts():
         assert mean == pytest.approx(exact.elbo, rel=0.02)
 
 
+def test_the_mean_of_centred_quadrature_is_between_counts():
+    """Three nodes of six tokens are at 0.676, 3 and 5.324: with a half more, between the counts 1, 2; 3, 4; 5, 6."""
+    toy, given = Toy(), answers(scope="canvas")
+    exact = Enumerated(toy, given)
+    term = [6 / k * exact.mean(k) for k in range(1, 7)]
+    expected = 0.0
+    for share, place in ((5 / 18, 1.1762), (8 / 18, 3.5), (5 / 18, 5.8238)):
+        k = int(place)
+        expected += share * ((k + 1 - place) * term[k - 1] + (place - k) * term[k])
+    mean, error = spread(partial(views.quadrature, masks="centred"), given, toy)
+    assert abs(mean - expected) < 4 * error
+    assert expected == pytest.approx(exact.elbo, rel=1e-3)
+
+
+class Pairs(Toy):
+    """Where token i + 3 is seen, token i is certain, and the other way round; digits are even otherwise."""
+
+    def logits(self, ids, attention_mask):
+        table = torch.zeros(*ids.shape, 7, dtype=torch.float64)
+        table[..., MASK] = -torch.inf
+        first, second = ids[:, 1:4], ids[:, 4:7]
+        for start, other in ((1, second), (4, first)):
+            certain = torch.nn.functional.one_hot(other, 7)[..., :6].double() * 60
+            table[:, start : start + 3, :6] = certain.where((other != MASK)[..., None], 0.0)
+        return table
+
+
+def test_centred_quadrature_is_exact_where_tokens_tell_each_other():
+    """The sum over k hidden tokens is then -log 6 k (k - 1) / 5, and the ELBO -3 log 6."""
+    ids = torch.tensor([[0, 1, 2, 3, 1, 2, 3]])
+    full = torch.ones_like(ids, dtype=torch.bool)
+    given = Answers(ids, full, full[:, 1:], [("pairs",)])
+    assert Enumerated(Pairs(), given).elbo == pytest.approx(-3 * math.log(6))
+    for nodes in (2, 3):
+        mean, error = spread(partial(views.quadrature, nodes=nodes, masks="centred"), given, Pairs())
+        assert abs(mean + 3 * math.log(6)) < 4 * error
+    floor, error = spread(partial(views.quadrature, nodes=2), given, Pairs())
+    counts = sum(1 / 2 * 6 / k * -math.log(6) * k * (k - 1) / 5 for k in (1, 4))
+    assert abs(floor - counts) < 4 * error
+    assert floor > -3 * math.log(6) * 0.7
+
+
 def test_the_mean_of_coupled_weights_as_released():
     toy, given = Toy(), answers(scope="canvas")
     exact = Enumerated(toy, given)
