@@ -135,8 +135,8 @@ def exact_k(answers: Answers, draws: int = 1, stratified: bool = False, antithet
         stratified: k_j = k_0 + floor(j L / draws), around the circle of 1..L, as LLaDA's evaluation spreads them; that
             rounds j L / draws + k_0 to even, by which some k are a little likelier.
         antithetic: ESPO's pairs (arXiv 2512.03759): k ~ U{0..L}, the set at weight (L + 1) / k and the complement at
-            (L + 1) / (L - k), halved. One of the two is empty where k is 0 or L, which costs as much variance as the pair
-            saves unless L is large; `coupled` has pairs without that.
+            (L + 1) / (L - k), halved. One of the two is empty where k is 0 or L, and then half of the sum is missing;
+            `coupled` has pairs without that.
     """
     sides, lowest = (2, 0) if antithetic else (1, 1)
     hidden, weight = _nothing_scored(answers, sides * draws)
@@ -171,7 +171,7 @@ def quadrature(
         masks: how many tokens a node t hides.
             `floor`: k = max(1, floor(t L)), as released, but at weight w L / k: the paper's w / t is off by k / (t L), up to
             a half at L = 6. Biased all the same: in the ELBO's k ~ U{1..L} a node t stands for t L + 1/2 tokens, so about
-            one too few is hidden, which takes up to 2 / L off where tokens tell each other.
+            one too few is hidden, which takes about 2 / L off where tokens tell each other.
             `centred` (ours): k = floor(t L + 1/2 + u), u ~ U(0, 1), within 1..L, at weight w L / k. Exact where the sum over
             hidden tokens is linear in their number but for the ends, and nearly so elsewhere.
             `bernoulli`: each with probability t, at weight w / t. The mean is the ELBO as soon as 2 nodes >= L, for the
