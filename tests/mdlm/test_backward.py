@@ -10,6 +10,7 @@ from flowgrpo.mdlm.objectives import Clip, Divergence, LinearBound, Sandwich, Se
 
 OBJECTIVES = {
     "token": TokenRatio(Clip(0.2, 0.3), Divergence(0.1, "k3")),
+    "token, pulled as a sequence": TokenRatio(SoftGate(), Divergence(0.1, "k2", "sequence")),
     "sequence": SequenceRatio(Clip(0.2, 0.3), True, Divergence(0.1, "k2", "sequence")),
     "unnormalised": SequenceRatio(SoftGate(), False),
     "bound": LinearBound(),

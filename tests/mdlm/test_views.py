@@ -195,6 +195,19 @@ def test_strata_cover_all_counts():
     counts = views.exact_k(many, draws=6, stratified=True).scored.sum(2)  # (6, 50)
     assert (counts.sort(0).values == torch.arange(1, 7)[:, None]).all()
     assert len(counts[0].unique()) == 6
+    first, *others = views.exact_k(many, draws=3, stratified=True).scored.sum(2)
+    assert all(torch.equal((first + shift - 1) % 6 + 1, found) for shift, found in zip((2, 4), others, strict=True))
+
+
+def test_strata_of_rates_are_a_quarter_apart():
+    many = copies(answers(scope="canvas"), 50)
+    rates = 1 / (4 * views.bernoulli(many, draws=4, stratified=True).weight.amax(2).double())  # infinite where none
+    for row in rates.T:
+        known = row.isfinite()
+        quarters = (row[known] * 4).floor()
+        assert (quarters == (3 - torch.arange(4))[known]).all()
+        torch.testing.assert_close(row[known] * 4 % 1, (row[known][:1] * 4 % 1).expand(known.sum()), rtol=0, atol=1e-5)
+    assert rates[rates.isfinite()].max() > 0.95
 
 
 def test_one_step_hides_the_answer_and_some_of_the_prompt():
