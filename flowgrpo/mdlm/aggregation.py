@@ -1,0 +1,74 @@
+"""How much each token, and each answer, weighs in the loss: weights (B, L) that replace a mean.
+
+An answer's weight in objectives of whole answers is the sum of its tokens'. Weights belong to one optimizer step: make them
+for all its rows at once, then cut into micro-batches. Rows on other processes are counted through `reduce`, the sum of a
+tensor over the processes. All sum to 1 but those of `fixed_length`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+Tensor = torch.Tensor
+Reduce = Callable[[Tensor], Tensor]
+
+
+def alone(total: Tensor) -> Tensor:
+    """The sum over the processes where there is one."""
+    return total
+
+
+def token_mean(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = alone) -> Tensor:
+    """Every scored token alike, so that long answers weigh more (diffu-GRPO, DAPO, SPG).
+
+    Args: (of all functions here)
+        scored: (B, L) bool.
+        advantage: (B,)
+        step: (B, L) int64, the step that each token belongs to; see `Views.first`.
+    """
+    return _over(scored.float(), reduce)
+
+
+def sequence_mean(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = alone) -> Tensor:
+    """Every answer alike, its tokens alike among themselves (GRPO, GDPO)."""
+    return _over(scored / scored.sum(1, keepdim=True).clamp(min=1), reduce)
+
+
+def step_mean(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = alone) -> Tensor:
+    """Every answer alike, in it every step of the decoder, in that every token (CJ-GRPO)."""
+    at = step.where(scored, step.max() + 1)  # what is not scored goes to a step of its own, which is dropped
+    counts = torch.zeros(len(scored), int(at.max()) + 1, device=scored.device).scatter_add_(1, at, scored.float())
+    steps = (counts > 0).sum(1, keepdim=True).clamp(min=1)
+    return _over(scored / (counts.gather(1, at).clamp(min=1) * steps), reduce)
+
+
+def fixed_length(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = alone) -> Tensor:
+    """1 / (B L) of the canvas for each scored token: no answer's own length divides anything (Dr. GRPO, JustGRPO)."""
+    cells = reduce(torch.tensor(float(scored.numel()), device=scored.device))
+    return scored / cells
+
+
+def balanced(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = alone) -> Tensor:
+    """Half for the tokens of answers with A > 0, half for those with A < 0; all for the one side if the other is empty.
+
+    Good and bad answers then pull alike, however many and long they are. Answers with A = 0 weigh nothing.
+    """
+    sides = [scored & (advantage > 0)[:, None], scored & (advantage < 0)[:, None]]
+    return _over(sum(_over(side.float(), reduce) for side in sides), reduce)
+
+
+AGGREGATIONS = {
+    "token_mean": token_mean,
+    "sequence_mean": sequence_mean,
+    "step_mean": step_mean,
+    "fixed_length": fixed_length,
+    "balanced": balanced,
+}
+
+
+def _over(weights: Tensor, reduce: Reduce) -> Tensor:
+    """Weights over their sum on all processes; all 0 where that is 0."""
+    total = reduce(weights.sum())
+    return weights / total if total > 0 else weights

@@ -1,0 +1,116 @@
+"""The gradient of an objective in the memory of one call, whatever the number of views.
+
+What is kept of a call until its backward pass is most of the memory of an update. So rows are taken a few at a time:
+
+ - rows whose evaluations fit one call: one call, one backward pass;
+ - a row that needs several, objective a sum over views: each call has its own backward pass (BGPO, and exact where views
+   score disjoint tokens);
+ - otherwise in two passes: the first, without gradient, gives l of all views and, by autograd on these few numbers, the
+   slope of the loss in each; the second calls again and sends sum of slope * l backward. The chain rule: this is the exact
+   gradient of any objective, for one more evaluation each.
+
+Two passes see the same l only if the model is deterministic: no dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from flowgrpo.mdlm.answers import Answers
+from flowgrpo.mdlm.estimate import Call, Predictor, calls, log_probs, placed
+from flowgrpo.mdlm.objectives import Objective, Terms
+from flowgrpo.mdlm.views import Views
+
+Tensor = torch.Tensor
+Scale = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A loss whose gradient has been added to the parameters.
+
+    Attributes:
+        loss: summed over the rows.
+        terms: of all rows, without gradient, for what is measured: objective.log_ratio(terms) and so on.
+    """
+
+    loss: float
+    terms: Terms
+
+
+def unscaled(loss: Tensor) -> Tensor:
+    """The loss as it is."""
+    return loss
+
+
+def backward(
+    predictor: Predictor,
+    answers: Answers,
+    views: Views,
+    objective: Objective,
+    advantage: Tensor,
+    token_weight: Tensor,
+    old: Tensor | None,
+    reference: Tensor | None,
+    micro_batch: int,
+    scale: Scale = unscaled,
+) -> Outcome:
+    """Add the gradient of the objective on some answers to the parameters' `grad`.
+
+    Args:
+        advantage: (B,) of the answers.
+        token_weight: (B, L), see `flowgrpo.mdlm.aggregation`.
+        old: (n, B, L), `LogProb.each` of the policy that made the answers, on the same views; None if this one still is it,
+            which saves an estimate and makes every ratio 1.
+        reference: the same of the reference, None if the objective needs none.
+        micro_batch: evaluations of one call, whose graph is alive at a time; as for `estimate`.
+        scale: of a loss before its backward pass, for float16.
+    """
+    everything = torch.ones(views.weight.shape[:2], dtype=torch.bool, device=views.weight.device)
+    terms = Terms(None, old, reference, views.weight, views.share, answers.length, advantage, token_weight, everything)
+    loss, found = 0.0, []
+    for group in calls(views, micro_batch):
+        rows = torch.cat([call.rows for call in group]).unique()
+        places = [Call(call.views, torch.searchsorted(rows, call.rows)) for call in group]
+
+        evaluate = [partial(log_probs, predictor, answers, views, call) for call in group]
+        take = _call_by_call if len(group) == 1 or objective.separable(views) else _two_passes
+        value, each = take(evaluate, places, terms.of(rows), objective, scale)
+        loss += value
+        found += zip(group, each, strict=True)
+    return Outcome(loss, terms.at(placed(found, views.weight), everything))
+
+
+Evaluate = Sequence[Callable[[], Tensor]]  # of each call, l with gradient
+Taken = tuple[float, list[Tensor]]  # loss, and l of each call without gradient
+
+
+def _call_by_call(evaluate: Evaluate, places: list[Call], terms: Terms, objective: Objective, scale: Scale) -> Taken:
+    """Each call is a part of the loss of its own; the first has what needs no evaluation too."""
+    part = ~(terms.weight > 0).any(2)
+    loss, found = 0.0, []
+    for call, place in zip(evaluate, places, strict=True):
+        each = call()
+        part[place.views, place.rows] = True
+        result = objective.loss(terms.at(placed([(place, each)], terms.weight), part.clone()))
+        scale(result).backward()
+        part.zero_()
+        loss += float(result.detach())
+        found.append(each.detach())
+    return loss, found
+
+
+def _two_passes(evaluate: Evaluate, places: list[Call], terms: Terms, objective: Objective, scale: Scale) -> Taken:
+    """The slope of the loss in every l, then a pass with these as weights."""
+    with torch.no_grad():
+        found = [call() for call in evaluate]
+    new = placed(list(zip(places, found, strict=True)), terms.weight).requires_grad_()
+    result = objective.loss(terms.at(new, terms.part))
+    (slope,) = torch.autograd.grad(result, new)
+    for call, place in zip(evaluate, places, strict=True):
+        scale((call() * slope[place.views, place.rows]).sum()).backward()
+    return float(result.detach()), found

@@ -1,0 +1,127 @@
+"""Log-probabilities of answers from their views, in calls of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from flowgrpo.mdlm.answers import Answers
+from flowgrpo.mdlm.views import Views
+
+Tensor = torch.Tensor
+
+
+class Predictor(Protocol):
+    """A model that predicts masked tokens.
+
+    Attributes:
+        mask_id: the token that hides another.
+        evaluations: rows it has been called with so far.
+    """
+
+    mask_id: int
+    evaluations: int
+
+    def logits(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Logits (B, T, V), row i of token i, of ids (B, T) int64 under a mask (B, T) bool; -inf for the mask token."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """N evaluations, a view of a row each, that the model makes at once.
+
+    Attributes:
+        views, rows: (N,) int64 which.
+    """
+
+    views: Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True)
+class LogProb:
+    """An estimate and what it is made of.
+
+    Attributes:
+        each: (n, B, L) log p of each token in each view that scores it, 0 elsewhere; at least float32.
+        weight: (n, B, L), of `Views`.
+    """
+
+    each: Tensor
+    weight: Tensor
+
+    @property
+    def token(self) -> Tensor:
+        """(B, L): sum over the views."""
+        return (self.weight * self.each).sum(0)
+
+    @property
+    def views(self) -> Tensor:
+        """(n, B): what each view adds to the answer's log-probability."""
+        return (self.weight * self.each).sum(2)
+
+    @property
+    def seq(self) -> Tensor:
+        """(B,): log-probability of the answer."""
+        return (self.weight * self.each).sum((0, 2))
+
+
+def calls(views: Views, micro_batch: int) -> Iterator[list[Call]]:
+    """All evaluations that score something, in calls of at most `micro_batch`, listed by the rows they complete.
+
+    Rows are packed whole, in their order; only a row that needs more than `micro_batch` evaluations is spread over several
+    calls, which it has for itself. The estimates of all policies are to be cut alike, for then nothing but the policies
+    differs.
+    """
+    needed = views.scored.any(2).T  # (B, n)
+    rows, chosen = needed.nonzero(as_tuple=True)  # row by row
+    start = end = 0
+    for count in needed.sum(1).tolist():
+        if end > start and end + count - start > micro_batch:
+            yield _cut(chosen[start:end], rows[start:end], micro_batch)
+            start = end
+        end += count
+    if end > start:
+        yield _cut(chosen[start:end], rows[start:end], micro_batch)
+
+
+def _cut(chosen: Tensor, rows: Tensor, micro_batch: int) -> list[Call]:
+    return [Call(*pair) for pair in zip(chosen.split(micro_batch), rows.split(micro_batch), strict=True)]
+
+
+def log_probs(predictor: Predictor, answers: Answers, views: Views, call: Call) -> Tensor:
+    """Log p (N, L) of the tokens scored in each evaluation of a call, 0 elsewhere; with gradient where that is on.
+
+    The softmax is of the model's own logits, without temperature, and in float32 or better.
+    """
+    ids = answers.ids[call.rows]
+    scored = views.scored[call.views, call.rows]
+    seen = ids.masked_fill(views.hidden[call.views, call.rows], predictor.mask_id)
+    logits = predictor.logits(seen, answers.attention_mask[call.rows])[:, answers.prompt_length :][scored]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    tokens = ids[:, answers.prompt_length :][scored]
+    found = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+    return found.new_zeros(scored.shape).masked_scatter(scored, found)
+
+
+def placed(found: Sequence[tuple[Call, Tensor]], weight: Tensor) -> Tensor:
+    """What calls have found (N, L) in its places (n, B, L), the shape of `weight`; 0 where there was no call."""
+    each = found[0][1].new_zeros(weight.shape) if found else torch.zeros_like(weight)
+    for call, values in found:
+        each[call.views, call.rows] = values
+    return each
+
+
+@torch.no_grad()
+def estimate(predictor: Predictor, answers: Answers, views: Views, micro_batch: int) -> LogProb:
+    """The estimate without gradient, as the old policy and the reference need it.
+
+    Args:
+        micro_batch: evaluations in one call of the model; give the update the same.
+    """
+    listed = [call for group in calls(views, micro_batch) for call in group]
+    found = [(call, log_probs(predictor, answers, views, call)) for call in listed]
+    return LogProb(placed(found, views.weight), views.weight)

@@ -1,0 +1,308 @@
+"""How the policy moves: losses of estimated log-probabilities of answers.
+
+An objective sees l of every view (n, B, L), new, old and of the reference, and sums a loss over rows, with the weights of
+`flowgrpo.mdlm.aggregation` for a mean. Where it is a sum over views too it is `separable`, and may be asked for a part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import torch
+
+from flowgrpo import objectives
+from flowgrpo.mdlm.views import Views
+
+Tensor = torch.Tensor
+LIMIT = 20.0  # of a log ratio before exp; beyond it there is no gradient
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What an objective sees of B answers in n views; gradients come through `new`.
+
+    Attributes:
+        new: (n, B, L) log p of the tokens each view scores, 0 elsewhere; None before they are known.
+        old: the same under the policy that made the answers; None for the present one, before `new` is known.
+        reference: the same under the reference, or None.
+        weight: (n, B, L), of `Views`.
+        share: (n,), of `Views`.
+        length: (B,) scored tokens.
+        advantage: (B,)
+        token_weight: (B, L) of the aggregation.
+        part: (n, B) bool, which evaluations the loss is asked of.
+    """
+
+    new: Tensor | None
+    old: Tensor | None
+    reference: Tensor | None
+    weight: Tensor
+    share: Tensor
+    length: Tensor
+    advantage: Tensor
+    token_weight: Tensor
+    part: Tensor
+
+    @property
+    def asked(self) -> Tensor:
+        """(n, B, L) weights, 0 outside the part."""
+        return self.weight * self.part[:, :, None]
+
+    @property
+    def row_weight(self) -> Tensor:
+        """(B,) of whole answers."""
+        return self.token_weight.sum(1)
+
+    def of(self, rows: Tensor) -> Terms:
+        """The terms of some rows, int64, before `new` is known."""
+        return Terms(
+            new=None,
+            old=None if self.old is None else self.old[:, rows],
+            reference=None if self.reference is None else self.reference[:, rows],
+            weight=self.weight[:, rows],
+            share=self.share,
+            length=self.length[rows],
+            advantage=self.advantage[rows],
+            token_weight=self.token_weight[rows],
+            part=self.part[:, rows],
+        )
+
+    def at(self, new: Tensor, part: Tensor) -> Terms:
+        """The terms where the policy has come to, asked for a part."""
+        return replace(self, new=new, old=new.detach() if self.old is None else self.old, part=part)
+
+    def gap(self, other: Tensor) -> Tensor:
+        """(n, B, L): weighted new - other, of which the sum over views and tokens is the gap of estimates."""
+        return self.asked * (self.new - other)
+
+
+class Surrogate(Protocol):
+    """A loss of ratios."""
+
+    def loss(self, ratio: Tensor, advantage: Tensor) -> Tensor:
+        """Loss of each ratio."""
+
+    def stopped(self, ratio: Tensor, advantage: Tensor) -> Tensor:
+        """Which ratios have no gradient, bool."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """PPO's clip at 1 - low and 1 + high; with `dual`, the loss of a bad answer is at most dual |A| (arXiv 1912.09729)."""
+
+    low: float = 0.2
+    high: float = 0.2
+    dual: float | None = None
+
+    def loss(self, ratio: Tensor, advantage: Tensor) -> Tensor:
+        """Loss of each ratio."""
+        loss = objectives.clip_loss(ratio, advantage, self.low, self.high)
+        if self.dual is None:
+            return loss
+        return torch.where(advantage < 0, torch.minimum(loss, -self.dual * advantage), loss)
+
+    def stopped(self, ratio: Tensor, advantage: Tensor) -> Tensor:
+        """Which ratios have no gradient, bool."""
+        stopped = objectives.clipped(ratio, advantage, self.low, self.high)
+        return stopped if self.dual is None else stopped | ((advantage < 0) & (ratio > self.dual))
+
+
+@dataclass(frozen=True)
+class SoftGate:
+    """SAPO's gate (arXiv 2511.20347) with a temperature for A > 0 and one for the others."""
+
+    positive: float = 1.0
+    negative: float = 1.05
+
+    def loss(self, ratio: Tensor, advantage: Tensor) -> Tensor:
+        """Loss of each ratio."""
+        return objectives.soft_gate_loss(ratio, advantage, self.positive, self.negative)
+
+    def stopped(self, ratio: Tensor, advantage: Tensor) -> Tensor:
+        """Which ratios have no gradient, bool: none."""
+        return torch.zeros(ratio.shape, dtype=torch.bool, device=ratio.device)
+
+
+def k1(gap: Tensor) -> Tensor:
+    """KL from samples of the policy, d = new - other: d. Unbiased; its gradient is 0 in the mean, it only measures."""
+    return gap
+
+
+def k2(gap: Tensor) -> Tensor:
+    """d^2 / 2: biased as a value, but on samples of the policy its gradient is that of the KL."""
+    return gap.square() / 2
+
+
+def k3(gap: Tensor) -> Tensor:
+    """e^-d - 1 + d: unbiased, never negative. Useless where |d| is tens of nats, as it is for whole answers."""
+    return torch.expm1((-gap).clamp(max=LIMIT)) + gap
+
+
+KL = {"k1": k1, "k2": k2, "k3": k3}
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A pull to another policy: `beta` times a form of KL, per token.
+
+    `token` takes it of each token, `sequence` of the answer's gap, over its length (ESPO's k2). TraceRL pulls to the `old`
+    policy, most others to the `reference`.
+    """
+
+    beta: float
+    form: Literal["k1", "k2", "k3"] = "k3"
+    level: Literal["token", "sequence"] = "token"
+    target: Literal["reference", "old"] = "reference"
+
+    def loss(self, terms: Terms) -> Tensor:
+        """beta KL, a number."""
+        return self.beta * self.mean(terms)
+
+    def mean(self, terms: Terms) -> Tensor:
+        """KL weighted over tokens or answers, a number."""
+        gap = terms.gap(terms.reference if self.target == "reference" else terms.old)
+        if self.level == "token":
+            return (terms.token_weight * KL[self.form](gap.sum(0))).sum()
+        return (terms.row_weight * KL[self.form](gap.sum((0, 2))) / terms.length.clamp(min=1)).sum()
+
+
+@dataclass(frozen=True)
+class TokenRatio:
+    """A ratio for each token, of its log-probability summed over the views that score it (diffu-GRPO, CJ-GRPO, ...)."""
+
+    surrogate: Surrogate
+    kl: Divergence | None = None
+
+    def separable(self, views: Views) -> bool:
+        """Whether it is a sum over views."""
+        return views.disjoint and (self.kl is None or self.kl.level == "token")
+
+    def loss(self, terms: Terms) -> Tensor:
+        """Loss, a number."""
+        weight = terms.token_weight * (terms.asked > 0).any(0)
+        loss = (weight * self.surrogate.loss(self.ratio(terms), terms.advantage[:, None])).sum()
+        return loss if self.kl is None else loss + self.kl.loss(terms)
+
+    def log_ratio(self, terms: Terms) -> Tensor:
+        """(B, L)"""
+        return terms.gap(terms.old).sum(0)
+
+    def ratio(self, terms: Terms) -> Tensor:
+        """(B, L)"""
+        return torch.exp(self.log_ratio(terms).clamp(-LIMIT, LIMIT))
+
+    def stopped(self, terms: Terms) -> Tensor:
+        """Which scored tokens have no gradient, (B, L) bool."""
+        return self.surrogate.stopped(self.ratio(terms), terms.advantage[:, None]) & (terms.asked > 0).any(0)
+
+
+@dataclass(frozen=True)
+class SequenceRatio:
+    """One ratio for each answer, of the whole estimate (GDPO); with `normalised`, of it over the length (GSPO, ESPO).
+
+    Differences of ELBOs are nats of a whole answer: unnormalised, a clip of 0.2 is met by the first small step. GDPO divides
+    the clipped loss by the length instead of the exponent; where nothing has moved that is the same gradient.
+    """
+
+    surrogate: Surrogate
+    normalised: bool = True
+    kl: Divergence | None = None
+
+    def separable(self, views: Views) -> bool:
+        """Whether it is a sum over views: exp of a sum is none."""
+        return False
+
+    def loss(self, terms: Terms) -> Tensor:
+        """Loss, a number."""
+        loss = (terms.row_weight * self.surrogate.loss(self.ratio(terms), terms.advantage)).sum()
+        return loss if self.kl is None else loss + self.kl.loss(terms)
+
+    def log_ratio(self, terms: Terms) -> Tensor:
+        """(B,)"""
+        gap = terms.gap(terms.old).sum((0, 2))
+        return gap / terms.length.clamp(min=1) if self.normalised else gap
+
+    def ratio(self, terms: Terms) -> Tensor:
+        """(B,)"""
+        return torch.exp(self.log_ratio(terms).clamp(-LIMIT, LIMIT))
+
+    def stopped(self, terms: Terms) -> Tensor:
+        """Which answers have no gradient, (B,) bool."""
+        return self.surrogate.stopped(self.ratio(terms), terms.advantage)
+
+
+@dataclass(frozen=True)
+class LinearBound:
+    """BGPO (arXiv 2510.11683): a lower bound of A exp(mean of d_j) that is a sum over the views j.
+
+    A >= 0: share_j A (1 + d_j), for e^x >= 1 + x; A < 0: share_j A e^(d_j), for exp is convex. d_j is the gap of view j's
+    own estimate (its part over its share). Equal to A exp(...) in value and gradient where nothing has moved. The DARE code
+    forms 1 + d as exp(log(1 + d)), which is NaN for d <= -1, and clips; we do neither. With `normalised`, d_j is over the
+    length, as it is there.
+    """
+
+    normalised: bool = True
+
+    def separable(self, views: Views) -> bool:
+        """Whether it is a sum over views."""
+        return True
+
+    def loss(self, terms: Terms) -> Tensor:
+        """Loss, a number."""
+        gap = terms.gap(terms.old).sum(2) / terms.share[:, None]  # (n, B)
+        gap = gap / terms.length.clamp(min=1) if self.normalised else gap
+        bound = torch.where(terms.advantage < 0, torch.exp(gap.clamp(max=LIMIT)), 1 + gap)
+        return -(terms.row_weight * terms.advantage * terms.share[:, None] * bound * terms.part).sum()
+
+    def log_ratio(self, terms: Terms) -> Tensor:
+        """(B,) of the objective that it bounds."""
+        return SequenceRatio(Clip(), self.normalised).log_ratio(terms)
+
+    def stopped(self, terms: Terms) -> Tensor:
+        """Which answers have no gradient, (B,) bool: none."""
+        return torch.zeros_like(terms.advantage, dtype=torch.bool)
+
+
+@dataclass(frozen=True)
+class Sandwich:
+    """SPG (arXiv 2510.09541): raises a lower bound of good answers, lowers an upper bound of bad ones; no ratio, no KL.
+
+    A > 0: the ELBO per token. A <= 0: mix times the upper bound (1 / beta) log sum_j w_ij p_ij^beta, mean over the tokens
+    that some view scores, and 1 - mix times the ELBO per token. The weights w of the views stand where the paper has
+    1[masked] / t over the number of views. In the mean over masks the bound holds for beta >= L (Hoelder); for the paper's
+    smaller ones it lacks a constant. Old log-probabilities play no part.
+    """
+
+    beta: float = 1.5
+    mix: float = 0.5
+
+    def separable(self, views: Views) -> bool:
+        """Whether it is a sum over views: the log of a sum is none."""
+        return False
+
+    def loss(self, terms: Terms) -> Tensor:
+        """Loss, a number."""
+        lower, upper = self.bounds(terms)
+        chosen = torch.where(terms.advantage > 0, lower, self.mix * upper + (1 - self.mix) * lower)
+        return -(terms.row_weight * terms.advantage * chosen).sum()
+
+    def bounds(self, terms: Terms) -> tuple[Tensor, Tensor]:
+        """(B,) lower and upper bound per token."""
+        weight = terms.asked
+        lower = (weight * terms.new).sum((0, 2)) / terms.length.clamp(min=1)
+        seen = (weight > 0).any(0)  # (B, L)
+        powers = (weight.log() + self.beta * terms.new).where(seen, 0.0)
+        upper = torch.logsumexp(powers, 0) / self.beta * seen
+        return lower, upper.sum(1) / seen.sum(1).clamp(min=1)
+
+    def log_ratio(self, terms: Terms) -> Tensor:
+        """(B,) of the lower bound per token; the loss does not use it."""
+        return SequenceRatio(Clip()).log_ratio(terms)
+
+    def stopped(self, terms: Terms) -> Tensor:
+        """Which answers have no gradient, (B,) bool: none."""
+        return torch.zeros_like(terms.advantage, dtype=torch.bool)
+
+
+Objective = TokenRatio | SequenceRatio | LinearBound | Sandwich

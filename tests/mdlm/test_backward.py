@@ -1,0 +1,175 @@
+import pytest
+import torch
+from toy_predictor import PLANS, Toy, answers
+
+from flowgrpo.mdlm import aggregation, views
+from flowgrpo.mdlm.backward import backward
+from flowgrpo.mdlm.estimate import calls, estimate
+from flowgrpo.mdlm.kept import Kept
+from flowgrpo.mdlm.objectives import Clip, Divergence, LinearBound, Sandwich, SequenceRatio, SoftGate, Terms, TokenRatio
+
+OBJECTIVES = {
+    "token": TokenRatio(Clip(0.2, 0.3), Divergence(0.1, "k3")),
+    "token, pulled as a sequence": TokenRatio(SoftGate(), Divergence(0.1, "k2", "sequence")),
+    "sequence": SequenceRatio(Clip(0.2, 0.3), True, Divergence(0.1, "k2", "sequence")),
+    "unnormalised": SequenceRatio(SoftGate(), False),
+    "bound": LinearBound(),
+    "sandwich": Sandwich(),
+}
+ADVANTAGE = torch.tensor([1.0, -1.0, 0.5, -0.7, 0.0], dtype=torch.float64)
+
+
+def moved(toy, by=0.05):
+    """The policy after the rollout."""
+    random = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in toy.parameters():
+            parameter += by * torch.randn(parameter.shape, generator=random, dtype=parameter.dtype)
+    return toy
+
+
+def by_hand(toy, given, chosen, objective, weights, old, reference):
+    """Loss and gradient of one graph over all views, each evaluated by itself."""
+    start = given.prompt_length
+    rows = []
+    for hidden, weight in zip(chosen.hidden, chosen.weight, strict=True):
+        ids = torch.where(hidden, toy.mask_id, given.ids)
+        table = toy.logits(ids, given.attention_mask)[:, start:].log_softmax(-1)
+        picked = table.gather(-1, given.ids[:, start:, None])[..., 0]
+        rows.append(torch.where(weight > 0, picked, 0.0))
+    terms = Terms(
+        torch.stack(rows),
+        old,
+        reference,
+        chosen.weight,
+        chosen.share,
+        given.scored.sum(1),
+        ADVANTAGE,
+        weights,
+        torch.ones(chosen.weight.shape[:2], dtype=torch.bool),
+    )
+    loss = objective.loss(terms)
+    return loss.item(), torch.autograd.grad(loss, list(toy.parameters()))
+
+
+@pytest.mark.parametrize("micro_batch", [1, 4, 1000])
+@pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
+@pytest.mark.parametrize("plan", ["coupled", "quadrature", "antithetic", "trajectory", "blocks"])
+def test_gradients_are_those_of_the_whole_graph(plan, objective, micro_batch):
+    """Whatever fits a call: in one pass, call by call, or in two passes."""
+    given = answers(rows=5)
+    chosen = PLANS[plan](given)
+    old, reference = (estimate(Toy(seed), given, chosen, 7).each for seed in (0, 3))
+    weights = aggregation.sequence_mean(given.scored, ADVANTAGE, chosen.first)
+    toy = moved(Toy())
+    loss, slopes = by_hand(toy, given, chosen, objective, weights, old, reference)
+    outcome = backward(toy, given, chosen, objective, ADVANTAGE, weights, old, reference, micro_batch)
+    assert outcome.loss == pytest.approx(loss, abs=1e-9)
+    assert objective.log_ratio(outcome.terms).abs().max() > 1e-3
+    for parameter, slope in zip(toy.parameters(), slopes, strict=True):
+        assert slope.abs().max() > 0
+        torch.testing.assert_close(parameter.grad, slope)
+
+
+def test_without_an_old_policy_the_present_one_is_it():
+    given = answers(rows=5)
+    for name, objective in OBJECTIVES.items():
+        for plan in ("exact_k", "autoregressive"):
+            for micro_batch in (2, 100):
+                found = []
+                for known in (True, False):
+                    toy = Toy()
+                    chosen = PLANS[plan](given)
+                    old = estimate(toy, given, chosen, micro_batch).each
+                    reference = estimate(Toy(3), given, chosen, micro_batch).each
+                    weights = aggregation.token_mean(given.scored, ADVANTAGE, chosen.first)
+                    outcome = backward(
+                        toy,
+                        given,
+                        chosen,
+                        objective,
+                        ADVANTAGE,
+                        weights,
+                        old if known else None,
+                        reference,
+                        micro_batch,
+                    )
+                    found.append((outcome.loss, toy.out.grad))
+                assert found[0][0] == pytest.approx(found[1][0]), name
+                torch.testing.assert_close(found[0][1], found[1][1])
+
+
+def test_calls_hold_whole_rows_where_they_can():
+    given = answers(rows=5)
+    chosen = views.autoregressive(given)  # 5, 4, 3, 5, 4 evaluations
+    for micro_batch, sizes in ((9, [[9], [8], [4]]), (4, [[4, 1], [4], [3], [4, 1], [4]]), (100, [[21]])):
+        groups = list(calls(chosen, micro_batch))
+        assert [[len(call.rows) for call in group] for group in groups] == sizes
+        pairs = {(v, r) for g in groups for c in g for v, r in zip(c.views.tolist(), c.rows.tolist(), strict=True)}
+        assert pairs == {(v, r) for v, r in chosen.scored.any(2).nonzero().tolist()}
+
+
+def kept(objective, draws, micro_batch):
+    given, toy = answers(rows=5), Toy(width=64)
+    chosen = views.exact_k(given, draws=draws)
+    old = torch.zeros_like(chosen.weight)
+    toy.evaluations = 0
+    weights = aggregation.sequence_mean(given.scored, ADVANTAGE, chosen.first)
+    with Kept(toy.parameters()) as meter:
+        backward(toy, given, chosen, objective, ADVANTAGE, weights, old, None, micro_batch)
+    return meter.peak, toy.evaluations
+
+
+def test_memory_does_not_grow_with_the_views():
+    exact, bound = SequenceRatio(Clip()), LinearBound()
+    for objective in (exact, bound):
+        few, many = kept(objective, 2, 1)[0], kept(objective, 16, 1)[0]
+        assert many < 1.3 * few
+        assert kept(objective, 16, 80)[0] > 10 * many
+    assert kept(exact, 16, 1)[1] == 2 * 16 * 5  # one more evaluation without gradient
+    assert kept(bound, 16, 1)[1] == kept(exact, 16, 80)[1] == 16 * 5
+
+
+def sampled(toy, rows, length, random):
+    """Answers drawn from left to right, with their steps."""
+    ids = torch.full((rows, 1 + length), toy.mask_id)
+    ids[:, 0] = 0
+    attention = torch.ones_like(ids, dtype=torch.bool)
+    for place in range(1, 1 + length):
+        with torch.no_grad():
+            chances = toy.logits(ids, attention)[:, place].softmax(-1)
+        ids[:, place] = torch.multinomial(chances, 1, generator=random)[:, 0]
+    return ids, attention, torch.arange(length).expand(rows, length)
+
+
+@pytest.mark.parametrize(
+    ("plan", "objective"),
+    [
+        ("one_step", "token"),
+        ("coupled", "token"),
+        ("quadrature", "sequence"),
+        ("exact_k", "bound"),
+        ("trajectory", "token"),
+        ("autoregressive", "token"),
+        ("blocks", "sandwich"),
+    ],
+)
+def test_updates_raise_the_count_of_a_token(plan, objective):
+    toy, random = Toy(width=8, dtype=torch.float32, gain=0.4), torch.Generator().manual_seed(0)
+    reference = Toy(width=8, dtype=torch.float32, gain=0.4)
+    optimizer = torch.optim.Adam(toy.parameters(), lr=0.02)
+    chosen_objective = OBJECTIVES[objective]
+    curve = []
+    for update in range(25):
+        ids, attention, steps = sampled(toy, 32, 6, random)
+        reward = (ids[:, 1:] == 2).float().mean(1)
+        curve.append(reward.mean().item())
+        given = views.Answers(ids, attention, attention[:, 1:], [("learn", update, i) for i in range(32)], steps)
+        chosen = PLANS[plan](given)
+        advantage = (reward - reward.mean()) / (reward.std() + 1e-4)
+        weights = aggregation.token_mean(given.scored, advantage, chosen.first)
+        pull = estimate(reference, given, chosen, 200).each
+        optimizer.zero_grad()
+        backward(toy, given, chosen, chosen_objective, advantage, weights, None, pull, 200)
+        optimizer.step()
+    assert sum(curve[-5:]) / 5 > sum(curve[:5]) / 5 + 0.25
