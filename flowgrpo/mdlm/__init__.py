@@ -1,0 +1,1 @@
+"""Masked-diffusion language models: decoders, likelihood estimators, objectives and tasks."""
