@@ -53,8 +53,8 @@ BUILT_IN: dict[str, Card] = {
     "tags": Card("rewards.text:tags", "text", "0 to 0.5", None, "Apache-2.0"),
     "gsm8k": Card("rewards.text:gsm8k", "text, answer", "0 to 4", None, "Apache-2.0"),
     "math_answer": Card("rewards.text:math_answer", "text, answer", "0 to 3", None, "Apache-2.0"),
-    "code": Card("rewards.sandbox:code", "text, tests", "0 to 1", None, "Apache-2.0"),
-    "code_format": Card("rewards.sandbox:code_format", "text", "0, 0.5 or 1", None, "Apache-2.0"),
+    "code": Card("rewards.code:code", "text, tests", "0 to 1", None, "Apache-2.0"),
+    "code_format": Card("rewards.code:code_format", "text", "0, 0.5 or 1", None, "Apache-2.0"),
 }
 
 
