@@ -96,7 +96,7 @@ def run(code: str, tests: Sequence[str], limits: Limits = Limits(), without: Seq
 
 def _ended(given: Any, got: Any, seconds: float) -> int:
     """Run the jail; its exit status, `_TIMED_OUT` where it had to be killed."""
-    command = [sys.executable, "-S", "-s", "-P", "-B", str(_JAIL)]
+    command = [sys.executable, "-S", "-s", "-P", str(_JAIL)]
     # An empty environment carries no secrets; the seed makes the order of a set the same for every sample.
     options = {"env": {"PYTHONHASHSEED": "0"}, "cwd": "/", "start_new_session": True}
     process = subprocess.Popen(command, stdin=given, stdout=got, stderr=subprocess.STDOUT, **options)

@@ -49,7 +49,8 @@ def main():
         _continue_as_first_process(job["seconds"])
     own_root = layers.get("root folder", "") is None
     folder = "/tmp" if own_root else job["place"]
-    _attempt(layers, "user", _become_nobody, user, folder, own_root or all(map(_open_to_all, readable)))
+    reachable = own_root or all(map(_open_to_all, [*readable, os.path.dirname(folder)]))
+    _attempt(layers, "user", _become_nobody, user, folder, reachable)
     _attempt(layers, "death with parent", kernel.die_with_parent, signal.SIGKILL)
     os.chdir(folder)
     _attempt(layers, "limits", _limit, job)
@@ -88,12 +89,12 @@ def _continue_as_first_process(seconds):
         os._exit(TIMED_OUT if too_long else os.waitstatus_to_exitcode(status) & 0xFF)
 
 
-def _become_nobody(user, folder, can_read):
+def _become_nobody(user, folder, reachable):
     """From root to a user that owns nothing, so that limits per user hold; others have their user already."""
     if os.geteuid() != 0:
         return
-    if not can_read:
-        raise PermissionError("Python lies where only root can read it")
+    if not reachable:
+        raise PermissionError("Python or the folder lies where only root can go")
     os.chown(folder, user, user)
     os.setgroups([])
     os.setresgid(user, user, user)
