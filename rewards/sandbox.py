@@ -28,7 +28,7 @@ from typing import Any
 
 _JAIL = Path(__file__).parent / "jail"
 _GRACE = 1.0  # seconds after which the process is ended from outside, if it was not from inside
-_LONGEST_OUTPUT = 1 << 20
+_LONGEST_OUTPUT = 1 << 16  # bytes that a pipe holds: the tokens of 3,000 tests
 _TIMED_OUT = 124  # exit status of a jail that ended its program for taking too long
 
 
@@ -63,7 +63,8 @@ class Outcome:
 def run(code: str, tests: Sequence[str], limits: Limits = Limits(), without: Sequence[str] = ()) -> Outcome:
     """Load a program and try each test (Python statements, such as an assert) in its names, all in one sandboxed process.
 
-    Tests after one that ends the process or uses up the time have failed. What the program prints is lost.
+    Tests after one that ends the process or uses up the time have failed. What the program prints is lost. There may be
+    3,000 tests.
 
     Args:
         without: layers to leave out, to see what the others hold; names as in `Outcome.layers`.
@@ -71,7 +72,7 @@ def run(code: str, tests: Sequence[str], limits: Limits = Limits(), without: Seq
     Raises:
         SandboxError: Python does not start inside the sandbox.
     """
-    tokens = [secrets.token_hex(16) for _ in tests]
+    tokens = [secrets.token_hex(8) for _ in tests]
     place = tempfile.mkdtemp(prefix="flowgrpo-sandbox-")
     megabyte = 1 << 20
     job = {
@@ -83,31 +84,36 @@ def run(code: str, tests: Sequence[str], limits: Limits = Limits(), without: Seq
         "without": list(without),
     }
     try:
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as got:
+        with tempfile.TemporaryFile() as given:
             given.write(f"{json.dumps(job)}\n{json.dumps(list(zip(tests, tokens, strict=True)))}\n".encode())
             given.seek(0)
-            status = _ended(given, got, limits.seconds + _GRACE)
-            got.seek(0)
-            lines = got.read(_LONGEST_OUTPUT).decode(errors="replace").splitlines()
+            status, lines = _ended(given, limits.seconds + _GRACE)
     finally:
         shutil.rmtree(place, ignore_errors=True)
     return _read(lines, tokens, status, limits)
 
 
-def _ended(given: Any, got: Any, seconds: float) -> int:
-    """Run the jail; its exit status, `_TIMED_OUT` where it had to be killed."""
+def _ended(given: Any, seconds: float) -> tuple[int, list[str]]:
+    """Run the jail: its exit status, `_TIMED_OUT` where it had to be killed, and what it wrote.
+
+    Its output is a pipe that is read when it has ended: what is written stands, and a flood stops at the pipe's size.
+    """
     command = [sys.executable, "-S", "-s", "-P", str(_JAIL)]
     # An empty environment carries no secrets; the seed makes the order of a set the same for every sample.
     options = {"env": {"PYTHONHASHSEED": "0"}, "cwd": "/", "start_new_session": True}
-    process = subprocess.Popen(command, stdin=given, stdout=got, stderr=subprocess.STDOUT, **options)
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return _TIMED_OUT
-    finally:
-        if process.returncode is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    with subprocess.Popen(
+        command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0, **options
+    ) as process:
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            status = _TIMED_OUT
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        os.set_blocking(process.stdout.fileno(), False)
+        said = process.stdout.read(_LONGEST_OUTPUT) or b""
+    return status, said.decode(errors="replace").splitlines()
 
 
 def _read(lines: list[str], tokens: list[str], status: int, limits: Limits) -> Outcome:

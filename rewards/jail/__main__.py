@@ -18,6 +18,7 @@ import namespaces
 import seccomp
 import trial
 
+LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/nix/store")
 FIRST_USER, USERS = 61184, 4000  # numbers that systems keep for users that come and go
 PROCESSES = 1  # threads count
 OPEN_FILES = 64
@@ -30,16 +31,8 @@ def main():
     out, nothing = os.dup(1), os.open(os.devnull, os.O_RDWR)
     layers = dict.fromkeys(job["without"], "left out")
     sys.path.remove(os.path.dirname(os.path.abspath(__file__)))
-    libraries = [
-        os.path.dirname(os.path.dirname(os.__file__)),
-        "/lib",
-        "/lib64",
-        "/usr/lib",
-        "/usr/lib64",
-        "/nix/store",
-    ]
-    readable = [*sys.path, *libraries]
-    readable = [folder for folder in dict.fromkeys(readable) if os.path.isdir(folder)]
+    candidates = [*sys.path, os.path.dirname(os.path.dirname(os.__file__)), *LIBRARIES]
+    readable = [folder for folder in dict.fromkeys(candidates) if os.path.isdir(folder)]
     user = FIRST_USER + os.getpid() % USERS
     os.umask(0o022)
 

@@ -27,6 +27,11 @@ def layers():
     return sandbox.run("", []).layers
 
 
+@pytest.fixture(scope="session")
+def reward(layers):
+    return code(seconds=2)
+
+
 def scores(reward, *programs, tests=("assert answer == 42",)):
     return reward(list(programs), [""] * len(programs), [list(tests)] * len(programs), [True] * len(programs))
 
@@ -76,7 +81,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_scores_nothing_and_the_next_program_its_due(layers, name, tmp_path):
+def test_an_attack_scores_nothing_and_the_next_program_its_due(reward, name, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("a secret")
     local = f"flowgrpo-{os.getpid()}"
@@ -87,7 +92,6 @@ def test_an_attack_scores_nothing_and_the_next_program_its_due(layers, name, tmp
         victim = psutil.Popen(["sleep", "60"])
         try:
             start = time.monotonic()
-            reward = code(seconds=2)
             assert scores(reward, ATTACKS[name].format(victim=victim.pid, **facts), GOOD) == [0.0, 1.0]
             assert time.monotonic() - start < 10
             assert victim.is_running()
@@ -198,11 +202,19 @@ def test_the_environment_is_empty_and_sets_have_one_order(layers, monkeypatch):
     assert sum(seen[0]) == 1
 
 
+def test_an_answer_cannot_take_back_what_was_said_nor_drown_it(layers):
+    everywhere = "import os\nfor handle in range(9):\n    try:\n        {}\n    except OSError:\n        pass\n"
+    rewind = everywhere.format("os.lseek(handle, 0, 0)\n        os.ftruncate(handle, 0)")
+    assert sandbox.run(rewind, ["assert True"]).layers == layers
+    flood = everywhere.format("while True:\n            os.write(handle, b'! x' * 9999)")
+    outcome = sandbox.run(flood, ["assert True"], sandbox.Limits(seconds=1))
+    assert (outcome.passed, outcome.problem, outcome.layers) == ((False,), "timed out", layers)
+
+
 def test_loading_the_answer_cannot_print_the_tests_away(layers):
     forged = (
-        "import os\n"
-        "for handle in range(3, 9):\n"
-        "    try:\n        os.write(handle, b'passed\\n1\\nTrue\\n')\n    except OSError:\n        pass\n"
+        "import os\nfor handle in range(3, 9):\n    try:\n        os.write(handle, b'passed\\n1\\nTrue\\n')\n"
+        "    except OSError:\n        pass\n"
     )
     assert sandbox.run(forged + "os._exit(0)", ["assert False", "assert True"]).passed == (False, False)
 
