@@ -107,7 +107,7 @@ def countdown(rng: np.random.Generator) -> Problem:
     while True:
         numbers = [int(n) for n in rng.integers(1, LARGEST_NUMBER + 1, 3)]
         first, second, third = (_Term(str(n), n) for n in numbers)
-        inner, outer = rng.choice(list(_BINDING), 2)
+        inner, outer = ("+-*/"[i] for i in rng.integers(4, size=2))
         pair = _joined(first, inner, second)
         if pair is None:
             continue
@@ -162,13 +162,14 @@ def sudoku(rng: np.random.Generator) -> Problem:
     """A grid with 8 empty cells and one solution: cells are emptied in random order as long as it stays the only one."""
     while True:
         solution = grids()[rng.integers(len(grids()))]
-        puzzle = solution.copy()
+        agrees = grids() == solution  # (288, 16): the grids that fill a puzzle agree wherever it is given
+        given = np.ones(16, dtype=bool)
         for cell in rng.permutation(16):
-            given = np.array([i for i in np.flatnonzero(puzzle) if i != cell])
-            if (grids()[:, given] == solution[given]).all(1).sum() == 1:
-                puzzle[cell] = 0
-            if (puzzle == 0).sum() == EMPTY_CELLS:
-                asked, solved = _digits(puzzle), _digits(solution)
+            given[cell] = False
+            if (agrees | ~given).all(1).sum() > 1:
+                given[cell] = True
+            if (~given).sum() == EMPTY_CELLS:
+                asked, solved = _digits(solution * given), _digits(solution)
                 prompt = f"sudoku {_in_rows(asked).replace('0', '.')}:"
                 return Problem(solved, prompt, _in_rows(solved), {"puzzle": asked, "solution": solved})
 
@@ -186,7 +187,7 @@ def _in_rows(digits: str) -> str:
 
 def arithmetic(rng: np.random.Generator) -> Problem:
     """A sum of two or three terms of 1 to 99, one of which may be a product of factors of 2 to 12."""
-    pattern = str(rng.choice(SUMS))
+    pattern = SUMS[rng.integers(len(SUMS))]
     text, terms = "", []
     for term in pattern.replace("-", "+-").split("+"):
         product = "*" in term
