@@ -46,6 +46,15 @@ BUILT_IN: dict[str, Card] = {
     "jpeg_size": Card("rewards.image:jpeg_size", "image", "below 0 (minus kilobytes)", None, "Apache-2.0"),
     "motion": Card("rewards.video:motion", "video", "0 to 1", None, "Apache-2.0"),
     "loudness": Card("rewards.audio:loudness", "audio", "0 to 1 (root mean square, linear)", None, "Apache-2.0"),
+    "countdown": Card("rewards.text:countdown", "text, numbers, target", "0, 0.1 or 1", None, "Apache-2.0"),
+    "sudoku": Card("rewards.text:sudoku", "text, puzzle, solution", "0 to 1", None, "Apache-2.0"),
+    "arithmetic": Card("rewards.text:arithmetic", "text, answer", "0 or 1", None, "Apache-2.0"),
+    "solved": Card("rewards.text:solved", "text, columns of those three", "0 or 1", None, "Apache-2.0"),
+    "tags": Card("rewards.text:tags", "text", "0 to 0.5", None, "Apache-2.0"),
+    "gsm8k": Card("rewards.text:gsm8k", "text, answer", "0 to 4", None, "Apache-2.0"),
+    "math_answer": Card("rewards.text:math_answer", "text, answer", "0 to 3", None, "Apache-2.0"),
+    "code": Card("rewards.code:code", "text, tests", "0 to 1", None, "Apache-2.0"),
+    "code_format": Card("rewards.code:code_format", "text", "0, 0.5 or 1", None, "Apache-2.0"),
 }
 
 

@@ -1,0 +1,93 @@
+"""Rewards of programs: the share of unit tests that a program in the text passes, run in the sandbox, and its format."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from rewards import sandbox
+from rewards.base import RewardError
+from rewards.text import Scores
+
+_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+
+
+def program_of(text: str, bare: bool | None = False) -> str | None:
+    """The last fenced block of Python in a text (or, `bare`, the whole text); None if there is none."""
+    if bare:
+        return text if text.strip() else None
+    blocks = _BLOCK.findall(text)
+    return blocks[-1] if blocks else None
+
+
+def code_format(texts: Sequence[str], prompts: Sequence[str], bare: Sequence | None = None) -> list[float]:
+    """1 for a program that parses, 0.5 for one that does not, 0 for none (DiffuCoder, 2506.20639)."""
+    return [_format(program_of(*row)) for row in zip(texts, bare or [False] * len(texts), strict=True)]
+
+
+def _format(program: str | None) -> float:
+    if program is None:
+        return 0.0
+    try:
+        ast.parse(program)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return 0.5
+    return 1.0
+
+
+class code:
+    """Share of a row's tests that the program in its text passes, in [0, 1]; 0 where it does not parse, load or end.
+
+    The program is loaded once and its tests are tried one after the other, all within `seconds`; it may import the standard
+    library, and has no threads. A row whose column `tests` is None does not concern the reward.
+
+    Args:
+        seconds: for loading and all tests of one text.
+        megabytes: of memory for each program.
+        unsafe: protections to do without where this machine cannot give them, of `processes`, `memory`, `files`, `network`.
+        workers: programs run at the same time; by default one per processor.
+
+    Raises:
+        RewardError: a protection is missing that `unsafe` does not name, or nothing can be run at all.
+    """
+
+    def __init__(
+        self, seconds: float = 5.0, megabytes: int = 512, unsafe: Sequence[str] = (), workers: int | None = None
+    ):
+        self.limits = sandbox.Limits(seconds, megabytes)
+        self.workers = workers or os.cpu_count()
+        unknown = [name for name in unsafe if name not in sandbox.PROTECTIONS]
+        if unknown:
+            raise RewardError(f"code: unsafe names {unknown[0]!r}; choose of {', '.join(sandbox.PROTECTIONS)}")
+        try:
+            lacking = sandbox.missing(self.limits)
+        except sandbox.SandboxError as error:
+            raise RewardError(f"code: {error}") from None
+        refused = [name for name in lacking if name not in unsafe]
+        if refused:
+            raise RewardError(
+                f"code: this machine cannot shield {', '.join(refused)} from the programs a model writes "
+                f"({lacking[refused[0]] or 'no layer said why'}); only if you trust them, "
+                f"set the option unsafe: [{', '.join(refused)}]"
+            )
+
+    def __call__(
+        self, texts: Sequence[str], prompts: Sequence[str], tests: Sequence, bare: Sequence | None = None
+    ) -> Scores:
+        """Scores of B texts; `tests` holds B lists of Python statements, such as "assert double(2) == 4"."""
+        with ThreadPoolExecutor(self.workers) as pool:
+            return list(pool.map(self._score, texts, bare or [False] * len(texts), tests))
+
+    def _score(self, text: str, whole: bool | None, tests: Sequence[str] | None) -> float | None:
+        if tests is None:
+            return None
+        if isinstance(tests, str) or not tests:
+            raise ValueError(f"code takes a list of tests for each prompt, not {tests!r}")
+        program = program_of(text, whole)
+        if _format(program) < 1:
+            return 0.0
+        outcome = sandbox.run(program, tests, self.limits)
+        return sum(outcome.passed) / len(tests)

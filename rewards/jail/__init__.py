@@ -1,0 +1,1 @@
+"""The inside of `rewards/sandbox.py`: a program of its own (`python rewards/jail`) that locks itself up and runs a trial."""

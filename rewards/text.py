@@ -1,0 +1,186 @@
+"""Verifiable rewards of texts: Countdown, 4 x 4 Sudoku, integer arithmetic, GSM8K, MATH, and their format.
+
+A text is what the model wrote after the prompt. Its answer stands between the last <answer> and </answer>; where the column
+`bare` is true the whole text is the answer, which is how the built-in prompts of small models ask. A row without a column
+that a reward needs (None) does not concern that reward, so one run may mix tasks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rewards import latex
+from rewards.expression import NotArithmetic, value
+
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
+_LOOSE = re.compile(r"\s*<reasoning>.*?</reasoning>\s*<answer>.*?</answer>", re.DOTALL)
+_STRICT = re.compile(r"<reasoning>\n.*?\n</reasoning>\n<answer>\n.*?\n</answer>\n?", re.DOTALL)
+
+Scores = list[float | None]
+
+
+def answer_of(text: str, bare: bool | None = False) -> str | None:
+    """What stands between the last pair of answer tags (or, `bare`, the whole text), stripped; None if nothing does."""
+    if bare:
+        return text.strip() or None
+    found = _ANSWER.findall(text)
+    return found[-1].strip() if found else None
+
+
+def _scored(rule: Callable[..., float], texts: Sequence[str], bare: Sequence | None, *columns: Sequence) -> Scores:
+    """`rule(answer, *cells)` for every text; None where a cell is None, and 0 where the text has no answer."""
+    scores: Scores = []
+    for text, whole, *cells in zip(texts, bare or [False] * len(texts), *columns, strict=True):
+        answer = answer_of(text, whole)
+        scores.append(None if None in cells else 0.0 if answer is None else rule(answer, *cells))
+    return scores
+
+
+def countdown(
+    texts: Sequence[str], prompts: Sequence[str], numbers: Sequence, target: Sequence, bare: Sequence | None = None
+) -> Scores:
+    """1 for an expression of exactly the given numbers that makes the target, 0.1 for any other answer, 0 for none.
+
+    The rule of d1 (2504.12216, its released code): the integers in the answer are, as a multiset, the numbers; it holds
+    only digits, + - * / ( ) . and white space; its value lies within 1e-5 of the target. So ** and // count, as they do
+    there.
+
+    Args:
+        numbers: B lists of integers, or texts such as "3,25,7".
+        target: B integers.
+    """
+    return _scored(_countdown, texts, bare, numbers, target)
+
+
+def _countdown(answer: str, numbers: Any, target: Any) -> float:
+    given = re.findall(r"\d+", numbers) if isinstance(numbers, str) else numbers
+    used = re.findall(r"[0-9]+", answer)
+    if any(len(n) > 18 for n in used) or sorted(map(int, used)) != sorted(map(int, given)):
+        return 0.1
+    try:
+        return 1.0 if abs(value(answer) - int(target)) < 1e-5 else 0.1
+    except (NotArithmetic, OverflowError):
+        return 0.1
+
+
+def sudoku(
+    texts: Sequence[str], prompts: Sequence[str], puzzle: Sequence, solution: Sequence, bare: Sequence | None = None
+) -> Scores:
+    """Share of the empty cells that are filled rightly, in [0, 1]; 0 without an answer (d1, 2504.12216).
+
+    The answer's digits are read row by row, whatever stands between them; missing ones are wrong, those after the
+    sixteenth are ignored.
+
+    Args:
+        puzzle: B texts of 16 digits, 0 where a cell is empty.
+        solution: B texts of 16 digits.
+    """
+    return _scored(_sudoku, texts, bare, puzzle, solution)
+
+
+def _sudoku(answer: str, puzzle: Any, solution: Any) -> float:
+    puzzle, solution = str(puzzle).zfill(16), str(solution)
+    if len(puzzle) != 16 or len(solution) != 16:
+        raise ValueError(f"sudoku takes a puzzle and a solution of 16 digits, not {puzzle!r} and {solution!r}")
+    filled = "".join(c for c in answer if c.isdigit()).ljust(16, "0")
+    empty = [i for i in range(16) if puzzle[i] == "0"]
+    return sum(filled[i] == solution[i] for i in empty) / len(empty) if empty else 0.0
+
+
+def arithmetic(texts: Sequence[str], prompts: Sequence[str], answer: Sequence, bare: Sequence | None = None) -> Scores:
+    """1 where the answer is the integer `answer` and nothing else, 0 otherwise.
+
+    Args:
+        answer: B integers, as numbers or texts.
+    """
+    return _scored(lambda text, right: float(_integer(text) == int(right)), texts, bare, answer)
+
+
+def _integer(text: str) -> int | None:
+    return int(text) if len(text) < 64 and _INTEGER.fullmatch(text) else None
+
+
+def solved(texts: Sequence[str], prompts: Sequence[str], **columns: Sequence) -> Scores:
+    """Accuracy of the tasks with columns of their own: 1 where `countdown`, `sudoku` or `arithmetic` gives its 1, else 0.
+
+    A Sudoku counts only when the whole grid is right, which is stricter than the share of cells that d1 reports.
+    """
+    scores: Scores = [None] * len(texts)
+    for reward, names in _TASKS:
+        if all(name in columns for name in names):
+            given = reward(texts, prompts, *(columns[name] for name in names), columns.get("bare"))
+            scores = [old if new is None else float(new == 1) for old, new in zip(scores, given, strict=True)]
+    return scores
+
+
+_TASKS = (
+    (countdown, ("numbers", "target")),
+    (sudoku, ("puzzle", "solution")),
+    (arithmetic, ("answer",)),
+)
+
+
+def tags(texts: Sequence[str], prompts: Sequence[str]) -> list[float]:
+    """0.125 for each of the tags <reasoning> </reasoning> <answer> </answer> that stands exactly once, at most 0.5.
+
+    A thousandth is taken off for each character after </answer> but surrounding white space, down to 0 (after d1; where
+    line breaks must stand there, they may here).
+    """
+    return [_tags(text) for text in texts]
+
+
+def _tags(text: str) -> float:
+    after = text.rpartition("</answer>")[2].strip() if "</answer>" in text else ""
+    return max(0.0, sum(0.125 for tag in _TAGS if text.count(tag) == 1) - 0.001 * len(after))
+
+
+def gsm8k(texts: Sequence[str], prompts: Sequence[str], answer: Sequence) -> Scores:
+    """Format and correctness of a grade-school answer, the sum that d1 trains with, in [0, 4].
+
+    `tags` (at most 0.5); 0.5 for reasoning and then answer tags at the start; 0.5 more for a line break around each, to the
+    end; 0.5 for an integer answer; 2 for the right one. Reasoning may have many lines, which the reference's strict pattern
+    does not match. "$1,000" is 1000.
+
+    Args:
+        answer: B answers, alone or as GSM8K's own column has them, after "####".
+    """
+    return [None if right is None else _gsm8k(text, right) for text, right in zip(texts, answer, strict=True)]
+
+
+def _gsm8k(text: str, right: Any) -> float:
+    given = answer_of(text) or ""
+    expected = str(right).rpartition("####")[2].strip()
+    return (
+        _tags(text)
+        + 0.5 * bool(_LOOSE.match(text))
+        + 0.5 * bool(_STRICT.fullmatch(text))
+        + 0.5 * bool(_INTEGER.fullmatch(given))
+        + 2.0 * latex.same(given, expected)
+    )
+
+
+def math_answer(texts: Sequence[str], prompts: Sequence[str], answer: Sequence) -> Scores:
+    r"""Format and correctness of a competition answer, in [0, 3].
+
+    0.5 for reasoning and then answer tags, 0.5 for a \boxed answer inside the answer tags, 2 where the last \boxed (or,
+    without one, what stands in the tags) is the right answer up to its spelling in LaTeX.
+
+    Args:
+        answer: B answers, alone or as MATH's column `solution` has them, in the last \boxed.
+    """
+    return [None if right is None else _math_answer(text, right) for text, right in zip(texts, answer, strict=True)]
+
+
+def _math_answer(text: str, right: Any) -> float:
+    tagged = answer_of(text) or ""
+    boxed = latex.last_boxed(text)
+    expected = latex.last_boxed(str(right)) or str(right)
+    return (
+        0.5 * bool(_LOOSE.match(text))
+        + 0.5 * (latex.last_boxed(tagged) is not None)
+        + 2.0 * latex.same(tagged if boxed is None else boxed, expected)
+    )

@@ -1,0 +1,236 @@
+import itertools
+import os
+import socket
+import tempfile
+import time
+from functools import partial
+
+import psutil
+import pytest
+
+import rewards
+from rewards import RewardError, sandbox
+from rewards.code import code, code_format, program_of
+
+ROOT_FOLDER = ("namespaces", "root folder")
+
+
+@pytest.fixture(scope="session")
+def layers():
+    """What each layer says on this machine, which must have all protections for the tests that ask for this."""
+    try:
+        lacking = sandbox.missing()
+    except sandbox.SandboxError as error:
+        pytest.skip(str(error))
+    if lacking:
+        pytest.skip(f"this machine lacks protections: {lacking}")
+    return sandbox.run("", []).layers
+
+
+@pytest.fixture(scope="session")
+def reward(layers):
+    return code(seconds=2)
+
+
+def scores(reward, *programs, tests=("assert answer == 42",)):
+    return reward(list(programs), [""] * len(programs), [list(tests)] * len(programs), [True] * len(programs))
+
+
+GOOD = "answer = 42"
+
+ATTACKS = {
+    "a fork bomb": "import os\nwhile True:\n    os.fork()",
+    "a patient fork bomb": "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
+    "a thread bomb": "import threading, time\nwhile True:\n    threading.Thread(target=time.sleep, args=(9,)).start()",
+    "an endless loop": "while True:\n    pass",
+    "an endless sleep that minds no signal": "import signal, time\n"
+    "for s in range(1, 32):\n    if s not in (9, 19):\n        signal.signal(s, signal.SIG_IGN)\n"
+    "while True:\n    time.sleep(9)",
+    "10 GB at once": "x = bytearray(10 << 30)\nanswer = 42",
+    "10 GB bit by bit": "x = []\nwhile len(x) < 10240:\n    x.append(bytearray(1 << 20))\nanswer = 42",
+    "10 GB of shared memory": "import mmap\nx = mmap.mmap(-1, 10 << 30)\nanswer = 42",
+    "a full disk": "for i in range(9999):\n    open(str(i), 'wb').write(bytes(8 << 20))\nanswer = 42",
+    "one large file": "open('x', 'wb').write(bytes(64 << 20))\nanswer = 42",
+    "a file outside": "open({secret!r}).read()\nanswer = 42",
+    "a file outside by a way round": "open('/tmp/../../../..' + {secret!r}).read()\nanswer = 42",
+    "a file outside by a link": "import os\nos.symlink({secret!r}, 'link')\nopen('link').read()\nanswer = 42",
+    "the passwords": "open('/etc/passwd').read()\nanswer = 42",
+    "this process": "open('/proc/{pid}/environ', 'rb').read()\nanswer = 42",
+    "a file written outside": "open({secret!r}, 'a').write('x')\nanswer = 42",
+    "a changed mode": "import os\nos.chmod({secret!r}, 0)\nanswer = 42",
+    "a changed Python": "import os\nopen(os.__file__, 'a').write('x')\nanswer = 42",
+    "a socket": "import socket\nsocket.create_connection(('127.0.0.1', {port}), 2)\nanswer = 42",
+    "a datagram": "import socket\n"
+    "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', {port}))\nanswer = 42",
+    "a local socket": "import socket\nsocket.socket(socket.AF_UNIX).connect('\\0{local}')\nanswer = 42",
+    "a program": "import subprocess\nsubprocess.run(['/bin/true'], check=True)\nanswer = 42",
+    "a program in its place": "import os\nos.execv('/usr/bin/env', ['env'])",
+    "a signal": "import os\nos.kill({victim}, 9)\nanswer = 42",
+    "a signal to all": "import os\nos.kill(-1, 9)\nanswer = 42",
+    "limits lifted": "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))\nanswer = 42",
+    "root again": "import os\nos.setuid(0)\nos.setgroups([])\nanswer = 42",
+    "a mount": "import ctypes\nlibc = ctypes.CDLL(None)\n"
+    "assert not libc.mount(b'none', b'/tmp', b'tmpfs', 0, None)\nanswer = 42",
+    "new namespaces": "import ctypes\nassert not ctypes.CDLL(None).unshare(0x10000000)\nanswer = 42",
+    "an early end": "import os\nos._exit(0)",
+    "an exit": "raise SystemExit",
+    "a crash": "import ctypes\nctypes.string_at(0)",
+    "much talk": "while True:\n    print('x' * 999)",
+    "deep recursion": "def f():\n    f()\nf()\nanswer = 42",
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_scores_nothing_and_the_next_program_its_due(reward, name, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("a secret")
+    local = f"flowgrpo-{os.getpid()}"
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket(socket.AF_UNIX) as abstract:
+        abstract.bind(f"\0{local}")
+        abstract.listen()
+        facts = {"secret": str(secret), "port": listener.getsockname()[1], "local": local, "pid": os.getpid()}
+        victim = psutil.Popen(["sleep", "60"])
+        try:
+            start = time.monotonic()
+            assert scores(reward, ATTACKS[name].format(victim=victim.pid, **facts), GOOD) == [0.0, 1.0]
+            assert time.monotonic() - start < 10
+            assert victim.is_running()
+            assert victim.status() != psutil.STATUS_ZOMBIE
+        finally:
+            victim.kill()
+            victim.wait()
+    assert secret.read_text() == "a secret"
+    assert secret.stat().st_mode & 0o777 == 0o644
+
+
+def test_nothing_is_left_behind(layers, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    outcome = sandbox.run("open('x', 'w').write('x')\nwhile True:\n    pass", ["pass"], sandbox.Limits(seconds=1))
+    assert (outcome.passed, outcome.problem) == ((False,), "timed out")
+    assert {process.pid for process in psutil.Process().children(recursive=True)} == before
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("without", "lacking"),
+    [
+        (("seccomp",), set()),
+        (ROOT_FOLDER, set()),
+        (("landlock",), set()),
+        (("user", "privileges"), set()),
+        (("limits",), {"memory"}),
+        ((*ROOT_FOLDER, "landlock"), {"files"}),
+        ((*ROOT_FOLDER, "seccomp"), {"network"}),
+        (("namespaces", "user", "limits", "privileges", "landlock", "seccomp"), set(sandbox.PROTECTIONS)),
+    ],
+)
+def test_layers_overlap_and_a_missing_protection_is_found_by_trying(layers, without, lacking):
+    if any(said is not None for said in layers.values()):
+        pytest.skip(f"this machine has not every layer: {layers}")
+    found = sandbox.missing(without=without)
+    assert set(found) - {"processes"} == lacking - {"processes"}  # these depend on who runs the tests
+    assert "processes" in found or "processes" not in lacking
+    assert all(f"{name}: left out" in reason for name in without[:1] for reason in found.values())
+
+
+def test_the_reward_is_refused_in_a_sentence_that_names_what_is_missing(layers, monkeypatch):
+    if any(said is not None for said in layers.values()):
+        pytest.skip(f"this machine has not every layer: {layers}")
+    monkeypatch.setattr(sandbox, "missing", partial(sandbox.missing, without=(*ROOT_FOLDER, "landlock")))
+    with pytest.raises(
+        RewardError, match=r"cannot shield files .*landlock: left out.* set the option unsafe: \[files\]"
+    ):
+        rewards.load("code")
+    reward = rewards.load("code", options={"unsafe": ["files"]})
+    assert reward([GOOD], [""], {"tests": [["assert answer == 42"]], "bare": [True]}).tolist() == [1.0]
+
+
+def test_an_unknown_protection_is_refused():
+    with pytest.raises(RewardError, match="unsafe names 'disk'; choose of processes, memory, files, network"):
+        rewards.load("code", options={"unsafe": ["disk"]})
+
+
+def test_the_score_is_the_share_of_tests_passed(layers):
+    program = "def double(x):\n    return 2 * x if x < 3 else x\nprint('hello')"
+    tests = ["assert double(1) == 2", "assert double(2) == 4", "assert double(3) == 6", "no python", "double()"]
+    outcome = sandbox.run(program, tests)
+    assert (outcome.passed, outcome.problem) == ((True, True, False, False, False), None)
+    assert scores(code(), program, tests=tests) == [0.4]
+
+
+def test_a_test_that_hangs_costs_the_ones_after_it(layers):
+    outcome = sandbox.run("n = 1", ["assert n == 1", "while True: pass", "assert n == 1"], sandbox.Limits(seconds=1))
+    assert (outcome.passed, outcome.problem) == ((True, False, False), "timed out")
+
+
+def test_a_program_that_does_not_load_says_why(layers):
+    outcome = sandbox.run("import nothing_of_this_name", ["pass"])
+    assert outcome.passed == (False,)
+    assert outcome.problem == "ModuleNotFoundError: No module named 'nothing_of_this_name'"
+
+
+def test_ordinary_programs_have_what_they_need(layers):
+    program = (
+        "import bisect, collections, datetime, decimal, fractions, functools, hashlib, heapq, itertools, json, math\n"
+        "import os, random, re, statistics, string, sys, tempfile, time, typing\n"
+        "from dataclasses import dataclass\n"
+        "@dataclass\nclass P:\n    x: int = 1\n"
+    )
+    tests = [
+        "assert hashlib.sha256(b'x').hexdigest()[:2] == '2d'",
+        "assert decimal.Decimal(1) / 3 and math.comb(5, 2) == 10 and random.Random(0).random() < 1",
+        "open('a.txt', 'w').write('hi')\nassert open('a.txt').read() == 'hi' and os.listdir() == ['a.txt']",
+        "with tempfile.TemporaryDirectory() as d:\n    assert os.path.isdir(d)",
+        "time.sleep(0.01)\nassert datetime.date(2024, 2, 29).isoweekday() == 4",
+        "assert P().x == 1 and sys.version_info >= (3, 11)",
+        "assert sorted({'a', 'b', 'c'}) == ['a', 'b', 'c'] and len(bytearray(100 << 20)) > 0",
+        "import multiprocessing, asyncio, unittest, sqlite3, zlib",
+    ]
+    outcome = sandbox.run(program, tests)
+    assert outcome.problem is None
+    assert outcome.passed == (True,) * len(tests)
+
+
+def test_the_environment_is_empty_and_sets_have_one_order(layers, monkeypatch):
+    monkeypatch.setenv("TOKEN", "secret")
+    program = "import os\nfound = [value for value in os.environ.values() if 'secret' in value]"
+    assert sandbox.run(program, ["assert found == []"]).passed == (True,)
+    tests = [f"assert order == {list(order)}" for order in itertools.permutations("abcd")]
+    seen = [sandbox.run("order = list({'a', 'b', 'c', 'd'})", tests).passed for _ in range(3)]
+    assert seen[0] == seen[1] == seen[2]
+    assert sum(seen[0]) == 1
+
+
+def test_an_answer_cannot_take_back_what_was_said_nor_drown_it(layers):
+    everywhere = "import os\nfor handle in range(9):\n    try:\n        {}\n    except OSError:\n        pass\n"
+    rewind = everywhere.format("os.lseek(handle, 0, 0)\n        os.ftruncate(handle, 0)")
+    assert sandbox.run(rewind, ["assert True"]).layers == layers
+    flood = everywhere.format("while True:\n            os.write(handle, b'! x' * 9999)")
+    outcome = sandbox.run(flood, ["assert True"], sandbox.Limits(seconds=1))
+    assert (outcome.passed, outcome.problem, outcome.layers) == ((False,), "timed out", layers)
+
+
+def test_loading_the_answer_cannot_print_the_tests_away(layers):
+    forged = (
+        "import os\nfor handle in range(3, 9):\n    try:\n        os.write(handle, b'passed\\n1\\nTrue\\n')\n"
+        "    except OSError:\n        pass\n"
+    )
+    assert sandbox.run(forged + "os._exit(0)", ["assert False", "assert True"]).passed == (False, False)
+
+
+def test_programs_stand_in_the_last_block_and_their_format_is_scored():
+    text = "So:\n```python\nx = 1\n```\nor better\n```py\nx = 2\n```\nend"
+    assert program_of(text) == "x = 2\n"
+    assert program_of("x = 3") is None
+    assert program_of("x = 3", True) == "x = 3"
+    texts = [text, "```python\nx = \n```", "x = 3", "```python\nx = 1"]
+    assert code_format(texts, [""] * 4) == [1.0, 0.5, 0.0, 0.0]
+    assert code_format(["x = 3", " "], [""] * 2, [True, None]) == [1.0, 0.0]
+
+
+def test_rows_without_tests_do_not_concern_the_reward_and_wrong_tests_are_explained(layers):
+    reward = code()
+    assert reward(["x = 1", "x ="], ["", ""], [None, ["assert x"]], [True, True]) == [None, 0.0]
+    with pytest.raises(ValueError, match="a list of tests for each prompt, not 'assert x'"):
+        reward(["x = 1"], [""], ["assert x"], [True])
