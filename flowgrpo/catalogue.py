@@ -7,8 +7,8 @@ from dataclasses import asdict
 from importlib.metadata import entry_points
 from typing import Any
 
-from rewards import BUILT_IN, load
-from rewards.base import ENTRY_POINTS
+from rewards import BUILT_IN
+from rewards.base import ENTRY_POINTS, find
 
 
 def catalogue() -> list[dict[str, Any]]:
@@ -22,5 +22,13 @@ def catalogue() -> list[dict[str, Any]]:
 
 
 def description(name: str) -> str:
-    """What a reward's docstring says of it."""
-    return inspect.getdoc(load(name).function) or "It has no docstring."
+    """What a reward's docstring says of it, its options, and a line for a config."""
+    found = find(name)
+    said = inspect.getdoc(found) or "It has no docstring."
+    parameters = inspect.signature(found).parameters.values() if inspect.isclass(found) else ()
+    options = [
+        p.name if p.default is p.empty else f"{p.name} ({p.default})" for p in parameters if p.kind != p.VAR_KEYWORD
+    ]
+    needed = ", ".join(f"{p.name}: ..." for p in parameters if p.default is p.empty and p.kind != p.VAR_KEYWORD)
+    asked = f", options: {{{needed}}}" if needed else ""
+    return f"{said}\n\nOptions: {', '.join(options) or 'none'}\nIn a config: rewards: [{{use: {name}{asked}}}]"

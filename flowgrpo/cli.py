@@ -1,4 +1,4 @@
-"""The command line: `flowgrpo train | plan | sample | gallery | rewards | export | doctor | models`.
+"""The command line: `flowgrpo train | plan | sample | gallery | score | rewards | export | doctor | models`.
 
 Exit status: 0 done; 2 the input is wrong (one sentence on stderr); 130 interrupted; 1 anything else.
 """
@@ -151,6 +151,37 @@ def gallery(
         if not folder.is_dir():
             raise InputError(f"{folder}: there is no such folder")
     out.print(str(write_gallery(folders, out_file or folders[0] / "gallery.html")), soft_wrap=True, markup=False)
+
+
+@app.command()
+def score(
+    uses: Annotated[
+        list[str], typer.Argument(metavar="REWARD ...", help="a name, ./file.py:object, pkg.module:object, a URL")
+    ],
+    samples: Annotated[
+        Path, typer.Option("--samples", metavar="DIR", help="its manifest.jsonl or file names give prompts")
+    ],
+    form: Format = "human",
+) -> None:
+    """Score existing pictures, videos or sounds."""
+    from flowgrpo.scoring import score_folder
+    from rewards import load
+
+    found = score_folder(samples, [load(use) for use in uses])
+    if form == "json":
+        print(json.dumps(found, indent=1))
+        return
+    names = list(found[0]["rewards"])
+    table = Table("file", Column("prompt", overflow="fold"), *names, box=None, padding=(0, 2))
+    for line in found:
+        table.add_row(line["file"], line["prompt"], *(_shown(line["rewards"][name]) for name in names))
+    known = [[line["rewards"][name] for line in found if line["rewards"][name] is not None] for name in names]
+    table.add_row("mean", f"{len(found)} samples", *(_shown(sum(own) / len(own) if own else None) for own in known))
+    out.print(table)
+
+
+def _shown(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"
 
 
 @app.command()

@@ -16,7 +16,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -58,12 +58,18 @@ class Reward:
         function: the contract's callable.
         weight: in the sum of rewards.
         group_wise: whether it must be given one whole group at a time.
+        only: columns, and the value a row must have there for the reward to apply.
     """
 
     name: str
     function: Callable[..., Any]
     weight: float = 1.0
     group_wise: bool = False
+    only: Mapping[str, Any] = field(default_factory=dict)
+
+    def applies(self, columns: Mapping[str, Any]) -> bool:
+        """Whether this reward is asked about a row of these columns."""
+        return all(columns.get(name) == value for name, value in self.only.items())
 
     def __call__(
         self, samples: torch.Tensor, prompts: Sequence[str], columns: Mapping[str, Sequence[Any]]
@@ -126,7 +132,7 @@ def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None
     Raises:
         RewardError: there is no such thing, or it cannot be made.
     """
-    found = _find(use)
+    found = find(use)
     if inspect.isclass(found):
         with _explained(f"the reward {use!r} could not be made"):
             found = found(**(options or {}))
@@ -137,7 +143,12 @@ def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None
     return Reward(name or use.rpartition(":")[2], found, weight, bool(getattr(found, "group_wise", False)))
 
 
-def _find(use: str) -> Any:
+def find(use: str) -> Any:
+    """The function or class that a user names; see `load`.
+
+    Raises:
+        RewardError: there is no such thing.
+    """
     if use in BUILT_IN:
         return _attribute(importlib.import_module(BUILT_IN[use].target.partition(":")[0]), use, f"the reward {use!r}")
     if ":" in use:
