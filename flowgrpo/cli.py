@@ -155,9 +155,7 @@ def gallery(
 
 @app.command()
 def score(
-    uses: Annotated[
-        list[str], typer.Argument(metavar="REWARD ...", help="a name, ./file.py:object, pkg.module:object, a URL")
-    ],
+    uses: Annotated[list[str], typer.Argument(metavar="REWARD ...", help="a name, ./file.py:object, a URL")],
     samples: Annotated[
         Path, typer.Option("--samples", metavar="DIR", help="its manifest.jsonl or file names give prompts")
     ],

@@ -178,8 +178,10 @@ class Optimizer(Strict):
 
 
 class Draft(Strict):
-    """Choose the starts of a group's roots by a draft: `pool` times as many are sampled by ODE, with `call` over `model.call`,
-    and the best half and the worst half of what is needed go on (Sol-RL). Few steps are enough to rank them.
+    """Choose the starts of a group's roots by a draft (Sol-RL).
+
+    `pool` times as many are sampled by ODE, with `call` over `model.call`, and the best half and the worst half of what is
+    needed go on. Few steps are enough to rank them.
     """
 
     pool: int = Field(4, ge=2)
@@ -220,8 +222,8 @@ class Train(Strict):
 class Eval(Strict):
     """Held-out evaluation by ODE: `every` so many iterations, on the first `prompts`, with `call` over `model.call`.
 
-    `save` of the samples are kept as files, for the gallery. Where a reward of `eval_rewards` fell while the trained one rose,
-    `watch` evaluations in a row, the run warns.
+    `save` of the samples are kept as files, for the gallery. Where a reward of `eval_rewards` fell while the trained one
+    rose, `watch` evaluations in a row, the run warns.
     """
 
     every: int = Field(5, ge=1)

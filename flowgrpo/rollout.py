@@ -40,8 +40,9 @@ class Scores:
 class Scorer:
     """Calls rewards while something else goes on; a reward that raises is tried again, then its samples count as lost.
 
-    Local rewards run one after another in one thread, so that what they draw from global generators keeps its order; one that
-    waits for another machine (`remote = True` on the function) has a thread of its own. On a GPU they use streams of their own.
+    Local rewards run one after another in one thread, so that what they draw from global generators keeps its order; one
+    that waits for another machine (`remote = True` on the function) has a thread of its own. On a GPU each call has a
+    stream of its own.
 
     Args:
         rewards: each is called by one thread at a time.

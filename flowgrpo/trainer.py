@@ -433,8 +433,8 @@ class Trainer:
             times = parted(trained, [line.get(f"reward/{reward.name}/mean") for line in lines])
             if times >= self.config.eval.watch:
                 self.report.warn(
-                    f"step {self.done}: the reward rose and {reward.name!r}, which is only watched, fell at the last {times} "
-                    "evaluations; look at the samples, it may be exploited"
+                    f"step {self.done}: the reward rose and {reward.name!r}, which is only watched, fell {times} "
+                    "evaluations in a row; look at the samples, the reward may be exploited"
                 )
 
     def _checkpoint(self) -> None:
