@@ -10,16 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageSequence, UnidentifiedImageError
-from scipy.io import wavfile
+from PIL import Image, ImageSequence
 
+from flowgrpo import conditions
 from flowgrpo.errors import InputError
 from flowgrpo.evaluate import read_manifest
 from rewards import Reward, RewardError
 
-PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
-VIDEOS = (".mp4", ".webm", ".mov", ".mkv")
-SOUNDS = (".wav",)
 BATCH = 16
 
 
@@ -71,8 +68,7 @@ def listed(folder: Path) -> list[File]:
     known = ("file", "prompt", "rewards")
     files = [File(line["file"], line["prompt"], {k: v for k, v in line.items() if k not in known}) for line in lines]
     if not files:
-        kinds = (*PICTURES, *VIDEOS, *SOUNDS)
-        names = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in kinds)
+        names = sorted(path.name for path in folder.iterdir() if conditions.is_file_name(path.name))
         files = [File(name, Path(name).stem.replace("_", " "), {}) for name in names]
     if not files:
         raise InputError(f"--samples: {folder} holds no manifest.jsonl and no picture, video or sound")
@@ -129,33 +125,14 @@ def read(path: Path) -> torch.Tensor:
     Raises:
         InputError: it cannot be read.
     """
-    kind = path.suffix.lower()
-    try:
-        if kind in SOUNDS:
-            return _sound(path)
-        frames = _film(path) if kind in VIDEOS else _picture(path)
-    except (OSError, ValueError, UnidentifiedImageError) as error:
-        raise InputError(f"{path}: it cannot be read ({' '.join(str(error).split())})") from error
-    video = torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2).float() / 255
+    if path.suffix.lower() == ".webp":  # which conditions.py takes for a picture; ours may move
+        with Image.open(path) as file:
+            found = [frame.convert("RGB") for frame in ImageSequence.Iterator(file)]
+    else:
+        conditions.check([{"file": str(path)}], ["file"], "--samples")
+        found = conditions.loaded(str(path))
+    if isinstance(found, torch.Tensor):
+        return found
+    frames = found if isinstance(found, list) else [found]
+    video = torch.from_numpy(np.stack([np.asarray(frame) for frame in frames])).permute(0, 3, 1, 2).float() / 255
     return video if len(video) > 1 else video[0]
-
-
-def _picture(path: Path) -> list[np.ndarray]:
-    with Image.open(path) as picture:
-        return [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(picture)]
-
-
-def _film(path: Path) -> list[np.ndarray]:
-    try:
-        import av
-    except ImportError:
-        raise InputError(f"{path}: reading {path.suffix} needs PyAV (pip install av); .webp and .gif do not") from None
-    with av.open(str(path)) as film:
-        return [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
-
-
-def _sound(path: Path) -> torch.Tensor:
-    _, samples = wavfile.read(path)
-    samples = samples[:, None] if samples.ndim == 1 else samples
-    scale = 1.0 if samples.dtype.kind == "f" else float(np.iinfo(samples.dtype).max)
-    return torch.from_numpy(samples.T / scale).float()

@@ -67,7 +67,7 @@ def test_samples_are_read_as_they_were_written(tmp_path):
     sound = torch.rand(2, 100) * 2 - 1
     torch.testing.assert_close(read(save_sample(sound, tmp_path / "s")), sound, atol=1e-4, rtol=0)
     (tmp_path / "broken.png").write_bytes(b"no picture")
-    with pytest.raises(InputError, match=r"broken.png: it cannot be read"):
+    with pytest.raises(InputError, match=r"broken.png"):
         read(tmp_path / "broken.png")
 
 
