@@ -125,11 +125,11 @@ def read(path: Path) -> torch.Tensor:
     Raises:
         InputError: it cannot be read.
     """
+    conditions.check([{"file": str(path)}], ["file"], "--samples")
     if path.suffix.lower() == ".webp":  # which conditions.py takes for a picture; ours may move
         with Image.open(path) as file:
             found = [frame.convert("RGB") for frame in ImageSequence.Iterator(file)]
     else:
-        conditions.check([{"file": str(path)}], ["file"], "--samples")
         found = conditions.loaded(str(path))
     if isinstance(found, torch.Tensor):
         return found

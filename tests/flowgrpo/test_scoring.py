@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 
 from flowgrpo.cli import main
-from flowgrpo.evaluate import save_sample
 from flowgrpo.errors import InputError
+from flowgrpo.evaluate import save_sample
 from flowgrpo.scoring import read, score_folder
 from rewards import Reward
 
