@@ -18,7 +18,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.picture import drawn
 from flowgrpo.policy import checked_call
 from samplers.schedule import linear_sigmas
-from samplers.trees import Root, grow, pruned
+from samplers.trees import Root, Tree, grow, pruned
 
 
 def plan(config: Config) -> dict[str, Any]:
@@ -129,7 +129,8 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     _, trained = selection.judged(units, weights, unseen, algorithm.baseline, train.select)
     algorithm.objective.weights(tree.trained_steps, tree.sigma_cap)
     if algorithm.kernel.calibrate is not None:
-        step_signs(tree, rewards)
+        _check_calibration(tree, rewards)
+    algorithm.tree.check(tree)
     keep = algorithm.tree.pruned(tree, torch.zeros(len(tree.nodes)))
     if not trained.all():
         keep = units.to_edges(trained) & (torch.tensor(True) if keep is None else keep)
@@ -142,6 +143,16 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         sum(len(edges.nodes) for e in updated for edges in e.trained),
         len(updated),
     )
+
+
+def _check_calibration(tree: Tree, rewards: torch.Tensor) -> None:
+    try:
+        step_signs(tree, rewards)
+    except InputError:
+        raise InputError(
+            "algorithm.kernel.calibrate: it counts the gains of steps, for which every state needs a value; take the tree "
+            "twigs with root: true"
+        ) from None
 
 
 def picture(config: Config, num_steps: int) -> list[str]:
