@@ -41,10 +41,28 @@ class Card:
     licence: str
 
 
+OCR_WEIGHTS = "PP-OCRv6 small, 30 MB, in the wheel of rapidocr (extra `ocr`)"
+
 BUILT_IN: dict[str, Card] = {
     "shapes": Card("rewards.shapes:shapes", "image, prompt", "0 to 1", None, "Apache-2.0"),
     "jpeg_size": Card("rewards.image:jpeg_size", "image", "below 0 (minus kilobytes)", None, "Apache-2.0"),
+    "ocr": Card(
+        "rewards.ocr:Ocr", "image, prompt with quoted text or column text", "0 to 1", OCR_WEIGHTS, "Apache-2.0"
+    ),
+    "geneval": Card(
+        "rewards.geneval:GenEval",
+        "image, columns tag, include, exclude (GenEval's metadata)",
+        "0 or 1; with partial credit at most 1, below 0 where far too many objects are found",
+        "facebook/mask2former-swin-small-coco-instance (0.3 GB) and openai/clip-vit-large-patch14 (1.7 GB)",
+        "Mask2Former weights: `other` on the hub; CLIP: MIT",
+    ),
     "motion": Card("rewards.video:motion", "video", "0 to 1", None, "Apache-2.0"),
+    "temporal_consistency": Card(
+        "rewards.video:temporal_consistency", "video", "-1 to 1 (a still)", None, "Apache-2.0"
+    ),
+    "video_ocr": Card(
+        "rewards.ocr:VideoOcr", "video, prompt with quoted text or column text", "0 to 1", OCR_WEIGHTS, "Apache-2.0"
+    ),
     "loudness": Card("rewards.audio:loudness", "audio", "0 to 1 (root mean square, linear)", None, "Apache-2.0"),
 }
 
@@ -139,7 +157,7 @@ def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None
 
 def _find(use: str) -> Any:
     if use in BUILT_IN:
-        return _attribute(importlib.import_module(BUILT_IN[use].target.partition(":")[0]), use, f"the reward {use!r}")
+        return locate(BUILT_IN[use].target, f"the reward {use!r}")
     if ":" in use:
         return locate(use, f"the reward {use!r}")
     installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
