@@ -92,7 +92,8 @@ class Ocr:
     """How well pictures say what their prompts quote, 0 to 1; None where a prompt asks for no text.
 
     The text is the column `text` or whatever stands in double quotes in the prompt. White space and case do not count,
-    punctuation does.
+    punctuation does. Traps: a text that is repeated all over the picture earns 1 as well (not with substring: false), and so
+    does, mostly, one that stands on its head, which the recogniser reads too.
 
     Options:
         substring: asked text that stands whole among other text earns 1; if false, other text costs.
@@ -145,7 +146,9 @@ class Ocr:
             params={
                 "Global.log_level": "error",
                 "Global.text_score": self.min_confidence,
-                "Global.use_cls": False,  # text that stands on its head shall not count
+                "Global.use_cls": False,  # it turns lines that stand on their head
+                "Det.limit_type": "max",  # as PaddleOCR does; rapidocr would enlarge small pictures and read no better
+                "Det.limit_side_len": 960,
                 "Rec.rec_batch_num": self.batch_size,
                 "EngineConfig.onnxruntime.intra_op_num_threads": 1,
             }

@@ -51,10 +51,8 @@ def test_several_lines_are_read_in_order_and_the_column_text_goes_before_the_pro
     assert reward(image, ['a sign "Tea"'], {"text": [None]}).item() < 0.4
 
 
-def test_text_on_its_head_and_mirrored_text_earn_little(reward):
-    image = picture("Fresh Bread")
-    turned = torch.stack([image.flip(1, 2), image.flip(2)])
-    assert reward(turned, ['"Fresh Bread"'] * 2, {}).max() < 0.6
+def test_mirrored_text_earns_little(reward):
+    assert reward(picture("Fresh Bread").flip(2)[None], ['"Fresh Bread"'], {}).item() < 0.4
 
 
 def test_a_value_depends_neither_on_the_batch_nor_on_the_threads(reward):
