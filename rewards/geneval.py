@@ -234,7 +234,8 @@ class GenEval:
         asked = [i for i, row in enumerate(rows) if row[1]]
         for start in range(0, len(asked), self.batch_size):
             part = asked[start : start + self.batch_size]
-            for i, value in zip(part, self._values(images[part].float(), [rows[i] for i in part]), strict=True):
+            pictures = images[part].float().to(self.device)
+            for i, value in zip(part, self._values(pictures, [rows[i] for i in part]), strict=True):
                 values[i] = value
         return values
 

@@ -9,7 +9,6 @@ video's frames without text count as 0.
 
 from __future__ import annotations
 
-import os
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -99,7 +98,7 @@ class Ocr:
         substring: asked text that stands whole among other text earns 1; if false, other text costs.
         min_confidence: lines that are read with less are not counted.
         batch_size: lines of one picture that are recognised at once.
-        threads: pictures read at once; by default as many as this process may use processors.
+        threads: pictures read at once, by default as many as torch has threads (OMP_NUM_THREADS).
 
     Raises:
         RewardError: an option is not positive; at the first call, the packages of the extra `ocr` are missing.
@@ -115,7 +114,7 @@ class Ocr:
         self.substring = substring
         self.min_confidence = min_confidence
         self.batch_size = _positive("batch_size", batch_size)
-        self.threads = _positive("threads", len(os.sched_getaffinity(0)) if threads is None else threads)
+        self.threads = _positive("threads", torch.get_num_threads() if threads is None else threads)
 
     def __call__(
         self, images: torch.Tensor, prompts: Sequence[str], text: Sequence[Any] | None = None

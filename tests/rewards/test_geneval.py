@@ -161,14 +161,14 @@ def shape_detector(images, names, threshold):
     """Shapes as objects of their own class, by the classical vision of the `shapes` reward."""
     return [
         {name: [Detection(f.box, 1.0) for f in found if f.shape == name] for name in names}
-        for found in vision.detect(images.numpy())
+        for found in vision.detect(images.cpu().numpy())
     ]
 
 
 def flat_colours(crops, names):
     palette = torch.tensor(list(vision.COLOURS.values()))
     middles = [crop[:, crop.shape[1] // 2, crop.shape[2] // 2] for crop in crops]
-    return [list(vision.COLOURS)[int((palette - middle).square().sum(1).argmin())] for middle in middles]
+    return [list(vision.COLOURS)[int((palette - middle.cpu()).square().sum(1).argmin())] for middle in middles]
 
 
 def metadata(caption):
