@@ -41,10 +41,26 @@ class Card:
     licence: str
 
 
+OCR_WEIGHTS = "PP-OCRv6 (30 MB), part of rapidocr, extra `ocr`"
+
 BUILT_IN: dict[str, Card] = {
     "shapes": Card("rewards.shapes:shapes", "image, prompt", "0 to 1", None, "Apache-2.0"),
     "jpeg_size": Card("rewards.image:jpeg_size", "image", "below 0 (minus kilobytes)", None, "Apache-2.0"),
+    "ocr": Card("rewards.ocr:Ocr", "image, quoted part of prompt or text", "0 to 1", OCR_WEIGHTS, "Apache-2.0"),
+    "geneval": Card(
+        "rewards.geneval:GenEval",
+        "image, include, exclude, tag",
+        "up to 1 (partial credit); 0 or 1",
+        "facebook/mask2former-swin-small-coco-instance (0.3 GB), openai/clip-vit-large-patch14 (1.7 GB)",
+        "`other` on the hub (MIT in its repository), MIT",
+    ),
     "motion": Card("rewards.video:motion", "video", "0 to 1", None, "Apache-2.0"),
+    "temporal_consistency": Card(
+        "rewards.video:temporal_consistency", "video", "-1 to 1 (a still)", None, "Apache-2.0"
+    ),
+    "video_ocr": Card(
+        "rewards.ocr:VideoOcr", "video, quoted part of prompt or text", "0 to 1", OCR_WEIGHTS, "Apache-2.0"
+    ),
     "loudness": Card("rewards.audio:loudness", "audio", "0 to 1 (root mean square, linear)", None, "Apache-2.0"),
 }
 
@@ -150,7 +166,7 @@ def find(use: str) -> Any:
         RewardError: there is no such thing.
     """
     if use in BUILT_IN:
-        return _attribute(importlib.import_module(BUILT_IN[use].target.partition(":")[0]), use, f"the reward {use!r}")
+        return locate(BUILT_IN[use].target, f"the reward {use!r}")
     if ":" in use:
         return locate(use, f"the reward {use!r}")
     installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
