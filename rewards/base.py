@@ -46,6 +46,62 @@ BUILT_IN: dict[str, Card] = {
     "jpeg_size": Card("rewards.image:jpeg_size", "image", "below 0 (minus kilobytes)", None, "Apache-2.0"),
     "motion": Card("rewards.video:motion", "video", "0 to 1", None, "Apache-2.0"),
     "loudness": Card("rewards.audio:loudness", "audio", "0 to 1 (root mean square, linear)", None, "Apache-2.0"),
+    "clip_score": Card(
+        "rewards.clip:ClipScore",
+        "image, prompt",
+        "0 to 2.5, mostly 0.4 to 0.9",
+        "openai/clip-vit-large-patch14 (1.7 GB)",
+        "MIT (of OpenAI's CLIP repository; the model card names none)",
+    ),
+    "pickscore": Card(
+        "rewards.clip:PickScore",
+        "image, prompt",
+        "-100 to 100, mostly 18 to 24",
+        "yuvalkirstain/PickScore_v1 (3.9 GB)",
+        "not sure: MIT for the code and for the CLIP it starts from, none found for the weights",
+    ),
+    "hpsv2": Card(
+        "rewards.openclip:HPSv2",
+        "image, prompt",
+        "-1 to 1, mostly 0.2 to 0.4",
+        "xswu/HPSv2, HPS_v2.1_compressed.pt (about 4 GB)",
+        "Apache-2.0",
+    ),
+    "aesthetic": Card(
+        "rewards.openclip:Aesthetic",
+        "image",
+        "about 1 to 10, mostly 4 to 7",
+        "trl-lib/ddpo-aesthetic-predictor (4 MB) and open_clip's ViT-L-14 openai (1.7 GB)",
+        "Apache-2.0 (head, of its first repository) and MIT (CLIP)",
+    ),
+    "image_reward": Card(
+        "rewards.image_reward:ImageReward",
+        "image, prompt",
+        "unbounded, mostly -2.3 to 2",
+        "THUDM/ImageReward (1.8 GB) and the tokenizer of google-bert/bert-base-uncased",
+        "Apache-2.0",
+    ),
+    "image_similarity": Card(
+        "rewards.similarity:ImageSimilarity",
+        "image, column image (the reference's file)",
+        "-1 to 1, 1 for the same picture",
+        "facebook/dinov2-base (0.35 GB), or any vision model that pools",
+        "Apache-2.0",
+    ),
+    "diversity": Card(
+        "rewards.similarity:Diversity",
+        "images of one group",
+        "0 to 2, 0 for equal pictures",
+        "facebook/dinov2-base (0.35 GB), or any vision model that pools",
+        "Apache-2.0",
+    ),
+    "clap": Card(
+        "rewards.clap:Clap",
+        "audio, prompt, column sampling_rate",
+        "-1 to 1",
+        "laion/clap-htsat-unfused (0.6 GB)",
+        "Apache-2.0",
+    ),
 }
 
 
@@ -139,7 +195,8 @@ def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None
 
 def _find(use: str) -> Any:
     if use in BUILT_IN:
-        return _attribute(importlib.import_module(BUILT_IN[use].target.partition(":")[0]), use, f"the reward {use!r}")
+        module, _, attribute = BUILT_IN[use].target.partition(":")
+        return _attribute(importlib.import_module(module), attribute, f"the reward {use!r}")
     if ":" in use:
         return locate(use, f"the reward {use!r}")
     installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
