@@ -15,7 +15,7 @@ import torch
 from huggingface_hub import hf_hub_download
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from rewards.base import RewardError
@@ -80,6 +80,10 @@ class ModelReward:
 
     def pretrained(self, kind: Any) -> nn.Module:
         """The model of a class of transformers at `path`, refused if any weight is missing there, which would be random."""
+        config = AutoConfig.from_pretrained(self.path)
+        if kind is not AutoModel and not isinstance(config, kind.config_class):
+            wanted = kind.config_class.model_type
+            raise RewardError(f"{self.called}: {self.path} holds a model of type {config.model_type}, not {wanted}")
         with _silent():
             model, report = kind.from_pretrained(self.path, dtype=self.dtype, output_loading_info=True)
         absent = sorted(report["missing_keys"])
