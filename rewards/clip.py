@@ -50,7 +50,7 @@ class ClipScore(_Clip):
 class PickScore(_Clip):
     """PickScore: exp(logit_scale) cos(image, prompt) of a CLIP ViT-H/14 trained on people's choices (Kirstain, 2305.01569).
 
-    Within -100 to 100, for real pictures about 16 to 26. Flow-GRPO trains on it divided by 26: `weight: 0.0385` does likewise.
+    Within -100 to 100, in practice 16 to 26. Flow-GRPO trains on it divided by 26: `weight: 0.0385` does likewise.
 
         rewards: [{use: pickscore, options: {batch_size: 16, dtype: bfloat16}}]
 
