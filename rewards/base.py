@@ -62,6 +62,62 @@ BUILT_IN: dict[str, Card] = {
         "rewards.ocr:VideoOcr", "video, quoted part of prompt or text", "0 to 1", OCR_WEIGHTS, "Apache-2.0"
     ),
     "loudness": Card("rewards.audio:loudness", "audio", "0 to 1 (root mean square, linear)", None, "Apache-2.0"),
+    "clip_score": Card(
+        "rewards.clip:ClipScore",
+        "image, prompt",
+        "0 to 2.5",
+        "openai/clip-vit-large-patch14 (1.7 GB)",
+        "MIT (of its code; the model card states none)",
+    ),
+    "pickscore": Card(
+        "rewards.clip:PickScore",
+        "image, prompt",
+        "about 16 to 26",
+        "yuvalkirstain/PickScore_v1 (3.9 GB)",
+        "none found for the weights (code, and the CLIP it starts from: MIT)",
+    ),
+    "hpsv2": Card(
+        "rewards.openclip:HPSv2",
+        "image, prompt",
+        "-1 to 1",
+        "xswu/HPSv2, HPS_v2.1_compressed.pt (about 4 GB)",
+        "Apache-2.0",
+    ),
+    "aesthetic": Card(
+        "rewards.openclip:Aesthetic",
+        "image",
+        "about 1 to 10",
+        "trl-lib/ddpo-aesthetic-predictor (4 MB) and open_clip's ViT-L-14 openai (1.7 GB)",
+        "Apache-2.0 (head), MIT (CLIP)",
+    ),
+    "image_reward": Card(
+        "rewards.image_reward:ImageReward",
+        "image, prompt",
+        "about -2.3 to 2",
+        "THUDM/ImageReward (1.8 GB) and the tokenizer of google-bert/bert-base-uncased",
+        "Apache-2.0",
+    ),
+    "image_similarity": Card(
+        "rewards.similarity:ImageSimilarity",
+        "image, column image",
+        "-1 to 1",
+        "facebook/dinov2-base (0.35 GB)",
+        "Apache-2.0",
+    ),
+    "diversity": Card(
+        "rewards.similarity:Diversity",
+        "image, group-wise",
+        "0 to 2",
+        "facebook/dinov2-base (0.35 GB)",
+        "Apache-2.0",
+    ),
+    "clap": Card(
+        "rewards.clap:Clap",
+        "audio, prompt, column sampling_rate",
+        "-1 to 1",
+        "laion/clap-htsat-unfused (0.6 GB)",
+        "Apache-2.0",
+    ),
 }
 
 
