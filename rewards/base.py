@@ -13,10 +13,12 @@ import importlib
 import importlib.util
 import inspect
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -32,13 +34,19 @@ class RewardError(ValueError):
 
 @dataclass(frozen=True)
 class Card:
-    """What `flowgrpo rewards` says of a built-in reward; `target` is where it lives, the rest is for people."""
+    """What `flowgrpo rewards` says of a built-in reward.
+
+    Attributes:
+        target: where it lives.
+        options: of its class, where the name stands for one of its uses; a user's own options go over them.
+    """
 
     target: str
     inputs: str
     range: str
     weights: str | None
     licence: str
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 BUILT_IN: dict[str, Card] = {
@@ -65,6 +73,13 @@ class Reward:
     weight: float = 1.0
     group_wise: bool = False
 
+    @property
+    def takes(self) -> list[str] | None:
+        """Names of the columns that it receives where there are such; None: all there are."""
+        parameters = list(inspect.signature(self.function).parameters.values())
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        return None if takes_all else [p.name for p in parameters[2:]]
+
     def __call__(
         self, samples: torch.Tensor, prompts: Sequence[str], columns: Mapping[str, Sequence[Any]]
     ) -> torch.Tensor:
@@ -73,10 +88,8 @@ class Reward:
         Raises:
             RewardError: it did not return one number or None per sample.
         """
-        parameters = inspect.signature(self.function).parameters.values()
-        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        names = [p.name for p in parameters]
-        given = {k: list(v) for k, v in columns.items() if takes_all or k in names}
+        takes = self.takes
+        given = {k: list(v) for k, v in columns.items() if takes is None or k in takes}
         returned = self.function(samples, list(prompts), **given)
         try:
             values = list(returned)
@@ -118,28 +131,33 @@ def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None
     """Find a reward by what a user wrote.
 
     Args:
-        use: a built-in name, a dotted path `pkg.module:object`, a file `./file.py:object`, or the name of an installed
-            package's entry point in the group `flowgrpo.rewards`.
-        options: arguments for a class.
+        use: a built-in name, a dotted path `pkg.module:object`, a file `./file.py:object`, the name of an installed
+            package's entry point in the group `flowgrpo.rewards`, or the URL `http://host:port/name` of a served one
+            (several, separated by commas, are its replicas).
+        options: arguments for a class, or of the client of a URL.
         name: in metrics; by default the last part of `use`.
 
     Raises:
         RewardError: there is no such thing, or it cannot be made.
     """
-    found = _find(use)
-    if inspect.isclass(found):
+    found = find(use)
+    if inspect.isclass(found) or isinstance(found, partial):
         with _explained(f"the reward {use!r} could not be made"):
             found = found(**(options or {}))
     elif options:
         raise RewardError(f"the reward {use!r} is a function and takes no options, but got {', '.join(options)}")
     if not callable(found):
         raise RewardError(f"the reward {use!r} is {type(found).__name__}, which cannot be called")
-    return Reward(name or use.rpartition(":")[2], found, weight, bool(getattr(found, "group_wise", False)))
+    return Reward(name or re.split("[:/]", use)[-1], found, weight, bool(getattr(found, "group_wise", False)))
 
 
-def _find(use: str) -> Any:
+def find(use: str) -> Any:
+    """The function or class (a `partial` of it, where some options are settled) that `load` would use; see there."""
     if use in BUILT_IN:
-        return _attribute(importlib.import_module(BUILT_IN[use].target.partition(":")[0]), use, f"the reward {use!r}")
+        found = locate(BUILT_IN[use].target, f"the reward {use!r}")
+        return partial(found, **BUILT_IN[use].options) if BUILT_IN[use].options else found
+    if use.startswith(("http://", "https://")):
+        return partial(locate("rewards.client:Client", f"the reward {use!r}"), use)
     if ":" in use:
         return locate(use, f"the reward {use!r}")
     installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
