@@ -15,7 +15,7 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -49,11 +49,40 @@ class Card:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+_ANY_JUDGE = "a vision-language model at an endpoint, for example Qwen/Qwen3-VL-8B-Instruct"
+_QWEN_LICENCE = "the model's; Apache-2.0 for that example"
+
 BUILT_IN: dict[str, Card] = {
     "shapes": Card("rewards.shapes:shapes", "image, prompt", "0 to 1", None, "Apache-2.0"),
     "jpeg_size": Card("rewards.image:jpeg_size", "image", "below 0 (minus kilobytes)", None, "Apache-2.0"),
     "motion": Card("rewards.video:motion", "video", "0 to 1", None, "Apache-2.0"),
     "loudness": Card("rewards.audio:loudness", "audio", "0 to 1 (root mean square, linear)", None, "Apache-2.0"),
+    "judge": Card("rewards.judge:Judge", "image or video, prompt", "0 to 1", _ANY_JUDGE, _QWEN_LICENCE),
+    "qwen_vl": Card(
+        "rewards.judge:Judge", "image or video, prompt", "0 to 1", _ANY_JUDGE, _QWEN_LICENCE, {"style": "qwen_vl"}
+    ),
+    "unified_reward": Card(
+        "rewards.judge:Judge",
+        "image, prompt",
+        "0 to 1",
+        "CodeGoat24/UnifiedReward-2.0-qwen-7b, at an endpoint",
+        "MIT",
+        {"style": "unified_reward"},
+    ),
+    "hpsv3_style": Card(
+        "rewards.judge:Judge", "image, prompt", "0 to 1", _ANY_JUDGE, _QWEN_LICENCE, {"style": "hpsv3_style"}
+    ),
+    "deqa_style": Card("rewards.judge:Judge", "image", "0 to 1", _ANY_JUDGE, _QWEN_LICENCE, {"style": "deqa_style"}),
+    "video_align_style": Card(
+        "rewards.judge:Judge", "video, prompt", "0 to 1", _ANY_JUDGE, _QWEN_LICENCE, {"style": "video_align_style"}
+    ),
+    "preference": Card(
+        "rewards.preference:Preference",
+        "group of images or videos, prompt",
+        "0 to 1 (win rate)",
+        _ANY_JUDGE,
+        _QWEN_LICENCE,
+    ),
 }
 
 
@@ -164,10 +193,17 @@ def find(use: str) -> Any:
     if use in installed:
         with _explained(f"the reward {use!r}: {installed[use].value} could not be imported"):
             return installed[use].load()
-    known = [*BUILT_IN, *installed]
-    close = difflib.get_close_matches(use, known, 1)
-    hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(known)}, or write ./file.py:function"
-    raise RewardError(f"there is no reward {use!r}, {hint}")
+    hint = nearest(use, [*BUILT_IN, *installed])
+    raise RewardError(
+        f"there is no reward {use!r}, {hint}" + ("" if hint.endswith("?") else ", or write ./file.py:function")
+    )
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """The end of an error: "did you mean 'x'?" if one of `choices` is close to `word`, otherwise all of them."""
+    choices = list(choices)
+    close = difflib.get_close_matches(word, choices, 1)
+    return f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(choices)}"
 
 
 def locate(use: str, what: str) -> Any:

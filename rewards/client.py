@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from difflib import get_close_matches
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import torch
 
-from rewards.base import RewardError
+from rewards.base import RewardError, nearest
 from rewards.endpoint import Endpoint
 from rewards.wire import CONTENT_TYPE, NOT_FINITE, TRANSPORTS, encode
 
@@ -44,7 +43,7 @@ class Client:
         transport: Literal["float32", "uint8"] = "float32",
     ):
         if transport not in TRANSPORTS:
-            raise RewardError(f"the transport {transport!r} is not offered, choose one of {', '.join(TRANSPORTS)}")
+            raise RewardError(f"transport: there is no {transport!r}, {nearest(transport, TRANSPORTS)}")
         urls = [part.strip().rstrip("/") for part in (*url.split(","), *replicas)]
         for part in urls:
             if not urlsplit(part).path:
@@ -105,9 +104,7 @@ class Client:
         except (ValueError, KeyError, TypeError, AttributeError):
             raise RewardError(f"{base} is no reward server of flowgrpo serve") from None
         if name not in cards:
-            close = get_close_matches(name, cards, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(cards)}"
-            raise RewardError(f"{base} serves no reward {name!r}, {hint}")
+            raise RewardError(f"{base} serves no reward {name!r}, {nearest(name, cards)}")
         return *cards[name], most_bytes
 
 

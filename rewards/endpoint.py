@@ -37,17 +37,17 @@ class Endpoint:
     """
 
     def __init__(self, urls: Sequence[str], timeout: float, retries: int, token_env: str | None = None):
-        for url in urls:
+        self.urls = [url.strip().rstrip("/") for url in urls]
+        for url in self.urls:
             if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
                 raise RewardError(f"{url!r} is no address such as http://127.0.0.1:8100")
         if token_env is not None and not os.environ.get(token_env):
             raise RewardError(
                 f"the environment variable {token_env}, which should hold the token of {urls[0]}, is not set"
             )
-        self.urls = [url.rstrip("/") for url in urls]
         self.timeout, self.retries = timeout, retries
         headers = {} if token_env is None else {"Authorization": f"Bearer {os.environ[token_env]}"}
-        local = all(is_loopback(urlsplit(url).hostname) for url in urls)
+        local = all(is_loopback(urlsplit(url).hostname) for url in self.urls)
         self._http = httpx.Client(headers=headers, trust_env=not local)  # no proxy reaches what is on this machine
         self._turns = itertools.count()
         self._failed_at: dict[str, float] = {}

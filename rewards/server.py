@@ -22,7 +22,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 import anyio.to_thread
 import torch
@@ -34,7 +33,7 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rewards.base import Reward, RewardError
+from rewards.base import Reward, RewardError, nearest
 from rewards.endpoint import is_loopback
 from rewards.wire import CONTENT_TYPE, NOT_FINITE, Batch, decode
 
@@ -227,9 +226,7 @@ class _Lane:
 
 def _found(lanes: dict[str, _Lane], name: str) -> _Lane:
     if name not in lanes:
-        close = get_close_matches(name, lanes, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"it is one of {', '.join(lanes)}"
-        raise HTTPException(404, f"there is no reward {name!r} here, {hint}")
+        raise HTTPException(404, f"there is no reward {name!r} here, {nearest(name, lanes)}")
     return lanes[name]
 
 
