@@ -169,7 +169,8 @@ def rewards(
     if form == "json":
         print(json.dumps(rows, indent=1))
         return
-    table = Table("name", "inputs", "range", "weights", "licence", box=None, padding=(0, 2))
+    name_column, weights = Column("name", no_wrap=True), Column("weights", overflow="fold")
+    table = Table(name_column, "inputs", "range", weights, "licence", box=None, padding=(0, 2))
     for row in rows:
         table.add_row(*(row[key] or "none" for key in ("name", "inputs", "range", "weights", "licence")))
     out.print(table)
@@ -197,13 +198,12 @@ def serve(
     settings = config.validated({"model": {"path": "shapes"}, "rewards": written})
     import torch
 
-    from flowgrpo import loading
-    from rewards import server
+    from rewards import load, server
 
     token = None if token_env is None else server.token_of(token_env)
     listening = server.listen(host, port, token)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    served, _ = loading.rewards(settings.rewards)
+    served = [load(use.use, use.weight, use.options, use.name) for use in settings.rewards]
     for reward in served:
         if hasattr(reward.function, "to"):
             reward.function.to(device)

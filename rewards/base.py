@@ -49,40 +49,29 @@ class Card:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-_ANY_JUDGE = "a vision-language model at an endpoint, for example Qwen/Qwen3-VL-8B-Instruct"
-_QWEN_LICENCE = "the model's; Apache-2.0 for that example"
+_SERVED = ("your endpoint, for example of Qwen/Qwen3-VL-8B-Instruct", "Apache-2.0 (that model)")
 
 BUILT_IN: dict[str, Card] = {
     "shapes": Card("rewards.shapes:shapes", "image, prompt", "0 to 1", None, "Apache-2.0"),
     "jpeg_size": Card("rewards.image:jpeg_size", "image", "below 0 (minus kilobytes)", None, "Apache-2.0"),
     "motion": Card("rewards.video:motion", "video", "0 to 1", None, "Apache-2.0"),
     "loudness": Card("rewards.audio:loudness", "audio", "0 to 1 (root mean square, linear)", None, "Apache-2.0"),
-    "judge": Card("rewards.judge:Judge", "image or video, prompt", "0 to 1", _ANY_JUDGE, _QWEN_LICENCE),
-    "qwen_vl": Card(
-        "rewards.judge:Judge", "image or video, prompt", "0 to 1", _ANY_JUDGE, _QWEN_LICENCE, {"style": "qwen_vl"}
-    ),
+    "judge": Card("rewards.judge:Judge", "image or video, prompt", "0 to 1", *_SERVED),
+    "qwen_vl": Card("rewards.judge:Judge", "image or video, prompt", "0 to 1", *_SERVED, {"style": "qwen_vl"}),
     "unified_reward": Card(
         "rewards.judge:Judge",
         "image, prompt",
         "0 to 1",
-        "CodeGoat24/UnifiedReward-2.0-qwen-7b, at an endpoint",
-        "MIT",
+        "your endpoint of CodeGoat24/UnifiedReward-2.0-qwen-7b",
+        "MIT (that model)",
         {"style": "unified_reward"},
     ),
-    "hpsv3_style": Card(
-        "rewards.judge:Judge", "image, prompt", "0 to 1", _ANY_JUDGE, _QWEN_LICENCE, {"style": "hpsv3_style"}
-    ),
-    "deqa_style": Card("rewards.judge:Judge", "image", "0 to 1", _ANY_JUDGE, _QWEN_LICENCE, {"style": "deqa_style"}),
+    "hpsv3_style": Card("rewards.judge:Judge", "image, prompt", "0 to 1", *_SERVED, {"style": "hpsv3_style"}),
+    "deqa_style": Card("rewards.judge:Judge", "image", "0 to 1", *_SERVED, {"style": "deqa_style"}),
     "video_align_style": Card(
-        "rewards.judge:Judge", "video, prompt", "0 to 1", _ANY_JUDGE, _QWEN_LICENCE, {"style": "video_align_style"}
+        "rewards.judge:Judge", "video, prompt", "0 to 1", *_SERVED, {"style": "video_align_style"}
     ),
-    "preference": Card(
-        "rewards.preference:Preference",
-        "group of images or videos, prompt",
-        "0 to 1 (win rate)",
-        _ANY_JUDGE,
-        _QWEN_LICENCE,
-    ),
+    "preference": Card("rewards.preference:Preference", "group, prompt", "0 to 1 (win rate)", *_SERVED),
 }
 
 

@@ -110,6 +110,8 @@ class Chat:
             response = self._endpoint.ask("POST", "/chat/completions", json=request)
             try:
                 value = self._value(response.json()["choices"][0])
+            except RewardError:
+                raise
             except (ValueError, KeyError, TypeError, IndexError):
                 raise RewardError(f"{response.url} answered with no chat completion: {response.text[:100]!r}") from None
             if value is not None:
