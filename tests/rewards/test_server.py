@@ -24,6 +24,11 @@ from rewards.wire import CONTENT_TYPE, decode, encode
 
 MINE = """
 import time
+from pathlib import Path
+
+def wait():
+    while Path("hold").exists():
+        time.sleep(0.01)
 
 def checksum(images, prompts):
     return images.double().mul(2.0 ** 30).sum((1, 2, 3))
@@ -32,7 +37,7 @@ def some(images, prompts, count):
     return [None if n is None else float("nan") if n == "nan" else n / 3 for n in count]
 
 def size(images, prompts):
-    time.sleep(0.4)
+    wait()
     if "broken" in prompts:
         raise RuntimeError("out of luck")
     return [len(prompts)] * len(prompts)
@@ -42,14 +47,14 @@ class Ranked:
     def __init__(self, scale=1.0):
         self.scale = scale
     def __call__(self, images, prompts):
-        time.sleep(0.4)
+        wait()
         return [self.scale * len(prompts)] * len(prompts)
 """
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """URLs by name of rewards that another process serves."""
+    """URLs by name of rewards that another process serves, and the folder where it runs."""
     folder = tmp_path_factory.mktemp("served")
     (folder / "mine.py").write_text(MINE)
     names = ("checksum", "some", "size")
@@ -57,7 +62,7 @@ def served(tmp_path_factory):
     command = [sys.executable, "-m", "flowgrpo", "serve", *words, "--port", "0"]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
     lines = [process.stdout.readline().split() for _ in words]
-    yield dict(lines)
+    yield {**dict(lines), "folder": folder}
     process.kill()
     process.wait()
 
@@ -71,8 +76,15 @@ def pictures(number, seed=0):
     return torch.from_numpy(noisy.astype(np.float32)), texts
 
 
-def at_once(*calls):
-    """Start calls one shortly after another; what each returned or raised."""
+def counted(url):
+    """What the server has counted for the reward at a URL."""
+    base, _, name = url.rpartition("/")
+    lines = [line.split() for line in httpx2.get(f"{base}/metrics").text.splitlines() if f'"{name}"' in line]
+    return {key.partition("{")[0].removeprefix("flowgrpo_"): float(value) for key, value in lines}
+
+
+def in_a_row(served, name, *calls):
+    """What each call returned or raised, when all came, in this order, while the first was under way."""
     results = [None] * len(calls)
 
     def run(i):
@@ -82,9 +94,14 @@ def at_once(*calls):
             results[i] = error
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(len(calls))]
-    for thread in threads:
+    hold = served["folder"] / "hold"
+    hold.touch()
+    before = counted(served[name])["requests_total"]
+    for i, thread in enumerate(threads):
         thread.start()
-        time.sleep(0.1)
+        while counted(served[name])["requests_total"] < before + i + 1:
+            time.sleep(0.01)
+    hold.unlink()
     for thread in threads:
         thread.join()
     return results
@@ -120,41 +137,29 @@ def test_requests_that_wait_are_joined_and_a_broken_one_hurts_itself_alone(serve
     def call(*prompts):
         return lambda: reward(torch.rand(len(prompts), 3, 8, 8), prompts, {}).tolist()
 
-    assert at_once(call("a"), call("b", "c"), call("d")) == [[1], [3, 3], [3]]
-    first, good, broken, other = at_once(call("a"), call("b", "c"), call("broken"), call("d"))
+    assert in_a_row(served, "size", call("a"), call("b", "c"), call("d")) == [[1], [3, 3], [3]]
+    first, good, broken, other = in_a_row(served, "size", call("a"), call("b", "c"), call("broken"), call("d"))
     assert (first, good, other) == ([1], [2, 2], [1])  # after the four together failed, each alone
     assert isinstance(broken, RewardError)
     assert re.search(r"500: the reward 'size' failed: RuntimeError: out of luck", str(broken))
-    odd = at_once(call("a"), call("b"), lambda: reward(torch.rand(1, 3, 9, 9), ["c"], {}).tolist())
-    assert odd == [[1], [1], [1]]  # of another size
+    larger = lambda: reward(torch.rand(1, 3, 9, 9), ["c"], {}).tolist()  # noqa: E731
+    assert in_a_row(served, "size", call("a"), call("b"), larger, call("d")) == [[1], [1], [1], [1]]
 
 
 def test_a_group_wise_reward_is_known_as_such_and_never_joined(served):
     reward = rewards.load(served["Ranked"])
     assert reward.group_wise
     call = [lambda n=n: reward(torch.rand(n, 3, 8, 8), ["a"] * n, {}).tolist() for n in (1, 2, 3)]
-    assert at_once(*call) == [[2.0], [4.0] * 2, [6.0] * 3]
+    assert in_a_row(served, "Ranked", *call) == [[2.0], [4.0] * 2, [6.0] * 3]
 
 
 def test_metrics_count(served):
-    url, _, name = served["checksum"].rpartition("/")
-
-    def counted():
-        lines = httpx2.get(f"{url}/metrics").text.splitlines()
-        return {line.split()[0]: float(line.split()[1]) for line in lines if name in line}
-
-    before = counted()
+    before = counted(served["checksum"])
     rewards.load(served["checksum"])(torch.rand(3, 3, 8, 8), ["a"] * 3, {})
-    after = counted()
-    grown = {key.partition("{")[0]: after[key] - before[key] for key in after}
-    assert grown.pop("flowgrpo_seconds_total") > 0
-    assert grown == {
-        "flowgrpo_requests_total": 1,
-        "flowgrpo_failures_total": 0,
-        "flowgrpo_calls_total": 1,
-        "flowgrpo_samples_total": 3,
-        "flowgrpo_waiting": 0,
-    }
+    after = counted(served["checksum"])
+    grown = {key: after[key] - before[key] for key in after}
+    assert grown.pop("seconds_total") > 0
+    assert grown == {"requests_total": 1, "failures_total": 0, "calls_total": 1, "samples_total": 3, "waiting": 0}
 
 
 # What comes in, in this process.
