@@ -94,6 +94,8 @@ def plan(
         f"{g['steps']}, {g['trained_edges']} trained edges in {g['update_batches']} batches of at most {g['micro_batch']}",
     )
     table.add_row("model evaluations", f"{cost['rollout']:,} rollout + {cost['update']:,} update, each iteration")
+    if planned["drafted"]:
+        table.add_row("draft", f"{planned['drafted']} of the samples decoded, to choose starts from")
     if planned["calibration"]["decoded"]:
         before = planned["calibration"]
         table.add_row(

@@ -121,14 +121,16 @@ def _applied(reward: Reward, samples: torch.Tensor, rows: Sequence[Row], one_gro
 def _attempt(reward: Reward, samples: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     prompts = [row.prompt for row in rows]
     columns = {name: [row.columns[name] for row in rows] for name in rows[0].columns}
-    for attempt in range(1, ATTEMPTS + 1):
+    attempts = 1 if getattr(reward.function, "remote", False) else ATTEMPTS  # a client has its own retries
+    for attempt in range(1, attempts + 1):
         try:
             return reward(samples, prompts, columns)
         except Exception as error:  # a plug-in may raise anything; what it raised is reported
             problem = f"{type(error).__name__}: {error}"
             time.sleep(0.1 * (attempt - 1))
     warnings.warn(
-        f"the reward {reward.name!r} failed {ATTEMPTS} times ({problem}); its {len(prompts)} samples are dropped",
+        f"the reward {reward.name!r} failed {'' if attempts == 1 else f'{attempts} times '}({problem}); "
+        f"its {len(prompts)} samples are dropped",
         stacklevel=2,
     )
     return torch.full((len(prompts),), torch.inf, dtype=torch.float64)

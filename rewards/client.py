@@ -33,6 +33,8 @@ class Client:
         RewardError: a server does not answer, is none of ours, or serves no such reward.
     """
 
+    remote = True  # waits for others, and tries again by itself
+
     def __init__(
         self,
         url: str,

@@ -101,6 +101,8 @@ class Judge:
         RewardError: the endpoint does not answer, has no such model, or an option does not fit.
     """
 
+    remote = True  # waits for others, and tries again by itself
+
     def __init__(
         self,
         endpoint: str,

@@ -70,6 +70,7 @@ class Preference:
         self.compare = locate(compare, "compare") if isinstance(compare, str) else compare
         self.chat = Chat(answers or ANSWERS, endpoint, model, method, **options) if endpoint else None
         self.both_orders, self.frames, self.template = both_orders, frames, template
+        self.remote = endpoint is not None  # waits for others, and tries again by itself
         self.rounds = self.undecided = 0
 
     def __call__(self, samples: torch.Tensor, prompts: Sequence[str], **columns: Sequence[Any]) -> list[float | None]:
