@@ -26,8 +26,8 @@ def clip(folder):
     return model.eval(), transform
 
 
-@pytest.mark.parametrize("size", [(32, 32), (48, 30), (20, 64)])
-def test_hpsv2_is_the_cosine_that_open_clip_gives(folder, clip, size):
+@pytest.mark.parametrize(("size", "rounding"), [((32, 32), 1e-5), ((48, 30), 1e-3), ((20, 64), 1e-3)])
+def test_hpsv2_is_the_cosine_that_open_clip_gives(folder, clip, size, rounding):
     images = torch.rand(4, 3, *size, generator=torch.Generator().manual_seed(0)).mul(255).round() / 255
     model, transform = clip
     with torch.no_grad():
@@ -36,7 +36,7 @@ def test_hpsv2_is_the_cosine_that_open_clip_gives(folder, clip, size):
             open_clip.get_tokenizer("tiny-open-clip")(PROMPTS),
         )
     reward = rewards.load("hpsv2", options={"path": str(folder), "architecture": "tiny-open-clip"})
-    torch.testing.assert_close(reward(images, PROMPTS, {}).float(), (seen * read).sum(1), atol=2e-4, rtol=0)
+    torch.testing.assert_close(reward(images, PROMPTS, {}).float(), (seen * read).sum(1), atol=rounding, rtol=0)
 
 
 def test_hpsv2_sees_the_edges_of_a_wide_picture(folder):
