@@ -75,6 +75,8 @@ class Chat:
     ):
         if method not in METHODS:
             raise RewardError(f"method: there is no {method!r}, {nearest(method, METHODS)}")
+        if tries < 1 or concurrency < 1:
+            raise RewardError(f"tries and concurrency must be at least 1, not {tries} and {concurrency}")
         clash = next(((a, b) for a in answers for b in answers if a != b and b.startswith(a)), None)
         if method == "logprobs" and clash:
             raise RewardError(
