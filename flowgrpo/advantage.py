@@ -107,7 +107,8 @@ def _scaled(deviation: Tensor, values: Tensor, comparison: Tensor, std: str, eps
         return deviation
     everyone = comparison if std == "group" else torch.zeros(len(values), dtype=torch.long)
     _, count, square = _set_statistics(values, everyone)
-    return deviation / (torch.sqrt(square / (count - ddof).clamp(min=1)) + eps)
+    spread = torch.sqrt(square / (count - ddof).clamp(min=1)) + eps
+    return (deviation / spread).where(deviation != 0, 0.0)  # also where all are equal and eps is 0
 
 
 def _set_statistics(values: Tensor, comparison: Tensor) -> tuple[Tensor, Tensor, Tensor]:

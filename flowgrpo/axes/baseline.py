@@ -48,8 +48,10 @@ class Baseline(Choice):
         if self.combine == "sum":
             found = self.relative(total, comparison, expected)
         else:
-            columns = [self.relative(column, comparison, expected) for column in values.unbind(1)]
-            found = torch.stack(columns, 1) @ weights
+            columns = torch.stack([self.relative(column, comparison, expected) for column in values.unbind(1)], 1)
+            found = columns @ weights
+            # What cancels up to a rounding error would be blown up by a later normalisation.
+            found = found.where(found.abs() > 1e-12 * (columns.abs() @ weights.abs()), 0.0)
         if self.combine == "decoupled":
             found = advantage.whitened(found.where(total.isfinite(), torch.nan), self.eps, self.ddof)
         if anchor is not None:
