@@ -233,7 +233,7 @@ def test_updates_split_the_groups_and_each_takes_one_step(tmp_path):
 def test_a_revisited_prompt_gets_fresh_noise(tmp_path):
     run = trainer(settings(tmp_path, train__iterations=1), texts=("a",))
     first = {root.row.seed for root in run._roots(0, run._groups(0))}
-    second = {root.row.seed for root in run._roots(1)}
+    second = {root.row.seed for root in run._roots(1, run._groups(1))}
     assert len(first) == len(second) == 32
     assert not first & second
 
