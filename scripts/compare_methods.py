@@ -59,7 +59,7 @@ def trained_seconds(lines: Iterable[dict[str, Any]]) -> float:
 def curve(lines: list[dict[str, Any]], cost: Callable[[list[dict[str, Any]]], float]) -> list[tuple[float, float]]:
     """(cost so far, held-out reward) at each evaluation; a calibration before the first changes no reward."""
     points = [(cost(lines[:i]), line["reward/mean"]) for i, line in enumerate(lines) if line["phase"] == "eval"]
-    return [(0.0, points[0][1]), *points]
+    return points if points[0][0] == 0 else [(0.0, points[0][1]), *points]
 
 
 def evaluations(lines: Iterable[dict[str, Any]]) -> float:

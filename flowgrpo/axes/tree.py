@@ -179,9 +179,9 @@ class Branching(Rooted):
         end = self._end(kernels)
         splits = self.splits or schedule.spread(self._count(group_size), len(kernels) // 2)
         if max(splits) >= end or len(set(splits)) < len(splits):
-            where = "" if self.splits else f", which a group of {group_size} asks for unless they are given"
+            where = "" if self.splits else f", which a group of {group_size} asks for unless they are given,"
             raise InputError(
-                f"algorithm.tree.splits: {splits}{where}, are not different steps among the {end} stochastic ones, "
+                f"algorithm.tree.splits: {splits}{where} are not different steps among the {end} stochastic ones, "
                 f"0 to {end - 1}"
             )
         stochastic = {*(range(end) if window is None else window), *splits}
