@@ -221,7 +221,11 @@ def test_a_calibration_follows_its_counts_and_is_kept(tmp_path):
     assert told == {
         "step": 0, "phase": "calibration", "cost/model_evaluations": 3 * 24 * 21, "cost/decoded": 3 * 24 * 6,
     }  # fmt: skip
-    drawn = {e.sigma: edges.move.kernel.level for e in run._rollout(0, run._groups(0)).tree.evaluations for edges in e.trained}
+    drawn = {
+        e.sigma: edges.move.kernel.level
+        for e in run._rollout(0, run._groups(0)).tree.evaluations
+        for edges in e.trained
+    }
     assert [drawn[sigma] for sigma in run.policy.sigmas[:5]] == kept["levels"][:5]
 
 
