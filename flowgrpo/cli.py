@@ -200,13 +200,16 @@ def rewards(
     if form == "json":
         print(json.dumps(rows, indent=1))
         return
-    name_column, weights = Column("name", no_wrap=True), Column("weights", overflow="fold")
-    table = Table(name_column, "inputs", "range", weights, "licence", box=None, padding=(0, 2))
-    for row in rows:
-        table.add_row(*(row[key] or "none" for key in ("name", "inputs", "range", "weights", "licence")))
-    out.print(table)
     if name is not None:
-        out.print("\n" + description(name), markup=False)
+        for key in ("inputs", "range", "weights", "licence"):
+            out.print(f"{key:8} {rows[0][key] or 'none'}", markup=False, soft_wrap=True)
+        out.print("\n" + description(name), markup=False, soft_wrap=True)
+        return
+    table = Table("name", "inputs", "range", box=None, padding=(0, 2))
+    for row in rows:
+        table.add_row(*(row[key] or "" for key in ("name", "inputs", "range")))
+    out.print(table)
+    out.print("\nflowgrpo rewards NAME tells of weights, licence and options", markup=False)
 
 
 @app.command()
