@@ -266,16 +266,23 @@ class GenEval:
 
     @cached_property
     def _detect(self) -> Callable:
-        if callable(self.detector):
-            return self.detector
         from rewards.detectors import load_detector
 
-        return load_detector(self.detector, self.dtype).to(self.device)
+        return self._loaded("detector", lambda path: load_detector(path, self.dtype))
 
     @cached_property
     def _name_colours(self) -> Callable:
-        if callable(self.colours):
-            return self.colours
         from rewards.colours import ColourNamer
 
-        return ColourNamer(self.colours, COLOURS, self.dtype).to(self.device)
+        return self._loaded("colours", lambda path: ColourNamer(path, COLOURS, self.dtype))
+
+    def _loaded(self, option: str, load: Callable) -> Callable:
+        given = getattr(self, option)
+        if callable(given):
+            return given
+        try:
+            return load(given).to(self.device)
+        except OSError as error:
+            raise RewardError(
+                f"geneval's {option}: {given!r} is neither a folder with a model nor one on the hub that can be reached"
+            ) from error

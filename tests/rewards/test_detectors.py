@@ -204,6 +204,15 @@ def test_an_unknown_class_and_an_unknown_kind_of_model_are_explained(mask2former
         load_detector(str(clip))
 
 
+@pytest.mark.parametrize("option", ["detector", "colours"])
+def test_a_model_that_is_not_there_is_explained(mask2former, clip, option):
+    options = {"detector": str(mask2former), "colours": str(clip), "threshold": 0.0, option: "/nowhere"}
+    with pytest.raises(RewardError, match=f"geneval's {option}: '/nowhere' is neither a folder with a model nor one"):
+        rewards.load("geneval", options=options).check(
+            pictures(1)[0], "a dog", {"include": [{"class": "dog", "count": 1, "color": "red"}]}
+        )
+
+
 def test_a_colour_depends_neither_on_the_batch_nor_on_the_size_of_the_crop(clip):
     namer = ColourNamer(str(clip), COLOURS)
     picture = pictures(1)[0]
