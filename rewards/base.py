@@ -71,6 +71,8 @@ class Reward:
         Raises:
             RewardError: it did not return one number or None per sample.
         """
+        if isinstance(samples, torch.Tensor):
+            samples = samples.contiguous()  # sums round by layout: here as in a server, whatever decoder they come from
         takes = self.takes
         given = {k: list(v) for k, v in columns.items() if takes is None or k in takes}
         returned = self.function(samples, list(prompts), **given)

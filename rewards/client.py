@@ -60,8 +60,10 @@ class Client:
         self.name, (self.group_wise, self._takes, _) = names[0], said[0]
         self._most_bytes = min(most for *_, most in said)
 
-    def __call__(self, samples: torch.Tensor, prompts: Sequence[str], **columns: Any) -> list[float | None]:
-        """The served reward of B samples, as the contract of a reward has it.
+    def __call__(
+        self, samples: torch.Tensor | Sequence[str], prompts: Sequence[str], **columns: Any
+    ) -> list[float | None]:
+        """The served reward of B samples (or texts), as the contract of a reward has it.
 
         Raises:
             RewardError: no replica answered, or one answered something else than B numbers.
@@ -76,7 +78,9 @@ class Client:
             jobs = [pool.submit(self._ask, samples[c], prompts[c], _cut(columns, c)) for c in cuts]
             return [value for job in jobs for value in job.result()]
 
-    def _ask(self, samples: torch.Tensor, prompts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> list:
+    def _ask(
+        self, samples: torch.Tensor | Sequence[str], prompts: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list:
         body, size = encode(samples, prompts, columns, self._transport), len(prompts)
         if len(body) > self._most_bytes:
             if self.group_wise or size == 1:

@@ -14,7 +14,7 @@ import httpx2 as httpx
 
 from rewards.base import RewardError
 
-PASSING = (408, 429, 502, 503, 504)  # statuses that another try may not meet
+PASSING = (408, 429, 500, 502, 503, 504)  # statuses that another try may not meet
 FIRST_PAUSE = 0.5  # seconds before the second round; doubles from round to round
 REST = 30.0  # seconds for which a replica that failed is asked last
 
@@ -23,7 +23,7 @@ class Endpoint:
     """One service, behind one or more replicas that take turns.
 
     A request goes to the next replica, and where that fails to the others; then, after a pause, there is another round. A
-    status that says that the request itself is wrong, or that the service failed at it, is not tried again.
+    status that says that the request itself is wrong is not tried again.
 
     Args:
         urls: of the replicas, without what differs from request to request.

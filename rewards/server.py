@@ -4,7 +4,8 @@
     GET /health    {"rewards": {NAME: {"group_wise": ..., "columns": [...] or null}}, "max_bytes": ...}
     GET /metrics   counters as Prometheus reads them
 
-A fault is {"error": "one sentence"}: 422 for a body that is no batch, 401, 404, 413, 415, and 500 where the reward failed.
+A fault is {"error": "one sentence"}: 422 for a body that is no batch, or a batch that the reward refuses with a ValueError;
+500 where it failed otherwise, and may be asked again; 401, 404, 405, 413, 415.
 A reward is called in one thread at a time; requests that wait for it meanwhile are joined into one call.
 """
 
@@ -167,7 +168,8 @@ class _Lane:
         if isinstance(call.outcome, Exception):
             self.counted["failures"] += 1
             problem = f"{type(call.outcome).__name__}: {' '.join(str(call.outcome).split())}"
-            raise HTTPException(500, f"the reward {self.reward.name!r} failed: {problem}")
+            status = 422 if isinstance(call.outcome, ValueError) else 500
+            raise HTTPException(status, f"the reward {self.reward.name!r} failed: {problem}")
         return call.outcome
 
     def _next(self) -> list[_Call]:
@@ -180,7 +182,7 @@ class _Lane:
         return joined
 
     def _fits(self, first: Batch, other: Batch, size: int) -> bool:
-        alike = first.samples.shape[1:] == other.samples.shape[1:] and first.columns.keys() == other.columns.keys()
+        alike = _shape(first) == _shape(other) and first.columns.keys() == other.columns.keys()
         return not self.reward.group_wise and alike and size + len(other.prompts) <= self.batch_size
 
     def _settle(self, calls: Sequence[_Call]) -> None:
@@ -203,7 +205,7 @@ class _Lane:
         try:
             with torch.no_grad():
                 values = self.reward(
-                    torch.cat([batch.samples for batch in batches]).to(self.device),
+                    _joined([batch.samples for batch in batches], self.device),
                     [prompt for batch in batches for prompt in batch.prompts],
                     {name: [v for batch in batches for v in batch.columns[name]] for name in batches[0].columns},
                 )
@@ -222,6 +224,17 @@ class _Lane:
         names = ("requests", "failures", "calls", "samples", "seconds")
         counters = [f"flowgrpo_{name}_total{label} {self.counted[name]:g}" for name in names]
         return [*counters, f"flowgrpo_waiting{label} {len(self.waiting)}"]
+
+
+def _shape(batch: Batch) -> torch.Size | None:
+    """Of one sample; None of texts."""
+    return batch.samples.shape[1:] if isinstance(batch.samples, torch.Tensor) else None
+
+
+def _joined(parts: Sequence[torch.Tensor | list[str]], device: torch.device | str) -> torch.Tensor | list[str]:
+    if isinstance(parts[0], torch.Tensor):
+        return torch.cat(parts).to(device)
+    return [text for part in parts for text in part]
 
 
 def _found(lanes: dict[str, _Lane], name: str) -> _Lane:

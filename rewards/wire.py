@@ -21,29 +21,31 @@ TRANSPORTS = ("float32", "uint8")
 
 @dataclass(frozen=True)
 class Batch:
-    """What a reward is called with: samples (B, ...), B prompts, columns of B values."""
+    """What a reward is called with: samples (B, ...) or B texts, B prompts, columns of B values."""
 
-    samples: torch.Tensor
+    samples: torch.Tensor | list[str]
     prompts: list[str]
     columns: dict[str, list[Any]]
 
 
 def encode(
-    samples: torch.Tensor, prompts: Sequence[str], columns: Mapping[str, Sequence[Any]], transport: str
+    samples: torch.Tensor | Sequence[str], prompts: Sequence[str], columns: Mapping[str, Sequence[Any]], transport: str
 ) -> bytes:
     """The body of a request.
 
     Args:
-        samples: (B, ...), in [0, 1] where `transport` is `uint8`.
+        samples: (B, ...), in [0, 1] where `transport` is `uint8`; or B texts, which travel as JSON in the header.
         transport: `float32` or `uint8`.
 
     Raises:
         ValueError: a column holds what JSON cannot.
     """
+    header = {"prompts": json.dumps(list(prompts)), "columns": _as_json(columns)}
+    if not isinstance(samples, torch.Tensor):
+        return save({}, {**header, "texts": json.dumps(list(samples))})
     samples = samples.detach().float().cpu()
     if transport == "uint8":
         samples = samples.mul(255).round().clamp(0, 255).byte()
-    header = {"prompts": json.dumps(list(prompts)), "columns": _as_json(columns)}
     return save({"samples": samples.contiguous()}, header)
 
 
@@ -67,24 +69,35 @@ def decode(body: bytes) -> Batch:
         tensors = load(body)
     except (SafetensorError, KeyError) as error:
         raise ValueError(f"the body is no safetensors file ({error})") from None
-    samples = tensors.pop("samples", None)
-    if samples is None or tensors:
-        raise ValueError("the body must hold one tensor, named samples")
-    if samples.dtype not in (torch.float32, torch.uint8):
-        raise ValueError(f"samples are {str(samples.dtype).removeprefix('torch.')}, not float32 or uint8")
-    if not 3 <= samples.ndim <= 5 or samples.numel() == 0:
-        raise ValueError(
-            f"samples have the shape {tuple(samples.shape)}, not (B, 3, H, W), (B, F, 3, H, W) or (B, C, N)"
-        )
     header_size = int.from_bytes(body[:8], "little")
     header = json.loads(body[8 : 8 + header_size]).get("__metadata__", {})
+    samples = _texts(header) if "texts" in header and not tensors else _tensor(tensors)
     prompts, columns = _part(header, "prompts", list), _part(header, "columns", dict)
     if len(prompts) != len(samples) or not all(isinstance(prompt, str) for prompt in prompts):
         raise ValueError(f"prompts must be {len(samples)} strings, one for each sample")
     for name, values in columns.items():
         if not isinstance(values, list) or len(values) != len(samples):
             raise ValueError(f"the column {name!r} must be a list of {len(samples)} values, one for each sample")
-    return Batch(samples / 255 if samples.dtype == torch.uint8 else samples, prompts, columns)
+    return Batch(samples, prompts, columns)
+
+
+def _tensor(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    if list(tensors) != ["samples"]:
+        raise ValueError("the body must hold one tensor, named samples, or texts in its header")
+    samples = tensors["samples"]
+    if samples.dtype not in (torch.float32, torch.uint8):
+        raise ValueError(f"samples are {str(samples.dtype).removeprefix('torch.')}, not float32 or uint8")
+    if not 3 <= samples.ndim <= 5 or samples.numel() == 0:
+        shape = tuple(samples.shape)
+        raise ValueError(f"samples have the shape {shape}, not (B, 3, H, W), (B, F, 3, H, W) or (B, C, N)")
+    return samples / 255 if samples.dtype == torch.uint8 else samples
+
+
+def _texts(header: Mapping[str, str]) -> list[str]:
+    texts = _part(header, "texts", list)
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise ValueError("texts in the header must be strings, one or more")
+    return texts
 
 
 def _part(header: Mapping[str, str], name: str, kind: type) -> Any:
