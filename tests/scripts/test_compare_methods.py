@@ -59,7 +59,6 @@ def test_rewards_lie_on_straight_lines_between_evaluations(seconds, reward):
     assert compare.at(compare.curve(RUN, compare.trained_seconds), seconds) == pytest.approx(reward)
 
 
-@pytest.mark.xfail(raises=ZeroDivisionError, strict=True, reason="the first two points of such a curve are one")
 def test_a_curve_without_a_calibration_begins_where_training_does():
     points = compare.curve(RUN[1:], compare.trained_seconds)
     assert compare.at(points, 0) == pytest.approx(0.2)
