@@ -1,6 +1,6 @@
 """Compared with what: from the values of units to advantages, in float64.
 
-Both baselines compare a unit with its set and scale by a spread:
+Each baseline compares a unit with its set, or with a number that is known beforehand, and scales by a spread:
 
  - `std="group"`: standard deviation of the unit's own set; `"global"`: of all units; `"none"`: no scaling.
  - `eps` is added to the standard deviation; `ddof` 0 divides by n, 1 by n - 1.
@@ -37,6 +37,41 @@ def leave_one_out(values: Tensor, comparison: Tensor, std: str = "none", eps: fl
     return _scaled(deviation * count / (count - 1).clamp(min=1), values, comparison, std, eps, ddof)
 
 
+def median(values: Tensor, comparison: Tensor, std: str = "group", eps: float = 1e-4, ddof: int = 0) -> Tensor:
+    """Advantages (U,): value minus the median of its set, over the spread (MC-GRPO, arXiv 2601.22582).
+
+    One outlier of a small group moves the mean so far that others change their sign, but not the median. A set of odd
+    size has its pivot at exactly 0; one of even size has the mean of its two middle values, and no pivot.
+
+    Args:
+        std: as for the others, or `mad`: the median of the absolute deviations within the set.
+    """
+    middle, known = _set_medians(values, comparison), values.isfinite()
+    deviation = (values - middle).where(known, 0.0)
+    if std == "mad":
+        return deviation / (_set_medians(deviation.abs().where(known, torch.nan), comparison) + eps).where(known, 1.0)
+    return _scaled(deviation, values, comparison, std, eps, ddof)
+
+
+def against(values: Tensor, expected: Tensor, std: str = "global", eps: float = 1e-4, ddof: int = 0) -> Tensor:
+    """Advantages (U,): value minus what was expected of it before it was seen.
+
+    Such a baseline needs no group: a group of equal values still teaches whether they are better than expected.
+
+    Args:
+        expected: (U,) float64; see `flowgrpo.history`.
+        std: `global` takes the mean of all deviations off and divides by their standard deviation, as SPO
+            (arXiv 2509.13232) does; `none` leaves the deviation.
+    """
+    deviation = values - expected
+    return whitened(deviation, eps, ddof) if std == "global" else deviation.nan_to_num()
+
+
+def whitened(values: Tensor, eps: float = 1e-4, ddof: int = 0) -> Tensor:
+    """Values (U,) minus their mean, over their standard deviation; 0 where a value is NaN."""
+    return group_mean(values, torch.zeros(len(values), dtype=torch.long), "group", eps, ddof)
+
+
 def combined(values: Tensor, weights: Tensor) -> Tensor:
     """Weighted sum (U,) of the rewards (U, R) that apply to a unit; NaN where none does."""
     total = (values.nan_to_num() * weights).sum(1)
@@ -45,10 +80,26 @@ def combined(values: Tensor, weights: Tensor) -> Tensor:
 
 def zero_std_fraction(values: Tensor, comparison: Tensor) -> float:
     """Fraction of the sets whose values are all equal, and so teach nothing."""
-    _, _, square = _set_statistics(values, comparison)
     sets, index = comparison.unique(dim=0, return_inverse=True)
-    varied = torch.zeros(len(sets)).index_add(0, index, (square > 0).float())
-    return float((varied == 0).float().mean())
+    differing = torch.zeros(len(sets)).index_add(0, index, varied(values, comparison).float())
+    return float((differing == 0).float().mean())
+
+
+def varied(values: Tensor, comparison: Tensor) -> Tensor:
+    """Whether (U,) the values of a unit's set differ at all."""
+    _, _, square = _set_statistics(values, comparison)
+    return square > 0
+
+
+def _set_medians(values: Tensor, comparison: Tensor) -> Tensor:
+    """Median (U,) of each unit's set: the mean of the two middle values where their number is even, NaN without values."""
+    _, index = comparison.unique(dim=0, return_inverse=True)
+    medians = values.new_full((int(index.max()) + 1,), torch.nan)
+    for i in range(len(medians)):
+        own = values[(index == i) & values.isfinite()]
+        if len(own):
+            medians[i] = own.quantile(0.5)
+    return medians[index]
 
 
 def _scaled(deviation: Tensor, values: Tensor, comparison: Tensor, std: str, eps: float, ddof: int) -> Tensor:
@@ -56,7 +107,8 @@ def _scaled(deviation: Tensor, values: Tensor, comparison: Tensor, std: str, eps
         return deviation
     everyone = comparison if std == "group" else torch.zeros(len(values), dtype=torch.long)
     _, count, square = _set_statistics(values, everyone)
-    return deviation / (torch.sqrt(square / (count - ddof).clamp(min=1)) + eps)
+    spread = torch.sqrt(square / (count - ddof).clamp(min=1)) + eps
+    return (deviation / spread).where(deviation != 0, 0.0)  # also where all are equal and eps is 0
 
 
 def _set_statistics(values: Tensor, comparison: Tensor) -> tuple[Tensor, Tensor, Tensor]:

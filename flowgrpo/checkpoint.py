@@ -30,6 +30,7 @@ def save(
     scaler: torch.amp.GradScaler,
     random_states: list,
     beta: float,
+    history: dict[str, Any],
     keep: int,
 ) -> Path:
     """Write the checkpoint of `step` and delete all but the last `keep`.
@@ -38,6 +39,7 @@ def save(
         folder: the run's `checkpoints`.
         random_states: `random_state()` of every process.
         beta: coefficient of the divergence, which may adapt.
+        history: what is remembered of each prompt, as JSON.
     """
     target = folder / f"step-{step:06d}"
     for leftover in folder.glob(".step-*"):
@@ -48,7 +50,8 @@ def save(
     save_file(tensors, partial / "weights.safetensors")
     torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, partial / "optimizer.pt")
     torch.save(random_states, partial / "random.pt")
-    (partial / "state.json").write_text(json.dumps({"step": step, "updates": weights.updates, "beta": beta}))
+    state = {"step": step, "updates": weights.updates, "beta": beta, "history": history}
+    (partial / "state.json").write_text(json.dumps(state))
     for path in (*partial.iterdir(), partial):
         _flush(path)
     if target.exists():
@@ -99,8 +102,8 @@ def load(
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
     process: int = 0,
-) -> tuple[int, float]:
-    """Put everything of a checkpoint in place; returns its step and its coefficient of the divergence."""
+) -> tuple[int, float, dict[str, Any]]:
+    """Put everything of a checkpoint in place; returns its step, its coefficient of the divergence and its history."""
     saved = torch.load(checkpoint / "optimizer.pt", weights_only=True, map_location="cpu")
     optimizer.load_state_dict(saved["optimizer"])
     scaler.load_state_dict(saved["scaler"])
@@ -108,9 +111,9 @@ def load(
     if process < len(states):
         set_random_state(states[process])
     state = json.loads((checkpoint / "state.json").read_text())
-    if "beta" not in state:
+    if "history" not in state:
         raise InputError(f"run.resume: {checkpoint} was written by an earlier version of flowgrpo, which kept less")
-    return load_weights(checkpoint, weights), state["beta"]
+    return load_weights(checkpoint, weights), state["beta"], state["history"]
 
 
 def random_state() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The command line: `flowgrpo train | plan | sample | gallery | rewards | export | doctor | models`.
+"""The command line: `flowgrpo train | plan | sample | gallery | score | rewards | serve | export | doctor | models`.
 
 Exit status: 0 done; 2 the input is wrong (one sentence on stderr); 130 interrupted; 1 anything else.
 """
@@ -94,6 +94,8 @@ def plan(
         f"{g['steps']}, {g['trained_edges']} trained edges in {g['update_batches']} batches of at most {g['micro_batch']}",
     )
     table.add_row("model evaluations", f"{cost['rollout']:,} rollout + {cost['update']:,} update, each iteration")
+    if planned["drafted"]:
+        table.add_row("draft", f"{planned['drafted']} of the samples decoded, to choose starts from")
     if planned["calibration"]["decoded"]:
         before = planned["calibration"]
         table.add_row(
@@ -154,6 +156,35 @@ def gallery(
 
 
 @app.command()
+def score(
+    uses: Annotated[list[str], typer.Argument(metavar="REWARD ...", help="a name, ./file.py:object, a URL")],
+    samples: Annotated[
+        Path, typer.Option("--samples", metavar="DIR", help="its manifest.jsonl or file names give prompts")
+    ],
+    form: Format = "human",
+) -> None:
+    """Score existing pictures, videos or sounds."""
+    from flowgrpo.scoring import score_folder
+    from rewards import load
+
+    found = score_folder(samples, [load(use) for use in uses])
+    if form == "json":
+        print(json.dumps(found, indent=1))
+        return
+    names = list(found[0]["rewards"])
+    table = Table("file", Column("prompt", overflow="fold"), *names, box=None, padding=(0, 2))
+    for line in found:
+        table.add_row(line["file"], line["prompt"], *(_shown(line["rewards"][name]) for name in names))
+    known = [[line["rewards"][name] for line in found if line["rewards"][name] is not None] for name in names]
+    table.add_row("mean", f"{len(found)} samples", *(_shown(sum(own) / len(own) if own else None) for own in known))
+    out.print(table)
+
+
+def _shown(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"
+
+
+@app.command()
 def rewards(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None,
     form: Format = "human",
@@ -169,12 +200,54 @@ def rewards(
     if form == "json":
         print(json.dumps(rows, indent=1))
         return
-    table = Table("name", "inputs", "range", "weights", "licence", box=None, padding=(0, 2))
-    for row in rows:
-        table.add_row(*(row[key] or "none" for key in ("name", "inputs", "range", "weights", "licence")))
-    out.print(table)
     if name is not None:
-        out.print("\n" + description(name), markup=False)
+        for key in ("inputs", "range", "weights", "licence"):
+            out.print(f"{key:8} {rows[0][key] or 'none'}", markup=False, soft_wrap=True)
+        out.print("\n" + description(name), markup=False, soft_wrap=True)
+        return
+    table = Table("name", "inputs", "range", box=None, padding=(0, 2))
+    for row in rows:
+        table.add_row(*(row[key] or "" for key in ("name", "inputs", "range")))
+    out.print(table)
+    out.print("\nflowgrpo rewards NAME tells of weights, licence and options", markup=False)
+
+
+@app.command()
+def serve(
+    uses: Annotated[
+        list[str],
+        typer.Argument(metavar="REWARD ...", help="as a config uses them; or maps, '{use: ..., options: ...}'"),
+    ],
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one")] = 8100,
+    host: Annotated[str, typer.Option("--host")] = "127.0.0.1",
+    token_env: Annotated[
+        str | None, typer.Option("--token-env", metavar="NAME", help="environment variable with a token to ask for")
+    ] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="waiting requests are joined up to it")] = 64,
+    max_mib: Annotated[int, typer.Option("--max-mib", min=1, help="largest request")] = 256,
+    device: Annotated[str | None, typer.Option("--device", help="by default the first GPU, if there is one")] = None,
+) -> None:
+    """Serve rewards over HTTP; a run uses them by their URLs."""
+    written = [config.parse_yaml(text, "REWARD") if text.startswith("{") else {"use": text} for text in uses]
+    settings = config.validated({"model": {"path": "shapes"}, "rewards": written})
+    import torch
+
+    from rewards import load, server
+
+    token = None if token_env is None else server.token_of(token_env)
+    listening = server.listen(host, port, token)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    served = [load(use.use, use.weight, use.options, use.name) for use in settings.rewards]
+    for reward in served:
+        if hasattr(reward.function, "to"):
+            reward.function.to(device)
+    application = server.app(served, token, batch_size, max_mib << 20, device)
+    host = f"[{host}]" if ":" in host else host
+    for reward in served:
+        out.print(
+            f"{reward.name}  http://{host}:{listening.getsockname()[1]}/{reward.name}", soft_wrap=True, markup=False
+        )
+    server.run(application, listening)
 
 
 @app.command()

@@ -90,20 +90,49 @@ class Model(Strict):
         return written
 
 
+class Pick(Strict):
+    """Which training prompts an iteration takes, how many samples of each, and what they weigh.
+
+    `by`: `shuffle` takes one pass over all after another; `variance` those whose rewards should differ most (VADE).
+    `budget`: `equal` groups, or `knapsack` (Knapsack RL), which moves samples to prompts where they teach more, `least` to
+    `most` times a group's size. `robust`, if above 0, leans on the prompts that are solved least (Prompt-GDRO).
+    These look at a prompt's mean reward so far, counted from `worst` to `best` as 0 to 1; see `train.memory`.
+    """
+
+    by: Literal["shuffle", "variance"] = "shuffle"
+    budget: Literal["equal", "knapsack"] = "equal"
+    least: float = Field(0.5, gt=0, le=1)
+    most: float = Field(2.0, ge=1)
+    robust: float = Field(0.0, ge=0)
+    worst: float = 0.0
+    best: float = 1.0
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Pick:
+        if self.best <= self.worst:
+            raise InputError(f"prompts.pick.best: {self.best} is not above prompts.pick.worst = {self.worst}")
+        return self
+
+
 class Prompts(Strict):
     """Where prompts come from: a built-in name, a .txt file (one per line) or a .jsonl file (`prompt` and any columns)."""
 
     train: str = "shapes:train"
     eval: str = "shapes:eval"
+    pick: Pick = Pick()
 
 
 class RewardUse(Strict):
-    """One reward: what to `use`, its `weight` in the sum, `options` for a class, `name` in the metrics."""
+    """One reward: what to `use`, its `weight` in the sum, `options` for a class, `name` in the metrics.
+
+    `only` names columns and the value a row must have there for the reward to apply: {task: ocr}.
+    """
 
     use: str
     weight: float = 1.0
     options: dict[str, Any] = {}
     name: str | None = None
+    only: dict[str, Any] = {}
 
 
 class Algorithm(Strict):
@@ -148,8 +177,33 @@ class Optimizer(Strict):
     weight_decay: float = Field(1e-4, ge=0)
 
 
+class Draft(Strict):
+    """Choose the starts of a group's roots by a draft (Sol-RL).
+
+    `pool` times as many are sampled by ODE, with `call` over `model.call`, and the best half and the worst half of what is
+    needed go on. Few steps are enough to rank them.
+    """
+
+    pool: int = Field(4, ge=2)
+    call: dict[str, Any] = {"num_inference_steps": 6}
+
+
+class Select(Strict):
+    """Train on a `fraction` of what is compared: its `extremes` (best and worst), or the `max_variance` choice (PODS).
+
+    `statistics`: whether means and spreads are those of the `kept` or of `all`.
+    """
+
+    rule: Literal["extremes", "max_variance"] = "extremes"
+    fraction: float = Field(0.5, gt=0, le=1)
+    statistics: Literal["kept", "all"] = "kept"
+
+
 class Train(Strict):
-    """The loop's numbers. `updates` splits an iteration's groups into disjoint parts, one optimizer step each."""
+    """The loop's numbers. `updates` splits an iteration's groups into disjoint parts, one optimizer step each.
+
+    `memory` is after how many iterations what a prompt gave counts half, for `prompts.pick` and the baseline `tracker`.
+    """
 
     iterations: int = Field(20, ge=1)
     groups: int = Field(8, ge=1)
@@ -160,17 +214,22 @@ class Train(Strict):
     ema: float | None = Field(0.9, ge=0, lt=1)
     max_grad_norm: float = Field(1.0, gt=0)
     optimizer: Optimizer = Optimizer()
+    memory: float = Field(8.0, gt=0)
+    draft: Draft | None = None
+    select: Select | None = None
 
 
 class Eval(Strict):
     """Held-out evaluation by ODE: `every` so many iterations, on the first `prompts`, with `call` over `model.call`.
 
-    `save` of the samples are kept as files, for the gallery.
+    `save` of the samples are kept as files, for the gallery. Where a reward of `eval_rewards` fell while the trained one
+    rose, `watch` evaluations in a row, the run warns.
     """
 
     every: int = Field(5, ge=1)
     prompts: int = Field(32, ge=1)
     save: int = Field(16, ge=0)
+    watch: int = Field(3, ge=1)
     call: dict[str, Any] = {}
 
 
@@ -214,7 +273,14 @@ class Config(Strict):
     @model_validator(mode="after")
     def _geometry(self) -> Config:
         check_geometry(self.train.groups, self.train.updates, self.run.processes)
-        self.algorithm.tree.roots(self.train.group_size)
+        roots = self.algorithm.tree.roots(self.train.group_size)
+        if self.train.draft is not None and self.algorithm.tree.start == "shared":
+            raise InputError("train.draft: it chooses the starts of a group, set algorithm.tree.start=independent")
+        if self.prompts.pick.budget == "knapsack" and roots == 1:
+            raise InputError(
+                f"prompts.pick.budget: a group of {self.train.group_size} is one {self.algorithm.tree.name} tree, which "
+                "cannot be shared out; take a larger train.group_size, or equal"
+            )
         return self
 
 

@@ -8,6 +8,7 @@ the sample that ODE steps lead to from it, if the tree walked them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,19 @@ class Units:
     weight: Tensor
     of_edge: Tensor
     anchor: Tensor | None = None
+
+    def to_edges(self, values: Tensor) -> Tensor:
+        """What each unit has, values (U,), for the edge to each node (nodes,): 0 where it belongs to no unit."""
+        return values[self.of_edge].where(self.of_edge >= 0, torch.zeros((), dtype=values.dtype))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Units]) -> Units:
+        """The units of several processes as one, to compare them; their edges stay with the processes."""
+        anchors = None if parts[0].anchor is None else torch.cat([part.anchor for part in parts])
+        values, comparison, weight = (
+            torch.cat([getattr(part, name) for part in parts]) for name in ("values", "comparison", "weight")
+        )
+        return cls(values, comparison, weight, torch.empty(0, dtype=torch.long), anchors)
 
 
 def terminal(tree: Tree, rewards: Tensor) -> Units:

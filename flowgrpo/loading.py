@@ -196,7 +196,10 @@ def rewards(uses: Sequence[RewardUse], eval_uses: Sequence[RewardUse] = ()) -> t
     Raises:
         RewardError: one cannot be found, or two share a name.
     """
-    found = [[load_reward(use.use, use.weight, use.options, use.name) for use in part] for part in (uses, eval_uses)]
+    found = [
+        [replace(load_reward(use.use, use.weight, use.options, use.name), only=use.only) for use in part]
+        for part in (uses, eval_uses)
+    ]
     names = [reward.name for part in found for reward in part]
     for name in names:
         if names.count(name) > 1:

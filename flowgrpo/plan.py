@@ -11,7 +11,7 @@ import diffusers
 import torch
 from diffusers import DiffusionPipeline
 
-from flowgrpo import loading, memory, prompts, switches
+from flowgrpo import loading, memory, prompts, selection, switches
 from flowgrpo.config import Config
 from flowgrpo.credit import step_signs
 from flowgrpo.errors import InputError
@@ -38,6 +38,7 @@ def plan(config: Config) -> dict[str, Any]:
     eval_call, eval_branches = call_and_branches(config, config.eval.call, columns)
     loading.rewards(config.rewards, config.eval_rewards)
     cost = predicted(config, call["num_inference_steps"])
+    drafts, draft_evaluations = _draft(config, {**(over or {}), **(train.draft.call if train.draft else {})}, columns)
     rounds = 0 if algorithm.kernel.calibrate is None else algorithm.kernel.calibrate.rounds
     held_out = min(config.eval.prompts, len(prompts.load(config.prompts.eval, "prompts.eval")))
     eval_evaluations = held_out * eval_call["num_inference_steps"] * eval_branches
@@ -57,14 +58,28 @@ def plan(config: Config) -> dict[str, Any]:
             "update_batches": cost.update_batches,
         },
         "picture": picture(config, call["num_inference_steps"]),
-        "model_evaluations": {"rollout": branches * cost.rollout, "update": branches * cost.update},
+        "model_evaluations": {
+            "rollout": branches * cost.rollout + draft_evaluations,
+            "update": branches * cost.update,
+        },
+        "drafted": drafts,
         "calibration": {"model_evaluations": branches * cost.rollout * rounds, "decoded": cost.decoded * rounds},
-        "decoded": cost.decoded,
-        "reward_calls": cost.decoded * len(config.rewards),
+        "decoded": cost.decoded + drafts,
+        "reward_calls": (cost.decoded + drafts) * len(config.rewards),
         "evaluation": {"model_evaluations": eval_evaluations, "decoded": held_out},
         "memory": memory.estimate(config),
         "config": config.model_dump(mode="json"),
     }
+
+
+def _draft(config: Config, over: dict[str, Any], columns: dict[str, Any]) -> tuple[int, int]:
+    """Samples that an iteration drafts and their model evaluations, a part of the rollout's; zeros without a draft."""
+    train = config.train
+    if train.draft is None:
+        return 0, 0
+    call, branches = call_and_branches(config, over, columns)
+    drafts = train.groups * config.algorithm.tree.roots(train.group_size) * train.draft.pool
+    return drafts, drafts * branches * call["num_inference_steps"]
 
 
 @dataclass(frozen=True)
@@ -106,16 +121,19 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         raise InputError("algorithm.tree: the plan trains a deterministic step, which has no log-probability")
     if not tree.leaves or not tree.trained_steps:
         raise InputError("algorithm.tree: the plan trains no step, or leads to no sample")
-    rewards = torch.arange(len(tree.leaves), dtype=torch.float64)
-    units = algorithm.credit.units(tree, rewards[:, None], torch.ones(1, dtype=torch.float64))
+    rewards, weights = torch.arange(len(tree.leaves), dtype=torch.float64) ** 2, torch.ones(1, dtype=torch.float64)
+    units = algorithm.credit.units(tree, rewards[:, None], weights)
     if units.anchor is None and len(units.comparison.unique(dim=0)) == len(units.comparison):
         raise InputError("algorithm.credit: every edge would be compared with itself alone, which teaches nothing")
-    algorithm.baseline.advantages(units.values[:, 0], units.comparison, units.anchor)
+    unseen = torch.full((len(units.values),), torch.nan, dtype=torch.float64)
+    _, trained = selection.judged(units, weights, unseen, algorithm.baseline, train.select)
     algorithm.objective.weights(tree.trained_steps, tree.sigma_cap)
     if algorithm.kernel.calibrate is not None:
         _check_calibration(tree, rewards)
     algorithm.tree.check(tree)
     keep = algorithm.tree.pruned(tree, torch.zeros(len(tree.nodes)))
+    if not trained.all():
+        keep = units.to_edges(trained) & (torch.tensor(True) if keep is None else keep)
     updated = [e for e in (tree if keep is None else pruned(tree, keep, train.micro_batch)).evaluations if e.trained]
     forwards = sum(len(e.rows) for e in updated)
     return Cost(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,14 +75,14 @@ def _row(line: str, place: str) -> dict[str, Any]:
     return row
 
 
-def for_iteration(prompts: Sequence[Prompt], groups: int, seed: int, iteration: int) -> list[Prompt]:
-    """The prompts of an iteration's groups: the next ones of an endless row of shuffled passes over all prompts.
+def shuffled(number: int, groups: int, seed: int, iteration: int) -> list[int]:
+    """Places of the prompts of an iteration's groups: the next of an endless row of shuffled passes over all `number`.
 
     A pure function of its arguments, so it needs no state to resume. A prompt comes back only after all others have
     come; where a pass ends inside an iteration the same prompt may stand in two groups, each with its own integer.
     """
     chosen = []
     for position in range(iteration * groups, (iteration + 1) * groups):
-        epoch, place = divmod(position, len(prompts))
-        chosen.append(prompts[int(noise.generator(seed, "prompts", epoch).permutation(len(prompts))[place])])
+        epoch, place = divmod(position, number)
+        chosen.append(int(noise.generator(seed, "prompts", epoch).permutation(number)[place]))
     return chosen

@@ -81,6 +81,10 @@ class Report:
         self.accelerator.log(numbers, step=line["step"])
         self._show(line)
 
+    def warn(self, sentence: str) -> None:
+        """Say something that a person should look at."""
+        self.console.print(f"[yellow]warning[/yellow] {sentence}", highlight=False, soft_wrap=True)
+
     def _show(self, line: dict[str, Any]) -> None:
         step = line["step"]
         if line["phase"] == "eval":

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 
+from flowgrpo.advantage import combined
 from flowgrpo.policy import Policy, Row
+from flowgrpo.selection import extremes
 from rewards import Reward
 from samplers import noise
 from samplers.trees import Plan, Root, Tree, grow
 
 ATTEMPTS = 3
+WAITING = 4  # decoded groups that may wait for their scores, so that a slow reward does not fill the memory
 
 
 @dataclass(frozen=True)
@@ -34,37 +37,100 @@ class Scores:
     seconds: float
 
 
-@torch.no_grad()
-def score(rewards: Sequence[Reward], samples: torch.Tensor, rows: Sequence[Row], one_group: bool = True) -> Scores:
-    """Every reward of every sample. A reward that raises is tried again, then its samples count as lost.
+class Scorer:
+    """Calls rewards while something else goes on; a reward that raises is tried again, then its samples count as lost.
+
+    Local rewards run one after another in one thread, so that what they draw from global generators keeps its order; one
+    that waits for another machine (`remote = True` on the function) has a thread of its own. On a GPU each call has a
+    stream of its own.
 
     Args:
-        one_group: whether the samples are one group; otherwise each is a group of its own, and group-wise rewards meet
-            them one by one.
+        rewards: each is called by one thread at a time.
     """
+
+    def __init__(self, rewards: Sequence[Reward]):
+        self.rewards = rewards
+        local = ThreadPoolExecutor(1)
+        self._threads = [ThreadPoolExecutor(1) if getattr(r.function, "remote", False) else local for r in rewards]
+
+    def __enter__(self) -> Scorer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for thread in self._threads:
+            thread.shutdown(cancel_futures=True)
+
+    def submit(self, samples: torch.Tensor, rows: Sequence[Row], one_group: bool = True) -> Callable[[], Scores]:
+        """Begin to score samples; what is returned waits for the scores.
+
+        Args:
+            one_group: whether the samples are one group; otherwise each is a group of its own, and group-wise rewards meet
+                them one by one.
+        """
+        ready = None
+        if samples.is_cuda:
+            ready = torch.cuda.Event()
+            ready.record()
+        jobs = [
+            thread.submit(_timed, reward, samples, rows, one_group, ready)
+            for reward, thread in zip(self.rewards, self._threads, strict=True)
+        ]
+
+        def wait() -> Scores:
+            columns, seconds = zip(*(job.result() for job in jobs), strict=True)
+            values = torch.stack(columns, dim=1)
+            lost = values.isinf().any(1)
+            values[lost] = torch.nan
+            return Scores(values, lost, sum(seconds))
+
+        return wait
+
+
+def score(rewards: Sequence[Reward], samples: torch.Tensor, rows: Sequence[Row], one_group: bool = True) -> Scores:
+    """Every reward of every sample, now; see `Scorer`."""
+    with Scorer(rewards) as scorer:
+        return scorer.submit(samples, rows, one_group)()
+
+
+@torch.no_grad()
+def _timed(
+    reward: Reward, samples: torch.Tensor, rows: Sequence[Row], one_group: bool, ready: torch.cuda.Event | None
+) -> tuple[torch.Tensor, float]:
     started = time.perf_counter()
-    columns = []
-    for reward in rewards:
-        size = len(rows) if one_group or not reward.group_wise else 1
-        calls = [slice(at, at + size) for at in range(0, len(rows), size)]
-        columns.append(torch.cat([_attempt(reward, samples[call], rows[call]) for call in calls]))
-    values = torch.stack(columns, dim=1)
-    lost = values.isinf().any(1)
-    values[lost] = torch.nan
-    return Scores(values, lost, time.perf_counter() - started)
+    if ready is None:
+        return _applied(reward, samples, rows, one_group), time.perf_counter() - started
+    stream = torch.cuda.Stream(samples.device)
+    stream.wait_event(ready)
+    with torch.cuda.stream(stream):
+        values = _applied(reward, samples, rows, one_group)
+    stream.synchronize()  # before anyone may reuse the memory of the samples
+    return values, time.perf_counter() - started
+
+
+def _applied(reward: Reward, samples: torch.Tensor, rows: Sequence[Row], one_group: bool) -> torch.Tensor:
+    """A reward of the samples it applies to, NaN for the others."""
+    asked = [i for i, row in enumerate(rows) if reward.applies(row.columns)]
+    values = torch.full((len(rows),), torch.nan, dtype=torch.float64)
+    size = len(asked) if one_group or not reward.group_wise else 1
+    for at in range(0, len(asked), max(1, size)):
+        own = asked[at : at + size]
+        values[own] = _attempt(reward, samples if len(own) == len(rows) else samples[own], [rows[i] for i in own])
+    return values
 
 
 def _attempt(reward: Reward, samples: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     prompts = [row.prompt for row in rows]
     columns = {name: [row.columns[name] for row in rows] for name in rows[0].columns}
-    for attempt in range(1, ATTEMPTS + 1):
+    attempts = 1 if getattr(reward.function, "remote", False) else ATTEMPTS  # a client has its own retries
+    for attempt in range(1, attempts + 1):
         try:
             return reward(samples, prompts, columns)
         except Exception as error:  # a plug-in may raise anything; what it raised is reported
             problem = f"{type(error).__name__}: {error}"
             time.sleep(0.1 * (attempt - 1))
     warnings.warn(
-        f"the reward {reward.name!r} failed {ATTEMPTS} times ({problem}); its {len(prompts)} samples are dropped",
+        f"the reward {reward.name!r} failed {'' if attempts == 1 else f'{attempts} times '}({problem}); "
+        f"its {len(prompts)} samples are dropped",
         stacklevel=2,
     )
     return torch.full((len(prompts),), torch.inf, dtype=torch.float64)
@@ -107,14 +173,34 @@ def rollout(
     return Rollout(tree, _score_leaves(policy, tree, rewards, micro_batch))
 
 
+@torch.no_grad()
+def drafted(
+    policy: Policy, rows: Sequence[Row], rewards: Sequence[Reward], weights: torch.Tensor, number: int, micro_batch: int
+) -> list[Row]:
+    """Of many rows of one group, the `number` whose ODE samples have the best and the worst rewards (Sol-RL).
+
+    Rows whose reward was lost are neither good nor bad, in the middle.
+
+    Args:
+        weights: (R,) of the rewards.
+    """
+    samples = torch.cat([policy.generate(rows[at : at + micro_batch]) for at in range(0, len(rows), micro_batch)])
+    total = combined(score(rewards, samples, rows).values, weights)
+    middle = total[total.isfinite()].median() if total.isfinite().any() else 0.0
+    return [rows[i] for i in extremes(total.nan_to_num(float(middle)), number)]
+
+
 def _score_leaves(policy: Policy, tree: Tree, rewards: Sequence[Reward], micro_batch: int) -> Scores:
-    """Decode group by group; one group is scored in a thread while the next is decoded."""
+    """Decode group by group; groups are scored in threads while the next are decoded, at most `WAITING` behind."""
     by_group = defaultdict(list)
     for place, leaf in enumerate(tree.leaves):
         by_group[tree.nodes[leaf].root.group].append(place)
-    with ThreadPoolExecutor(1) as thread:
-        pending = []
+    scored: list[Scores] = []
+    with Scorer(rewards) as scorer:
+        pending = deque()
         for places in by_group.values():
+            if len(pending) == WAITING:
+                scored.append(pending.popleft()())
             rows = [tree.nodes[tree.leaves[i]].root.row for i in places]
             decoded = [
                 policy.decode(
@@ -122,8 +208,8 @@ def _score_leaves(policy: Policy, tree: Tree, rewards: Sequence[Reward], micro_b
                 )
                 for at in range(0, len(places), micro_batch)
             ]
-            pending.append(thread.submit(score, rewards, torch.cat(decoded), rows))
-        scored = [job.result() for job in pending]
+            pending.append(scorer.submit(torch.cat(decoded), rows))
+        scored += [wait() for wait in pending]
     order = torch.tensor([i for places in by_group.values() for i in places]).argsort()
     return Scores(
         torch.cat([s.values for s in scored])[order],

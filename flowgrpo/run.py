@@ -60,6 +60,11 @@ def train_config(settings: Config) -> Run:
     train_prompts = prompts.load(settings.prompts.train, "prompts.train")
     eval_prompts = prompts.load(settings.prompts.eval, "prompts.eval")[: settings.eval.prompts]
     rewards, eval_rewards = loading.rewards(settings.rewards, settings.eval_rewards)
+    if settings.prompts.pick.by == "variance" and settings.train.groups > len(train_prompts):
+        raise InputError(
+            f"prompts.pick.by: variance takes different prompts, but {settings.train.groups} groups have only "
+            f"{len(train_prompts)}; take shuffle, or fewer train.groups"
+        )
     steps = call_and_branches(settings)[0]["num_inference_steps"]
     predicted(settings, steps)  # refuses axes that do not fit each other
     shape = expected_shape(pipeline_class(settings.model.path), settings.model.call)

@@ -10,9 +10,9 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +20,35 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from flowgrpo import checkpoint, switches
+from flowgrpo import checkpoint, selection, switches
 from flowgrpo import prompts as prompts_of
 from flowgrpo.advantage import combined, zero_std_fraction
 from flowgrpo.config import Config
-from flowgrpo.credit import calibrated, step_signs, trunk_ends
+from flowgrpo.credit import Units, calibrated, step_signs, trunk_ends
 from flowgrpo.errors import InputError
 from flowgrpo.evaluate import SampleFolder, evaluate, weighted
+from flowgrpo.history import History
 from flowgrpo.policy import Policy, Row
 from flowgrpo.prompts import Prompt
 from flowgrpo.report import Report, peak_bytes
-from flowgrpo.rollout import Rollout, rollout
+from flowgrpo.rollout import Rollout, drafted, rollout
 from flowgrpo.update import Credited, Measured, step
+from flowgrpo.watch import parted
 from flowgrpo.weights import Weights
 from rewards import Reward
 from samplers import noise
 from samplers.trees import Root, pruned
 
 CALIBRATION = "calibration.json"
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of one iteration on all processes: place of their prompt, number of roots, weight (G,) in the loss."""
+
+    prompts: list[int]
+    roots: list[int]
+    weights: torch.Tensor
 
 
 class Interrupted(Exception):
@@ -92,6 +103,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(self.accelerator.device.type, enabled=config.model.dtype == "float16")
         self.reward_weights = torch.tensor([reward.weight for reward in rewards], dtype=torch.float64)
         self.done = 0  # iterations
+        self.history = History(config.train.memory)
         self.beta = config.algorithm.objective.kl.beta  # may adapt
         self.levels: list[float] | None = None  # of the kernel's noise, where they are calibrated
         self.report = Report(self.folder, self.accelerator, config.train.iterations)
@@ -102,9 +114,10 @@ class Trainer:
         checkpoints = self.folder / "checkpoints"
         if checkpoint.steps(checkpoints):
             latest = checkpoint.find(checkpoints)
-            self.done, self.beta = checkpoint.load(
+            self.done, self.beta, history = checkpoint.load(
                 latest, self.weights, self.optimizer, self.scaler, self.accelerator.process_index
             )
+            self.history.restore(history)
         self.report.forget_after(self.done if self.done else -1)
         if self.accelerator.is_main_process:
             self.samples.forget_after(self.done if self.done else -1)
@@ -148,24 +161,57 @@ class Trainer:
             self.policy.prepare([Row(p.text, 0, p.columns) for p in self.eval_prompts[rank::processes]])
         calibration = self.config.algorithm.kernel.calibrate
         before = 0 if calibration is None or self.done else calibration.rounds  # iterations that come before the first
-        for iteration in range(self.done - before, self.config.train.iterations):
-            rows = [Row(p.text, 0, p.columns) for p in self._prompts(iteration)[rank::processes]]
-            self.policy.prepare(rows)
-            if iteration == self.done - before:
-                self.policy.start(rows[:1])  # the sigmas are known from here on
+        to_come = range(self.done - before, self.config.train.iterations)
+        if self.config.prompts.pick.by == "shuffle":
+            places = [place for i in to_come for place in self._shuffled(i)[rank::processes]]
+        else:
+            places = range(len(self.train_prompts))  # which of them nobody knows yet
+        rows = [self._row(place, 0) for place in dict.fromkeys(places)]
+        self.policy.prepare(rows)
+        self.policy.start(rows[:1])  # the sigmas are known from here on
         self.policy.rest()
 
-    def _prompts(self, iteration: int) -> list[Prompt]:
-        """The prompts of an iteration's groups, on all processes."""
-        return prompts_of.for_iteration(self.train_prompts, self.config.train.groups, self.config.run.seed, iteration)
+    def _row(self, place: int, seed: int) -> Row:
+        prompt = self.train_prompts[place]
+        return Row(prompt.text, seed, prompt.columns)
+
+    def _shuffled(self, iteration: int) -> list[int]:
+        train, seed = self.config.train, self.config.run.seed
+        return prompts_of.shuffled(len(self.train_prompts), train.groups, seed, iteration)
+
+    def _groups(self, iteration: int) -> Groups:
+        """The prompts and the sizes of an iteration's groups, on all processes."""
+        config, pick = self.config, self.config.prompts.pick
+        roots = config.algorithm.tree.roots(config.train.group_size)
+        if pick.by == "variance":
+            count, total = self._solved(range(len(self.train_prompts)), iteration)
+            drawn = noise.generator(config.run.seed, "prompts", iteration)
+            places = selection.most_uncertain(count, total, config.train.groups, drawn)
+        else:
+            places = self._shuffled(iteration)
+        count, total = self._solved(places, iteration)
+        chance, sizes = (1 + total) / (2 + count), [roots] * len(places)
+        if pick.budget == "knapsack":
+            alone = 2 if roots == config.train.group_size else 1  # a chain needs another to be compared with
+            least, most = max(alone, round(pick.least * roots)), round(pick.most * roots)
+            sizes = selection.knapsack(chance, sum(sizes), least, most)
+        return Groups(places, sizes, selection.robust_weights(1 - chance, pick.robust))
+
+    def _solved(self, places: Iterable[int], iteration: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """How many samples of prompts count, and how many of them as solved, (P,) each."""
+        pick = self.config.prompts.pick
+        count, total = self.history.counts(places, iteration)
+        return count, ((total - pick.worst * count) / (pick.best - pick.worst)).clamp(min=0).minimum(count)
 
     def _iterate(self) -> dict[str, Any]:
         config = self.config
         started, evaluations = time.perf_counter(), self.policy.evaluations
-        rolled = self._rollout(self.done)
+        groups = self._groups(self.done)
+        rolled = self._rollout(self.done, groups)
+        decoded = len(rolled.tree.leaves) + self._drafts(groups)
         rollout_evaluations = self.policy.evaluations - evaluations
         rolled_out = time.perf_counter()
-        credited, seen = self._credit(rolled)
+        credited, seen = self._credit(rolled, groups)
         measured = []
         for part in range(config.train.updates):
             measured.append(
@@ -187,20 +233,20 @@ class Trainer:
         return {
             **seen,
             **moved,
-            **self._counts(rollout_evaluations, update_evaluations, measured, len(rolled.tree.leaves)),
+            **self._counts(rollout_evaluations, update_evaluations, measured, decoded),
             "time/rollout": rolled_out - started,
             "time/reward": rolled.scores.seconds,
             "time/update": time.perf_counter() - rolled_out,
             "memory/peak_bytes": peak_bytes(self.accelerator.device),
         }
 
-    def _rollout(self, iteration: int) -> Rollout:
+    def _rollout(self, iteration: int, groups: Groups) -> Rollout:
         config, algorithm = self.config, self.config.algorithm
         kernels = algorithm.kernel.kernels(len(self.policy.sigmas) - 1, self.levels)
         return rollout(
             self.policy,
             algorithm.tree.plan(kernels, config.train.group_size, config.run.seed, iteration),
-            self._roots(iteration),
+            self._roots(iteration, groups),
             self.rewards,
             config.train.micro_batch,
             config.run.seed,
@@ -227,8 +273,10 @@ class Trainer:
         self.levels = [kernel.level for kernel in self.config.algorithm.kernel.kernels(len(self.policy.sigmas) - 1)]
         rounds, decoded = [], 0
         for past in range(settings.rounds):
-            rolled = self._rollout(past - settings.rounds)  # before iteration 0, with noise of its own
-            decoded += len(rolled.tree.leaves)
+            iteration = past - settings.rounds  # before iteration 0, with noise of its own
+            groups = self._groups(iteration)
+            rolled = self._rollout(iteration, groups)
+            decoded += len(rolled.tree.leaves) + self._drafts(groups)
             signs = step_signs(rolled.tree, combined(rolled.scores.values, self.reward_weights))
             positive, negative = self._sum(signs)
             rounds.append({"levels": self.levels, "positive": positive.tolist(), "negative": negative.tolist()})
@@ -249,54 +297,72 @@ class Trainer:
             os.replace(partial, kept)
         self.report.write(line)
 
-    def _roots(self, iteration: int) -> list[Root]:
+    def _roots(self, iteration: int, groups: Groups) -> list[Root]:
         """This process's roots of the iteration. Groups are integers, and every process has as many of each part."""
-        train, seed, tree = self.config.train, self.config.run.seed, self.config.algorithm.tree
-        chosen = self._prompts(iteration)
-        per_part = train.groups // train.updates
-        roots = []
-        for part in range(train.updates):
-            for group in range(part * per_part, (part + 1) * per_part):
-                if group % self.accelerator.num_processes != self.accelerator.process_index:
-                    continue
-                for index in range(tree.roots(train.group_size)):
-                    start = 0 if tree.start == "shared" else index
-                    drawn = noise.seed(seed, "start", iteration, group, start)
-                    row = Row(chosen[group].text, drawn, chosen[group].columns)
-                    roots.append(Root(group, index, row, part))
-        return roots
+        train, processes = self.config.train, self.accelerator.num_processes
+        return [
+            Root(group, index, row, group * train.updates // train.groups)
+            for group in range(self.accelerator.process_index, train.groups, processes)
+            for index, row in enumerate(self._starts(iteration, group, groups))
+        ]
 
-    def _credit(self, rolled: Rollout) -> tuple[Credited, dict[str, Any]]:
+    def _starts(self, iteration: int, group: int, groups: Groups) -> list[Row]:
+        """The rows of a group's roots."""
+        train, place, number = self.config.train, groups.prompts[group], groups.roots[group]
+        shared = self.config.algorithm.tree.start == "shared"
+
+        def row(start: int) -> Row:
+            return self._row(place, noise.seed(self.config.run.seed, "start", iteration, group, start))
+
+        if train.draft is None:
+            return [row(0 if shared else index) for index in range(number)]
+        pool = [row(start) for start in range(train.draft.pool * number)]
+        with self.policy.calling(**train.draft.call):
+            return drafted(self.policy, pool, self.rewards, self.reward_weights, number, train.micro_batch)
+
+    def _drafts(self, groups: Groups) -> int:
+        """How many samples this process drafts for the groups of an iteration."""
+        own = sum(groups.roots[self.accelerator.process_index :: self.accelerator.num_processes])
+        return 0 if self.config.train.draft is None else own * self.config.train.draft.pool
+
+    def _credit(self, rolled: Rollout, groups: Groups) -> tuple[Credited, dict[str, Any]]:
         """Advantages over the units of all processes, and what the rewards looked like."""
-        config, algorithm = self.config, self.config.algorithm
-        units = algorithm.credit.units(rolled.tree, rolled.scores.values, self.reward_weights)
-        ends = rolled.scores.values[trunk_ends(rolled.tree)]
-        own = (combined(units.values, self.reward_weights), units.comparison, units.anchor, ends, rolled.scores.lost)
-        everyone = gather_object([own])
-        values, comparison = (torch.cat([own[k] for own in everyone]) for k in (0, 1))
-        anchor = None if units.anchor is None else torch.cat([own[2] for own in everyone])
-        advantages = algorithm.baseline.advantages(values, comparison, anchor)
-        before = sum(len(own[0]) for own in everyone[: self.accelerator.process_index])
-        mine = advantages[before : before + len(own[0])]
+        config, algorithm, tree = self.config, self.config.algorithm, rolled.tree
+        units = algorithm.credit.units(tree, rolled.scores.values, self.reward_weights)
+        places = trunk_ends(tree)
+        ends, of_ends = rolled.scores.values[places], [tree.nodes[tree.leaves[i]].root.group for i in places]
+        everyone = gather_object([(units, ends, of_ends, rolled.scores.lost)])
+        together = Units.joined([own[0] for own in everyone])
+        prompts = torch.tensor(groups.prompts)[together.comparison[:, 0]].tolist()
+        expected = self.history.expected(prompts, self.done)
+        weights, select = self.reward_weights, config.train.select
+        advantages, trained = selection.judged(together, weights, expected, algorithm.baseline, select)
+        before = sum(len(own[0].values) for own in everyone[: self.accelerator.process_index])
+        mine = slice(before, before + len(units.values))
 
-        rewards = torch.cat([own[3] for own in everyone])
+        rewards, of_ends = torch.cat([own[1] for own in everyone]), [group for own in everyone for group in own[2]]
         total = combined(rewards, self.reward_weights)
+        self.history.add([groups.prompts[group] for group in of_ends], total, self.done)
         named = {f"reward/{r.name}/mean": _mean(rewards[:, k]) for k, r in enumerate(self.rewards)}
         finite = total[total.isfinite()]
         seen = {
             "reward/mean": _mean(total),
             "reward/std": float(finite.std(correction=0)) if len(finite) else None,
             **named,
-            "reward/lost": int(sum(own[4].sum() for own in everyone)),
-            "groups/zero_std_fraction": zero_std_fraction(values, comparison),
+            "reward/lost": int(sum(own[3].sum() for own in everyone)),
+            "groups/zero_std_fraction": zero_std_fraction(combined(together.values, weights), together.comparison),
+            "groups/left_out_fraction": float((~trained).double().mean()),
         }
-        known = replace(units, weight=units.weight * own[0].isfinite())  # a dropped sample's edges weigh nothing
-        step_weights = algorithm.objective.weights(rolled.tree.trained_steps, rolled.tree.sigma_cap)
-        credited = Credited(rolled.tree, known, mine, step_weights, self.beta)
-        ranks = replace(credited, advantages=mine.where(own[0].isfinite(), torch.nan))
-        keep = algorithm.tree.pruned(rolled.tree, ranks.of_edges(torch.arange(len(rolled.tree.nodes))))
+        known = units.values.isfinite().any(1)
+        weight = units.weight * groups.weights[units.comparison[:, 0]] * known  # a lost sample's edges weigh nothing
+        step_weights = algorithm.objective.weights(tree.trained_steps, tree.sigma_cap)
+        credited = Credited(tree, replace(units, weight=weight), advantages[mine], step_weights, self.beta)
+        keep = algorithm.tree.pruned(tree, units.to_edges(advantages[mine].where(known, torch.nan)))
+        if not trained.all():
+            kept = units.to_edges(trained[mine])
+            keep = kept if keep is None else keep & kept
         if keep is not None:
-            credited = replace(credited, tree=pruned(rolled.tree, keep, config.train.micro_batch))
+            credited = replace(credited, tree=pruned(tree, keep, config.train.micro_batch))
         return credited, seen
 
     def _policy_metrics(self, measured: list[Measured]) -> dict[str, Any]:
@@ -357,14 +423,37 @@ class Trainer:
                 "time/eval": time.perf_counter() - started,
             }
         )
+        self._watch()
         if self.accelerator.is_main_process:
             self.samples.write(samples, self.done)
+
+    def _watch(self) -> None:
+        """Warn of watched rewards that fall while the trained one rises."""
+        lines = [line for line in self.report.lines if line["phase"] == "eval"]
+        trained = [line["reward/mean"] for line in lines]
+        for reward in self.eval_rewards:
+            times = parted(trained, [line.get(f"reward/{reward.name}/mean") for line in lines])
+            if times >= self.config.eval.watch:
+                self.report.warn(
+                    f"step {self.done}: the reward rose and {reward.name!r}, which is only watched, fell {times} "
+                    "evaluations in a row; look at the samples, the reward may be exploited"
+                )
 
     def _checkpoint(self) -> None:
         states = gather_object([checkpoint.random_state()])
         if self.accelerator.is_main_process:
             folder, keep = self.folder / "checkpoints", self.config.run.checkpoint.keep
-            checkpoint.save(folder, self.done, self.weights, self.optimizer, self.scaler, states, self.beta, keep)
+            checkpoint.save(
+                folder,
+                self.done,
+                self.weights,
+                self.optimizer,
+                self.scaler,
+                states,
+                self.beta,
+                self.history.state(),
+                keep,
+            )
         self.accelerator.wait_for_everyone()
 
     def _sum(self, tensor: torch.Tensor) -> torch.Tensor:

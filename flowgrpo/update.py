@@ -59,13 +59,11 @@ class Credited:
 
     def of_edges(self, nodes: torch.Tensor) -> torch.Tensor:
         """Advantage (E,) of the edge to each of some nodes, 0 where it belongs to no unit."""
-        unit = self.units.of_edge[nodes]
-        return torch.where(unit >= 0, self.advantages[unit], 0.0)
+        return self.units.to_edges(self.advantages)[nodes]
 
     def weights(self, edges: Edges) -> torch.Tensor:
         """Weight (E,) of edges in the loss; an edge that belongs to no unit weighs nothing."""
-        unit = self.units.of_edge[edges.nodes]
-        return torch.where(unit >= 0, self.units.weight[unit], 0.0)
+        return self.units.to_edges(self.units.weight)[edges.nodes]
 
 
 def step(

@@ -18,6 +18,11 @@ def loudness(audio: torch.Tensor, prompts: Sequence[str]) -> list[float]:
     Raises:
         ValueError: this is no audio.
     """
-    if audio.ndim != 3:
-        raise ValueError(f"loudness takes audio (B, C, N), not shape {tuple(audio.shape)}")
+    check_audio("loudness", audio)
     return audio.float().clamp(-1, 1).square().mean((1, 2)).sqrt().tolist()
+
+
+def check_audio(name: str, audio: torch.Tensor) -> None:
+    """Refuse images, videos and whatever else is no batch of audio, in the name of a reward."""
+    if audio.ndim != 3:
+        raise ValueError(f"{name} takes audio (B, C, N), not shape {tuple(audio.shape)}")

@@ -13,49 +13,25 @@ import importlib
 import importlib.util
 import inspect
 import math
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rewards.cards import BUILT_IN
+
 ENTRY_POINTS = "flowgrpo.rewards"
 
 
 class RewardError(ValueError):
     """A reward cannot be found or does not keep the contract. The message is one clear sentence."""
-
-
-@dataclass(frozen=True)
-class Card:
-    """What `flowgrpo rewards` says of a built-in reward; `target` is where it lives, the rest is for people."""
-
-    target: str
-    inputs: str
-    range: str
-    weights: str | None
-    licence: str
-
-
-BUILT_IN: dict[str, Card] = {
-    "shapes": Card("rewards.shapes:shapes", "image, prompt", "0 to 1", None, "Apache-2.0"),
-    "jpeg_size": Card("rewards.image:jpeg_size", "image", "below 0 (minus kilobytes)", None, "Apache-2.0"),
-    "motion": Card("rewards.video:motion", "video", "0 to 1", None, "Apache-2.0"),
-    "loudness": Card("rewards.audio:loudness", "audio", "0 to 1 (root mean square, linear)", None, "Apache-2.0"),
-    "countdown": Card("rewards.text:countdown", "text, numbers, target", "0, 0.1 or 1", None, "Apache-2.0"),
-    "sudoku": Card("rewards.text:sudoku", "text, puzzle, solution", "0 to 1", None, "Apache-2.0"),
-    "arithmetic": Card("rewards.text:arithmetic", "text, answer", "0 or 1", None, "Apache-2.0"),
-    "solved": Card("rewards.text:solved", "text, columns of those three", "0 or 1", None, "Apache-2.0"),
-    "tags": Card("rewards.text:tags", "text", "0 to 0.5", None, "Apache-2.0"),
-    "gsm8k": Card("rewards.text:gsm8k", "text, answer", "0 to 4", None, "Apache-2.0"),
-    "math_answer": Card("rewards.text:math_answer", "text, answer", "0 to 3", None, "Apache-2.0"),
-    "code": Card("rewards.code:code", "text, tests", "0 to 1", None, "Apache-2.0"),
-    "code_format": Card("rewards.code:code_format", "text", "0, 0.5 or 1", None, "Apache-2.0"),
-}
 
 
 @dataclass(frozen=True)
@@ -67,12 +43,25 @@ class Reward:
         function: the contract's callable.
         weight: in the sum of rewards.
         group_wise: whether it must be given one whole group at a time.
+        only: columns, and the value a row must have there for the reward to apply.
     """
 
     name: str
     function: Callable[..., Any]
     weight: float = 1.0
     group_wise: bool = False
+    only: Mapping[str, Any] = field(default_factory=dict)
+
+    def applies(self, columns: Mapping[str, Any]) -> bool:
+        """Whether this reward is asked about a row of these columns."""
+        return all(columns.get(name) == value for name, value in self.only.items())
+
+    @property
+    def takes(self) -> list[str] | None:
+        """Names of the columns that it receives where there are such; None: all there are."""
+        parameters = list(inspect.signature(self.function).parameters.values())
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        return None if takes_all else [p.name for p in parameters[2:]]
 
     def __call__(
         self, samples: torch.Tensor, prompts: Sequence[str], columns: Mapping[str, Sequence[Any]]
@@ -82,10 +71,10 @@ class Reward:
         Raises:
             RewardError: it did not return one number or None per sample.
         """
-        parameters = inspect.signature(self.function).parameters.values()
-        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        names = [p.name for p in parameters]
-        given = {k: list(v) for k, v in columns.items() if takes_all or k in names}
+        if isinstance(samples, torch.Tensor):
+            samples = samples.contiguous()  # sums round by layout: here as in a server, whatever decoder they come from
+        takes = self.takes
+        given = {k: list(v) for k, v in columns.items() if takes is None or k in takes}
         returned = self.function(samples, list(prompts), **given)
         try:
             values = list(returned)
@@ -127,38 +116,50 @@ def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None
     """Find a reward by what a user wrote.
 
     Args:
-        use: a built-in name, a dotted path `pkg.module:object`, a file `./file.py:object`, or the name of an installed
-            package's entry point in the group `flowgrpo.rewards`.
-        options: arguments for a class.
+        use: a built-in name, a dotted path `pkg.module:object`, a file `./file.py:object`, the name of an installed
+            package's entry point in the group `flowgrpo.rewards`, or the URL `http://host:port/name` of a served one
+            (several, separated by commas, are its replicas).
+        options: arguments for a class, or of the client of a URL.
         name: in metrics; by default the last part of `use`.
 
     Raises:
         RewardError: there is no such thing, or it cannot be made.
     """
-    found = _find(use)
-    if inspect.isclass(found):
+    found = find(use)
+    if inspect.isclass(found) or isinstance(found, partial):
         with _explained(f"the reward {use!r} could not be made"):
             found = found(**(options or {}))
     elif options:
         raise RewardError(f"the reward {use!r} is a function and takes no options, but got {', '.join(options)}")
     if not callable(found):
         raise RewardError(f"the reward {use!r} is {type(found).__name__}, which cannot be called")
-    return Reward(name or use.rpartition(":")[2], found, weight, bool(getattr(found, "group_wise", False)))
+    return Reward(name or re.split("[:/]", use)[-1], found, weight, bool(getattr(found, "group_wise", False)))
 
 
-def _find(use: str) -> Any:
+def find(use: str) -> Any:
+    """The function or class (a `partial` of it, where some options are settled) that `load` would use; see there."""
     if use in BUILT_IN:
-        return _attribute(importlib.import_module(BUILT_IN[use].target.partition(":")[0]), use, f"the reward {use!r}")
+        found = locate(BUILT_IN[use].target, f"the reward {use!r}")
+        return partial(found, **BUILT_IN[use].options) if BUILT_IN[use].options else found
+    if use.startswith(("http://", "https://")):
+        return partial(locate("rewards.client:Client", f"the reward {use!r}"), use)
     if ":" in use:
         return locate(use, f"the reward {use!r}")
     installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if use in installed:
         with _explained(f"the reward {use!r}: {installed[use].value} could not be imported"):
             return installed[use].load()
-    known = [*BUILT_IN, *installed]
-    close = difflib.get_close_matches(use, known, 1)
-    hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(known)}, or write ./file.py:function"
-    raise RewardError(f"there is no reward {use!r}, {hint}")
+    hint = nearest(use, [*BUILT_IN, *installed])
+    raise RewardError(
+        f"there is no reward {use!r}, {hint}" + ("" if hint.endswith("?") else ", or write ./file.py:function")
+    )
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """The end of an error: "did you mean 'x'?" if one of `choices` is close to `word`, otherwise all of them."""
+    choices = list(choices)
+    close = difflib.get_close_matches(word, choices, 1)
+    return f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(choices)}"
 
 
 def locate(use: str, what: str) -> Any:

@@ -6,7 +6,7 @@ A choice is a small configuration and the one call that builds what it names. Ma
 from __future__ import annotations
 
 from flowgrpo.axes.base import Choice, Strict
-from flowgrpo.axes.baseline import GroupMean, LeaveOneOut
+from flowgrpo.axes.baseline import Absolute, GroupMean, LeaveOneOut, Median, Tracker
 from flowgrpo.axes.credit import Depthwise, DiscountedValue, Siblings, StepGain, Terminal
 from flowgrpo.axes.kernel import CPS, DanceSDE, FlowSDE, Manifold
 from flowgrpo.axes.objective import Clip, NormalisedRatio, SoftGate
@@ -20,7 +20,7 @@ CHOICES: dict[str, dict[str, type[Choice]]] = {
         "tree": (Chain, Window, Brush, Branch, BranchWindow, Twigs, Custom),
         "kernel": (FlowSDE, DanceSDE, CPS, Manifold),
         "credit": (Terminal, Siblings, Depthwise, StepGain, DiscountedValue),
-        "baseline": (GroupMean, LeaveOneOut),
+        "baseline": (GroupMean, LeaveOneOut, Median, Tracker, Absolute),
         "objective": (Clip, NormalisedRatio, SoftGate),
     }.items()
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,6 +59,34 @@ class Card:
         first, last = self.samples[0].reward, self.samples[-1].reward
         return None if len(self.samples) < 2 or first is None or last is None else last - first
 
+    def gain_in(self, name: str) -> float | None:
+        """Gain in one reward; None if it is unknown."""
+        first, last = self.samples[0].rewards.get(name), self.samples[-1].rewards.get(name)
+        return None if len(self.samples) < 2 or first is None or last is None else last - first
+
+
+def gaps(cards: Sequence[Card], watched: Sequence[str]) -> list[float]:
+    """How far each card's gain in the trained reward is above its gain in the watched ones.
+
+    Gains are in units of their standard deviation over the cards, for rewards have different scales; of several watched
+    rewards the largest gap counts. 0 where a gain is unknown or nothing is watched.
+    """
+    trained = _standardised([card.gain for card in cards])
+    gaps = [0.0] * len(cards)
+    for name in watched:
+        for i, (own, other) in enumerate(
+            zip(trained, _standardised([card.gain_in(name) for card in cards]), strict=True)
+        ):
+            if own is not None and other is not None:
+                gaps[i] = max(gaps[i], own - other)
+    return gaps
+
+
+def _standardised(gains: Sequence[float | None]) -> list[float | None]:
+    known = [gain for gain in gains if gain is not None]
+    spread = statistics.pstdev(known) if known else 0.0
+    return [None if gain is None else gain / (spread or 1.0) for gain in gains]
+
 
 @dataclass(frozen=True)
 class Section:
@@ -69,6 +98,8 @@ class Section:
     facts: list[tuple[str, str]]
     headline: tuple[float, float] | None
     curve: str | None
+    parts: list[tuple[str, bool, str]]  # of each of several rewards: name, whether it is only watched, curve
+    gaps: list[float]  # of the cards
 
     @property
     def sounds(self) -> bool:
@@ -96,7 +127,7 @@ def _section(folder: Path) -> Section:
     if not manifest and samples == folder:  # a run that keeps no pictures still has its curve
         raise InputError(f"{folder}: there are no samples to show, it has no manifest.jsonl with lines")
     config = yaml.safe_load((folder / "config.yaml").read_text()) if samples != folder else {}
-    weights = {use["name"] or use["use"].rpartition(":")[2]: use["weight"] for use in config.get("rewards", [])}
+    weights = {_name(use): use["weight"] for use in config.get("rewards", [])}
     by_prompt = defaultdict(list)
     for line in manifest:
         by_prompt[line["prompt"], line["seed"]].append(line)
@@ -105,8 +136,8 @@ def _section(folder: Path) -> Section:
         for (prompt, seed), lines in by_prompt.items()
     ]
     metrics = read_metrics(folder)
-    held_out = [(m["step"], m["reward/mean"]) for m in metrics if m["phase"] == "eval" and m["reward/mean"] is not None]
-    train = [(m["step"], m["reward/mean"]) for m in metrics if m["phase"] == "train" and m["reward/mean"] is not None]
+    held_out, train = _points(metrics, "eval", "reward/mean"), _points(metrics, "train", "reward/mean")
+    watched = [_name(use) for use in config.get("eval_rewards", [])]
     return Section(
         folder.resolve().name,
         cards,
@@ -114,7 +145,29 @@ def _section(folder: Path) -> Section:
         _facts(config, metrics),
         (held_out[0][1], held_out[-1][1]) if len(held_out) > 1 else None,
         curve(held_out, train) if len(held_out) > 1 or len(train) > 1 else None,
+        _parts(metrics, list(weights), watched),
+        gaps(cards, watched),
     )
+
+
+def _name(use: dict[str, Any]) -> str:
+    """How metrics call a reward of a config."""
+    return use["name"] or use["use"].rpartition(":")[2]
+
+
+def _points(metrics: list[dict[str, Any]], phase: str, key: str) -> list[tuple[int, float]]:
+    return [(m["step"], m[key]) for m in metrics if m["phase"] == phase and m.get(key) is not None]
+
+
+def _parts(metrics: list[dict[str, Any]], trained: list[str], watched: list[str]) -> list[tuple[str, bool, str]]:
+    """A curve for each reward where there are several."""
+    names = [*trained, *watched]
+    found = []
+    for name in names if len(names) > 1 else []:
+        held_out, train = (_points(metrics, phase, f"reward/{name}/mean") for phase in ("eval", "train"))
+        if len(held_out) > 1:
+            found.append((name, name in watched, curve(held_out, train)))
+    return found
 
 
 def _worth_showing(samples: Path, manifest: list[dict[str, Any]]) -> list[dict[str, Any]]:

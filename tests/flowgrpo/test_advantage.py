@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowgrpo.advantage import combined, group_mean, leave_one_out, zero_std_fraction
+from flowgrpo.advantage import against, combined, group_mean, leave_one_out, median, zero_std_fraction
+from flowgrpo.axes.baseline import Absolute, GroupMean, Tracker
+from flowgrpo.errors import InputError
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "group_advantages.json").read_text())
 
@@ -93,3 +95,75 @@ def test_rewards_that_do_not_apply_leave_the_sum():
     total = combined(values, torch.tensor([1.0, 0.5], dtype=torch.float64))
     assert total[:2].tolist() == [2.0, 1.0]
     assert total[2].isnan()
+
+
+def test_one_outlier_does_not_move_the_median():
+    values, groups = tensors([1.0, 2.0, 3.0, 4.0, 90.0, 5.0, 7.0], [0, 0, 0, 0, 0, 1, 1])
+    assert median(values, groups, "none").tolist() == [-2, -1, 0, 1, 87, -1, 1]  # the mean, 20, is above four of five
+    scaled = median(values, groups, "mad", eps=0.0)
+    assert scaled.tolist() == [-2, -1, 0, 1, 87, -1, 1]  # median of |2, 1, 0, 1, 87| is 1
+    spread = values[:5].std(correction=0)
+    torch.testing.assert_close(median(values, groups, "group", 0.0)[4], 87 / spread)
+
+
+def test_a_lost_value_is_no_part_of_the_median():
+    values, groups = tensors([1.0, math.nan, 3.0, 9.0, math.nan], [0, 0, 0, 0, 1])
+    for std in ("none", "mad", "group", "global"):
+        found = median(values, groups, std)
+        assert found[[1, 2, 4]].tolist() == [0, 0, 0]
+        assert found[0] < 0 < found[3]
+
+
+def test_what_was_expected_needs_no_group():
+    values, expected = tensors([1.0, 1.0, 5.0], [0.5, 0.5, 6.0])
+    assert against(values, expected, "none").tolist() == [0.5, 0.5, -1.0]
+    normalised = against(values, expected, "global", eps=0.0)
+    assert normalised.mean().abs() < 1e-12
+    assert normalised.std(correction=0) == pytest.approx(1)
+
+
+WEIGHTS = torch.tensor([1.0, 1.0], dtype=torch.float64)
+LOUD_AND_QUIET = torch.tensor([[0.0, 0.03], [10.0, 0.02], [20.0, 0.01], [30.0, 0.0]], dtype=torch.float64)
+GROUP = torch.zeros(4, 1, dtype=torch.long)
+
+
+def test_a_sum_starves_the_quiet_reward_and_others_do_not():
+    by_sum = GroupMean(eps=0.0).advantages(LOUD_AND_QUIET, WEIGHTS, GROUP)
+    loud = group_mean(LOUD_AND_QUIET[:, 0], GROUP, eps=0.0)
+    torch.testing.assert_close(by_sum, loud, rtol=1e-2, atol=0)
+    for combine in ("per_reward", "decoupled"):  # two opposite rewards of equal weight leave nothing
+        assert GroupMean(eps=0.0, combine=combine).advantages(LOUD_AND_QUIET, WEIGHTS, GROUP).tolist() == [0] * 4
+    louder = torch.tensor([2.0, 1.0], dtype=torch.float64)
+    weighed = GroupMean(eps=0.0, combine="per_reward").advantages(LOUD_AND_QUIET, louder, GROUP)
+    torch.testing.assert_close(weighed, loud)  # 2 z - z
+    torch.testing.assert_close(GroupMean(eps=0.0, combine="decoupled").advantages(LOUD_AND_QUIET, louder, GROUP), loud)
+
+
+def test_decoupled_advantages_have_mean_zero_and_spread_one_over_the_batch():
+    torch.manual_seed(0)
+    values, sets = torch.randn(24, 3, dtype=torch.float64), torch.arange(24)[:, None] // 6
+    found = GroupMean(combine="decoupled", eps=0.0).advantages(values, torch.tensor([1.0, 0.3, 2.0]).double(), sets)
+    assert found.mean().abs() < 1e-12
+    assert found.std(correction=0) == pytest.approx(1)
+
+
+def test_a_reward_that_does_not_apply_leaves_the_others():
+    values = torch.tensor([[1.0, math.nan], [3.0, math.nan], [2.0, 5.0], [4.0, 7.0]], dtype=torch.float64)
+    sets = torch.tensor([[0], [0], [1], [1]])
+    found = GroupMean(combine="per_reward", eps=0.0).advantages(values, WEIGHTS, sets)
+    assert found.tolist() == [-1, 1, -2, 2]
+
+
+def test_a_tracker_compares_with_what_the_prompt_gave_before():
+    values, sets = torch.tensor([[1.0], [1.0], [3.0], [5.0]], dtype=torch.float64), torch.tensor([[0], [0], [1], [1]])
+    expected = torch.tensor([0.25, 0.25, math.nan, math.nan], dtype=torch.float64)
+    found = Tracker(std="none").advantages(values, WEIGHTS[:1], sets, None, expected)
+    assert found.tolist() == [0.75, 0.75, -2, 2]  # a group of equal values teaches; one that is new has its others
+    with pytest.raises(InputError, match="take credit=terminal"):
+        Tracker().advantages(values, WEIGHTS[:1], sets.repeat(1, 2), None, expected)
+
+
+def test_an_absolute_baseline_needs_nobody_else():
+    values = torch.tensor([[0.2], [0.9], [math.nan]], dtype=torch.float64)
+    found = Absolute(value=0.5).advantages(values, WEIGHTS[:1], torch.arange(3)[:, None])
+    assert found.tolist() == pytest.approx([-0.3, 0.4, 0])

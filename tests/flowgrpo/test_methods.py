@@ -113,8 +113,8 @@ def without(credited, tree, dropped):
 def test_any_edges_can_leave_the_update_without_a_trace(tmp_path, preset):
     """Also some of the siblings that leave one state, with a divergence, weights of steps and of edges."""
     run = trainer(tmp_path, METHODS[preset], updates=1)
-    rolled = run._rollout(0)
-    credited, _ = run._credit(rolled)
+    rolled = run._rollout(0, run._groups(0))
+    credited, _ = run._credit(rolled, run._groups(0))
     dropped = sorted(trained_nodes(rolled.tree))[::3]
     keep = torch.ones(len(rolled.tree.nodes), dtype=torch.bool)
     keep[dropped] = False
@@ -126,8 +126,8 @@ def test_any_edges_can_leave_the_update_without_a_trace(tmp_path, preset):
 @pytest.mark.parametrize("rule", GATHERED)
 def test_a_pruned_edge_has_no_say_in_the_gradient(tmp_path, rule):
     run = trainer(tmp_path, METHODS[rule], updates=1)
-    rolled = run._rollout(0)
-    credited, _ = run._credit(rolled)
+    rolled = run._rollout(0, run._groups(0))
+    credited, _ = run._credit(rolled, run._groups(0))
     gathered = gradient(run, credited)
     kept = trained_nodes(credited.tree)
     dropped = trained_nodes(rolled.tree) - kept
@@ -145,9 +145,9 @@ def test_a_pruned_edge_has_no_say_in_the_gradient(tmp_path, rule):
                 edges.log_prob[hit] -= 1.0
 
     disturb(dropped)
-    assert torch.equal(gradient(run, run._credit(rolled)[0]), gathered)
+    assert torch.equal(gradient(run, run._credit(rolled, run._groups(0))[0]), gathered)
     disturb(list(kept)[:1])
-    assert not torch.equal(gradient(run, run._credit(rolled)[0]), gathered)
+    assert not torch.equal(gradient(run, run._credit(rolled, run._groups(0))[0]), gathered)
 
 
 @pytest.mark.parametrize("rule", GATHERED)
@@ -158,9 +158,9 @@ def test_a_chain_whose_reward_was_lost_is_pruned_before_any_other(tmp_path, rule
         return nearness(samples, prompts) * torch.tensor([math.nan, 1.0]).repeat(len(prompts) // 2)
 
     run = trainer(tmp_path, METHODS[rule], only_second_children)
-    rolled = run._rollout(0)
+    rolled = run._rollout(0, run._groups(0))
     assert rolled.scores.lost.tolist() == [rolled.tree.nodes[leaf].path[-1] == 0 for leaf in rolled.tree.leaves]
-    kept = [rolled.tree.nodes[node] for node in trained_nodes(run._credit(rolled)[0].tree)]
+    kept = [rolled.tree.nodes[node] for node in trained_nodes(run._credit(rolled, run._groups(0))[0].tree)]
     chains = [node.path for node in kept if node.step > 3]  # steps 3 and 4 lie below the last split, at step 2
     assert len(chains) == 2 * 24 / 2
     assert {path[-1] for path in chains} == {1}
@@ -221,7 +221,11 @@ def test_a_calibration_follows_its_counts_and_is_kept(tmp_path):
     assert told == {
         "step": 0, "phase": "calibration", "cost/model_evaluations": 3 * 24 * 21, "cost/decoded": 3 * 24 * 6,
     }  # fmt: skip
-    drawn = {e.sigma: edges.move.kernel.level for e in run._rollout(0).tree.evaluations for edges in e.trained}
+    drawn = {
+        e.sigma: edges.move.kernel.level
+        for e in run._rollout(0, run._groups(0)).tree.evaluations
+        for edges in e.trained
+    }
     assert [drawn[sigma] for sigma in run.policy.sigmas[:5]] == kept["levels"][:5]
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from flowgrpo import prompts
 from flowgrpo.errors import InputError
-from flowgrpo.prompts import Prompt, for_iteration
+from flowgrpo.prompts import Prompt, shuffled
 
 
 def test_a_text_file_is_one_prompt_per_line(tmp_path):
@@ -53,10 +53,9 @@ def test_missing_empty_and_foreign_files_are_refused(tmp_path):
 
 
 def test_iterations_walk_through_shuffled_passes():
-    rows = [Prompt(str(i)) for i in range(10)]
-    drawn = [[p.text for p in for_iteration(rows, 4, 0, i)] for i in range(5)]
-    flat = [text for texts in drawn for text in texts]
-    assert sorted(flat[:10], key=int) == sorted(flat[10:], key=int) == [str(i) for i in range(10)]
+    drawn = [shuffled(10, 4, 0, i) for i in range(5)]
+    flat = [place for places in drawn for place in places]
+    assert sorted(flat[:10]) == sorted(flat[10:]) == list(range(10))
     assert flat[:10] != flat[10:]
-    assert [p.text for p in for_iteration(rows, 4, 0, 3)] == drawn[3]
-    assert [p.text for p in for_iteration(rows, 4, 1, 0)] != drawn[0]
+    assert shuffled(10, 4, 0, 3) == drawn[3]
+    assert shuffled(10, 4, 1, 0) != drawn[0]

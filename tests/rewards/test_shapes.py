@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 import torch
+from scipy import ndimage
 
 from flowgrpo.shapes.scenes import Drawn, arrange, captions, draw, every_caption, is_held_out, names_unseen
-from rewards.shapes import COLOURS, SHAPES, detect, parse, shapes
+from rewards.shapes import BACKGROUND, COLOURS, SHAPES, Found, detect, parse, shapes
 
 
 def reward(objects, caption):
@@ -52,7 +53,7 @@ def test_above_and_below_follow_the_vertical():
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("radius", [7.0, 9.3, 12.0])
 def test_every_kind_is_recognised_at_every_size(colour, shape, radius):
-    (found,) = detect(draw([Drawn((colour, shape), 31.4, 29.8, radius)]))
+    ((found,),) = detect(draw([Drawn((colour, shape), 31.4, 29.8, radius)])[None])
     assert (found.colour, found.shape) == (colour, shape)
 
 
@@ -65,8 +66,59 @@ def test_noise_and_blank_pictures_earn_nothing():
 def test_a_smear_is_not_a_shape():
     image = torch.from_numpy(draw([]))[None].clone()
     image[0, :, 20:26, 5:60] = torch.tensor(COLOURS["red"])[:, None, None]
-    assert [f.shape for f in detect(image[0].numpy())] == [None]
+    assert [f.shape for f in detect(image.numpy())[0]] == [None]
     assert shapes(image, ["a red square"]) == [0.0]
+
+
+def found_one_by_one(image):
+    """What `detect` means, one step of the definition after the other, one picture and one colour at a time."""
+    palette = np.array([BACKGROUND, *COLOURS.values()], dtype=np.float32)
+    nearest = ((image[None] - palette[:, :, None, None]) ** 2).sum(1).argmin(0)
+    for index, colour in enumerate(COLOURS, start=1):
+        labels, count = ndimage.label(ndimage.binary_opening(nearest == index, np.ones((2, 2))))
+        for label in range(1, count + 1):
+            rows, columns = np.nonzero(labels == label)
+            if len(rows) < 24:
+                continue
+            top, left, bottom, right = rows.min(), columns.min(), rows.max() + 1, columns.max() + 1
+            y, x = np.mgrid[top:bottom, left:right]
+            v, u = (y - top + 0.5) / (bottom - top), (x - left + 0.5) / (right - left)
+            templates = {
+                "circle": (u - 0.5) ** 2 + (v - 0.5) ** 2 <= 0.25,
+                "square": np.full(u.shape, True),
+                "triangle": np.abs(u - 0.5) <= v / 2,
+            }
+            component = labels[top:bottom, left:right] == label
+            overlap = {name: (component & t).sum() / (component | t).sum() for name, t in templates.items()}
+            best = max(overlap, key=overlap.get)
+            fits = overlap[best] >= 0.75 and 0.6 < (bottom - top) / (right - left) < 1.6
+            centre = (np.mean(columns - left) + left, np.mean(rows - top) + top)
+            yield Found(colour, best if fits else None, centre, (left, top, right, bottom))
+
+
+def test_a_batch_is_read_exactly_as_its_pictures_one_by_one():
+    rng = np.random.default_rng(7)
+    drawn = np.stack([draw(arrange(text, rng)) for text in captions("eval")])
+    grainy = drawn[:32] + rng.normal(0, 0.1, (32, 3, 64, 64)).astype(np.float32)
+    blurred = ndimage.gaussian_filter(rng.standard_normal((32, 3, 64, 64)), (0, 0, 3, 3)).astype(np.float32) * 2 + 0.5
+    noise = rng.random((8, 3, 64, 64), dtype=np.float32)
+    images = np.concatenate([drawn, grainy.clip(0, 1), blurred.clip(0, 1), noise, np.zeros((1, 3, 64, 64), np.float32)])
+    one_by_one = [list(found_one_by_one(image)) for image in images]
+    assert sum(len(found) for found in one_by_one) > 1000
+    assert sum(f.shape is None for found in one_by_one for f in found) > 300
+    assert detect(images) == one_by_one
+
+
+def test_a_picture_of_any_size_is_read_up_to_its_edges():
+    image = np.broadcast_to(np.array(BACKGROUND, np.float32)[:, None, None], (3, 20, 33)).copy()
+    image[:, 12:20, 25:33] = np.array(COLOURS["blue"])[:, None, None]
+    image[:, 0:7, 0:7] = np.array(COLOURS["blue"])[:, None, None]
+    assert detect(image[None]) == [
+        [
+            Found("blue", "square", (3.0, 3.0), (0, 0, 7, 7)),
+            Found("blue", "square", (28.5, 15.5), (25, 12, 33, 20)),
+        ]
+    ]
 
 
 def test_a_prompt_outside_the_language_is_explained():

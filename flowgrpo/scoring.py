@@ -1,0 +1,138 @@
+"""Score pictures, videos and sounds that exist as files."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageSequence
+
+from flowgrpo import conditions
+from flowgrpo.errors import InputError
+from flowgrpo.evaluate import read_manifest
+from rewards import Reward, RewardError
+
+BATCH = 16
+
+
+@dataclass(frozen=True)
+class File:
+    """One file to score: its name relative to the folder, its prompt, further columns."""
+
+    name: str
+    prompt: str
+    columns: dict[str, Any]
+
+
+def score_folder(folder: Path, rewards: Sequence[Reward]) -> list[dict[str, Any]]:
+    """Rewards of every sample of a folder.
+
+    Prompts, and further columns, come from its manifest.jsonl; without one a file's name is its prompt, `_` for a space.
+    Group-wise rewards meet all files of one prompt together.
+
+    Returns:
+        for each file `file`, `prompt` and `rewards`, a map from names to numbers, None where a reward does not apply.
+
+    Raises:
+        InputError: there is nothing to score, or a file cannot be read.
+        RewardError: a reward fails, or breaks its contract.
+    """
+    files = listed(folder)
+    found: list[dict[str, float | None]] = [{} for _ in files]
+    for reward in rewards:
+        for places in batches(files, reward.group_wise):
+            samples = [read(folder / files[i].name) for i in places]
+            for alike in _of_one_shape(places, samples, reward):
+                for i, value in zip(alike, _scored(reward, files, alike, places, samples), strict=True):
+                    found[i][reward.name] = value
+    return [{"file": file.name, "prompt": file.prompt, "rewards": own} for file, own in zip(files, found, strict=True)]
+
+
+def listed(folder: Path) -> list[File]:
+    """The files of a folder, by its manifest or by their names.
+
+    Raises:
+        InputError: there is no such folder, or nothing in it.
+    """
+    if not folder.is_dir():
+        raise InputError(f"--samples: there is no folder {folder}")
+    lines = read_manifest(folder)
+    for line in lines:
+        if not (folder / str(line.get("file"))).is_file() or not isinstance(line.get("prompt"), str):
+            raise InputError(f"{folder / 'manifest.jsonl'}: a line needs a file that exists and a prompt, not {line}")
+    known = ("file", "prompt", "rewards")
+    files = [File(line["file"], line["prompt"], {k: v for k, v in line.items() if k not in known}) for line in lines]
+    if not files:
+        names = sorted(path.name for path in folder.iterdir() if conditions.is_file_name(path.name))
+        files = [File(name, Path(name).stem.replace("_", " "), {}) for name in names]
+    if not files:
+        raise InputError(f"--samples: {folder} holds no manifest.jsonl and no picture, video or sound")
+    return files
+
+
+def batches(files: Sequence[File], group_wise: bool) -> list[list[int]]:
+    """Places of files that are scored together: all of one prompt for a group-wise reward, else a few."""
+    if not group_wise:
+        return [list(range(at, min(at + BATCH, len(files)))) for at in range(0, len(files), BATCH)]
+    by_prompt = defaultdict(list)
+    for i, file in enumerate(files):
+        by_prompt[file.prompt].append(i)
+    return list(by_prompt.values())
+
+
+def _of_one_shape(places: Sequence[int], samples: Sequence[torch.Tensor], reward: Reward) -> list[list[int]]:
+    by_shape = defaultdict(list)
+    for i, sample in zip(places, samples, strict=True):
+        by_shape[tuple(sample.shape)].append(i)
+    if reward.group_wise and len(by_shape) > 1:
+        raise InputError(
+            f"--samples: {reward.name} compares the samples of a prompt, but here they have the shapes "
+            f"{' and '.join(map(str, by_shape))}"
+        )
+    return list(by_shape.values())
+
+
+def _scored(
+    reward: Reward, files: Sequence[File], alike: list[int], places: list[int], samples: list[torch.Tensor]
+) -> list[float | None]:
+    chosen = [files[i] for i in alike]
+    names = dict.fromkeys(name for file in chosen for name in file.columns)
+    columns = {name: [file.columns.get(name) for file in chosen] for name in names}
+    stacked = torch.stack([samples[places.index(i)] for i in alike])
+    try:
+        values = reward(stacked, [file.prompt for file in chosen], columns)
+    except RewardError:
+        raise
+    except Exception as error:  # a plug-in may raise anything
+        raise RewardError(f"the reward {reward.name!r} failed on {chosen[0].name}: {error}") from error
+    if values.isinf().any():
+        bad = chosen[int(values.isinf().nonzero()[0])].name
+        raise RewardError(f"the reward {reward.name!r} returned NaN or infinity for {bad}, not a float or None")
+    return [None if value != value else value for value in values.tolist()]
+
+
+def read(path: Path) -> torch.Tensor:
+    """A sample from a file, as rewards receive it.
+
+    Returns:
+        a picture (3, H, W) or, of several frames, a video (F, 3, H, W), float32 in [0, 1]; or audio (C, N) in [-1, 1].
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    conditions.check([{"file": str(path)}], ["file"], "--samples")
+    if path.suffix.lower() == ".webp":  # which conditions.py takes for a picture; ours may move
+        with Image.open(path) as file:
+            found = [frame.convert("RGB") for frame in ImageSequence.Iterator(file)]
+    else:
+        found = conditions.loaded(str(path))
+    if isinstance(found, torch.Tensor):
+        return found
+    frames = found if isinstance(found, list) else [found]
+    video = torch.from_numpy(np.stack([np.asarray(frame) for frame in frames])).permute(0, 3, 1, 2).float() / 255
+    return video if len(video) > 1 else video[0]

@@ -1,0 +1,67 @@
+"""Rewards that compare a picture with its prompt by a CLIP of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers import CLIPModel
+
+from rewards.model import PictureReward, distinct, pooled
+
+
+class _Clip(PictureReward):
+    def _load(self) -> nn.Module:
+        return self.pretrained(CLIPModel)
+
+    def _cosine(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+        seen = pooled(self.model.get_image_features(pixel_values=self.pixels(images)))
+        return torch.cosine_similarity(seen.float(), distinct(self._encode, prompts).float())
+
+    def _encode(self, texts: list[str]) -> torch.Tensor:
+        length = self.model.config.text_config.max_position_embeddings
+        tokens = self.tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
+        tokens = tokens.to(self.device)
+        return pooled(self.model.get_text_features(tokens["input_ids"], attention_mask=tokens["attention_mask"]))
+
+
+class ClipScore(_Clip):
+    """CLIPScore: 2.5 max(cos(image, prompt), 0) of CLIP features (Hessel et al., 2104.08718), 0 to 2.5, mostly 0.4 to 0.9.
+
+    The prompt is read as it is, without the paper's "A photo depicts" in front; so does torchmetrics, whose score is 40
+    times this one.
+
+        rewards: [{use: clip_score, options: {path: openai/clip-vit-large-patch14, batch_size: 16, dtype: bfloat16}}]
+
+    Args:
+        path: a CLIP with its tokenizer and image processor: a folder or a hub id.
+        batch_size: pictures at a time.
+        dtype: float32, bfloat16 or float16.
+    """
+
+    called = "clip_score"
+    weights = "openai/clip-vit-large-patch14"
+
+    def _score(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+        return 2.5 * self._cosine(images, prompts).clamp(min=0)
+
+
+class PickScore(_Clip):
+    """PickScore: exp(logit_scale) cos(image, prompt) of a CLIP ViT-H/14 trained on people's choices (Kirstain, 2305.01569).
+
+    Within -100 to 100, in practice 16 to 26. Flow-GRPO trains on it divided by 26: `weight: 0.0385` does likewise.
+
+        rewards: [{use: pickscore, options: {batch_size: 16, dtype: bfloat16}}]
+
+    Args:
+        path: PickScore with its tokenizer and image processor: a folder or a hub id.
+        batch_size: pictures at a time.
+        dtype: float32, bfloat16 or float16.
+    """
+
+    called = "pickscore"
+    weights = "yuvalkirstain/PickScore_v1"
+
+    def _score(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+        return self.model.logit_scale.float().exp() * self._cosine(images, prompts)

@@ -1,0 +1,117 @@
+"""Requests to an HTTP service: replicas, a time limit, retries with exponential back-off, a token."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Sequence
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2 as httpx
+
+from rewards.base import RewardError
+
+PASSING = (408, 429, 500, 502, 503, 504)  # statuses that another try may not meet
+FIRST_PAUSE = 0.5  # seconds before the second round; doubles from round to round
+REST = 30.0  # seconds for which a replica that failed is asked last
+
+
+class Endpoint:
+    """One service, behind one or more replicas that take turns.
+
+    A request goes to the next replica, and where that fails to the others; then, after a pause, there is another round. A
+    status that says that the request itself is wrong is not tried again.
+
+    Args:
+        urls: of the replicas, without what differs from request to request.
+        timeout: seconds after which a request has failed, all its tries included. Where a replica does not answer, the
+            others share what is left.
+        retries: further rounds after the first.
+        token_env: name of the environment variable with the bearer token, if one is needed.
+
+    Raises:
+        RewardError: a URL is none, or the variable is not set.
+    """
+
+    def __init__(self, urls: Sequence[str], timeout: float, retries: int, token_env: str | None = None):
+        self.urls = [url.strip().rstrip("/") for url in urls]
+        for url in self.urls:
+            if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+                raise RewardError(f"{url!r} is no address such as http://127.0.0.1:8100")
+        if token_env is not None and not os.environ.get(token_env):
+            raise RewardError(
+                f"the environment variable {token_env}, which should hold the token of {urls[0]}, is not set"
+            )
+        self.timeout, self.retries = timeout, retries
+        headers = {} if token_env is None else {"Authorization": f"Bearer {os.environ[token_env]}"}
+        local = all(is_loopback(urlsplit(url).hostname) for url in self.urls)
+        self._http = httpx.Client(headers=headers, trust_env=not local)  # no proxy reaches what is on this machine
+        self._turns = itertools.count()
+        self._failed_at: dict[str, float] = {}
+
+    def ask(self, method: str, path: str, only: str | None = None, **content: Any) -> httpx.Response:
+        """The answer to one request; safe to call from several threads.
+
+        Args:
+            path: behind the URL of a replica.
+            only: the one replica to ask.
+            content: of the request, as httpx takes it (`content`, `json`, `headers`).
+
+        Raises:
+            RewardError: there was none, or one that is no success.
+        """
+        deadline = time.monotonic() + self.timeout
+        problem = ""
+        for round_ in range(1 + self.retries):
+            if round_:
+                time.sleep(max(0.0, min(FIRST_PAUSE * 2 ** (round_ - 1), deadline - time.monotonic())))
+            urls = [only] if only else self._in_turn()
+            for i, url in enumerate(urls):
+                left = (deadline - time.monotonic()) / (len(urls) - i)
+                if left <= 0:
+                    break
+                try:
+                    response = self._http.request(method, url + path, timeout=left, **content)
+                except httpx.TimeoutException:
+                    problem = f"{url}{path} did not answer within {left:.3g} s"
+                except httpx.RequestError as error:
+                    problem = f"{url}{path} could not be reached ({str(error) or type(error).__name__})"
+                else:
+                    if response.is_success:
+                        self._failed_at.pop(url, None)
+                        return response
+                    problem = f"{url}{path} answered {response.status_code}: {_complaint(response)}"
+                    if response.status_code not in PASSING:
+                        raise RewardError(problem)
+                self._failed_at[url] = time.monotonic()
+        raise RewardError(problem)
+
+    def _in_turn(self) -> list[str]:
+        """All replicas, beginning with the next; those that failed lately come last."""
+        start = next(self._turns) % len(self.urls)
+        long_ago = time.monotonic() - REST
+        return sorted(
+            self.urls[start:] + self.urls[:start], key=lambda url: self._failed_at.get(url, long_ago) > long_ago
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address can be reached from this machine only."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _complaint(response: httpx.Response) -> str:
+    """What an answer says of its failure: our `error`, the `error.message` of OpenAI's, or how its text begins."""
+    try:
+        said = response.json()
+        said = said.get("error") or said.get("message") or said
+        said = said.get("message", said) if isinstance(said, dict) else said
+    except (ValueError, AttributeError):
+        said = response.text
+    return " ".join(str(said).split())[:300] or response.reason_phrase

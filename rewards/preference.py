@@ -1,0 +1,115 @@
+"""Pairwise preference: how often a sample wins against the others of its group (Pref-GRPO, arXiv 2508.20751)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from rewards.base import RewardError, locate
+from rewards.chat import Chat, pictures, text
+from rewards.judge import filled
+
+TEMPLATE = (
+    "Both were generated from the description between the lines.\n---\n{prompt}\n---\n"
+    "Which one is better: which follows the description more closely or, if they are level in that, which one is better "
+    "made? Answer 1 for the first, 2 for the second, tie if neither is."
+)
+ANSWERS = {"1": 1.0, "2": 0.0, "tie": 0.5}
+
+
+class Preference:
+    """The win rate of each sample of a group over all pairs: wins / (group size - 1), in [0, 1]; ties count one half.
+
+    The published form shows each pair once, in the order of the group, so that a judge who favours a position favours the
+    early or the late samples; `both_orders` shows it both ways, which makes that cancel, for twice the questions. An answer
+    that cannot be read counts as a tie, as published. Where the published form rounds to three places, we do not.
+
+    A group of one, as in evaluation, has nothing to be compared with: None.
+
+    Args:
+        endpoint: URL of an OpenAI-compatible endpoint; see `rewards.judge.Judge`. This, or `compare`.
+        compare: a function of your own in the endpoint's place, `./file.py:function` or `pkg.module:function`, called with
+            two samples and their prompt: 1 where the first is better, 0 where the second is, between these for degrees,
+            None where it cannot tell.
+        both_orders: whether each pair is shown both ways.
+        model, method, frames, options: see `rewards.judge.Judge`; `logprobs` makes a win the probability of it.
+        template: the question, behind the pictures; {prompt} and the names of columns in braces are filled in.
+        answers: what may be answered, and how much of a win for the first it is.
+
+    Attributes:
+        rounds: comparisons so far.
+        undecided: comparisons so far whose answer could not be read.
+
+    Raises:
+        RewardError: the endpoint or the function cannot be had, or an option does not fit.
+    """
+
+    group_wise = True
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        compare: str | Callable[[torch.Tensor, torch.Tensor, str], float | None] | None = None,
+        both_orders: bool = True,
+        model: str | None = None,
+        method: str = "guided",
+        frames: int = 4,
+        template: str = TEMPLATE,
+        answers: Mapping[str, float] | None = None,
+        **options: Any,
+    ):
+        if (endpoint is None) == (compare is None):
+            raise RewardError(
+                "preference needs either an endpoint or a function to compare, options: {endpoint: http://...}"
+            )
+        if compare is not None and options:
+            raise RewardError(f"preference by compare asks no endpoint and takes no {', '.join(options)}")
+        self.compare = locate(compare, "compare") if isinstance(compare, str) else compare
+        self.chat = Chat(answers or ANSWERS, endpoint, model, method, **options) if endpoint else None
+        self.both_orders, self.frames, self.template = both_orders, frames, template
+        self.remote = endpoint is not None  # waits for others, and tries again by itself
+        self.rounds = self.undecided = 0
+
+    def __call__(self, samples: torch.Tensor, prompts: Sequence[str], **columns: Sequence[Any]) -> list[float | None]:
+        """Win rates of one group, images (G, 3, H, W) or videos (G, F, 3, H, W) in [0, 1] of one prompt.
+
+        Raises:
+            RewardError: the endpoint failed, or `compare` returned no number between 0 and 1.
+            ValueError: the samples are of several prompts.
+        """
+        if len(set(prompts)) > 1:
+            raise ValueError(f"preference compares samples of one prompt, not of {len(set(prompts))}")
+        size = len(prompts)
+        if size == 1:
+            return [None]
+        pairs = list(itertools.combinations(range(size), 2))
+        shown = [*pairs, *((j, i) for i, j in pairs)] if self.both_orders else pairs
+        row = {name: values[0] for name, values in columns.items()}
+        outcomes = (
+            self._asked(samples, prompts[0], row, shown) if self.chat else self._compared(samples, prompts[0], shown)
+        )
+        self.rounds += len(shown)
+        self.undecided += outcomes.count(None)
+        wins = torch.zeros(size, dtype=torch.float64)
+        for (i, j), outcome in zip(shown, outcomes, strict=True):
+            won = 0.5 if outcome is None else outcome
+            wins[i] += won
+            wins[j] += 1 - won
+        return (wins / (len(shown) / len(pairs)) / (size - 1)).tolist()
+
+    def _asked(
+        self, samples: torch.Tensor, prompt: str, row: Mapping[str, Any], pairs: Sequence[tuple[int, int]]
+    ) -> list[float | None]:
+        parts = [pictures(sample, self.frames) for sample in samples]
+        question = text(filled(self.template, {**row, "prompt": prompt}))
+        return self.chat.ask([[text("First:"), *parts[i], text("Second:"), *parts[j], question] for i, j in pairs])
+
+    def _compared(self, samples: torch.Tensor, prompt: str, pairs: Sequence[tuple[int, int]]) -> list[float | None]:
+        outcomes = [self.compare(samples[i], samples[j], prompt) for i, j in pairs]
+        for outcome in outcomes:
+            if outcome is not None and not (isinstance(outcome, (int, float)) and 0 <= outcome <= 1):
+                raise RewardError(f"compare returned {outcome!r}, not a number from 0 to 1 or None")
+        return outcomes

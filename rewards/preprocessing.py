@@ -1,0 +1,90 @@
+"""What a vision model does to a picture before it looks: resize, crop, normalise; on tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional as F
+
+BILINEAR = 2  # as PIL and transformers number it; the models served here use this or bicubic
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """A model's own preprocessing, as its files describe it.
+
+    Attributes:
+        size: (H, W) that pictures are resized to, antialiased.
+        fit: `cover` keeps the aspect and lets the shorter edge reach `size`, `contain` the longer one, `exact` stretches.
+        crop: (H, W) cut from the centre afterwards, with black where the picture is smaller; None: no crop.
+        mean: of each channel, subtracted.
+        std: of each channel, divided by.
+        interpolation: of the resizing.
+    """
+
+    size: tuple[int, int]
+    fit: Literal["cover", "contain", "exact"]
+    crop: tuple[int, int] | None
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    interpolation: InterpolationMode = InterpolationMode.BICUBIC
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """Pictures, float (B, 3, H, W) in [0, 1], as the model takes them, float32 (B, 3, h, w).
+
+        They are rounded to 8 bits first, as in a file: models were trained on such, through PIL, which this follows to the
+        bit or nearly, and a picture scores the same before and after it is saved.
+        """
+        pictures = images.float().clamp(0, 1).mul(255).round().byte()
+        pictures = F.resize(pictures, self._resized(*images.shape[-2:]), self.interpolation, antialias=True)
+        if self.crop is not None:
+            pictures = F.center_crop(pictures, self.crop)
+        return F.normalize(pictures / 255, self.mean, self.std)
+
+    def _resized(self, height: int, width: int) -> list[int]:
+        if self.fit == "exact":
+            return list(self.size)
+        if self.fit == "contain":
+            scale = min(self.size[0] / height, self.size[1] / width)
+            return [round(height * scale), round(width * scale)]
+        edge = self.size[0]
+        long = int(edge * max(height, width) / min(height, width))
+        return [edge, long] if height <= width else [long, edge]
+
+
+def of_transformers(processor: Any) -> Preprocessing:
+    """What an image processor of transformers says (CLIP, DINOv2, DINOv3, SigLIP and whichever resize, crop and normalise).
+
+    Raises:
+        ValueError: it resizes in a way of its own.
+    """
+    size = {key: value for key, value in dict(processor.size).items() if value is not None}
+    if set(size) == {"shortest_edge"}:
+        fit, edges = "cover", (size["shortest_edge"],) * 2
+    elif set(size) == {"height", "width"}:
+        fit, edges = "exact", (size["height"], size["width"])
+    else:
+        raise ValueError(
+            f"{type(processor).__name__} resizes by {', '.join(size)}, not to a shortest edge or a height and width"
+        )
+    crop = dict(processor.crop_size) if getattr(processor, "do_center_crop", None) else None
+    return Preprocessing(
+        edges,
+        fit,
+        (crop["height"], crop["width"]) if crop else None,
+        tuple(processor.image_mean),
+        tuple(processor.image_std),
+        InterpolationMode.BILINEAR if processor.resample == BILINEAR else InterpolationMode.BICUBIC,
+    )
+
+
+def of_open_clip(config: dict[str, Any]) -> Preprocessing:
+    """What open_clip says of a model (`open_clip.get_model_preprocess_cfg`)."""
+    size = config["size"]
+    edges = (size, size) if isinstance(size, int) else tuple(size)
+    fit = {"shortest": "cover", "longest": "contain", "squash": "exact"}[config["resize_mode"]]
+    interpolation = InterpolationMode.BILINEAR if config["interpolation"] == "bilinear" else InterpolationMode.BICUBIC
+    return Preprocessing(edges, fit, edges, tuple(config["mean"]), tuple(config["std"]), interpolation)

@@ -1,0 +1,72 @@
+"""How fast a served reward is: images a second through `flowgrpo serve` in another process, against a call in this one.
+
+    python scripts/bench_serve.py [--reward shapes] [--batch 32] [--seconds 10] [--transport float32]
+
+The pictures are drawn captions of the embedded model, 64 x 64. The two take turns, batch by batch, one thread each, so that
+whatever else the machine does slows both alike. The numbers must be equal, or it fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import numpy as np
+import torch
+
+import rewards
+from flowgrpo.shapes.scenes import arrange, draw, every_caption
+
+
+def pictures(number: int) -> tuple[torch.Tensor, list[str]]:
+    """Drawn captions (number, 3, 64, 64) under a little noise, and the captions."""
+    rng = np.random.default_rng(0)
+    texts = [every_caption()[i] for i in rng.integers(0, len(every_caption()), number)]
+    images = np.stack([draw(arrange(text, rng)) for text in texts])
+    noisy = (images + 0.02 * rng.standard_normal(images.shape)).clip(0, 1)
+    return torch.from_numpy(noisy.astype(np.float32)), texts
+
+
+def compare(name: str, url: str, transport: str, batch: int, seconds: float) -> None:
+    """Call both by turns and print what came of it."""
+    samples, prompts = pictures(batch)
+    both = {"local": rewards.load(name), "served": rewards.load(url, options={"transport": transport})}
+    first = {where: reward(samples, prompts, {}) for where, reward in both.items()}
+    if transport == "float32" and not first["local"].equal(first["served"]):
+        raise SystemExit(f"the served numbers are others: {first}")
+    spent, calls = dict.fromkeys(both, 0.0), 0
+    while sum(spent.values()) < seconds:
+        for where, reward in both.items():
+            started = time.perf_counter()
+            reward(samples, prompts, {})
+            spent[where] += time.perf_counter() - started
+        calls += 1
+    for where, took in spent.items():
+        print(f"{where:8} {calls * batch / took:9.1f} images/s {1000 * took / calls:9.2f} ms for {batch}")
+    print(f"served at {100 * spent['local'] / spent['served']:.1f} % of the local speed, {calls} calls each")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--reward", default="shapes")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--transport", default="float32")
+    options = parser.parse_args()
+    command = [sys.executable, "-m", "flowgrpo", "serve", options.reward, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            url = server.stdout.readline().split()[1]
+            compare(options.reward, url, options.transport, options.batch, options.seconds)
+        finally:
+            server.terminate()
+
+
+if __name__ == "__main__":
+    main()

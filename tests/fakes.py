@@ -1,0 +1,93 @@
+"""Small HTTP servers in threads, for tests of what talks to one."""
+
+import base64
+import io
+import json
+import math
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+from PIL import Image
+
+
+@dataclass(frozen=True)
+class Asked:
+    method: str
+    path: str
+    headers: dict
+    body: bytes
+
+    @property
+    def json(self):
+        return json.loads(self.body)
+
+
+@contextmanager
+def http_server(answer):
+    """Serve `answer(asked) -> body or (status, body)`, a body being bytes or what JSON holds; yields the server's URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _respond(self):
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            headers = {k.lower(): v for k, v in self.headers.items()}
+            answered = answer(Asked(self.command, self.path, headers, body))
+            status, said = answered if isinstance(answered, tuple) else (200, answered)
+            data = said if isinstance(said, bytes) else json.dumps(said).encode()
+            try:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+            except OSError:  # who asked has left
+                self.close_connection = True
+
+        do_GET = do_POST = _respond
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def endpoint(answer, models=("vlm",)):
+    """An OpenAI-compatible endpoint whose only choice is `answer(request)`: its words, or (token, probability) pairs."""
+
+    def respond(asked):
+        if asked.path == "/v1/models":
+            return {"object": "list", "data": [{"id": name} for name in models]}
+        assert asked.path == "/v1/chat/completions"
+        said = answer(asked.json)
+        if not isinstance(said, list):
+            return {"choices": [{"message": {"role": "assistant", "content": said}, "logprobs": None}]}
+        top = [{"token": token, "logprob": math.log(p)} for token, p in said]
+        return {
+            "choices": [
+                {"message": {"content": said[0][0]}, "logprobs": {"content": [{**top[0], "top_logprobs": top}]}}
+            ]
+        }
+
+    return http_server(respond)
+
+
+def words_of(request):
+    return "\n".join(part["text"] for part in request["messages"][-1]["content"] if part["type"] == "text")
+
+
+def pictures_of(request):
+    """The pictures of a request, uint8 (H, W, 3)."""
+    urls = [part["image_url"]["url"] for part in request["messages"][-1]["content"] if part["type"] == "image_url"]
+    assert all(url.startswith("data:image/png;base64,") for url in urls)
+    return [np.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))) for url in urls]

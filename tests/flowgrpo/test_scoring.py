@@ -1,0 +1,85 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from flowgrpo.cli import main
+from flowgrpo.errors import InputError
+from flowgrpo.evaluate import save_sample
+from flowgrpo.scoring import read, score_folder
+from rewards import Reward
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, colour in {"a_red_thing": (255, 0, 0), "a_blue_thing": (0, 0, 255)}.items():
+        Image.new("RGB", (8, 8), colour).save(tmp_path / f"{name}.png")
+    return tmp_path
+
+
+def redness(images, prompts):
+    return images[:, 0].mean((1, 2))
+
+
+def test_names_of_files_are_prompts(folder):
+    asked = []
+
+    def reward(images, prompts):
+        asked.extend(prompts)
+        return redness(images, prompts)
+
+    found = score_folder(folder, [Reward("redness", reward)])
+    assert [(line["file"], line["rewards"]) for line in found] == [
+        ("a_blue_thing.png", {"redness": 0.0}),
+        ("a_red_thing.png", {"redness": 1.0}),
+    ]
+    assert asked == ["a blue thing", "a red thing"]
+
+
+def test_a_manifest_gives_prompts_and_columns(folder):
+    lines = [{"file": f"a_{c}_thing.png", "prompt": "p", "wanted": c} for c in ("red", "blue")]
+    (folder / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def named(images, prompts, wanted):
+        return [None if w == "blue" else 2.0 for w in wanted]
+
+    found = score_folder(folder, [Reward("named", named)])
+    assert [line["rewards"]["named"] for line in found] == [2.0, None]
+    assert {line["prompt"] for line in found} == {"p"}
+
+
+def test_a_group_wise_reward_meets_the_files_of_a_prompt(folder):
+    lines = [{"file": f"a_{c}_thing.png", "prompt": p} for c, p in (("red", "x"), ("blue", "y"), ("red", "y"))]
+    (folder / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = score_folder(
+        folder, [Reward("size", lambda images, prompts: [len(prompts)] * len(prompts), group_wise=True)]
+    )
+    assert [line["rewards"]["size"] for line in found] == [1, 2, 2]
+
+
+def test_samples_are_read_as_they_were_written(tmp_path):
+    video = torch.rand(3, 3, 8, 8).round()
+    assert read(save_sample(video, tmp_path / "v")).shape == (3, 3, 8, 8)
+    picture = torch.rand(3, 8, 8)
+    torch.testing.assert_close(read(save_sample(picture, tmp_path / "p")), picture, atol=0.5 / 255, rtol=0)
+    sound = torch.rand(2, 100) * 2 - 1
+    torch.testing.assert_close(read(save_sample(sound, tmp_path / "s")), sound, atol=1e-4, rtol=0)
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    with pytest.raises(InputError, match=r"broken.png"):
+        read(tmp_path / "broken.png")
+
+
+def test_the_command_scores_for_people_and_programs(folder, capsys):
+    np.savetxt(folder / "ignored.txt", [0])
+    assert main(["score", "jpeg_size", "--samples", str(folder), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [set(line) for line in found] == [{"file", "prompt", "rewards"}] * 2
+    assert all(line["rewards"]["jpeg_size"] < 0 for line in found)
+    assert main(["score", "jpeg_size", "--samples", str(folder)]) == 0
+    assert "a_red_thing.png" in capsys.readouterr().out
+    assert main(["score", "jpeg_size", "--samples", str(folder / "no")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    assert main(["score", "shapes", "--samples", str(folder)]) == 2  # "a red thing" is no caption of its grammar
+    assert "a blue thing" in capsys.readouterr().err

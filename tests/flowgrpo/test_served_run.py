@@ -1,0 +1,60 @@
+"""A run whose reward lives in a server, which then dies: real processes."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import flowgrpo
+from flowgrpo.cli import main
+
+
+@pytest.fixture
+def serving(workplace):
+    """A process that serves ./mine.py:redness, and its URL."""
+    command = [sys.executable, "-m", "flowgrpo", "serve", "./mine.py:redness", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    yield process, process.stdout.readline().split()[1]
+    process.kill()
+    process.wait()
+
+
+def lines(run):
+    path = run / "metrics.jsonl"
+    return (
+        [json.loads(line) for line in path.read_text().splitlines(True) if line.endswith("\n")] if path.exists() else []
+    )
+
+
+def test_a_run_learns_from_a_served_reward_as_from_a_local_one_and_outlives_the_server(workplace, serving, capsys):
+    server, url = serving
+    served = {"rewards": [{"use": url, "name": "redness", "options": {"timeout": 1, "retries": 0}}]}
+    local, remote = (
+        flowgrpo.train("tiny.yaml", {"run.name": n, **o}).metrics for n, o in (("local", {}), ("served", served))
+    )
+    for left, right in zip(local, remote, strict=True):
+        shared = [key for key in left if not key.startswith(("time/", "memory/"))]
+        assert {key: left[key] for key in shared} == {key: right[key] for key in shared}
+
+    def kill():
+        while not any(line["phase"] == "train" for line in lines(workplace / "runs/killed")):
+            time.sleep(0.01)
+        server.kill()
+
+    threading.Thread(target=kill, daemon=True).start()
+    settings = {"run.name": "killed", "train.iterations": 8, "eval.every": 8, "eval.prompts": 1, **served}
+    with pytest.warns(UserWarning, match=r"'redness' failed.*\(RewardError: http://.* could not be .*; its 4 samples"):
+        flowgrpo.train("tiny.yaml", settings)
+    trained = [line for line in lines(workplace / "runs/killed") if line["phase"] == "train"]
+    assert len(trained) == 8
+    assert (trained[0]["reward/lost"], trained[-1]["reward/lost"]) == (0, 8)
+    assert trained[0]["reward/redness/mean"] is not None
+    assert trained[-1]["reward/mean"] is None
+    assert (workplace / "runs/killed/checkpoints/step-000008").is_dir()
+
+    assert main(["train", "tiny.yaml", "run.name=refused", f"rewards=[{{use: '{url}', options: {{timeout: 1}}}}]"]) == 2
+    assert f"flowgrpo: {url.removesuffix('/redness')}/health could not be reached" in capsys.readouterr().err
+    assert not (workplace / "runs/refused").exists()

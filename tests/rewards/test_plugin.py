@@ -1,0 +1,83 @@
+"""Rewards of one's own as docs/rewards.md tells: files, classes, groups, and a package that is really installed."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowgrpo.cli import main
+from flowgrpo.evaluate import save_sample
+
+PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
+BLOCKS = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
+
+
+@pytest.fixture
+def pictures(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in BLOCKS.items():
+        Path(name).write_text(text)
+    Path("pictures").mkdir()
+    torch.manual_seed(0)
+    lines = []
+    for i in range(3):
+        file = save_sample(torch.rand(3, 16, 16) * (i + 1) / 3, Path("pictures") / str(i)).name
+        lines.append({"file": file, "prompt": "a red circle"})
+    Path("pictures/manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return tmp_path
+
+
+def scored(capsys, *uses):
+    assert main(["score", *uses, "--samples", "pictures", "--format", "json"]) == 0
+    return [line["rewards"] for line in json.loads(capsys.readouterr().out)]
+
+
+def test_the_page_s_own_rewards_run(pictures, capsys):
+    assert set(BLOCKS) == {"redness.py", "sharpness.py", "rank.py"}
+    found = scored(capsys, "./redness.py:redness", "./sharpness.py:Sharpness", "./rank.py:rank")
+    assert [line["rank"] for line in found] == [0, 0.5, 1]
+    assert found[0]["Sharpness"] < found[1]["Sharpness"] < found[2]["Sharpness"]
+    assert all(abs(line["redness"]) < 0.1 for line in found)
+
+
+def wheel(folder, entry_points):
+    """A wheel of one module, as a build backend would make it."""
+    path = folder / "sharpness-1.0-py3-none-any.whl"
+    info = "sharpness-1.0.dist-info"
+    files = {
+        "sharpness.py": BLOCKS["sharpness.py"],
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: sharpness\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": entry_points,
+    }
+    files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in (*files, f"{info}/RECORD"))
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return path
+
+
+def test_an_installed_package_s_reward_has_a_name(pictures):
+    announced = re.search(r'\[project.entry-points."(.*?)"\]\n(\w+) = "(.*?)"', PAGE)
+    built = wheel(pictures, "[{}]\n{} = {}\n".format(*announced.groups()))
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", "site"]
+    subprocess.run([*install, str(built)], check=True)
+    site = str(pictures / "site")
+    path = os.pathsep.join([site, str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    run = subprocess.run(
+        [sys.executable, "-m", "flowgrpo", "score", announced[2], "--samples", "pictures", "--format", "json"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    values = [line["rewards"][announced[2]] for line in json.loads(run.stdout)]
+    assert values == sorted(values)
+    assert values[0] > 0

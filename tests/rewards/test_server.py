@@ -1,0 +1,318 @@
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import httpx2
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+from starlette.testclient import TestClient
+
+import rewards
+from flowgrpo.cli import main
+from flowgrpo.shapes.scenes import arrange, draw, every_caption
+from rewards import Reward, RewardError
+from rewards.server import app
+from rewards.wire import CONTENT_TYPE, decode, encode
+
+MINE = """
+import time
+from pathlib import Path
+
+def wait():
+    while Path("hold").exists():
+        time.sleep(0.01)
+
+def checksum(images, prompts):
+    return images.double().mul(2.0 ** 30).sum((1, 2, 3))
+
+def red(images, prompts):
+    return images[:, 0].mean((1, 2))
+
+def letters(texts, prompts, extra):
+    return [len(text) + n for text, n in zip(texts, extra)]
+
+def some(images, prompts, count):
+    return [None if n is None else float("nan") if n == "nan" else n / 3 for n in count]
+
+def size(images, prompts):
+    wait()
+    if "broken" in prompts:
+        raise RuntimeError("out of luck")
+    return [len(prompts)] * len(prompts)
+
+class Ranked:
+    group_wise = True
+    def __init__(self, scale=1.0):
+        self.scale = scale
+    def __call__(self, images, prompts):
+        wait()
+        return [self.scale * len(prompts)] * len(prompts)
+"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """URLs by name of rewards that another process serves, and the folder where it runs."""
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "mine.py").write_text(MINE)
+    names = ("checksum", "red", "letters", "some", "size")
+    words = ["shapes", *(f"./mine.py:{name}" for name in names), "{use: './mine.py:Ranked', options: {scale: 2.0}}"]
+    command = [sys.executable, "-m", "flowgrpo", "serve", *words, "--port", "0"]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
+    lines = [process.stdout.readline().split() for _ in words]
+    yield {**dict(lines), "folder": folder}
+    process.kill()
+    process.wait()
+
+
+def pictures(number, seed=0):
+    """Drawn captions under noise, and captions of which half are those of other pictures."""
+    rng = np.random.default_rng(seed)
+    texts = [every_caption()[i] for i in rng.integers(0, len(every_caption()), number)]
+    images = np.stack([draw(arrange(text, rng)) for text in texts])
+    noisy = (images + 0.05 * rng.standard_normal(images.shape)).clip(0, 1)
+    return torch.from_numpy(noisy.astype(np.float32)), texts[: number // 2] + texts[: number - number // 2]
+
+
+def counted(url):
+    """What the server has counted for the reward at a URL."""
+    base, _, name = url.rpartition("/")
+    lines = [line.split() for line in httpx2.get(f"{base}/metrics").text.splitlines() if f'"{name}"' in line]
+    return {key.partition("{")[0].removeprefix("flowgrpo_"): float(value) for key, value in lines}
+
+
+def in_a_row(served, name, *calls):
+    """What each call returned or raised, when all came, in this order, while the first was under way."""
+    results = [None] * len(calls)
+
+    def run(i):
+        try:
+            results[i] = calls[i]()
+        except Exception as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(calls))]
+    hold = served["folder"] / "hold"
+    hold.touch()
+    before = counted(served[name])["requests_total"]
+    for i, thread in enumerate(threads):
+        thread.start()
+        while counted(served[name])["requests_total"] < before + i + 1:
+            time.sleep(0.01)
+    hold.unlink()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_shapes_in_another_process_gives_the_local_numbers(served):
+    images, texts = pictures(24)
+    local, remote = rewards.load("shapes"), rewards.load(served["shapes"])
+    assert remote.name == "shapes"
+    values = local(images, texts, {})
+    assert len(set(values.tolist())) > 3
+    assert remote(images, texts, {"unknown": [object()] * 24}).equal(values)  # takes no columns, and is sent none
+
+
+def test_texts_travel_too(served):
+    reward = rewards.load(served["letters"])
+    assert reward(["four", "µ", ""], ["a", "b", "c"], {"extra": [1, 2, 3]}).tolist() == [5, 3, 3]
+
+
+def test_a_layout_in_memory_changes_no_bit(served):
+    images = pictures(4)[0].contiguous(memory_format=torch.channels_last)
+    reward = Reward("red", lambda images, prompts: images[:, 0].mean((1, 2)))
+    assert rewards.load(served["red"])(images, ["a"] * 4, {}).equal(reward(images, ["a"] * 4, {}))
+
+
+def test_every_bit_of_a_float_arrives(served):
+    images, texts = pictures(5)
+    assert len(torch.unique(images)) > 2**14
+    expected = images.double().mul(2.0**30).sum((1, 2, 3))
+    assert rewards.load(served["checksum"])(images, texts, {}).equal(expected)
+
+
+def test_columns_travel_and_none_and_not_a_number_come_back_as_the_contract_has_them(served):
+    reward = rewards.load(served["some"])
+    values = reward(torch.rand(4, 3, 8, 8), ["a"] * 4, {"count": [1, None, "nan", 2], "other": [1] * 4})
+    assert values[[0, 3]].tolist() == [1 / 3, 2 / 3]
+    assert values[1].isnan()  # not applicable
+    assert values[2].isinf()  # lost
+
+
+def test_requests_that_wait_are_joined_and_a_broken_one_hurts_itself_alone(served):
+    reward = rewards.load(served["size"], options={"retries": 0})
+
+    def call(*prompts):
+        return lambda: reward(torch.rand(len(prompts), 3, 8, 8), prompts, {}).tolist()
+
+    assert in_a_row(served, "size", call("a"), call("b", "c"), call("d")) == [[1], [3, 3], [3]]
+    first, good, broken, other = in_a_row(served, "size", call("a"), call("b", "c"), call("broken"), call("d"))
+    assert (first, good, other) == ([1], [2, 2], [1])  # after the four together failed, each alone
+    assert isinstance(broken, RewardError)
+    assert re.search(r"500: the reward 'size' failed: RuntimeError: out of luck", str(broken))
+
+    def larger():
+        return reward(torch.rand(1, 3, 9, 9), ["c"], {}).tolist()
+
+    assert in_a_row(served, "size", call("a"), call("b"), larger, call("d")) == [[1], [1], [1], [1]]
+
+
+def test_a_group_wise_reward_is_known_as_such_and_never_joined(served):
+    reward = rewards.load(served["Ranked"])
+    assert reward.group_wise
+    call = [lambda n=n: reward(torch.rand(n, 3, 8, 8), ["a"] * n, {}).tolist() for n in (1, 2, 3)]
+    assert in_a_row(served, "Ranked", *call) == [[2.0], [4.0] * 2, [6.0] * 3]
+
+
+def test_metrics_count(served):
+    before = counted(served["checksum"])
+    rewards.load(served["checksum"])(torch.rand(3, 3, 8, 8), ["a"] * 3, {})
+    after = counted(served["checksum"])
+    grown = {key: after[key] - before[key] for key in after}
+    assert grown.pop("seconds_total") > 0
+    assert grown == {"requests_total": 1, "failures_total": 0, "calls_total": 1, "samples_total": 3, "waiting": 0}
+
+
+# What comes in, in this process.
+
+
+def bright(images, prompts):
+    return images.mean((1, 2, 3))
+
+
+BODY = encode(torch.rand(2, 3, 4, 4), ["a", "b"], {"n": [1, 2]}, "float32")
+
+
+def tensors(samples, prompts='["a", "b"]', columns="{}"):
+    return save({"samples": samples}, {"prompts": prompts, "columns": columns})
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "is no safetensors file"),
+        (b"\x80\x04\x95garbage that looks like a pickle.", "is no safetensors file"),
+        (BODY[:-1], "is no safetensors file"),
+        (BODY + b"more", "is no safetensors file"),
+        (save({"images": torch.rand(2, 3, 4, 4)}), "must hold one tensor, named samples, or texts"),
+        (save({"samples": torch.rand(2, 3, 4, 4)}), "must hold prompts"),
+        (
+            save({}, {"texts": "[]", "prompts": "[]", "columns": "{}"}),
+            "texts in the header must be strings, one or more",
+        ),
+        (
+            save({}, {"texts": "[1]", "prompts": "[1]", "columns": "{}"}),
+            "texts in the header must be strings, one or more",
+        ),
+        (tensors(torch.rand(2, 3, 4, 4).double()), "float64, not float32 or uint8"),
+        (tensors(torch.rand(2, 3)), r"the shape \(2, 3\)"),
+        (tensors(torch.rand(0, 3, 4, 4)), r"the shape \(0, 3, 4, 4\)"),
+        (tensors(torch.rand(2, 3, 4, 4), '["a"]'), "prompts must be 2 strings"),
+        (tensors(torch.rand(2, 3, 4, 4), '["a", 1]'), "prompts must be 2 strings"),
+        (tensors(torch.rand(2, 3, 4, 4), "a"), "prompts in the header are no JSON"),
+        (tensors(torch.rand(2, 3, 4, 4), "[" * 100_000), "prompts in the header are no JSON"),
+        (tensors(torch.rand(2, 3, 4, 4), columns="[]"), "columns in the header must be a JSON object"),
+        (tensors(torch.rand(2, 3, 4, 4), columns='{"n": [1]}'), "the column 'n' must be a list of 2"),
+    ],
+)
+def test_a_body_that_is_no_batch_is_refused_in_a_sentence(body, said):
+    client = TestClient(app([Reward("bright", bright)]))
+    answer = client.post("/bright", content=body, headers={"Content-Type": CONTENT_TYPE})
+    assert answer.status_code == 422
+    assert re.search(said, answer.json()["error"])
+    assert client.post("/bright", content=BODY, headers={"Content-Type": CONTENT_TYPE}).status_code == 200
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, len(BODY) - 1), st.binary(min_size=1, max_size=4))
+def test_no_body_whatever_raises_anything_but_a_sentence(place, data):
+    try:
+        batch = decode(BODY[:place] + data + BODY[place + len(data) :])
+    except ValueError:
+        return
+    assert len(batch.samples) == len(batch.prompts)
+
+
+def test_what_is_too_large_or_elsewhere_or_of_another_type_is_refused():
+    client = TestClient(app([Reward("bright", bright)], max_bytes=len(BODY)))
+    headers = {"Content-Type": CONTENT_TYPE}
+
+    def refused(answer):
+        return answer.status_code, answer.json()["error"]
+
+    assert client.post("/bright", content=BODY, headers=headers).status_code == 200
+    too_large = (413, f"the body may have {len(BODY)} bytes at most")
+    assert refused(client.post("/bright", content=BODY + b".", headers=headers)) == too_large
+    assert refused(client.post("/bright", content=iter([BODY, b"."]), headers=headers)) == too_large  # unannounced
+    unknown = (404, "there is no reward 'brigt' here, did you mean 'bright'?")
+    assert refused(client.post("/brigt", content=BODY, headers=headers)) == unknown
+    assert refused(client.post("/bright", content=BODY)) == (415, f"the content type must be {CONTENT_TYPE}")
+    assert refused(client.get("/bright")) == (405, "Method Not Allowed")
+    assert client.get("/health").json() == {
+        "rewards": {"bright": {"group_wise": False, "columns": []}},
+        "max_bytes": len(BODY),
+    }
+
+
+def test_a_token_is_asked_for_everywhere():
+    client = TestClient(app([Reward("bright", bright)], token="secret"))
+    for path in ("/health", "/metrics", "/bright", "/nothing"):
+        for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
+            answer = client.request("POST" if path == "/bright" else "GET", path, headers=header)
+            assert (answer.status_code, answer.json()) == (401, {"error": "the token is missing or wrong"})
+    assert client.get("/health", headers={"Authorization": "Bearer secret"}).status_code == 200
+
+
+@pytest.mark.parametrize("names", [["health"], ["a", "a"], ["a/b"], ["../x"]])
+def test_a_name_that_cannot_stand_in_a_url_is_refused(names):
+    with pytest.raises(RewardError, match="needs another name to be served"):
+        app([Reward(name, bright) for name in names])
+
+
+# The command.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["shape"], "there is no reward 'shape', did you mean 'shapes'"),
+        (["shapes", "shapes"], "'shapes' needs another name"),
+        (["{use: shapes, weihgt: 2}"], "rewards.0.weihgt: unknown key, did you mean 'weight'"),
+        (["shapes", "--host", "0.0.0.0"], "--host: 0.0.0.0 can be reached from other machines"),
+        (["shapes", "--host", "0.0.0.0", "--token-env", "NOT_SET"], "--token-env: the environment variable NOT_SET is"),
+        (["shapes", "--host", "192.0.2.1", "--token-env", "PATH"], "--host: cannot listen on 192.0.2.1"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(arguments, said, capsys):
+    assert main(["serve", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_refused(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["serve", "shapes", "--port", str(taken.getsockname()[1])]) == 2
+    assert "--port: cannot listen on 127.0.0.1:" in capsys.readouterr().err
+
+
+def test_a_server_with_a_token_lives_until_it_is_interrupted(monkeypatch):
+    monkeypatch.setenv("SERVED_TOKEN", "secret")
+    command = [sys.executable, "-m", "flowgrpo", "serve", "shapes", "--port", "0", "--token-env", "SERVED_TOKEN"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    url = process.stdout.readline().split()[1]
+    with pytest.raises(RewardError, match="401: the token is missing or wrong"):
+        rewards.load(url)
+    assert rewards.load(url, options={"token_env": "SERVED_TOKEN"}).name == "shapes"
+    with pytest.raises(RewardError, match="variable NOT_SET, which should hold the token"):
+        rewards.load(url, options={"token_env": "NOT_SET"})
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    assert "Traceback" not in process.stderr.read()
