@@ -108,6 +108,8 @@ def load(
     if process < len(states):
         set_random_state(states[process])
     state = json.loads((checkpoint / "state.json").read_text())
+    if "beta" not in state:
+        raise InputError(f"run.resume: {checkpoint} was written by an earlier version of flowgrpo, which kept less")
     return load_weights(checkpoint, weights), state["beta"]
 
 

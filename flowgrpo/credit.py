@@ -7,6 +7,7 @@ the sample that ODE steps lead to from it, if the tree walked them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -75,10 +76,9 @@ def siblings(tree: Tree, rewards: Tensor, within: str = "seed") -> Units:
     edges = stochastic_edges(tree)
     if not all(value.known[i] for i in edges):
         raise InputError("algorithm.credit: siblings needs a tree whose branches are finished by ODE, such as brush")
-    place = {"seed": lambda n: (n.root.group, n.root.index, n.step), "prompt": lambda n: (n.root.group, 0, n.step)}[
-        within
-    ]
-    return _per_edge(tree, edges, value.of[edges], [place(tree.nodes[i]) for i in edges])
+    nodes = [tree.nodes[i] for i in edges]
+    places = [(node.root.group, node.root.index if within == "seed" else 0, node.step) for node in nodes]
+    return _per_edge(tree, edges, value.of[edges], places)
 
 
 def depthwise(tree: Tree, rewards: Tensor, weights: str = "uniform", beta: float = 1.0) -> Units:
@@ -149,7 +149,8 @@ def discounted_value(
     step k (one jump to the predicted clean sample, with twigs of length 1). The edge's loss is weighted by Q_t over the mean
     of its trajectory, and its advantage is (Q - mean) / std + anchor Q at each (group, step), so that it does not vanish
     where a group agrees; the anchor holds at the first `anchored_steps` steps. The direction of the discount, `discount`
-    and `anchor` are our reading. The weight supposes rewards that are not negative: below 0 a value weighs nothing.
+    and `anchor` are our reading, and so is that the weight multiplies the edge's whole loss, not its advantage alone. It
+    supposes rewards that are not negative: below 0 a value weighs nothing.
 
     Args:
         reward_weights: (R,) weights of the rewards' sum, which the loss's weight is taken of.
@@ -262,7 +263,9 @@ def step_signs(tree: Tree, rewards: Tensor) -> Tensor:
     return counts
 
 
-def calibrated(levels: list[float], positive: Tensor, negative: Tensor, step: float, balance: float) -> list[float]:
+def calibrated(
+    levels: list[float], positive: Tensor, negative: Tensor, step: float, balance: float, highest: float = math.inf
+) -> list[float]:
     """Noise levels after one round of DenseGRPO's calibration (arXiv 2601.20218, Algorithm 1).
 
     Where positive and negative gains differ by less than the fraction `balance` of them, the level rises by `step`;
@@ -270,10 +273,11 @@ def calibrated(levels: list[float], positive: Tensor, negative: Tensor, step: fl
 
     Args:
         positive, negative: (T,) counts.
+        highest: level of the kernel; cps knows none above 1.
     """
     total = positive + negative
     balanced = (positive - negative).abs() < balance * total
     return [
-        level if not n else level + step if even else max(level - step, step)
+        level if not n else min(level + step, highest) if even else max(level - step, step)
         for level, n, even in zip(levels, total.tolist(), balanced.tolist(), strict=True)
     ]

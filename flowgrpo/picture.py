@@ -26,7 +26,7 @@ def _draw(plan: Plan, role: str, step: int, ahead: tuple[int, ...], end: int, ro
         lines[row][WIDTH * step] = "o"
         moves = (Move(role=role, stops=ahead),) if ahead else tuple(plan(role, step))
         if not moves:
-            return
+            break
         onward = next((move for move in moves if move.role == role), None)
         sides += [(step, move) for move in moves if move is not onward]
         if onward is None:

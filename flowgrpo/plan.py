@@ -18,7 +18,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.picture import drawn
 from flowgrpo.policy import checked_call
 from samplers.schedule import linear_sigmas
-from samplers.trees import Root, grow, pruned
+from samplers.trees import Root, Tree, grow, pruned
 
 
 def plan(config: Config) -> dict[str, Any]:
@@ -113,7 +113,8 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     algorithm.baseline.advantages(units.values[:, 0], units.comparison, units.anchor)
     algorithm.objective.weights(tree.trained_steps, tree.sigma_cap)
     if algorithm.kernel.calibrate is not None:
-        step_signs(tree, rewards)
+        _check_calibration(tree, rewards)
+    algorithm.tree.check(tree)
     keep = algorithm.tree.pruned(tree, torch.zeros(len(tree.nodes)))
     updated = [e for e in (tree if keep is None else pruned(tree, keep, train.micro_batch)).evaluations if e.trained]
     forwards = sum(len(e.rows) for e in updated)
@@ -124,6 +125,16 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         sum(len(edges.nodes) for e in updated for edges in e.trained),
         len(updated),
     )
+
+
+def _check_calibration(tree: Tree, rewards: torch.Tensor) -> None:
+    try:
+        step_signs(tree, rewards)
+    except InputError:
+        raise InputError(
+            "algorithm.kernel.calibrate: it counts the gains of steps, for which every state needs a value; take the tree "
+            "twigs with root: true"
+        ) from None
 
 
 def picture(config: Config, num_steps: int) -> list[str]:

@@ -18,6 +18,23 @@ _GROUP_STD = {"name": "group_mean", "std": "group", "eps": 1e-8, "ddof": 1}
 _GLOBAL_STD = {"name": "group_mean", "std": "global", "eps": 1e-4, "ddof": 0}
 _PLAIN_STD = {"name": "group_mean", "std": "group", "eps": 1e-4, "ddof": 0}
 _TERMINAL = {"name": "terminal"}
+_TEMPFLOW = {  # arXiv 2508.04324 and its code
+    "kernel": {"name": "flow_sde", "level": 0.7},
+    "credit": {"name": "siblings", "within": "seed"},
+    "baseline": _PLAIN_STD,
+    "objective": {
+        "name": "clip",
+        "clip_range": 1e-4,
+        "step_weights": "noise_aware",
+        "kl": {"form": "exact", "beta": 0.004},
+    },
+}
+_BRANCH = {  # arXiv 2509.06040
+    "kernel": {"name": "dance_sde", "level": 0.3},
+    "credit": {"name": "depthwise", "weights": "uniform"},
+    "baseline": _GROUP_STD,
+    "objective": {"name": "clip", "clip_range": 1e-3},
+}
 _FLOW_KL = {"form": "flow_grpo", "beta": 0.04}
 
 PRESETS: dict[str, Row] = {
@@ -56,36 +73,14 @@ PRESETS: dict[str, Row] = {
         "baseline": _GLOBAL_STD,
         "objective": {"name": "normalised_ratio", "clip_range": 1e-4, "kl": _FLOW_KL},
     },
-    "tempflow": {  # arXiv 2508.04324 and its code: 24 = 4 seeds x 6
-        "tree": {"name": "brush", "branches": 6},
-        "kernel": {"name": "flow_sde", "level": 0.7},
-        "credit": {"name": "siblings", "within": "seed"},
-        "baseline": _PLAIN_STD,
-        "objective": {
-            "name": "clip",
-            "clip_range": 1e-4,
-            "step_weights": "noise_aware",
-            "kl": {"form": "exact", "beta": 0.004},
-        },
-    },
+    "tempflow": {"tree": {"name": "brush", "branches": 6}, **_TEMPFLOW},  # 24 = 4 seeds x 6
     "tempflow_fast": {  # ours: the same at the first steps only, and branches finished in fewer steps
         "tree": {"name": "brush", "branches": 6, "profile": [6, 6, 6], "finish": 4},
-        "kernel": {"name": "flow_sde", "level": 0.7},
-        "credit": {"name": "siblings", "within": "seed"},
-        "baseline": _PLAIN_STD,
-        "objective": {
-            "name": "clip",
-            "clip_range": 1e-4,
-            "step_weights": "noise_aware",
-            "kl": {"form": "exact", "beta": 0.004},
-        },
+        **_TEMPFLOW,
     },
-    "branch_grpo": {  # arXiv 2509.06040: 16 leaves of 20 steps, split at 0, 3, 6, 9
+    "branch_grpo": {  # 16 leaves of 20 steps, split at 0, 3, 6, 9
         "tree": {"name": "branch", "factor": 2, "siblings": "correlated", "strength": 4.0},
-        "kernel": {"name": "dance_sde", "level": 0.3},
-        "credit": {"name": "depthwise", "weights": "uniform"},
-        "baseline": _GROUP_STD,
-        "objective": {"name": "clip", "clip_range": 1e-3},
+        **_BRANCH,
     },
     "branch_grpo_mix": {  # the same with MixGRPO's window
         "tree": {
@@ -96,12 +91,9 @@ PRESETS: dict[str, Row] = {
             "siblings": "correlated",
             "strength": 4.0,
         },
-        "kernel": {"name": "dance_sde", "level": 0.3},
-        "credit": {"name": "depthwise", "weights": "uniform"},
-        "baseline": _GROUP_STD,
-        "objective": {"name": "clip", "clip_range": 1e-3},
+        **_BRANCH,
     },
-    "dense_grpo": {  # arXiv 2601.20218; the paper gives neither rounds nor starting levels of its calibration
+    "dense_grpo": {  # arXiv 2601.20218, whose calibration has a step of 0.01 in g; its rounds and starting levels are ours
         "tree": {"name": "twigs", "length": None},
         "kernel": {"name": "flow_sde", "level": 0.7, "calibrate": {"rounds": 10, "step": 0.01, "balance": 0.1}},
         "credit": {"name": "step_gain", "compare": "step"},

@@ -28,9 +28,8 @@ def parent_top1(tree: Tree, advantages: Tensor) -> Tensor:
     """
     by_split = defaultdict(list)
     for chain in chains(tree):
-        child = tree.nodes[chain[-1]].parent  # of the split; or a root, where nothing splits
-        split = tree.nodes[child].parent
-        by_split[child if split is None else split].append(chain)
+        child = tree.nodes[chain[-1]].parent
+        by_split[tree.nodes[child].parent].append(chain)
     losing = [chain for group in by_split.values() for chain in _ranked(group, advantages)[1:]]
     return _without(tree, losing)
 
@@ -53,7 +52,7 @@ def extremes(tree: Tree, advantages: Tensor, fraction: float) -> Tensor:
 
 
 def chains(tree: Tree) -> list[list[int]]:
-    """For each leaf the edges below its last split, last first; below the root where nothing splits."""
+    """For each leaf the edges below its last split, last first."""
     children = torch.zeros(len(tree.nodes), dtype=torch.long)
     for node in tree.nodes:
         if node.parent is not None:
@@ -61,8 +60,7 @@ def chains(tree: Tree) -> list[list[int]]:
     found = []
     for place in trunk_ends(tree):
         line = tree.ancestry(tree.leaves[place])
-        alone = [i for i, edge in enumerate(line) if children[tree.nodes[edge].parent] > 1]
-        found.append(line[: alone[0]] if alone else line)
+        found.append(line[: next(i for i, edge in enumerate(line) if children[tree.nodes[edge].parent] > 1)])
     return [chain for chain in found if chain]
 
 

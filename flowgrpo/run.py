@@ -60,9 +60,8 @@ def train_config(settings: Config) -> Run:
     train_prompts = prompts.load(settings.prompts.train, "prompts.train")
     eval_prompts = prompts.load(settings.prompts.eval, "prompts.eval")[: settings.eval.prompts]
     rewards, eval_rewards = loading.rewards(settings.rewards, settings.eval_rewards)
-    predicted(
-        settings, call_and_branches(settings)[0]["num_inference_steps"]
-    )  # refuses axes that do not fit each other
+    steps = call_and_branches(settings)[0]["num_inference_steps"]
+    predicted(settings, steps)  # refuses axes that do not fit each other
     shape = expected_shape(pipeline_class(settings.model.path), settings.model.call)
     for prompt in (train_prompts[0], eval_prompts[0]):
         loading.check_rewards([*rewards, *eval_rewards], prompt, shape)
@@ -80,9 +79,8 @@ def train_config(settings: Config) -> Run:
         policy.check(_unequal(train_prompts))
         if settings.model.guidance == "none":
             switches.check_unguided(policy, _unequal(train_prompts))
-        predicted(
-            settings, len(policy.sigmas) - 1
-        )  # some pipelines walk another number of steps than they are asked for
+        if len(policy.sigmas) - 1 != steps:  # some pipelines walk another number of steps than they are asked for
+            predicted(settings, len(policy.sigmas) - 1)
     if settings.eval.call or settings.model.guidance == "none":
         with policy.calling(**settings.eval.call):
             policy.check(_unequal(eval_prompts), "eval.call")

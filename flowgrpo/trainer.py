@@ -6,6 +6,7 @@ It asks a policy for velocities, the five axes for a plan, units, advantages and
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import time
@@ -231,7 +232,8 @@ class Trainer:
             signs = step_signs(rolled.tree, combined(rolled.scores.values, self.reward_weights))
             positive, negative = self._sum(signs)
             rounds.append({"levels": self.levels, "positive": positive.tolist(), "negative": negative.tolist()})
-            self.levels = calibrated(self.levels, positive, negative, settings.step, settings.balance)
+            highest = 1.0 if self.config.algorithm.kernel.name == "cps" else math.inf
+            self.levels = calibrated(self.levels, positive, negative, settings.step, settings.balance, highest)
         own = torch.tensor([self.policy.evaluations - evaluations, decoded], dtype=torch.float64)
         evaluated, decoded = (int(n) for n in self._sum(own))
         line = {

@@ -238,8 +238,9 @@ def _evaluate(tree, batch, moves, state, sigma, evaluate, noise, keep_means) -> 
     rows = [tree.nodes[i].root.row for i in batch]
     velocity = evaluate(state, sigma, rows)
     leaving = defaultdict(list)  # move -> (row, ordinal among its siblings), rows in order
+    siblings = [sum(move.count for move in moves[i]) for i in batch]
     for row, i in enumerate(batch):
-        ordinals = iter(range(sum(move.count for move in moves[i])))
+        ordinals = iter(range(siblings[row]))
         for move in moves[i]:
             leaving[move].extend((row, next(ordinals)) for _ in range(move.count))
     evaluation = Evaluation(sigma, rows, tree.nodes[batch[0]].root.part, None, [])
@@ -248,8 +249,7 @@ def _evaluate(tree, batch, moves, state, sigma, evaluate, noise, keep_means) -> 
     for move, places in leaving.items():
         ids = range(len(tree.nodes), len(tree.nodes) + len(places))
         for row, ordinal in places:
-            alone = sum(m.count for m in moves[batch[row]]) == 1
-            tree.nodes.append(_child(tree, batch[row], move, None if alone else ordinal))
+            tree.nodes.append(_child(tree, batch[row], move, ordinal if siblings[row] > 1 else None))
         edges = Edges(
             move,
             tree.nodes[ids[0]].sigma,
@@ -291,13 +291,14 @@ def _step(tree: Tree, edges: Edges, sigma: float, state: State, velocity: State,
 
 def _drawn(tree: Tree, edges: Edges, shape: Sequence[int], component: int, noise: Noise) -> torch.Tensor:
     """Noise (E, ...) of edges; what siblings share is drawn at their parent's own path, which leads to no edge."""
-    move, drawn = edges.move, []
+    move, drawn, common = edges.move, [], {}
     for node in (tree.nodes[i] for i in edges.nodes.tolist()):
         parent = tree.nodes[node.parent]
         own = noise(shape, node.root.group, node.path, parent.step, component)
         if move.spread is not None and move.count > 1:
-            common = noise(shape, node.root.group, parent.path, parent.step, component)
-            own = (common + move.spread * own) / math.sqrt(1 + move.spread**2)
+            if node.parent not in common:
+                common = {node.parent: noise(shape, node.root.group, parent.path, parent.step, component)}
+            own = (common[node.parent] + move.spread * own) / math.sqrt(1 + move.spread**2)
         drawn.append(move.heat * own)
     return torch.stack(drawn)
 

@@ -4,10 +4,10 @@
     python scripts/compare_methods.py report OUT [OUT ...] [--picture curves.svg]
 
 `run` trains each method (a preset, or NAME='preset key=value ...') with each seed through the command line, one thread each,
-two at a time, until its rollouts and updates have taken so many seconds; held-out evaluation, start-up and checkpoints do
-not count. A seed fixes the prompts for all methods alike. Runs that are complete are not run again. `report` reads the
-runs' own metrics and interpolates their held-out reward at the budget, and at the fewest model evaluations that any of them
-has made by then.
+two at a time, until its calibration, rollouts and updates have taken so many seconds; held-out evaluation, start-up and
+checkpoints do not count. A seed fixes the prompts for all methods alike. Runs that are complete are not run again. `report`
+reads the runs' own metrics and interpolates their held-out reward at the budget, and at as many model evaluations as all of
+them have made, or at --evaluations. --picture needs matplotlib (pip install -e '.[pictures]').
 
 An idle machine is part of the method: the seconds are those of a clock.
 """
@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
@@ -38,7 +39,7 @@ SETTING = (  # what all methods share; a method's own numbers stay as published,
     "train.iterations=10000",
     "train.groups=2",
     "train.group_size=24",
-    "train.updates=1",
+    "train.updates=2",  # the second is a step off the rollout's policy, so that ratios and their clips do something
     "train.learning_rate=1e-4",
     "eval.prompts=128",
     "algorithm.objective.clip_range=1e-3",
@@ -56,8 +57,9 @@ def trained_seconds(lines: Iterable[dict[str, Any]]) -> float:
 
 
 def curve(lines: list[dict[str, Any]], cost: Callable[[list[dict[str, Any]]], float]) -> list[tuple[float, float]]:
-    """(cost so far, held-out reward) at each evaluation."""
-    return [(cost(lines[:i]), line["reward/mean"]) for i, line in enumerate(lines) if line["phase"] == "eval"]
+    """(cost so far, held-out reward) at each evaluation; a calibration before the first changes no reward."""
+    points = [(cost(lines[:i]), line["reward/mean"]) for i, line in enumerate(lines) if line["phase"] == "eval"]
+    return points if points[0][0] == 0 else [(0.0, points[0][1]), *points]
 
 
 def evaluations(lines: Iterable[dict[str, Any]]) -> float:
@@ -83,7 +85,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 def finished(folder: Path, seconds: float) -> bool:
     """Whether a run has been evaluated at or after its budget."""
     lines = read(folder)
-    return bool(lines) and lines[-1]["phase"] == "eval" and trained_seconds(lines) >= seconds
+    return any(line["phase"] == "eval" and trained_seconds(lines[:i]) >= seconds for i, line in enumerate(lines))
 
 
 def train(name: str, overrides: list[str], seed: int, seconds: float, out: Path) -> None:
@@ -91,7 +93,7 @@ def train(name: str, overrides: list[str], seed: int, seconds: float, out: Path)
     run = f"{name}-seed{seed}"
     if finished(out / run, seconds):
         return
-    subprocess.run(["rm", "-rf", out / run], check=True)
+    shutil.rmtree(out / run, ignore_errors=True)
     settings = [*SETTING, *overrides, f"run.seed={seed}", f"run.dir={out}", f"run.name={run}"]
     chosen = config.load(CONFIG, settings)
     cost = predicted(chosen, chosen.model.call.get("num_inference_steps", 10))
@@ -118,7 +120,7 @@ def spread(values: list[float]) -> str:
     return f"{statistics.mean(values):.3f} ± {error:.3f}"
 
 
-def report(folders: list[Path], seconds: float, picture: Path | None) -> None:
+def report(folders: list[Path], seconds: float, work: float | None, picture: Path | None) -> None:
     """Print the table of all complete runs in some folders, and draw their curves."""
     runs: dict[str, list[list[dict[str, Any]]]] = {}
     for folder in folders:
@@ -127,7 +129,7 @@ def report(folders: list[Path], seconds: float, picture: Path | None) -> None:
                 runs.setdefault(path.name.rpartition("-seed")[0], []).append(read(path))
     by_time = {name: [curve(lines, trained_seconds) for lines in own] for name, own in runs.items()}
     by_work = {name: [curve(lines, evaluations) for lines in own] for name, own in runs.items()}
-    work = min(points[-1][0] for own in by_work.values() for points in own)
+    work = work or min(points[-1][0] for own in by_work.values() for points in own)
     print(
         f"| method | seeds | before | after {seconds:.0f} s | gain | after {work / 1000:.0f}k evaluations | iterations |"
     )
@@ -137,7 +139,8 @@ def report(folders: list[Path], seconds: float, picture: Path | None) -> None:
         before = statistics.mean(points[0][1] for points in by_time[name])
         gain = spread([value - points[0][1] for value, points in zip(final[name], by_time[name], strict=True)])
         iterations = statistics.mean(sum(line["phase"] == "train" for line in lines) for lines in runs[name])
-        worked = spread([at(points, work) for points in by_work[name]])
+        enough = all(points[-1][0] >= work for points in by_work[name])
+        worked = spread([at(points, work) for points in by_work[name]]) if enough else "made fewer"
         cells = [f"`{name}`", len(final[name]), f"{before:.3f}", spread(final[name]), gain, worked, f"{iterations:.0f}"]
         print("| " + " | ".join(map(str, cells)) + " |")
     if picture is not None:
@@ -156,7 +159,8 @@ def draw(by_time: dict, by_work: dict, seconds: float, work: float, picture: Pat
         (axes[1], by_work, work, "model evaluations"),
     ):
         for colour, name in zip(colours, names, strict=False):
-            costs = [limit * i / 40 for i in range(41)]
+            end = min([limit, *(points[-1][0] for points in data[name])])
+            costs = [end * i / 40 for i in range(41)]
             means = [statistics.mean(at(points, cost) for points in data[name]) for cost in costs]
             axis.plot(costs, means, color=colour, label=name, linewidth=1.6)
         axis.set_xlabel(label)
@@ -185,10 +189,11 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(PRESETS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--seconds", type=float, default=100.0)
+    parser.add_argument("--evaluations", type=float)
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
     if options.command == "report":
-        report(options.folders, options.seconds, options.picture)
+        report(options.folders, options.seconds, options.evaluations, options.picture)
         return
     (out,) = options.folders
     out.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Bound = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0)]
 
 
 class Strict(BaseModel):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from flowgrpo.axes.base import Bound, Choice, Strict
+from flowgrpo.axes.base import Choice, Positive, Strict
 from flowgrpo.errors import InputError
 from samplers.kernels import Kernel
 
@@ -17,13 +17,14 @@ class Calibration(Strict):
 
     Each of the `rounds` rolls out one iteration's groups and counts the gains of each step by sign: where the counts differ
     by less than the fraction `balance` of all, noise does as much good as harm, and the level rises by `step`; elsewhere it
-    falls by as much. The paper has step 0.01 and a difference of fewer than 2 trajectories out of a number that it does not
-    give (2 of 24 would be 0.083); how many rounds, and from which levels, it does not say either.
+    falls by as much. The paper has step 0.01, of the noise g itself where ours is of the kernel's level, which is g for
+    `dance_sde` only; and a difference of fewer than 2 trajectories out of a number that it does not give (2 of 24 would be
+    0.083). How many rounds, and from which levels, it does not say either.
     """
 
     rounds: int = Field(10, ge=1)
-    step: Bound = 0.01
-    balance: Bound = 0.1
+    step: Positive = 0.01
+    balance: Positive = 0.1
 
 
 class Stochastic(Choice):
@@ -53,7 +54,7 @@ class Stochastic(Choice):
         return tuple(Kernel(self.name, level, self.log_prob) for level in chosen)
 
 
-Levels = Bound | Annotated[list[Bound], Field(min_length=1)]
+Levels = Positive | Annotated[list[Positive], Field(min_length=1)]
 
 
 class FlowSDE(Stochastic):

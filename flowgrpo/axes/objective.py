@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 
 from flowgrpo import objectives
-from flowgrpo.axes.base import Bound, Choice, Strict
+from flowgrpo.axes.base import Choice, Positive, Strict
 from flowgrpo.errors import InputError
 
 
@@ -17,7 +17,8 @@ class Divergence(Strict):
     """A pull to the reference: `beta` times the form of KL (see `flowgrpo.objectives`); 0 computes no reference.
 
     The reference is the `fixed` start of training, or `moving`: the policy itself, copied every `refresh` optimizer steps.
-    `previous` adds so many times the KL from the policy that made the rollout (with it, SAGE-GRPO's dual region).
+    `previous` adds so many times the KL from the policy that made the rollout (with it, SAGE-GRPO's dual region), which is 0
+    in the first of an iteration's updates.
     With a `target` the coefficient adapts between `beta` and `max_beta`, after each iteration.
     """
 
@@ -26,8 +27,8 @@ class Divergence(Strict):
     reference: Literal["fixed", "moving"] = "fixed"
     refresh: int = Field(10, ge=1)
     previous: float = Field(0.0, ge=0)
-    target: Bound | None = None
-    max_beta: Bound | None = None
+    target: Positive | None = None
+    max_beta: Positive | None = None
 
     @model_validator(mode="after")
     def _adapts(self) -> Divergence:
@@ -74,25 +75,29 @@ class PolicyGradient(Choice):
 class Clipped(PolicyGradient):
     """Options of clipped objectives. `clip_range` is one bound for both sides, or [low, high]."""
 
-    clip_range: Bound | Annotated[list[Bound], Field(min_length=2, max_length=2)] = 1e-4
+    clip_range: Positive | Annotated[list[Positive], Field(min_length=2, max_length=2)] = 1e-4
 
     @property
     def _range(self) -> tuple[float, float]:
         return tuple(self.clip_range) if isinstance(self.clip_range, list) else (self.clip_range, self.clip_range)
+
+    def loss(self, terms: objectives.Terms) -> torch.Tensor:
+        """Loss (E,) of the edges, without the divergence."""
+        return objectives.clip_loss(self.ratio(terms), terms.advantage, *self._range)
+
+    def clipped(self, terms: objectives.Terms) -> torch.Tensor:
+        """Which edges (E,) the clip stops."""
+        return objectives.clipped(self.ratio(terms), terms.advantage, *self._range)
+
+    def ratio(self, terms: objectives.Terms) -> torch.Tensor:
+        """The ratio (E,) that is clipped."""
+        return objectives.plain_ratio(terms)
 
 
 class Clip(Clipped):
     """PPO's clipped ratio."""
 
     name: Literal["clip"] = "clip"
-
-    def loss(self, terms: objectives.Terms) -> torch.Tensor:
-        """Loss (E,) of the edges, without the divergence."""
-        return objectives.clip_loss(objectives.plain_ratio(terms), terms.advantage, *self._range)
-
-    def clipped(self, terms: objectives.Terms) -> torch.Tensor:
-        """Which edges (E,) the clip stops."""
-        return objectives.clipped(objectives.plain_ratio(terms), terms.advantage, *self._range)
 
 
 class NormalisedRatio(Clipped):
@@ -105,13 +110,13 @@ class NormalisedRatio(Clipped):
         """Whether the rollout must keep the means of its steps."""
         return True
 
+    def ratio(self, terms: objectives.Terms) -> torch.Tensor:
+        """The ratio (E,) that is clipped."""
+        return objectives.normalised_ratio(terms)
+
     def loss(self, terms: objectives.Terms) -> torch.Tensor:
         """Loss (E,) of the edges, without the divergence."""
-        return objectives.clip_loss(objectives.normalised_ratio(terms), terms.advantage, *self._range) / terms.step_size
-
-    def clipped(self, terms: objectives.Terms) -> torch.Tensor:
-        """Which edges (E,) the clip stops."""
-        return objectives.clipped(objectives.normalised_ratio(terms), terms.advantage, *self._range)
+        return super().loss(terms) / terms.step_size
 
 
 class SoftGate(PolicyGradient):
@@ -122,7 +127,7 @@ class SoftGate(PolicyGradient):
     """
 
     name: Literal["soft_gate"] = "soft_gate"
-    temperature: Annotated[list[Bound], Field(min_length=2, max_length=2)] = [1.0e4, 1.05e4]
+    temperature: Annotated[list[Positive], Field(min_length=2, max_length=2)] = [1.0e4, 1.05e4]
 
     def loss(self, terms: objectives.Terms) -> torch.Tensor:
         """Loss (E,) of the edges, without the divergence."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -10,7 +11,8 @@ import torch
 from pydantic import Field
 
 from flowgrpo import pruning
-from flowgrpo.axes.base import Bound, Choice, Strict
+from flowgrpo.axes.base import Choice, Positive, Strict
+from flowgrpo.credit import trunk_ends
 from flowgrpo.errors import InputError
 from rewards.base import locate
 from samplers import noise, plans, schedule
@@ -34,6 +36,13 @@ class Rooted(Choice):
     def pruned(self, tree: Tree, advantages: torch.Tensor) -> torch.Tensor | None:
         """Which edges (nodes,) stay in the update, from the advantages (nodes,) of the edge to each node; None for all."""
         return None
+
+    def check(self, tree: Tree) -> None:
+        """See that a tree grown from the plan is what the options say.
+
+        Raises:
+            InputError: it is not.
+        """
 
     def _end(self, kernels: Sequence[Kernel]) -> int:
         if self.last_step == "sde" and kernels[-1].name == "cps":
@@ -125,7 +134,8 @@ class Pruning(Strict):
 
     `parent_top1` keeps the best chain of each last split; `extremes` the best and the worst `fraction` of a group's chains;
     `depth` does not train a window of `size` steps, which begins before the last stochastic one (leading to depths 15
-    to 18 of 20) and moves a step earlier each `every` iterations until it touches the last split, as the released code does.
+    to 18 of 20) and moves a step earlier each `every` iterations, as in the released code, until it touches the last split;
+    there the code goes on to the edges of that split.
     """
 
     rule: Literal["parent_top1", "extremes", "depth"]
@@ -145,7 +155,7 @@ class Branching(Rooted):
     factor: int = Field(2, ge=2)
     splits: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
     siblings: Literal["correlated", "hot", "own"] = "correlated"
-    strength: Bound = 4.0
+    strength: Positive = 4.0
     prune: Pruning | None = None
 
     def roots(self, group_size: int) -> int:
@@ -169,13 +179,17 @@ class Branching(Rooted):
         end = self._end(kernels)
         splits = self.splits or schedule.spread(self._count(group_size), len(kernels) // 2)
         if max(splits) >= end or len(set(splits)) < len(splits):
-            where = "" if self.splits else f", which a group of {group_size} asks for unless they are given"
+            where = "" if self.splits else f", which a group of {group_size} asks for unless they are given,"
             raise InputError(
-                f"algorithm.tree.splits: {splits}{where}, are not different steps among the {end} stochastic ones, "
+                f"algorithm.tree.splits: {splits}{where} are not different steps among the {end} stochastic ones, "
                 f"0 to {end - 1}"
             )
         stochastic = {*(range(end) if window is None else window), *splits}
         trained = set(stochastic)
+        if self.prune is not None and max(splits) == end - 1:
+            raise InputError(
+                f"algorithm.tree.prune: no stochastic step follows the split at {max(splits)}, so nothing can be left out"
+            )
         if self.prune is not None and self.prune.rule == "depth":
             first, size = max(splits) + 1, min(self.prune.size, end - max(splits) - 1)
             at = max(first, end - 1 - size - iteration // self.prune.every)
@@ -241,10 +255,24 @@ class Custom(Rooted):
         """How many roots a group has."""
         return _divided(group_size, self.trajectories, "algorithm.tree.trajectories of each root")
 
+    def check(self, tree: Tree) -> None:
+        """See that every root ends in as many trajectories as it should."""
+        found = len(trunk_ends(tree)) / sum(node.parent is None for node in tree.nodes)
+        if found != self.trajectories:
+            raise InputError(
+                f"algorithm.tree.trajectories: the plan of a root has {found:g} ends, not {self.trajectories}"
+            )
+
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
         """The plan of one iteration."""
-        end = self._end(kernels)
-        return _located(self.function)([*kernels[:end], *[ODE] * (len(kernels) - end)], **self.options)
+        end, function = self._end(kernels), _located(self.function)
+        arguments = [*kernels[:end], *[ODE] * (len(kernels) - end)]
+        try:
+            inspect.signature(function).bind(arguments, **self.options)
+        except TypeError as error:
+            takes = ", ".join(list(inspect.signature(function).parameters)[1:]) or "none"
+            raise InputError(f"algorithm.tree.options: {error}; {self.function} has the options {takes}") from None
+        return function(arguments, **self.options)
 
 
 @cache

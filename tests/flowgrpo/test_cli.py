@@ -12,8 +12,10 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 from safetensors.torch import load_file
 
+from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
+from flowgrpo.plan import predicted
 from flowgrpo.presets import PRESETS
 
 CALL = {"num_inference_steps": 4, "guidance_scale": 1.0, "height": 16, "width": 16, "max_sequence_length": 1}
@@ -161,6 +163,10 @@ def test_a_manifest_line_reproduces_its_picture_in_the_stock_pipeline(workplace,
             "algorithm.tree.splits: [0, 3] are not different steps among the 3 stochastic ones, 0 to 2",
         ),
         (
+            ["train", "tiny.yaml", "algorithm.preset=branch_grpo", "train.group_size=16"],
+            "algorithm.tree.splits: [0, 1, 2, 3], which a group of 16 asks for unless they are given, are not different",
+        ),
+        (
             ["train", "tiny.yaml", "algorithm.preset=branch_grpo", "algorithm.tree.splits=[1, 1]"],
             "algorithm.tree.splits: [1, 1] are not different steps",
         ),
@@ -229,7 +235,15 @@ MISFITS = [
         ["algorithm.preset=dense_grpo", "algorithm.tree.root=false"],
         "algorithm.credit: step_gain needs a value of every",
     ),
-    (["algorithm.kernel.calibrate={rounds: 2}"], "algorithm.credit: step_gain needs a value of every state"),
+    (["algorithm.kernel.calibrate={rounds: 2}"], "algorithm.kernel.calibrate: it counts the gains of steps, for which"),
+    (
+        ["algorithm.preset=vgpo", "algorithm.kernel.calibrate={rounds: 2}"],
+        "algorithm.kernel.calibrate: it counts the gains of steps, for which every state needs a value; take the tree",
+    ),
+    (
+        ["algorithm.preset=branch_grpo", "algorithm.tree.splits=[0, 2]", "algorithm.tree.prune={rule: extremes}"],
+        "algorithm.tree.prune: no stochastic step follows the split at 2, so nothing can be left out",
+    ),
     (
         ["algorithm.preset=branch_grpo", "algorithm.credit.weights=path", "algorithm.kernel.log_prob=constant_free"],
         "algorithm.credit.weights: path needs algorithm.kernel.log_prob mean or sum, a density",
@@ -302,22 +316,34 @@ def test_an_interruption_finishes_the_step_and_says_how_to_go_on(workplace, sent
     ("method", "drift"),
     [
         (["algorithm.preset=flow_grpo"], 0.0),
-        (["algorithm.preset=branch_grpo", "algorithm.tree.prune={rule: parent_top1}"], 1e-6),
+        (["algorithm.preset=vgpo", "algorithm.tree.root=true", "algorithm.kernel.calibrate={rounds: 2}"], 0.0),
+        (["algorithm.preset=branch_grpo", "algorithm.tree.prune={rule: extremes}"], 1e-6),
     ],
 )
 def test_two_processes_give_the_weights_of_one(workplace, method, drift):
-    options = ["train.groups=4", "train.micro_batch=4", *method]
+    options = ["train.groups=4", "train.micro_batch=4", "eval.every=2", "eval.save=0", *method]
     assert main(["train", "tiny.yaml", *options, "run.name=one"]) == 0
     process = background("train", "tiny.yaml", *options, "run.name=two", "run.processes=2")
     _, said = process.communicate(timeout=180)
     assert process.returncode == 0, said
-    one, two = (weights(workplace / "runs" / name, 2) for name in ("one", "two"))
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=2e-5)
-    for a, b in zip(metrics(workplace / "runs" / "one"), metrics(workplace / "runs" / "two"), strict=True):
+    one, two = (workplace / "runs" / name for name in ("one", "two"))
+    of_two = weights(two, 2)
+    for name, tensor in weights(one, 2).items():
+        torch.testing.assert_close(of_two[name], tensor, rtol=1e-3, atol=2e-5)
+    for a, b in zip(metrics(one), metrics(two), strict=True):
         assert b["policy/max_abs_log_ratio"] <= drift
         for key in ("reward/mean", "reward/std", "cost/model_evaluations", "cost/trained_edges", "cost/decoded"):
             assert b[key] == pytest.approx(a[key], abs=1e-4), key
+    assert calibration(two) == calibration(one)
+    assert len(calibration(one)) == ("algorithm.preset=vgpo" in method)
+
+
+def calibration(folder):
+    """Levels and counts of each round, and the cost that was told; nothing for a run without."""
+    return [
+        (json.loads((folder / "calibration.json").read_text())["rounds"], line["cost/model_evaluations"])
+        for line in metrics(folder, "calibration")
+    ]
 
 
 def test_wrong_input_in_several_processes_is_still_status_2(workplace):
@@ -397,12 +423,11 @@ def test_float16_learns_through_a_scaled_loss(workplace):
 
 def test_processes_that_do_not_divide_the_groups_are_refused(workplace):
     from flowgrpo import run
-    from flowgrpo.config import load
 
     with pytest.raises(InputError, match=r"2 groups do not divide into train.updates = 2 parts on 2 processes, take 4"):
-        run._check_processes(load("tiny.yaml"), 2)
+        run._check_processes(config.load("tiny.yaml"), 2)
     with pytest.raises(InputError, match=r"run.processes: 2 processes are started by the command flowgrpo train"):
-        run._check_processes(load("tiny.yaml", {"run.processes": 2, "train.groups": 4}), 1)
+        run._check_processes(config.load("tiny.yaml", {"run.processes": 2, "train.groups": 4}), 1)
 
 
 def test_plan_predicts_what_a_run_counts(workplace, capsys):
@@ -426,24 +451,6 @@ def test_plan_predicts_what_a_run_counts(workplace, capsys):
 
 SHAPES = Path(__file__).parents[2] / "configs" / "shapes.yaml"
 
-# Rollout evaluations and decodes of 8 groups of 24 in ten steps, from the ledger of test_plan.py.
-PLANNED = {
-    "flow_grpo": (8 * 240, 8 * 24),
-    "flow_grpo_fast": (8 * 240, 8 * 24),
-    "mix_grpo": (8 * 240, 8 * 24),
-    "dance_grpo": (8 * 240, 8 * 24),
-    "grpo_guard": (8 * 240, 8 * 24),
-    "tempflow": (8 * 1116, 8 * 216),
-    "tempflow_fast": (8 * 300, 8 * 72),
-    # three trees of 8 leaves, split at 0, 2, 4: states 1, 2 x 2, 4 x 2, 8 x 5
-    "branch_grpo": (8 * 3 * 53, 8 * 24),
-    "branch_grpo_mix": (8 * 3 * 53, 8 * 24),
-    "dense_grpo": (8 * 1320, 8 * 240),
-    "stepwise_flow_grpo": (8 * 960, 8 * 240),
-    "vgpo": (8 * 240, 8 * 216),
-    "sage_grpo": (8 * 240, 8 * 24),
-}
-
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_method_can_be_planned_on_the_embedded_model(capsys, preset):
@@ -452,7 +459,9 @@ def test_every_method_can_be_planned_on_the_embedded_model(capsys, preset):
     planned = json.loads(capsys.readouterr().out)
     assert planned["preset"] == preset
     assert planned["axes"] == {axis: row["name"] for axis, row in PRESETS[preset].items()}
-    assert (planned["model_evaluations"]["rollout"], planned["decoded"]) == PLANNED[preset]
+    cost = predicted(config.load(SHAPES, options[:2]), 10)
+    assert planned["model_evaluations"] == {"rollout": cost.rollout, "update": cost.update}
+    assert (planned["geometry"]["trained_edges"], planned["decoded"]) == (cost.trained_edges, cost.decoded)
     assert planned["reward_calls"] == planned["decoded"]
     assert planned["picture"][0].split() == [str(step) for step in range(11)]
     assert planned["picture"][1].startswith("o")
@@ -460,8 +469,7 @@ def test_every_method_can_be_planned_on_the_embedded_model(capsys, preset):
     several = {"tempflow": 9, "tempflow_fast": 3, "dense_grpo": 10, "stepwise_flow_grpo": 10, "vgpo": 9}
     assert sum(line.endswith("*") for line in planned["picture"]) == several.get(preset, 1)
     rounds = 10 if preset == "dense_grpo" else 0
-    rollouts, decoded = PLANNED[preset]
-    assert planned["calibration"] == {"model_evaluations": rounds * rollouts, "decoded": rounds * decoded}
+    assert planned["calibration"] == {"model_evaluations": rounds * cost.rollout, "decoded": rounds * cost.decoded}
 
 
 def test_plan_reads_for_people_too(workplace, capsys):

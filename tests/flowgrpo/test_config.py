@@ -33,6 +33,17 @@ def path(tmp_path):
             "algorithm.kernel.size: unknown key, choose one of log_prob, calibrate, level",
         ),
         ("algorithm.kernel.level=-1", "algorithm.kernel.level: -1 is wrong, input should be greater than 0"),
+        ("algorithm.kernel.level=[0.7, -1]", "algorithm.kernel.level.1: -1 is wrong, input should be greater than 0"),
+        ("algorithm.kernel.level=[0.7, x]", "algorithm.kernel.level.1: 'x' is wrong, input should be a valid number"),
+        ("algorithm.kernel.level=x", "algorithm.kernel.level: 'x' is wrong, input should be a valid number"),
+        (
+            "algorithm.kernel={name: cps, level: [0.5, 1.5]}",
+            "algorithm.kernel.level.1: 1.5 is wrong, input should be less than or equal to 1",
+        ),
+        (
+            "algorithm.objective.clip_range=[1e-4, 1e-4, 1e-4]",
+            "algorithm.objective.clip_range: [0.0001, 0.0001, 0.0001] is wrong, list should have at most 2 items",
+        ),
         (
             "algorithm.objective.clip_range=-1",
             "algorithm.objective.clip_range: -1 is wrong, input should be greater than 0",
@@ -56,9 +67,10 @@ def path(tmp_path):
         ("algorithm.objective.kl.max_beta=0.1", "algorithm.objective.kl: to adapt the coefficient give target and"),
         (
             "algorithm.objective.kl={target: 0.01, max_beta: 0.1}",
-            "algorithm.objective.kl.beta: previous and target scale beta, which must be above 0 for them",
+            "algorithm.objective.kl.beta: 0 switches previous, target and a moving reference off, raise it",
         ),
-        ("algorithm.objective.kl.previous=0.1", "algorithm.objective.kl.beta: previous and target scale beta, which"),
+        ("algorithm.objective.kl.previous=0.1", "algorithm.objective.kl.beta: 0 switches previous, target and a"),
+        ("algorithm.objective.kl.reference=moving", "algorithm.objective.kl.beta: 0 switches previous, target and a"),
         (
             "algorithm={preset: branch_grpo, tree: {prune: {rule: top1}}}",
             "algorithm.tree.prune.rule: 'top1' is not allowed, ",

@@ -288,9 +288,10 @@ def test_gains_add_up_to_the_value_of_the_end_minus_that_of_the_start(stochastic
     expected = {
         (10, start, step + 1): values[start][step + 1] - values[start][step] for start in (0, 1) for step in stochastic
     }
-    assert by_edge(grown, units, units.values[:, 0].tolist()) == pytest.approx(expected)
+    gains = by_edge(grown, units, units.values[:, 0].tolist())
+    assert gains == pytest.approx(expected)
     for start in (0, 1):
-        total = sum(value for place, value in expected.items() if place[1] == start)
+        total = sum(gain for place, gain in gains.items() if place[1] == start)
         assert total == pytest.approx(values[start][-1] - values[start][0])
     twig_edges = [i for i, node in enumerate(grown.nodes) if node.role == TWIG]
     assert units.of_edge[twig_edges].tolist() == [-1] * len(twig_edges)
@@ -452,3 +453,10 @@ def test_noise_rises_where_signs_balance_and_falls_elsewhere():
     levels = calibrated([0.7, 0.7, 0.7, 0.015, 0.7], positive, negative, 0.01, 2.5 / 24)
     # Differences of 0 and 2 out of 24 are balanced, 12 and 4 are not; no level falls below the step; the last has no gains.
     assert levels == pytest.approx([0.71, 0.71, 0.69, 0.01, 0.7])
+
+
+def test_noise_does_not_rise_above_the_kernel_s_highest_level():
+    even, uneven = torch.tensor([5.0, 5.0, 5.0, 9.0]), torch.tensor([5.0, 5.0, 5.0, 1.0])
+    levels = calibrated([0.7, 0.995, 1.0, 1.0], even, uneven, 0.01, 0.1, highest=1.0)
+    assert levels == pytest.approx([0.71, 1.0, 1.0, 0.99], abs=1e-12)
+    assert max(levels) == 1.0

@@ -5,18 +5,15 @@ import math
 from dataclasses import replace
 from functools import cache
 
+import field
 import pytest
 import torch
+from field import Network, lines, nearness, weights_of
 
-from flowgrpo import config, prompts
+from flowgrpo import config
 from flowgrpo.errors import InputError
-from flowgrpo.policy import FieldPolicy
 from flowgrpo.presets import PRESETS
-from flowgrpo.trainer import Trainer
 from flowgrpo.update import step
-from flowgrpo.weights import Weights
-from rewards import Reward
-from samplers.schedule import linear_sigmas
 from samplers.trees import pruned
 
 ONE_ROUND = {"kernel": {"calibrate": {"rounds": 1}}}
@@ -28,35 +25,21 @@ METHODS = {
 GATHERED = RULES[:2]  # they leave some edges of an evaluation, so that rows meet others in the update
 
 
-class Network(torch.nn.Module):
-    """A small network over state, time and the prompt's length."""
-
-    def __init__(self):
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(5)
-            self.layers = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
-
-    def forward(self, x, sigma, rows):
-        length = torch.tensor([[len(row.prompt) / 10] for row in rows])
-        return self.layers(torch.cat([x, sigma[:, None], length], dim=1)) + x
-
-
 class Killed(BaseException):
     """What no reward is forgiven."""
 
 
 def judge(dies_at=math.inf):
-    """Closeness to (1.5, -1), between 0 and 1; the process dies at one of its calls."""
+    """A reward between 0 and 1; the process dies at one of its calls."""
     calls = []
 
-    def closeness(samples, prompts):
+    def judged(samples, prompts):
         calls.append(1)
         if len(calls) == dies_at:
             raise Killed
-        return torch.exp(-((samples - torch.tensor([1.5, -1.0])) ** 2).sum(1) / 4)
+        return nearness(samples, prompts)
 
-    return closeness
+    return judged
 
 
 def trainer(folder, algorithm, reward=None, **train):
@@ -70,22 +53,7 @@ def trainer(folder, algorithm, reward=None, **train):
             "run": {"name": "r", "dir": str(folder), "checkpoint": {"every": 1, "keep": 10}},
         }
     )
-    policy = FieldPolicy(Network(), (2,), linear_sigmas(6, 3.0))
-    kl = chosen.algorithm.objective.kl
-    weights = Weights(policy.modules, None, chosen.train.ema, kl.reference if kl.beta > 0 else None, kl.refresh)
-    chosen.run.folder.mkdir(parents=True, exist_ok=True)
-    texts = [prompts.Prompt(text) for text in ("a", "bb", "ccc")]
-    return Trainer(chosen, policy, weights, [Reward("closeness", reward or judge())], texts)
-
-
-def lines(run, phase="train"):
-    """What the run told, without its times and its memory."""
-    told = [line for line in run.report.lines if line["phase"] == phase]
-    return [{k: v for k, v in line.items() if not k.startswith(("time/", "memory/"))} for line in told]
-
-
-def weights_of(run):
-    return {name: tensor.clone() for name, tensor in run.weights.tensors().items()}
+    return field.trainer(chosen, reward=reward or judge(), held_out=0)
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +150,22 @@ def test_a_pruned_edge_has_no_say_in_the_gradient(tmp_path, rule):
     assert not torch.equal(gradient(run, run._credit(rolled)[0]), gathered)
 
 
+@pytest.mark.parametrize("rule", GATHERED)
+def test_a_chain_whose_reward_was_lost_is_pruned_before_any_other(tmp_path, rule):
+    """Half of the chains leave: of each last split one, and of the 12 of a group all but 3 at either end."""
+
+    def only_second_children(samples, prompts):
+        return nearness(samples, prompts) * torch.tensor([math.nan, 1.0]).repeat(len(prompts) // 2)
+
+    run = trainer(tmp_path, METHODS[rule], only_second_children)
+    rolled = run._rollout(0)
+    assert rolled.scores.lost.tolist() == [rolled.tree.nodes[leaf].path[-1] == 0 for leaf in rolled.tree.leaves]
+    kept = [rolled.tree.nodes[node] for node in trained_nodes(run._credit(rolled)[0].tree)]
+    chains = [node.path for node in kept if node.step > 3]  # steps 3 and 4 lie below the last split, at step 2
+    assert len(chains) == 2 * 24 / 2
+    assert {path[-1] for path in chains} == {1}
+
+
 def test_a_moving_reference_and_its_coefficient_resume_bit_for_bit(tmp_path):
     kl = {"beta": 0.1, "refresh": 3, "previous": 0.1, "target": 1e-7, "max_beta": 0.4}
     chosen = {"preset": "sage_grpo", "objective": {"clip_range": 0.2, "kl": kl}}
@@ -242,11 +226,11 @@ def test_a_calibration_follows_its_counts_and_is_kept(tmp_path):
 
 
 def test_a_calibration_draws_noise_that_no_iteration_draws_again(tmp_path):
-    seen, closeness = [], judge()
+    seen = []
 
     def watching(samples, prompts):
         seen.append(samples)
-        return closeness(samples, prompts)
+        return nearness(samples, prompts)
 
     trainer(tmp_path, CALIBRATED, watching, iterations=1).run()
     samples = torch.cat(seen)  # of three rounds and an iteration; the twigs of the starts know no level
@@ -285,6 +269,30 @@ def test_a_run_killed_while_it_calibrates_calibrates_anew(tmp_path):
     rest.run()
     assert rest.levels == whole.levels
     assert lines(rest) == lines(whole)
+
+
+def test_a_run_killed_right_after_its_calibration_keeps_it_and_its_line(tmp_path):
+    with pytest.raises(Killed):
+        trainer(tmp_path, CALIBRATED, judge(dies_at=2 * 3 + 1)).run()  # in the first iteration
+    place = tmp_path / "r" / "metrics.jsonl"
+    told = [json.loads(line) for line in place.read_text().splitlines()]
+    assert [line["phase"] for line in told] == ["calibration"]
+    rest = trainer(tmp_path, CALIBRATED, judge(dies_at=2 * 2 + 1))  # enough for two iterations and no other rollout
+    rest.resume()
+    rest.run()
+    again = [json.loads(line) for line in place.read_text().splitlines()]
+    assert again[:1] == told
+    assert [line["phase"] for line in again] == ["calibration", "train", "train"]
+
+
+@pytest.mark.parametrize(("kernel", "highest"), [("cps", 1.0), ("flow_sde", 1.03)])
+def test_a_calibration_raises_no_level_of_cps_above_1(tmp_path, kernel, highest):
+    always = {"rounds": 2, "step": 0.02, "balance": 2.0}  # no difference is as large as twice the sum
+    chosen = {"preset": "stepwise_flow_grpo", "kernel": {"name": kernel, "level": 0.99, "calibrate": always}}
+    run = trainer(tmp_path, chosen, iterations=1)
+    run.run()
+    assert run.levels == pytest.approx([highest] * 5 + [0.99], abs=1e-12)
+    assert [line["policy/max_abs_log_ratio"] for line in lines(run)] == [0.0]
 
 
 def test_a_resume_without_the_levels_it_began_with_is_refused(tmp_path):

@@ -1,18 +1,17 @@
 """What a run will cost, counted by hand and by the run itself; and the tree as `flowgrpo plan` draws it."""
 
 import pytest
-import torch
+from field import nearness, trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowgrpo import config, prompts
+from flowgrpo import config
+from flowgrpo.errors import InputError
+from flowgrpo.picture import drawn
 from flowgrpo.plan import picture, predicted
-from flowgrpo.policy import FieldPolicy
 from flowgrpo.presets import PRESETS
-from flowgrpo.trainer import Trainer
-from flowgrpo.weights import Weights
-from rewards import Reward
-from samplers.schedule import linear_sigmas
+from samplers.kernels import Kernel
+from samplers.trees import TRUNK, Move
 
 
 def chosen(algorithm, folder="runs", **train):
@@ -43,7 +42,6 @@ LEDGER = [
     ("tempflow", {"profile": [6, 6, 6, 6]}, 24, 10, (4 * (4 + 6 * (9 + 8 + 7 + 6)), 2 * 4 * 4, 96, 96)),
     # with at most 5 ODE steps to finish a branch: 5 for those of steps 0 to 4, then 4, 3, 2, 1
     ("tempflow", {"finish": 5}, 24, 10, (4 * (9 + 6 * (5 * 5 + 4 + 3 + 2 + 1)), 2 * 4 * 9, 4 * 6 * 9, 4 * 6 * 9)),
-    ("tempflow_fast", {}, 24, 10, (4 * (3 + 18 * 4), 2 * 4 * 3, 4 * 18, 4 * 18)),
     # 3 states that branch, and branches of 4 ODE steps
     ("tempflow_fast", {}, 24, 10, (4 * (3 + 3 * 6 * 4), 2 * 4 * 3, 4 * 6 * 3, 4 * 6 * 3)),
     # a tree that doubles after steps 0, 3, 6, 9: states 1, 2 x 3, 4 x 3, 8 x 3, 16 x 10; the last edges are ODE
@@ -79,25 +77,9 @@ def test_the_ledger_holds_every_preset():
 
 def counted(settings, steps):
     """What one iteration counts of itself."""
-    policy = FieldPolicy(Field(), (2,), linear_sigmas(steps, 3.0))
-    kl = settings.algorithm.objective.kl
-    weights = Weights(policy.modules, None, None, kl.reference if kl.beta > 0 else None, kl.refresh)
-    settings.run.folder.mkdir(parents=True)
-    reward = Reward("norm", lambda samples, prompts: samples.norm(dim=1))
-    run = Trainer(settings, policy, weights, [reward], [prompts.Prompt("a"), prompts.Prompt("b")])
+    run = trainer(settings, reward=nearness, held_out=0, steps=steps)
     run.run()
     return {line["phase"]: line for line in run.report.lines}
-
-
-class Field(torch.nn.Module):
-    """A velocity that is linear in the state."""
-
-    def __init__(self):
-        super().__init__()
-        self.matrix = torch.nn.Parameter(torch.tensor([[1.0, 0.2], [-0.3, 0.8]]))
-
-    def forward(self, x, sigma, rows):
-        return x @ self.matrix
 
 
 def assert_foreseen(settings, steps):
@@ -132,8 +114,9 @@ def axes(draw):
             tree |= {"finish": draw(one([None, 1, 2]))}
             credit, size = {"name": "siblings", "within": draw(one(["seed", "prompt"]))}, 2 * tree["branches"]
         case "branch" | "branch_window":
-            splits = draw(st.lists(st.integers(0, steps - 2), min_size=1, max_size=2, unique=True))
             rule = draw(one([None, "parent_top1", "extremes", "depth"]))
+            last = steps - 3 if rule else steps - 2  # a stochastic step follows, or there is nothing to prune
+            splits = draw(st.lists(st.integers(0, last), min_size=1, max_size=2, unique=True))
             tree |= {"splits": splits, "factor": draw(st.integers(2, 3)), "prune": rule and {"rule": rule, "size": 2}}
             tree |= {"siblings": draw(one(["correlated", "hot", "own"]))}
             credit, size = (
@@ -161,6 +144,29 @@ def test_any_axes_that_fit_cost_what_was_predicted(tmp_path_factory, drawn, upda
     algorithm, size, steps = drawn
     folder = tmp_path_factory.mktemp("run")
     assert_foreseen(chosen(algorithm, folder, groups=2, updates=updates, group_size=size), steps)
+
+
+ALONE = {"preset": "tempflow", "tree": {"profile": [1, 1]}}
+
+
+def test_edges_that_are_all_compared_with_themselves_alone_are_refused():
+    with pytest.raises(InputError, match=r"^algorithm\.credit: every edge would be compared with itself alone"):
+        predicted(chosen(ALONE, group_size=24), 10)
+    with_others = {**ALONE, "credit": {"within": "prompt"}}
+    assert predicted(chosen(with_others, group_size=24), 10).trained_edges == 4 * 2
+
+
+@pytest.mark.parametrize("rule", ["parent_top1", "extremes", "depth"])
+def test_a_pruning_that_could_leave_nothing_out_is_refused(rule):
+    def pruned(last_split, **options):
+        return chosen(
+            {"preset": "branch_grpo", "tree": {"splits": [0, last_split], "prune": {"rule": rule}, **options}}
+        )
+
+    with pytest.raises(InputError, match=r"^algorithm\.tree\.prune: no stochastic step follows the split at 4, so"):
+        predicted(pruned(4), 6)
+    # 4 trees of 4 leaves and their last step: half of the chains leave, or all trained edges of that step
+    assert predicted(pruned(4, last_step="sde"), 6).trained_edges == 4 * (2 * 4 + 4 * 2 - (4 if rule == "depth" else 2))
 
 
 def test_a_calibration_costs_its_rounds_of_rollouts(tmp_path):
@@ -263,3 +269,16 @@ def test_a_tree_is_drawn_as_one_would_draw_it(algorithm, expected):
     header = expected.split("\n")[1]
     lines = picture(chosen(algorithm, group_size=24), int(header.split()[-1]))
     assert lines == expected.strip("\n").split("\n")
+
+
+def test_the_branches_of_a_trunk_that_ends_are_drawn():
+    def plan(role, step):
+        sides = (Move(Kernel("flow_sde", 0.7), "side", 2, trained=True),)
+        return (Move(role=role),) if role != TRUNK else (Move(), *sides) if step < 2 else ()
+
+    assert drawn(plan, 4) == [
+        "0   1   2   3   4",
+        "o---o---o",
+        "|   +~2~o---o---*",
+        "+~2~o---o---o---*",
+    ]

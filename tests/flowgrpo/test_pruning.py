@@ -1,10 +1,12 @@
+import math
+
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flowgrpo.axes.tree import Branch, Pruning
-from flowgrpo.pruning import chains, extremes, parent_top1
+from flowgrpo.pruning import extremes, parent_top1
 from samplers.kernels import Kernel
 from samplers.schedule import linear_sigmas
 from samplers.trees import TRUNK, Root, grow, pruned
@@ -51,12 +53,6 @@ def edges(tree, keep):
     return sum(bool(keep[i]) for i, node in enumerate(tree.nodes) if node.parent is not None)
 
 
-def test_the_tree_is_that_of_the_paper():
-    assert len(ONE_TREE.leaves) == 16
-    assert edges(ONE_TREE, torch.ones(len(ONE_TREE.nodes))) == 2 * 3 + 4 * 3 + 8 * 3 + 16 * 11 == 218
-    assert [len(chain) for chain in chains(ONE_TREE)] == [10] * 16
-
-
 SEVERAL = [[3.0, 7, 1, 2, 9, 8, 5, 5, -1, -2, 0, 4, 6, -7, 11, 10], [float(i) for i in range(16)]]
 
 
@@ -72,6 +68,21 @@ def test_the_best_and_the_worst_quarter_of_the_chains_stay(rewards):
     keep = extremes(ONE_TREE, advantages(ONE_TREE, rewards), 0.25)
     ranked = sorted(range(16), key=lambda i: rewards[i])
     assert kept_leaves(ONE_TREE, keep) == sorted(ranked[:4] + ranked[-4:])
+
+
+LOST = {0, 3, 5, 6, 7, 14}
+
+
+def test_a_chain_whose_reward_was_lost_is_neither_good_nor_bad():
+    earned = advantages(ONE_TREE, [math.nan if i in LOST else float(i) for i in range(16)])
+    # of two lost ones the first
+    assert kept_leaves(ONE_TREE, parent_top1(ONE_TREE, earned)) == [1, 2, 4, 6, 9, 11, 13, 15]
+    # ten are known: 15 13 12 11 10 | 9 8 4 2 1
+    assert kept_leaves(ONE_TREE, extremes(ONE_TREE, earned, 0.25)) == [1, 2, 4, 8, 11, 12, 13, 15]
+    # with 13 lost: 9 8 | 0 ... 15 | 4
+    few = advantages(ONE_TREE, [float(i) if i in (4, 8, 9) else math.nan for i in range(16)])
+    assert kept_leaves(ONE_TREE, extremes(ONE_TREE, few, 0.125)) == [4, 8, 9, 15]
+    assert edges(ONE_TREE, extremes(ONE_TREE, few, 0.25)) == 138
 
 
 @settings(max_examples=25, deadline=None)

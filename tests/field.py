@@ -1,0 +1,70 @@
+"""Runs whose model is a velocity field in the plane: the real trainer in milliseconds."""
+
+import torch
+
+from flowgrpo import prompts
+from flowgrpo.policy import FieldPolicy
+from flowgrpo.trainer import Trainer
+from flowgrpo.weights import Weights
+from rewards import Reward
+from samplers.schedule import linear_sigmas
+
+TARGET = torch.tensor([1.5, -1.0])
+STD = 0.3
+
+
+class GaussianFlow(torch.nn.Module):
+    """The exact velocity of N(mean, STD^2) in the plane, with the mean as the only parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = torch.nn.Parameter(torch.zeros(2))
+
+    def forward(self, x, sigma, rows):
+        sigma = sigma[:, None]
+        variance = (1 - sigma) ** 2 * STD**2 + sigma**2
+        centred = x - (1 - sigma) * self.mean
+        return sigma / variance * centred - (self.mean + (1 - sigma) * STD**2 / variance * centred)
+
+
+class Network(torch.nn.Module):
+    """A small network over state, time and the prompt's length."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            self.layers = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+
+    def forward(self, x, sigma, rows):
+        length = torch.tensor([[len(row.prompt) / 10] for row in rows])
+        return self.layers(torch.cat([x, sigma[:, None], length], dim=1)) + x
+
+
+def closeness(samples, prompts):
+    return -((samples - TARGET) ** 2).sum(1)
+
+
+def nearness(samples, prompts):
+    """The same, but between 0 and 1: VGPO weighs by values, and supposes that none is negative."""
+    return torch.exp(closeness(samples, prompts) / 4)
+
+
+def trainer(chosen, field=None, reward=closeness, texts=("a", "bb", "ccc", "dddd", "eeeee"), held_out=2, steps=6):
+    """A run of a configuration, in its folder; the first prompts are evaluated too."""
+    policy = FieldPolicy(field or Network(), (2,), linear_sigmas(steps, 3.0))
+    kl = chosen.algorithm.objective.kl
+    weights = Weights(policy.modules, None, chosen.train.ema, kl.reference if kl.beta > 0 else None, kl.refresh)
+    rows = [prompts.Prompt(text) for text in texts]
+    chosen.run.folder.mkdir(parents=True, exist_ok=True)
+    return Trainer(chosen, policy, weights, [Reward("closeness", reward)], rows, rows[:held_out])
+
+
+def lines(run, phase="train"):
+    """What the run told, without its times and its memory."""
+    told = [line for line in run.report.lines if line["phase"] == phase]
+    return [{k: v for k, v in line.items() if not k.startswith(("time/", "memory/"))} for line in told]
+
+
+def weights_of(run):
+    return {name: tensor.clone() for name, tensor in run.weights.tensors().items()}

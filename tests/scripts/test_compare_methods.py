@@ -1,0 +1,118 @@
+"""What the comparison of methods reads out of the metrics of runs; the runs are made up."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+spec = importlib.util.spec_from_file_location(
+    "compare_methods", Path(__file__).parents[2] / "scripts" / "compare_methods.py"
+)
+compare = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(compare)
+
+
+def calibrated(seconds, evaluations):
+    return {"phase": "calibration", "time/calibration": seconds, "cost/model_evaluations": evaluations}
+
+
+def evaluated(reward):
+    return {"phase": "eval", "reward/mean": reward, "time/eval": 1e6, "cost/model_evaluations": 10**9}
+
+
+def trained(seconds, evaluations):
+    times = {"time/rollout": 0.25 * seconds, "time/update": 0.75 * seconds, "time/reward": 1e6}
+    return {"phase": "train", "reward/mean": 1e6, "cost/model_evaluations": evaluations, **times}
+
+
+def written(folder, *lines):
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+ITERATION = trained(20.0, 100)
+RUN = [  # at 10, 50 and 90 seconds, and after 500, 700 and 900 evaluations
+    *(calibrated(10.0, 500), evaluated(0.2)),
+    *(ITERATION, ITERATION, evaluated(0.4)),
+    *(ITERATION, ITERATION, evaluated(0.5)),
+    ITERATION,
+]
+
+
+def test_rollouts_updates_and_calibrations_cost_and_nothing_else():
+    assert compare.trained_seconds(RUN) == 10 + 5 * 20
+    assert compare.evaluations(RUN) == 500 + 5 * 100
+    assert compare.trained_seconds([]) == compare.evaluations([]) == 0
+
+
+def test_a_curve_has_a_point_at_each_evaluation_and_begins_before_the_calibration():
+    assert compare.curve(RUN, compare.trained_seconds) == [(0, 0.2), (10, 0.2), (50, 0.4), (90, 0.5)]
+    assert compare.curve(RUN, compare.evaluations) == [(0, 0.2), (500, 0.2), (700, 0.4), (900, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "reward"), [(0, 0.2), (5, 0.2), (10, 0.2), (30, 0.3), (50, 0.4), (70, 0.45), (90, 0.5)]
+)
+def test_rewards_lie_on_straight_lines_between_evaluations(seconds, reward):
+    assert compare.at(compare.curve(RUN, compare.trained_seconds), seconds) == pytest.approx(reward)
+
+
+def test_a_curve_without_a_calibration_begins_where_training_does():
+    points = compare.curve(RUN[1:], compare.trained_seconds)
+    assert compare.at(points, 0) == pytest.approx(0.2)
+
+
+def test_nothing_is_known_of_what_comes_after_the_last_evaluation():
+    with pytest.raises(ValueError, match="a run ended at 90, before 91"):
+        compare.at(compare.curve(RUN, compare.trained_seconds), 91)
+
+
+def test_a_run_is_finished_by_an_evaluation_at_its_budget_or_after(tmp_path):
+    folder = written(tmp_path / "r", *RUN)
+    assert [compare.finished(folder, seconds) for seconds in (89, 90, 91, 110)] == [True, True, False, False]
+    assert not compare.finished(tmp_path / "none", 1)
+    whole = (folder / "metrics.jsonl").read_text().splitlines()
+    (folder / "metrics.jsonl").write_text("\n".join(whole[:8]))  # cut off in the line of the last evaluation
+    assert [compare.finished(folder, seconds) for seconds in (50, 51)] == [True, False]
+
+
+@pytest.fixture
+def two_folders(tmp_path):
+    """Two seeds of `calm` in two folders, one seed of `two-part` with a calibration, and a run that has just begun."""
+    step = trained(50.0, 100_000)
+    written(tmp_path / "a" / "calm-seed0", evaluated(0.2), step, evaluated(0.4), step, evaluated(0.6), step)
+    written(tmp_path / "b" / "calm-seed1", evaluated(0.3), step, evaluated(0.5), step, evaluated(0.9))
+    slow = trained(90.0, 100_000)
+    start = calibrated(10.0, 500_000), evaluated(0.1)
+    written(tmp_path / "a" / "two-part-seed0", *start, slow, evaluated(0.3), slow, evaluated(0.5))
+    written(tmp_path / "a" / "begun-seed0", evaluated(0.2), step)
+    (tmp_path / "a" / "calm-seed0.log").write_text("step 1\n")
+    return [tmp_path / "a", tmp_path / "b"]
+
+
+def test_a_report_has_a_row_for_each_method_best_first(two_folders, capsys):
+    compare.report(two_folders, 80.0, None, None)
+    head, _, *rows = capsys.readouterr().out.splitlines()
+    assert head.startswith("| method | seeds | before | after 80 s | gain | after 200k evaluations |")
+    # calm at 80 s: 0.4 + 0.2 * 30 / 50 and 0.5 + 0.4 * 30 / 50, whose standard error is half their difference
+    assert [row.rsplit("|", 2)[0] for row in rows] == [
+        "| `calm` | 2 | 0.250 | 0.630 ± 0.110 | 0.380 ± 0.060 | 0.750 ± 0.150 ",
+        "| `two-part` | 1 | 0.100 | 0.256 ± nan | 0.156 ± nan | 0.100 ± nan ",
+    ]
+
+
+def test_a_report_at_more_evaluations_than_some_method_made_says_so(two_folders, capsys):
+    compare.report(two_folders, 80.0, 550_000.0, None)
+    head, _, calm, two_part = capsys.readouterr().out.splitlines()
+    assert "after 550k evaluations" in head
+    assert calm.split(" | ")[5] == "made fewer"
+    assert two_part.split(" | ")[5] == "0.200 ± nan"
+
+
+def test_a_method_is_a_preset_or_a_name_for_one_with_options():
+    assert compare.parsed(["tempflow", "short=tempflow algorithm.tree.finish=2 'algorithm.tree.profile=[6, 6]'"]) == {
+        "tempflow": ["algorithm.preset=tempflow"],
+        "short": ["algorithm.preset=tempflow", "algorithm.tree.finish=2", "algorithm.tree.profile=[6, 6]"],
+    }
