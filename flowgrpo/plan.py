@@ -36,6 +36,8 @@ def plan(config: Config) -> dict[str, Any]:
     over = switches.unguided(pipeline_class(config.model.path)) if unguided else None
     call, branches = call_and_branches(config, over, {} if unguided else columns)
     eval_call, eval_branches = call_and_branches(config, config.eval.call, columns)
+    if call["num_inference_steps"] is None:
+        raise InputError("model.call.num_inference_steps: this pipeline decides it while it runs, set it to plan")
     loading.rewards(config.rewards, config.eval_rewards)
     cost = predicted(config, call["num_inference_steps"])
     drafts, draft_evaluations = _draft(config, {**(over or {}), **(train.draft.call if train.draft else {})}, columns)

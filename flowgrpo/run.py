@@ -66,7 +66,8 @@ def train_config(settings: Config) -> Run:
             f"{len(train_prompts)}; take shuffle, or fewer train.groups"
         )
     steps = call_and_branches(settings)[0]["num_inference_steps"]
-    predicted(settings, steps)  # refuses axes that do not fit each other
+    if steps is not None:  # otherwise the pipeline decides, and is asked below
+        predicted(settings, steps)  # refuses axes that do not fit each other
     shape = expected_shape(pipeline_class(settings.model.path), settings.model.call)
     for prompt in (train_prompts[0], eval_prompts[0]):
         loading.check_rewards([*rewards, *eval_rewards], prompt, shape)

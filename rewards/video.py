@@ -68,7 +68,5 @@ def structural_similarity(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def check_videos(name: str, videos: torch.Tensor, frames: int = 1, side: int = 1) -> None:
     """Refuse what is no batch of videos with that many frames and pixels a side, in the name of a reward."""
     if videos.ndim != 5 or videos.shape[1] < frames or videos.shape[2] != 3 or min(videos.shape[3:]) < side:
-        raise ValueError(
-            f"{name} takes videos (B, F, 3, H, W) of {frames} frames and {side} pixels a side or more, not shape "
-            f"{tuple(videos.shape)}"
-        )
+        least = f"{frames} frames and {side} x {side} pixels or more"
+        raise ValueError(f"{name} takes videos (B, F, 3, H, W) of {least}, not shape {tuple(videos.shape)}")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 
 CONTENT_TYPE = "application/x-safetensors"
 NOT_FINITE = "NaN"  # stands in an answer for a number that is not finite; null there is: not applicable
@@ -40,13 +40,22 @@ def encode(
     Raises:
         ValueError: a column holds what JSON cannot.
     """
-    header = {"prompts": json.dumps(list(prompts)), "columns": _as_json(columns)}
+    metadata = {"prompts": json.dumps(list(prompts)), "columns": _as_json(columns)}
     if not isinstance(samples, torch.Tensor):
-        return save({}, {**header, "texts": json.dumps(list(samples))})
+        return _file({"__metadata__": {**metadata, "texts": json.dumps(list(samples))}})
     samples = samples.detach().float().cpu()
     if transport == "uint8":
         samples = samples.mul(255).round().clamp(0, 255).byte()
-    return save({"samples": samples.contiguous()}, header)
+    data = memoryview(samples.contiguous().numpy()).cast("B")
+    kind = "U8" if transport == "uint8" else "F32"
+    card = {"dtype": kind, "shape": list(samples.shape), "data_offsets": [0, len(data)]}
+    return _file({"__metadata__": metadata, "samples": card}, data)
+
+
+def _file(header: Mapping[str, Any], data: bytes | memoryview = b"") -> bytes:
+    """A safetensors file. Their own `save` takes twenty times as long, and we are waited for."""
+    written = json.dumps(header).encode()
+    return b"".join([len(written).to_bytes(8, "little"), written, data])
 
 
 def _as_json(columns: Mapping[str, Sequence[Any]]) -> str:

@@ -1,6 +1,6 @@
 """How fast a served reward is: images a second through `flowgrpo serve` in another process, against a call in this one.
 
-    python scripts/bench_serve.py [--reward shapes] [--batch 32] [--seconds 10] [--transport float32]
+    python scripts/bench_serve.py [--reward shapes] [--batch 16 32 128 512] [--seconds 5] [--transport float32]
 
 The pictures are drawn captions of the embedded model, 64 x 64. The two take turns, batch by batch, one thread each, so that
 whatever else the machine does slows both alike. The numbers must be equal, or it fails.
@@ -21,6 +21,7 @@ import torch
 
 import rewards
 from flowgrpo.shapes.scenes import arrange, draw, every_caption
+from rewards.heap import keep_freed_memory
 
 
 def pictures(number: int) -> tuple[torch.Tensor, list[str]]:
@@ -46,24 +47,26 @@ def compare(name: str, url: str, transport: str, batch: int, seconds: float) -> 
             reward(samples, prompts, {})
             spent[where] += time.perf_counter() - started
         calls += 1
-    for where, took in spent.items():
-        print(f"{where:8} {calls * batch / took:9.1f} images/s {1000 * took / calls:9.2f} ms for {batch}")
-    print(f"served at {100 * spent['local'] / spent['served']:.1f} % of the local speed, {calls} calls each")
+    local, served = (calls * batch / spent[where] for where in ("local", "served"))
+    share = f"{100 * served / local:.0f} %, {calls} calls each"
+    print(f"batch {batch:4}: {local:8.0f} images/s here, {served:8.0f} served ({share})")
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reward", default="shapes")
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--batch", type=int, nargs="+", default=[16, 32, 128, 512])
+    parser.add_argument("--seconds", type=float, default=5.0, help="for each batch size")
     parser.add_argument("--transport", default="float32")
     options = parser.parse_args()
+    keep_freed_memory()  # as training does
     command = [sys.executable, "-m", "flowgrpo", "serve", options.reward, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             url = server.stdout.readline().split()[1]
-            compare(options.reward, url, options.transport, options.batch, options.seconds)
+            for batch in options.batch:
+                compare(options.reward, url, options.transport, batch, options.seconds)
         finally:
             server.terminate()
 

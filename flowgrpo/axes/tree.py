@@ -247,7 +247,7 @@ class Custom(Rooted):
     """
 
     name: Literal["custom"] = "custom"
-    function: str = Field(pattern=r".:.")
+    function: str
     options: dict[str, Any] = {}
     trajectories: int = Field(1, ge=1)
 
@@ -266,6 +266,8 @@ class Custom(Rooted):
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
         """The plan of one iteration."""
         end, function = self._end(kernels), _located(self.function)
+        if not callable(function):
+            raise InputError(f"algorithm.tree.function: {self.function} is {type(function).__name__}, not a function")
         arguments = [*kernels[:end], *[ODE] * (len(kernels) - end)]
         try:
             inspect.signature(function).bind(arguments, **self.options)
@@ -277,6 +279,10 @@ class Custom(Rooted):
 
 @cache
 def _located(function: str) -> Callable[..., Plan]:
+    if ":" not in function:
+        raise InputError(
+            f"algorithm.tree.function: {function!r} names no function, write ./file.py:name or pkg.module:name"
+        )
     return locate(function, f"algorithm.tree.function {function!r}")
 
 
