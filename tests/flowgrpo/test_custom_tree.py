@@ -63,9 +63,8 @@ def test_the_page_s_method_is_drawn_as_on_the_page(place, capsys):
     assert told["axes"] == {
         "tree": "custom", "kernel": "flow_sde", "credit": "terminal", "baseline": "group_mean", "objective": "clip",
     }  # fmt: skip
-    # 8 groups of 16 chains of 10 steps, of which 0, 2, 4, 6 and 8 are trained; what the row leaves open is flow_grpo's, so
-    # the update evaluates a reference too
-    assert told["model_evaluations"] == {"rollout": 8 * 16 * 10, "update": 2 * 8 * 16 * 5}
+    # 8 groups of 16 chains of 10 steps, of which 0, 2, 4, 6 and 8 are trained
+    assert told["model_evaluations"] == {"rollout": 8 * 16 * 10, "update": 8 * 16 * 5}
     assert told["geometry"]["trained_edges"] == 8 * 16 * 5
     _, out, _ = planned(capsys, {"options": {"every": 3}})
     assert json.loads(out)["picture"][1] == "o~~~o---o---o~~~o---o---o~~~o---o---o---*"
