@@ -39,7 +39,7 @@ def extremes(tree: Tree, advantages: Tensor, fraction: float) -> Tensor:
 
     Args:
         advantages: (nodes,) of the edge to each node; NaN where its reward was lost.
-        fraction: at most half; 0.25 keeps every other chain.
+        fraction: below half; 0.25 keeps every other chain.
     """
     by_group = defaultdict(list)
     for chain in chains(tree):

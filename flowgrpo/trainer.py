@@ -10,9 +10,9 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,12 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from flowgrpo import checkpoint, selection, switches
-from flowgrpo import prompts as prompts_of
 from flowgrpo.advantage import combined, zero_std_fraction
 from flowgrpo.config import Config
 from flowgrpo.credit import Units, calibrated, step_signs, trunk_ends
 from flowgrpo.errors import InputError
 from flowgrpo.evaluate import SampleFolder, evaluate, weighted
+from flowgrpo.groups import Groups, groups_of
 from flowgrpo.history import History
 from flowgrpo.policy import Policy, Row
 from flowgrpo.prompts import Prompt
@@ -40,15 +40,6 @@ from samplers import noise
 from samplers.trees import Root, pruned
 
 CALIBRATION = "calibration.json"
-
-
-@dataclass(frozen=True)
-class Groups:
-    """The groups of one iteration on all processes: place of their prompt, number of roots, weight (G,) in the loss."""
-
-    prompts: list[int]
-    roots: list[int]
-    weights: torch.Tensor
 
 
 class Interrupted(Exception):
@@ -163,7 +154,7 @@ class Trainer:
         before = 0 if calibration is None or self.done else calibration.rounds  # iterations that come before the first
         to_come = range(self.done - before, self.config.train.iterations)
         if self.config.prompts.pick.by == "shuffle":
-            places = [place for i in to_come for place in self._shuffled(i)[rank::processes]]
+            places = [place for i in to_come for place in self._groups(i).prompts[rank::processes]]
         else:
             places = range(len(self.train_prompts))  # which of them nobody knows yet
         rows = [self._row(place, 0) for place in dict.fromkeys(places)]
@@ -175,33 +166,8 @@ class Trainer:
         prompt = self.train_prompts[place]
         return Row(prompt.text, seed, prompt.columns)
 
-    def _shuffled(self, iteration: int) -> list[int]:
-        train, seed = self.config.train, self.config.run.seed
-        return prompts_of.shuffled(len(self.train_prompts), train.groups, seed, iteration)
-
     def _groups(self, iteration: int) -> Groups:
-        """The prompts and the sizes of an iteration's groups, on all processes."""
-        config, pick = self.config, self.config.prompts.pick
-        roots = config.algorithm.tree.roots(config.train.group_size)
-        if pick.by == "variance":
-            count, total = self._solved(range(len(self.train_prompts)), iteration)
-            drawn = noise.generator(config.run.seed, "prompts", iteration)
-            places = selection.most_uncertain(count, total, config.train.groups, drawn)
-        else:
-            places = self._shuffled(iteration)
-        count, total = self._solved(places, iteration)
-        chance, sizes = (1 + total) / (2 + count), [roots] * len(places)
-        if pick.budget == "knapsack":
-            alone = 2 if roots == config.train.group_size else 1  # a chain needs another to be compared with
-            least, most = max(alone, round(pick.least * roots)), round(pick.most * roots)
-            sizes = selection.knapsack(chance, sum(sizes), least, most)
-        return Groups(places, sizes, selection.robust_weights(1 - chance, pick.robust))
-
-    def _solved(self, places: Iterable[int], iteration: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """How many samples of prompts count, and how many of them as solved, (P,) each."""
-        pick = self.config.prompts.pick
-        count, total = self.history.counts(places, iteration)
-        return count, ((total - pick.worst * count) / (pick.best - pick.worst)).clamp(min=0).minimum(count)
+        return groups_of(self.config, len(self.train_prompts), self.history, iteration)
 
     def _iterate(self) -> dict[str, Any]:
         config = self.config

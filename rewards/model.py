@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -27,7 +28,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 FIRST_SENTENCE = re.compile(r".*?(?=[.:]?\s*\n|\.\s|\.?$)")
 
 
-class ModelReward:
+class ModelReward(ABC):
     """A reward that holds a model. Making it loads nothing: the first call does, or `to`.
 
     A subclass says how errors call it (`called`) and where its `weights` usually are, loads in `_load`, scores in `_score`.
@@ -131,11 +132,13 @@ class ModelReward:
                 else f"{self.called}: there is no {path} here, and the hub did not give it either ({said})"
             ) from error
 
+    @abstractmethod
     def _load(self) -> nn.Module:
-        raise NotImplementedError
+        """The model, on the CPU."""
 
+    @abstractmethod
     def _score(self, *inputs: Any) -> torch.Tensor:
-        raise NotImplementedError
+        """Scores (b, ...) of a batch."""
 
 
 class PictureReward(ModelReward):

@@ -67,6 +67,11 @@ def evaluations(lines: Iterable[dict[str, Any]]) -> float:
     return sum(line["cost/model_evaluations"] for line in lines if line["phase"] != "eval")
 
 
+def within(lines: list[dict[str, Any]], seconds: float) -> int:
+    """How many iterations end within the budget."""
+    return sum(line["phase"] == "train" and trained_seconds(lines[: i + 1]) <= seconds for i, line in enumerate(lines))
+
+
 def at(points: list[tuple[float, float]], cost: float) -> float:
     """The reward at a cost, on straight lines between evaluations."""
     for (before, low), (after, high) in pairwise(points):
@@ -127,6 +132,8 @@ def report(folders: list[Path], seconds: float, work: float | None, picture: Pat
         for path in sorted(folder.iterdir()):
             if path.is_dir() and finished(path, seconds):
                 runs.setdefault(path.name.rpartition("-seed")[0], []).append(read(path))
+    if not runs:
+        sys.exit(f"no run in {', '.join(map(str, folders))} has been evaluated at or after {seconds:g} seconds")
     by_time = {name: [curve(lines, trained_seconds) for lines in own] for name, own in runs.items()}
     by_work = {name: [curve(lines, evaluations) for lines in own] for name, own in runs.items()}
     work = work or min(points[-1][0] for own in by_work.values() for points in own)
@@ -138,7 +145,7 @@ def report(folders: list[Path], seconds: float, work: float | None, picture: Pat
     for name in sorted(final, key=lambda name: -statistics.mean(final[name])):
         before = statistics.mean(points[0][1] for points in by_time[name])
         gain = spread([value - points[0][1] for value, points in zip(final[name], by_time[name], strict=True)])
-        iterations = statistics.mean(sum(line["phase"] == "train" for line in lines) for lines in runs[name])
+        iterations = statistics.mean(within(lines, seconds) for lines in runs[name])
         enough = all(points[-1][0] >= work for points in by_work[name])
         worked = spread([at(points, work) for points in by_work[name]]) if enough else "made fewer"
         cells = [f"`{name}`", len(final[name]), f"{before:.3f}", spread(final[name]), gain, worked, f"{iterations:.0f}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Literal
 
 import torch
@@ -58,9 +59,9 @@ class Baseline(Choice):
             found = found + anchor * total.nan_to_num()
         return found.clamp(-self.clip, self.clip)
 
+    @abstractmethod
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
         """Advantages (U,) of one column of values (U,)."""
-        raise NotImplementedError
 
 
 class GroupMean(Baseline):

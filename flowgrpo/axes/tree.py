@@ -139,7 +139,7 @@ class Pruning(Strict):
     """
 
     rule: Literal["parent_top1", "extremes", "depth"]
-    fraction: float = Field(0.25, gt=0, le=0.5)
+    fraction: float = Field(0.25, gt=0, lt=0.5)
     size: int = Field(4, ge=1)
     every: int = Field(30, ge=1)
 

@@ -114,7 +114,7 @@ def test_without_a_rule_of_chains_everything_stays(tree):
     assert tree.pruned(ONE_TREE, torch.zeros(len(ONE_TREE.nodes))) is None
 
 
-@pytest.mark.parametrize("fraction", [0.125, 0.5])
+@pytest.mark.parametrize("fraction", [0.125, 0.375])
 def test_the_fraction_is_of_the_chains_at_either_end(fraction):
     tree = Branch(prune=Pruning(rule="extremes", fraction=fraction))
     keep = tree.pruned(ONE_TREE, advantages(ONE_TREE, SEVERAL[1]))

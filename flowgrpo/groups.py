@@ -1,0 +1,52 @@
+"""The groups of an iteration: whose prompts they have, how many roots each, and what they weigh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from flowgrpo import selection
+from flowgrpo.config import Config, Pick
+from flowgrpo.history import History
+from flowgrpo.prompts import shuffled
+from samplers import noise
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of one iteration on all processes: place of their prompt, number of roots, weight (G,) in the loss."""
+
+    prompts: list[int]
+    roots: list[int]
+    weights: torch.Tensor
+
+
+def groups_of(config: Config, number: int, history: History, iteration: int) -> Groups:
+    """The groups of an iteration, by `prompts.pick`; a pure function of its arguments.
+
+    Args:
+        number: of training prompts.
+        history: what they gave before.
+    """
+    pick, train, seed = config.prompts.pick, config.train, config.run.seed
+    if pick.by == "variance":
+        drawn = noise.generator(seed, "prompts", iteration)
+        places = selection.most_uncertain(*_solved(pick, history, range(number), iteration), train.groups, drawn)
+    else:
+        places = shuffled(number, train.groups, seed, iteration)
+    count, total = _solved(pick, history, places, iteration)
+    chance = (1 + total) / (2 + count)
+    roots = config.algorithm.tree.roots(train.group_size)
+    sizes = [roots] * len(places)
+    if pick.budget == "knapsack":
+        alone = 2 if roots == train.group_size else 1  # a chain needs another to be compared with
+        sizes = selection.knapsack(chance, sum(sizes), max(alone, round(pick.least * roots)), round(pick.most * roots))
+    return Groups(places, sizes, selection.robust_weights(1 - chance, pick.robust))
+
+
+def _solved(pick: Pick, history: History, places: Sequence[int], iteration: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many samples of prompts count, and how many of them as solved, (P,) each."""
+    count, total = history.counts(places, iteration)
+    return count, ((total - pick.worst * count) / (pick.best - pick.worst)).clamp(min=0).minimum(count)
