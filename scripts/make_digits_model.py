@@ -1,0 +1,188 @@
+"""Pretrain the embedded language model from nothing: a small bidirectional transformer that fills in masked characters.
+
+    python scripts/make_digits_model.py --out flowgrpo/mdlm/digits
+
+The class is transformers' Llama with `is_causal` off, as LLaDA is one; a token is a character. It learns Countdown, 4 x 4
+Sudoku and integer arithmetic (`flowgrpo/mdlm/tasks.py`, the split `train`) from prompts and solutions, whose tokens are
+masked at a rate t ~ U(0, 1); an answer is filled up with the end token to `LENGTH` tokens, which are learnt too. It departs
+from LLaDA's loss in that masked tokens weigh alike whatever t is. The weights are the average of the late ones, written as
+bfloat16. Training is compiled and in mixed precision; it stops early on purpose, so that reinforcement has something to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from flowgrpo.mdlm.decode import decode
+from flowgrpo.mdlm.decoders import build
+from flowgrpo.mdlm.loading import load_predictor
+from flowgrpo.mdlm.tasks import ALPHABET, LONGEST_PROMPT, TASKS, draw, problems
+from rewards.text import solved
+
+LENGTH = 20  # tokens of an answer
+BATCH = 192
+HIDDEN_PROMPTS = 0.2  # share of rows of which some prompt tokens are hidden too, as diffu-GRPO's views have it
+PROMPT_RATE = 0.15
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer of single characters, padded on the left."""
+    words = ["<pad>", "<mask>", "<end>", "<unknown>", *ALPHABET]
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unknown>"))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    inner.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token="<pad>",
+        mask_token="<mask>",
+        eos_token="<end>",
+        unk_token="<unknown>",
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def model(words: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """The untrained transformer, which sees both ways."""
+    config = LlamaConfig(
+        vocab_size=len(words),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        is_causal=False,
+        use_cache=False,
+        bos_token_id=None,
+        eos_token_id=words.eos_token_id,
+        pad_token_id=words.pad_token_id,
+        mask_token_id=words.mask_token_id,
+    )
+    return LlamaForCausalLM(config)
+
+
+class Batches:
+    """Canvases of problems, drawn as they are needed."""
+
+    def __init__(self, words: PreTrainedTokenizerFast, seed: int):
+        self.words, self.rng = words, np.random.default_rng(seed)
+
+    def __call__(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids and whether each is of an answer, (BATCH, LONGEST_PROMPT + LENGTH)."""
+        names = list(TASKS)
+        rows = [draw(names[i % len(names)], "train", self.rng) for i in range(BATCH)]
+        ids = torch.full((BATCH, LONGEST_PROMPT + LENGTH), self.words.eos_token_id)
+        ids[:, :LONGEST_PROMPT] = self.words.pad_token_id
+        for row, own in zip(rows, ids, strict=True):
+            prompt, answer = (self.words(row[key]).input_ids for key in ("prompt", "completion"))
+            own[LONGEST_PROMPT - len(prompt) : LONGEST_PROMPT] = torch.tensor(prompt)
+            own[LONGEST_PROMPT : LONGEST_PROMPT + len(answer)] = torch.tensor(answer)
+        return ids, (torch.arange(LONGEST_PROMPT + LENGTH) >= LONGEST_PROMPT).expand_as(ids)
+
+    def hidden(self, ids: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
+        """Which tokens are masked: t of an answer, t spread evenly over the batch."""
+        rate = (torch.randperm(BATCH)[:, None] + torch.rand(BATCH, 1)) / BATCH
+        blind = torch.rand(BATCH, 1) < HIDDEN_PROMPTS
+        rate = torch.where(answer, rate, PROMPT_RATE * blind)
+        return (torch.rand(ids.shape) < rate) & (ids != self.words.pad_token_id)
+
+
+def train(network: LlamaForCausalLM, batches: Batches, steps: int) -> None:
+    """Fill in what is masked; at the end the weights are their average over the last steps.
+
+    Muon orthogonalises the updates of the layers' matrices; the embedding and the norms are AdamW's.
+    """
+    words = batches.words
+    parameters = list(network.parameters())
+    average = [p.detach().clone() for p in parameters]
+    matrices = [p for p in network.model.layers.parameters() if p.ndim == 2]
+    others = [p for p in parameters if all(p is not matrix for matrix in matrices)]
+    optimizers = [
+        torch.optim.Muon(matrices, lr=4e-3, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=2e-3, betas=(0.9, 0.99), weight_decay=0.01),
+    ]
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda i: min((i + 1) / 100, 0.5 * (1 + np.cos(np.pi * i / steps)) + 0.01)
+        )
+        for optimizer in optimizers
+    ]
+    compiled = torch.compile(network)
+    started, mean = time.time(), 0.0
+    for step in range(1, steps + 1):
+        ids, answer = batches()
+        hidden = batches.hidden(ids, answer)
+        seen = ids != words.pad_token_id
+        mask = torch.zeros(ids.shape).masked_fill(~seen, torch.finfo(torch.float32).min)[:, None, None, :]
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = compiled(
+                ids.masked_fill(hidden, words.mask_token_id),
+                attention_mask=mask.expand(-1, 1, ids.shape[1], -1),
+                position_ids=(seen.long().cumsum(1) - 1).clamp(min=0),
+            ).logits
+        asked = hidden & answer
+        value = torch.nn.functional.cross_entropy(logits[asked].float(), ids[asked])
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        with torch.no_grad():
+            for slow, p in zip(average, parameters, strict=True):
+                slow.lerp_(p, 0.005)
+        mean += (value.item() - mean) / min(step, 100)
+        if step % 100 == 0 or step == steps:
+            print(f"{step}/{steps} loss {mean:.4f} {time.time() - started:.0f} s", flush=True)
+    with torch.no_grad():
+        for slow, p in zip(average, parameters, strict=True):
+            p.copy_(slow)
+
+
+def accuracy(path: Path, task: str, steps: int, count: int = 256) -> float:
+    """Share of held-out problems that are solved by low-confidence decoding at temperature 0."""
+    predictor, words = load_predictor(str(path))
+    rows = problems(task, "eval", count)
+    prompts = words([row["prompt"] for row in rows], return_tensors="pt", padding=True)
+    rollout = decode(
+        predictor,
+        prompts.input_ids,
+        build({"name": "low_confidence", "steps": steps}, LENGTH, words.eos_token_id),
+        [(i,) for i in range(count)],
+        prompts.attention_mask,
+        micro_batch=128,
+    )
+    texts = words.batch_decode(rollout.completion, skip_special_tokens=True)
+    columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
+    return float(np.mean(solved(texts, [row["prompt"] for row in rows], **columns)))
+
+
+def main() -> None:
+    """Train, save, load again and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=2600)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    torch.manual_seed(arguments.seed)
+    words = tokenizer()
+    network = model(words)
+    train(network, Batches(words, arguments.seed), arguments.steps)
+    network.to(torch.bfloat16).save_pretrained(arguments.out)
+    words.save_pretrained(arguments.out)
+    for task in TASKS:
+        found = ", ".join(f"{accuracy(arguments.out, task, steps):.3f} in {steps}" for steps in (20, 10, 5))
+        print(f"{task}: held-out accuracy {found} steps")
+
+
+if __name__ == "__main__":
+    main()
