@@ -42,8 +42,8 @@ def train(
 
     if launch.needed(settings.run.processes):
         raise typer.Exit(launch.relaunch(settings.run.processes))
+    from flowgrpo.loop import Interrupted
     from flowgrpo.run import train_config
-    from flowgrpo.trainer import Interrupted
 
     try:
         run = train_config(settings)

@@ -1,18 +1,21 @@
-"""The configuration of a run: YAML, dotted overrides, strict checks with one sentence for whatever is wrong."""
+"""The configuration of a flow model's run, and how one of any kind is read: strict, with one sentence for what is wrong."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import yaml
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from flowgrpo import presets
-from flowgrpo.axes import Choice, Strict
+from flowgrpo.axes import CHOICES, Choice, Strict
 from flowgrpo.errors import InputError, nearest
+from flowgrpo.mdlm.config import TextConfig
+from flowgrpo.sections import Eval, Lora, Prompts, RewardUse, Run, Train, check_geometry
+from flowgrpo.sentences import sentence
 
 # diffusers' attention backends that compute attention as it is defined; the others quantise.
 AttentionBackend = Literal[
@@ -55,14 +58,6 @@ def refuse_lossy_attention(name: str, key: str) -> None:
         )
 
 
-class Lora(Strict):
-    """Low-rank adapters. `targets` are layer names, or `auto` for the attention projections."""
-
-    rank: int = Field(16, ge=1)
-    alpha: float = Field(32, gt=0)
-    targets: Literal["auto"] | list[str] = "auto"
-
-
 class Model(Strict):
     """What is trained. `call` is handed to the pipeline as it is; `lora: null` trains every weight.
 
@@ -90,51 +85,6 @@ class Model(Strict):
         return written
 
 
-class Pick(Strict):
-    """Which training prompts an iteration takes, how many samples of each, and what they weigh.
-
-    `by`: `shuffle` takes one pass over all after another; `variance` those whose rewards should differ most (VADE).
-    `budget`: `equal` groups, or `knapsack` (Knapsack RL), which moves samples to prompts where they teach more, `least` to
-    `most` times a group's size. `robust`, if above 0, leans on the prompts that are solved least (Prompt-GDRO).
-    These look at a prompt's mean reward so far, counted from `worst` to `best` as 0 to 1; see `train.memory`.
-    """
-
-    by: Literal["shuffle", "variance"] = "shuffle"
-    budget: Literal["equal", "knapsack"] = "equal"
-    least: float = Field(0.5, gt=0, le=1)
-    most: float = Field(2.0, ge=1)
-    robust: float = Field(0.0, ge=0)
-    worst: float = 0.0
-    best: float = 1.0
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Pick:
-        if self.best <= self.worst:
-            raise InputError(f"prompts.pick.best: {self.best} is not above prompts.pick.worst = {self.worst}")
-        return self
-
-
-class Prompts(Strict):
-    """Where prompts come from: a built-in name, a .txt file (one per line) or a .jsonl file (`prompt` and any columns)."""
-
-    train: str = "shapes:train"
-    eval: str = "shapes:eval"
-    pick: Pick = Pick()
-
-
-class RewardUse(Strict):
-    """One reward: what to `use`, its `weight` in the sum, `options` for a class, `name` in the metrics.
-
-    `only` names columns and the value a row must have there for the reward to apply: {task: ocr}.
-    """
-
-    use: str
-    weight: float = 1.0
-    options: dict[str, Any] = {}
-    name: str | None = None
-    only: dict[str, Any] = {}
-
-
 class Algorithm(Strict):
     """A preset with any of its five axes replaced; see `flowgrpo.presets`."""
 
@@ -148,18 +98,11 @@ class Algorithm(Strict):
     @model_validator(mode="before")
     @classmethod
     def _choose(cls, written: Any) -> dict[str, Any]:
-        if not isinstance(written, Mapping):
-            raise InputError(f"algorithm: {written!r} is not a map such as {{preset: flow_grpo}}")
-        row = presets.resolved(written)
-        chosen = {"preset": row.pop("preset")}
-        for axis, options in row.items():
-            try:
-                chosen[axis] = presets.build(axis, options)
-            except ValidationError as error:
-                raise InputError(
-                    _sentence(error, presets.CHOICES[axis][options["name"]], ("algorithm", axis))
-                ) from None
-        return chosen
+        return presets.chosen(written, presets.PRESETS, CHOICES, "flow_grpo")
+
+    def roots(self, group_size: int) -> int:
+        """How many starts a group has."""
+        return self.tree.roots(group_size)
 
     @model_validator(mode="after")
     def _agree(self) -> Algorithm:
@@ -167,14 +110,6 @@ class Algorithm(Strict):
         if objective == "normalised_ratio" and form != "mean":
             raise InputError(f"algorithm.kernel.log_prob: normalised_ratio normalises mean, not {form}; take mean")
         return self
-
-
-class Optimizer(Strict):
-    """AdamW."""
-
-    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.999]
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(1e-4, ge=0)
 
 
 class Draft(Strict):
@@ -188,77 +123,20 @@ class Draft(Strict):
     call: dict[str, Any] = {"num_inference_steps": 6}
 
 
-class Select(Strict):
-    """Train on a `fraction` of what is compared: its `extremes` (best and worst), or the `max_variance` choice (PODS).
+class FlowTrain(Train):
+    """The loop's numbers, and how the starts of a group are chosen."""
 
-    `statistics`: whether means and spreads are those of the `kept` or of `all`.
-    """
-
-    rule: Literal["extremes", "max_variance"] = "extremes"
-    fraction: float = Field(0.5, gt=0, le=1)
-    statistics: Literal["kept", "all"] = "kept"
-
-
-class Train(Strict):
-    """The loop's numbers. `updates` splits an iteration's groups into disjoint parts, one optimizer step each.
-
-    `memory` is after how many iterations what a prompt gave counts half, for `prompts.pick` and the baseline `tracker`.
-    """
-
-    iterations: int = Field(20, ge=1)
-    groups: int = Field(8, ge=1)
-    group_size: int = Field(16, ge=2)
-    updates: int = Field(2, ge=1)
-    learning_rate: float = Field(3.0e-4, gt=0)
-    micro_batch: int = Field(32, ge=1)
-    ema: float | None = Field(0.9, ge=0, lt=1)
-    max_grad_norm: float = Field(1.0, gt=0)
-    optimizer: Optimizer = Optimizer()
-    memory: float = Field(8.0, gt=0)
     draft: Draft | None = None
-    select: Select | None = None
 
 
-class Eval(Strict):
-    """Held-out evaluation by ODE: `every` so many iterations, on the first `prompts`, with `call` over `model.call`.
+class FlowEval(Eval):
+    """Held-out evaluation by ODE, with `call` over `model.call`."""
 
-    `save` of the samples are kept as files, for the gallery. Where a reward of `eval_rewards` fell while the trained one
-    rose, `watch` evaluations in a row, the run warns.
-    """
-
-    every: int = Field(5, ge=1)
-    prompts: int = Field(32, ge=1)
-    save: int = Field(16, ge=0)
-    watch: int = Field(3, ge=1)
     call: dict[str, Any] = {}
 
 
-class Checkpoint(Strict):
-    """A checkpoint `every` so many iterations; the last `keep` stay."""
-
-    every: int = Field(5, ge=1)
-    keep: int = Field(2, ge=1)
-
-
-class Run(Strict):
-    """Where and how a run lives."""
-
-    name: str = Field("demo", pattern=r"^[\w-][\w.-]*$")
-    dir: str = "runs"
-    seed: int = Field(0, ge=0)
-    processes: int = Field(1, ge=1)
-    trackers: list[str] = []
-    resume: bool = False
-    checkpoint: Checkpoint = Checkpoint()
-
-    @property
-    def folder(self) -> Path:
-        """The run's folder."""
-        return Path(self.dir) / self.name
-
-
 class Config(Strict):
-    """One run."""
+    """One run of a flow model."""
 
     kind: Literal["flow"] = "flow"
     model: Model
@@ -266,8 +144,8 @@ class Config(Strict):
     rewards: list[RewardUse] = Field([RewardUse(use="shapes")], min_length=1)
     eval_rewards: list[RewardUse] = []
     algorithm: Algorithm = Field(default_factory=lambda: Algorithm.model_validate({}))
-    train: Train = Train()
-    eval: Eval = Eval()
+    train: FlowTrain = FlowTrain()
+    eval: FlowEval = FlowEval()
     run: Run = Run()
 
     @model_validator(mode="after")
@@ -284,20 +162,8 @@ class Config(Strict):
         return self
 
 
-def check_geometry(groups: int, updates: int, processes: int) -> None:
-    """Every process must have equally many groups of each part.
-
-    Raises:
-        InputError: they do not divide; names the nearest numbers that do.
-    """
-    parts = updates * processes
-    if groups % parts:
-        below = groups // parts * parts
-        choices = " or ".join(str(n) for n in (below, below + parts) if n)
-        raise InputError(
-            f"train.groups: {groups} groups do not divide into train.updates = {updates} parts on {processes} processes, "
-            f"take {choices}"
-        )
+AnyConfig = Config | TextConfig
+KINDS: dict[str, type[AnyConfig]] = {"flow": Config, "mdlm": TextConfig}
 
 
 class _Loader(yaml.SafeLoader):
@@ -332,7 +198,7 @@ def parse_yaml(text: str, place: str) -> Any:
         raise InputError(f"{place}{line}: not valid YAML ({getattr(error, 'problem', None) or error})") from None
 
 
-def load(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Config:
+def load(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> AnyConfig:
     """The configuration of a YAML file with overrides applied.
 
     Args:
@@ -358,19 +224,23 @@ def load(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) ->
     return validated(written)
 
 
-def validated(written: Mapping[str, Any]) -> Config:
+def validated(written: Mapping[str, Any]) -> AnyConfig:
     """The configuration of a plain map.
 
     Raises:
         InputError: whatever is wrong, in one sentence.
     """
+    kind = written.get("kind", "flow")
+    if kind not in KINDS:
+        raise InputError(f"kind: {kind!r} is unknown, {nearest(str(kind), KINDS)}")
+    model = KINDS[kind]
     try:
-        return Config.model_validate(written)
+        return model.model_validate(written)
     except ValidationError as error:
-        raise InputError(_sentence(error, Config)) from None
+        raise InputError(sentence(error, model)) from None
 
 
-def dumped(config: Config) -> str:
+def dumped(config: AnyConfig) -> str:
     """The resolved configuration as YAML; loading it gives the same configuration."""
     return yaml.safe_dump(config.model_dump(), sort_keys=False)
 
@@ -409,46 +279,3 @@ def _similar_file(path: Path) -> str:
         return ""
     names = [p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml")]
     return f", {nearest(path.name, names)}" if names else ""
-
-
-def _sentence(error: ValidationError, model: type[Strict], prefix: tuple[str, ...] = ()) -> str:
-    """The first unknown key, else the first wrong value, as one sentence with its place and the nearest valid choice."""
-    # Where a value may be one number or a list of them, what is wrong with a list is not that it is no number.
-    first = min(
-        error.errors(),
-        key=lambda e: (e["type"] != "extra_forbidden", e["type"] == "float_type" and isinstance(e["input"], list)),
-    )
-    kind, value, context = first["type"], first["input"], first.get("ctx", {})
-    path = [
-        part
-        for part in first["loc"]
-        if not (isinstance(part, str) and re.search(r"[\[(]|^(float|constrained-float|literal)$", part))
-    ]
-    place = ".".join(map(str, (*prefix, *path)))
-    if kind == "value_error":  # raised by us, and already a sentence
-        return str(context["error"])
-    if kind == "extra_forbidden":
-        keys = [key for key in _keys(model, path[:-1]) if key != "name" or not prefix]
-        return f"{place}: unknown key, {nearest(str(path[-1]), keys)}"
-    if kind == "missing":
-        return f"{place}: required, but not given"
-    if kind == "literal_error":
-        choices = re.findall(r"'([^']*)'|(\d+)", context["expected"])
-        return f"{place}: {value!r} is not allowed, {nearest(str(value), [a or b for a, b in choices])}"
-    if kind == "model_type":
-        return f"{place}: {value!r} is not a map of keys"
-    if kind == "string_pattern_mismatch":
-        return f"{place}: {value!r} may hold only letters, digits, '.', '_' and '-', and not begin with '.'"
-    return f"{place}: {value!r} is wrong, {first['msg'][0].lower()}{first['msg'][1:]}"
-
-
-def _keys(model: type[Strict], path: list[Any]) -> list[str]:
-    """The keys of the model found by walking `path` from `model`."""
-    for part in path:
-        if isinstance(part, int):
-            continue
-        annotation = model.model_fields[part].annotation
-        while not (isinstance(annotation, type) and issubclass(annotation, Strict)):
-            annotation = next(a for a in annotation.__args__ if a is not type(None))
-        model = annotation
-    return list(model.model_fields)

@@ -1,11 +1,11 @@
-"""Held-out evaluation: ODE samples of fixed prompts at fixed seeds, scored, and some of them kept as files."""
+"""Held-out evaluation: samples of fixed prompts at fixed seeds, scored, and some of them kept as files."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,21 @@ from PIL import Image
 from scipy.io import wavfile
 
 from flowgrpo.modality import SAMPLING_RATE
-from flowgrpo.policy import Policy, Row
+from flowgrpo.policy import Row
 from flowgrpo.prompts import Prompt
 from flowgrpo.rollout import score
 from rewards import Reward
 
 FRAMES_PER_SECOND = 8  # of video files
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text as it was written: each token of the canvas, and the step that committed it, -1 for one that was given."""
+
+    text: str
+    tokens: list[str]
+    steps: list[int]
 
 
 @dataclass(frozen=True)
@@ -31,11 +40,11 @@ class Sample:
     index: int
     row: Row
     rewards: dict[str, float | None]
-    decoded: torch.Tensor | None
+    decoded: torch.Tensor | Text | None
 
 
 def evaluate(
-    policy: Policy,
+    generate: Callable[[Sequence[Row]], torch.Tensor | Sequence[Text]],
     prompts: Sequence[Prompt],
     rewards: Sequence[Reward],
     micro_batch: int,
@@ -45,6 +54,7 @@ def evaluate(
     """Sample and score every prompt once; prompt i always has seed i. The work is shared by the processes.
 
     Args:
+        generate: samples of rows.
         keep: the first so many samples come with what was decoded, on the CPU.
 
     Returns:
@@ -55,11 +65,13 @@ def evaluate(
     for at in range(0, len(own), micro_batch):
         indices = own[at : at + micro_batch]
         rows = [Row(prompts[i].text, i, prompts[i].columns) for i in indices]
-        decoded = policy.generate(rows)
-        values = score(rewards, decoded, rows, one_group=False).values.tolist()
+        decoded = generate(rows)
+        shown = decoded if isinstance(decoded, torch.Tensor) else [one.text for one in decoded]
+        values = score(rewards, shown, rows, one_group=False).values.tolist()
         for index, row, value, one in zip(indices, rows, values, decoded, strict=True):
             named = {r.name: None if v != v else v for r, v in zip(rewards, value, strict=True)}
-            samples.append(Sample(index, row, named, one.cpu() if index < keep else None))
+            kept = one.cpu() if isinstance(one, torch.Tensor) else one
+            samples.append(Sample(index, row, named, kept if index < keep else None))
     return sorted(gather_object(samples), key=lambda sample: sample.index)
 
 
@@ -87,7 +99,8 @@ class SampleFolder:
             folder.mkdir(exist_ok=True)
             rate = sample.row.columns.get("sampling_rate") or SAMPLING_RATE
             file = save_sample(sample.decoded, folder / f"{sample.index:04d}", rate)
-            lines.append(manifest_line(str(file.relative_to(self.folder)), sample, step))
+            sampler = "decoder" if isinstance(sample.decoded, Text) else "ode"
+            lines.append(manifest_line(str(file.relative_to(self.folder)), sample, step, sampler))
         with self.manifest.open("a") as manifest:
             manifest.writelines(json.dumps(line) + "\n" for line in lines)
 
@@ -100,14 +113,14 @@ class SampleFolder:
         os.replace(partial, self.manifest)
 
 
-def manifest_line(file: str, sample: Sample, step: int) -> dict[str, Any]:
+def manifest_line(file: str, sample: Sample, step: int, sampler: str = "ode") -> dict[str, Any]:
     """One line of a manifest."""
     return {
         "file": file,
         "prompt": sample.row.prompt,
         "seed": sample.row.seed,
         "step": step,
-        "sampler": "ode",
+        "sampler": sampler,
         "rewards": sample.rewards,
     }
 
@@ -118,20 +131,25 @@ def read_manifest(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()] if path.is_file() else []
 
 
-def save_sample(sample: torch.Tensor, stem: Path, sampling_rate: int = SAMPLING_RATE) -> Path:
+def save_sample(sample: torch.Tensor | Text, stem: Path, sampling_rate: int = SAMPLING_RATE) -> Path:
     """Write one sample as what it is.
 
     Args:
-        sample: an image (3, H, W) or a video (F, 3, H, W), both in [0, 1], or audio (C, N) in [-1, 1].
+        sample: an image (3, H, W) or a video (F, 3, H, W), both in [0, 1], audio (C, N) in [-1, 1], or a text.
         stem: the file without its suffix.
         sampling_rate: of audio, samples per second.
 
     Returns:
-        the file: `.png`; `.webp`, looping, of quality 90, where equal neighbours are one longer frame; `.wav` of 16 bit.
+        the file: `.png`; `.webp`, looping, of quality 90, where equal neighbours are one longer frame; `.wav` of 16 bit;
+            `.json` with the fields of a `Text`.
 
     Raises:
         ValueError: it is none of these.
     """
+    if isinstance(sample, Text):
+        file = stem.with_name(f"{stem.name}.json")
+        file.write_text(json.dumps(asdict(sample), ensure_ascii=False) + "\n", encoding="utf-8")
+        return file
     if sample.ndim == 2:
         file = stem.with_name(f"{stem.name}.wav")
         wavfile.write(file, sampling_rate, sample.clamp(-1, 1).mul(32767).round().short().T.cpu().numpy())

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from flowgrpo import selection
-from flowgrpo.config import Config, Pick
+from flowgrpo.config import AnyConfig
 from flowgrpo.history import History
 from flowgrpo.prompts import shuffled
+from flowgrpo.sections import Pick
 from samplers import noise
 
 
@@ -23,7 +24,7 @@ class Groups:
     weights: torch.Tensor
 
 
-def groups_of(config: Config, number: int, history: History, iteration: int) -> Groups:
+def groups_of(config: AnyConfig, number: int, history: History, iteration: int) -> Groups:
     """The groups of an iteration, by `prompts.pick`; a pure function of its arguments.
 
     Args:
@@ -38,7 +39,7 @@ def groups_of(config: Config, number: int, history: History, iteration: int) -> 
         places = shuffled(number, train.groups, seed, iteration)
     count, total = _solved(pick, history, places, iteration)
     chance = (1 + total) / (2 + count)
-    roots = config.algorithm.tree.roots(train.group_size)
+    roots = config.algorithm.roots(train.group_size)
     sizes = [roots] * len(places)
     if pick.budget == "knapsack":
         alone = 2 if roots == train.group_size else 1  # a chain needs another to be compared with

@@ -19,11 +19,12 @@ from safetensors.torch import load_file
 from transformers.utils import logging as transformers_logging
 
 from flowgrpo import shapes, switches, traits
-from flowgrpo.config import Config, Model, RewardUse
+from flowgrpo.config import Config, Model
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.modality import SAMPLING_RATE, sampling_rate
 from flowgrpo.policy import DiffusersPolicy
 from flowgrpo.prompts import Prompt
+from flowgrpo.sections import RewardUse
 from flowgrpo.weights import Weights, lora_config
 from rewards import Reward, RewardError
 from rewards import load as load_reward

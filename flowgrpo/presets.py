@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flowgrpo.axes import CHOICES, Choice
+from pydantic import ValidationError
+
+from flowgrpo.axes import Choice
 from flowgrpo.errors import InputError, nearest
+from flowgrpo.sentences import sentence
 
 Row = dict[str, dict[str, Any]]
+Choices = Mapping[str, Mapping[str, type[Choice]]]
 
 _GROUP_STD = {"name": "group_mean", "std": "group", "eps": 1e-8, "ddof": 1}
 _GLOBAL_STD = {"name": "group_mean", "std": "global", "eps": 1e-4, "ddof": 0}
@@ -137,32 +141,37 @@ PRESETS: dict[str, Row] = {
 }
 
 
-def resolved(algorithm: Mapping[str, Any]) -> dict[str, Any]:
+def resolved(algorithm: Mapping[str, Any], table: Mapping[str, Row], choices: Choices, default: str) -> dict[str, Any]:
     """`algorithm` as written by a user, with its preset's row filled in: each axis a map with a name.
 
     A word, or a map that names another choice than the preset's, replaces the axis; a map without a name, or with the
     same one, replaces single options.
 
+    Args:
+        table: of the presets.
+        choices: of each axis.
+        default: the preset where none is named.
+
     Raises:
         InputError: the preset, an axis or a choice is unknown.
     """
-    name = algorithm.get("preset", "flow_grpo")
-    if name not in PRESETS:
-        raise InputError(f"algorithm.preset: {name!r} is unknown, {nearest(str(name), PRESETS)}")
-    row: dict[str, Any] = {"preset": name, **PRESETS[name]}
-    for axis, chosen in algorithm.items():
+    name = algorithm.get("preset", default)
+    if name not in table:
+        raise InputError(f"algorithm.preset: {name!r} is unknown, {nearest(str(name), table)}")
+    row: dict[str, Any] = {"preset": name, **table[name]}
+    for axis, written in algorithm.items():
         if axis == "preset":
             continue
-        if axis not in CHOICES:
-            raise InputError(f"algorithm.{axis}: unknown key, {nearest(axis, ['preset', *CHOICES])}")
-        if not isinstance(chosen, (str, Mapping)):
-            raise InputError(f"algorithm.{axis}: {chosen!r} is neither a name nor a map with a name")
-        options = {"name": chosen} if isinstance(chosen, str) else dict(chosen)
+        if axis not in choices:
+            raise InputError(f"algorithm.{axis}: unknown key, {nearest(axis, ['preset', *choices])}")
+        if not isinstance(written, (str, Mapping)):
+            raise InputError(f"algorithm.{axis}: {written!r} is neither a name nor a map with a name")
+        options = {"name": written} if isinstance(written, str) else dict(written)
         word = options.get("name", row[axis]["name"])
-        if word not in CHOICES[axis]:
-            raise InputError(f"algorithm.{axis}: {word!r} is unknown, {nearest(str(word), CHOICES[axis])}")
+        if word not in choices[axis]:
+            raise InputError(f"algorithm.{axis}: {word!r} is unknown, {nearest(str(word), choices[axis])}")
         row[axis] = _merged(
-            row[axis] if word == row[axis]["name"] and not isinstance(chosen, str) else {}, options, word
+            row[axis] if word == row[axis]["name"] and not isinstance(written, str) else {}, options, word
         )
     return row
 
@@ -175,6 +184,16 @@ def _merged(row: Mapping[str, Any], options: Mapping[str, Any], word: str) -> di
     return merged
 
 
-def build(axis: str, options: Mapping[str, Any]) -> Choice:
-    """The choice of an axis from a map that `resolved` returned; pydantic's error if an option is wrong."""
-    return CHOICES[axis][options["name"]].model_validate(dict(options))
+def chosen(written: Any, table: Mapping[str, Row], choices: Choices, default: str) -> dict[str, Any]:
+    """The preset's name and the choice of each axis; arguments and errors as of `resolved`."""
+    if not isinstance(written, Mapping):
+        raise InputError(f"algorithm: {written!r} is not a map such as {{preset: {default}}}")
+    row = resolved(written, table, choices, default)
+    built: dict[str, Any] = {"preset": row.pop("preset")}
+    for axis, options in row.items():
+        choice = choices[axis][options["name"]]
+        try:
+            built[axis] = choice.model_validate(options)
+        except ValidationError as error:
+            raise InputError(sentence(error, choice, ("algorithm", axis))) from None
+    return built

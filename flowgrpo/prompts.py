@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flowgrpo import conditions
 from flowgrpo.errors import InputError, nearest
+from flowgrpo.mdlm import tasks
 from flowgrpo.shapes import scenes
 from samplers import noise
 
-BUILT_IN = {"shapes:train": lambda: scenes.captions("train"), "shapes:eval": lambda: scenes.captions("eval")}
+SPLITS = ("train", "eval")
+BUILT_IN: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    **{
+        f"shapes:{split}": lambda split=split: [{"prompt": text} for text in scenes.captions(split)] for split in SPLITS
+    },
+    **tasks.BUILT_IN,
+}
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,7 @@ def load(source: str, key: str = "prompts") -> list[Prompt]:
         InputError: there is no such source, or a line of it is wrong.
     """
     if source in BUILT_IN:
-        return [Prompt(text) for text in BUILT_IN[source]()]
+        return [_prompt(row) for row in BUILT_IN[source]()]
     path = Path(source)
     if not path.is_file():
         known = [*BUILT_IN, *(str(p) for p in path.parent.glob("*") if p.suffix in (".txt", ".jsonl"))]
@@ -59,6 +67,10 @@ def load(source: str, key: str = "prompts") -> list[Prompt]:
     if not prompts:
         raise InputError(f"{key}: {source} holds no prompt")
     return prompts
+
+
+def _prompt(row: dict[str, Any]) -> Prompt:
+    return Prompt(row["prompt"], {name: cell for name, cell in row.items() if name != "prompt"})
 
 
 def _row(line: str, place: str) -> dict[str, Any]:

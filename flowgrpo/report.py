@@ -96,8 +96,9 @@ class Report:
             self.console.print(f"noise levels calibrated in {line['time/calibration']:.0f} s", highlight=False)
             return
         seconds = [f"{line[f'time/{name}']:.1f}" for name in ("rollout", "reward", "update")]
-        reward, drift = _number(line["reward/mean"]), line["policy/max_abs_log_ratio"]
-        numbers = f"reward {reward}  drift {drift:.0e}  s {'/'.join(seconds)}"
+        drift = line["policy/max_abs_log_ratio"]
+        measured = "" if drift is None else f"  drift {drift:.0e}"
+        numbers = f"reward {_number(line['reward/mean'])}{measured}  s {'/'.join(seconds)}"
         self._progress.update(self._task, completed=step, numbers=numbers)
         if not self.console.is_terminal:
             left = (time.perf_counter() - self._started) / max(step - self._first, 1) * (self.iterations - step)

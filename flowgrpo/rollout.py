@@ -18,6 +18,8 @@ from rewards import Reward
 from samplers import noise
 from samplers.trees import Plan, Root, Tree, grow
 
+Samples = torch.Tensor | Sequence[str]  # pictures, videos and sounds, or texts
+
 ATTEMPTS = 3
 WAITING = 4  # decoded groups that may wait for their scores, so that a slow reward does not fill the memory
 
@@ -60,7 +62,7 @@ class Scorer:
         for thread in self._threads:
             thread.shutdown(cancel_futures=True)
 
-    def submit(self, samples: torch.Tensor, rows: Sequence[Row], one_group: bool = True) -> Callable[[], Scores]:
+    def submit(self, samples: Samples, rows: Sequence[Row], one_group: bool = True) -> Callable[[], Scores]:
         """Begin to score samples; what is returned waits for the scores.
 
         Args:
@@ -68,7 +70,7 @@ class Scorer:
                 them one by one.
         """
         ready = None
-        if samples.is_cuda:
+        if isinstance(samples, torch.Tensor) and samples.is_cuda:
             ready = torch.cuda.Event()
             ready.record()
         jobs = [
@@ -86,7 +88,7 @@ class Scorer:
         return wait
 
 
-def score(rewards: Sequence[Reward], samples: torch.Tensor, rows: Sequence[Row], one_group: bool = True) -> Scores:
+def score(rewards: Sequence[Reward], samples: Samples, rows: Sequence[Row], one_group: bool = True) -> Scores:
     """Every reward of every sample, now; see `Scorer`."""
     with Scorer(rewards) as scorer:
         return scorer.submit(samples, rows, one_group)()
@@ -94,7 +96,7 @@ def score(rewards: Sequence[Reward], samples: torch.Tensor, rows: Sequence[Row],
 
 @torch.no_grad()
 def _timed(
-    reward: Reward, samples: torch.Tensor, rows: Sequence[Row], one_group: bool, ready: torch.cuda.Event | None
+    reward: Reward, samples: Samples, rows: Sequence[Row], one_group: bool, ready: torch.cuda.Event | None
 ) -> tuple[torch.Tensor, float]:
     started = time.perf_counter()
     if ready is None:
@@ -107,18 +109,25 @@ def _timed(
     return values, time.perf_counter() - started
 
 
-def _applied(reward: Reward, samples: torch.Tensor, rows: Sequence[Row], one_group: bool) -> torch.Tensor:
+def _applied(reward: Reward, samples: Samples, rows: Sequence[Row], one_group: bool) -> torch.Tensor:
     """A reward of the samples it applies to, NaN for the others."""
     asked = [i for i, row in enumerate(rows) if reward.applies(row.columns)]
     values = torch.full((len(rows),), torch.nan, dtype=torch.float64)
     size = len(asked) if one_group or not reward.group_wise else 1
     for at in range(0, len(asked), max(1, size)):
         own = asked[at : at + size]
-        values[own] = _attempt(reward, samples if len(own) == len(rows) else samples[own], [rows[i] for i in own])
+        values[own] = _attempt(reward, _some(samples, own), [rows[i] for i in own])
     return values
 
 
-def _attempt(reward: Reward, samples: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+def _some(samples: Samples, places: Sequence[int]) -> Samples:
+    """Samples at some places; the same object for all of them."""
+    if len(places) == len(samples):
+        return samples
+    return samples[places] if isinstance(samples, torch.Tensor) else [samples[i] for i in places]
+
+
+def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row]) -> torch.Tensor:
     prompts = [row.prompt for row in rows]
     columns = {name: [row.columns[name] for row in rows] for name in rows[0].columns}
     attempts = 1 if getattr(reward.function, "remote", False) else ATTEMPTS  # a client has its own retries

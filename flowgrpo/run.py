@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,17 @@ from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType, set_seed
 
-from flowgrpo import conditions, config, loading, memory, prompts, report, switches
-from flowgrpo.config import Config
-from flowgrpo.config import Run as Place
+from flowgrpo import config, flow, loading, prompts, report
+from flowgrpo.config import AnyConfig
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.gallery import write_gallery
-from flowgrpo.modality import expected_shape
-from flowgrpo.plan import call_and_branches, pipeline_class, predicted
-from flowgrpo.policy import DiffusersPolicy, Row
-from flowgrpo.prompts import Prompt
-from flowgrpo.trainer import Trainer
+from flowgrpo.mdlm import texts
+from flowgrpo.mdlm.policy import TextPolicy
+from flowgrpo.policy import DiffusersPolicy
+from flowgrpo.sections import Run as Place
+from flowgrpo.sections import check_geometry
 
+KINDS = {"flow": flow, "mdlm": texts}
 MAY_DIFFER = (
     "train.iterations",
     "eval.",
@@ -39,7 +39,7 @@ class Run:
 
     folder: Path
     metrics: list[dict[str, Any]]
-    policy: DiffusersPolicy
+    policy: DiffusersPolicy | TextPolicy
 
 
 def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Run:
@@ -52,7 +52,7 @@ def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -
     return train_config(config.load(path, overrides))
 
 
-def train_config(settings: Config) -> Run:
+def train_config(settings: AnyConfig) -> Run:
     """Run a configuration; see `train`."""
     folder = settings.run.folder
     _check_folder(settings, folder)
@@ -65,31 +65,14 @@ def train_config(settings: Config) -> Run:
             f"prompts.pick.by: variance takes different prompts, but {settings.train.groups} groups have only "
             f"{len(train_prompts)}; take shuffle, or fewer train.groups"
         )
-    steps = call_and_branches(settings)[0]["num_inference_steps"]
-    if steps is not None:  # otherwise the pipeline decides, and is asked below
-        predicted(settings, steps)  # refuses axes that do not fit each other
-    shape = expected_shape(pipeline_class(settings.model.path), settings.model.call)
-    for prompt in (train_prompts[0], eval_prompts[0]):
-        loading.check_rewards([*rewards, *eval_rewards], prompt, shape)
+    kind = KINDS[settings.kind]
+    kind.check(settings, train_prompts, eval_prompts, [*rewards, *eval_rewards])
 
     cpu = not torch.accelerator.is_available()  # unless told, accelerate leaves several CPU processes unconnected
     accelerator = Accelerator(cpu=cpu, log_with=settings.run.trackers or None, project_dir=str(folder))
     _check_processes(settings, accelerator.num_processes)
     set_seed(settings.run.seed)
-    memory.check(settings, accelerator.device)
-    policy, weights = loading.policy_and_weights(settings, accelerator.device)
-    train_prompts, eval_prompts = (loading.with_sampling_rate(part, policy) for part in (train_prompts, eval_prompts))
-    conditions.check((p.columns for p in train_prompts), policy.takes, "prompts.train")
-    conditions.check((p.columns for p in eval_prompts), policy.takes, "prompts.eval")
-    with policy.calling(**switches.training_call(settings.model, policy)):
-        policy.check(_unequal(train_prompts))
-        if settings.model.guidance == "none":
-            switches.check_unguided(policy, _unequal(train_prompts))
-        if len(policy.sigmas) - 1 != steps:  # some pipelines walk another number of steps than they are asked for
-            predicted(settings, len(policy.sigmas) - 1)
-    if settings.eval.call or settings.model.guidance == "none":
-        with policy.calling(**settings.eval.call):
-            policy.check(_unequal(eval_prompts), "eval.call")
+    trainer = kind.trainer(settings, accelerator, train_prompts, eval_prompts, rewards, eval_rewards)
     for reward in (*rewards, *eval_rewards):
         if hasattr(reward.function, "to"):
             reward.function.to(accelerator.device)
@@ -100,9 +83,6 @@ def train_config(settings: Config) -> Run:
         (folder / "config.yaml").write_text(config.dumped(settings))
         (folder / "environment.json").write_text(json.dumps(report.environment(accelerator), indent=1) + "\n")
     accelerator.wait_for_everyone()
-    trainer = Trainer(
-        settings, policy, weights, rewards, train_prompts, eval_prompts, eval_rewards, folder, accelerator
-    )
     if settings.run.resume:
         trainer.resume()
     if settings.run.trackers:
@@ -112,27 +92,22 @@ def train_config(settings: Config) -> Run:
     finally:
         accelerator.end_training()
     with torch.no_grad():
+        weights = trainer.weights
         for p, average in zip(weights.parameters, weights.average or weights.parameters, strict=True):
             p.copy_(average)
     if accelerator.is_main_process:
         write_gallery([folder], folder / "gallery.html")
-    return Run(folder, trainer.report.lines, policy)
+    return Run(folder, trainer.report.lines, trainer.policy)
 
 
-def _unequal(prompts: Sequence[Prompt]) -> list[Row]:
-    """The longest and the shortest prompt."""
-    chosen = (max(prompts, key=lambda p: len(p.text)), min(prompts, key=lambda p: len(p.text)))
-    return [Row(prompt.text, i, prompt.columns) for i, prompt in enumerate(chosen)]
-
-
-def _check_processes(settings: Config, processes: int) -> None:
+def _check_processes(settings: AnyConfig, processes: int) -> None:
     """The geometry for the processes that really run, whoever started them."""
     if settings.run.processes not in (1, processes):
         raise InputError(
             f"run.processes: {settings.run.processes} processes are started by the command flowgrpo train, here "
             f"{'runs' if processes == 1 else 'run'} {processes}; from Python use accelerate launch"
         )
-    config.check_geometry(settings.train.groups, settings.train.updates, processes)
+    check_geometry(settings.train.groups, settings.train.updates, processes)
 
 
 def _check_trackers(names: Iterable[str]) -> None:
@@ -145,7 +120,7 @@ def _check_trackers(names: Iterable[str]) -> None:
             raise InputError(f"run.trackers: {name} is not installed here, install it or remove it")
 
 
-def _check_folder(settings: Config, folder: Path) -> None:
+def _check_folder(settings: AnyConfig, folder: Path) -> None:
     """Refuse to overwrite a run, and to resume one that is not there or was another."""
     if not settings.run.resume:
         if folder.exists():

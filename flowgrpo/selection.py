@@ -12,8 +12,8 @@ import torch
 
 from flowgrpo.advantage import combined
 from flowgrpo.axes import Choice
-from flowgrpo.config import Select
 from flowgrpo.credit import Units
+from flowgrpo.sections import Select
 
 Tensor = torch.Tensor
 

@@ -1,6 +1,6 @@
-"""The one loop: rollout -> score -> credit -> update -> log -> checkpoint.
+"""The loop over a flow model: trees grown by a policy, credited and updated by the five axes.
 
-It asks a policy for velocities, the five axes for a plan, units, advantages and a loss, and never which method that is.
+It asks a policy for velocities, the axes for a plan, units, advantages and a loss, and never which method that is.
 """
 
 from __future__ import annotations
@@ -8,141 +8,59 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import gather_object
 
-from flowgrpo import checkpoint, selection, switches
-from flowgrpo.advantage import combined, zero_std_fraction
+from flowgrpo import switches
+from flowgrpo.advantage import combined
 from flowgrpo.config import Config
-from flowgrpo.credit import Units, calibrated, step_signs, trunk_ends
+from flowgrpo.credit import calibrated, step_signs, trunk_ends
 from flowgrpo.errors import InputError
-from flowgrpo.evaluate import SampleFolder, evaluate, weighted
-from flowgrpo.groups import Groups, groups_of
-from flowgrpo.history import History
+from flowgrpo.evaluate import Sample, evaluate
+from flowgrpo.groups import Groups
+from flowgrpo.loop import Loop
 from flowgrpo.policy import Policy, Row
-from flowgrpo.prompts import Prompt
-from flowgrpo.report import Report, peak_bytes
+from flowgrpo.report import peak_bytes
 from flowgrpo.rollout import Rollout, drafted, rollout
-from flowgrpo.update import Credited, Measured, step
-from flowgrpo.watch import parted
+from flowgrpo.update import Credited, step
 from flowgrpo.weights import Weights
-from rewards import Reward
 from samplers import noise
 from samplers.trees import Root, pruned
 
 CALIBRATION = "calibration.json"
 
 
-class Interrupted(Exception):
-    """The run was asked to stop, and stopped after a whole iteration with a checkpoint of step `step`."""
-
-    def __init__(self, step: int):
-        super().__init__(f"interrupted after step {step}")
-        self.step = step
-
-
-class Trainer:
-    """One run over a policy.
+class Trainer(Loop):
+    """One run over a policy; arguments as of `Loop`, and
 
     Args:
-        config: numbers and choices.
-        policy: what is trained; its modules get adapters or are unfrozen here.
-        rewards: trained on, by their weighted sum.
-        train_prompts, eval_prompts: rows of prompts; without eval prompts nothing is evaluated.
-        eval_rewards: watched only.
-        folder: the run's folder, which exists.
+        policy: what is trained; its modules have adapters or are unfrozen.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        policy: Policy,
-        weights: Weights,
-        rewards: Sequence[Reward],
-        train_prompts: Sequence[Prompt],
-        eval_prompts: Sequence[Prompt] = (),
-        eval_rewards: Sequence[Reward] = (),
-        folder: Path | None = None,
-        accelerator: Accelerator | None = None,
-    ):
-        self.config, self.policy, self.weights = config, policy, weights
-        self.rewards, self.eval_rewards = list(rewards), list(eval_rewards)
-        self.train_prompts, self.eval_prompts = train_prompts, eval_prompts[: config.eval.prompts]
+    def __init__(self, config: Config, policy: Policy, weights: Weights, *args: Any, **kwargs: Any):
+        super().__init__(config, weights, *args, **kwargs)
+        self.policy = policy
         self.training_call = switches.training_call(config.model, policy)
         guided = {name: policy.call.get(name) for name in self.training_call}
         self.eval_call = {**guided, **config.eval.call}  # evaluation is guided as the pipeline's user would have it
-        self.folder = folder or config.run.folder
-        self.accelerator = accelerator or Accelerator()
-        settings = config.train.optimizer
-        self.optimizer = torch.optim.AdamW(
-            weights.parameters,
-            lr=config.train.learning_rate,
-            betas=tuple(settings.betas),
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-        )
-        # Half a float's range is too small for gradients; for float32 and bfloat16 this multiplies by nothing.
-        self.scaler = torch.amp.GradScaler(self.accelerator.device.type, enabled=config.model.dtype == "float16")
-        self.reward_weights = torch.tensor([reward.weight for reward in rewards], dtype=torch.float64)
-        self.done = 0  # iterations
-        self.history = History(config.train.memory)
-        self.beta = config.algorithm.objective.kl.beta  # may adapt
         self.levels: list[float] | None = None  # of the kernel's noise, where they are calibrated
-        self.report = Report(self.folder, self.accelerator, config.train.iterations)
-        self.samples = SampleFolder(self.folder)
-
-    def resume(self) -> None:
-        """Go back to the latest checkpoint of the folder, or to the start if it has none, and forget what came after."""
-        checkpoints = self.folder / "checkpoints"
-        if checkpoint.steps(checkpoints):
-            latest = checkpoint.find(checkpoints)
-            self.done, self.beta, history = checkpoint.load(
-                latest, self.weights, self.optimizer, self.scaler, self.accelerator.process_index
-            )
-            self.history.restore(history)
-        self.report.forget_after(self.done if self.done else -1)
-        if self.accelerator.is_main_process:
-            self.samples.forget_after(self.done if self.done else -1)
 
     def run(self) -> None:
-        """Train to the last iteration.
-
-        Raises:
-            Interrupted: Ctrl-C or SIGTERM came; the iteration was finished and a checkpoint written.
-        """
+        """Train to the last iteration; raises as `Loop.run`."""
         with self.policy.calling(**self.training_call):
             self._prepare()
-            self._loop()
+            super().run()
 
-    def _loop(self) -> None:
-        train, run = self.config.train, self.config.run
-        with self.report, _stop_requests() as stop:
-            self.report.start(self.done)
-            if self.config.algorithm.kernel.calibrate is not None:
-                self._calibrate()
-            if self.done == 0:
-                self._evaluate()
-            while self.done < train.iterations:
-                line = self._iterate()
-                self.done += 1
-                self.report.write({"step": self.done, "phase": "train", **line})
-                last = self.done == train.iterations
-                if self.done % self.config.eval.every == 0 or last:
-                    self._evaluate()
-                stopping = bool(self._sum(torch.tensor(float(stop.is_set))) > 0)
-                if self.done % run.checkpoint.every == 0 or last or stopping:
-                    self._checkpoint()
-                if stopping and not last:
-                    raise Interrupted(self.done)
+    @property
+    def _evaluations(self) -> int:
+        return self.policy.evaluations
+
+    def _before(self) -> None:
+        if self.config.algorithm.kernel.calibrate is not None:
+            self._calibrate()
 
     @torch.no_grad()
     def _prepare(self) -> None:
@@ -165,9 +83,6 @@ class Trainer:
     def _row(self, place: int, seed: int) -> Row:
         prompt = self.train_prompts[place]
         return Row(prompt.text, seed, prompt.columns)
-
-    def _groups(self, iteration: int) -> Groups:
-        return groups_of(self.config, len(self.train_prompts), self.history, iteration)
 
     def _iterate(self) -> dict[str, Any]:
         config = self.config
@@ -297,168 +212,27 @@ class Trainer:
         units = algorithm.credit.units(tree, rolled.scores.values, self.reward_weights)
         places = trunk_ends(tree)
         ends, of_ends = rolled.scores.values[places], [tree.nodes[tree.leaves[i]].root.group for i in places]
-        everyone = gather_object([(units, ends, of_ends, rolled.scores.lost)])
-        together = Units.joined([own[0] for own in everyone])
-        prompts = torch.tensor(groups.prompts)[together.comparison[:, 0]].tolist()
-        expected = self.history.expected(prompts, self.done)
-        weights, select = self.reward_weights, config.train.select
-        advantages, trained = selection.judged(together, weights, expected, algorithm.baseline, select)
-        before = sum(len(own[0].values) for own in everyone[: self.accelerator.process_index])
-        mine = slice(before, before + len(units.values))
-
-        rewards, of_ends = torch.cat([own[1] for own in everyone]), [group for own in everyone for group in own[2]]
-        total = combined(rewards, self.reward_weights)
-        self.history.add([groups.prompts[group] for group in of_ends], total, self.done)
-        named = {f"reward/{r.name}/mean": _mean(rewards[:, k]) for k, r in enumerate(self.rewards)}
-        finite = total[total.isfinite()]
-        seen = {
-            "reward/mean": _mean(total),
-            "reward/std": float(finite.std(correction=0)) if len(finite) else None,
-            **named,
-            "reward/lost": int(sum(own[3].sum() for own in everyone)),
-            "groups/zero_std_fraction": zero_std_fraction(combined(together.values, weights), together.comparison),
-            "groups/left_out_fraction": float((~trained).double().mean()),
-        }
+        advantages, trained, seen = self._compared(units, ends, of_ends, rolled.scores, groups)
         known = units.values.isfinite().any(1)
         weight = units.weight * groups.weights[units.comparison[:, 0]] * known  # a lost sample's edges weigh nothing
         step_weights = algorithm.objective.weights(tree.trained_steps, tree.sigma_cap)
-        credited = Credited(tree, replace(units, weight=weight), advantages[mine], step_weights, self.beta)
-        keep = algorithm.tree.pruned(tree, units.to_edges(advantages[mine].where(known, torch.nan)))
+        credited = Credited(tree, replace(units, weight=weight), advantages, step_weights, self.beta)
+        keep = algorithm.tree.pruned(tree, units.to_edges(advantages.where(known, torch.nan)))
         if not trained.all():
-            kept = units.to_edges(trained[mine])
+            kept = units.to_edges(trained)
             keep = kept if keep is None else keep & kept
         if keep is not None:
             credited = replace(credited, tree=pruned(tree, keep, config.train.micro_batch))
         return credited, seen
 
-    def _policy_metrics(self, measured: list[Measured]) -> dict[str, Any]:
-        everyone = gather_object([measured])
-        every = [m for own in everyone for m in own]
-        edges = max(1, sum(m.edges for m in every))
-        kls = [m.kl for m in every if m.kl is not None]
-        return {
-            "policy/max_abs_log_ratio": float(torch.tensor([own[0].drift for own in everyone]).max()),
-            "policy/mean_abs_log_ratio": sum(m.ratio for m in every) / edges,
-            "policy/clip_fraction": sum(m.clipped for m in every) / edges,
-            "policy/kl": sum(kls) / edges if kls else None,
-            "policy/grad_norm": float(torch.tensor([m.grad_norm for m in measured]).max()),
-            "policy/skipped_updates": sum(m.skipped for m in measured),
-        }
-
-    def _counts(self, rolled: int, updated: int, measured: list[Measured], leaves: int) -> dict[str, int]:
-        own = torch.tensor([rolled, updated, sum(m.edges for m in measured), leaves], dtype=torch.float64)
-        rolled, updated, edges, leaves = (int(n) for n in self._sum(own))
-        return {
-            "cost/model_evaluations": rolled + updated,
-            "cost/rollout_evaluations": rolled,
-            "cost/update_evaluations": updated,
-            "cost/trained_edges": edges,
-            "cost/decoded": leaves,
-        }
-
-    def _evaluate(self) -> None:
-        if not self.eval_prompts:
-            return
-        started, random_state = time.perf_counter(), checkpoint.random_state()
-        evaluations = self.policy.evaluations
-        with self.weights.averaged(), self.policy.calling(**self.eval_call):
-            samples = evaluate(
-                self.policy,
+    def _sampled(self) -> list[Sample]:
+        config = self.config
+        with self.policy.calling(**self.eval_call):
+            return evaluate(
+                self.policy.generate,
                 self.eval_prompts,
                 [*self.rewards, *self.eval_rewards],
-                self.config.train.micro_batch,
+                config.train.micro_batch,
                 self.accelerator,
-                keep=self.config.eval.save,
+                keep=config.eval.save,
             )
-        checkpoint.set_random_state(random_state)  # how often one looks must not change what is trained
-        totals = torch.tensor([_nan(weighted(sample, self.rewards)) for sample in samples], dtype=torch.float64)
-        named = {
-            f"reward/{r.name}/mean": _mean(torch.tensor([_nan(sample.rewards[r.name]) for sample in samples]))
-            for r in (*self.rewards, *self.eval_rewards)
-        }
-        finite = totals[totals.isfinite()]
-        self.report.write(
-            {
-                "step": self.done,
-                "phase": "eval",
-                "reward/mean": _mean(totals),
-                "reward/std": float(finite.std(correction=0)) if len(finite) else None,
-                **named,
-                "cost/model_evaluations": int(self._sum(torch.tensor(self.policy.evaluations - evaluations))),
-                "cost/decoded": len(samples),
-                "time/eval": time.perf_counter() - started,
-            }
-        )
-        self._watch()
-        if self.accelerator.is_main_process:
-            self.samples.write(samples, self.done)
-
-    def _watch(self) -> None:
-        """Warn of watched rewards that fall while the trained one rises."""
-        lines = [line for line in self.report.lines if line["phase"] == "eval"]
-        trained = [line["reward/mean"] for line in lines]
-        for reward in self.eval_rewards:
-            times = parted(trained, [line.get(f"reward/{reward.name}/mean") for line in lines])
-            if times >= self.config.eval.watch:
-                self.report.warn(
-                    f"step {self.done}: the reward rose and {reward.name!r}, which is only watched, fell {times} "
-                    "evaluations in a row; look at the samples, the reward may be exploited"
-                )
-
-    def _checkpoint(self) -> None:
-        states = gather_object([checkpoint.random_state()])
-        if self.accelerator.is_main_process:
-            folder, keep = self.folder / "checkpoints", self.config.run.checkpoint.keep
-            checkpoint.save(
-                folder,
-                self.done,
-                self.weights,
-                self.optimizer,
-                self.scaler,
-                states,
-                self.beta,
-                self.history.state(),
-                keep,
-            )
-        self.accelerator.wait_for_everyone()
-
-    def _sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum over the processes."""
-        if self.accelerator.num_processes == 1:
-            return tensor
-        return self.accelerator.reduce(tensor.to(self.accelerator.device), "sum")
-
-
-class _Stop:
-    is_set = False
-
-
-@contextmanager
-def _stop_requests() -> Iterator[_Stop]:
-    """Note Ctrl-C and SIGTERM instead of dying of them; the second Ctrl-C interrupts at once."""
-    stop = _Stop()
-
-    def ask(number: int, frame: object) -> None:
-        if stop.is_set and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.is_set = True
-
-    try:
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread, where nobody presses Ctrl-C
-        before = {}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _nan(value: float | None) -> float:
-    return float("nan") if value is None else value
-
-
-def _mean(values: torch.Tensor) -> float | None:
-    """Mean of the finite values; None if there is none."""
-    finite = values[values.isfinite()]
-    return float(finite.mean()) if len(finite) else None

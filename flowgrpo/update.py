@@ -23,7 +23,7 @@ class Measured:
 
     Attributes:
         edges: how many were trained.
-        drift: largest |log ratio|; before the first update of an iteration it must be 0.
+        drift: largest |log ratio|, None if it was not measured; before the first update of an iteration it must be 0.
         ratio: sum of |log ratio|.
         clipped: how many the clip stopped.
         kl: sum of the divergence from the reference, None if none is computed.
@@ -32,7 +32,7 @@ class Measured:
     """
 
     edges: int = 0
-    drift: float = 0.0
+    drift: float | None = 0.0
     ratio: float = 0.0
     clipped: int = 0
     kl: float | None = None
@@ -96,6 +96,19 @@ def step(
     for evaluation in evaluations:
         loss = _loss(policy, weights, objective, credited, evaluation, measured)
         scaler.scale(loss / total).backward()
+    moved(weights, optimizer, scaler, max_grad_norm, reduce, measured)
+    return measured
+
+
+def moved(
+    weights: Weights,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    max_grad_norm: float,
+    reduce: Callable[[torch.Tensor], torch.Tensor],
+    measured: Measured,
+) -> None:
+    """Sum the gradients of all processes, cut them to a norm and take the step, unless one is not finite."""
     reached = reduce(torch.tensor([float(p.grad is not None) for p in weights.parameters]))
     for p, by in zip(weights.parameters, reached.tolist(), strict=True):
         if by and p.grad is None:  # experts, say, that another process's rows chose
@@ -112,7 +125,6 @@ def step(
     else:
         measured.skipped = 1
     scaler.update()
-    return measured
 
 
 def _loss(policy, weights, objective, credited: Credited, evaluation: Evaluation, measured: Measured) -> torch.Tensor:

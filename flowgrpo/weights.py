@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 
 import torch
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
@@ -26,6 +27,7 @@ class Weights:
         ema: decay of the average, warmed up as min((1 + t) / (10 + t), ema); None keeps none.
         reference: what `reference()` will be: `fixed` weights as they started (full fine-tuning keeps a copy then), or
             `moving` ones, a copy of the live weights taken every `refresh` optimizer steps; None if it will not be needed.
+        whole: further small modules by name, of which every weight is trained.
     """
 
     def __init__(
@@ -35,10 +37,11 @@ class Weights:
         ema: float | None = None,
         reference: str | None = None,
         refresh: int = 1,
+        whole: Mapping[str, torch.nn.Module] = MappingProxyType({}),
     ):
-        self.modules, self.lora, self.decay = modules, lora, ema
-        for module in modules.values():
-            if lora is None:
+        self.modules, self.whole, self.lora, self.decay = modules, whole, lora, ema
+        for name, module in (*modules.items(), *whole.items()):
+            if lora is None or name in whole:
                 module.float().requires_grad_(True)
             else:
                 inject_adapter_in_model(lora, module)
@@ -46,7 +49,7 @@ class Weights:
                     p.data = p.data.float() if p.requires_grad else p.data  # adapters learn in float32 on any base
         self.named = {
             f"{name}.{path}": p
-            for name, module in modules.items()
+            for name, module in (*modules.items(), *whole.items())
             for path, p in module.named_parameters()
             if p.requires_grad
         }

@@ -64,7 +64,7 @@ class Reward:
         return None if takes_all else [p.name for p in parameters[2:]]
 
     def __call__(
-        self, samples: torch.Tensor, prompts: Sequence[str], columns: Mapping[str, Sequence[Any]]
+        self, samples: torch.Tensor | Sequence[str], prompts: Sequence[str], columns: Mapping[str, Sequence[Any]]
     ) -> torch.Tensor:
         """Rewards (B,) float64: NaN where the reward does not apply, infinity where what it returned is not finite.
 
@@ -75,7 +75,9 @@ class Reward:
             samples = samples.contiguous()  # sums round by layout: here as in a server, whatever decoder they come from
         takes = self.takes
         given = {k: list(v) for k, v in columns.items() if takes is None or k in takes}
-        returned = self.function(samples, list(prompts), **given)
+        returned = self.function(
+            samples if isinstance(samples, torch.Tensor) else list(samples), list(prompts), **given
+        )
         try:
             values = list(returned)
         except TypeError:
@@ -97,13 +99,13 @@ class Reward:
             raise RewardError(f"the reward {self.name!r} returned {kind} for sample {i}, not a float or None") from None
         return number if math.isfinite(number) else math.inf
 
-    def check(self, sample: torch.Tensor, prompt: str, columns: Mapping[str, Any]) -> None:
-        """Call the reward on two synthetic samples, before anything expensive.
+    def check(self, sample: torch.Tensor | str, prompt: str, columns: Mapping[str, Any]) -> None:
+        """Call the reward on two synthetic samples, before anything expensive: one and its mirror image, or a text twice.
 
         Raises:
             RewardError: it fails, or breaks the contract.
         """
-        two = torch.stack([sample, sample.flip(-1)])
+        two = torch.stack([sample, sample.flip(-1)]) if isinstance(sample, torch.Tensor) else [sample, sample]
         with _explained(f"the reward {self.name!r} failed on two synthetic samples"):
             values = self(two, [prompt, prompt], {k: [v, v] for k, v in columns.items()})
         if values.isinf().any():

@@ -13,6 +13,7 @@ import torch
 
 Tensor = torch.Tensor
 Reduce = Callable[[Tensor], Tensor]
+Aggregate = Callable[[Tensor, Tensor, Tensor, Reduce], Tensor]
 
 
 def alone(total: Tensor) -> Tensor:
@@ -38,8 +39,9 @@ def sequence_mean(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduc
 
 def step_mean(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = alone) -> Tensor:
     """Every answer alike, in it every step of the decoder, in that every token (CJ-GRPO)."""
-    at = step.where(scored, step.max() + 1)  # what is not scored goes to a step of its own, which is dropped
-    counts = torch.zeros(len(scored), int(at.max()) + 1, device=scored.device).scatter_add_(1, at, scored.float())
+    last = int(step.max()) + 1 if len(step) else 0
+    at = step.where(scored, last)  # what is not scored goes to a step of its own, which is dropped
+    counts = torch.zeros(len(scored), last + 1, device=scored.device).scatter_add_(1, at, scored.float())
     steps = (counts > 0).sum(1, keepdim=True).clamp(min=1)
     return _over(scored / (counts.gather(1, at).clamp(min=1) * steps), reduce)
 
@@ -59,7 +61,7 @@ def balanced(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = a
     return _over(sum(_over(side.float(), reduce) for side in sides), reduce)
 
 
-AGGREGATIONS = {
+AGGREGATIONS: dict[str, Aggregate] = {
     "token_mean": token_mean,
     "sequence_mean": sequence_mean,
     "step_mean": step_mean,

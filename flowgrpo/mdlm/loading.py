@@ -21,6 +21,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.predictor import MaskPredictor
 
+BUILT_IN = {"digits": Path(__file__).parent / "digits"}
 SHIFTED = ("Dream",)  # model types whose output i is about token i + 1
 
 
@@ -34,7 +35,7 @@ def load_predictor(
 ) -> tuple[MaskPredictor, PreTrainedTokenizerBase]:
     """A model, ready to predict masked tokens, and its tokenizer.
 
-    Takes what transformers knows, as a masked or a causal model, and local folders of diffusers' `LLaDA2Pipeline`.
+    Takes a built-in name, what transformers knows, as a masked or a causal model, and local folders of diffusers' `LLaDA2Pipeline`.
 
     Args:
         trust_remote_code: whether code that comes with the model may run, which LLaDA and Dream need.
@@ -44,7 +45,8 @@ def load_predictor(
     Raises:
         InputError: there is no such model, its code may not run, it names no mask token, or it predicts no masked tokens.
     """
-    model_path, tokenizer_path = (f"{path}/model", f"{path}/tokenizer") if _is_pipeline(path) else (path, path)
+    place = str(BUILT_IN.get(path, path))
+    model_path, tokenizer_path = (f"{place}/model", f"{place}/tokenizer") if _is_pipeline(place) else (place, place)
     try:
         config, _ = PreTrainedConfig.get_config_dict(model_path)
     except (OSError, ValueError) as error:

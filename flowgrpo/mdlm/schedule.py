@@ -96,8 +96,17 @@ class SchedulePolicy(torch.nn.Module):
         """A schedule for each answer, from its own address."""
         drawn = torch.stack([noise(self.mean.shape, seed, "schedule") for seed in seeds]).to(self.mean)
         raw = self.mean + self.log_std.exp() * drawn
+        return Actions(self.names, raw, self._squashed(raw), self.log_prob(raw))
+
+    @torch.no_grad()
+    def typical(self, count: int) -> Actions:
+        """The same schedule for each of some answers: the middle of the distribution."""
+        raw = self.mean.expand(count, -1, -1)
+        return Actions(self.names, raw, self._squashed(raw), self.log_prob(raw))
+
+    def _squashed(self, raw: Tensor) -> Tensor:
         low, high = torch.tensor([BOUNDS[name] for name in self.names], dtype=torch.float64, device=raw.device).T
-        return Actions(self.names, raw, low + (high - low) * raw.double().sigmoid(), self.log_prob(raw))
+        return low + (high - low) * raw.double().sigmoid()
 
     def log_prob(self, raw: Tensor) -> Tensor:
         """Log-density (B, S) of raw actions (B, S, A), with gradient.

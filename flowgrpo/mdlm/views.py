@@ -218,7 +218,7 @@ def trajectory(answers: Answers, shrink: int = 1) -> Views:
     for row in range(len(steps)):
         free = steps[row] >= 0
         rank[row, free] = steps[row, free].unique(return_inverse=True)[1] // shrink
-    count = int(rank[scored].max()) + 1
+    count = int(rank[scored].max()) + 1 if scored.any() else 1
     view = torch.arange(count)[:, None, None]
     hidden = torch.zeros(count, *answers.ids.shape, dtype=torch.bool)
     hidden[:, :, answers.prompt_length :] = rank >= view

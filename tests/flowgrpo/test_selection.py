@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from flowgrpo.config import Select
 from flowgrpo.history import History
+from flowgrpo.sections import Select
 from flowgrpo.selection import chosen, extremes, knapsack, max_variance, most_uncertain, robust_weights
 from samplers import noise
 

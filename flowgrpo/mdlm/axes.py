@@ -1,0 +1,332 @@
+"""The axes of a method for masked-diffusion language models: every choice, with its options and their defaults.
+
+A choice is a small configuration and the one call that builds what it names; the baseline is that of flow models.
+
+ - decoder: how answers are made, by `flowgrpo.mdlm.decoders`;
+ - schedule: whether the decoder's numbers are actions of their own;
+ - hints: what is given of a known solution where a whole group fails;
+ - likelihood: which views of an answer its log-probability is estimated from;
+ - objective: how the policy moves;
+ - aggregation: what a token weighs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from flowgrpo.axes import CHOICES as FLOW
+from flowgrpo.axes.base import Choice, Positive, Strict
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm import objectives, views
+from flowgrpo.mdlm.aggregation import AGGREGATIONS, Aggregate
+from flowgrpo.mdlm.answers import Answers, Scope
+from flowgrpo.mdlm.decode import Decoder
+from flowgrpo.mdlm.decoders import DECODERS, build
+from flowgrpo.mdlm.schedule import SchedulePolicy
+
+Rate = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+Pair = Annotated[list[Positive], Field(min_length=2, max_length=2)]
+
+
+class Decoding(Choice):
+    """A decoder of the table by `name`, with any of its words and numbers replaced; see `flowgrpo.mdlm.decoders.build`.
+
+    Without `steps` it commits one token a step.
+    """
+
+    name: str = "low_confidence"
+    proposal: Any = None
+    scorer: Any = None
+    modifiers: list[Any] | None = None
+    committer: Any = None
+    region: Any = None
+    steps: Annotated[int, Field(ge=1)] | None = None
+    cfg_scale: float | None = None
+    suppressed: list[int] | None = None
+    eos_early_stop: bool | None = None
+    cache: Literal["prefix", "dual"] | None = None
+
+    def build(self, length: int, eos_id: int | None, place: str) -> Decoder:
+        """The decoder for answers of some length.
+
+        Args:
+            place: where it was written, for errors.
+
+        Raises:
+            InputError: a word or an option is unknown, or they do not fit together.
+        """
+        written = {key: value for key, value in self._written().items() if value is not None}
+        try:
+            return build(written, length, eos_id)
+        except InputError as error:
+            raise InputError(str(error).replace("decoder", place, 1)) from None
+
+    def _written(self) -> dict[str, Any]:
+        return self.model_dump()
+
+
+class Rollouts(Decoding):
+    """The decoder of training, which draws at temperature 1 unless another is given."""
+
+    def _written(self) -> dict[str, Any]:
+        return {**super()._written(), "proposal": {"temperature": 1.0, **(self.proposal or {})}}
+
+
+class Unscheduled(Choice):
+    """The decoder's numbers stay as they are."""
+
+    name: Literal["none"] = "none"
+
+    def policy(self, steps: int) -> None:
+        """There is none."""
+
+
+class LearnedSchedule(Choice):
+    """Co-GRPO (arXiv 2512.22288), reconstructed: numbers of the decoder are drawn, and trained by the same advantage.
+
+    `start` has the mean of each to begin with, of all steps or of each: ratio, temperature, selection_temperature,
+    cfg_scale. `std` is that of their logits.
+    """
+
+    name: Literal["learned"] = "learned"
+    start: dict[str, float | list[float]] = {"temperature": 0.8}
+    std: Positive = 0.3
+    learning_rate: Positive = 0.03
+
+    def policy(self, steps: int) -> SchedulePolicy:
+        """The distribution of the numbers, for decodes of at most so many steps."""
+        return SchedulePolicy(self.start, steps, self.std)
+
+
+class NoHints(Choice):
+    """Every answer is the model's own."""
+
+    name: Literal["none"] = "none"
+
+
+class Inpainting(Choice):
+    """IGPO (arXiv 2509.10396): a group that fails is answered once more, with parts of a known solution given.
+
+    Of the answers that then succeed (a reward of at least `success`), as many as a share `replace` of the group take the
+    place of failed ones. The solution is in the `column`; `chunk`, `share`, `tail` and `stretch` as in
+    `flowgrpo.mdlm.inpainting`. Of the tokens given, the share `entropy` whose prediction is least certain is trained on.
+    """
+
+    name: Literal["inpainting"] = "inpainting"
+    column: str = "completion"
+    success: float = 1.0
+    replace: Annotated[float, Field(gt=0, le=1)] = 0.5
+    chunk: Annotated[list[Count], Field(min_length=2, max_length=2)] = [5, 10]
+    share: Annotated[list[Rate], Field(min_length=2, max_length=2)] = [0.2, 0.6]
+    tail: int = Field(30, ge=0)
+    stretch: float = Field(1.5, ge=1)
+    entropy: Rate = 0.2
+
+
+class Likelihood(Choice):
+    """Options of every likelihood: which tokens it is of, those up to and with the first end (`eos`) or all (`canvas`)."""
+
+    scope: Scope = "eos"
+
+    def views(self, answers: Answers) -> views.Views:
+        """The views of some answers."""
+        raise NotImplementedError
+
+
+class OneStep(Likelihood):
+    """The whole answer hidden, one view, and each token of the prompt with a probability (diffu-GRPO)."""
+
+    name: Literal["one_step"] = "one_step"
+    prompt_rate: Rate = 0.15
+
+    def views(self, answers: Answers) -> views.Views:
+        """The views of some answers."""
+        return views.one_step(answers, self.prompt_rate)
+
+
+class Coupled(Likelihood):
+    """The whole answer, a random part, and the rest (coupled-GRPO), weighted as `released` or `unbiased`."""
+
+    name: Literal["coupled"] = "coupled"
+    weights: Literal["released", "unbiased"] = "released"
+
+    def views(self, answers: Answers) -> views.Views:
+        """The views of some answers."""
+        return views.coupled_as_released(answers) if self.weights == "released" else views.coupled(answers)
+
+
+class MonteCarlo(Likelihood):
+    """The ELBO from random masks: each token at a random rate (`bernoulli`), or a random number of them (`exact_k`)."""
+
+    name: Literal["monte_carlo"] = "monte_carlo"
+    masks: Literal["bernoulli", "exact_k"] = "exact_k"
+    draws: Count = 2
+    stratified: bool = False
+    antithetic: bool = False
+
+    def views(self, answers: Answers) -> views.Views:
+        """The views of some answers."""
+        plan = views.bernoulli if self.masks == "bernoulli" else views.exact_k
+        return plan(answers, self.draws, self.stratified, self.antithetic)
+
+
+class Quadrature(Likelihood):
+    """The ELBO by Gauss-Legendre quadrature over the mask rate (GDPO)."""
+
+    name: Literal["quadrature"] = "quadrature"
+    nodes: Count = 3
+    draws: Count = 1
+    masks: Literal["floor", "centred", "bernoulli"] = "floor"
+
+    def views(self, answers: Answers) -> views.Views:
+        """The views of some answers."""
+        return views.quadrature(answers, self.nodes, self.draws, self.masks)
+
+
+class Autoregressive(Likelihood):
+    """Exact for decoding from left to right (JustGRPO); a view for each token."""
+
+    name: Literal["autoregressive"] = "autoregressive"
+
+    def views(self, answers: Answers) -> views.Views:
+        """The views of some answers."""
+        return views.autoregressive(answers)
+
+
+class Trajectory(Likelihood):
+    """Each token where the decoder committed it (CJ-GRPO); every `shrink` steps are taken as one (TraceRL)."""
+
+    name: Literal["trajectory"] = "trajectory"
+    shrink: Count = 1
+
+    def views(self, answers: Answers) -> views.Views:
+        """The views of some answers."""
+        return views.trajectory(answers, self.shrink)
+
+
+class Blocks(Likelihood):
+    """Random parts of a random block, those after it hidden (SPG)."""
+
+    name: Literal["blocks"] = "blocks"
+    size: Count = 32
+    draws: Count = 2
+    prompt_rate: Rate = 0.15
+
+    def views(self, answers: Answers) -> views.Views:
+        """The views of some answers."""
+        return views.blocks(answers, self.size, self.draws, self.prompt_rate)
+
+
+class Divergence(Strict):
+    """A pull to the reference, or to the policy that made the answers: `beta` times a form of KL; 0 computes none."""
+
+    form: Literal["k1", "k2", "k3"] = "k3"
+    beta: float = Field(0.0, ge=0)
+    level: Literal["token", "sequence"] = "token"
+    target: Literal["reference", "old"] = "reference"
+
+    def build(self) -> objectives.Divergence | None:
+        """What the objective adds; None for nothing."""
+        return objectives.Divergence(self.beta, self.form, self.level, self.target) if self.beta > 0 else None
+
+
+class Ratio(Choice):
+    """Options of objectives of a ratio: `clip_range` is one bound for both sides or [low, high], `dual` bounds bad answers.
+
+    With `gate`, temperatures for A > 0 and A <= 0, SAPO's soft gate takes the place of the clip.
+    """
+
+    clip_range: Positive | Pair = 0.2
+    dual: Positive | None = None
+    gate: Pair | None = None
+    kl: Divergence = Divergence()
+
+    def surrogate(self) -> objectives.Surrogate:
+        """The loss of a ratio."""
+        if self.gate is not None:
+            return objectives.SoftGate(*self.gate)
+        low, high = self.clip_range if isinstance(self.clip_range, list) else (self.clip_range, self.clip_range)
+        return objectives.Clip(low, high, self.dual)
+
+
+class TokenRatio(Ratio):
+    """A ratio for each token."""
+
+    name: Literal["token_ratio"] = "token_ratio"
+
+    def build(self) -> objectives.Objective:
+        """The objective."""
+        return objectives.TokenRatio(self.surrogate(), self.kl.build())
+
+
+class SequenceRatio(Ratio):
+    """A ratio for each answer; `normalised`: of the log-probability over the length."""
+
+    name: Literal["sequence_ratio"] = "sequence_ratio"
+    normalised: bool = True
+
+    def build(self) -> objectives.Objective:
+        """The objective."""
+        return objectives.SequenceRatio(self.surrogate(), self.normalised, self.kl.build())
+
+
+class Unpulled(Choice):
+    """Options of objectives that have no divergence."""
+
+    @property
+    def kl(self) -> Divergence:
+        """None."""
+        return Divergence()
+
+
+class LinearBound(Unpulled):
+    """BGPO's lower bound, a sum over views."""
+
+    name: Literal["linear_bound"] = "linear_bound"
+    normalised: bool = True
+
+    def build(self) -> objectives.Objective:
+        """The objective."""
+        return objectives.LinearBound(self.normalised)
+
+
+class Sandwich(Unpulled):
+    """SPG's lower bound for good answers, and a mixture with the upper one for bad ones."""
+
+    name: Literal["sandwich"] = "sandwich"
+    beta: Positive = 1.5
+    mix: Rate = 0.5
+
+    def build(self) -> objectives.Objective:
+        """The objective."""
+        return objectives.Sandwich(self.beta, self.mix)
+
+
+class Aggregation(Choice):
+    """What a token weighs in the loss, by `name`; see `flowgrpo.mdlm.aggregation`."""
+
+    name: Literal["token_mean", "sequence_mean", "step_mean", "fixed_length", "balanced"]
+
+    @property
+    def weights(self) -> Aggregate:
+        """The weights (B, L) of tokens."""
+        return AGGREGATIONS[self.name]
+
+
+def _named(choices: Sequence[type[Choice]]) -> dict[str, type[Choice]]:
+    return {choice.model_fields["name"].default: choice for choice in choices}
+
+
+CHOICES: dict[str, dict[str, type[Choice]]] = {
+    "decoder": dict.fromkeys(DECODERS, Rollouts),
+    "schedule": _named((Unscheduled, LearnedSchedule)),
+    "hints": _named((NoHints, Inpainting)),
+    "likelihood": _named((OneStep, Coupled, MonteCarlo, Quadrature, Autoregressive, Trajectory, Blocks)),
+    "baseline": FLOW["baseline"],
+    "objective": _named((TokenRatio, SequenceRatio, LinearBound, Sandwich)),
+    "aggregation": dict.fromkeys(AGGREGATIONS, Aggregation),
+}

@@ -1,0 +1,112 @@
+"""The configuration of a run of a masked-diffusion language model, `kind: mdlm`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, SerializeAsAny, model_validator
+
+from flowgrpo import presets
+from flowgrpo.axes.base import Choice, Strict
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.axes import CHOICES, Decoding, Ratio
+from flowgrpo.mdlm.presets import PRESETS
+from flowgrpo.sections import Eval, Lora, Prompts, RewardUse, Run, Train, check_geometry
+
+EMBEDDED = "digits"
+EMBEDDED_LENGTH = 20  # tokens of the answers that it was trained on
+
+
+class TextModel(Strict):
+    """What is trained: a built-in name, a folder or a hub id. `lora: null` trains every weight.
+
+    `chat` puts prompts into the tokenizer's chat template, as the user's turn; `trust_remote_code` lets code run that comes
+    with the model. `length` is the number of tokens of an answer, filled up with end tokens. `mask_id`, and `shift` (whether
+    output i is about token i + 1), are known for most models.
+    """
+
+    path: str
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    lora: Lora | None = Lora()
+    length: int = Field(256, ge=1)
+    chat: bool = False
+    trust_remote_code: bool = False
+    mask_id: int | None = None
+    shift: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_length(cls, written: Any) -> Any:
+        if isinstance(written, dict) and written.get("path") == EMBEDDED:
+            return {"length": EMBEDDED_LENGTH, **written}
+        return written
+
+
+class TextPrompts(Prompts):
+    """Where prompts come from; by default the embedded model's tasks."""
+
+    train: str = "tasks:train"
+    eval: str = "tasks:eval"
+
+
+class TextAlgorithm(Strict):
+    """A preset with any of its axes replaced; see `flowgrpo.mdlm.presets` and `flowgrpo.mdlm.axes`."""
+
+    preset: str
+    decoder: SerializeAsAny[Choice]
+    schedule: SerializeAsAny[Choice]
+    hints: SerializeAsAny[Choice]
+    likelihood: SerializeAsAny[Choice]
+    baseline: SerializeAsAny[Choice]
+    objective: SerializeAsAny[Choice]
+    aggregation: SerializeAsAny[Choice]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choose(cls, written: Any) -> dict[str, Any]:
+        return presets.chosen(written, PRESETS, CHOICES, "diffu_grpo")
+
+    @model_validator(mode="after")
+    def _agree(self) -> TextAlgorithm:
+        if self.schedule.name == "learned" and self.decoder.name != "scheduled":
+            raise InputError("algorithm.schedule: learned numbers need algorithm.decoder=scheduled")
+        if self.schedule.name == "learned" and not isinstance(self.objective, Ratio):
+            raise InputError("algorithm.schedule: its loss is one of a ratio, take token_ratio or sequence_ratio")
+        return self
+
+    def roots(self, group_size: int) -> int:
+        """How many answers a group has."""
+        return group_size
+
+
+class TextTrain(Train):
+    """The loop's numbers. The iteration's answers are gone through in several `passes`, each with masks of its own."""
+
+    passes: int = Field(1, ge=1)
+
+
+class TextEval(Eval):
+    """Held-out evaluation, by a decoder at temperature 0 unless another is given."""
+
+    decoder: Decoding = Decoding()
+
+
+class TextConfig(Strict):
+    """One run of a masked-diffusion language model."""
+
+    kind: Literal["mdlm"] = "mdlm"
+    model: TextModel
+    prompts: TextPrompts = TextPrompts()
+    rewards: list[RewardUse] = Field([RewardUse(use="solved")], min_length=1)
+    eval_rewards: list[RewardUse] = []
+    algorithm: TextAlgorithm = Field(default_factory=lambda: TextAlgorithm.model_validate({}))
+    train: TextTrain = TextTrain()
+    eval: TextEval = TextEval()
+    run: Run = Run()
+
+    @model_validator(mode="after")
+    def _fits(self) -> TextConfig:
+        check_geometry(self.train.groups, self.train.updates, self.run.processes)
+        self.algorithm.decoder.build(self.model.length, 0, "algorithm.decoder")
+        self.eval.decoder.build(self.model.length, 0, "eval.decoder")
+        return self

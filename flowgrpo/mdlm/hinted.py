@@ -1,0 +1,76 @@
+"""Help for groups that fail: IGPO's answers with parts of a known solution given, in place of failed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from flowgrpo.mdlm.axes import Inpainting
+from flowgrpo.mdlm.decode import GIVEN, Rollout
+from flowgrpo.mdlm.inpainting import hints
+from flowgrpo.mdlm.policy import TextPolicy
+from samplers.noise import Address
+
+Tensor = torch.Tensor
+
+
+def failed(values: Tensor, groups: Sequence[int], success: float) -> list[int]:
+    """The groups of which no answer succeeded.
+
+    Args:
+        values: (B,) rewards, NaN for the lost, which have not.
+        groups: (B,) of each answer.
+    """
+    won = {group for group, value in zip(groups, values.tolist(), strict=True) if value >= success}
+    return [group for group in dict.fromkeys(groups) if group not in won]
+
+
+def revealed(policy: TextPolicy, settings: Inpainting, solutions: Sequence[str], seeds: Sequence[Address]) -> Tensor:
+    """Given tokens (B, L) for answers, from their solutions; the mask token elsewhere."""
+    mask_id = policy.predictor.mask_id
+    rows = [
+        hints(
+            torch.tensor(policy.tokens(solution), dtype=torch.long, device=policy.device),
+            policy.length,
+            mask_id,
+            seed,
+            tuple(settings.chunk),
+            tuple(settings.share),
+            settings.tail,
+            settings.stretch,
+        )
+        for solution, seed in zip(solutions, seeds, strict=True)
+    ]
+    return torch.stack(rows)
+
+
+def exchanged(values: Tensor, hinted: Tensor, settings: Inpainting) -> list[tuple[int, int]]:
+    """Which answers of a failed group (place) give way to which hinted ones (place), by their rewards (G,) each.
+
+    The first that succeeded replace the first that failed, at most a share `replace` of the group.
+    """
+    better = (hinted >= settings.success).nonzero()[:, 0].tolist()
+    most = int(settings.replace * len(values))
+    return list(zip(range(len(values)), better[:most], strict=False))
+
+
+@torch.no_grad()
+def uncertain(policy: TextPolicy, rollout: Rollout, share: float, micro_batch: int) -> Tensor:
+    """The given tokens (B, L) bool that are trained on: of each row the share whose prediction has the largest entropy.
+
+    At least one of a row that has any. The prediction is that of the wholly hidden answer.
+    """
+    given = rollout.step_map == GIVEN
+    chosen = torch.zeros_like(given)
+    rows = given.any(1).nonzero()[:, 0]
+    for part in rows.split(micro_batch):
+        ids = rollout.ids[part].clone()
+        ids[:, rollout.prompt :] = policy.predictor.mask_id
+        log_probs = policy.predictor.logits(ids, rollout.attention_mask[part], rollout.prompt).log_softmax(-1)
+        entropy = -(log_probs.exp() * log_probs.nan_to_num(neginf=0.0)).sum(-1)  # (N, L)
+        for row, own in zip(part.tolist(), entropy, strict=True):
+            places = given[row].nonzero()[:, 0]
+            number = max(1, int(share * len(places)))
+            chosen[row, places[own[places].argsort(descending=True, stable=True)[:number]]] = True
+    return chosen

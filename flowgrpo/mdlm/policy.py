@@ -1,0 +1,114 @@
+"""The policy of texts: a model that writes answers to prompts, with its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from flowgrpo.errors import InputError
+from flowgrpo.evaluate import Text
+from flowgrpo.mdlm.decode import Decoder, Rollout, decode
+from flowgrpo.mdlm.decoders import build
+from flowgrpo.mdlm.predictor import MaskPredictor
+from samplers.noise import Address
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Written:
+    """Answers to B prompts: how they were decoded, and the texts up to their end."""
+
+    rollout: Rollout
+    texts: list[str]
+
+
+class TextPolicy:
+    """A predictor of masked tokens as a writer of answers.
+
+    Args:
+        predictor: the model.
+        tokenizer: of its prompts and answers; it pads on the left here.
+        length: tokens of an answer.
+        chat: whether a prompt is put into the tokenizer's chat template, as the user's turn.
+
+    Raises:
+        InputError: the tokenizer has no end of sequence, or no chat template where one is wanted.
+    """
+
+    def __init__(self, predictor: MaskPredictor, tokenizer: PreTrainedTokenizerBase, length: int, chat: bool = False):
+        self.predictor, self.tokenizer, self.length, self.chat = predictor, tokenizer, length, chat
+        if tokenizer.eos_token_id is None:
+            raise InputError("model.path: its tokenizer has no end-of-sequence token")
+        if chat and not tokenizer.chat_template:
+            raise InputError("model.chat: the tokenizer has no chat template")
+        self.device = next(predictor.model.parameters()).device
+
+    @property
+    def evaluations(self) -> int:
+        """Rows that the model was called with so far."""
+        return self.predictor.evaluations
+
+    @property
+    def eos_id(self) -> int:
+        """The token that ends an answer and fills the rest of its canvas."""
+        return self.tokenizer.eos_token_id
+
+    def tokens(self, text: str) -> list[int]:
+        """Tokens of a text, without special ones."""
+        return self.tokenizer(text, add_special_tokens=False).input_ids
+
+    def prompts(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Prompts (B, P) padded on the left, and what is no padding (B, P) bool.
+
+        Raises:
+            InputError: they differ in length, and the model cannot do with padding.
+        """
+        if self.chat:
+            turns = [[{"role": "user", "content": text}] for text in texts]
+            rows = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True).input_ids
+        else:
+            rows = self.tokenizer(list(texts)).input_ids
+        longest = max(map(len, rows))
+        if self.predictor.pad_id is None and any(len(row) < longest for row in rows):
+            raise InputError("model.path: it has no padding token, so the prompts of a batch must be of one length")
+        fill = self.predictor.pad_id or 0
+        ids = torch.tensor([[fill] * (longest - len(row)) + row for row in rows], device=self.device)
+        lengths = torch.tensor([len(row) for row in rows], device=self.device)
+        return ids, torch.arange(longest, device=self.device) >= longest - lengths[:, None]
+
+    def write(
+        self,
+        texts: Sequence[str],
+        decoder: Decoder,
+        seeds: Sequence[Address],
+        micro_batch: int,
+        fixed: Tensor | None = None,
+    ) -> Written:
+        """Answers to prompts; arguments as of `flowgrpo.mdlm.decode.decode`."""
+        ids, mask = self.prompts(texts)
+        rollout = decode(self.predictor, ids, decoder, seeds, mask, fixed, micro_batch)
+        return Written(rollout, self.texts(rollout.completion))
+
+    def texts(self, completion: Tensor) -> list[str]:
+        """The texts of completions (B, L), up to their first end and without special tokens."""
+        rows = [row[: row.index(self.eos_id)] if self.eos_id in row else row for row in completion.tolist()]
+        return self.tokenizer.batch_decode(rows, skip_special_tokens=True)
+
+    def shown(self, written: Written) -> list[Text]:
+        """Answers as samples to look at."""
+        rollout = written.rollout
+        tokens = [[self.tokenizer.decode([token]) for token in row] for row in rollout.completion.tolist()]
+        return [Text(*parts) for parts in zip(written.texts, tokens, rollout.step_map.tolist(), strict=True)]
+
+    def sample(self, prompts: Sequence[str], seed: int = 0, decoder: str | dict = "low_confidence") -> list[str]:
+        """Answers to prompts, of prompt i with seed + i.
+
+        Args:
+            decoder: as `flowgrpo.mdlm.decoders.build` takes it.
+        """
+        built = build(decoder, self.length, self.eos_id)
+        return self.write(prompts, built, [(seed + i,) for i in range(len(prompts))], len(prompts)).texts

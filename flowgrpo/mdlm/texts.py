@@ -1,0 +1,91 @@
+"""What a run of a masked-diffusion language model needs before its first iteration: checks, then the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from accelerate import Accelerator
+
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.config import TextConfig
+from flowgrpo.mdlm.loading import load_predictor
+from flowgrpo.mdlm.policy import TextPolicy
+from flowgrpo.mdlm.trainer import TextTrainer
+from flowgrpo.prompts import Prompt
+from flowgrpo.weights import Weights, lora_config
+from rewards import Reward
+
+SYNTHETIC = "<answer>1 + 2</answer>"
+
+
+def check(
+    settings: TextConfig, train_prompts: Sequence[Prompt], eval_prompts: Sequence[Prompt], rewards: Sequence[Reward]
+) -> None:
+    """Refuse what can be refused without the model.
+
+    Raises:
+        InputError: hints are wanted, and no training prompt has a solution.
+        RewardError: a reward fails on a synthetic text.
+    """
+    hints = settings.algorithm.hints
+    if hints.name != "none" and not any(p.columns.get(hints.column) for p in train_prompts):
+        raise InputError(
+            f"algorithm.hints.column: no training prompt has {hints.column!r}, they have "
+            f"{', '.join(train_prompts[0].columns) or 'no columns'}"
+        )
+    for prompt in (train_prompts[0], eval_prompts[0]):
+        for reward in rewards:
+            reward.check(SYNTHETIC, prompt.text, prompt.columns)
+
+
+def load_text_policy(settings: TextConfig, device: torch.device) -> TextPolicy:
+    """The model of a config, with its tokenizer."""
+    model = settings.model
+    predictor, tokenizer = load_predictor(
+        model.path, getattr(torch, model.dtype), device, model.trust_remote_code, model.mask_id, model.shift
+    )
+    return TextPolicy(predictor, tokenizer, model.length, model.chat)
+
+
+def policy_and_weights(settings: TextConfig, device: torch.device) -> tuple[TextPolicy, Weights]:
+    """The model of a config and what of it is trained; a learned schedule is the module `schedule` of the weights."""
+    model, algorithm = settings.model, settings.algorithm
+    policy = load_text_policy(settings, device)
+    network = policy.predictor.model
+    network.requires_grad_(False)
+    modules = {"model": network}
+    lora = model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, modules)
+    schedule = algorithm.schedule.policy(model.length)
+    kl = algorithm.objective.kl
+    reference = "fixed" if kl.beta > 0 and kl.target == "reference" else None
+    whole = {} if schedule is None else {"schedule": schedule.to(device)}
+    return policy, Weights(modules, lora, settings.train.ema, reference, whole=whole)
+
+
+def trainer(
+    settings: TextConfig,
+    accelerator: Accelerator,
+    train_prompts: Sequence[Prompt],
+    eval_prompts: Sequence[Prompt],
+    rewards: Sequence[Reward],
+    eval_rewards: Sequence[Reward],
+) -> TextTrainer:
+    """The loop with its model.
+
+    Raises:
+        InputError: there is no such model, or it predicts no masked tokens.
+    """
+    policy, weights = policy_and_weights(settings, accelerator.device)
+    policy.prompts([p.text for p in (*train_prompts, *eval_prompts)])  # refuses what it cannot pad
+    return TextTrainer(
+        settings,
+        policy,
+        weights,
+        rewards,
+        train_prompts,
+        eval_prompts,
+        eval_rewards,
+        accelerator=accelerator,
+        schedule=weights.whole.get("schedule"),
+    )

@@ -1,0 +1,155 @@
+"""Sections of a configuration that every kind of run has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from flowgrpo.axes import Strict
+from flowgrpo.errors import InputError
+
+
+class Lora(Strict):
+    """Low-rank adapters. `targets` are layer names, or `auto` for the attention projections."""
+
+    rank: int = Field(16, ge=1)
+    alpha: float = Field(32, gt=0)
+    targets: Literal["auto"] | list[str] = "auto"
+
+
+class Pick(Strict):
+    """Which training prompts an iteration takes, how many samples of each, and what they weigh.
+
+    `by`: `shuffle` takes one pass over all after another; `variance` those whose rewards should differ most (VADE).
+    `budget`: `equal` groups, or `knapsack` (Knapsack RL), which moves samples to prompts where they teach more, `least` to
+    `most` times a group's size. `robust`, if above 0, leans on the prompts that are solved least (Prompt-GDRO).
+    These look at a prompt's mean reward so far, counted from `worst` to `best` as 0 to 1; see `train.memory`.
+    """
+
+    by: Literal["shuffle", "variance"] = "shuffle"
+    budget: Literal["equal", "knapsack"] = "equal"
+    least: float = Field(0.5, gt=0, le=1)
+    most: float = Field(2.0, ge=1)
+    robust: float = Field(0.0, ge=0)
+    worst: float = 0.0
+    best: float = 1.0
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Pick:
+        if self.best <= self.worst:
+            raise InputError(f"prompts.pick.best: {self.best} is not above prompts.pick.worst = {self.worst}")
+        return self
+
+
+class Prompts(Strict):
+    """Where prompts come from: a built-in name, a .txt file (one per line) or a .jsonl file (`prompt` and any columns)."""
+
+    train: str = "shapes:train"
+    eval: str = "shapes:eval"
+    pick: Pick = Pick()
+
+
+class RewardUse(Strict):
+    """One reward: what to `use`, its `weight` in the sum, `options` for a class, `name` in the metrics.
+
+    `only` names columns and the value a row must have there for the reward to apply: {task: ocr}.
+    """
+
+    use: str
+    weight: float = 1.0
+    options: dict[str, Any] = {}
+    name: str | None = None
+    only: dict[str, Any] = {}
+
+
+class Optimizer(Strict):
+    """AdamW."""
+
+    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.999]
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(1e-4, ge=0)
+
+
+class Select(Strict):
+    """Train on a `fraction` of what is compared: its `extremes` (best and worst), or the `max_variance` choice (PODS).
+
+    `statistics`: whether means and spreads are those of the `kept` or of `all`.
+    """
+
+    rule: Literal["extremes", "max_variance"] = "extremes"
+    fraction: float = Field(0.5, gt=0, le=1)
+    statistics: Literal["kept", "all"] = "kept"
+
+
+class Train(Strict):
+    """The loop's numbers. `updates` splits an iteration's groups into disjoint parts, one optimizer step each.
+
+    `memory` is after how many iterations what a prompt gave counts half, for `prompts.pick` and the baseline `tracker`.
+    """
+
+    iterations: int = Field(20, ge=1)
+    groups: int = Field(8, ge=1)
+    group_size: int = Field(16, ge=2)
+    updates: int = Field(2, ge=1)
+    learning_rate: float = Field(3.0e-4, gt=0)
+    micro_batch: int = Field(32, ge=1)
+    ema: float | None = Field(0.9, ge=0, lt=1)
+    max_grad_norm: float = Field(1.0, gt=0)
+    optimizer: Optimizer = Optimizer()
+    memory: float = Field(8.0, gt=0)
+    select: Select | None = None
+
+
+class Eval(Strict):
+    """Held-out evaluation: `every` so many iterations, on the first `prompts`.
+
+    `save` of the samples are kept as files, for the gallery. Where a reward of `eval_rewards` fell while the trained one
+    rose, `watch` evaluations in a row, the run warns.
+    """
+
+    every: int = Field(5, ge=1)
+    prompts: int = Field(32, ge=1)
+    save: int = Field(16, ge=0)
+    watch: int = Field(3, ge=1)
+
+
+class Checkpoint(Strict):
+    """A checkpoint `every` so many iterations; the last `keep` stay."""
+
+    every: int = Field(5, ge=1)
+    keep: int = Field(2, ge=1)
+
+
+class Run(Strict):
+    """Where and how a run lives."""
+
+    name: str = Field("demo", pattern=r"^[\w-][\w.-]*$")
+    dir: str = "runs"
+    seed: int = Field(0, ge=0)
+    processes: int = Field(1, ge=1)
+    trackers: list[str] = []
+    resume: bool = False
+    checkpoint: Checkpoint = Checkpoint()
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(self.dir) / self.name
+
+
+def check_geometry(groups: int, updates: int, processes: int) -> None:
+    """Every process must have equally many groups of each part.
+
+    Raises:
+        InputError: they do not divide; names the nearest numbers that do.
+    """
+    parts = updates * processes
+    if groups % parts:
+        below = groups // parts * parts
+        choices = " or ".join(str(n) for n in (below, below + parts) if n)
+        raise InputError(
+            f"train.groups: {groups} groups do not divide into train.updates = {updates} parts on {processes} processes, "
+            f"take {choices}"
+        )

@@ -1,0 +1,54 @@
+"""What pydantic finds wrong with a configuration, as one sentence."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pydantic import ValidationError
+
+from flowgrpo.axes import Strict
+from flowgrpo.errors import nearest
+
+
+def sentence(error: ValidationError, model: type[Strict], prefix: tuple[str, ...] = ()) -> str:
+    """The first unknown key, else the first wrong value, as one sentence with its place and the nearest valid choice."""
+    # Where a value may be one number or a list of them, what is wrong with a list is not that it is no number.
+    first = min(
+        error.errors(),
+        key=lambda e: (e["type"] != "extra_forbidden", e["type"] == "float_type" and isinstance(e["input"], list)),
+    )
+    kind, value, context = first["type"], first["input"], first.get("ctx", {})
+    path = [
+        part
+        for part in first["loc"]
+        if not (isinstance(part, str) and re.search(r"[\[(]|^(float|constrained-float|literal)$", part))
+    ]
+    place = ".".join(map(str, (*prefix, *path)))
+    if kind == "value_error":  # raised by us, and already a sentence
+        return str(context["error"])
+    if kind == "extra_forbidden":
+        keys = [key for key in _keys(model, path[:-1]) if key != "name" or not prefix]
+        return f"{place}: unknown key, {nearest(str(path[-1]), keys)}"
+    if kind == "missing":
+        return f"{place}: required, but not given"
+    if kind == "literal_error":
+        choices = re.findall(r"'([^']*)'|(\d+)", context["expected"])
+        return f"{place}: {value!r} is not allowed, {nearest(str(value), [a or b for a, b in choices])}"
+    if kind == "model_type":
+        return f"{place}: {value!r} is not a map of keys"
+    if kind == "string_pattern_mismatch":
+        return f"{place}: {value!r} may hold only letters, digits, '.', '_' and '-', and not begin with '.'"
+    return f"{place}: {value!r} is wrong, {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def _keys(model: type[Strict], path: list[Any]) -> list[str]:
+    """The keys of the model found by walking `path` from `model`."""
+    for part in path:
+        if isinstance(part, int):
+            continue
+        annotation = model.model_fields[part].annotation
+        while not (isinstance(annotation, type) and issubclass(annotation, Strict)):
+            annotation = next(a for a in annotation.__args__ if a is not type(None))
+        model = annotation
+    return list(model.model_fields)
