@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader
 
 from flowgrpo.errors import InputError
 from flowgrpo.evaluate import read_manifest
-from flowgrpo.gallery.curve import curve
+from flowgrpo.gallery.curve import PART, curve
 from flowgrpo.gallery.media import LONGEST, data_url, outline
 from flowgrpo.report import read_metrics
 
@@ -166,7 +166,7 @@ def _parts(metrics: list[dict[str, Any]], trained: list[str], watched: list[str]
     for name in names if len(names) > 1 else []:
         held_out, train = (_points(metrics, phase, f"reward/{name}/mean") for phase in ("eval", "train"))
         if len(held_out) > 1:
-            found.append((name, name in watched, curve(held_out, train)))
+            found.append((name, name in watched, curve(held_out, train, PART)))
     return found
 
 

@@ -159,3 +159,10 @@ def test_the_curve_places_its_points_inside_the_frame():
     assert len(numbers) == 10
     assert all(0 <= x <= 640 and 0 <= y <= 240 for x, y in numbers)
     assert [y for _, y in numbers] == sorted((y for _, y in numbers), reverse=True)  # rising rewards go up the page
+
+
+def test_a_curve_fills_the_size_it_is_given():
+    svg = curve([(0, 0.0), (10, 1.0)], [], (300, 150))
+    assert 'viewBox="0 0 300 150"' in svg
+    xs = [float(x) for x in re.findall(r'cx="([\d.]*)"', svg)]
+    assert max(xs) == pytest.approx(300 - 12)  # up to the margin on the right
