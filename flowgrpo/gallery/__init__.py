@@ -42,7 +42,13 @@ class Shown:
     @property
     def frame(self) -> dict[str, Any]:
         """What the page needs to show this sample when scrubbing through the steps."""
-        return {"step": self.step, "reward": self.reward, "url": self.url, "outline": self.outline}
+        return {
+            "step": self.step,
+            "reward": self.reward,
+            "rewards": self.rewards,
+            "url": self.url,
+            "outline": self.outline,
+        }
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,7 @@ class Section:
     headline: tuple[float, float] | None
     curve: str | None
     parts: list[tuple[str, bool, str]]  # of each of several rewards: name, whether it is only watched, curve
+    watched: list[str]  # rewards that nobody trains on
     gaps: list[float]  # of the cards
 
     @property
@@ -146,6 +153,7 @@ def _section(folder: Path) -> Section:
         (held_out[0][1], held_out[-1][1]) if len(held_out) > 1 else None,
         curve(held_out, train) if len(held_out) > 1 or len(train) > 1 else None,
         _parts(metrics, list(weights), watched),
+        watched,
         gaps(cards, watched),
     )
 
