@@ -11,14 +11,17 @@ from typing import Any
 
 import yaml
 from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
 
 from flowgrpo.errors import InputError
 from flowgrpo.evaluate import read_manifest
-from flowgrpo.gallery.curve import curve
+from flowgrpo.gallery.curve import PART, curve
 from flowgrpo.gallery.media import LONGEST, data_url, outline
+from flowgrpo.gallery.text import answer
 from flowgrpo.report import read_metrics
 
 LARGEST_MEDIA = 64 << 20  # bytes of a folder's video and audio files, above which the steps between are left out
+LARGEST_TEXTS = 4 << 20  # the same of texts, which take several times as much of a page as of the folder
 
 
 @dataclass(frozen=True)
@@ -29,20 +32,23 @@ class Shown:
         step: it was made at.
         reward: in total; None where unknown.
         rewards: by name.
-        url: of its data, a picture's (moving or not) or a sound's.
-        outline: of a sound, as an SVG path; None of a picture.
+        url: of its data, a picture's (moving or not) or a sound's; None of a text.
+        outline: of a sound, as an SVG path; None of anything else.
+        answer: of a text, as HTML; None of anything else.
     """
 
     step: int
     reward: float | None
     rewards: dict[str, float | None]
-    url: str
+    url: str | None
     outline: str | None
+    answer: Markup | None
 
     @property
     def frame(self) -> dict[str, Any]:
         """What the page needs to show this sample when scrubbing through the steps."""
-        return {"step": self.step, "reward": self.reward, "url": self.url, "outline": self.outline}
+        data = {"url": self.url, "outline": self.outline} if self.answer is None else {}
+        return {"step": self.step, "reward": self.reward, "rewards": self.rewards, **data}
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,9 @@ class Section:
     headline: tuple[float, float] | None
     curve: str | None
     parts: list[tuple[str, bool, str]]  # of each of several rewards: name, whether it is only watched, curve
+    watched: list[str]  # rewards that nobody trains on
     gaps: list[float]  # of the cards
+    texts: bool  # whether its samples are texts
 
     @property
     def sounds(self) -> bool:
@@ -146,7 +154,9 @@ def _section(folder: Path) -> Section:
         (held_out[0][1], held_out[-1][1]) if len(held_out) > 1 else None,
         curve(held_out, train) if len(held_out) > 1 or len(train) > 1 else None,
         _parts(metrics, list(weights), watched),
+        watched,
         gaps(cards, watched),
+        config.get("kind") == "mdlm" or any(line["file"].endswith(".json") for line in manifest),
     )
 
 
@@ -166,14 +176,18 @@ def _parts(metrics: list[dict[str, Any]], trained: list[str], watched: list[str]
     for name in names if len(names) > 1 else []:
         held_out, train = (_points(metrics, phase, f"reward/{name}/mean") for phase in ("eval", "train"))
         if len(held_out) > 1:
-            found.append((name, name in watched, curve(held_out, train)))
+            found.append((name, name in watched, curve(held_out, train, PART)))
     return found
 
 
 def _worth_showing(samples: Path, manifest: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """All lines; only those of the first and the last step where videos or audio would make the page too large to open."""
+    """All lines; only those of the first and the last step where the others would make the page too large to open."""
     files = [samples / line["file"] for line in manifest]
-    if sum(file.stat().st_size for file in files if file.suffix in (".webp", ".wav")) <= LARGEST_MEDIA:
+
+    def size(*suffixes: str) -> int:
+        return sum(file.stat().st_size for file in files if file.suffix in suffixes)
+
+    if size(".webp", ".wav") <= LARGEST_MEDIA and size(".json") <= LARGEST_TEXTS:
         return manifest
     steps = [line["step"] for line in manifest]
     return [line for line in manifest if line["step"] in (min(steps), max(steps))]
@@ -187,19 +201,21 @@ def _shown(samples: Path, line: dict[str, Any], weights: dict[str, float]) -> Sh
         if value is not None and (not weights or name in weights)
     ]
     file = samples / line["file"]
-    return Shown(line["step"], sum(known) if known else None, rewards, data_url(file), outline(file))
+    data = (None, None, answer(file)) if file.suffix == ".json" else (data_url(file), outline(file), None)
+    return Shown(line["step"], sum(known) if known else None, rewards, *data)
 
 
 def _facts(config: dict[str, Any], metrics: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Short facts of a run for the head of its section."""
     if not config:
         return []
-    train, algorithm = config["train"], config["algorithm"]
+    model, train, algorithm = config["model"], config["train"], config["algorithm"]
     lines = [m for m in metrics if m["phase"] == "train"]
     facts = [
-        ("model", config["model"]["path"]),
+        ("model", model["path"]),
         ("method", algorithm["preset"]),
-        ("weights", "full" if config["model"]["lora"] is None else f"LoRA rank {config['model']['lora']['rank']}"),
+        *([("decoder", f"{_decoder(model['decoder'])}, {model['length']} tokens")] if "decoder" in model else []),
+        ("weights", "full" if model["lora"] is None else f"LoRA rank {model['lora']['rank']}"),
         ("batch", f"{train['groups']} prompts × {train['group_size']} samples, {train['updates']} updates"),
         ("rewards", ", ".join(use["name"] or use["use"] for use in config["rewards"])),
         ("iterations", str(len(lines))),
@@ -212,3 +228,8 @@ def _facts(config: dict[str, Any], metrics: list[dict[str, Any]]) -> list[tuple[
             ("largest drift", f"{max(m['policy/max_abs_log_ratio'] for m in lines):.0e}".replace("0e+00", "exactly 0"))
         )
     return facts
+
+
+def _decoder(spec: str | dict[str, Any]) -> str:
+    """A decoder's name, which is all there is of it or one of its options."""
+    return spec if isinstance(spec, str) else spec["name"]

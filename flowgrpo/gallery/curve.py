@@ -6,13 +6,19 @@ import math
 from collections.abc import Sequence
 
 WIDTH, HEIGHT = 640, 240
+PART = 340, 180  # the size of one of several
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 14, 30
 
 Points = Sequence[tuple[float, float]]
 
 
-def curve(held_out: Points, train: Points) -> str:
-    """An SVG element of two series of (step, reward); colours come from the page's CSS variables."""
+def curve(held_out: Points, train: Points, size: tuple[int, int] = (WIDTH, HEIGHT)) -> str:
+    """An SVG element of two series of (step, reward); colours come from the page's CSS variables.
+
+    Args:
+        size: its width and height in pixels, at which its letters are as large as the page's small ones.
+    """
+    width, height = size
     everything = [*held_out, *train]
     ticks_x = _ticks(0, max(x for x, _ in everything), 6, whole=True)
     ticks_y = _ticks(min(y for _, y in everything), max(y for _, y in everything), 5)
@@ -22,16 +28,16 @@ def curve(held_out: Points, train: Points) -> str:
     def place(x: float, y: float) -> tuple[float, float]:
         u = (x - span_x[0]) / (span_x[1] - span_x[0])
         v = (y - span_y[0]) / (span_y[1] - span_y[0])
-        return LEFT + u * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - v * (HEIGHT - TOP - BOTTOM)
+        return LEFT + u * (width - LEFT - RIGHT), height - BOTTOM - v * (height - TOP - BOTTOM)
 
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="reward by training step">']
+    parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="reward by training step">']
     for y in ticks_y:
         _, py = place(span_x[0], y)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{py:.1f}" y2="{py:.1f}"/>')
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{py:.1f}" y2="{py:.1f}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{py + 4:.1f}" text-anchor="end">{y:g}</text>')
     for x in ticks_x:
         px, _ = place(x, span_y[0])
-        parts.append(f'<text x="{px:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{x:g}</text>')
+        parts.append(f'<text x="{px:.1f}" y="{height - 10}" text-anchor="middle">{x:g}</text>')
     for name, points in (("train", train), ("held-out", held_out)):
         if points:
             path = " ".join(f"{px:.1f},{py:.1f}" for px, py in (place(*p) for p in points))

@@ -159,3 +159,23 @@ def test_the_curve_places_its_points_inside_the_frame():
     assert len(numbers) == 10
     assert all(0 <= x <= 640 and 0 <= y <= 240 for x, y in numbers)
     assert [y for _, y in numbers] == sorted((y for _, y in numbers), reverse=True)  # rising rewards go up the page
+
+
+def test_several_rewards_are_told_apart_on_the_card_and_follow_the_slider(tmp_path):
+    folder = folder_of_samples(tmp_path / "s", {0: [0.2], 4: [0.4], 8: [0.9]})
+    lines = [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["rewards"]["other"] = line["step"] / 10
+    (folder / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = write_gallery([folder], tmp_path / "g.html").read_text()
+    values = re.findall(r'<dt title="(\w+)">\1</dt><dd>([\d.]+)</dd>', page)
+    assert values == [("mine", "0.20"), ("other", "0.00"), ("mine", "0.90"), ("other", "0.80")]
+    frames = json.loads(re.search(r'<script type="application/json">(.*?)</script>', page).group(1))
+    assert frames[1]["rewards"] == {"mine": 0.4, "other": 0.4}
+
+
+def test_a_curve_fills_the_size_it_is_given():
+    svg = curve([(0, 0.0), (10, 1.0)], [], (300, 150))
+    assert 'viewBox="0 0 300 150"' in svg
+    xs = [float(x) for x in re.findall(r'cx="([\d.]*)"', svg)]
+    assert max(xs) == pytest.approx(300 - 12)  # up to the margin on the right

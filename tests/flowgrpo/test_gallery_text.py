@@ -1,0 +1,224 @@
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import pytest
+import yaml
+
+from flowgrpo import gallery
+from flowgrpo.gallery import write_gallery
+from flowgrpo.gallery.text import answer
+
+
+class Reader(HTMLParser):
+    """What a browser would see of a page: answers by step and whether they are hidden, their text, their cells."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.answers, self.cells, self.paragraphs, self.captions, self.rewards = [], [], [], [], []
+        self._open = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        if tag == "div" and attributes.get("class") == "answer":
+            self.answers.append((int(attributes["data-step"]), "hidden" in attributes))
+        if tag == "i" and "title" in attributes:
+            heat = re.search(r"--t:(\d+)%", attributes.get("style", ""))
+            kinds = set(attributes.get("class", "").split())
+            self.cells.append(["", attributes["title"], heat and int(heat.group(1)), kinds])
+        if (found := self._found(tag, attributes)) is not None:
+            found.append("")
+        if tag not in ("br", "meta", "input"):
+            self._open.append((tag, attributes))
+
+    def handle_endtag(self, tag):
+        while self._open.pop()[0] != tag:
+            pass
+
+    def handle_data(self, data):
+        if any(tag == "i" and "title" in attributes for tag, attributes in self._open):
+            self.cells[-1][0] += data
+        for tag, attributes in self._open:
+            if (found := self._found(tag, attributes)) is not None:
+                found[-1] += data
+
+    def _found(self, tag, attributes):
+        if tag == "p" and attributes.get("class") == "text":
+            return self.paragraphs
+        return {"figcaption": self.captions, "dd": self.rewards}.get(tag)
+
+
+def written(path, text, tokens, steps):
+    path.write_text(json.dumps({"text": text, "tokens": tokens, "steps": steps}))
+    return path
+
+
+def test_a_strip_has_a_cell_per_token_that_tells_its_step_and_is_coloured_by_it(tmp_path):
+    tokens = ["3", "<b>", "&", "\n", " x\t", "<end>", "<end>", "<end>"]
+    html = str(answer(written(tmp_path / "a.json", "3<b>&\n x\t", tokens, [-1, 0, 4, 2, 1, 3, 0, -1])))
+    read = Reader(html)
+    assert read.paragraphs == ["3<b>&\n x\t"]
+    assert read.cells == [
+        ["3", "given", None, {"given"}],
+        ["<b>", "step 1 of 5", 0, set()],
+        ["&", "step 5 of 5", 100, set()],
+        ["↵", "step 3 of 5", 50, set()],
+        ["·x⇥", "step 2 of 5", 25, set()],
+        ["", "<end>, step 4 of 5", 75, {"end"}],
+        ["", "<end>, step 1 of 5", 0, {"end"}],
+        ["", "<end>, given", None, {"given", "end"}],
+    ]
+    assert "<b>" not in html
+    assert re.findall("<br>", html) == ["<br>"]  # after the line's end
+    assert 'role="img" aria-label="order of decoding: 8 tokens in 5 steps"' in html
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "muted"),
+    [
+        ("100", ["1", "0", "0"], 0),  # a full canvas: equal tokens, but the answer's
+        ("7", ["7", "<end>", "4", "<end>", "<end>"], 2),  # an end inside stays readable
+        ("", ["<|endoftext|>"] * 3, 3),
+        ("", [], 0),
+    ],
+)
+def test_only_the_ends_that_the_canvas_closes_with_are_muted(tmp_path, text, tokens, muted):
+    cells = Reader(str(answer(written(tmp_path / "a.json", text, tokens, list(range(len(tokens))))))).cells
+    assert ["end" in cell[3] for cell in cells] == [False] * (len(tokens) - muted) + [True] * muted
+
+
+def test_one_step_for_all_tokens_is_early(tmp_path):
+    cells = Reader(str(answer(written(tmp_path / "a.json", "ab", ["a", "b"], [0, 0])))).cells
+    assert [cell[1:3] for cell in cells] == [["step 1 of 1", 0]] * 2
+
+
+def run_of_texts(path, decoder="low_confidence"):
+    """A run of two prompts, evaluated at steps 0, 5 and 10."""
+    (path / "samples").mkdir(parents=True)
+
+    def use(name):
+        return {"use": f"./mine.py:{name}", "name": None, "weight": 1.0, "options": {}}
+
+    config = {
+        "kind": "mdlm",
+        "model": {"path": "tiny", "length": 4, "decoder": decoder, "lora": {"rank": 8}},
+        "algorithm": {"preset": "d1"},
+        "rewards": [use("exact"), use("brief")],
+        "eval_rewards": [use("readable")],
+        "train": {"groups": 2, "group_size": 6, "updates": 3},
+    }
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    train = {"phase": "train", "time/rollout": 40.0, "time/update": 25.5, "cost/model_evaluations": 700}
+    metrics = [
+        {**train, "step": step, "reward/mean": 0.1, "policy/max_abs_log_ratio": drift}
+        for step, drift in ((1, 0.0), (2, 3e-7))
+    ]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+    lines = []
+    for step, exact in ((0, 0.0), (5, 0.25), (10, 0.5)):
+        for seed in range(2):
+            text = f"{step}+{seed}"
+            file = written(path / "samples" / f"{step}-{seed}.json", text, [*text, "<end>"], list(range(len(text) + 1)))
+            rewards = {"exact": exact, "brief": 0.125, "readable": 0.75 if seed == 0 else None}
+            line = {"file": file.name, "prompt": f"make\n<{seed}>", "seed": seed, "step": step, "sampler": "decoder"}
+            lines.append({**line, "rewards": rewards})
+    (path / "samples" / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def figures(page):
+    return re.findall("<figure.*?</figure>", page, re.DOTALL)
+
+
+def test_a_card_shows_the_answers_before_and_after_and_keeps_those_between_for_the_slider(tmp_path):
+    page = write_gallery([run_of_texts(tmp_path / "run")], tmp_path / "g.html").read_text()
+    read = Reader(page)
+    assert read.captions == ["make\n<0>", "make\n<1>"]
+    assert read.answers == [(0, False), (5, True), (10, False)] * 2
+    assert read.paragraphs == ["0+0", "5+0", "10+0", "0+1", "5+1", "10+1"]
+    first = figures(page)[0]
+    assert 'class="up"' in first
+    assert re.findall(r"<b>([\d.]+)</b>", first) == ["0.12", "0.62"]  # the sums of the trained rewards
+    frames = json.loads(re.search(r'<script type="application/json">(.*?)</script>', first).group(1))
+    assert [(frame["step"], frame["reward"]) for frame in frames] == [(0, 0.125), (5, 0.375), (10, 0.625)]
+    assert frames[1]["rewards"] == {"exact": 0.25, "brief": 0.125, "readable": 0.75}
+
+
+def test_each_reward_is_on_the_card_and_the_watched_one_is_told_apart(tmp_path):
+    page = write_gallery([run_of_texts(tmp_path / "run")], tmp_path / "g.html").read_text()
+    first, second = figures(page)
+    assert Reader(first).rewards == ["0.00", "0.12", "0.75", "0.50", "0.12", "0.75"]
+    assert Reader(second).rewards == ["0.00", "0.12", "–", "0.50", "0.12", "–"]
+    assert re.findall(r'<dt class="watched"[^>]*>(\w+)', first) == ["readable"] * 2
+
+
+def test_a_page_of_texts_explains_its_colours_and_has_nothing_of_noise_or_from_elsewhere(tmp_path):
+    page = write_gallery([run_of_texts(tmp_path / "run")], tmp_path / "g.html").read_text()
+    assert "committed early" in page
+    assert "same noise" not in page
+    assert "ODE" not in page
+    assert "http" not in page
+    assert not re.findall(r"<(?:img|audio|link|script src)", page)
+
+
+def test_a_run_that_keeps_no_texts_still_tells_nothing_of_noise(tmp_path):
+    run = run_of_texts(tmp_path / "run")
+    (run / "samples" / "manifest.jsonl").unlink()
+    page = write_gallery([run], tmp_path / "g.html").read_text()
+    assert "ODE" not in page
+    assert "same noise" not in page
+
+
+@pytest.mark.parametrize("decoder", ["low_confidence", {"name": "low_confidence", "steps": 2}])
+def test_the_facts_of_a_run_of_texts(tmp_path, decoder):
+    page = write_gallery([run_of_texts(tmp_path / "run", decoder)], tmp_path / "g.html").read_text()
+    assert dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", page)) == {
+        "model": "tiny",
+        "method": "d1",
+        "decoder": "low_confidence, 4 tokens",
+        "weights": "LoRA rank 8",
+        "batch": "2 prompts × 6 samples, 3 updates",
+        "rewards": "./mine.py:exact, ./mine.py:brief",
+        "iterations": "2",
+        "training": "2 min 11 s",
+        "model evaluations": "1,400",
+        "largest drift": "3e-07",
+    }
+
+
+def test_of_too_many_texts_only_the_first_and_the_last_step_are_shown(tmp_path, monkeypatch):
+    monkeypatch.setattr(gallery, "LARGEST_TEXTS", 200)
+    page = write_gallery([run_of_texts(tmp_path / "run")], tmp_path / "g.html").read_text()
+    assert Reader(page).answers == [(0, False), (10, False)] * 2
+
+
+def linear(lightness, chroma, hue):
+    """Linear sRGB of a colour of OKLCH (Ottosson 2020, https://bottosson.github.io/posts/oklab)."""
+    a, b = chroma * math.cos(math.radians(hue)), chroma * math.sin(math.radians(hue))
+    long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
+    medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
+    short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
+    return (
+        4.0767416621 * long - 3.3077115913 * medium + 0.2309699292 * short,
+        -1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * short,
+        -0.0041960863 * long - 0.7034186147 * medium + 1.7076147010 * short,
+    )
+
+
+def luminance(rgb):
+    return sum(weight * min(max(value, 0), 1) for weight, value in zip((0.2126, 0.7152, 0.0722), rgb, strict=True))
+
+
+def test_tokens_are_legible_on_both_ends_of_the_scale_in_both_themes(tmp_path):
+    page = write_gallery([run_of_texts(tmp_path / "run")], tmp_path / "g.html").read_text()
+    inks = re.findall(r"--ink: #(\w{6})", page)
+    themes = re.findall(r"--early: oklch\(([^)]*)\); --late: oklch\(([^)]*)\)", page)
+    assert len(inks) == len(themes) == 2
+    for ink, ends in zip(inks, themes, strict=True):
+        values = [int(ink[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+        text = luminance([v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in values])
+        for end in ends:
+            low, high = sorted((text, luminance(linear(*map(float, end.split())))))
+            assert (high + 0.05) / (low + 0.05) >= 4.5  # WCAG 2.2, 1.4.3
