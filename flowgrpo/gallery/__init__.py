@@ -214,7 +214,7 @@ def _facts(config: dict[str, Any], metrics: list[dict[str, Any]]) -> list[tuple[
     facts = [
         ("model", model["path"]),
         ("method", algorithm["preset"]),
-        *([("decoder", f"{_decoder(model['decoder'])}, {model['length']} tokens")] if "decoder" in model else []),
+        *([("decoder", f"{algorithm['decoder']['name']}, {model['length']} tokens")] if "decoder" in algorithm else []),
         ("weights", "full" if model["lora"] is None else f"LoRA rank {model['lora']['rank']}"),
         ("batch", f"{train['groups']} prompts × {train['group_size']} samples, {train['updates']} updates"),
         ("rewards", ", ".join(use["name"] or use["use"] for use in config["rewards"])),
@@ -224,12 +224,6 @@ def _facts(config: dict[str, Any], metrics: list[dict[str, Any]]) -> list[tuple[
         seconds = sum(m["time/rollout"] + m["time/update"] for m in lines)
         facts.append(("training", f"{int(seconds) // 60} min {int(seconds) % 60} s"))
         facts.append(("model evaluations", f"{sum(m['cost/model_evaluations'] for m in lines):,}"))
-        facts.append(
-            ("largest drift", f"{max(m['policy/max_abs_log_ratio'] for m in lines):.0e}".replace("0e+00", "exactly 0"))
-        )
+        drifts = [m["policy/max_abs_log_ratio"] for m in lines if m["policy/max_abs_log_ratio"] is not None]
+        facts += [("largest drift", f"{max(drifts):.0e}".replace("0e+00", "exactly 0"))] if drifts else []
     return facts
-
-
-def _decoder(spec: str | dict[str, Any]) -> str:
-    """A decoder's name, which is all there is of it or one of its options."""
-    return spec if isinstance(spec, str) else spec["name"]

@@ -35,7 +35,8 @@ def load_predictor(
 ) -> tuple[MaskPredictor, PreTrainedTokenizerBase]:
     """A model, ready to predict masked tokens, and its tokenizer.
 
-    Takes a built-in name, what transformers knows, as a masked or a causal model, and local folders of diffusers' `LLaDA2Pipeline`.
+    Takes a built-in name, what transformers knows as a masked or a causal model, and local folders of diffusers'
+    `LLaDA2Pipeline`.
 
     Args:
         trust_remote_code: whether code that comes with the model may run, which LLaDA and Dream need.
