@@ -113,7 +113,8 @@ class Inpainting(Choice):
 
     Of the answers that then succeed (a reward of at least `success`), as many as a share `replace` of the group take the
     place of failed ones. The solution is in the `column`; `chunk`, `share`, `tail` and `stretch` as in
-    `flowgrpo.mdlm.inpainting`. Of the tokens given, the share `entropy` whose prediction is least certain is trained on.
+    `flowgrpo.mdlm.inpainting`; without a `tail` it is the paper's part of the length, 30 of 256. Of the tokens given, the
+    share `entropy` whose prediction is least certain is trained on.
     """
 
     name: Literal["inpainting"] = "inpainting"
@@ -122,7 +123,7 @@ class Inpainting(Choice):
     replace: Annotated[float, Field(gt=0, le=1)] = 0.5
     chunk: Annotated[list[Count], Field(min_length=2, max_length=2)] = [5, 10]
     share: Annotated[list[Rate], Field(min_length=2, max_length=2)] = [0.2, 0.6]
-    tail: int = Field(30, ge=0)
+    tail: Annotated[int, Field(ge=0)] | None = None
     stretch: float = Field(1.5, ge=1)
     entropy: Rate = 0.2
 

@@ -107,6 +107,9 @@ class TextConfig(Strict):
     @model_validator(mode="after")
     def _fits(self) -> TextConfig:
         check_geometry(self.train.groups, self.train.updates, self.run.processes)
+        hints = self.algorithm.hints
+        if hints.name != "none" and (hints.tail or 0) >= self.model.length:
+            raise InputError(f"algorithm.hints.tail: {hints.tail} leaves no room in model.length = {self.model.length}")
         self.algorithm.decoder.build(self.model.length, 0, "algorithm.decoder")
         self.eval.decoder.build(self.model.length, 0, "eval.decoder")
         return self

@@ -29,6 +29,7 @@ def failed(values: Tensor, groups: Sequence[int], success: float) -> list[int]:
 def revealed(policy: TextPolicy, settings: Inpainting, solutions: Sequence[str], seeds: Sequence[Address]) -> Tensor:
     """Given tokens (B, L) for answers, from their solutions; the mask token elsewhere."""
     mask_id = policy.predictor.mask_id
+    tail = settings.tail if settings.tail is not None else policy.length * 30 // 256
     rows = [
         hints(
             torch.tensor(policy.tokens(solution), dtype=torch.long, device=policy.device),
@@ -37,7 +38,7 @@ def revealed(policy: TextPolicy, settings: Inpainting, solutions: Sequence[str],
             seed,
             tuple(settings.chunk),
             tuple(settings.share),
-            settings.tail,
+            tail,
             settings.stretch,
         )
         for solution, seed in zip(solutions, seeds, strict=True)
@@ -64,7 +65,7 @@ def uncertain(policy: TextPolicy, rollout: Rollout, share: float, micro_batch: i
     given = rollout.step_map == GIVEN
     chosen = torch.zeros_like(given)
     rows = given.any(1).nonzero()[:, 0]
-    for part in rows.split(micro_batch):
+    for part in rows.split(micro_batch) if len(rows) else ():
         ids = rollout.ids[part].clone()
         ids[:, rollout.prompt :] = policy.predictor.mask_id
         log_probs = policy.predictor.logits(ids, rollout.attention_mask[part], rollout.prompt).log_softmax(-1)

@@ -1,0 +1,218 @@
+"""Training of language models through the command's own door, on a tiny random one that is saved to disk."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from flowgrpo import config, run
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.presets import PRESETS
+from rewards import RewardError
+
+WORDS = ["<pad>", "<mask>", "<end>", *"abcdefgh"]
+REWARD = """
+def vowels(texts, prompts, **columns):
+    return [sum(c in "ae" for c in text) / 4 for text in texts]
+
+
+def solved(texts, prompts, completion):
+    return [float(text[:4] == right) for text, right in zip(texts, completion)]
+
+
+def own(texts, prompts):
+    assert len(set(prompts)) == 1
+    return [float(len(set(texts)))] * len(texts)
+
+
+own.group_wise = True
+
+
+def broken(texts, prompts):
+    return [1.0]
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A folder with a random two-layer Llama of eleven tokens and a tokenizer of letters."""
+    folder = tmp_path_factory.mktemp("tiny")
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Split(Regex("."), "isolated"), decoders.Fuse()
+    PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", mask_token="<mask>", eos_token="<end>"
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = LlamaConfig(
+        vocab_size=len(WORDS),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        eos_token_id=2,
+        mask_token_id=1,
+    )
+    LlamaForCausalLM(sizes).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def settings(model, tmp_path):
+    """A function of overrides that gives the configuration of a small run."""
+    (tmp_path / "mine.py").write_text(REWARD)
+    rows = [{"prompt": prompt, "completion": prompt[:1] * 4} for prompt in ("ab", "bcd", "c", "dab")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    written = {
+        "kind": "mdlm",
+        "model": {"path": str(model), "length": 4, "lora": None},
+        "prompts": dict.fromkeys(("train", "eval"), str(tmp_path / "rows.jsonl")),
+        "rewards": [{"use": f"{tmp_path / 'mine.py'}:vowels"}],
+        "train": {
+            "iterations": 2, "groups": 4, "group_size": 8, "updates": 2, "learning_rate": 0.003, "micro_batch": 32,
+        },
+        "eval": {"every": 2, "save": 2},
+        "run": {"dir": str(tmp_path / "runs"), "checkpoint": {"every": 1}},
+    }  # fmt: skip
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps(written))
+    return lambda **overrides: config.load(path, {key.replace("__", "."): value for key, value in overrides.items()})
+
+
+def lines(done, phase="train"):
+    return [line for line in done.metrics if line["phase"] == phase]
+
+
+def weights(done):
+    latest = max((done.folder / "checkpoints").iterdir())
+    return load_file(latest / "weights.safetensors")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_learns_from_its_reward(settings, preset):
+    chosen = {"train__learning_rate": 0.02} if preset == "spg" else {}
+    done = run.train_config(
+        settings(algorithm__preset=preset, train__iterations=16, train__ema=None, train__updates=1, **chosen)
+    )
+    rewards = [line["reward/mean"] for line in lines(done)]
+    assert sum(rewards[-4:]) > sum(rewards[:4]) + 0.2
+    assert all(line["policy/skipped_updates"] == 0 for line in lines(done))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_nothing_has_moved_before_the_first_update(settings, preset):
+    for line in lines(run.train_config(settings(algorithm__preset=preset))):
+        assert line["policy/max_abs_log_ratio"] < 1e-5
+        assert line["cost/decoded"] == 32
+        assert line["cost/model_evaluations"] == line["cost/rollout_evaluations"] + line["cost/update_evaluations"]
+
+
+def test_the_drift_metric_sees_another_policy(settings, monkeypatch):
+    from flowgrpo.mdlm.trainer import TextTrainer
+
+    real = TextTrainer._log_probs
+    monkeypatch.setattr(TextTrainer, "_log_probs", lambda self, step: real(self, step) - 0.5)
+    first = lines(run.train_config(settings(algorithm__objective__kl__beta=0.0)))[0]
+    assert first["policy/max_abs_log_ratio"] == pytest.approx(0.5, abs=1e-5)
+
+
+def test_four_iterations_are_two_and_a_resume_and_two(settings):
+    choices = {"algorithm__preset": "co_grpo", "train__passes": 2}
+    whole = run.train_config(settings(run__name="whole", train__iterations=4, **choices))
+    run.train_config(settings(run__name="parts", train__iterations=2, **choices))
+    parts = run.train_config(settings(run__name="parts", train__iterations=4, run__resume=True, **choices))
+    one, other = weights(whole), weights(parts)
+    assert any(name.startswith("schedule.") for name in one)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_batch_of_a_call_changes_nothing_but_rounding(settings):
+    one = weights(run.train_config(settings(run__name="one", train__micro_batch=32, train__iterations=1)))
+    other = weights(run.train_config(settings(run__name="other", train__micro_batch=3, train__iterations=1)))
+    start = weights(run.train_config(settings(run__name="start", train__learning_rate=1e-12, train__iterations=1)))
+    for name in one:
+        moved = (one[name] - start[name]).abs().max()
+        assert (one[name] - other[name]).abs().max() <= 0.05 * moved + 1e-6
+
+
+def test_adapters_are_trained_and_their_base_is_not(settings):
+    done = run.train_config(settings(model__lora={"rank": 2, "alpha": 4}, algorithm__preset="gdpo"))
+    assert all("lora_" in name for name in weights(done))
+    assert lines(done)[-1]["policy/grad_norm"] > 0
+
+
+def test_hints_replace_failed_answers_by_ones_that_succeed(settings, tmp_path):
+    hints = {"chunk": [1, 2], "share": [1.0, 1.0], "tail": 0, "stretch": 1.0}
+    done = run.train_config(
+        settings(
+            algorithm__preset="igpo",
+            algorithm__hints=hints,
+            rewards=[{"use": f"{tmp_path / 'mine.py'}:solved"}],
+            train__iterations=6,
+            train__group_size=16,
+        )
+    )
+    hinted = [line["reward/hinted"] for line in lines(done)]
+    assert 0 < max(hinted) <= 32  # at most half of the answers
+    first = lines(done)[0]
+    assert first["reward/mean"] * 64 == pytest.approx(first["reward/hinted"], abs=2)
+
+
+def test_group_wise_rewards_meet_one_group_at_a_time(settings, tmp_path):
+    done = run.train_config(settings(rewards=[{"use": f"{tmp_path / 'mine.py'}:own"}], train__iterations=1))
+    assert lines(done)[0]["reward/mean"] > 1
+
+
+def test_samples_are_texts_with_their_order_of_decoding(settings):
+    done = run.train_config(settings())
+    manifest = [json.loads(line) for line in (done.folder / "samples" / "manifest.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["prompt"], line["sampler"]) for line in manifest] == [
+        (step, prompt, "decoder") for step in (0, 2) for prompt in ("ab", "bcd")
+    ]
+    sample = json.loads((done.folder / "samples" / manifest[0]["file"]).read_text())
+    assert sorted(sample["steps"]) == [0, 1, 2, 3]
+    assert "".join(sample["tokens"]).split("<end>")[0] == sample["text"]
+    assert "step 1 of 4" in (done.folder / "gallery.html").read_text()
+
+
+def test_python_gets_a_policy_that_answers(settings):
+    done = run.train_config(settings(train__iterations=1))
+    first, second = done.policy.sample(["ab", "c"], seed=3)
+    assert [first, second] == done.policy.sample(["ab", "c"], seed=3)
+    assert set(first + second) <= set("abcdefgh")
+
+
+def test_evaluation_takes_its_own_decoder(settings):
+    done = run.train_config(settings(eval__decoder={"name": "low_confidence", "steps": 2}, train__iterations=1))
+    assert lines(done, "eval")[0]["cost/model_evaluations"] == 4 * 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ({"algorithm__decoder": {"steps": 3, "region": {"name": "blocks", "count": 2}}}, "algorithm.decoder"),
+        ({"eval__decoder": "thresholds"}, "eval.decoder"),
+        ({"algorithm__preset": "gdop"}, "did you mean 'gdpo'"),
+        ({"algorithm__preset": "bgpo", "algorithm__objective__kl": {"beta": 1}}, "algorithm.objective.kl: unknown key"),
+        ({"algorithm__preset": "igpo", "algorithm__hints__column": "reasoning"}, "no training prompt has 'reasoning'"),
+        ({"algorithm__preset": "igpo", "algorithm__hints__tail": 4}, "algorithm.hints.tail"),
+        ({"algorithm__schedule": "learned"}, "algorithm.decoder=scheduled"),
+        ({"model__path": "nowhere/at all"}, "model.path"),
+        ({"train__groups": 3}, "train.groups"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_before_anything_is_written(settings, tmp_path, overrides, sentence):
+    with pytest.raises(InputError, match=sentence):
+        run.train_config(settings(**overrides))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_reward_that_breaks_its_contract_is_refused_first(settings, tmp_path):
+    with pytest.raises(RewardError, match="returned 1 values for 2 samples"):
+        run.train_config(settings(rewards=[{"use": f"{tmp_path / 'mine.py'}:broken"}]))
+    assert not (tmp_path / "runs").exists()
