@@ -16,7 +16,7 @@ def sentence(error: ValidationError, model: type[Strict], prefix: tuple[str, ...
     # Where a value may be one number or a list of them, what is wrong with a list is not that it is no number.
     first = min(
         error.errors(),
-        key=lambda e: (e["type"] != "extra_forbidden", e["type"] == "float_type" and isinstance(e["input"], list)),
+        key=lambda e: (e["type"] != "extra_forbidden", isinstance(e["input"], list) and e["type"] != "too_short"),
     )
     kind, value, context = first["type"], first["input"], first.get("ctx", {})
     path = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -265,7 +266,7 @@ class Custom(Rooted):
 
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
         """The plan of one iteration."""
-        end, function = self._end(kernels), _located(self.function)
+        end, function = self._end(kernels), _located(self.function, Path.cwd())
         if not callable(function):
             raise InputError(f"algorithm.tree.function: {self.function} is {type(function).__name__}, not a function")
         arguments = [*kernels[:end], *[ODE] * (len(kernels) - end)]
@@ -274,11 +275,17 @@ class Custom(Rooted):
         except TypeError as error:
             takes = ", ".join(list(inspect.signature(function).parameters)[1:]) or "none"
             raise InputError(f"algorithm.tree.options: {error}; {self.function} has the options {takes}") from None
-        return function(arguments, **self.options)
+        made = function(arguments, **self.options)
+        if not callable(made):
+            raise InputError(
+                f"algorithm.tree.function: {self.function} returned {type(made).__name__}, not a plan (role, step) -> moves"
+            )
+        return made
 
 
 @cache
-def _located(function: str) -> Callable[..., Plan]:
+def _located(function: str, folder: Path) -> Callable[..., Plan]:
+    """What the user names; a file is found from the folder one is in, which makes the cache's key."""
     if ":" not in function:
         raise InputError(
             f"algorithm.tree.function: {function!r} names no function, write ./file.py:name or pkg.module:name"

@@ -24,6 +24,10 @@ from samplers.trees import Move
 def of_ode(kernels):
     return lambda role, step: (Move(trained=True),)
 
+def forgetful(kernels):
+    pass
+
+
 def of_nothing(kernels):
     return lambda role, step: (Move(kernels[step]),)
 
@@ -129,6 +133,10 @@ REFUSED = [
         "train.group_size: 16 does not divide by the 3 algorithm.tree.trajectories of each root, take 15 or 18",
     ),
     (odd("of_ode"), "algorithm.tree: the plan trains a deterministic step, which has no log-probability"),
+    (
+        odd("forgetful"),
+        "algorithm.tree.function: ./odd.py:forgetful returned NoneType, not a plan (role, step) -> moves",
+    ),
     (odd("of_nothing"), "algorithm.tree: the plan trains no step, or leads to no sample"),
     (odd("to_nowhere"), "algorithm.tree: the plan trains no step, or leads to no sample"),
     (odd("splitting", at=3), "algorithm.credit: terminal needs a tree whose trajectories share no edge, such as chain"),
