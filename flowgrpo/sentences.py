@@ -13,10 +13,13 @@ from flowgrpo.errors import nearest
 
 def sentence(error: ValidationError, model: type[Strict], prefix: tuple[str, ...] = ()) -> str:
     """The first unknown key, else the first wrong value, as one sentence with its place and the nearest valid choice."""
-    # Where a value may be one number or a list of them, what is wrong with a list is not that it is no number.
+    # Where a value may be one word or number or a list of them, a list is not wrong for being one.
     first = min(
         error.errors(),
-        key=lambda e: (e["type"] != "extra_forbidden", isinstance(e["input"], list) and e["type"] != "too_short"),
+        key=lambda e: (
+            e["type"] != "extra_forbidden",
+            e["type"] in ("float_type", "literal_error") and isinstance(e["input"], list),
+        ),
     )
     kind, value, context = first["type"], first["input"], first.get("ctx", {})
     path = [
