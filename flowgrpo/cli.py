@@ -289,6 +289,7 @@ def tracelock(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="let code that comes with the model run")
     ] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="put prompts into the tokenizer's chat template")] = False,
     form: Format = "human",
 ) -> None:
     """Train a controller that commits tokens early, for the decoder trace_lock of a model (docs/mdlm.md)."""
@@ -312,6 +313,7 @@ def tracelock(
         seed,
         getattr(torch, dtype),
         trust_remote_code,
+        chat,
         watch,
     )
     if form == "json":

@@ -105,6 +105,7 @@ def teach(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     trust_remote_code: bool = False,
+    chat: bool = False,
     watch: Callable[[Judged], None] | None = None,
 ) -> Taught:
     """Train a controller for a model and write it to a folder.
@@ -121,6 +122,7 @@ def teach(
         prompt_count: prompts at most, the first of the source; one in eight is held out.
         steps: of training.
         trust_remote_code: whether code that comes with the model may run.
+        chat: whether a prompt is put into the tokenizer's chat template, as the user's turn.
         watch: told of each judgement, ten in all.
 
     Raises:
@@ -134,16 +136,19 @@ def teach(
     build(decoder, length, 0)  # so that a wrong word is told before the model is loaded
     device = "cuda" if torch.cuda.is_available() else "cpu"
     predictor, tokenizer = load_predictor(model, dtype, device, trust_remote_code)
+    if chat and not tokenizer.chat_template:
+        raise InputError(f"--chat: the tokenizer of {model!r} has no chat template")
     eos_id = tokenizer.eos_token_id
     order = [texts[i] for i in noise.generator(seed, "trace_lock", "held out").permutation(len(texts))]
     held_out = max(len(order) // HELD_OUT, 1)
+    tokens = [_tokens(tokenizer, text, chat) for text in order]
     teacher = build(decoder, length, eos_id, predictor.hidden_size)
     judging, learning = (
         [
             decode(predictor, ids, teacher, _addresses(seed, part, k, len(ids)), mask, micro_batch=BATCH)
-            for k, (ids, mask) in enumerate(_canvases(predictor, tokenizer, chosen, length))
+            for k, (ids, mask) in enumerate(_canvases(predictor, chosen, length))
         ]
-        for part, chosen in (("held out", order[:held_out]), ("learned", order[held_out:]))
+        for part, chosen in (("held out", tokens[:held_out]), ("learned", tokens[held_out:]))
     )
     end_ids = sorted({i for i in (eos_id, tokenizer.pad_token_id) if i is not None})
     controller, kept = _trained(predictor, learning, judging, length, end_ids, steps, seed, watch)
@@ -172,11 +177,16 @@ def _texts(source: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _canvases(
-    predictor: MaskPredictor, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], length: int
-) -> list[tuple[Tensor, Tensor]]:
+def _tokens(tokenizer: PreTrainedTokenizerBase, text: str, chat: bool) -> list[int]:
+    if not chat:
+        return tokenizer(text).input_ids
+    turn = [{"role": "user", "content": text}]
+    return tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True).input_ids
+
+
+def _canvases(predictor: MaskPredictor, rows: list[list[int]], length: int) -> list[tuple[Tensor, Tensor]]:
     """Prompts (B, P), padded on the left, and where they are (B, P) bool; of one length each if the model needs that."""
-    rows = sorted((tokenizer(text).input_ids for text in texts), key=len)
+    rows = sorted(rows, key=len)
     most = getattr(getattr(predictor.model, "config", None), "max_position_embeddings", None)
     if most is not None and len(rows[-1]) + length > most:
         raise InputError(

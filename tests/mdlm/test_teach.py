@@ -121,6 +121,25 @@ def test_wrong_input_is_one_sentence_and_status_2(folder, capsys, changes, said)
     assert not (folder / "lock").exists()
 
 
+def test_a_chat_model_is_asked_in_its_template(folder, capsys, monkeypatch):
+    arguments = [*COMMAND, "--chat", "--out", "lock"]
+    assert main(arguments) == 2
+    assert "--chat: the tokenizer of 'model' has no chat template" in capsys.readouterr().err
+    tokenizer = PreTrainedTokenizerFast.from_pretrained("model")
+    tokenizer.chat_template = "{% for message in messages %}m{{ message.content }}{% endfor %}l"
+    tokenizer.save_pretrained("model")
+    seen = []
+    whole = decode
+    monkeypatch.setattr(
+        teach, "decode", lambda p, ids, *rest, **options: seen.append(ids) or whole(p, ids, *rest, **options)
+    )
+    assert main(arguments) == 0
+    for row in torch.cat(seen[:1]).tolist():
+        asked = [token for token in row if token != PAD]
+        assert (asked[0], asked[-1]) == (LETTERS.index("m"), LETTERS.index("l"))
+        assert "".join(LETTERS[token] for token in asked[1:-1]) in (folder / "p.txt").read_text().split()
+
+
 def test_no_model_is_said_too(folder, capsys):
     assert main(["tracelock", "nowhere", "--prompts", "p.txt", "--out", "lock"]) == 2
     assert "model.path: 'nowhere' holds no model" in capsys.readouterr().err
