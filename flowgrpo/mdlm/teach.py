@@ -2,8 +2,8 @@
 
 TraceLock (arXiv 2605.24697). A teacher decodes the prompts; a controller learns to tell, at any step of these decodes, which
 proposals the finished answer holds; and of its states the best one on prompts that are held out is kept, by F-half at the
-threshold of commitment. It departs from the paper in two numbers, for want of 36,000 steps: fewer steps, at a learning rate
-of 1e-3 where the paper has 1e-4, and for models below 2,048 wide a smaller controller.
+threshold of commitment. It departs from the paper in numbers, for want of 36,000 steps of 64 canvases: fewer steps of 16, at
+a learning rate of 1e-3 where the paper has 1e-4, and for models below 2,048 wide a smaller controller.
 
     flowgrpo tracelock path/to/model --prompts prompts.txt --out controller
 """
@@ -37,7 +37,7 @@ Tensor = torch.Tensor
 BATCH = 16  # rows that are decoded, or looked at, together
 HELD_OUT = 8  # one prompt of so many
 JUDGED = 32  # batches of held-out steps by which states of the controller are compared
-JUDGEMENTS = 10  # states that are compared
+JUDGEMENTS = 10  # states that are compared, about
 LEARNING_RATE = 1e-3
 THRESHOLD = DECODERS["trace_lock"]["committer"]["threshold"]
 WINDOW = DECODERS["trace_lock"]["region"]["window"]
@@ -123,7 +123,7 @@ def teach(
         steps: of training.
         trust_remote_code: whether code that comes with the model may run.
         chat: whether a prompt is put into the tokenizer's chat template, as the user's turn.
-        watch: told of each judgement, ten in all.
+        watch: told of each judgement, about ten in all.
 
     Raises:
         InputError: a word, a file or a folder is wrong, or prompts and answers are too long for the model.
