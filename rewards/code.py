@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +13,7 @@ from rewards import sandbox
 from rewards.base import RewardError
 from rewards.text import Scores
 
+_PAUSES = (0.5, 2.0)  # seconds before a sandbox that could not start is tried again
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
@@ -41,8 +43,15 @@ def _format(program: str | None) -> float:
 class code:
     """Share of a row's tests that the program in its text passes, in [0, 1]; 0 where it does not parse, load or end.
 
-    The program is loaded once and its tests are tried one after the other, all within `seconds`; it may import the standard
-    library, and has no threads. A row whose column `tests` is None does not concern the reward.
+    The program is the last block of Python in the text, or the whole text where the column `bare` is true. It is loaded once
+    and its tests (the column `tests`, a list of statements such as "assert double(2) == 4") are tried one after the other,
+    all within `seconds`. A row whose column `tests` is None does not concern the reward.
+
+    It runs in a sandbox of the Linux kernel. It may import the standard library and has an empty folder of 16 MB; a new
+    process or thread, a signal to another, memory beyond `megabytes`, any other file but Python's own, and any socket are
+    refused, which the program sees as an exception; a program that does not end is killed. What it breaks is its own score.
+    Whether this machine can refuse all that is tried out when the reward is made, with real attempts; where it cannot, the
+    reward is refused unless `unsafe` names what is missing. Nothing is run while a layer that was there then is not.
 
     Args:
         seconds: for loading and all tests of one text.
@@ -51,7 +60,7 @@ class code:
         workers: programs run at the same time; by default one per processor.
 
     Raises:
-        RewardError: a protection is missing that `unsafe` does not name, or nothing can be run at all.
+        RewardError: a protection is missing that `unsafe` does not name, or nothing can be run, at the start or later.
     """
 
     def __init__(
@@ -64,8 +73,10 @@ class code:
             raise RewardError(f"code: unsafe names {unknown[0]!r}; choose of {', '.join(sandbox.PROTECTIONS)}")
         try:
             lacking = sandbox.missing(self.limits)
+            tried = sandbox.run("", [], self.limits).layers
         except sandbox.SandboxError as error:
             raise RewardError(f"code: {error}") from None
+        self.layers = [layer for layer, said in tried.items() if said is None]
         refused = [name for name in lacking if name not in unsafe]
         if refused:
             raise RewardError(
@@ -89,5 +100,14 @@ class code:
         program = program_of(text, whole)
         if _format(program) < 1:
             return 0.0
-        outcome = sandbox.run(program, tests, self.limits)
-        return sum(outcome.passed) / len(tests)
+        return sum(self._run(program, tests).passed) / len(tests)
+
+    def _run(self, program: str, tests: Sequence[str]) -> sandbox.Outcome:
+        """What the sandbox says; a machine that is busy, or short of something, is asked again."""
+        for pause in (*_PAUSES, None):
+            try:
+                return sandbox.run(program, tests, self.limits, needed=self.layers)
+            except sandbox.SandboxError as error:
+                if pause is None:
+                    raise RewardError(f"code: {error}") from None
+                time.sleep(pause)

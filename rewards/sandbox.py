@@ -60,7 +60,13 @@ class Outcome:
     layers: dict[str, str | None] = field(default_factory=dict)
 
 
-def run(code: str, tests: Sequence[str], limits: Limits = Limits(), without: Sequence[str] = ()) -> Outcome:
+def run(
+    code: str,
+    tests: Sequence[str],
+    limits: Limits = Limits(),
+    without: Sequence[str] = (),
+    needed: Sequence[str] = (),
+) -> Outcome:
     """Load a program and try each test (Python statements, such as an assert) in its names, all in one sandboxed process.
 
     Tests after one that ends the process or uses up the time have failed. What the program prints is lost. There may be
@@ -68,9 +74,10 @@ def run(code: str, tests: Sequence[str], limits: Limits = Limits(), without: Seq
 
     Args:
         without: layers to leave out, to see what the others hold; names as in `Outcome.layers`.
+        needed: layers without which nothing is run; a machine that is short of something may lose one for a while.
 
     Raises:
-        SandboxError: Python does not start inside the sandbox.
+        SandboxError: Python does not start inside the sandbox, or a needed layer is not in place.
     """
     tokens = [secrets.token_hex(8) for _ in tests]
     place = tempfile.mkdtemp(prefix="flowgrpo-sandbox-")
@@ -82,6 +89,7 @@ def run(code: str, tests: Sequence[str], limits: Limits = Limits(), without: Seq
         "bytes": limits.megabytes * megabyte,
         "disk": limits.disk_megabytes * megabyte,
         "without": list(without),
+        "needed": list(needed),
     }
     try:
         with tempfile.TemporaryFile() as given:
@@ -89,8 +97,23 @@ def run(code: str, tests: Sequence[str], limits: Limits = Limits(), without: Seq
             given.seek(0)
             status, lines = _ended(given, limits.seconds + _GRACE)
     finally:
-        shutil.rmtree(place, ignore_errors=True)
-    return _read(lines, tokens, status, limits)
+        _remove(place)
+    outcome = _read(lines, tokens, status, limits)
+    lost = [layer for layer in needed if outcome.layers.get(layer, "not tried") is not None]
+    if lost:
+        raise SandboxError(f"the sandbox lost {lost[0]} ({outcome.layers.get(lost[0], 'not tried')}), and runs nothing")
+    return outcome
+
+
+def _remove(place: str) -> None:
+    """Delete a program's folder, and the folders in it that it made unreadable."""
+    os.chmod(place, 0o700)
+    for above, folders, _ in os.walk(place):
+        for folder in folders:
+            path = os.path.join(above, folder)
+            if not os.path.islink(path):
+                os.chmod(path, 0o700)
+    shutil.rmtree(place, ignore_errors=True)
 
 
 def _ended(given: Any, seconds: float) -> tuple[int, list[str]]:

@@ -15,6 +15,7 @@ from flowgrpo.mdlm import committers, modifiers, regions, scorers
 from flowgrpo.mdlm.decode import Decoder, Scorer
 from flowgrpo.mdlm.proposals import Sample
 from flowgrpo.mdlm.step import Setting
+from flowgrpo.mdlm.trace_lock import Learned, load_controller
 
 Row = dict[str, Any]
 
@@ -49,7 +50,7 @@ DECODERS: dict[str, Row] = {
     "eoser": _row("confidence", {"name": "even"}, _WHOLE, _EOSER),  # arXiv 2509.23924, as are the next two
     "ass": _row("confidence", {"name": "ascending"}, {"name": "ascending"}),
     "eoser_ass": _row("confidence", {"name": "ascending"}, {"name": "ascending"}, _ASCENDING_EOSER),
-    "trace_lock": _row(  # arXiv 2605.24697; needs a trained controller as its scorer
+    "trace_lock": _row(  # arXiv 2605.24697; its scorer needs a trained controller
         "learned",
         {"name": "threshold", "threshold": 0.99, "most": 4},
         {"name": "blocks", "window": 128},
@@ -63,11 +64,12 @@ DECODERS: dict[str, Row] = {
 
 @dataclass(frozen=True)
 class _Place:
-    """What a choice is told of the others: region, number of steps of the decode, end token."""
+    """What a choice is told: region, number of steps of the decode, end token, and width of the model's hidden states."""
 
     region: regions.Region
     steps: int
     eos_id: int | None
+    hidden_size: int | None
 
     @property
     def block_steps(self) -> int:
@@ -125,13 +127,22 @@ def _held_back(place: _Place, tokens: Sequence[int] = ()) -> modifiers.HeldBack:
     return modifiers.HeldBack((place.end, *tokens))
 
 
+def _plain(scorer: Scorer) -> Callable[[_Place], Scorer]:
+    return lambda place: scorer
+
+
+def _learned(place: _Place, controller: str) -> Learned:
+    return Learned(load_controller(controller, place.hidden_size))
+
+
 SCORERS = {
-    "confidence": scorers.confidence,
-    "sampled": scorers.sampled,
-    "margin": scorers.margin,
-    "entropy": scorers.entropy,
-    "uniform": scorers.uniform,
-    "left_to_right": scorers.left_to_right,
+    "confidence": _plain(scorers.confidence),
+    "sampled": _plain(scorers.sampled),
+    "margin": _plain(scorers.margin),
+    "entropy": _plain(scorers.entropy),
+    "uniform": _plain(scorers.uniform),
+    "left_to_right": _plain(scorers.left_to_right),
+    "learned": _learned,
 }
 MODIFIERS = {"eoser": _eoser, "gumbel": _gumbel, "held_back": _held_back}
 COMMITTERS = {
@@ -147,7 +158,7 @@ OTHERS = ("steps", "cfg_scale", "suppressed", "eos_early_stop", "cache")
 
 
 def build(
-    spec: str | Mapping[str, Any], length: int, eos_id: int | None = None, scorer: Scorer | None = None
+    spec: str | Mapping[str, Any], length: int, eos_id: int | None = None, hidden_size: int | None = None
 ) -> Decoder:
     """The decoder that a user has written, for completions of some length.
 
@@ -157,11 +168,13 @@ def build(
 
     Args:
         eos_id: end of sequence, for decoders that look at it.
-        scorer: a scorer that no word names, such as a trained controller, in place of the row's.
+        hidden_size: of the model, for the scorer `learned`; None if it is not known yet, then a decode checks it.
 
     Raises:
         InputError: a word or an option is unknown, or they do not fit together.
     """
+    if not isinstance(spec, str | Mapping):
+        raise InputError(f"decoder: {spec!r} is neither a name nor a map, {nearest(str(spec), DECODERS)}")
     spec = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = spec.pop("name", "low_confidence")
     if name not in DECODERS:
@@ -172,17 +185,13 @@ def build(
             raise InputError(f"decoder.{key}: unknown key, {nearest(key, ['name', *row, *OTHERS])}")
     others = {key: spec.pop(key) for key in OTHERS if key in spec}
     changes = spec.pop("modifiers", row["modifiers"])
-    row |= {axis: _replaced(row[axis], written) for axis, written in spec.items()}
+    row |= {axis: _replaced(axis, row[axis], written) for axis, written in spec.items()}
 
     region = _built("region", REGIONS, row["region"], length)
-    place = _Place(region, _steps(row["committer"], others.get("steps"), length), eos_id)
-    if scorer is None:
-        if row["scorer"]["name"] == "learned":
-            raise InputError(f"decoder.scorer: {name} needs a trained controller")
-        scorer = _chosen("scorer", SCORERS, row["scorer"])
+    place = _Place(region, _steps(row["committer"], others.get("steps"), length), eos_id, hidden_size)
     decoder = Decoder(
         proposal=_built("proposal", {"sample": Sample}, row["proposal"]),
-        scorer=scorer,
+        scorer=_built("scorer", SCORERS, row["scorer"], place),
         modifiers=tuple(_built("modifiers", MODIFIERS, _map(change), place) for change in changes),
         committer=_built("committer", COMMITTERS, row["committer"], place),
         region=region,
@@ -220,30 +229,28 @@ def _map(written: Any) -> Row:
     return {"name": written} if isinstance(written, str) else dict(written)
 
 
-def _replaced(row: Row, written: Any) -> Row:
+def _replaced(axis: str, row: Row, written: Any) -> Row:
     """An axis as written by a user; a map without a name, or with the row's own, replaces single options."""
     if isinstance(written, str):
         return row if written == row["name"] else {"name": written}
+    if not isinstance(written, Mapping):
+        raise InputError(f"decoder.{axis}: {written!r} is neither a word nor a map of a name and options")
     return {**row, **written} if written.get("name", row["name"]) == row["name"] else dict(written)
-
-
-def _chosen(axis: str, choices: Mapping[str, Any], row: Row) -> Any:
-    name = row.get("name")
-    if name not in choices:
-        raise InputError(f"decoder.{axis}: {name!r} is unknown, {nearest(str(name), choices)}")
-    return choices[name]
 
 
 def _built(axis: str, choices: Mapping[str, Callable[..., Any]], row: Row, *given: Any) -> Any:
     """The choice of an axis, from its options."""
-    choice = _chosen(axis, choices, row)
+    name = row.get("name")
+    if name not in choices:
+        raise InputError(f"decoder.{axis}: {name!r} is unknown, {nearest(str(name), choices)}")
+    choice = choices[name]
     options = {key: value for key, value in row.items() if key != "name"}
     known = list(inspect.signature(choice).parameters.values())[len(given) :]
     for key in options:
         if key not in [p.name for p in known]:
             hint = nearest(key, [p.name for p in known]) if known else "it has no options"
-            raise InputError(f"decoder.{axis}.{key}: {row['name']} has no such option, {hint}")
+            raise InputError(f"decoder.{axis}.{key}: {name} has no such option, {hint}")
     missing = [p.name for p in known if p.default is p.empty and p.name not in options]
     if missing:
-        raise InputError(f"decoder.{axis}.{missing[0]}: {row['name']} needs it")
+        raise InputError(f"decoder.{axis}.{missing[0]}: {name} needs it")
     return choice(*given, **options)

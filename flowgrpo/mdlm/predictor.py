@@ -91,7 +91,11 @@ class MaskPredictor:
     def logits_and_hidden(
         self, ids: Tensor, attention_mask: Tensor | None, start: int, stop: int | None, layers: int
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The same logits, and the last `layers` hidden states (B, T, H) of all columns, aligned like logits."""
+        """The same logits, and the last `layers` hidden states (B, T, H) of all columns, aligned like logits.
+
+        Raises:
+            InputError: like `logits`, or the model returns fewer hidden states.
+        """
         form, mask = self.form, None
         if attention_mask is not None and not attention_mask.all():
             form, mask = self.padded_form, attention_mask.bool()
@@ -100,7 +104,10 @@ class MaskPredictor:
         wanted = {"output_hidden_states": True} if layers else {}
         self.evaluations += len(ids)
         out = self.forward(form, ids, mask, **wanted)
-        hidden = tuple(self.aligned(state, mask) for state in out.hidden_states[-layers:]) if layers else ()
+        states = (getattr(out, "hidden_states", None) or ()) if layers else ()
+        if len(states) < layers:
+            raise InputError(f"model: it returns {len(states)} hidden states, a learned commitment takes {layers}")
+        hidden = tuple(self.aligned(state, mask) for state in states[-layers:]) if layers else ()
         return self.finished(self.aligned(_logits(out), mask, start, stop)), hidden
 
     def guided(
@@ -170,6 +177,17 @@ class MaskPredictor:
         fine = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return fine.index_fill(-1, torch.tensor([self.mask_id], device=fine.device), -torch.inf)
 
+    @property
+    def hidden_size(self) -> int | None:
+        """Width of the model's hidden states, as its config has it; None where it does not say."""
+        config = getattr(self.model, "config", None)
+        return getattr(config, "hidden_size", getattr(config, "d_model", None))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self._parameter().device
+
     def _parameter(self) -> Tensor:
         """Any parameter of the model; an empty tensor for a function."""
         return next(iter(getattr(self.model, "parameters", tuple)()), torch.empty(0))
@@ -188,7 +206,7 @@ class MaskPredictor:
     @torch.no_grad()
     def _probe(self) -> tuple[int, Form, Form | None]:
         """Size of the vocabulary, and the forms under which the model sees later tokens, and does not see padding."""
-        device = self._parameter().device
+        device = self.device
         a, b, *_ = (i for i in range(4) if i not in (self.mask_id, self.pad_id))
         ids = torch.tensor([[a, b] * (PROBE_LENGTH // 2)], device=device)
         form = self._bidirectional_form(ids)

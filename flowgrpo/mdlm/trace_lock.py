@@ -11,11 +11,17 @@ TraceLock (arXiv 2605.24697 and its code). Our readings, where the release is si
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
+from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm.proposals import Proposed
 from flowgrpo.mdlm.step import Step
 from flowgrpo.mdlm.traces import END, OPEN, Scene, Trace, scene, window
@@ -23,17 +29,26 @@ from samplers.noise import generator, seed
 
 Tensor = torch.Tensor
 
+_SIZES, _WEIGHTS = "controller.json", "controller.safetensors"
+
 
 class Controller(torch.nn.Module):
     """A bidirectional transformer over the features of every position, with a summary token that sets the threshold.
 
     The sizes of the paper are 384 wide, 5 layers, 8 heads and 256 positions for a model of 7 billion parameters.
+
+    Attributes:
+        sizes: the arguments that it was made with.
+        hidden_layers: hidden states that it takes.
+        end_ids: tokens that end or fill up an answer, which it is told of.
     """
 
     def __init__(self, hidden_size: int, hidden_layers: int = 3, width: int = 64, layers: int = 2, heads: int = 4,
-                 positions: int = 256):  # fmt: skip
+                 positions: int = 256, end_ids: Sequence[int] = ()):  # fmt: skip
         super().__init__()
-        self.hidden_layers = hidden_layers
+        self.sizes = {"hidden_size": hidden_size, "hidden_layers": hidden_layers, "width": width, "layers": layers,
+                      "heads": heads, "positions": positions, "end_ids": list(end_ids)}  # fmt: skip
+        self.hidden_layers, self.end_ids = hidden_layers, tuple(end_ids)
         part, change = width, max(width // 8, 1)
         self.parts = torch.nn.ModuleList(
             torch.nn.Sequential(torch.nn.LayerNorm(hidden_size), torch.nn.Linear(hidden_size, part))
@@ -65,16 +80,28 @@ class Controller(torch.nn.Module):
         threshold = self.threshold(x[:, 0])[:, 0]
         return self.judge(x[:, 1:])[..., 0] - threshold[:, None], threshold
 
+    def check_fit(self, hidden_size: int) -> None:
+        """Nothing, where a model's hidden states have the width that this controller takes.
+
+        Raises:
+            InputError: they have another.
+        """
+        own = self.sizes["hidden_size"]
+        if own != hidden_size:
+            raise InputError(
+                f"decoder.scorer.controller: it was trained on hidden states of width {own}, "
+                f"those of this model have {hidden_size}; flowgrpo tracelock trains one for it"
+            )
+
 
 @dataclass(frozen=True)
 class Learned:
-    """The scorer of a trained controller, for `build("trace_lock", ..., scorer=Learned(...))`.
+    """The scorer of a trained controller: `scorer: {name: learned, controller: folder}` of a decoder.
 
     Proposals are to be the likeliest tokens, as they were in training.
     """
 
     controller: Controller
-    end_ids: tuple[int, ...] = ()
 
     @property
     def hidden_layers(self) -> int:
@@ -82,7 +109,13 @@ class Learned:
         return self.controller.hidden_layers
 
     def __call__(self, step: Step, proposed: Proposed) -> Tensor:
-        """Probability (N,) that each open proposal is final."""
+        """Probability (N,) that each open proposal is final.
+
+        Raises:
+            InputError: the controller was trained for another model.
+        """
+        self.controller.check_fit(step.hidden[0].shape[-1])
+        self.controller.to(step.ids.device)
         column = step.prompt + step.position
         at = step.owner, column
         proposal = step.ids.clone()
@@ -91,9 +124,8 @@ class Learned:
         masked[at] = True
         confidence = torch.ones(step.ids.shape, dtype=proposed.logits.dtype, device=step.ids.device)
         confidence[at] = proposed.logits.softmax(-1).amax(-1)
-        made = scene(
-            step.ids, step.attention_mask, step.prompt, masked, proposal, confidence, step.hidden, self.end_ids
-        )
+        ends = self.controller.end_ids
+        made = scene(step.ids, step.attention_mask, step.prompt, masked, proposal, confidence, step.hidden, ends)
         last = torch.zeros_like(step.row).scatter_reduce(0, step.owner, column, "amax")  # as `window` has it
         within = torch.arange(step.ids.shape[1], device=column.device) <= last[:, None]
         logits, _ = self.controller(replace(made, visible=made.visible & within))
@@ -128,14 +160,17 @@ def train_controller(
     run_seed: int = 0,
     window_length: int = 128,
     learning_rate: float = 1e-4,
+    after: Callable[[int, float], None] | None = None,
 ) -> list[float]:
     """Train a controller in place, one trace a step, in an order and with windows that the seed decides; its losses.
 
     Windows are cut to a quarter up to the whole of their length. AdamW with weight decay 0.01.
+
+    Args:
+        after: told of each step, how many are done and its loss, while the controller is in evaluation mode.
     """
     optimizer = torch.optim.AdamW(controller.parameters(), learning_rate, weight_decay=0.01)
     losses = []
-    controller.train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed(run_seed, "trace_lock", "dropout"))
         for step in range(steps):
@@ -143,12 +178,15 @@ def train_controller(
             trace = traces[int(drawn.integers(len(traces)))]
             crop = torch.from_numpy(drawn.uniform(0.25, 1.0, len(trace.label)))
             length = (window_length * crop).ceil().long().to(trace.label.device)
+            controller.train()
             value = loss(controller, trace, length)
             optimizer.zero_grad()
             value.backward()
             optimizer.step()
             losses.append(value.item())
-    controller.eval()
+            controller.eval()
+            if after is not None:
+                after(step + 1, losses[-1])
     return losses
 
 
@@ -169,3 +207,38 @@ def f_half(controller: Controller, traces: Sequence[Trace], threshold: float = 0
         accepted += int(yes.sum())
         wanted += int((judged & trace.label).sum())
     return 1.25 * hit / (accepted + 0.25 * wanted) if accepted else 0.0
+
+
+def save_controller(controller: Controller, folder: Path, about: Mapping[str, Any]) -> None:
+    """Write `controller.safetensors`, and `controller.json` with its sizes and what is said `about` it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: t.cpu().contiguous() for name, t in controller.state_dict().items()}, folder / _WEIGHTS)
+    (folder / _SIZES).write_text(json.dumps({"sizes": controller.sizes, **about}, indent=1) + "\n")
+
+
+def load_controller(folder: str | Path, hidden_size: int | None = None) -> Controller:
+    """A controller that `save_controller` wrote, in evaluation mode.
+
+    Args:
+        hidden_size: width of the model's hidden states; None where it is not known yet, and the first step of a decode
+            finds out whether it fits.
+
+    Raises:
+        InputError: there is none, it is not whole, or it does not fit the model.
+    """
+    folder = Path(folder)
+    if not (folder / _SIZES).is_file():
+        others = [str(found.parent) for found in folder.parent.glob(f"*/{_SIZES}")]
+        hint = nearest(str(folder), others) if others else "flowgrpo tracelock writes one"
+        raise InputError(f"decoder.scorer.controller: there is no trained controller in {folder}, {hint}")
+    try:
+        controller = Controller(**json.loads((folder / _SIZES).read_text())["sizes"])
+        controller.load_state_dict(load_file(folder / _WEIGHTS))
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, AssertionError, SafetensorError) as error:
+        said = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"decoder.scorer.controller: {folder} does not hold what flowgrpo tracelock writes ({said})"
+        ) from None
+    if hidden_size is not None:
+        controller.check_fit(hidden_size)
+    return controller.eval()

@@ -14,6 +14,7 @@ import torch
 
 from flowgrpo.mdlm.decode import Rollout
 from flowgrpo.mdlm.predictor import MaskPredictor
+from samplers.noise import generator
 
 Tensor = torch.Tensor
 
@@ -63,13 +64,63 @@ def traces(predictor: MaskPredictor, rollout: Rollout, layers: int, end_ids: Seq
     found = []
     for s in range(int(rollout.steps.max())):
         row = (rollout.steps > s).nonzero()[:, 0]
-        ids, mask = rollout.canvas(s, predictor.mask_id)[row], rollout.attention_mask[row]
-        logits, hidden = predictor.logits_and_hidden(ids, mask, 0, None, layers)
-        confidence, proposal = logits.softmax(-1).max(-1)
-        masked = ids == predictor.mask_id
-        made = scene(ids, mask, rollout.prompt, masked, proposal, confidence, hidden, end_ids)
-        found.append(Trace(made, masked & (proposal == rollout.ids[row])))
+        found.append(trace(predictor, rollout, row, torch.full_like(row, s), layers, end_ids))
     return found
+
+
+@torch.no_grad()
+def trace(
+    predictor: MaskPredictor, rollout: Rollout, row: Tensor, step: Tensor, layers: int, end_ids: Sequence[int] = ()
+) -> Trace:
+    """What some rows (R,) of the decodes looked like before steps (R,) of theirs. One evaluation for each."""
+    ids, mask = rollout.ids[row], rollout.attention_mask[row]
+    ids[:, rollout.prompt :][rollout.step_map[row] >= step[:, None]] = predictor.mask_id
+    logits, hidden = predictor.logits_and_hidden(ids, mask, 0, None, layers)
+    confidence, proposal = logits.softmax(-1).max(-1)
+    masked = ids == predictor.mask_id
+    made = scene(ids, mask, rollout.prompt, masked, proposal, confidence, hidden, end_ids)
+    return Trace(made, masked & (proposal == rollout.ids[row]))
+
+
+class Replay(Sequence[Trace]):
+    """All steps of all rows of some decodes in an order that a seed decides, `batch` of them in a trace.
+
+    A trace is evaluated whenever it is asked for, and not kept: of hidden states a model of 7 billion parameters has
+    25 KB for each column of a canvas, terabytes for a thousand answers of 256 steps; tokens and step maps fit anywhere.
+    """
+
+    def __init__(
+        self,
+        predictor: MaskPredictor,
+        rollouts: Sequence[Rollout],
+        batch: int,
+        layers: int,
+        end_ids: Sequence[int] = (),
+        run_seed: int = 0,
+        most: int | None = None,
+    ):
+        """Draw the order; nothing is evaluated yet.
+
+        Args:
+            rollouts: decodes; a trace is of one of them.
+            most: traces at most, the others are left out; None for all.
+        """
+        self._predictor, self._layers, self._end_ids = predictor, layers, end_ids
+        drawn = generator(run_seed, "trace_lock", "replay")
+        parts = []
+        for rollout in rollouts:
+            steps = torch.arange(int(rollout.steps.max()), device=rollout.steps.device)
+            pairs = (steps < rollout.steps[:, None]).nonzero()  # a row and one of its steps
+            order = torch.from_numpy(drawn.permutation(len(pairs))).to(pairs.device)
+            parts += [(rollout, part) for part in pairs[order].split(batch)]
+        self._parts = [parts[i] for i in drawn.permutation(len(parts))[:most]]
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __getitem__(self, i: int) -> Trace:
+        rollout, pairs = self._parts[i]
+        return trace(self._predictor, rollout, pairs[:, 0], pairs[:, 1], self._layers, self._end_ids)
 
 
 def scene(

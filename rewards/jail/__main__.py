@@ -1,8 +1,9 @@
 """Lock this process up as far as the kernel allows, say how far that was, and run the trial on the standard input.
 
-Input: a line of JSON with `code`, `place` (an empty folder), `bytes`, `seconds`, `disk` and `without` (layers to leave
-out); then a line with the tests and their tokens. Output: a line of JSON with what each layer said (null: it is in place),
-then the token of every test passed or, after "! ", why the answer did not load. It imports the standard library only.
+Input: a line of JSON with `code`, `place` (an empty folder), `bytes`, `seconds`, `disk`, `without` (layers to leave out)
+and `needed` (layers without which nothing is run); then a line with the tests and their tokens. Output: a line of JSON with
+what each layer said (null: it is in place), then the token of every test passed or, after "! ", why the answer did not load.
+It imports the standard library only.
 """
 
 import json
@@ -54,6 +55,8 @@ def main():
     _attempt(layers, "seccomp", seccomp.restrict)
 
     _say(out, json.dumps({"layers": layers}))
+    if any(layers.get(layer, "not tried") is not None for layer in job["needed"]):
+        os._exit(0)
     try:
         trial.run(job["code"], lambda: json.loads(_line()), lambda token: _say(out, token))
     except BaseException as error:

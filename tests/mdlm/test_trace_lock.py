@@ -4,11 +4,20 @@ import pytest
 import torch
 from predictors import MASK, PAD, llama
 
+from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decode import decode
 from flowgrpo.mdlm.decoders import build
 from flowgrpo.mdlm.predictor import MaskPredictor
-from flowgrpo.mdlm.trace_lock import Controller, Learned, f_half, loss, train_controller
-from flowgrpo.mdlm.traces import END, LOCKED, OPEN, PROMPT, Scene, Trace, traces, window
+from flowgrpo.mdlm.trace_lock import (
+    Controller,
+    Learned,
+    f_half,
+    load_controller,
+    loss,
+    save_controller,
+    train_controller,
+)
+from flowgrpo.mdlm.traces import END, LOCKED, OPEN, PROMPT, Replay, Scene, Trace, traces, window
 
 EOS, LENGTH = 13, 8
 PROMPT_IDS = torch.tensor([[PAD, 3, 1], [PAD, 5, 9], [7, 5, 3]])
@@ -24,7 +33,7 @@ def predictor():
 @pytest.fixture
 def controller():
     torch.manual_seed(0)
-    return Controller(32, width=16, layers=1, heads=2).eval()
+    return Controller(32, width=16, layers=1, heads=2, end_ids=(EOS,)).eval()
 
 
 def decoded(predictor, spec="random", **changes):
@@ -47,7 +56,7 @@ def test_labels_are_the_proposals_that_the_finished_answer_holds(predictor):
     assert found[-1].label[rollout.canvas(3, MASK) == MASK].all()  # what the last step commits are its proposals
 
 
-def test_a_decode_shows_its_controller_what_training_showed(predictor, controller):
+def test_a_decode_shows_its_saved_controller_what_training_showed(predictor, controller, tmp_path):
     seen = []
 
     @dataclass(frozen=True)
@@ -61,8 +70,12 @@ def test_a_decode_shows_its_controller_what_training_showed(predictor, controlle
             seen.append((step, scores))
             return scores
 
+    save_controller(controller, tmp_path / "controller", {"model": "a llama"})
     spec = {"name": "trace_lock", "region": {"window": 3}, "committer": {"threshold": 0.5, "most": 2}}
-    decoder = build(spec, LENGTH, EOS, scorer=Watched(Learned(controller, (EOS,))))
+    spec["scorer"] = {"name": "learned", "controller": str(tmp_path / "controller")}
+    decoder = build(spec, LENGTH, EOS)
+    assert isinstance(decoder.scorer, Learned)
+    decoder = replace(decoder, scorer=Watched(decoder.scorer))
     rollout = decode(predictor, PROMPT_IDS, decoder, attention_mask=SEEN)
     assert not (rollout.ids == MASK).any()
     found = traces(predictor, rollout, 3, [EOS])
@@ -75,6 +88,23 @@ def test_a_decode_shows_its_controller_what_training_showed(predictor, controlle
     assert len({round(float(x), 4) for _, scores in seen for x in scores}) > 5
 
 
+def test_every_step_of_every_row_is_replayed_once(predictor):
+    rollouts = [decoded(predictor), decoded(predictor, {"name": "random", "steps": 4})]
+    replay = Replay(predictor, rollouts, 5, 3, [EOS], run_seed=1)
+    assert len(replay) == 5 + 3  # 24 and 12 steps, five in a trace
+
+    def rows(found):
+        """What tells a row's step: its tokens and masks, as labels and states, and the confidence of its proposals."""
+        return sorted(
+            [tuple(row) for t in found for row in torch.cat([t.label, t.scene.state, t.scene.confidence], 1).tolist()]
+        )
+
+    apart = [trace for rollout in rollouts for trace in traces(predictor, rollout, 3, [EOS])]
+    torch.testing.assert_close(torch.tensor(rows(replay)), torch.tensor(rows(apart)))
+    assert torch.equal(replay[2].label, Replay(predictor, rollouts, 5, 3, [EOS], run_seed=1)[2].label)
+    assert len(Replay(predictor, rollouts, 5, 3, most=2)) == 2
+
+
 def test_training_learns_which_proposals_last(predictor, controller):
     rollout = decoded(predictor, {"name": "low_confidence", "steps": 8})
     found = traces(predictor, rollout, 3, [EOS])
@@ -83,7 +113,7 @@ def test_training_learns_which_proposals_last(predictor, controller):
     assert sum(losses[-10:]) < 0.6 * sum(losses[:10])
     assert f_half(controller, found, threshold=0.5) > before + 0.2
     torch.manual_seed(0)
-    again = Controller(32, width=16, layers=1, heads=2)
+    again = Controller(32, width=16, layers=1, heads=2, end_ids=(EOS,))
     assert losses == train_controller(again, found, steps=60, window_length=LENGTH, learning_rate=3e-3)
 
 
@@ -119,3 +149,42 @@ def test_the_end_is_held_back_until_there_is_one(predictor):
     others = held.completion != EOS
     assert others.any()
     assert held.step_map[others].min() == 0
+
+
+@pytest.mark.parametrize(
+    ("break_it", "said"),
+    [
+        (lambda folder: (folder / "controller.json").unlink(), "no trained controller in .*lock, flowgrpo tracelock"),
+        (lambda folder: folder.rename(folder.with_name("lock2")), "no trained controller in .*lock, did you mean .*lock2'"),
+        (lambda folder: (folder / "controller.json").write_text("{}"), "lock does not hold what flowgrpo tracelock writes"),
+        (lambda folder: (folder / "controller.safetensors").unlink(), "lock does not hold what flowgrpo tracelock writes"),
+        (lambda folder: (folder / "controller.safetensors").write_text("?"), "lock does not hold what flowgrpo tracelock"),
+        (
+            lambda folder: save_controller(Controller(32), folder.with_name("x"), {})
+            or (folder.with_name("x") / "controller.safetensors").replace(folder / "controller.safetensors"),
+            "lock does not hold what flowgrpo tracelock writes",
+        ),
+        (lambda folder: save_controller(Controller(48), folder, {}), "of width 48, those of this model have 32"),
+    ],
+)  # fmt: skip
+def test_a_controller_that_does_not_fit_is_refused_in_a_sentence(controller, tmp_path, break_it, said):
+    folder = tmp_path / "lock"
+    save_controller(controller, folder, {})
+    spec = {"name": "low_confidence", "scorer": {"name": "learned", "controller": str(folder)}}
+    assert build(spec, LENGTH, EOS, 32).scorer.controller.sizes == controller.sizes
+    break_it(folder)
+    with pytest.raises(InputError, match=f"^decoder.scorer.controller: .*{said}") as refused:
+        build(spec, LENGTH, EOS, 32)
+    assert "\n" not in str(refused.value)
+
+
+def test_where_the_width_was_not_known_the_first_step_refuses(predictor, tmp_path):
+    save_controller(Controller(48), tmp_path, {})
+    decoder = build({"name": "trace_lock", "scorer": {"controller": str(tmp_path)}}, LENGTH, EOS)
+    with pytest.raises(InputError, match=r"^decoder.scorer.controller: .* width 48, those of this model have 32"):
+        decode(predictor, PROMPT_IDS, decoder, attention_mask=SEEN)
+    assert load_controller(tmp_path).hidden_layers == 3
+    save_controller(Controller(32, hidden_layers=9), tmp_path, {})
+    decoder = build({"name": "trace_lock", "scorer": {"controller": str(tmp_path)}}, LENGTH, EOS)
+    with pytest.raises(InputError, match="^model: it returns 3 hidden states, a learned commitment takes 9"):
+        decode(predictor, PROMPT_IDS, decoder, attention_mask=SEEN)

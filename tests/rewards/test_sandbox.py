@@ -2,13 +2,16 @@ import itertools
 import os
 import socket
 import tempfile
+import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import psutil
 import pytest
 
 import rewards
+from flowgrpo.cli import main
 from rewards import RewardError, sandbox
 from rewards.code import code, code_format, program_of
 
@@ -103,6 +106,58 @@ def test_an_attack_scores_nothing_and_the_next_program_its_due(reward, name, tmp
     assert secret.stat().st_mode & 0o777 == 0o644
 
 
+PROMISED = ("a fork bomb", "an endless loop", "10 GB at once", "a file outside", "a socket")
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_the_reward_as_it_comes_refuses_what_is_promised_in_ten_seconds(layers, name, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("a secret")
+    reward = rewards.load("code")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        attack = ATTACKS[name].format(secret=secret, port=listener.getsockname()[1])
+        text = f"Here you are:\n```python\n{attack}\n```\n"
+        start = time.monotonic()
+        assert reward([text], [""], {"tests": [["assert answer == 42"]]}).tolist() == [0.0]
+        assert time.monotonic() - start < 10
+
+
+def test_a_batch_with_attacks_in_a_thread_of_a_training_process_leaves_nothing(layers, tmp_path, monkeypatch):
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    secret = tmp_path / "secret"
+    secret.write_text("a secret")
+    texts, expected = [], []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        facts = {"secret": str(secret), "port": listener.getsockname()[1]}
+        for i in range(64):
+            bad = i % 6 == 1  # 11 of them, each kind at least twice
+            program = (
+                ATTACKS[PROMISED[i // 6 % 5]].format(**facts) if bad else f"def double(x):\n    return {2 + i % 2} * x"
+            )
+            texts.append(f"```python\n{program}\n```")
+            expected.append(0.0 if bad else 0.5 if i % 2 else 1.0)
+        tests = [["assert double(2) == 4", "assert double(0) == 0"]] * 64
+        reward = rewards.load("code", options={"seconds": 2})
+        one = psutil.Process()
+
+        def held():
+            return one.num_threads(), one.num_fds(), one.children(recursive=True)  # zombies are children too
+
+        before, found = held(), []
+        caller = threading.Thread(target=lambda: found.append(reward(texts, [""] * 64, {"tests": tests}).tolist()))
+        caller.start()
+        caller.join()
+        assert found == [expected]
+        deadline = time.monotonic() + 5
+        while held() != before and time.monotonic() < deadline:  # a thread that was joined ends a moment later
+            time.sleep(0.02)
+        assert held() == before
+    assert list(folder.iterdir()) == []
+    assert secret.read_text() == "a secret"
+
+
 def test_nothing_is_left_behind(layers, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = {process.pid for process in psutil.Process().children(recursive=True)}
@@ -110,6 +165,28 @@ def test_nothing_is_left_behind(layers, tmp_path, monkeypatch):
     assert (outcome.passed, outcome.problem) == ((False,), "timed out")
     assert {process.pid for process in psutil.Process().children(recursive=True)} == before
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_a_program_made_unreadable_is_deleted_by_an_ordinary_user():
+    with tempfile.TemporaryDirectory() as folder:
+        place, outside = Path(folder) / "place", Path(folder) / "outside"
+        os.chmod(folder, 0o777)
+        child = os.fork()
+        if child == 0:
+            try:
+                if os.geteuid() == 0:  # root reads and deletes whatever the mode is
+                    os.setresuid(65534, 65534, 65534)
+                outside.mkdir(0o500)
+                (place / "a").mkdir(parents=True)
+                (place / "a" / "b").write_text("x")
+                (place / "link").symlink_to(outside)
+                (place / "a").chmod(0)
+                sandbox._remove(str(place))
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert [path.name for path in Path(folder).iterdir()] == ["outside"]
+        assert outside.stat().st_mode & 0o777 == 0o500
 
 
 @pytest.mark.parametrize(
@@ -144,6 +221,64 @@ def test_the_reward_is_refused_in_a_sentence_that_names_what_is_missing(layers, 
         rewards.load("code")
     reward = rewards.load("code", options={"unsafe": ["files"]})
     assert reward([GOOD], [""], {"tests": [["assert answer == 42"]], "bare": [True]}).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("protection", sandbox.PROTECTIONS)
+def test_every_protection_that_is_missing_ends_a_command_with_one_sentence(monkeypatch, capsys, tmp_path, protection):
+    monkeypatch.setattr(sandbox, "missing", lambda *_: {protection: "seccomp: Function not implemented"})
+    monkeypatch.setattr(sandbox, "run", lambda *_, **options: sandbox.Outcome((True,), layers={"limits": None}))
+    assert main(["serve", "code"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"cannot shield {protection} from the programs a model writes (seccomp: Function not implemented)" in said
+    assert f"set the option unsafe: [{protection}]" in said
+    for other in sandbox.PROTECTIONS:
+        if other != protection:
+            with pytest.raises(RewardError, match=f"cannot shield {protection}"):
+                rewards.load("code", options={"unsafe": [other]})
+    assert rewards.load("code", options={"unsafe": [protection]})
+
+
+def test_a_machine_that_cannot_run_the_sandbox_at_all_is_refused_too(monkeypatch):
+    monkeypatch.setattr(sandbox.sys, "executable", "/bin/false")
+    with pytest.raises(RewardError, match="^code: the sandbox cannot start Python here: status 1$"):
+        rewards.load("code", options={"unsafe": list(sandbox.PROTECTIONS)})
+
+
+def test_nothing_is_run_while_a_layer_is_lost_and_the_program_is_tried_again(layers, monkeypatch):
+    if any(said is not None for said in layers.values()):
+        pytest.skip(f"this machine has not every layer: {layers}")
+    monkeypatch.setattr("rewards.code._PAUSES", (0.0, 0.0))
+    reward, whole, calls = code(), sandbox.run, []
+
+    def short(*arguments, **options):
+        """The sandbox of a machine that has no more namespaces, at first."""
+        calls.append(1)
+        return whole(*arguments, **options, without=("namespaces",) if len(calls) <= lost else ())
+
+    monkeypatch.setattr(sandbox, "run", short)
+    lost = 2
+    assert scores(reward, GOOD) == [1.0]
+    assert len(calls) == 3
+    lost = 6
+    with pytest.raises(RewardError, match=r"^code: the sandbox lost namespaces \(left out\), and runs nothing$"):
+        scores(reward, GOOD)
+
+
+def test_a_lost_layer_ends_the_jail_before_the_program(layers, monkeypatch):
+    ended, said = sandbox._ended, []
+    monkeypatch.setattr(sandbox, "_ended", lambda *given: said.append(ended(*given)) or said[-1])
+    assert sandbox.run("x = 1", ["assert x == 1"], without=["seccomp"], needed=["limits"]).passed == (True,)
+    with pytest.raises(sandbox.SandboxError, match="lost seccomp"):
+        sandbox.run("x = 1", ["assert x == 1"], without=["seccomp"], needed=["limits", "seccomp"])
+    assert [len(lines) for _, lines in said] == [2, 1]  # what the layers said, and the token
+
+
+def test_the_reward_is_described(capsys):
+    assert main(["rewards", "code"]) == 0
+    said = capsys.readouterr().out
+    for word in ("sandbox", "socket", "memory", "process", "file", "seconds", "unsafe", "tests"):
+        assert word in said
 
 
 def test_an_unknown_protection_is_refused():

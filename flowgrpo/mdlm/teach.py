@@ -1,0 +1,264 @@
+"""Teach a controller which proposals of a frozen model last: from prompts to a folder that a decoder takes.
+
+TraceLock (arXiv 2605.24697). A teacher decodes the prompts; a controller learns to tell, at any step of these decodes, which
+proposals the finished answer holds; and of its states the best one on prompts that are held out is kept, by F-half at the
+threshold of commitment. It departs from the paper in numbers, for want of 36,000 steps of 64 canvases: fewer steps of 16, at
+a learning rate of 1e-3 where the paper has 1e-4, and for models below 2,048 wide a smaller controller.
+
+    flowgrpo tracelock path/to/model --prompts prompts.txt --out controller
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from flowgrpo import prompts
+from flowgrpo.errors import InputError, nearest
+from flowgrpo.mdlm.answers import in_scope
+from flowgrpo.mdlm.decode import Decoder, Rollout, decode
+from flowgrpo.mdlm.decoders import DECODERS, build
+from flowgrpo.mdlm.loading import load_predictor
+from flowgrpo.mdlm.predictor import MaskPredictor
+from flowgrpo.mdlm.tasks import BUILT_IN
+from flowgrpo.mdlm.trace_lock import Controller, f_half, save_controller, train_controller
+from flowgrpo.mdlm.traces import Replay
+from samplers import noise
+
+Tensor = torch.Tensor
+
+BATCH = 16  # rows that are decoded, or looked at, together
+HELD_OUT = 8  # one prompt of so many
+JUDGED = 32  # batches of held-out steps by which states of the controller are compared
+JUDGEMENTS = 10  # states that are compared, about
+LEARNING_RATE = 1e-3
+THRESHOLD = DECODERS["trace_lock"]["committer"]["threshold"]
+WINDOW = DECODERS["trace_lock"]["region"]["window"]
+HIDDEN_LAYERS = 3
+WIDE = 2048  # a model from this width on has a controller of the paper's sizes
+PAPER = {"width": 384, "layers": 5, "heads": 8}
+POSITIONS = 256
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The controller after `step` steps, the last of which had `loss`: its F-half on held-out prompts."""
+
+    step: int
+    loss: float
+    f_half: float
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A decoder on the held-out prompts, against the teacher.
+
+    Attributes:
+        decoder: its name.
+        evaluations: mean model evaluations for an answer.
+        same_tokens: share of the teacher's tokens, up to its end of sequence, that it has too.
+        same_answers: share of answers where it has all of them.
+    """
+
+    decoder: str
+    evaluations: float
+    same_tokens: float
+    same_answers: float
+
+
+@dataclass(frozen=True)
+class Taught:
+    """What became of it.
+
+    Attributes:
+        folder: of the controller.
+        learned: prompts that it learned from.
+        held_out: prompts that it is judged by.
+        threshold: score from which a proposal is committed.
+        kept: the state that was kept.
+        compared: the teacher, the decoder `threshold`, which learns nothing, and `trace_lock` with this controller.
+    """
+
+    folder: str
+    learned: int
+    held_out: int
+    threshold: float
+    kept: Judged
+    compared: list[Compared]
+
+
+def teach(
+    model: str,
+    source: str,
+    out: Path,
+    length: int = 64,
+    decoder: str | Mapping[str, Any] = "low_confidence",
+    prompt_count: int = 256,
+    steps: int = 2000,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    trust_remote_code: bool = False,
+    chat: bool = False,
+    watch: Callable[[Judged], None] | None = None,
+) -> Taught:
+    """Train a controller for a model and write it to a folder.
+
+    Hidden states are not kept: the step maps of the decodes tell every canvas, and a training step evaluates the model on a
+    batch of them anew. So memory is that of one batch, and `steps` cost `steps` batches of evaluations.
+
+    Args:
+        model: folder or hub id.
+        source: of prompts: a name of `flowgrpo.mdlm.tasks.BUILT_IN`, or a file as `flowgrpo.prompts.load` takes it.
+        out: a folder that is empty or not there yet.
+        length: tokens of an answer.
+        decoder: the teacher, which makes the answers.
+        prompt_count: prompts at most, the first of the source; one in eight is held out.
+        steps: of training.
+        trust_remote_code: whether code that comes with the model may run.
+        chat: whether a prompt is put into the tokenizer's chat template, as the user's turn.
+        watch: told of each judgement, about ten in all.
+
+    Raises:
+        InputError: a word, a file or a folder is wrong, or prompts and answers are too long for the model.
+    """
+    texts = _texts(source)[:prompt_count]
+    if len(texts) < 2:
+        raise InputError(f"--prompts: {source} has only one prompt, at least two are needed, one to judge by")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"--out {out}: exists and is not an empty folder")
+    build(decoder, length, 0)  # so that a wrong word is told before the model is loaded
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    predictor, tokenizer = load_predictor(model, dtype, device, trust_remote_code)
+    if chat and not tokenizer.chat_template:
+        raise InputError(f"--chat: the tokenizer of {model!r} has no chat template")
+    eos_id = tokenizer.eos_token_id
+    order = [texts[i] for i in noise.generator(seed, "trace_lock", "held out").permutation(len(texts))]
+    held_out = max(len(order) // HELD_OUT, 1)
+    tokens = [_tokens(tokenizer, text, chat) for text in order]
+    teacher = build(decoder, length, eos_id, predictor.hidden_size)
+    judging, learning = (
+        [
+            decode(predictor, ids, teacher, _addresses(seed, part, k, len(ids)), mask, micro_batch=BATCH)
+            for k, (ids, mask) in enumerate(_canvases(predictor, chosen, length))
+        ]
+        for part, chosen in (("held out", tokens[:held_out]), ("learned", tokens[held_out:]))
+    )
+    end_ids = sorted({i for i in (eos_id, tokenizer.pad_token_id) if i is not None})
+    controller, kept = _trained(predictor, learning, judging, length, end_ids, steps, seed, watch)
+    about = {"model": model, "decoder": decoder, "length": length, "prompts": source, "f_half": kept.f_half}
+    save_controller(controller, out, about)
+
+    spec: dict[str, Any] = {"name": "trace_lock", "scorer": {"name": "learned", "controller": str(out)}}
+    if eos_id is None:
+        spec["modifiers"] = []  # there is no end that could be held back
+    others = (build(written, length, eos_id, predictor.hidden_size) for written in ("threshold", spec))
+    compared = [
+        _compared(name, predictor, judging, other, eos_id)
+        for name, other in zip(("teacher", "threshold", "trace_lock"), (None, *others), strict=True)
+    ]
+    return Taught(str(out), len(order) - held_out, held_out, THRESHOLD, kept, compared)
+
+
+def _texts(source: str) -> list[str]:
+    """Different prompts, in their order."""
+    if source in BUILT_IN:
+        found = [row["prompt"] for row in BUILT_IN[source]()]
+    elif ":" in source and source not in prompts.BUILT_IN and not Path(source).exists():
+        raise InputError(f"--prompts: there is no set {source!r}, {nearest(source, BUILT_IN)}")
+    else:
+        found = [prompt.text for prompt in prompts.load(source, "--prompts")]
+    return list(dict.fromkeys(found))
+
+
+def _tokens(tokenizer: PreTrainedTokenizerBase, text: str, chat: bool) -> list[int]:
+    if not chat:
+        return tokenizer(text).input_ids
+    turn = [{"role": "user", "content": text}]
+    return tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True).input_ids
+
+
+def _canvases(predictor: MaskPredictor, rows: list[list[int]], length: int) -> list[tuple[Tensor, Tensor]]:
+    """Prompts (B, P), padded on the left, and where they are (B, P) bool; of one length each if the model needs that."""
+    rows = sorted(rows, key=len)
+    most = getattr(getattr(predictor.model, "config", None), "max_position_embeddings", None)
+    if most is not None and len(rows[-1]) + length > most:
+        raise InputError(
+            f"--length: a prompt of {len(rows[-1])} tokens and {length} of an answer are more than the {most} positions of "
+            f"the model, take at most {max(most - len(rows[-1]), 0)}"
+        )
+    alike = [rows] if predictor.padded_form is not None else [list(group) for _, group in groupby(rows, len)]
+    canvases = []
+    for group in alike:
+        width = len(group[-1])
+        padding = predictor.mask_id if predictor.pad_id is None else predictor.pad_id  # without one there is no padding
+        ids = torch.tensor([[padding] * (width - len(row)) + row for row in group], device=predictor.device)
+        lengths = torch.tensor([len(row) for row in group], device=predictor.device)
+        canvases.append((ids, torch.arange(width, device=predictor.device) >= width - lengths[:, None]))
+    return canvases
+
+
+def _addresses(seed: int, part: str, canvas: int, rows: int) -> list[noise.Address]:
+    return [(seed, "trace_lock", part, canvas, row) for row in range(rows)]
+
+
+def _trained(
+    predictor: MaskPredictor,
+    learning: Sequence[Rollout],
+    judging: Sequence[Rollout],
+    length: int,
+    end_ids: Sequence[int],
+    steps: int,
+    seed: int,
+    watch: Callable[[Judged], None] | None,
+) -> tuple[Controller, Judged]:
+    """A controller in the best of the states that were compared, the last of equals, and how that was judged."""
+    lessons = Replay(predictor, learning, BATCH, HIDDEN_LAYERS, end_ids, seed)
+    exam = Replay(predictor, judging, BATCH, HIDDEN_LAYERS, end_ids, seed, JUDGED)
+    hidden_size = lessons[0].scene.hidden[0].shape[-1]
+    window = min(WINDOW, length)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(noise.seed(seed, "trace_lock", "weights"))
+        sizes = PAPER if hidden_size >= WIDE else {}
+        controller = Controller(hidden_size, HIDDEN_LAYERS, positions=max(POSITIONS, length), end_ids=end_ids, **sizes)
+    controller.to(predictor.device)
+    every = max(steps // JUDGEMENTS, 1)
+    best: list[tuple[Judged, dict[str, Tensor]]] = []
+
+    def judge(done: int, loss: float) -> None:
+        if done % every and done != steps:
+            return
+        judged = Judged(done, loss, f_half(controller, exam, THRESHOLD, window))
+        if not best or judged.f_half >= best[-1][0].f_half:
+            best[:] = [(judged, copy.deepcopy(controller.state_dict()))]
+        if watch is not None:
+            watch(judged)
+
+    train_controller(controller, lessons, steps, seed, window, LEARNING_RATE, judge)
+    kept, state = best[-1]
+    controller.load_state_dict(state)
+    return controller, kept
+
+
+def _compared(
+    name: str, predictor: MaskPredictor, teacher: Sequence[Rollout], decoder: Decoder | None, eos_id: int | None
+) -> Compared:
+    """A decoder (None: the teacher itself) on the prompts of the teacher's decodes."""
+    evaluations, right, asked, rows = 0, [], [], []
+    for given in teacher:
+        ids, mask = given.ids[:, : given.prompt], given.attention_mask[:, : given.prompt]
+        found = given if decoder is None else decode(predictor, ids, decoder, None, mask, micro_batch=BATCH)
+        scope = in_scope(given.completion, -1 if eos_id is None else eos_id, "eos")
+        same = found.completion == given.completion
+        evaluations += int(found.nfe.sum())
+        right.append((same & scope).sum())
+        asked.append(scope.sum())
+        rows.append((same | ~scope).all(1))
+    every = torch.cat(rows).double()
+    return Compared(name, evaluations / len(every), float(sum(right) / sum(asked)), float(every.mean()))
