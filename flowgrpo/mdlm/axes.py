@@ -50,18 +50,19 @@ class Decoding(Choice):
     eos_early_stop: bool | None = None
     cache: Literal["prefix", "dual"] | None = None
 
-    def build(self, length: int, eos_id: int | None, place: str) -> Decoder:
+    def build(self, length: int, eos_id: int | None, place: str, hidden_size: int | None = None) -> Decoder:
         """The decoder for answers of some length.
 
         Args:
             place: where it was written, for errors.
+            hidden_size: of the model, for a learned scorer; None if it is not known yet.
 
         Raises:
             InputError: a word or an option is unknown, or they do not fit together.
         """
         written = {key: value for key, value in self._written().items() if value is not None}
         try:
-            return build(written, length, eos_id)
+            return build(written, length, eos_id, hidden_size)
         except InputError as error:
             raise InputError(str(error).replace("decoder", place, 1)) from None
 

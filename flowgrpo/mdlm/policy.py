@@ -26,6 +26,41 @@ class Written:
     texts: list[str]
 
 
+def tokenised(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], chat: bool) -> list[list[int]]:
+    """Tokens of prompts; with `chat` in the tokenizer's chat template, as the user's turn."""
+    if not chat:
+        return tokenizer(list(texts)).input_ids
+    turns = [[{"role": "user", "content": text}] for text in texts]
+    return tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True).input_ids
+
+
+def check_room(predictor: MaskPredictor, rows: Sequence[Sequence[int]], length: int, place: str) -> None:
+    """See that the longest prompt and an answer fit into the model.
+
+    Args:
+        place: where the length was written.
+
+    Raises:
+        InputError: they do not.
+    """
+    longest = max(map(len, rows))
+    most = getattr(getattr(predictor.model, "config", None), "max_position_embeddings", None)
+    if most is not None and longest + length > most:
+        raise InputError(
+            f"{place}: a prompt of {longest} tokens and {length} of an answer are more than the {most} positions of the "
+            f"model, take at most {max(most - longest, 0)}"
+        )
+
+
+def padded(predictor: MaskPredictor, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Prompts (B, P), padded on the left, and where they are (B, P) bool."""
+    width = max(map(len, rows))
+    fill = predictor.mask_id if predictor.pad_id is None else predictor.pad_id  # without one there is no padding
+    ids = torch.tensor([[fill] * (width - len(row)) + list(row) for row in rows], device=predictor.device)
+    lengths = torch.tensor([len(row) for row in rows], device=predictor.device)
+    return ids, torch.arange(width, device=predictor.device) >= width - lengths[:, None]
+
+
 class TextPolicy:
     """A predictor of masked tokens as a writer of answers.
 
@@ -45,7 +80,11 @@ class TextPolicy:
             raise InputError("model.path: its tokenizer has no end-of-sequence token")
         if chat and not tokenizer.chat_template:
             raise InputError("model.chat: the tokenizer has no chat template")
-        self.device = next(predictor.model.parameters()).device
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.predictor.device
 
     @property
     def evaluations(self) -> int:
@@ -65,20 +104,13 @@ class TextPolicy:
         """Prompts (B, P) padded on the left, and what is no padding (B, P) bool.
 
         Raises:
-            InputError: they differ in length, and the model cannot do with padding.
+            InputError: they differ in length, and the model cannot do with padding; or one leaves no room for its answer.
         """
-        if self.chat:
-            turns = [[{"role": "user", "content": text}] for text in texts]
-            rows = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True).input_ids
-        else:
-            rows = self.tokenizer(list(texts)).input_ids
-        longest = max(map(len, rows))
-        if self.predictor.pad_id is None and any(len(row) < longest for row in rows):
-            raise InputError("model.path: it has no padding token, so the prompts of a batch must be of one length")
-        fill = self.predictor.pad_id or 0
-        ids = torch.tensor([[fill] * (longest - len(row)) + row for row in rows], device=self.device)
-        lengths = torch.tensor([len(row) for row in rows], device=self.device)
-        return ids, torch.arange(longest, device=self.device) >= longest - lengths[:, None]
+        rows = tokenised(self.tokenizer, texts, self.chat)
+        check_room(self.predictor, rows, self.length, "model.length")
+        if self.predictor.padded_form is None and len({len(row) for row in rows}) > 1:
+            raise InputError("model.path: its logits change with padding, so all prompts must have equally many tokens")
+        return padded(self.predictor, rows)
 
     def write(
         self,
@@ -110,5 +142,5 @@ class TextPolicy:
         Args:
             decoder: as `flowgrpo.mdlm.decoders.build` takes it.
         """
-        built = build(decoder, self.length, self.eos_id)
+        built = build(decoder, self.length, self.eos_id, self.predictor.hidden_size)
         return self.write(prompts, built, [(seed + i,) for i in range(len(prompts))], len(prompts)).texts

@@ -18,16 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from flowgrpo import prompts
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
 from flowgrpo.mdlm.answers import in_scope
 from flowgrpo.mdlm.decode import Decoder, Rollout, decode
 from flowgrpo.mdlm.decoders import DECODERS, build
 from flowgrpo.mdlm.loading import load_predictor
+from flowgrpo.mdlm.policy import check_room, padded, tokenised
 from flowgrpo.mdlm.predictor import MaskPredictor
-from flowgrpo.mdlm.tasks import BUILT_IN
 from flowgrpo.mdlm.trace_lock import Controller, f_half, save_controller, train_controller
 from flowgrpo.mdlm.traces import Replay
 from samplers import noise
@@ -115,7 +114,7 @@ def teach(
 
     Args:
         model: folder or hub id.
-        source: of prompts: a name of `flowgrpo.mdlm.tasks.BUILT_IN`, or a file as `flowgrpo.prompts.load` takes it.
+        source: of prompts, as `flowgrpo.prompts.load` takes it.
         out: a folder that is empty or not there yet.
         length: tokens of an answer.
         decoder: the teacher, which makes the answers.
@@ -128,7 +127,7 @@ def teach(
     Raises:
         InputError: a word, a file or a folder is wrong, or prompts and answers are too long for the model.
     """
-    texts = _texts(source)[:prompt_count]
+    texts = list(dict.fromkeys(prompt.text for prompt in prompts.load(source, "--prompts")))[:prompt_count]
     if len(texts) < 2:
         raise InputError(f"--prompts: {source} has only one prompt, at least two are needed, one to judge by")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -141,12 +140,13 @@ def teach(
     eos_id = tokenizer.eos_token_id
     order = [texts[i] for i in noise.generator(seed, "trace_lock", "held out").permutation(len(texts))]
     held_out = max(len(order) // HELD_OUT, 1)
-    tokens = [_tokens(tokenizer, text, chat) for text in order]
+    tokens = tokenised(tokenizer, order, chat)
+    check_room(predictor, tokens, length, "--length")
     teacher = build(decoder, length, eos_id, predictor.hidden_size)
     judging, learning = (
         [
             decode(predictor, ids, teacher, _addresses(seed, part, k, len(ids)), mask, micro_batch=BATCH)
-            for k, (ids, mask) in enumerate(_canvases(predictor, chosen, length))
+            for k, (ids, mask) in enumerate(_canvases(predictor, chosen))
         ]
         for part, chosen in (("held out", tokens[:held_out]), ("learned", tokens[held_out:]))
     )
@@ -166,42 +166,11 @@ def teach(
     return Taught(str(out), len(order) - held_out, held_out, THRESHOLD, kept, compared)
 
 
-def _texts(source: str) -> list[str]:
-    """Different prompts, in their order."""
-    if source in BUILT_IN:
-        found = [row["prompt"] for row in BUILT_IN[source]()]
-    elif ":" in source and source not in prompts.BUILT_IN and not Path(source).exists():
-        raise InputError(f"--prompts: there is no set {source!r}, {nearest(source, BUILT_IN)}")
-    else:
-        found = [prompt.text for prompt in prompts.load(source, "--prompts")]
-    return list(dict.fromkeys(found))
-
-
-def _tokens(tokenizer: PreTrainedTokenizerBase, text: str, chat: bool) -> list[int]:
-    if not chat:
-        return tokenizer(text).input_ids
-    turn = [{"role": "user", "content": text}]
-    return tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True).input_ids
-
-
-def _canvases(predictor: MaskPredictor, rows: list[list[int]], length: int) -> list[tuple[Tensor, Tensor]]:
-    """Prompts (B, P), padded on the left, and where they are (B, P) bool; of one length each if the model needs that."""
+def _canvases(predictor: MaskPredictor, rows: list[list[int]]) -> list[tuple[Tensor, Tensor]]:
+    """Prompts padded on the left, and where they are; of one length each if the model needs that."""
     rows = sorted(rows, key=len)
-    most = getattr(getattr(predictor.model, "config", None), "max_position_embeddings", None)
-    if most is not None and len(rows[-1]) + length > most:
-        raise InputError(
-            f"--length: a prompt of {len(rows[-1])} tokens and {length} of an answer are more than the {most} positions of "
-            f"the model, take at most {max(most - len(rows[-1]), 0)}"
-        )
     alike = [rows] if predictor.padded_form is not None else [list(group) for _, group in groupby(rows, len)]
-    canvases = []
-    for group in alike:
-        width = len(group[-1])
-        padding = predictor.mask_id if predictor.pad_id is None else predictor.pad_id  # without one there is no padding
-        ids = torch.tensor([[padding] * (width - len(row)) + row for row in group], device=predictor.device)
-        lengths = torch.tensor([len(row) for row in group], device=predictor.device)
-        canvases.append((ids, torch.arange(width, device=predictor.device) >= width - lengths[:, None]))
-    return canvases
+    return [padded(predictor, group) for group in alike]
 
 
 def _addresses(seed: int, part: str, canvas: int, rows: int) -> list[noise.Address]:

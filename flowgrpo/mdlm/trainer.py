@@ -93,9 +93,13 @@ class TextTrainer(Loop):
     ):
         self.policy, self.schedule = policy, schedule
         super().__init__(config, weights, *args, **kwargs)
-        length, eos_id = policy.length, policy.eos_id
-        self.decoder = config.algorithm.decoder.build(length, eos_id, "algorithm.decoder")
-        self.eval_decoder = config.eval.decoder.build(length, eos_id, "eval.decoder")
+        self.decoder, self.eval_decoder = (
+            decoder.build(policy.length, policy.eos_id, place, policy.predictor.hidden_size)
+            for decoder, place in (
+                (config.algorithm.decoder, "algorithm.decoder"),
+                (config.eval.decoder, "eval.decoder"),
+            )
+        )
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
         if self.schedule is None:

@@ -100,7 +100,7 @@ def test_a_model_that_minds_padding_is_taught_prompts_of_one_length_at_a_time(fo
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (["--prompts", "countdwn:train"], "--prompts: there is no set 'countdwn:train', did you mean 'countdown:train'?"),
+        (["--prompts", "countdwn:train"], "--prompts: there is no file countdwn:train, did you mean 'countdown:train'?"),
         (["--prompts", "no.txt"], "--prompts: there is no file no.txt"),
         (["--prompts", "one.txt"], "--prompts: one.txt has only one prompt, at least two are needed"),
         (["--decoder", "low_confidense"], "decoder.name: 'low_confidense' is unknown, did you mean 'low_confidence'?"),
