@@ -1,0 +1,72 @@
+"""Measure decoders on the embedded language model: held-out accuracy of each task against model evaluations of an answer.
+
+    python scripts/bench_decoders.py [--model digits] [--count 256] [--length 20]
+
+Prints a table in Markdown. All decode at temperature 0 but `random` and `origin`, whose order is drawn. The evaluations are
+the mean over the answers; a decoder that takes as many steps as it needs takes fewer where it is sure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from typing import Any
+
+from flowgrpo.mdlm.decoders import build
+from flowgrpo.mdlm.loading import load_predictor
+from flowgrpo.mdlm.policy import TextPolicy
+from flowgrpo.mdlm.tasks import TASKS, problems
+from rewards.text import solved
+
+SPECS: dict[str, dict[str, Any]] = {
+    "low_confidence, one a step": {"name": "low_confidence"},
+    "low_confidence, two a step": {"name": "low_confidence", "steps": 10},
+    "low_confidence, four a step": {"name": "low_confidence", "steps": 5},
+    "low_confidence, blocks of 10": {"name": "low_confidence", "region": {"name": "blocks", "block_length": 10}},
+    "left_to_right": {"name": "left_to_right"},
+    "random": {"name": "random"},
+    "origin": {"name": "origin"},
+    "topk_margin": {"name": "topk_margin"},
+    "entropy": {"name": "entropy"},
+    "entropy, four a step": {"name": "entropy", "steps": 5},
+    "eoser": {"name": "eoser"},
+    "eoser, four a step": {"name": "eoser", "steps": 5},
+    "ass": {"name": "ass"},
+    "eoser_ass": {"name": "eoser_ass"},
+    "threshold 0.9": {"name": "threshold"},
+    "threshold 0.6": {"name": "threshold", "committer": {"threshold": 0.6}},
+    "factor 1": {"name": "factor"},
+    "block_refinement": {"name": "block_refinement", "steps": 10},
+}
+
+
+def measured(policy: TextPolicy, spec: dict[str, Any], task: str, count: int) -> tuple[float, float]:
+    """Accuracy, and model evaluations of an answer."""
+    rows = problems(task, "eval", count)
+    decoder = build(spec, policy.length, policy.eos_id)
+    prompts = [row["prompt"] for row in rows]
+    written = policy.write(prompts, decoder, [(0, "bench", i) for i in range(count)], 128)
+    columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
+    return statistics.mean(solved(written.texts, prompts, **columns)), float(written.rollout.nfe.double().mean())
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="digits")
+    parser.add_argument("--count", type=int, default=256, help="problems of each task")
+    parser.add_argument("--length", type=int, default=20, help="tokens of an answer")
+    options = parser.parse_args()
+    policy = TextPolicy(*load_predictor(options.model), options.length)
+    print(f"| decoder | {' | '.join(TASKS)} | evaluations of an answer |")
+    print("|---|" + "---|" * (len(TASKS) + 1))
+    for name, spec in SPECS.items():
+        found = [measured(policy, spec, task, options.count) for task in TASKS]
+        accuracies = " | ".join(f"{accuracy:.3f}" for accuracy, _ in found)
+        print(f"| {name} | {accuracies} | {statistics.mean(nfe for _, nfe in found):.1f} |")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
