@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ class Reward:
         """Whether this reward is asked about a row of these columns."""
         return all(columns.get(name) == value for name, value in self.only.items())
 
-    @property
+    @cached_property
     def takes(self) -> list[str] | None:
         """Names of the columns that it receives where there are such; None: all there are."""
         parameters = list(inspect.signature(self.function).parameters.values())

@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+import httpx2 as httpx
 import torch
 
+from rewards import memory
 from rewards.base import RewardError, nearest
 from rewards.endpoint import Endpoint
 from rewards.wire import CONTENT_TYPE, NOT_FINITE, TRANSPORTS, encode
@@ -19,7 +21,7 @@ class Client:
     """A served reward by its URL.
 
     A batch is shared out among the replicas, and cut where it is larger than the server takes; a group-wise reward gets its
-    group whole.
+    group whole. Samples travel in memory where all servers can read ours, otherwise in the body of a request.
 
     Args:
         url: `http://host:port/name`; several, separated by commas, are replicas.
@@ -53,12 +55,14 @@ class Client:
         bases, names = zip(*(part.rpartition("/")[::2] for part in urls), strict=True)
         self._endpoint = Endpoint(bases, timeout, retries, token_env)
         self._transport = transport
+        self._spare = [memory.Memory()] if memory.POSSIBLE else []
         said = [self._asked(base, name) for base, name in zip(bases, names, strict=True)]
         for i, other in enumerate(urls):
             if (names[i], said[i][:2]) != (names[0], said[0][:2]):
                 raise RewardError(f"{urls[0]} and {other} serve different rewards, replicas serve the same")
-        self.name, (self.group_wise, self._takes, _) = names[0], said[0]
-        self._most_bytes = min(most for *_, most in said)
+        self.name, (self.group_wise, self._takes, *_) = names[0], said[0]
+        self._most_bytes = min(most for _, _, most, _ in said)
+        self._shares = all(shares for *_, shares in said)
 
     def __call__(
         self, samples: torch.Tensor | Sequence[str], prompts: Sequence[str], **columns: Any
@@ -82,15 +86,16 @@ class Client:
         self, samples: torch.Tensor | Sequence[str], prompts: Sequence[str], columns: Mapping[str, Sequence[Any]]
     ) -> list:
         body, size = encode(samples, prompts, columns, self._transport), len(prompts)
-        if len(body) > self._most_bytes:
+        length = sum(map(len, body))
+        if length > self._most_bytes:
             if self.group_wise or size == 1:
                 raise RewardError(
-                    f"{self.name} takes {self._most_bytes} bytes at most, not the {len(body)} of "
+                    f"{self.name} takes {self._most_bytes} bytes at most, not the {length} of "
                     f"{size} samples: use the option transport: uint8, or serve it with a larger --max-mib"
                 )
             halves = slice(0, size // 2), slice(size // 2, size)
             return [v for half in halves for v in self._ask(samples[half], prompts[half], _cut(columns, half))]
-        response = self._endpoint.ask("POST", f"/{self.name}", content=body, headers={"Content-Type": CONTENT_TYPE})
+        response = self._post(body)
         try:
             values = response.json()["rewards"]
         except (ValueError, KeyError, TypeError):
@@ -100,18 +105,35 @@ class Client:
             raise RewardError(f"{response.url} answered with {count} for {size} samples")
         return [math.nan if value == NOT_FINITE else value for value in values]
 
-    def _asked(self, base: str, name: str) -> tuple[bool, list[str] | None, int]:
-        """Whether a replica's reward is group-wise, the columns it receives (None: all), the largest body of a request."""
-        response = self._endpoint.ask("GET", "/health", only=base)
+    def _post(self, body: Sequence[bytes | memoryview]) -> httpx.Response:
+        """The answer to a request, left in memory where the servers read it there."""
+        headers = {"Content-Type": CONTENT_TYPE}
+        if not self._shares:
+            return self._endpoint.ask("POST", f"/{self.name}", content=b"".join(body), headers=headers)
+        try:
+            own = self._spare.pop()
+        except IndexError:  # other threads have them all
+            own = memory.Memory()
+        headers[memory.HEADER] = own.write(body)
+        response = self._endpoint.ask("POST", f"/{self.name}", headers=headers)
+        self._spare.append(own)  # not after a failure: a server that is late may still read it
+        return response
+
+    def _asked(self, base: str, name: str) -> tuple[bool, list[str] | None, int, bool]:
+        """Whether a replica's reward is group-wise, the columns it receives (None: all), the largest body of a request,
+        and whether it reads our memory.
+        """
+        headers = {memory.HEADER: self._spare[0].write([b"?"])} if self._spare else {}
+        response = self._endpoint.ask("GET", "/health", only=base, headers=headers)
         try:
             health = response.json()
             cards = {k: (card["group_wise"], card["columns"]) for k, card in health["rewards"].items()}
-            most_bytes = health["max_bytes"]
+            most_bytes, shares = health["max_bytes"], health.get("shared", False)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise RewardError(f"{base} is no reward server of flowgrpo serve") from None
         if name not in cards:
             raise RewardError(f"{base} serves no reward {name!r}, {nearest(name, cards)}")
-        return *cards[name], most_bytes
+        return *cards[name], most_bytes, shares
 
 
 def _cut(columns: Mapping[str, Sequence[Any]], rows: slice) -> dict[str, Sequence[Any]]:

@@ -1,10 +1,12 @@
 """The reward server behind `flowgrpo serve`: rewards over HTTP, for runs in other environments or on other machines.
 
     POST /NAME     a request of `rewards.wire` -> {"rewards": [...]}: a number each, null (not applicable) or "NaN"
-    GET /health    {"rewards": {NAME: {"group_wise": ..., "columns": [...] or null}}, "max_bytes": ...}
+    GET /health    {"rewards": {NAME: {"group_wise": ..., "columns": [...] or null}}, "max_bytes": ..., "shared": ...}
     GET /metrics   counters as Prometheus reads them
 
-A fault is {"error": "one sentence"}: 422 for a body that is no batch, or a batch that the reward refuses with a ValueError;
+A request lies in the body, or in memory that the client names in a header (`rewards.memory`); `shared` says of memory named
+there whether it can be read here.
+A fault is {"error": "one sentence"}: 422 for a request that is no batch, or one that the reward refuses with a ValueError;
 500 where it failed otherwise, and may be asked again; 401, 404, 405, 413, 415.
 A reward is called in one thread; requests that wait for it meanwhile are joined into one call.
 """
@@ -34,6 +36,7 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from rewards import memory
 from rewards.base import Reward, RewardError, nearest
 from rewards.endpoint import is_loopback
 from rewards.heap import keep_freed_memory
@@ -74,16 +77,17 @@ def app(
         lane = _found(lanes, request.path_params["name"])
         if request.headers.get("content-type") != CONTENT_TYPE:
             raise HTTPException(415, f"the content type must be {CONTENT_TYPE}")
-        body = await _body(request, max_bytes)
+        place = request.headers.get(memory.HEADER)
         try:
-            batch = decode(body)
+            batch = decode(await _body(request, max_bytes) if place is None else memory.read(place, max_bytes))
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
         return JSONResponse({"rewards": await lane.score(batch, request)})
 
     async def health(request: Request) -> JSONResponse:
         cards = {k: {"group_wise": lane.reward.group_wise, "columns": lane.reward.takes} for k, lane in lanes.items()}
-        return JSONResponse({"rewards": cards, "max_bytes": max_bytes})
+        shared = _reads(request.headers.get(memory.HEADER, ""))
+        return JSONResponse({"rewards": cards, "max_bytes": max_bytes, "shared": shared})
 
     async def metrics(request: Request) -> PlainTextResponse:
         return PlainTextResponse("".join(f"{line}\n" for lane in lanes.values() for line in lane.metrics()))
@@ -163,8 +167,9 @@ class _Lane:
         call = _Call(batch)
         self.waiting.append(call)
         self.counted["requests"] += 1
+        waits = self.free.locked()
         async with self.free:
-            if call.outcome is None and await request.is_disconnected():  # who gave up may have asked again
+            if waits and call.outcome is None and await request.is_disconnected():  # who gave up may have asked again
                 self.waiting.remove(call)
                 raise HTTPException(400, "the client left before its turn")
             while call.outcome is None:
@@ -247,7 +252,16 @@ def _found(lanes: dict[str, _Lane], name: str) -> _Lane:
     return lanes[name]
 
 
-async def _body(request: Request, most: int) -> bytes:
+def _reads(place: str) -> bool:
+    """Whether that memory can be read from here."""
+    try:
+        memory.read(place, 1)
+    except ValueError:
+        return False
+    return True
+
+
+async def _body(request: Request, most: int) -> bytearray:
     """The body of a request, refused as soon as it is known to be too large."""
     too_large = HTTPException(413, f"the body may have {most} bytes at most")
     announced = request.headers.get("content-length", "0")
@@ -262,7 +276,7 @@ async def _body(request: Request, most: int) -> bytes:
                 raise too_large
     except ClientDisconnect:
         raise HTTPException(400, "the client left before its request was complete") from None
-    return b"".join(parts)
+    return bytearray().join(parts)
 
 
 def _guarded(application: ASGIApp, token: str) -> ASGIApp:

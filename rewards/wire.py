@@ -6,17 +6,18 @@ No pickle, and float32 arrives bit for bit. `uint8` is four times smaller and ro
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 
 CONTENT_TYPE = "application/x-safetensors"
 NOT_FINITE = "NaN"  # stands in an answer for a number that is not finite; null there is: not applicable
 TRANSPORTS = ("float32", "uint8")
+DTYPES = {"F32": torch.float32, "U8": torch.uint8}
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Batch:
 
 def encode(
     samples: torch.Tensor | Sequence[str], prompts: Sequence[str], columns: Mapping[str, Sequence[Any]], transport: str
-) -> bytes:
-    """The body of a request.
+) -> list[bytes | memoryview]:
+    """The body of a request, in parts that follow each other.
 
     Args:
         samples: (B, ...), in [0, 1] where `transport` is `uint8`; or B texts, which travel as JSON in the header.
@@ -52,10 +53,11 @@ def encode(
     return _file({"__metadata__": metadata, "samples": card}, data)
 
 
-def _file(header: Mapping[str, Any], data: bytes | memoryview = b"") -> bytes:
-    """A safetensors file. Their own `save` takes twenty times as long, and we are waited for."""
+def _file(header: Mapping[str, Any], data: bytes | memoryview = b"") -> list[bytes | memoryview]:
+    """A safetensors file, in parts. Their own `save` takes twenty times as long, and we are waited for."""
     written = json.dumps(header).encode()
-    return b"".join([len(written).to_bytes(8, "little"), written, data])
+    written += b" " * (-len(written) % 8)  # so that numbers lie at multiples of their size
+    return [len(written).to_bytes(8, "little"), written, data]
 
 
 def _as_json(columns: Mapping[str, Sequence[Any]]) -> str:
@@ -68,19 +70,25 @@ def _as_json(columns: Mapping[str, Sequence[Any]]) -> str:
     return "{" + ", ".join(parts) + "}"
 
 
-def decode(body: bytes) -> Batch:
+def decode(body: bytearray | np.ndarray) -> Batch:
     """What `encode` was given; uint8 as float32 in [0, 1].
+
+    Args:
+        body: bytes, of which float32 samples are a view: the `load` of safetensors copies them.
 
     Raises:
         ValueError: the body is nothing of the kind; the sentence says where.
     """
+    start = 8 + int.from_bytes(body[:8], "little")
     try:
-        tensors = load(body)
-    except (SafetensorError, KeyError) as error:
-        raise ValueError(f"the body is no safetensors file ({error})") from None
-    header_size = int.from_bytes(body[:8], "little")
-    header = json.loads(body[8 : 8 + header_size]).get("__metadata__", {})
-    samples = _texts(header) if "texts" in header and not tensors else _tensor(tensors)
+        tensors = json.loads(bytes(body[8:start]))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the body is no safetensors file ({type(error).__name__}: {error})") from None
+    header = tensors.pop("__metadata__", {}) if isinstance(tensors, dict) else None
+    if not isinstance(header, dict):
+        raise ValueError("the body is no safetensors file (its header is no JSON object of objects)")
+    only_texts = "texts" in header and not tensors and len(body) == start
+    samples = _texts(header) if only_texts else _tensor(tensors, body, start)
     prompts, columns = _part(header, "prompts", list), _part(header, "columns", dict)
     if len(prompts) != len(samples) or not all(isinstance(prompt, str) for prompt in prompts):
         raise ValueError(f"prompts must be {len(samples)} strings, one for each sample")
@@ -90,15 +98,22 @@ def decode(body: bytes) -> Batch:
     return Batch(samples, prompts, columns)
 
 
-def _tensor(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _tensor(tensors: Mapping[str, Any], body: bytearray | np.ndarray, start: int) -> torch.Tensor:
+    """The samples, whose data begin at a place in the body."""
     if list(tensors) != ["samples"]:
         raise ValueError("the body must hold one tensor, named samples, or texts in its header")
-    samples = tensors["samples"]
-    if samples.dtype not in (torch.float32, torch.uint8):
-        raise ValueError(f"samples are {str(samples.dtype).removeprefix('torch.')}, not float32 or uint8")
-    if not 3 <= samples.ndim <= 5 or samples.numel() == 0:
-        shape = tuple(samples.shape)
+    try:
+        kind, shape, offsets = (tensors["samples"][key] for key in ("dtype", "shape", "data_offsets"))
+    except (TypeError, KeyError):
+        raise ValueError("the body is no safetensors file (samples have no dtype, shape and data_offsets)") from None
+    if kind not in list(DTYPES):
+        raise ValueError(f"samples are {kind}, not {' or '.join(DTYPES)}")
+    if not isinstance(shape, list) or not 3 <= len(shape) <= 5 or not all(type(n) is int and n > 0 for n in shape):
         raise ValueError(f"samples have the shape {shape}, not (B, 3, H, W), (B, F, 3, H, W) or (B, C, N)")
+    size = math.prod(shape) * DTYPES[kind].itemsize
+    if offsets != [0, size] or len(body) != start + size:
+        raise ValueError(f"the body is no safetensors file (samples need {size} bytes, and nothing else stands there)")
+    samples = torch.frombuffer(body, dtype=DTYPES[kind], offset=start).view(shape)
     return samples / 255 if samples.dtype == torch.uint8 else samples
 
 
@@ -114,7 +129,7 @@ def _part(header: Mapping[str, str], name: str, kind: type) -> Any:
         part = json.loads(header[name])
     except KeyError:
         raise ValueError(f"the header of the safetensors file must hold {name}") from None
-    except (ValueError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{name} in the header are no JSON ({type(error).__name__}: {error})") from None
     if not isinstance(part, kind):
         raise ValueError(f"{name} in the header must be a JSON {'list' if kind is list else 'object'}")

@@ -10,7 +10,7 @@ from fakes import http_server
 import rewards
 from flowgrpo.policy import Row
 from flowgrpo.rollout import score
-from rewards import RewardError
+from rewards import RewardError, memory
 from rewards.wire import decode
 
 TWO = torch.tensor([0.25, 0.5]).view(2, 1, 1, 1).expand(2, 3, 8, 8)
@@ -23,7 +23,7 @@ def server(answer, group_wise=False, columns=None, max_bytes=1 << 20):
 
 
 def honest(asked):
-    return {"rewards": decode(asked.body).samples.mean((1, 2, 3)).tolist()}
+    return {"rewards": decode(bytearray(asked.body)).samples.mean((1, 2, 3)).tolist()}
 
 
 def slow(asked):
@@ -36,7 +36,7 @@ def counted(answer):
     sizes = []
 
     def counting(asked):
-        sizes.append(len(decode(asked.body).prompts))
+        sizes.append(len(decode(bytearray(asked.body)).prompts))
         return answer(asked)
 
     return counting, sizes
@@ -46,7 +46,7 @@ def test_numbers_and_columns_that_are_wanted_travel():
     seen = []
 
     def answer(asked):
-        seen.append(decode(asked.body))
+        seen.append(decode(bytearray(asked.body)))
         return honest(asked)
 
     with server(answer, columns=["n"]) as url:
@@ -56,6 +56,30 @@ def test_numbers_and_columns_that_are_wanted_travel():
     (batch,) = seen
     assert batch.samples.equal(TWO)
     assert (batch.prompts, batch.columns) == (["a", "b"], {"n": [1, None]})
+
+
+def test_a_server_that_reads_our_memory_is_sent_no_body():
+    seen = []
+
+    def answer(asked):
+        seen.append((asked.body, asked.headers["shared-memory"]))
+        if asked.path == "/health":
+            return {"rewards": {"bright": {"group_wise": False, "columns": []}}, "max_bytes": 1 << 20, "shared": True}
+        samples = decode(memory.read(seen[-1][1], 1 << 20)).samples
+        return {"rewards": samples.mean((1, 2, 3)).tolist()} if len(samples) < 4 else (422, {"error": "too many"})
+
+    with http_server(answer) as url:
+        reward = rewards.load(f"{url}/bright")
+        assert reward(TWO, ["a", "b"], {}).tolist() == [0.25, 0.5]
+        assert reward(TWO[1:], ["b"], {}).tolist() == [0.5]
+        with pytest.raises(RewardError, match="422: too many"):
+            reward(torch.rand(4, 3, 8, 8), ["a"] * 4, {})
+        assert reward(TWO, ["a", "b"], {}).tolist() == [0.25, 0.5]
+    bodies, places = zip(*seen, strict=True)
+    assert set(bodies) == {b""}
+    names = [place.split()[2] for place in places]
+    assert names[:4] == names[:1] * 4  # written again and again
+    assert names[4] != names[3]  # but not after a failure, when the server may still be reading
 
 
 def test_uint8_on_request_rounds_to_256_levels():

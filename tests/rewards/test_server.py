@@ -1,3 +1,4 @@
+import json
 import re
 import signal
 import socket
@@ -18,7 +19,7 @@ from starlette.testclient import TestClient
 import rewards
 from flowgrpo.cli import main
 from flowgrpo.shapes.scenes import arrange, draw, every_caption
-from rewards import Reward, RewardError
+from rewards import Reward, RewardError, memory
 from rewards.server import app
 from rewards.wire import CONTENT_TYPE, decode, encode
 
@@ -182,6 +183,26 @@ def test_metrics_count(served):
     assert grown == {"requests_total": 1, "failures_total": 0, "calls_total": 1, "samples_total": 3, "waiting": 0}
 
 
+def test_a_body_and_what_lies_in_memory_of_another_process_are_the_same(served):
+    images, texts = pictures(30)
+    own = memory.Memory()
+    for part in (slice(0, 30), slice(1, 2)):  # the second shorter than what stood there
+        body, kind = encode(images[part], texts[part], {}, "float32"), {"Content-Type": CONTENT_TYPE}
+        headers = {**kind, "Shared-Memory": own.write(body)}
+        answers = (
+            httpx2.post(served["checksum"], headers=headers),
+            httpx2.post(served["checksum"], headers=kind, content=b"".join(body)),
+        )
+        expected = images[part].double().mul(2.0**30).sum((1, 2, 3)).tolist()
+        assert [answer.json() for answer in answers] == [{"rewards": expected}] * 2
+    base = served["checksum"].rpartition("/")[0]
+    assert httpx2.get(f"{base}/health", headers={"Shared-Memory": own.write([b"?"])}).json()["shared"]
+    del own
+    assert not httpx2.get(f"{base}/health", headers=headers).json()["shared"]
+    refusal = httpx2.post(served["checksum"], headers=headers)
+    assert (refusal.status_code, list(refusal.json())) == (422, ["error"])
+
+
 # What comes in, in this process.
 
 
@@ -189,16 +210,38 @@ def bright(images, prompts):
     return images.mean((1, 2, 3))
 
 
-BODY = encode(torch.rand(2, 3, 4, 4), ["a", "b"], {"n": [1, 2]}, "float32")
+BODY = b"".join(encode(torch.rand(2, 3, 4, 4), ["a", "b"], {"n": [1, 2]}, "float32"))
 
 
 def tensors(samples, prompts='["a", "b"]', columns="{}"):
     return save({"samples": samples}, {"prompts": prompts, "columns": columns})
 
 
+def written(**card):
+    """A safetensors file of 8 zeros, described by a card that is right but for what is changed."""
+    card = {"dtype": "F32", "shape": [2, 1, 4], "data_offsets": [0, 32], **card}
+    header = json.dumps({"samples": card, "__metadata__": {"prompts": '["a", "b"]', "columns": "{}"}}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(32)
+
+
+def test_the_card_of_the_samples_is_right_but_for_what_is_changed():
+    assert decode(bytearray(written())).samples.equal(torch.zeros(2, 1, 4))
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
+        (written(shape=[2, 1, 8]), "samples need 64 bytes"),
+        (written(shape=[2, 1, 2**70]), "samples need .* bytes"),
+        (written(shape=[2, -1, -4]), r"the shape \[2, -1, -4\]"),
+        (written(shape=[2, 1.0, 4]), r"the shape \[2, 1.0, 4\]"),
+        (written(shape="214"), "the shape 214"),
+        (written(data_offsets=[4, 36]), "samples need 32 bytes"),
+        (written(data_offsets=None), "samples need 32 bytes"),
+        (written(dtype=["F32"]), r"samples are \['F32'\]"),
+        (b"\x02" + bytes(7) + b"[]", "its header is no JSON object of objects"),
+        (b"\x12" + bytes(7) + b'{"__metadata__":1}', "its header is no JSON object of objects"),
+        (b"\x0d" + bytes(7) + b'{"samples":1}', "samples have no dtype, shape and data_offsets"),
         (b"", "is no safetensors file"),
         (b"\x80\x04\x95garbage that looks like a pickle.", "is no safetensors file"),
         (BODY[:-1], "is no safetensors file"),
@@ -213,9 +256,9 @@ def tensors(samples, prompts='["a", "b"]', columns="{}"):
             save({}, {"texts": "[1]", "prompts": "[1]", "columns": "{}"}),
             "texts in the header must be strings, one or more",
         ),
-        (tensors(torch.rand(2, 3, 4, 4).double()), "float64, not float32 or uint8"),
-        (tensors(torch.rand(2, 3)), r"the shape \(2, 3\)"),
-        (tensors(torch.rand(0, 3, 4, 4)), r"the shape \(0, 3, 4, 4\)"),
+        (tensors(torch.rand(2, 3, 4, 4).double()), "F64, not F32 or U8"),
+        (tensors(torch.rand(2, 3)), r"the shape \[2, 3\]"),
+        (tensors(torch.rand(0, 3, 4, 4)), r"the shape \[0, 3, 4, 4\]"),
         (tensors(torch.rand(2, 3, 4, 4), '["a"]'), "prompts must be 2 strings"),
         (tensors(torch.rand(2, 3, 4, 4), '["a", 1]'), "prompts must be 2 strings"),
         (tensors(torch.rand(2, 3, 4, 4), "a"), "prompts in the header are no JSON"),
@@ -236,7 +279,7 @@ def test_a_body_that_is_no_batch_is_refused_in_a_sentence(body, said):
 @given(st.integers(0, len(BODY) - 1), st.binary(min_size=1, max_size=4))
 def test_no_body_whatever_raises_anything_but_a_sentence(place, data):
     try:
-        batch = decode(BODY[:place] + data + BODY[place + len(data) :])
+        batch = decode(bytearray(BODY[:place] + data + BODY[place + len(data) :]))
     except ValueError:
         return
     assert len(batch.samples) == len(batch.prompts)
@@ -260,6 +303,7 @@ def test_what_is_too_large_or_elsewhere_or_of_another_type_is_refused():
     assert client.get("/health").json() == {
         "rewards": {"bright": {"group_wise": False, "columns": []}},
         "max_bytes": len(BODY),
+        "shared": False,
     }
 
 
