@@ -1,13 +1,16 @@
-"""Compare methods on the embedded model, at equal wall time and at equal model evaluations; writes a table and curves.
+"""Compare methods on an embedded model, at equal wall time or at equal model evaluations; writes a table and curves.
 
     python scripts/compare_methods.py run OUT --seeds 0 1 2 --seconds 100 [--methods tempflow branch_grpo ...]
     python scripts/compare_methods.py report OUT [OUT ...] [--picture curves.svg]
+    python scripts/compare_methods.py run OUT --config configs/mdlm.yaml --work 50000 [--methods gdpo ...]
+    python scripts/compare_methods.py report OUT --config configs/mdlm.yaml --work 50000
 
 `run` trains each method (a preset, or NAME='preset key=value ...') with each seed through the command line, one thread each,
-two at a time, until its calibration, rollouts and updates have taken so many seconds; held-out evaluation, start-up and
-checkpoints do not count. A seed fixes the prompts for all methods alike. Runs that are complete are not run again. `report`
-reads the runs' own metrics and interpolates their held-out reward at the budget, and at as many model evaluations as all of
-them have made, or at --evaluations. --picture needs matplotlib (pip install -e '.[pictures]').
+two at a time, until its calibration, rollouts and updates have taken so many seconds, or so much work: model evaluations.
+Held-out evaluation, start-up and checkpoints do not count. A seed fixes the prompts for all methods alike. Runs that are
+complete are not run again. `report` reads the runs' own metrics and interpolates their held-out reward at the budget, and
+after a budget of seconds also at as many model evaluations as all of them have made, or at --evaluations. --picture needs
+matplotlib (pip install -e '.[pictures]').
 
 An idle machine is part of the method: the seconds are those of a clock.
 """
@@ -24,28 +27,32 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from flowgrpo import config
-from flowgrpo.plan import predicted
+from flowgrpo.mdlm.presets import PRESETS as TEXT_PRESETS
+from flowgrpo.plan import plan
 from flowgrpo.presets import PRESETS
 
 CONFIG = Path(__file__).parents[1] / "configs" / "shapes.yaml"
-SETTING = (  # what all methods share; a method's own numbers stay as published, but the clip range is for 1024 dimensions
-    "train.iterations=10000",
+Lines = Sequence[dict[str, Any]]
+ENDLESS = ("train.iterations=10000", "eval.save=0", "run.checkpoint.every=100000", "run.processes=1")
+SHAPES = (  # what all methods share; a method's own numbers stay as published, but the clip range is for 1024 dimensions
     "train.groups=2",
     "train.group_size=24",
     "train.updates=2",  # the second is a step off the rollout's policy, so that ratios and their clips do something
     "train.learning_rate=1e-4",
     "eval.prompts=128",
     "algorithm.objective.clip_range=1e-3",
-    "eval.save=0",
-    "run.checkpoint.every=100000",
+    *ENDLESS,
 )
+SETTINGS = {"flow": SHAPES, "mdlm": ENDLESS}
+ALL = {"flow": PRESETS, "mdlm": TEXT_PRESETS}
 LOOKS = 3  # held-out evaluations of a run after the first
 UPDATE = 3.3  # cost of an evaluation with its backward pass, in evaluations without
 
@@ -67,9 +74,10 @@ def evaluations(lines: Iterable[dict[str, Any]]) -> float:
     return sum(line["cost/model_evaluations"] for line in lines if line["phase"] != "eval")
 
 
-def within(lines: list[dict[str, Any]], seconds: float) -> int:
+def within(lines: Lines, budget: Budget) -> int:
     """How many iterations end within the budget."""
-    return sum(line["phase"] == "train" and trained_seconds(lines[: i + 1]) <= seconds for i, line in enumerate(lines))
+    used = [budget.used(lines[: i + 1]) for i, line in enumerate(lines) if line["phase"] == "train"]
+    return sum(amount <= budget.amount for amount in used)
 
 
 def at(points: list[tuple[float, float]], cost: float) -> float:
@@ -80,6 +88,22 @@ def at(points: list[tuple[float, float]], cost: float) -> float:
     raise ValueError(f"a run ended at {points[-1][0]:.0f}, before {cost:.0f}")
 
 
+@dataclass(frozen=True)
+class Budget:
+    """How long a run goes on: its `amount`, what metric lines have `used` of it, and its word."""
+
+    amount: float
+    used: Callable[[Lines], float]
+    word: str
+
+    def iteration(self, cost: dict[str, Any]) -> float:
+        """A guess of what an iteration uses, from its plan; how often to look depends on it, and nothing else."""
+        rollout, update = cost["model_evaluations"]["rollout"], cost["model_evaluations"]["update"]
+        if self.used is evaluations:
+            return rollout + update
+        return 3.6e-3 * (rollout + cost["decoded"] + UPDATE * update)
+
+
 def read(folder: Path) -> list[dict[str, Any]]:
     """The complete metric lines of a run."""
     path = folder / "metrics.jsonl"
@@ -87,36 +111,34 @@ def read(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def finished(folder: Path, seconds: float) -> bool:
+def finished(folder: Path, budget: Budget) -> bool:
     """Whether a run has been evaluated at or after its budget."""
     lines = read(folder)
-    return any(line["phase"] == "eval" and trained_seconds(lines[:i]) >= seconds for i, line in enumerate(lines))
+    return any(line["phase"] == "eval" and budget.used(lines[:i]) >= budget.amount for i, line in enumerate(lines))
 
 
-def train(name: str, overrides: list[str], seed: int, seconds: float, out: Path) -> None:
-    """Train one run to its budget, unless that was done before."""
+def train(name: str, path: Path, overrides: list[str], seed: int, budget: Budget, out: Path) -> None:
+    """Train one run of a config to its budget, unless that was done before."""
     run = f"{name}-seed{seed}"
-    if finished(out / run, seconds):
+    if finished(out / run, budget):
         return
     shutil.rmtree(out / run, ignore_errors=True)
-    settings = [*SETTING, *overrides, f"run.seed={seed}", f"run.dir={out}", f"run.name={run}"]
-    chosen = config.load(CONFIG, settings)
-    cost = predicted(chosen, chosen.model.call.get("num_inference_steps", 10))
-    # How often to look is a guess of how long an iteration takes; the budget itself is measured.
-    iteration = 3.6e-3 * (cost.rollout + cost.decoded + UPDATE * cost.update)
-    every = max(1, round(seconds / LOOKS / iteration))
-    command = [sys.executable, "-m", "flowgrpo", "train", str(CONFIG), *settings, f"eval.every={every}"]
+    kind = config.load(path).kind
+    settings = [*SETTINGS[kind], *overrides, f"run.seed={seed}", f"run.dir={out}", f"run.name={run}"]
+    cost = plan(config.load(path, settings))
+    every = max(1, round(budget.amount / LOOKS / budget.iteration(cost)))
+    command = [sys.executable, "-m", "flowgrpo", "train", str(path), *settings, f"eval.every={every}"]
     log = out / f"{run}.log"
     with log.open("w") as file:
         child = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    while child.poll() is None and not finished(out / run, seconds):
+    while child.poll() is None and not finished(out / run, budget):
         time.sleep(0.5)
     if child.poll() is None:
         child.send_signal(signal.SIGTERM)
     if child.wait() not in (0, 130):
         raise RuntimeError(f"{shlex.join(command)} failed: {log.read_text()[-2000:]}")
-    points = curve(read(out / run), trained_seconds)
-    print(f"{run}: {points[0][1]:.3f} -> {at(points, seconds):.3f}", flush=True)
+    points = curve(read(out / run), budget.used)
+    print(f"{run}: {points[0][1]:.3f} -> {at(points, budget.amount):.3f}", flush=True)
 
 
 def spread(values: list[float]) -> str:
@@ -125,33 +147,43 @@ def spread(values: list[float]) -> str:
     return f"{statistics.mean(values):.3f} ± {error:.3f}"
 
 
-def report(folders: list[Path], seconds: float, work: float | None, picture: Path | None) -> None:
+def report(folders: list[Path], budget: Budget, work: float | None, picture: Path | None) -> None:
     """Print the table of all complete runs in some folders, and draw their curves."""
     runs: dict[str, list[list[dict[str, Any]]]] = {}
     for folder in folders:
         for path in sorted(folder.iterdir()):
-            if path.is_dir() and finished(path, seconds):
+            if path.is_dir() and finished(path, budget):
                 runs.setdefault(path.name.rpartition("-seed")[0], []).append(read(path))
     if not runs:
-        sys.exit(f"no run in {', '.join(map(str, folders))} has been evaluated at or after {seconds:g} seconds")
-    by_time = {name: [curve(lines, trained_seconds) for lines in own] for name, own in runs.items()}
+        places = ", ".join(map(str, folders))
+        sys.exit(f"no run in {places} has been evaluated at or after {budget.amount:g} {budget.word}")
+    spent = {name: [curve(lines, budget.used) for lines in own] for name, own in runs.items()}
     by_work = {name: [curve(lines, evaluations) for lines in own] for name, own in runs.items()}
+    timed = budget.used is trained_seconds
     work = work or min(points[-1][0] for own in by_work.values() for points in own)
-    print(
-        f"| method | seeds | before | after {seconds:.0f} s | gain | after {work / 1000:.0f}k evaluations | iterations |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    final = {name: [at(points, seconds) for points in own] for name, own in by_time.items()}
+    also = [f"after {work / 1000:.0f}k evaluations"] if timed else []
+    after = f"after {budget.amount:.0f} s" if timed else f"after {budget.amount / 1000:.0f}k evaluations"
+    header = ["method", "seeds", "before", after, "gain", *also, "iterations"]
+    print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}")
+    final = {name: [at(points, budget.amount) for points in own] for name, own in spent.items()}
     for name in sorted(final, key=lambda name: -statistics.mean(final[name])):
-        before = statistics.mean(points[0][1] for points in by_time[name])
-        gain = spread([value - points[0][1] for value, points in zip(final[name], by_time[name], strict=True)])
-        iterations = statistics.mean(within(lines, seconds) for lines in runs[name])
+        before = statistics.mean(points[0][1] for points in spent[name])
+        gain = spread([value - points[0][1] for value, points in zip(final[name], spent[name], strict=True)])
+        iterations = statistics.mean(within(lines, budget) for lines in runs[name])
         enough = all(points[-1][0] >= work for points in by_work[name])
-        worked = spread([at(points, work) for points in by_work[name]]) if enough else "made fewer"
-        cells = [f"`{name}`", len(final[name]), f"{before:.3f}", spread(final[name]), gain, worked, f"{iterations:.0f}"]
+        worked = [spread([at(points, work) for points in by_work[name]]) if enough else "made fewer"] if timed else []
+        cells = [
+            f"`{name}`",
+            len(final[name]),
+            f"{before:.3f}",
+            spread(final[name]),
+            gain,
+            *worked,
+            f"{iterations:.0f}",
+        ]
         print("| " + " | ".join(map(str, cells)) + " |")
     if picture is not None:
-        draw(by_time, by_work, seconds, work, picture)
+        draw(spent, by_work, budget.amount, work, picture)
 
 
 def draw(by_time: dict, by_work: dict, seconds: float, work: float, picture: Path) -> None:
@@ -193,21 +225,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["run", "report"])
     parser.add_argument("folders", nargs="+", type=Path, metavar="OUT")
-    parser.add_argument("--methods", nargs="+", default=list(PRESETS))
+    parser.add_argument("--config", type=Path, default=CONFIG)
+    parser.add_argument("--methods", nargs="+", help="by default all presets")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--seconds", type=float, default=100.0)
-    parser.add_argument("--evaluations", type=float)
+    parser.add_argument("--work", type=float, metavar="EVALUATIONS", help="the budget, in place of seconds")
+    parser.add_argument("--evaluations", type=float, help="of a report's second comparison")
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
+    budget = Budget(options.seconds, trained_seconds, "seconds")
+    if options.work is not None:
+        budget = Budget(options.work, evaluations, "evaluations")
     if options.command == "report":
-        report(options.folders, options.seconds, options.evaluations, options.picture)
+        report(options.folders, budget, options.evaluations, options.picture)
         return
     (out,) = options.folders
     out.mkdir(parents=True, exist_ok=True)
-    methods = parsed(options.methods)
+    methods = parsed(options.methods or list(ALL[config.load(options.config).kind]))
     with ThreadPoolExecutor(2) as pool:
         jobs = [
-            pool.submit(train, name, overrides, seed, options.seconds, out)
+            pool.submit(train, name, options.config, overrides, seed, budget, out)
             for seed in options.seeds
             for name, overrides in methods.items()
         ]

@@ -195,7 +195,7 @@ def test_evaluation_takes_its_own_decoder(settings):
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        ({"algorithm__decoder": {"steps": 3, "region": {"name": "blocks", "block_length": 2}}}, "3 does not divide into 2 blocks"),
+        ({"algorithm__decoder": {"steps": 3, "region": {"block_length": 2}}}, "3 does not divide into 2 blocks"),
         ({"eval__decoder": "thresholds"}, "eval.decoder"),
         ({"algorithm__preset": "gdop"}, "did you mean 'gdpo'"),
         ({"algorithm__preset": "bgpo", "algorithm__objective__kl": {"beta": 1}}, "algorithm.objective.kl: unknown key"),

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 spec = importlib.util.spec_from_file_location(
     "compare_methods", Path(__file__).parents[2] / "scripts" / "compare_methods.py"
 )
-compare = importlib.util.module_from_spec(spec)
+compare = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(compare)
 
 
@@ -30,6 +31,10 @@ def written(folder, *lines):
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
+
+
+def budget(seconds):
+    return compare.Budget(seconds, compare.trained_seconds, "seconds")
 
 
 ITERATION = trained(20.0, 100)
@@ -71,11 +76,11 @@ def test_nothing_is_known_of_what_comes_after_the_last_evaluation():
 
 def test_a_run_is_finished_by_an_evaluation_at_its_budget_or_after(tmp_path):
     folder = written(tmp_path / "r", *RUN)
-    assert [compare.finished(folder, seconds) for seconds in (89, 90, 91, 110)] == [True, True, False, False]
-    assert not compare.finished(tmp_path / "none", 1)
+    assert [compare.finished(folder, budget(seconds)) for seconds in (89, 90, 91, 110)] == [True, True, False, False]
+    assert not compare.finished(tmp_path / "none", budget(1))
     whole = (folder / "metrics.jsonl").read_text().splitlines()
     (folder / "metrics.jsonl").write_text("\n".join(whole[:8]))  # cut off in the line of the last evaluation
-    assert [compare.finished(folder, seconds) for seconds in (50, 51)] == [True, False]
+    assert [compare.finished(folder, budget(seconds)) for seconds in (50, 51)] == [True, False]
 
 
 @pytest.fixture
@@ -93,7 +98,7 @@ def two_folders(tmp_path):
 
 
 def test_a_report_has_a_row_for_each_method_best_first(two_folders, capsys):
-    compare.report(two_folders, 80.0, None, None)
+    compare.report(two_folders, budget(80.0), None, None)
     head, _, *rows = capsys.readouterr().out.splitlines()
     assert head.startswith("| method | seeds | before | after 80 s | gain | after 200k evaluations |")
     # calm at 80 s: 0.4 + 0.2 * 30 / 50 and 0.5 + 0.4 * 30 / 50, whose standard error is half their difference
@@ -103,8 +108,17 @@ def test_a_report_has_a_row_for_each_method_best_first(two_folders, capsys):
     ]
 
 
+def test_a_budget_of_evaluations_is_reported_alone(two_folders, capsys):
+    compare.report(two_folders, compare.Budget(150_000, compare.evaluations, "evaluations"), None, None)
+    head, _, calm, two_part = capsys.readouterr().out.splitlines()
+    assert head == "| method | seeds | before | after 150k evaluations | gain | iterations |"
+    # halfway between the first and the second evaluation after the start: (0.5 + 0.7) / 2, and the one iteration that fits
+    assert calm == "| `calm` | 2 | 0.250 | 0.600 ± 0.100 | 0.350 ± 0.050 | 1 |"
+    assert two_part.startswith("| `two-part` | 1 | 0.100 | 0.100")
+
+
 def test_a_report_at_more_evaluations_than_some_method_made_says_so(two_folders, capsys):
-    compare.report(two_folders, 80.0, 550_000.0, None)
+    compare.report(two_folders, budget(80.0), 550_000.0, None)
     head, _, calm, two_part = capsys.readouterr().out.splitlines()
     assert "after 550k evaluations" in head
     assert calm.split(" | ")[5] == "made fewer"
