@@ -1,6 +1,8 @@
 """Training of language models through the command's own door, on a tiny random one that is saved to disk."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from flowgrpo import config, run
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.presets import PRESETS
+from flowgrpo.report import read_metrics
 from rewards import RewardError
 
 WORDS = ["<pad>", "<mask>", "<end>", *"abcdefgh"]
@@ -138,6 +141,19 @@ def test_the_batch_of_a_call_changes_nothing_but_rounding(settings):
     for name in one:
         moved = (one[name] - start[name]).abs().max()
         assert (one[name] - other[name]).abs().max() <= 0.05 * moved + 1e-6
+
+
+def test_two_processes_train_what_one_does(settings, tmp_path):
+    choices = ["algorithm.preset=bgpo", "train.iterations=2"]
+    one = run.train_config(settings(run__name="one", algorithm__preset="bgpo"))
+    command = [sys.executable, "-m", "flowgrpo", "train", str(tmp_path / "run.yaml"), *choices]
+    done = subprocess.run([*command, "run.processes=2", "run.name=two"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    two = run.Run(tmp_path / "runs" / "two", read_metrics(tmp_path / "runs" / "two"), None)
+    for line, other in zip(lines(one), lines(two), strict=True):
+        same = ("reward/mean", "cost/model_evaluations", "cost/trained_edges", "groups/zero_std_fraction")
+        assert [line[key] for key in same] == [other[key] for key in same]
+        assert line["policy/grad_norm"] == pytest.approx(other["policy/grad_norm"], rel=1e-3)
 
 
 def test_adapters_are_trained_and_their_base_is_not(settings):
