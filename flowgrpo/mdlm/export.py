@@ -149,6 +149,11 @@ def _loading(model: TextModel) -> dict[str, Any]:
     return {key: value for key, value in options.items() if value is not None}
 
 
+def _dtype(model: TextModel) -> str:
+    """What the trained model computes in: float32 where all of its weights are trained."""
+    return "float32" if model.lora is None else model.dtype
+
+
 def _snippet(settings: TextConfig, kind: str, row: Row) -> str:
     model, lora, decoder = settings.model, kind == "lora", _decoder(settings)
     learned = settings.algorithm.schedule.name != "none" and decoder["name"] == "scheduled"
@@ -165,7 +170,7 @@ def _snippet(settings: TextConfig, kind: str, row: Row) -> str:
         "from flowgrpo.mdlm.policy import TextPolicy",
     ]
     lines = [line for line in lines if line]
-    lines += ["", f"predictor, tokenizer = load_predictor({place}, torch.{model.dtype}{options})"]
+    lines += ["", f"predictor, tokenizer = load_predictor({place}, torch.{_dtype(model)}{options})"]
     lines += ['PeftModel.from_pretrained(predictor.model, ".")'] * lora
     lines += [f"policy = TextPolicy(predictor, tokenizer, {model.length}{chat})"]
     if learned:
@@ -183,5 +188,5 @@ def _command(settings: TextConfig, kind: str, row: Row) -> str:
     place = [model.path, "--adapter", "."] if kind == "lora" else ["."]
     given = {"length": model.length} if model.path != EMBEDDED or kind == "full" else {}
     given |= {**_loading(model), **({"chat": True} if model.chat else {}), "decoder": _decoder(settings)}
-    options = ["--prompt", row.prompt, "--seed", str(row.seed), "--dtype", model.dtype, "--out", "samples"]
+    options = ["--prompt", row.prompt, "--seed", str(row.seed), "--dtype", _dtype(model), "--out", "samples"]
     return shlex.join(["flowgrpo", "sample", *place, *options, *(f"{k}={json.dumps(v)}" for k, v in given.items())])
