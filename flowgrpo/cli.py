@@ -67,48 +67,22 @@ def plan(
     overrides: Overrides = None,
     form: Format = "human",
 ) -> None:
-    """Show the resolved config, the five axes, the batch geometry and the model evaluations, without any training."""
+    """Show the resolved config, the axes, the batch geometry and the model evaluations, without any training."""
     settings = config.load(path, overrides or [])
+    from flowgrpo.kinds import KINDS
     from flowgrpo.picture import LEGEND
-    from flowgrpo.plan import plan as make_plan
 
-    planned = make_plan(settings)
+    kind = KINDS[settings.kind]
+    planned = kind.plan(settings)
     if form == "json":
         print(json.dumps(planned, indent=1))
         return
     out.print(config.dumped(settings), markup=False)
-    for line in (*planned["picture"], LEGEND):
+    for line in (*planned["picture"], LEGEND) if "picture" in planned else ():
         out.print(f"  {line}", soft_wrap=True, markup=False)
     table = Table("", "", show_header=False, box=None, padding=(0, 2))
-    table.add_row("preset", planned["preset"])
-    for axis, word in planned["axes"].items():
-        table.add_row(axis, word)
-    g, cost = planned["geometry"], planned["model_evaluations"]
-    table.add_row(
-        "batch",
-        f"{g['groups']} groups x {g['group_size']} = {g['samples']} trajectories from {g['roots']} roots each, "
-        f"{g['updates']} updates",
-    )
-    table.add_row(
-        "steps",
-        f"{g['steps']}, {g['trained_edges']} trained edges in {g['update_batches']} batches of at most {g['micro_batch']}",
-    )
-    table.add_row("model evaluations", f"{cost['rollout']:,} rollout + {cost['update']:,} update, each iteration")
-    if planned["drafted"]:
-        table.add_row("draft", f"{planned['drafted']} of the samples decoded, to choose starts from")
-    if planned["calibration"]["decoded"]:
-        before = planned["calibration"]
-        table.add_row(
-            "calibration", f"{before['model_evaluations']:,} model evaluations, {before['decoded']:,} decoded, once"
-        )
-    table.add_row("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls")
-    gpu, host = (planned["memory"][key] / 2**30 for key in ("gpu_bytes", "host_bytes"))
-    table.add_row("memory", f"{gpu:.2f} GiB on the device, {host:.2f} beside it, and activations on top (see doctor)")
-    evaluation = planned["evaluation"]
-    table.add_row(
-        "evaluation",
-        f"{evaluation['model_evaluations']:,} model evaluations, {evaluation['decoded']} decoded, each time",
-    )
+    for label, words in kind.table(planned):
+        table.add_row(label, words)
     out.print(table)
 
 
@@ -117,7 +91,11 @@ def sample(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="built-in name, local folder or hub id")],
     out_folder: Annotated[Path, typer.Option("--out", metavar="DIR")],
     call: Annotated[
-        list[str] | None, typer.Argument(help="arguments of the pipeline's call, key=value", metavar="[KEY=VALUE ...]")
+        list[str] | None,
+        typer.Argument(
+            help="arguments of the pipeline's call; of a language model length, decoder and so on",
+            metavar="[KEY=VALUE ...]",
+        ),
     ] = None,
     prompt: Annotated[list[str] | None, typer.Option("--prompt", metavar="TEXT")] = None,
     prompts_file: Annotated[
@@ -128,13 +106,15 @@ def sample(
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option("--dtype")] = "float32",
     form: Format = "human",
 ) -> None:
-    """Sample pictures into a folder with a manifest."""
-    from flowgrpo.sampling import sample_to_folder
+    """Sample pictures, or the answers of a language model, into a folder with a manifest."""
+    from flowgrpo.kinds import KINDS
+    from flowgrpo.loading import kind_of
 
     if (prompt is None) == (prompts_file is None):
         raise InputError("give either --prompt TEXT (once or more) or --prompts FILE")
     arguments = dict(config.override(text) for text in call or [])
-    lines = sample_to_folder(model, prompt, prompts_file, out_folder, arguments, adapter, seed, dtype)
+    kind = KINDS[kind_of(model)]
+    lines = kind.sample(model, prompt, prompts_file, out_folder, arguments, adapter, seed, dtype)
     if form == "json":
         print(json.dumps({"folder": str(out_folder), "samples": lines}, indent=1))
     else:
@@ -163,7 +143,7 @@ def score(
     ],
     form: Format = "human",
 ) -> None:
-    """Score existing pictures, videos or sounds."""
+    """Score existing pictures, videos, sounds or texts."""
     from flowgrpo.scoring import score_folder
     from rewards import load
 
@@ -257,10 +237,11 @@ def export(
     step: Annotated[int | None, typer.Option("--step", help="a checkpoint's step; by default the last")] = None,
     form: Format = "human",
 ) -> None:
-    """Write a run's LoRA in diffusers format, or its full weights, with a model card and sample pictures."""
-    from flowgrpo.export import export as write
+    """Write a run's LoRA in diffusers' (texts: peft's) format, or its full weights, with a model card and samples."""
+    from flowgrpo.export import settings_of
+    from flowgrpo.kinds import KINDS
 
-    done = write(run, out_folder, step)
+    done = KINDS[settings_of(run).kind].export(run, out_folder, step)
     if form == "json":
         print(
             json.dumps(
@@ -339,10 +320,13 @@ def doctor(
     form: Format = "human",
 ) -> None:
     """Check a model or a config before spending GPU hours on it; exit status 1 if a check fails."""
-    from flowgrpo.doctor import examine, settings_of
+    from flowgrpo.kinds import KINDS
+    from flowgrpo.loading import kind_of
 
+    is_config = Path(target).suffix in (".yaml", ".yml")
+    settings = config.load(target) if is_config else KINDS[kind_of(target)].defaults(target)
     checks = []
-    for check in examine(settings_of(target)):
+    for check in KINDS[settings.kind].examine(settings):
         checks.append(check)
         if form == "human":
             mark = "[green]ok[/]  " if check.ok else "[red]FAIL[/]"

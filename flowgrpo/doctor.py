@@ -31,22 +31,21 @@ from rewards import Reward
 
 SPREAD_GROUPS, SPREAD_SIZE = 2, 4
 HALF_PRECISION_DRIFT = 1e-4
+REMEDY = "lower train.micro_batch, or set model.gradient_checkpointing, model.vae=offload or model.text_encoders=free"
 DEFAULT_REWARDS = {"image": "jpeg_size", "video": "motion", "audio": "loudness"}
 DEFAULT_PROMPTS = ("a photograph of a red fox in the snow", "a cat")
 
 
-def settings_of(target: str) -> Config:
-    """The config of a file, or one with defaults for a model: a built-in name, a local folder or a hub id.
+def defaults(model: str) -> Config:
+    """The config that stands for a model alone: a built-in name, a local folder or a hub id.
 
     Raises:
-        InputError: there is no such model, or the file is wrong.
+        InputError: there is no such model.
     """
-    if Path(target).suffix in (".yaml", ".yml"):
-        return config.load(Path(target))
-    if target in loading.BUILT_IN:
-        return config.validated({"model": {"path": target}, "rewards": [{"use": target}]})
-    reward = DEFAULT_REWARDS[modality.modality_of(pipeline_class(target))]
-    return config.validated({"model": {"path": target}, "rewards": [{"use": reward}]})
+    if model in loading.BUILT_IN:
+        return config.validated({"model": {"path": model}, "rewards": [{"use": model}]})
+    reward = DEFAULT_REWARDS[modality.modality_of(pipeline_class(model))]
+    return config.validated({"model": {"path": model}, "rewards": [{"use": reward}]})
 
 
 def examine(settings: Config) -> Iterator[Check]:
@@ -100,7 +99,7 @@ def _examined(
     policy.rest()
     yield _spread(policy, rewards, chosen, settings.train.micro_batch)
     yield _time(policy, weights, rows, settings, cost)
-    yield _memory(device)
+    yield memory_left(device, REMEDY)
     yield _reload(policy, weights, rows[0], settings)
 
 
@@ -204,6 +203,15 @@ def _spread(policy: DiffusersPolicy, rewards: Sequence[Reward], chosen: Sequence
     for rows in groups:
         samples = torch.cat([policy.generate(rows[at : at + micro_batch]) for at in range(0, len(rows), micro_batch)])
         values.append(score(rewards, samples, rows).values)
+    return spread(rewards, values)
+
+
+def spread(rewards: Sequence[Reward], values: Sequence[torch.Tensor]) -> Check:
+    """Whether every reward differs within a group, for some group at least.
+
+    Args:
+        values: of each group, (B, R) float64.
+    """
     largest = {}
     for k, reward in enumerate(rewards):
         stds = [float(v[:, k].std()) for v in values]
@@ -216,7 +224,7 @@ def _spread(policy: DiffusersPolicy, rewards: Sequence[Reward], chosen: Sequence
         else ""
     )
     found = ", ".join(f"{name} {std:.2g}" for name, std in largest.items())
-    return Check("group_spread", not flat, f"standard deviation within {SPREAD_SIZE} samples: {found}", advice)
+    return Check("group_spread", not flat, f"standard deviation within {len(values[0])} samples: {found}", advice)
 
 
 def _time(
@@ -248,8 +256,12 @@ def _time(
     return Check("time", True, f"about {total:.1f} s an iteration of {cost['decoded']} samples, without the rewards")
 
 
-def _memory(device: torch.device) -> Check:
-    """The most memory that the checks took, and what there is."""
+def memory_left(device: torch.device, remedy: str) -> Check:
+    """The most memory that the checks took, and what there is.
+
+    Args:
+        remedy: what to do where that is close to the limit.
+    """
     host, total_host = psutil.Process().memory_info().rss, psutil.virtual_memory().total
     value = f"host {_gib(host)} of {_gib(total_host)} GiB"
     ok = host < 0.9 * total_host
@@ -257,11 +269,7 @@ def _memory(device: torch.device) -> Check:
         used, total = peak_bytes(device), torch.cuda.get_device_properties(device).total_memory
         value = f"GPU {_gib(used)} of {_gib(total)} GiB at its peak, {value}"
         ok = ok and used < 0.9 * total
-    advice = (
-        "close to the limit: lower train.micro_batch, or set model.gradient_checkpointing, model.vae=offload or "
-        "model.text_encoders=free"
-    )
-    return Check("memory", ok, value, "" if ok else advice)
+    return Check("memory", ok, value, "" if ok else f"close to the limit: {remedy}")
 
 
 def _reload(policy: DiffusersPolicy, weights: Weights, row: Row, settings: Config) -> Check:

@@ -42,12 +42,7 @@ def export(run: Path, out: Path, step: int | None = None) -> Exported:
     Raises:
         InputError: there is no such run or checkpoint, or `out` is not empty.
     """
-    if not (run / "config.yaml").is_file():
-        raise InputError(f"{run}: there is no run here, a run's folder holds config.yaml")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"--out {out}: exists and is not an empty folder")
-    found = checkpoint.find(run / "checkpoints", step)
-    settings = config.load(run / "config.yaml")
+    settings, found = opened(run, out, step)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     without = {"attention": None, "compile": False}  # of the machine that trained; the weights need neither
     settings = settings.model_copy(update={"model": settings.model.model_copy(update=without)})
@@ -72,6 +67,29 @@ def export(run: Path, out: Path, step: int | None = None) -> Exported:
     return Exported(out, step, kind, files)
 
 
+def settings_of(run: Path) -> config.AnyConfig:
+    """The configuration of a run.
+
+    Raises:
+        InputError: there is no such run.
+    """
+    if not (run / "config.yaml").is_file():
+        raise InputError(f"{run}: there is no run here, a run's folder holds config.yaml")
+    return config.load(run / "config.yaml")
+
+
+def opened(run: Path, out: Path, step: int | None) -> tuple[config.AnyConfig, Path]:
+    """The configuration of a run and the checkpoint that is to be exported.
+
+    Raises:
+        InputError: there is no such run or checkpoint, or `out` is not empty.
+    """
+    settings = settings_of(run)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"--out {out}: exists and is not an empty folder")
+    return settings, checkpoint.find(run / "checkpoints", step)
+
+
 def write_weights(policy: DiffusersPolicy, weights: Weights, out: Path) -> None:
     """The weights as they are now, in diffusers' own format."""
     pipe = policy.pipe
@@ -94,29 +112,11 @@ def write_weights(policy: DiffusersPolicy, weights: Weights, out: Path) -> None:
 
 def _card(run: Path, settings: config.Config, policy: DiffusersPolicy, kind: str, step: int, call, pairs) -> str:
     """A model card that says how it was made, what it scored, and the exact lines that reproduce its samples."""
-    model, algorithm, train = settings.model, settings.algorithm, settings.train
+    model = settings.model
     tag = "lora" if kind == "lora" else f"text-to-{modality_of(type(policy.pipe))}"
-    held_out = [
-        m for m in read_metrics(run) if m["phase"] == "eval" and m["step"] <= step and m["reward/mean"] is not None
-    ]
-    first, last = (held_out[0], held_out[-1]) if held_out else (None, None)
     return "\n".join(
         [
-            "---",
-            "library_name: diffusers",
-            f"base_model: {model.path}",
-            f"tags: [flowgrpo, reinforcement-learning, {tag}]",
-            "---",
-            f"# {settings.run.name}, step {step}",
-            "",
-            f"`{model.path}` aligned by flowgrpo: preset `{algorithm.preset}`, "
-            f"{train.groups} prompts x {train.group_size} samples, learning rate {train.learning_rate:g}, "
-            f"rewards {', '.join(use.use for use in settings.rewards)}.",
-            "",
-            f"Held-out reward: {first['reward/mean']:.3f} before training, {last['reward/mean']:.3f} at step {last['step']}."
-            if held_out
-            else "",
-            "",
+            *heading(run, settings, "diffusers", tag, step),
             "```python",
             _snippet(policy, model.path, kind, model.dtype, call, pairs[0][0]),
             "```",
@@ -133,6 +133,32 @@ def _card(run: Path, settings: config.Config, policy: DiffusersPolicy, kind: str
             "",
         ]
     )
+
+
+def heading(run: Path, settings: config.AnyConfig, library: str, tag: str, step: int) -> list[str]:
+    """The first lines of a model card: how it was made and what it scored."""
+    model, algorithm, train = settings.model, settings.algorithm, settings.train
+    held_out = [
+        m for m in read_metrics(run) if m["phase"] == "eval" and m["step"] <= step and m["reward/mean"] is not None
+    ]
+    first, last = (held_out[0], held_out[-1]) if held_out else (None, None)
+    return [
+        "---",
+        f"library_name: {library}",
+        f"base_model: {model.path}",
+        f"tags: [flowgrpo, reinforcement-learning, {tag}]",
+        "---",
+        f"# {settings.run.name}, step {step}",
+        "",
+        f"`{model.path}` aligned by flowgrpo: preset `{algorithm.preset}`, "
+        f"{train.groups} prompts x {train.group_size} samples, learning rate {train.learning_rate:g}, "
+        f"rewards {', '.join(use.use for use in settings.rewards)}.",
+        "",
+        f"Held-out reward: {first['reward/mean']:.3f} before training, {last['reward/mean']:.3f} at step {last['step']}."
+        if held_out
+        else "",
+        "",
+    ]
 
 
 def _shown(file: str) -> str:

@@ -16,13 +16,16 @@ from diffusers.utils import logging as diffusers_logging
 from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers.utils import logging as transformers_logging
+from transformers.utils import cached_file
 
 from flowgrpo import shapes, switches, traits
 from flowgrpo.config import Config, Model
 from flowgrpo.errors import InputError, nearest
+from flowgrpo.mdlm.loading import BUILT_IN as TEXT_MODELS
+from flowgrpo.mdlm.loading import PIPELINE
 from flowgrpo.modality import SAMPLING_RATE, sampling_rate
 from flowgrpo.policy import DiffusersPolicy
+from flowgrpo.progress import without_progress_bars
 from flowgrpo.prompts import Prompt
 from flowgrpo.sections import RewardUse
 from flowgrpo.weights import Weights, lora_config
@@ -32,6 +35,7 @@ from rewards.heap import keep_freed_memory
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
 BUILT_IN = {"shapes": (shapes.PATH, shapes.CALL)}
+HUB_ID = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
 
 
 def load_pipeline(path: str, dtype: torch.dtype = torch.float32) -> DiffusionPipeline:
@@ -41,7 +45,7 @@ def load_pipeline(path: str, dtype: torch.dtype = torch.float32) -> DiffusionPip
         InputError: there is no such model, or it cannot be loaded.
     """
     absent = dict.fromkeys(absent_components(path))
-    with _explained(path), without_progress_bars():
+    with explained(path), without_progress_bars():
         return DiffusionPipeline.from_pretrained(place_of(path), dtype=dtype, **absent)
 
 
@@ -82,14 +86,41 @@ def index_of(path: str) -> dict[str, Any]:
         InputError: there is no such model.
     """
     place = place_of(path)
-    if not Path(place).is_dir() and not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", place):
+    if path in TEXT_MODELS:
+        raise InputError(f"model.path: {path} is a language model, set kind: mdlm")
+    if not Path(place).is_dir() and not re.fullmatch(HUB_ID, place):
         raise InputError(
             f"model.path: there is no folder {path!r} and no built-in model of that name, {nearest(path, BUILT_IN)}"
         )
     if Path(place).is_dir() and not (Path(place) / "model_index.json").is_file():
-        raise InputError(f"model.path: {path} is no diffusers pipeline, it has no model_index.json")
-    with _explained(path):
+        hint = "; for a language model set kind: mdlm" if (Path(place) / "config.json").is_file() else ""
+        raise InputError(f"model.path: {path} is no diffusers pipeline, it has no model_index.json{hint}")
+    with explained(path):
         return dict(DiffusionPipeline.load_config(place))
+
+
+def kind_of(path: str) -> str:
+    """The kind of a model, `flow` or `mdlm`, by what lies in its folder or at the hub.
+
+    Raises:
+        InputError: there is no such model.
+    """
+    if path in BUILT_IN or path in TEXT_MODELS:
+        return "flow" if path in BUILT_IN else "mdlm"
+    if not Path(path).is_dir() and not re.fullmatch(HUB_ID, path):
+        known = [*BUILT_IN, *TEXT_MODELS]
+        raise InputError(
+            f"model.path: there is no folder {path!r} and no built-in model of that name, {nearest(path, known)}"
+        )
+    if Path(path).is_dir() and not any((Path(path) / name).is_file() for name in ("model_index.json", "config.json")):
+        raise InputError(f"model.path: {path} holds no model, neither a pipeline's model_index.json nor a config.json")
+    unless = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    with explained(path):
+        index = cached_file(path, "model_index.json", **unless)
+        if index is None:
+            cached_file(path, "config.json")  # refuses what is no model
+            return "mdlm"
+        return "mdlm" if json.loads(Path(index).read_text()).get("_class_name") == PIPELINE else "flow"
 
 
 def absent_components(path: str) -> list[str]:
@@ -99,26 +130,13 @@ def absent_components(path: str) -> list[str]:
     ]
 
 
-@contextmanager
-def without_progress_bars() -> Iterator[None]:
-    """Keep the bars of loading and saving out of the log; those of a download stay."""
-    libraries = [library for library in (diffusers_logging, transformers_logging) if library.is_progress_bar_enabled()]
-    for library in libraries:
-        library.disable_progress_bar()
-    try:
-        yield
-    finally:
-        for library in libraries:
-            library.enable_progress_bar()
-
-
 def place_of(path: str) -> str:
     """The folder of a built-in model; any other path as it is."""
     return str(BUILT_IN[path][0]) if path in BUILT_IN else path
 
 
 @contextmanager
-def _explained(path: str) -> Iterator[None]:
+def explained(path: str) -> Iterator[None]:
     """Turn what diffusers raises about a model that cannot be read into one sentence."""
     try:
         yield

@@ -7,17 +7,22 @@ Counted are weights, gradients, optimizer, average and reference. Activations co
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 import torch
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.constants import HF_HUB_OFFLINE
 from safetensors import safe_open
 
 from flowgrpo import loading
 from flowgrpo.config import Config
 from flowgrpo.errors import InputError
+from flowgrpo.sections import Lora
 from flowgrpo.weights import ATTENTION
+
+Shape = tuple[int, ...]
 
 TRAINED = ("transformer", "unet")
 
@@ -29,9 +34,9 @@ def estimate(config: Config) -> dict[str, int]:
         InputError: there is no such model.
     """
     model, train, kl = config.model, config.train, config.algorithm.objective.kl
-    shapes = _shapes(model.path)
+    components = _component_shapes(model.path)
     width = torch.finfo(getattr(torch, model.dtype)).bits // 8
-    numel = {name: sum(math.prod(s) for s in own.values()) for name, own in shapes.items()}
+    numel = {name: sum(math.prod(s) for s in own.values()) for name, own in components.items()}
     frozen = sum(numel.values())
     away = 0
     for name, count in numel.items():
@@ -39,7 +44,7 @@ def estimate(config: Config) -> dict[str, int]:
         if resting or (model.vae == "offload" and name == "vae"):
             frozen -= count
             away += count if not resting or model.text_encoders == "offload" else 0
-    whole = {name: own for name, own in shapes.items() if name.startswith(TRAINED)}
+    whole = {name: own for name, own in components.items() if name.startswith(TRAINED)}
     copies = 4 + (train.ema is not None)  # the weight, its gradient, two moments, the average
     if model.lora is None:
         trained = sum(numel[name] for name in whole)
@@ -47,17 +52,27 @@ def estimate(config: Config) -> dict[str, int]:
         copies += kl.beta > 0
     else:
         copies += kl.beta > 0 and kl.reference == "moving"
-        targets = ATTENTION if model.lora.targets == "auto" else tuple(model.lora.targets)
-        matrices = [(key, s) for own in whole.values() for key, s in own.items() if len(s) == 2]
-        layers = [s for key, s in matrices if key.endswith(tuple(f"{t}.weight" for t in targets))]
-        if not layers:  # `auto` on a model with other names takes all within attention
-            layers = [s for key, s in matrices if "attn" in key or "attention" in key]
-        trained = sum(model.lora.rank * sum(shape) for shape in layers)
+        tensors = {f"{name}.{key}": shape for name, own in whole.items() for key, shape in own.items()}
+        trained = adapter_size(tensors, model.lora)
     loading_peak = sum(numel.values()) * width  # all components are put on the device before any rests
     return {
         "gpu_bytes": max(loading_peak, frozen * width + trained * 4 * copies),
         "host_bytes": away * width,
     }
+
+
+def adapter_size(tensors: Mapping[str, Shape], lora: Lora) -> int:
+    """How many numbers the adapters of a network have.
+
+    Args:
+        tensors: shapes of the network's, by name.
+    """
+    targets = ATTENTION if lora.targets == "auto" else tuple(lora.targets)
+    matrices = [(key, s) for key, s in tensors.items() if len(s) == 2]
+    layers = [s for key, s in matrices if key.endswith(tuple(f"{t}.weight" for t in targets))]
+    if not layers:  # `auto` on a model with other names takes all within attention
+        layers = [s for key, s in matrices if "attn" in key or "attention" in key]
+    return sum(lora.rank * sum(shape) for shape in layers)
 
 
 def check(config: Config, device: torch.device) -> None:
@@ -66,39 +81,55 @@ def check(config: Config, device: torch.device) -> None:
     Raises:
         InputError: the estimate is more than the device, or this machine, has.
     """
-    need = estimate(config)
+    switch = "model.dtype=bfloat16 or model.text_encoders=free"
+    refuse_too_large(config.model.path, estimate(config), device, switch)
+
+
+def refuse_too_large(path: str, need: Mapping[str, int], device: torch.device, switch: str) -> None:
+    """Refuse a model that cannot fit.
+
+    Args:
+        need: `gpu_bytes` and `host_bytes`.
+        switch: what to set other than a LoRA.
+
+    Raises:
+        InputError: it cannot.
+    """
     on_gpu = device.type == "cuda"
     has = torch.cuda.get_device_properties(device).total_memory if on_gpu else psutil.virtual_memory().total
     asked = need["gpu_bytes"] if on_gpu else need["gpu_bytes"] + need["host_bytes"]
     if asked > has:
         raise InputError(
-            f"model.path: {config.model.path} needs at least {asked / 2**30:.1f} GiB for weights and optimizer, "
+            f"model.path: {path} needs at least {asked / 2**30:.1f} GiB for weights and optimizer, "
             f"{'this GPU' if on_gpu else 'this machine'} has {has / 2**30:.1f} GiB; train a LoRA (model.lora), or set "
-            "model.dtype=bfloat16 or model.text_encoders=free"
+            f"{switch}"
         )
 
 
-def _shapes(path: str) -> dict[str, dict[str, tuple[int, ...]]]:
+def _component_shapes(path: str) -> dict[str, dict[str, Shape]]:
     """Shapes of all tensors, by component, as the headers of a model's safetensors say."""
     components = [name for name, kind in loading.index_of(path).items() if isinstance(kind, (list, tuple)) and kind[0]]
-    place = Path(loading.place_of(path))
-    if not place.is_dir():
-        return _remote_shapes(path, components)
-    found: dict[str, dict[str, tuple[int, ...]]] = {}
-    for name in components:
-        for file in sorted((place / name).glob("*.safetensors")):
+    place = loading.place_of(path)
+    with loading.explained(path):
+        found = {name: shapes(place, name) for name in components}
+    return {name: own for name, own in found.items() if own}
+
+
+def shapes(place: str, folder: str = "") -> dict[str, Shape]:
+    """Shapes of all tensors, as the headers of the safetensors of a folder, or of a model's folder at the hub, say.
+
+    Args:
+        folder: below the place.
+    """
+    if not Path(place).is_dir() and HF_HUB_OFFLINE:
+        place = snapshot_download(place, local_files_only=True)
+    if Path(place).is_dir():
+        found: dict[str, Shape] = {}
+        for file in sorted((Path(place) / folder).glob("*.safetensors")):
             with safe_open(file, "pt") as opened:
-                own = {key: tuple(opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
-            found.setdefault(name, {}).update(own)
-    return found
-
-
-def _remote_shapes(path: str, components: list[str]) -> dict[str, dict[str, tuple[int, ...]]]:
-    api, found = HfApi(), {}
-    for file in api.list_repo_files(path):
-        name = file.split("/")[0]
-        if name in components and file.endswith(".safetensors") and ".fp16." not in file:
-            header = api.parse_safetensors_file_metadata(path, file)
-            own = {key: tuple(tensor.shape) for key, tensor in header.tensors.items()}
-            found.setdefault(name, {}).update(own)
-    return found
+                found |= {key: tuple(opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
+        return found
+    api = HfApi()
+    files = [file for file in api.list_repo_files(place) if file.endswith(".safetensors") and ".fp16." not in file]
+    headers = [api.parse_safetensors_file_metadata(place, f) for f in files if f.rpartition("/")[0] == folder]
+    return {key: tuple(tensor.shape) for header in headers for key, tensor in header.tensors.items()}

@@ -74,6 +74,41 @@ def plan(config: Config) -> dict[str, Any]:
     }
 
 
+def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
+    """The plan's lines for people: labels and words."""
+    g, cost, before = planned["geometry"], planned["model_evaluations"], planned["calibration"]
+    gpu, host = (planned["memory"][key] / 2**30 for key in ("gpu_bytes", "host_bytes"))
+    evaluation = planned["evaluation"]
+    draft = ("draft", f"{planned['drafted']} of the samples decoded, to choose starts from")
+    calibration = (
+        "calibration",
+        f"{before['model_evaluations']:,} model evaluations, {before['decoded']:,} decoded, once",
+    )
+    return [
+        ("preset", planned["preset"]),
+        *planned["axes"].items(),
+        (
+            "batch",
+            f"{g['groups']} groups x {g['group_size']} = {g['samples']} trajectories from {g['roots']} roots each, "
+            f"{g['updates']} updates",
+        ),
+        (
+            "steps",
+            f"{g['steps']}, {g['trained_edges']} trained edges in {g['update_batches']} batches of at most "
+            f"{g['micro_batch']}",
+        ),
+        ("model evaluations", f"{cost['rollout']:,} rollout + {cost['update']:,} update, each iteration"),
+        *[draft] * bool(planned["drafted"]),
+        *[calibration] * bool(before["decoded"]),
+        ("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls"),
+        ("memory", f"{gpu:.2f} GiB on the device, {host:.2f} beside it, and activations on top (see doctor)"),
+        (
+            "evaluation",
+            f"{evaluation['model_evaluations']:,} model evaluations, {evaluation['decoded']} decoded, each time",
+        ),
+    ]
+
+
 def _draft(config: Config, over: dict[str, Any], columns: dict[str, Any]) -> tuple[int, int]:
     """Samples that an iteration drafts and their model evaluations, a part of the rollout's; zeros without a draft."""
     train = config.train

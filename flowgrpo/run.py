@@ -13,17 +13,16 @@ from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType, set_seed
 
-from flowgrpo import config, flow, loading, prompts, report
+from flowgrpo import config, loading, prompts, report
 from flowgrpo.config import AnyConfig
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.gallery import write_gallery
-from flowgrpo.mdlm import texts
+from flowgrpo.kinds import KINDS
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.policy import DiffusersPolicy
 from flowgrpo.sections import Run as Place
 from flowgrpo.sections import check_geometry
 
-KINDS = {"flow": flow, "mdlm": texts}
 MAY_DIFFER = (
     "train.iterations",
     "eval.",

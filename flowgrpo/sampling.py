@@ -32,10 +32,8 @@ def sample_to_folder(
     Raises:
         InputError: there is no such model, adapter or prompt file, or `out` holds samples already.
     """
-    chosen = [Prompt(text) for text in texts] if texts else prompts.load(prompts_file, "--prompts")
-    rows = [Row(prompt.text, seed + i, prompt.columns) for i, prompt in enumerate(chosen)]
-    if (out / "manifest.jsonl").exists():
-        raise InputError(f"--out {out}: holds samples already (manifest.jsonl), choose another folder")
+    rows = asked(texts, prompts_file, seed)
+    check_folder(out)
     if adapter is not None and not (adapter / "pytorch_lora_weights.safetensors").is_file():
         raise InputError(
             f"--adapter {adapter}: there is no pytorch_lora_weights.safetensors, which flowgrpo export writes"
@@ -54,3 +52,23 @@ def sample_to_folder(
                 lines.append(manifest_line(file.name, Sample(len(lines), row, {}, None), 0))
                 manifest.write(json.dumps(lines[-1]) + "\n")
     return lines
+
+
+def asked(texts: Sequence[str] | None, prompts_file: str | None, seed: int) -> list[Row]:
+    """What to sample: texts, or the prompts of a file or a built-in set, prompt i with seed + i.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    chosen = [Prompt(text) for text in texts] if texts else prompts.load(prompts_file, "--prompts")
+    return [Row(prompt.text, seed + i, prompt.columns) for i, prompt in enumerate(chosen)]
+
+
+def check_folder(out: Path) -> None:
+    """Refuse a folder that holds samples.
+
+    Raises:
+        InputError: it does.
+    """
+    if (out / "manifest.jsonl").exists():
+        raise InputError(f"--out {out}: holds samples already (manifest.jsonl), choose another folder")

@@ -1,7 +1,8 @@
-"""Score pictures, videos and sounds that exist as files."""
+"""Score pictures, videos, sounds and texts that exist as files."""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from flowgrpo.evaluate import read_manifest
 from rewards import Reward, RewardError
 
 BATCH = 16
+Sample = torch.Tensor | str
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,10 @@ def batches(files: Sequence[File], group_wise: bool) -> list[list[int]]:
     return list(by_prompt.values())
 
 
-def _of_one_shape(places: Sequence[int], samples: Sequence[torch.Tensor], reward: Reward) -> list[list[int]]:
+def _of_one_shape(places: Sequence[int], samples: Sequence[Sample], reward: Reward) -> list[list[int]]:
     by_shape = defaultdict(list)
     for i, sample in zip(places, samples, strict=True):
-        by_shape[tuple(sample.shape)].append(i)
+        by_shape[() if isinstance(sample, str) else tuple(sample.shape)].append(i)
     if reward.group_wise and len(by_shape) > 1:
         raise InputError(
             f"--samples: {reward.name} compares the samples of a prompt, but here they have the shapes "
@@ -98,14 +100,14 @@ def _of_one_shape(places: Sequence[int], samples: Sequence[torch.Tensor], reward
 
 
 def _scored(
-    reward: Reward, files: Sequence[File], alike: list[int], places: list[int], samples: list[torch.Tensor]
+    reward: Reward, files: Sequence[File], alike: list[int], places: list[int], samples: list[Sample]
 ) -> list[float | None]:
     chosen = [files[i] for i in alike]
     names = dict.fromkeys(name for file in chosen for name in file.columns)
     columns = {name: [file.columns.get(name) for file in chosen] for name in names}
-    stacked = torch.stack([samples[places.index(i)] for i in alike])
+    own = [samples[places.index(i)] for i in alike]
     try:
-        values = reward(stacked, [file.prompt for file in chosen], columns)
+        values = reward(own if isinstance(own[0], str) else torch.stack(own), [file.prompt for file in chosen], columns)
     except RewardError:
         raise
     except Exception as error:  # a plug-in may raise anything
@@ -116,15 +118,18 @@ def _scored(
     return [None if value != value else value for value in values.tolist()]
 
 
-def read(path: Path) -> torch.Tensor:
+def read(path: Path) -> Sample:
     """A sample from a file, as rewards receive it.
 
     Returns:
-        a picture (3, H, W) or, of several frames, a video (F, 3, H, W), float32 in [0, 1]; or audio (C, N) in [-1, 1].
+        a picture (3, H, W) or, of several frames, a video (F, 3, H, W), float32 in [0, 1]; audio (C, N) in [-1, 1]; or a
+            text, of a `.json` with the fields of `flowgrpo.evaluate.Text`.
 
     Raises:
         InputError: it cannot be read.
     """
+    if path.suffix == ".json":
+        return _text(path)
     conditions.check([{"file": str(path)}], ["file"], "--samples")
     if path.suffix.lower() == ".webp":  # which conditions.py takes for a picture; ours may move
         with Image.open(path) as file:
@@ -136,3 +141,13 @@ def read(path: Path) -> torch.Tensor:
     frames = found if isinstance(found, list) else [found]
     video = torch.from_numpy(np.stack([np.asarray(frame) for frame in frames])).permute(0, 3, 1, 2).float() / 255
     return video if len(video) > 1 else video[0]
+
+
+def _text(path: Path) -> str:
+    try:
+        text = json.loads(path.read_text(encoding="utf-8"))["text"]
+    except (ValueError, KeyError, TypeError):
+        raise InputError(
+            f"--samples: {path} is no text as flowgrpo sample writes them, an object with the key text"
+        ) from None
+    return text

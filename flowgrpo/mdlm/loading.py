@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -20,8 +21,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.predictor import MaskPredictor
+from flowgrpo.progress import without_progress_bars
 
 BUILT_IN = {"digits": Path(__file__).parent / "digits"}
+PIPELINE = "LLaDA2Pipeline"  # the class of diffusers whose folders are taken
 SHIFTED = ("Dream",)  # model types whose output i is about token i + 1
 
 
@@ -46,16 +49,11 @@ def load_predictor(
     Raises:
         InputError: there is no such model, its code may not run, it names no mask token, or it predicts no masked tokens.
     """
-    place = str(BUILT_IN.get(path, path))
-    model_path, tokenizer_path = (f"{place}/model", f"{place}/tokenizer") if _is_pipeline(place) else (place, place)
-    try:
-        config, _ = PreTrainedConfig.get_config_dict(model_path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"model.path: {path!r} holds no model ({str(error).splitlines()[0]})") from error
-    if not config:  # so transformers says that there is no config.json
-        raise InputError(f"model.path: {path!r} holds no model")
+    model_path, tokenizer_path = places(path)
+    config, _ = PreTrainedConfig.get_config_dict(model_path)
     loads = _model_class(path, config, trust_remote_code)
-    model = loads.from_pretrained(model_path, dtype=dtype, trust_remote_code=trust_remote_code)
+    with without_progress_bars():
+        model = loads.from_pretrained(model_path, dtype=dtype, trust_remote_code=trust_remote_code)
     try:
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
@@ -70,9 +68,39 @@ def load_predictor(
     return MaskPredictor(model.to(device).eval(), mask_id, pad_id, shift), tokenizer
 
 
-def _is_pipeline(path: str) -> bool:
+def places(path: str) -> tuple[str, str]:
+    """Where a model and its tokenizer are: one folder or hub id, or the two subfolders of a pipeline's folder.
+
+    Raises:
+        InputError: there is no model.
+    """
+    place = str(BUILT_IN.get(path, path))
+    model_path, tokenizer_path = (f"{place}/model", f"{place}/tokenizer") if is_pipeline(place) else (place, place)
+    try:
+        config, _ = PreTrainedConfig.get_config_dict(model_path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"model.path: {path!r} holds no model ({str(error).splitlines()[0]})") from error
+    if not config:  # so transformers says that there is no config.json
+        raise InputError(f"model.path: {path!r} holds no model")
+    return model_path, tokenizer_path
+
+
+def is_pipeline(path: str) -> bool:
+    """Whether a local folder is that of diffusers' `LLaDA2Pipeline`."""
     index = Path(path) / "model_index.json"
-    return index.is_file() and json.loads(index.read_text()).get("_class_name") == "LLaDA2Pipeline"
+    return index.is_file() and json.loads(index.read_text()).get("_class_name") == PIPELINE
+
+
+def load_adapter(predictor: MaskPredictor, folder: Path) -> None:
+    """Put an adapter as `flowgrpo export` writes it into a model.
+
+    Raises:
+        InputError: it is of another model.
+    """
+    try:
+        PeftModel.from_pretrained(predictor.model, str(folder))
+    except (RuntimeError, ValueError) as error:
+        raise InputError(f"--adapter {folder}: not of this model ({str(error).splitlines()[0]})") from error
 
 
 def _model_class(path: str, config: dict[str, Any], trust_remote_code: bool) -> type:

@@ -8,6 +8,7 @@ import torch
 from accelerate import Accelerator
 
 from flowgrpo.errors import InputError
+from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.policy import TextPolicy
@@ -28,15 +29,24 @@ def check(
         InputError: hints are wanted, and no training prompt has a solution.
         RewardError: a reward fails on a synthetic text.
     """
+    check_hints(settings, train_prompts)
+    for prompt in (train_prompts[0], eval_prompts[0]):
+        for reward in rewards:
+            reward.check(SYNTHETIC, prompt.text, prompt.columns)
+
+
+def check_hints(settings: TextConfig, train_prompts: Sequence[Prompt]) -> None:
+    """Refuse hints where no training prompt has a solution.
+
+    Raises:
+        InputError: it is so.
+    """
     hints = settings.algorithm.hints
     if hints.name != "none" and not any(p.columns.get(hints.column) for p in train_prompts):
         raise InputError(
             f"algorithm.hints.column: no training prompt has {hints.column!r}, they have "
             f"{', '.join(train_prompts[0].columns) or 'no columns'}"
         )
-    for prompt in (train_prompts[0], eval_prompts[0]):
-        for reward in rewards:
-            reward.check(SYNTHETIC, prompt.text, prompt.columns)
 
 
 def load_text_policy(settings: TextConfig, device: torch.device) -> TextPolicy:
@@ -74,8 +84,9 @@ def trainer(
     """The loop with its model.
 
     Raises:
-        InputError: there is no such model, or it predicts no masked tokens.
+        InputError: there is no such model, it predicts no masked tokens, or does not fit into memory.
     """
+    memory.check(settings, accelerator.device)
     policy, weights = policy_and_weights(settings, accelerator.device)
     policy.prompts([p.text for p in (*train_prompts, *eval_prompts)])  # refuses what it cannot pad
     return TextTrainer(

@@ -1,0 +1,156 @@
+"""`flowgrpo doctor` for language models: what most often goes wrong in a run, measured on a few real answers."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from flowgrpo import config, loading, prompts
+from flowgrpo.certificate import Check
+from flowgrpo.doctor import memory_left, spread
+from flowgrpo.mdlm import memory
+from flowgrpo.mdlm.answers import Answers, in_scope
+from flowgrpo.mdlm.backward import backward
+from flowgrpo.mdlm.config import EMBEDDED, TextConfig
+from flowgrpo.mdlm.decode import Decoder, Rollout
+from flowgrpo.mdlm.estimate import estimate
+from flowgrpo.mdlm.export import write_weights
+from flowgrpo.mdlm.loading import load_adapter, load_predictor
+from flowgrpo.mdlm.plan import plan, training_decoder
+from flowgrpo.mdlm.policy import TextPolicy
+from flowgrpo.mdlm.texts import check as check_rewards
+from flowgrpo.mdlm.texts import policy_and_weights
+from flowgrpo.mdlm.views import trajectory
+from flowgrpo.policy import Row
+from flowgrpo.rollout import score
+from flowgrpo.weights import Weights
+
+SIZE = 4  # answers of a group
+LENGTH = 64  # of the answers of a model alone
+DRIFT = {"float32": 1e-3, "bfloat16": 0.3}  # largest gap of a token's log-probability in another batch
+
+
+def length(texts: Sequence[str], prompts: Sequence[str]) -> list[float]:
+    """Characters of each text: a reward for models alone."""
+    return [float(len(text)) for text in texts]
+
+
+def defaults(model: str) -> TextConfig:
+    """The config that stands for a model alone: a built-in name, a local folder or a hub id."""
+    if model == EMBEDDED:
+        return config.validated({"kind": "mdlm", "model": {"path": model}})
+    written = {"model": {"path": model, "length": LENGTH}, "rewards": [{"use": f"{__name__}:length"}]}
+    return config.validated({"kind": "mdlm", **written})
+
+
+def examine(settings: TextConfig) -> Iterator[Check]:
+    """All checks of a config, one by one as they are done.
+
+    Raises:
+        InputError, RewardError: the config is wrong; nothing was examined.
+    """
+    plan(settings)
+    found = sorted(prompts.load(settings.prompts.train, "prompts.train"), key=lambda prompt: -len(prompt.text))
+    chosen = [found[0], found[-1]]  # a group each
+    rewards, _ = loading.rewards(settings.rewards)
+    check_rewards(settings, found, chosen, rewards)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    memory.check(settings, device)
+    policy, weights = policy_and_weights(settings, device)
+    rows = [Row(prompt.text, i, prompt.columns) for prompt in chosen for i in range(SIZE)]
+    decoder = training_decoder(settings, policy.eos_id, len(rows))
+    seeds = [("doctor", settings.run.seed, place) for place in range(len(rows))]
+    written = policy.write([row.prompt for row in rows], decoder, seeds, settings.train.micro_batch)
+    scored = in_scope(written.rollout.completion, policy.eos_id, settings.algorithm.likelihood.scope)
+    rollout = written.rollout
+    answers = Answers(rollout.ids, rollout.attention_mask, scored, seeds, rollout.step_map)
+    yield _drift(settings, policy, decoder, rollout, answers)
+    yield _gradients(settings, policy, weights, answers)
+    groups = [slice(at, at + SIZE) for at in range(0, len(rows), SIZE)]
+    yield spread(rewards, [score(rewards, written.texts[own], rows[own]).values for own in groups])
+    yield memory_left(device, "lower train.micro_batch, or train a LoRA (model.lora)")
+    yield _reload(settings, policy, weights, answers)
+
+
+def _drift(settings: TextConfig, policy: TextPolicy, decoder: Decoder, rollout: Rollout, answers: Answers) -> Check:
+    """Log-probabilities are the same in any batch; those of a trajectory are what a decoder at temperature 1 recorded."""
+    likelihood, bound = settings.algorithm.likelihood, DRIFT[settings.model.dtype]
+    views = likelihood.views(answers)
+    size = settings.train.micro_batch
+    whole = estimate(policy.predictor, answers, views, size).each
+    largest = float((whole - estimate(policy.predictor, answers, views, size // 2 or 2).each).abs().max())
+    value = f"{largest:.1e} in another batch"
+    if likelihood.name == "trajectory" and _recorded(decoder):
+        each = estimate(policy.predictor, answers, trajectory(answers), size).each.sum(0)
+        gap = float((each - rollout.commit_logp.to(each))[answers.scored].abs().max())
+        largest, value = max(largest, gap), f"{value}, {gap:.1e} from what the decoder recorded"
+    ok = largest <= bound
+    advice = (
+        "a token's log-probability changes with its batch, so that ratios are wrong: the model may not ignore padding, or "
+        "may be in training mode; try prompts of one length, or model.dtype=float32"
+    )
+    return Check("drift", ok, f"{value}, right is at most {bound:g}", "" if ok else advice)
+
+
+def _recorded(decoder: Decoder) -> bool:
+    """Whether the decoder draws from the model's own distribution, whose log-probabilities it records."""
+    proposal = decoder.proposal
+    plain = not callable(proposal.temperature) and proposal.temperature in (0, 1)
+    cut = proposal.top_p < 1 or proposal.top_k is not None or decoder.suppressed
+    return plain and not (cut or decoder.guided or decoder.cache)
+
+
+def _gradients(settings: TextConfig, policy: TextPolicy, weights: Weights, answers: Answers) -> Check:
+    """The objective's gradient is finite and not all 0; it reaches all adapters, or something of the whole network."""
+    algorithm, size = settings.algorithm, settings.train.micro_batch
+    views = algorithm.likelihood.views(answers)
+    old = estimate(policy.predictor, answers, views, size).each
+    advantage = torch.ones(len(answers.ids), device=answers.ids.device)
+    advantage[1::2] = -1
+    scored = views.scored.any(0) & answers.scored
+    weight = algorithm.aggregation.weights(scored, advantage, views.first, lambda total: total)
+    backward(policy.predictor, answers, views, algorithm.objective.build(), advantage, weight, old, old, size)
+    own = [p for p in weights.parameters if all(p is not q for m in weights.whole.values() for q in m.parameters())]
+    norms = [float(p.grad.norm()) for p in own if p.grad is not None]
+    for p in own:
+        p.grad = None
+    total = math.hypot(*norms)
+    reached = len(norms) == len(own) or (bool(norms) and weights.lora is None)
+    ok = reached and math.isfinite(total) and total > 0
+    advice = (
+        "gradients are not finite: try model.dtype=float32"
+        if norms and not math.isfinite(total)
+        else "no gradient reaches some trained weights: are model.lora.targets layers that the forward pass uses?"
+    )
+    return Check("gradients", ok, f"norm {total:.1e} over {len(norms)} of {len(own)} tensors", "" if ok else advice)
+
+
+@torch.no_grad()
+def _reload(settings: TextConfig, policy: TextPolicy, weights: Weights, answers: Answers) -> Check:
+    """Changed weights, saved as export does and loaded into a fresh model, give the changed logits."""
+    model, network = settings.model, policy.predictor.model
+    dtype, device = next(network.parameters()).dtype, policy.device
+    before = policy.predictor.logits(answers.ids, answers.attention_mask)
+    generator = torch.Generator().manual_seed(0)
+    for p in weights.parameters:
+        p.add_(0.02 * torch.randn(p.shape, generator=generator).to(p))
+    changed = policy.predictor.logits(answers.ids, answers.attention_mask)
+    with tempfile.TemporaryDirectory() as folder:
+        write_weights(model, policy, weights, Path(folder))
+        network.to("cpu")  # two models may not fit beside each other
+        source = folder if weights.lora is None else model.path
+        fresh, _ = load_predictor(source, dtype, device, model.trust_remote_code, model.mask_id, model.shift)
+        if weights.lora is not None:
+            load_adapter(fresh, Path(folder))
+        again = fresh.logits(answers.ids, answers.attention_mask)
+    known = torch.isfinite(changed)  # the mask token is not predicted
+    gap, moved = (float((other - changed)[known].abs().max()) for other in (again, before))
+    advice = "what export writes does not give the trained model back; please report this class"
+    ok = gap <= moved / 10
+    return Check(
+        "lora_reload", ok, f"differs by {gap:.1e}, where training moved the logits by {moved:.1e}", "" if ok else advice
+    )

@@ -1,0 +1,192 @@
+"""Export of a language model's run: the trained weights in the formats that peft and transformers load, a card, answers."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Sequence
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from flowgrpo import checkpoint, prompts
+from flowgrpo.evaluate import Text, save_sample
+from flowgrpo.export import SAMPLES, Exported, heading, opened
+from flowgrpo.mdlm.config import EMBEDDED, TextConfig, TextModel
+from flowgrpo.mdlm.decode import Decoder
+from flowgrpo.mdlm.loading import places
+from flowgrpo.mdlm.policy import TextPolicy
+from flowgrpo.mdlm.schedule import SchedulePolicy, scheduled
+from flowgrpo.mdlm.texts import policy_and_weights
+from flowgrpo.policy import Row
+from flowgrpo.progress import without_progress_bars
+from flowgrpo.weights import Weights
+
+SCHEDULE_FILE = "schedule.safetensors"
+
+
+def export(run: Path, out: Path, step: int | None = None) -> Exported:
+    """Write the weights that evaluation used (the average, when one is kept) of a run's checkpoint to `out`.
+
+    LoRA becomes an adapter for `peft.PeftModel.from_pretrained(model, out)`; full weights become a model with its tokenizer,
+    laid out like the one that was trained. A learned schedule goes to `schedule.safetensors`. Answers are those of
+    `eval.decoder`, of one prompt at a time.
+
+    Raises:
+        InputError: there is no such run or checkpoint, or `out` is not empty.
+    """
+    settings, found = opened(run, out, step)
+    policy, weights = policy_and_weights(settings, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    step = checkpoint.load_weights(found, weights)
+    out.mkdir(parents=True, exist_ok=True)
+    chosen = prompts.load(settings.prompts.eval, "prompts.eval")[:SAMPLES]
+    rows = [Row(prompt.text, i, prompt.columns) for i, prompt in enumerate(chosen)]
+    with weights.averaged():
+        write_weights(settings.model, policy, weights, out)
+        decoder = settings.eval.decoder.build(policy.length, policy.eos_id, "eval.decoder")
+        if "schedule" in weights.whole and settings.eval.decoder.name == "scheduled":
+            decoder = scheduled(decoder, weights.whole["schedule"].typical(1))
+        answers = [answer(policy, row, decoder) for row in rows]
+    files = [save_sample(text, out / f"sample-{row.seed}").name for row, text in zip(rows, answers, strict=True)]
+    kind = "full" if weights.lora is None else "lora"
+    (out / "README.md").write_text(_card(run, settings, kind, step, rows, answers), encoding="utf-8")
+    return Exported(out, step, kind, files)
+
+
+def answer(policy: TextPolicy, row: Row, decoder: Decoder) -> Text:
+    """The answer to one prompt, alone; of the same random numbers as `TextPolicy.sample` of that seed."""
+    return policy.shown(policy.write([row.prompt], decoder, [(row.seed,)], 1))[0]
+
+
+def write_weights(model: TextModel, policy: TextPolicy, weights: Weights, out: Path) -> None:
+    """The weights as they are now, in the formats of peft or transformers."""
+    network = policy.predictor.model
+    with without_progress_bars():
+        if weights.lora is not None:
+            lora = copy(weights.lora)
+            lora.base_model_name_or_path, lora.inference_mode = model.path, True
+            lora.save_pretrained(str(out))
+            state = {f"base_model.model.{k}": v.float().cpu() for k, v in weights.adapter_state("model").items()}
+            save_file(
+                {k: v.contiguous() for k, v in state.items()}, out / "adapter_model.safetensors", {"format": "pt"}
+            )
+        else:
+            model_place, tokenizer_place = places(model.path)
+            inside, beside = out, out
+            if model_place != tokenizer_place:  # a pipeline, whose other parts stay as they are
+                own = shutil.ignore_patterns("model", "tokenizer")
+                shutil.copytree(Path(model_place).parent, out, ignore=own, dirs_exist_ok=True)
+                inside, beside = out / "model", out / "tokenizer"
+            network.save_pretrained(inside)
+            policy.tokenizer.save_pretrained(beside)
+    if "schedule" in weights.whole:
+        _write_schedule(weights.whole["schedule"], out / SCHEDULE_FILE)
+
+
+def _write_schedule(schedule: SchedulePolicy, file: Path) -> None:
+    """The schedule's tensors `mean` and `log_std` (steps, actions), and the names of its actions in the header."""
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in schedule.state_dict().items()}
+    save_file(state, file, {"names": json.dumps(schedule.names)})
+
+
+def with_schedule(decoder: Decoder, folder: Path, count: int = 1) -> Decoder:
+    """A decoder of `count` answers with the middle of the learned schedule that was exported to a folder.
+
+    Raises:
+        InputError: an action belongs to nothing in the decoder.
+    """
+    with safe_open(folder / SCHEDULE_FILE, "pt") as file:
+        names = json.loads(file.metadata()["names"])
+    state = load_file(folder / SCHEDULE_FILE)
+    schedule = SchedulePolicy(dict.fromkeys(names, 0.5), len(state["mean"]))  # between the bounds of every action
+    schedule.load_state_dict(state)
+    return scheduled(decoder, schedule.typical(count))
+
+
+def _card(run: Path, settings: TextConfig, kind: str, step: int, rows: Sequence[Row], answers: Sequence[Text]) -> str:
+    """A model card that says how it was made, what it scored, and the exact lines that reproduce its answers."""
+    tag = "lora" if kind == "lora" else "text-generation"
+    library = "peft" if kind == "lora" else "transformers"
+    return "\n".join(
+        [
+            *heading(run, settings, library, tag, step),
+            "```python",
+            _snippet(settings, kind, rows[0]),
+            "```",
+            "",
+            "Or from the command line:",
+            "",
+            "```sh",
+            _command(settings, kind, rows[0]),
+            "```",
+            "",
+            "| prompt | seed | answer |",
+            "|---|---|---|",
+            *(f"| {_cell(row.prompt)} | {row.seed} | {_cell(a.text)} |" for row, a in zip(rows, answers, strict=True)),
+            "",
+        ]
+    )
+
+
+def _cell(text: str) -> str:
+    """A text as it can stand in a table."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("\n", "<br>")
+
+
+def _decoder(settings: TextConfig) -> dict[str, Any]:
+    return {key: value for key, value in settings.eval.decoder.model_dump().items() if value is not None}
+
+
+def _loading(model: TextModel) -> dict[str, Any]:
+    """What must be said of a model to load it, beside its dtype."""
+    trusted = model.trust_remote_code or None
+    options = {"trust_remote_code": trusted, "mask_id": model.mask_id, "shift": model.shift}
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def _dtype(model: TextModel) -> str:
+    """What the trained model computes in: float32 where all of its weights are trained."""
+    return "float32" if model.lora is None else model.dtype
+
+
+def _snippet(settings: TextConfig, kind: str, row: Row) -> str:
+    model, lora, decoder = settings.model, kind == "lora", _decoder(settings)
+    learned = settings.algorithm.schedule.name != "none" and decoder["name"] == "scheduled"
+    place = json.dumps(model.path if lora else ".")
+    options = "".join(f", {key}={value!r}" for key, value in _loading(model).items())
+    chat = ", chat=True" if model.chat else ""
+    lines = [
+        "from pathlib import Path" if learned else "",
+        "import torch",
+        "from peft import PeftModel" if lora else "",
+        "from flowgrpo.mdlm.decoders import build" if learned else "",
+        "from flowgrpo.mdlm.export import with_schedule" if learned else "",
+        "from flowgrpo.mdlm.loading import load_predictor",
+        "from flowgrpo.mdlm.policy import TextPolicy",
+    ]
+    lines = [line for line in lines if line]
+    lines += ["", f"predictor, tokenizer = load_predictor({place}, torch.{_dtype(model)}{options})"]
+    lines += ['PeftModel.from_pretrained(predictor.model, ".")'] * lora
+    lines += [f"policy = TextPolicy(predictor, tokenizer, {model.length}{chat})"]
+    if learned:
+        lines += [
+            f'decoder = with_schedule(build({decoder!r}, policy.length, policy.eos_id), Path("."))',
+            f"answer = policy.write([{json.dumps(row.prompt)}], decoder, [({row.seed},)], 1).texts[0]",
+        ]
+    else:
+        lines += [f"answer = policy.sample([{json.dumps(row.prompt)}], {row.seed}, {decoder!r})[0]"]
+    return "\n".join(lines)
+
+
+def _command(settings: TextConfig, kind: str, row: Row) -> str:
+    model = settings.model
+    place = [model.path, "--adapter", "."] if kind == "lora" else ["."]
+    given = {"length": model.length} if model.path != EMBEDDED or kind == "full" else {}
+    given |= {**_loading(model), **({"chat": True} if model.chat else {}), "decoder": _decoder(settings)}
+    options = ["--prompt", row.prompt, "--seed", str(row.seed), "--dtype", _dtype(model), "--out", "samples"]
+    return shlex.join(["flowgrpo", "sample", *place, *options, *(f"{k}={json.dumps(v)}" for k, v in given.items())])

@@ -1,0 +1,41 @@
+"""Memory that a run of a language model needs at the least; see `flowgrpo.memory`."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from flowgrpo.loading import explained
+from flowgrpo.mdlm.config import TextConfig
+from flowgrpo.mdlm.loading import places
+from flowgrpo.memory import adapter_size, refuse_too_large, shapes
+
+
+def estimate(config: TextConfig) -> dict[str, int]:
+    """Bytes a process needs: `gpu_bytes` on its device (the host itself on a CPU), and no `host_bytes` beside it.
+
+    Raises:
+        InputError: there is no such model.
+    """
+    model, train, kl = config.model, config.train, config.algorithm.objective.kl
+    place, _ = places(model.path)
+    with explained(model.path):
+        sizes = shapes(place)
+    width = torch.finfo(getattr(torch, model.dtype)).bits // 8
+    whole = sum(map(math.prod, sizes.values()))
+    copies = 4 + (train.ema is not None)  # the weight, its gradient, two moments, the average
+    if model.lora is not None:
+        needed = whole * width + adapter_size(sizes, model.lora) * 4 * copies
+    else:  # trained in float32
+        needed = whole * 4 * (copies + (kl.beta > 0 and kl.target == "reference"))
+    return {"gpu_bytes": needed, "host_bytes": 0}
+
+
+def check(config: TextConfig, device: torch.device) -> None:
+    """Refuse a run that cannot fit, before its weights are loaded.
+
+    Raises:
+        InputError: there is no such model, or the estimate is more than the device, or this machine, has.
+    """
+    refuse_too_large(config.model.path, estimate(config), device, "model.dtype=bfloat16")

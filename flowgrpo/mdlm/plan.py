@@ -1,0 +1,259 @@
+"""What a run of a language model will do and cost, before it does it. Loads no weights.
+
+A decoder's steps are counted with its own committer, and the views of a likelihood are made of an answer of full length, so
+that a change of either shows here. Where the numbers depend on the answers these are the most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flowgrpo import loading, prompts
+from flowgrpo.mdlm import memory
+from flowgrpo.mdlm.answers import Answers
+from flowgrpo.mdlm.axes import Likelihood
+from flowgrpo.mdlm.committers import Ascending, Even, Remaining
+from flowgrpo.mdlm.config import TextConfig
+from flowgrpo.mdlm.decode import Decoder
+from flowgrpo.mdlm.objectives import Objective, TokenRatio
+from flowgrpo.mdlm.schedule import Chosen, scheduled
+from flowgrpo.mdlm.step import Step
+from flowgrpo.mdlm.texts import check_hints
+
+AXES = ("decoder", "schedule", "hints", "likelihood", "baseline", "objective", "aggregation")
+NO_END = -1  # stands for the end token, which no answer of full length has
+ANSWERS = 8  # whose random views tell whether any two overlap
+
+
+def plan(config: TextConfig) -> dict[str, Any]:
+    """The plan of a run, as `flowgrpo plan --format json` prints it; counts are of one iteration on all processes.
+
+    Model evaluations count rows: a batch of 8 is 8, and a guided one 16. `at_most` says which of them depend on the answers
+    and may be less. All rewards are taken to be numbers: lost answers are not trained on.
+
+    Raises:
+        InputError: the model, the prompts or the axes are wrong.
+    """
+    train, algorithm = config.train, config.algorithm
+    check_hints(config, prompts.load(config.prompts.train, "prompts.train"))
+    loading.rewards(config.rewards, config.eval_rewards)
+    walk = walked(training_decoder(config))
+    cost = predicted(config)
+    held_out = min(config.eval.prompts, len(prompts.load(config.prompts.eval, "prompts.eval")))
+    evaluation = walked(evaluation_decoder(config))
+    samples = train.groups * train.group_size
+    asked = samples if algorithm.hints.name == "none" else 2 * samples
+    return {
+        "preset": algorithm.preset,
+        "axes": {axis: getattr(algorithm, axis).name for axis in AXES},
+        "geometry": {
+            "groups": train.groups,
+            "group_size": train.group_size,
+            "samples": samples,
+            "updates": train.updates,
+            "passes": train.passes,
+            "micro_batch": train.micro_batch,
+            "length": config.model.length,
+            "steps": walk.steps,
+            "guidance_branches": walk.branches,
+            "views": cost.views,
+        },
+        "model_evaluations": {"rollout": cost.rollout, "update": cost.update},
+        "at_most": {"rollout": not cost.rollout_fixed, "update": not cost.update_fixed},
+        "decoded": samples,
+        "reward_calls": asked * len(config.rewards),
+        "evaluation": {
+            "model_evaluations": held_out * evaluation.evaluations,
+            "at_most": not evaluation.fixed,
+            "decoded": held_out,
+        },
+        "memory": memory.estimate(config),
+        "config": config.model_dump(mode="json"),
+    }
+
+
+def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
+    """The plan's lines for people: labels and words."""
+    g, cost, evaluation = planned["geometry"], planned["model_evaluations"], planned["evaluation"]
+    rollout, update = (_bounded(cost[part], planned["at_most"][part]) for part in ("rollout", "update"))
+    gpu, host = (planned["memory"][key] / 2**30 for key in ("gpu_bytes", "host_bytes"))
+    return [
+        ("preset", planned["preset"]),
+        *planned["axes"].items(),
+        (
+            "batch",
+            f"{g['groups']} groups x {g['group_size']} = {g['samples']} answers of {g['length']} tokens, "
+            f"{g['updates']} updates, {g['passes']} passes",
+        ),
+        ("steps", _bounded(g["steps"], planned["at_most"]["rollout"])),
+        ("views", f"{_bounded(g['views'], planned['at_most']['update'])} of an answer, {g['micro_batch']} in one call"),
+        ("model evaluations", f"{rollout} rollout + {update} update, each iteration"),
+        ("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls"),
+        ("memory", f"{gpu:.2f} GiB on the device, {host:.2f} beside it, and activations on top (see doctor)"),
+        (
+            "evaluation",
+            f"{_bounded(evaluation['model_evaluations'], evaluation['at_most'])} model evaluations, "
+            f"{evaluation['decoded']} decoded, each time",
+        ),
+    ]
+
+
+def _bounded(number: int, at_most: bool) -> str:
+    return f"at most {number:,}" if at_most else f"{number:,}"
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What one answer takes: steps, those of them that commit something, evaluations of a step, whether it is always so."""
+
+    steps: int
+    commits: int
+    branches: int
+    fixed: bool
+
+    @property
+    def evaluations(self) -> int:
+        """Model evaluations of the answer."""
+        return self.steps * self.branches
+
+
+def training_decoder(config: TextConfig, eos_id: int = NO_END, count: int = 1) -> Decoder:
+    """The decoder of training, of `count` answers, with the middle of a learned schedule for its numbers.
+
+    Raises:
+        InputError: the schedule has a number that the decoder has not.
+    """
+    length, algorithm = config.model.length, config.algorithm
+    decoder = algorithm.decoder.build(length, eos_id, "algorithm.decoder")
+    schedule = algorithm.schedule.policy(length)
+    return decoder if schedule is None else scheduled(decoder, schedule.typical(count))
+
+
+def evaluation_decoder(config: TextConfig) -> Decoder:
+    """The decoder of evaluation, likewise."""
+    length = config.model.length
+    decoder = config.eval.decoder.build(length, NO_END, "eval.decoder")
+    schedule = config.algorithm.schedule.policy(length)
+    learned = schedule is not None and config.eval.decoder.name == "scheduled"
+    return scheduled(decoder, schedule.typical(1)) if learned else decoder
+
+
+def walked(decoder: Decoder) -> Walk:
+    """The steps of an answer of full length, exact where no score decides how many positions a step commits."""
+    committer, region = decoder.committer, decoder.region
+    narrow = region.window is not None and any(end - start > region.window for start, end in region.blocks)
+    counted = isinstance(committer, Even | Ascending) or (
+        isinstance(committer, Remaining) and not isinstance(committer.ratio, Chosen)
+    )
+    counted = counted and not narrow
+    parts = [
+        _counted(decoder, block) if counted else _most(decoder, end - start, narrow)
+        for block, (start, end) in enumerate(region.blocks)
+    ]
+    steps, commits = (sum(part) for part in zip(*parts, strict=True))
+    return Walk(steps, commits, 2 if decoder.guided else 1, counted and decoder.stop_id is None)
+
+
+def _counted(decoder: Decoder, block: int) -> tuple[int, int]:
+    """Steps and commits of a block, by the committer on scores that are all alike."""
+    start, end = decoder.region.blocks[block]
+    masked, steps, commits = torch.ones(1, end - start, dtype=torch.bool), 0, 0
+    row, ids = torch.zeros(1, dtype=torch.long), torch.zeros(1, decoder.region.length, dtype=torch.long)
+    while masked.any():
+        index = torch.tensor([steps])
+        step = Step(row, index, index, torch.tensor([end - start]), block, start, masked, ids, ids.bool(), 0)
+        chosen = decoder.committer(step, torch.zeros(masked.shape).masked_fill(~masked, -torch.inf))
+        masked = masked & ~chosen
+        steps, commits = steps + 1, commits + int(chosen.any())
+    return steps, commits
+
+
+def _most(decoder: Decoder, size: int, narrow: bool) -> tuple[int, int]:
+    """The most steps and commits of a block: one position a step, unless the committer ends after a number of steps."""
+    own = getattr(decoder.committer, "steps", None)
+    steps = size if own is None else size + own if narrow else own
+    return steps, min(steps, size)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Rows through the model in one iteration on all processes, whether they are that many for sure; views of an answer."""
+
+    rollout: int
+    update: int
+    rollout_fixed: bool
+    update_fixed: bool
+    views: int
+
+
+def predicted(config: TextConfig) -> Cost:
+    """The cost of an iteration.
+
+    Raises:
+        InputError: the axes do not fit each other.
+    """
+    train, algorithm = config.train, config.algorithm
+    walk = walked(training_decoder(config))
+    samples = train.groups * train.group_size
+    rollout = samples * walk.evaluations
+    trained, all_trained = _trained(config)
+    objective, kl = algorithm.objective.build(), algorithm.objective.kl
+    views, passes, views_fixed = _views(algorithm.likelihood, objective, walk, config.model.length, train.micro_batch)
+    estimates = passes + (train.passes * train.updates > 1) + (kl.beta > 0 and kl.target == "reference")
+    update = train.passes * trained * views * estimates
+    if algorithm.hints.name != "none":  # each answer once more, and its given tokens are judged
+        given = train.groups * int(algorithm.hints.replace * train.group_size)
+        return Cost(2 * rollout, update + given, False, False, views)
+    return Cost(rollout, update, walk.fixed, views_fixed and all_trained, views)
+
+
+def _trained(config: TextConfig) -> tuple[int, bool]:
+    """How many answers of an iteration are trained on, and whether that is sure."""
+    train, select = config.train, config.train.select
+    samples = train.groups * train.group_size
+    sure = not config.algorithm.baseline.drop_zero
+    if select is None:
+        return samples, sure
+    if config.prompts.pick.budget == "knapsack":  # groups of unequal size round unequally
+        return samples, False
+    return train.groups * min(train.group_size, max(2, round(select.fraction * train.group_size))), sure
+
+
+def _views(
+    likelihood: Likelihood, objective: Objective, walk: Walk, length: int, micro_batch: int
+) -> tuple[int, int, bool]:
+    """Views of an answer, evaluations of each for the gradient (see `flowgrpo.mdlm.backward`), and whether that is sure."""
+    in_order = likelihood.name in ("autoregressive", "trajectory")  # no chance, and many views
+    views = likelihood.views(_answers(1 if in_order else ANSWERS, length, walk.commits))
+    count, separable = len(views.weight), objective.separable(views)
+    several = count > micro_batch
+    sure = not several or separable or in_order or not isinstance(objective, TokenRatio)  # else disjoint by chance
+    return count, 2 if several and not separable else 1, sure and _same_for_all(likelihood, walk, length)
+
+
+def _answers(count: int, length: int, commits: int) -> Answers:
+    """Answers of full length without prompts, whose tokens were committed in so many steps."""
+    ids = torch.zeros(count, length, dtype=torch.long)
+    steps = torch.arange(length).clamp(max=commits - 1).expand(count, -1)
+    every = torch.ones(count, length, dtype=torch.bool)
+    return Answers(ids, every, every, [("plan", i) for i in range(count)], steps)
+
+
+def _same_for_all(likelihood: Likelihood, walk: Walk, length: int) -> bool:
+    """Whether every answer has as many views, whatever its length, its decoding and the masks that are drawn."""
+    whole = likelihood.scope == "canvas"
+    match likelihood.name:
+        case "autoregressive":
+            return whole
+        case "trajectory":
+            return whole and walk.fixed
+        case "coupled":
+            return whole and likelihood.weights == "unbiased" and length > 1
+        case "monte_carlo":
+            return likelihood.masks == "exact_k" and not likelihood.antithetic
+        case "quadrature":
+            return likelihood.masks != "bernoulli"
+    return True

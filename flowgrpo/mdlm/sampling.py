@@ -1,0 +1,102 @@
+"""Sampling to a folder: answers of a language model to prompts, with an adapter or without, and a manifest of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from flowgrpo.errors import InputError, nearest
+from flowgrpo.evaluate import Sample, manifest_line, save_sample
+from flowgrpo.mdlm.axes import Decoding
+from flowgrpo.mdlm.config import TextModel
+from flowgrpo.mdlm.export import SCHEDULE_FILE, with_schedule
+from flowgrpo.mdlm.loading import load_adapter, load_predictor
+from flowgrpo.mdlm.policy import TextPolicy
+from flowgrpo.sampling import BATCH, asked, check_folder
+from flowgrpo.sentences import sentence
+
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+OPTIONS = ("length", "chat", "trust_remote_code", "mask_id", "shift", "decoder")
+
+
+def sample_to_folder(
+    model: str,
+    texts: Sequence[str] | None,
+    prompts_file: str | None,
+    out: Path,
+    call: dict[str, Any],
+    adapter: Path | None,
+    seed: int,
+    dtype: str,
+) -> list[dict[str, Any]]:
+    """Answer every prompt once, prompt i with seed + i; returns the manifest's lines.
+
+    Args:
+        call: keys of the section `model` of a config, and `decoder`, a name or a map like `eval.decoder`. The decoder
+            `scheduled` has the learned schedule of the adapter's folder, or else the model's, where there is one.
+
+    Raises:
+        InputError: there is no such model, adapter, prompt file or option, or `out` holds samples already.
+    """
+    rows = asked(texts, prompts_file, seed)
+    check_folder(out)
+    for name in ADAPTER_FILES if adapter is not None else ():
+        if not (adapter / name).is_file():
+            raise InputError(f"--adapter {adapter}: there is no {name}, which flowgrpo export writes")
+    chosen, decoding = options(model, dtype, call)
+    predictor, tokenizer = load_predictor(
+        model,
+        getattr(torch, chosen.dtype),
+        "cuda" if torch.cuda.is_available() else "cpu",
+        chosen.trust_remote_code,
+        chosen.mask_id,
+        chosen.shift,
+    )
+    if adapter is not None:
+        load_adapter(predictor, adapter)
+    policy = TextPolicy(predictor, tokenizer, chosen.length, chosen.chat)
+    decoder = decoding.build(policy.length, policy.eos_id, "decoder")
+    folder = adapter or Path(model)
+    learned = decoding.name == "scheduled" and (folder / SCHEDULE_FILE).is_file()
+    size = BATCH if predictor.padded_form is not None else 1
+    out.mkdir(parents=True, exist_ok=True)
+    lines = []
+    with (out / "manifest.jsonl").open("w") as manifest:
+        for at in range(0, len(rows), size):
+            part = rows[at : at + size]
+            own = with_schedule(decoder, folder, len(part)) if learned else decoder
+            written = policy.write([row.prompt for row in part], own, [(row.seed,) for row in part], size)
+            for row, text in zip(part, policy.shown(written), strict=True):
+                file = save_sample(text, out / f"{len(lines):04d}")
+                lines.append(manifest_line(file.name, Sample(len(lines), row, {}, None), 0, "decoder"))
+                manifest.write(json.dumps(lines[-1]) + "\n")
+    return lines
+
+
+def options(model: str, dtype: str, call: dict[str, Any]) -> tuple[TextModel, Decoding]:
+    """The model's section and the decoder that `key=value` arguments ask for.
+
+    Raises:
+        InputError: a key or a value is wrong.
+    """
+    for key in call:
+        if key not in OPTIONS:
+            raise InputError(f"{key}: a language model has no such argument, {nearest(key, OPTIONS)}")
+    given = {key: value for key, value in call.items() if key != "decoder"}
+    decoder = call.get("decoder", {})
+    decoder = {"name": decoder} if isinstance(decoder, str) else decoder
+    try:
+        chosen = TextModel.model_validate({"path": model, "dtype": dtype, **given})
+    except ValidationError as error:
+        raise InputError(sentence(error, TextModel)) from None
+    try:
+        decoding = Decoding.model_validate(decoder)
+    except ValidationError as error:
+        raise InputError(sentence(error, Decoding, ("decoder",))) from None
+    decoding.build(chosen.length, 0, "decoder")  # refuses before the weights are loaded
+    return chosen, decoding

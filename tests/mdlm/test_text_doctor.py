@@ -1,0 +1,106 @@
+"""The doctor finds a sound text run sound, and names the fault of one that was broken on purpose."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flowgrpo import config
+from flowgrpo.cli import main
+from flowgrpo.mdlm import doctor
+from flowgrpo.mdlm.presets import PRESETS
+
+NAMES = ["drift", "gradients", "group_spread", "memory", "lora_reload"]
+
+
+@pytest.fixture
+def examined(settings, tmp_path, monkeypatch, capsys):
+    """The checks of a run with overrides, by name."""
+    monkeypatch.chdir(tmp_path)
+
+    def checks(**changes):
+        (tmp_path / "chosen.yaml").write_text(config.dumped(settings(**changes)))
+        status = main(["doctor", "chosen.yaml", "--format", "json"])
+        printed = json.loads(capsys.readouterr().out)
+        assert printed["ok"] == (status == 0) == all(check["ok"] for check in printed["checks"])
+        return {check["name"]: check for check in printed["checks"]}
+
+    return checks
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4.0}])
+def test_a_sound_run_gets_a_clean_bill(examined, preset, lora):
+    tail = {"algorithm__hints__tail": 0} if preset == "igpo" else {}
+    checks = examined(algorithm__preset=preset, model__lora=lora, **tail)
+    assert list(checks) == NAMES
+    assert all(check["ok"] and check["advice"] == "" for check in checks.values()), checks
+    assert ("decoder recorded" in checks["drift"]["value"]) == (preset in ("cj_grpo", "trace_rl"))
+
+
+def test_a_model_alone_is_examined(model, capsys):
+    assert main(["doctor", str(model), "--format", "json"]) in (0, 1)
+    printed = json.loads(capsys.readouterr().out)
+    assert [check["name"] for check in printed["checks"]] == NAMES
+
+
+def test_a_model_that_is_random_is_named(examined, monkeypatch):
+    real = doctor.policy_and_weights
+
+    def noisy(settings, device):
+        policy, weights = real(settings, device)
+        policy.predictor.model.lm_head.register_forward_hook(lambda _, __, out: out + torch.rand(out.shape))
+        return policy, weights
+
+    monkeypatch.setattr(doctor, "policy_and_weights", noisy)
+    checks = examined()
+    assert not checks["drift"]["ok"]
+    assert "changes with its batch" in checks["drift"]["advice"]
+
+
+def test_a_decoder_that_records_other_numbers_is_named(examined, monkeypatch):
+    real = doctor.training_decoder
+
+    def tampered(*arguments):
+        decoder = real(*arguments)
+
+        def scorer(step, proposed):
+            proposed.log_prob.sub_(0.5)
+            return decoder.scorer(step, proposed)
+
+        return replace(decoder, scorer=scorer)
+
+    monkeypatch.setattr(doctor, "training_decoder", tampered)
+    checks = examined(algorithm__preset="cj_grpo")
+    assert not checks["drift"]["ok"]
+    assert "5.0e-01 from what the decoder recorded" in checks["drift"]["value"]
+
+
+def test_a_constant_reward_is_named(examined, tmp_path):
+    (tmp_path / "flat.py").write_text("def flat(texts, prompts):\n    return [0.5] * len(texts)\n")
+    checks = examined(rewards=[{"use": "./flat.py:flat"}])
+    assert [name for name, check in checks.items() if not check["ok"]] == ["group_spread"]
+    assert "'flat' gave every sample of a group the same value" in checks["group_spread"]["advice"]
+
+
+def test_gradients_that_do_not_reach_are_named(examined, monkeypatch):
+    real = doctor.policy_and_weights
+
+    def cut(settings, device):
+        policy, weights = real(settings, device)
+        first = policy.predictor.model.model.layers[0]
+        first.register_forward_hook(lambda _, __, out: out.detach())
+        return policy, weights
+
+    monkeypatch.setattr(doctor, "policy_and_weights", cut)
+    checks = examined(model__lora={"rank": 2, "alpha": 4.0})
+    assert not checks["gradients"]["ok"]
+    assert "over 8 of 16 tensors" in checks["gradients"]["value"]
+    assert "no gradient reaches some trained weights" in checks["gradients"]["advice"]
+
+
+def test_an_export_that_loses_the_adapter_is_named(examined, monkeypatch):
+    monkeypatch.setattr(doctor, "load_adapter", lambda predictor, folder: None)
+    checks = examined(model__lora={"rank": 2, "alpha": 4.0})
+    assert [name for name, check in checks.items() if not check["ok"]] == ["lora_reload"]

@@ -1,0 +1,168 @@
+"""What a text run will cost, counted by hand and by the run itself."""
+
+import json
+
+import pytest
+import torch
+
+from flowgrpo import config, run
+from flowgrpo.cli import main
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm import memory
+from flowgrpo.mdlm.decoders import build
+from flowgrpo.mdlm.plan import AXES, plan, predicted, walked
+from flowgrpo.mdlm.presets import PRESETS
+from flowgrpo.mdlm.texts import policy_and_weights
+
+WALKS = [
+    ("low_confidence", 8, {}, (8, 1, True)),
+    ({"name": "low_confidence", "steps": 4}, 8, {}, (4, 1, True)),
+    ({"name": "low_confidence", "steps": 6, "cfg_scale": 1.5}, 8, {}, (6, 2, True)),
+    # two blocks of four in three steps each, though the last have fewer positions than the first
+    ({"name": "random", "steps": 6, "region": {"block_length": 4}}, 8, {}, (6, 1, True)),
+    # no more steps than positions
+    ({"name": "low_confidence", "steps": 24, "region": {"block_length": 4}}, 8, {}, (8, 1, True)),
+    ({"name": "low_confidence", "eos_early_stop": True}, 8, {}, (8, 1, False)),
+    ("ass", 16, {}, (4, 1, True)),
+    # Dream's code waits: of 3 masks none goes at the first of 8 steps
+    ({"name": "entropy", "steps": 8}, 3, {}, (8, 1, True)),
+    ({"name": "origin", "steps": 8}, 3, {}, (8, 1, False)),
+    ("threshold", 8, {}, (8, 1, False)),
+    ({"name": "block_refinement", "steps": 4}, 8, {}, (4, 1, False)),
+    ("factor", 8, {}, (8, 1, False)),
+    ("scheduled", 8, {}, (8, 1, True)),
+]
+
+
+@pytest.mark.parametrize(("spec", "length", "options", "expected"), WALKS)
+def test_the_steps_of_a_decoder_are_counted_by_its_committer(spec, length, options, expected):
+    walk = walked(build(spec, length, 2))
+    assert (walk.steps, walk.branches, walk.fixed) == expected
+
+
+def counted(settings):
+    """The plan of a run, and the lines of its iterations."""
+    return predicted(settings), [line for line in run.train_config(settings).metrics if line["phase"] == "train"]
+
+
+SMALL = {"train__iterations": 2, "train__group_size": 4, "algorithm__likelihood__scope": "canvas"}
+
+# preset, overrides, and of one answer: evaluations of the rollout and of the update
+FIXED = [
+    ("diffu_grpo", {}, 4, 1 + 1 + 1),  # gradient, old, reference
+    ("diffu_grpo", {"train__updates": 1}, 4, 2),
+    ("diffu_grpo", {"train__passes": 3}, 4, 3 * 3),
+    ("diffu_grpo", {"algorithm__decoder__cfg_scale": 1.0, "algorithm__decoder__steps": 2}, 4, 3),
+    ("gdpo", {}, 4, 2 * 3),
+    ("gdpo", {"train__micro_batch": 2}, 4, 3 * 3),  # three views, in two passes
+    ("bgpo", {"train__micro_batch": 5}, 4, 2 * 16),  # sixteen, each call by itself
+    ("cj_grpo", {}, 4, 3 * 4),
+    ("cj_grpo", {"train__micro_batch": 3}, 4, 3 * 4),  # disjoint views
+    ("cj_grpo", {"algorithm__decoder__steps": 2}, 2, 3 * 2),
+    ("cj_grpo", {"algorithm__objective__kl__level": "sequence", "train__micro_batch": 3}, 4, 4 * 4),
+    ("just_grpo", {"train__updates": 1}, 4, 4),
+    ("spg", {}, 4, 2 * 2),
+    ("coupled_grpo", {"algorithm__likelihood__weights": "unbiased"}, 4, 3 * 3),
+    ("co_grpo", {}, 4, 2 * 4),
+    ("co_grpo", {"algorithm__schedule__start": {"cfg_scale": 1.0}}, 8, 2 * 4),
+]
+
+
+@pytest.mark.parametrize(("preset", "overrides", "rollout", "update"), FIXED)
+def test_a_run_counts_what_was_predicted(settings, preset, overrides, rollout, update):
+    cost, lines = counted(settings(algorithm__preset=preset, **SMALL, **overrides))
+    assert (cost.rollout, cost.update) == (16 * rollout, 16 * update)
+    assert (cost.rollout_fixed, cost.update_fixed) == (True, True)
+    for line in lines:
+        assert (line["cost/rollout_evaluations"], line["cost/update_evaluations"]) == (cost.rollout, cost.update)
+
+
+LESS = [
+    ("trace_rl", {}),
+    ("coupled_grpo", {}),
+    ("just_grpo", {"algorithm__likelihood__scope": "eos"}),
+    ("cj_grpo", {"algorithm__decoder": "origin"}),
+    ("co_grpo", {"algorithm__schedule__start": {"ratio": 0.5}}),
+    ("bgpo", {"algorithm__likelihood__antithetic": True}),
+    ("gdpo", {"algorithm__likelihood__masks": "bernoulli"}),
+    ("igpo", {}),
+    ("diffu_grpo", {"algorithm__baseline": "leave_one_out", "algorithm__decoder__eos_early_stop": True}),
+]
+
+
+@pytest.mark.parametrize(("preset", "overrides"), LESS)
+def test_a_run_whose_cost_depends_on_its_answers_counts_at_most_what_was_predicted(settings, preset, overrides):
+    chosen = {"algorithm__hints__tail": 0, "algorithm__hints__chunk": [1, 2]} if preset == "igpo" else {}
+    cost, lines = counted(settings(algorithm__preset=preset, **SMALL | chosen | overrides))
+    assert not (cost.rollout_fixed and cost.update_fixed)
+    for line in lines:
+        assert line["cost/rollout_evaluations"] <= cost.rollout
+        assert line["cost/update_evaluations"] <= cost.update
+        assert not cost.rollout_fixed or line["cost/rollout_evaluations"] == cost.rollout
+
+
+def test_a_selection_of_answers_is_counted(settings):
+    cost, lines = counted(settings(train__select={"fraction": 0.5}, **SMALL))
+    assert cost.update == 3 * 4 * 2
+    assert [line["cost/update_evaluations"] for line in lines] == [cost.update] * 2
+
+
+def test_the_evaluation_is_counted(settings):
+    chosen = settings(eval__decoder={"steps": 2, "cfg_scale": 0.5}, train__iterations=1)
+    assert plan(chosen)["evaluation"] == {"model_evaluations": 4 * 2 * 2, "at_most": False, "decoded": 4}
+    held_out = [line for line in run.train_config(chosen).metrics if line["phase"] == "eval"]
+    assert {line["cost/model_evaluations"] for line in held_out} == {16}
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4.0}])
+def test_memory_counts_every_copy(settings, lora):
+    chosen = settings(model__lora=lora, model__dtype="bfloat16")
+    _, weights = policy_and_weights(chosen, torch.device("cpu"))
+    trained = sum(p.numel() for p in weights.parameters)
+    whole = sum(p.numel() for n, p in weights.modules["model"].named_parameters() if "lora_" not in n)
+    # weight, gradient, two moments, average; and the reference of diffu_grpo's KL, which adapters do not need
+    assert memory.estimate(chosen) == {
+        "gpu_bytes": 4 * 6 * trained if lora is None else 2 * whole + 4 * 5 * trained,
+        "host_bytes": 0,
+    }
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_method_is_planned_by_the_command(settings, tmp_path, capsys, preset):
+    arguments = ["plan", str(tmp_path / "run.yaml"), f"algorithm.preset={preset}", "algorithm.hints={tail: 0}"]
+    arguments = arguments if preset == "igpo" else arguments[:3]
+    assert main([*arguments, "--format", "json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["preset"] == preset
+    assert planned["axes"] == {axis: PRESETS[preset][axis]["name"] for axis in AXES}
+    assert planned["decoded"] == 32
+    assert planned["reward_calls"] == (64 if preset == "igpo" else 32)
+    assert planned["geometry"]["length"] == 4
+    assert planned["memory"]["gpu_bytes"] > 0
+    assert config.validated(planned["config"]) == config.load(arguments[1], arguments[2:])
+    assert main(arguments) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "4 groups x 8 = 32 answers of 4 tokens, 2 updates, 1 passes" in shown
+    assert ("at most" in shown) == (True in planned["at_most"].values())
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ({"model__path": "./nowhere"}, r"^model\.path: './nowhere' holds no model"),
+        ({"model__path": "shapes"}, r"^model\.path: 'shapes' holds no model"),
+        ({"prompts__eval": "no.txt"}, r"^prompts\.eval: there is no file no\.txt"),
+        ({"algorithm__preset": "igpo", "algorithm__hints__column": "way"}, "no training prompt has 'way'"),
+        ({"algorithm__preset": "co_grpo", "algorithm__schedule__start": {"heat": 1.0}}, "'heat'|heat: unknown action"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(settings, overrides, sentence):
+    with pytest.raises(InputError, match=sentence):
+        plan(settings(**({"algorithm__hints__tail": 0} if "igpo" in overrides.values() else {}), **overrides))
+
+
+def test_a_flow_config_of_a_language_model_is_told_its_kind(settings, tmp_path, capsys):
+    assert main(["plan", str(tmp_path / "run.yaml"), "kind=flow", "model={path: digits}", "algorithm={}"]) == 2
+    assert main(["plan", str(tmp_path / "run.yaml"), "kind=flow", "model={path: digits}", "rewards=[{use: tags}]"]) == 2
+    assert "model.path: digits is a language model, set kind: mdlm" in capsys.readouterr().err
