@@ -6,7 +6,7 @@
     python scripts/compare_methods.py report OUT --config configs/mdlm.yaml --work 50000
 
 `run` trains each method (a preset, or NAME='preset key=value ...') with each seed through the command line, one thread each,
-two at a time, until its calibration, rollouts and updates have taken so many seconds, or so much work: model evaluations.
+two at a time (--at-once), until its calibration, rollouts and updates have taken so many seconds, or so much work: model evaluations.
 Held-out evaluation, start-up and checkpoints do not count. A seed fixes the prompts for all methods alike. Runs that are
 complete are not run again. `report` reads the runs' own metrics and interpolates their held-out reward at the budget, and
 after a budget of seconds also at as many model evaluations as all of them have made, or at --evaluations. --picture needs
@@ -231,6 +231,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=100.0)
     parser.add_argument("--work", type=float, metavar="EVALUATIONS", help="the budget, in place of seconds")
     parser.add_argument("--evaluations", type=float, help="of a report's second comparison")
+    parser.add_argument("--at-once", type=int, default=2, help="runs side by side; one for each core")
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
     budget = Budget(options.seconds, trained_seconds, "seconds")
@@ -242,7 +243,7 @@ def main() -> None:
     (out,) = options.folders
     out.mkdir(parents=True, exist_ok=True)
     methods = parsed(options.methods or list(ALL[config.load(options.config).kind]))
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(options.at_once) as pool:
         jobs = [
             pool.submit(train, name, options.config, overrides, seed, budget, out)
             for seed in options.seeds
