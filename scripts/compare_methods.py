@@ -6,7 +6,8 @@
     python scripts/compare_methods.py report OUT --config configs/mdlm.yaml --work 50000
 
 `run` trains each method (a preset, or NAME='preset key=value ...') with each seed through the command line, one thread each,
-two at a time (--at-once), until its calibration, rollouts and updates have taken so many seconds, or so much work: model evaluations.
+two at a time (--at-once), until its calibration, rollouts and updates have taken so many seconds, or so much work, which is
+model evaluations.
 Held-out evaluation, start-up and checkpoints do not count. A seed fixes the prompts for all methods alike. Runs that are
 complete are not run again. `report` reads the runs' own metrics and interpolates their held-out reward at the budget, and
 after a budget of seconds also at as many model evaluations as all of them have made, or at --evaluations. --picture needs
