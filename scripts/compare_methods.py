@@ -36,8 +36,8 @@ from pathlib import Path
 from typing import Any
 
 from flowgrpo import config
+from flowgrpo.kinds import KINDS
 from flowgrpo.mdlm.presets import PRESETS as TEXT_PRESETS
-from flowgrpo.plan import plan
 from flowgrpo.presets import PRESETS
 
 CONFIG = Path(__file__).parents[1] / "configs" / "shapes.yaml"
@@ -126,7 +126,7 @@ def train(name: str, path: Path, overrides: list[str], seed: int, budget: Budget
     shutil.rmtree(out / run, ignore_errors=True)
     kind = config.load(path).kind
     settings = [*SETTINGS[kind], *overrides, f"run.seed={seed}", f"run.dir={out}", f"run.name={run}"]
-    cost = plan(config.load(path, settings))
+    cost = KINDS[kind].plan(config.load(path, settings))
     every = max(1, round(budget.amount / LOOKS / budget.iteration(cost)))
     command = [sys.executable, "-m", "flowgrpo", "train", str(path), *settings, f"eval.every={every}"]
     log = out / f"{run}.log"
