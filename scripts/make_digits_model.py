@@ -8,9 +8,9 @@ masked at a rate t ~ U(0, 1); an answer is filled up with the end token to `LENG
 from LLaDA's loss in that masked tokens weigh alike whatever t is. The weights are the average of the late ones, written as
 bfloat16. Training is compiled and in mixed precision.
 
-The model is imperfect on purpose: training stops early, and in a short second pass half of the answers are lazy: a Sudoku
-is copied with its cells empty, a Countdown makes its target of numbers that were not given. So the model knows how and does
-not always care, which is what reinforcement can mend in minutes.
+The model is imperfect on purpose: training stops early, and in two short further passes a part of the answers is lazy: a
+Sudoku is copied with its cells empty, a Countdown makes its target of numbers that were not given. So the model knows how
+and does not always care, which is what reinforcement can mend in minutes.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from rewards.text import solved
 
 LENGTH = 20  # tokens of an answer
 BATCH = 128
-PASSES = (  # steps, factor of the learning rates, share of lazy answers, shares of the tasks
-    (2400, 1.0, 0.0, {"countdown": 0.45, "sudoku": 0.1, "arithmetic": 0.45}),
-    (400, 0.5, 0.5, {"countdown": 0.5, "sudoku": 0.2, "arithmetic": 0.3}),
+PASSES = (  # steps, factor of the learning rates, shares of the tasks, of which these shares are lazy
+    (2400, 1.0, {"countdown": 0.45, "sudoku": 0.1, "arithmetic": 0.45}, {}),
+    (400, 0.5, {"countdown": 0.5, "sudoku": 0.2, "arithmetic": 0.3}, {"countdown": 0.3, "sudoku": 0.6}),
+    (200, 0.3, {"countdown": 0.6, "sudoku": 0.2, "arithmetic": 0.2}, {"sudoku": 0.65}),
 )
 HIDDEN_PROMPTS = 0.2  # share of rows of which some prompt tokens are hidden too, as diffu-GRPO's views have it
 PROMPT_RATE = 0.15
@@ -85,14 +86,14 @@ class Batches:
     def __init__(self, words: PreTrainedTokenizerFast, seed: int):
         self.words, self.rng = words, np.random.default_rng(seed)
 
-    def __call__(self, lazy: float, shares: dict[str, float]) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, shares: dict[str, float], lazy: dict[str, float]) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids and whether each is of an answer, (BATCH, LONGEST_PROMPT + LENGTH)."""
         tasks = self.rng.choice(list(shares), BATCH, p=list(shares.values()))
         rows = [draw(str(task), "train", self.rng) for task in tasks]
         ids = torch.full((BATCH, LONGEST_PROMPT + LENGTH), self.words.eos_token_id)
         ids[:, :LONGEST_PROMPT] = self.words.pad_token_id
         for row, own in zip(rows, ids, strict=True):
-            solution = self.lazy(row) if self.rng.random() < lazy else row["completion"]
+            solution = self.lazy(row) if self.rng.random() < lazy.get(row["task"], 0) else row["completion"]
             prompt, answer = (self.words(text).input_ids for text in (row["prompt"], solution))
             own[LONGEST_PROMPT - len(prompt) : LONGEST_PROMPT] = torch.tensor(prompt)
             own[LONGEST_PROMPT : LONGEST_PROMPT + len(answer)] = torch.tensor(answer)
@@ -195,8 +196,8 @@ def main() -> None:
     words = tokenizer()
     network = model(words)
     batches = Batches(words, arguments.seed)
-    for steps, rate, lazy, shares in PASSES:
-        train(network, batches, steps, rate, lazy, shares)
+    for steps, rate, shares, lazy in PASSES:
+        train(network, batches, steps, rate, shares, lazy)
     network.to(torch.bfloat16).save_pretrained(arguments.out)
     words.save_pretrained(arguments.out)
     for task in TASKS:
