@@ -216,7 +216,10 @@ def _facts(config: dict[str, Any], metrics: list[dict[str, Any]]) -> list[tuple[
         ("method", algorithm["preset"]),
         *([("decoder", f"{algorithm['decoder']['name']}, {model['length']} tokens")] if "decoder" in algorithm else []),
         ("weights", "full" if model["lora"] is None else f"LoRA rank {model['lora']['rank']}"),
-        ("batch", f"{train['groups']} prompts × {train['group_size']} samples, {train['updates']} updates"),
+        (
+            "batch",
+            f"{train['groups']} prompts × {train['group_size']} samples, {train['updates']} update{'s' * (train['updates'] > 1)}",
+        ),
         ("rewards", ", ".join(use["name"] or use["use"] for use in config["rewards"])),
         ("iterations", str(len(lines))),
     ]

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 WIDTH, HEIGHT = 640, 240
 PART = 340, 180  # the size of one of several
-LEFT, RIGHT, TOP, BOTTOM = 46, 12, 14, 30
+LEFT, RIGHT, TOP, BOTTOM = 46, 12, 14, 30  # the left margin holds labels of five letters
+LETTER = 7.5
 
 Points = Sequence[tuple[float, float]]
 
@@ -25,16 +26,18 @@ def curve(held_out: Points, train: Points, size: tuple[int, int] = (WIDTH, HEIGH
     span_x = ticks_x[0], max(ticks_x[-1], max(x for x, _ in everything))
     span_y = ticks_y[0], ticks_y[-1]
 
+    left = LEFT + LETTER * max(0, max(len(f"{y:g}") for y in ticks_y) - 5)
+
     def place(x: float, y: float) -> tuple[float, float]:
         u = (x - span_x[0]) / (span_x[1] - span_x[0])
         v = (y - span_y[0]) / (span_y[1] - span_y[0])
-        return LEFT + u * (width - LEFT - RIGHT), height - BOTTOM - v * (height - TOP - BOTTOM)
+        return left + u * (width - left - RIGHT), height - BOTTOM - v * (height - TOP - BOTTOM)
 
     parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="reward by training step">']
     for y in ticks_y:
         _, py = place(span_x[0], y)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{py:.1f}" y2="{py:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{py + 4:.1f}" text-anchor="end">{y:g}</text>')
+        parts.append(f'<line class="grid" x1="{left:g}" x2="{width - RIGHT}" y1="{py:.1f}" y2="{py:.1f}"/>')
+        parts.append(f'<text x="{left - 8:g}" y="{py + 4:.1f}" text-anchor="end">{y:g}</text>')
     for x in ticks_x:
         px, _ = place(x, span_y[0])
         parts.append(f'<text x="{px:.1f}" y="{height - 10}" text-anchor="middle">{x:g}</text>')
