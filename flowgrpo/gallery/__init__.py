@@ -218,7 +218,7 @@ def _facts(config: dict[str, Any], metrics: list[dict[str, Any]]) -> list[tuple[
         ("weights", "full" if model["lora"] is None else f"LoRA rank {model['lora']['rank']}"),
         (
             "batch",
-            f"{train['groups']} prompts × {train['group_size']} samples, {train['updates']} update{'s' * (train['updates'] > 1)}",
+            f"{train['groups']} prompts × {train['group_size']} samples, {train['updates']} updates",
         ),
         ("rewards", ", ".join(use["name"] or use["use"] for use in config["rewards"])),
         ("iterations", str(len(lines))),

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from flowgrpo.axes import CHOICES as FLOW
 from flowgrpo.axes.base import Choice, Positive, Strict
@@ -39,7 +39,7 @@ class Decoding(Choice):
     """
 
     name: str = "low_confidence"
-    proposal: Any = None
+    proposal: str | dict[str, Any] | None = None
     scorer: Any = None
     modifiers: list[Any] | None = None
     committer: Any = None
@@ -74,7 +74,8 @@ class Rollouts(Decoding):
     """The decoder of training, which draws at temperature 1 unless another is given."""
 
     def _written(self) -> dict[str, Any]:
-        return {**super()._written(), "proposal": {"temperature": 1.0, **(self.proposal or {})}}
+        proposal = {"name": self.proposal} if isinstance(self.proposal, str) else self.proposal or {}
+        return {**super()._written(), "proposal": {"temperature": 1.0, **proposal}}
 
 
 class Unscheduled(Choice):
@@ -94,7 +95,7 @@ class LearnedSchedule(Choice):
     """
 
     name: Literal["learned"] = "learned"
-    start: dict[str, float | list[float]] = {"temperature": 0.8}
+    start: Annotated[dict[str, float | list[float]], Field(min_length=1)] = {"temperature": 0.8}
     std: Positive = 0.3
     learning_rate: Positive = 0.03
 
@@ -127,6 +128,14 @@ class Inpainting(Choice):
     tail: Annotated[int, Field(ge=0)] | None = None
     stretch: float = Field(1.5, ge=1)
     entropy: Rate = 0.2
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Inpainting:
+        for key in ("chunk", "share"):
+            low, high = getattr(self, key)
+            if low > high:
+                raise InputError(f"algorithm.hints.{key}: {low} is above {high}, write the least first")
+        return self
 
 
 class Likelihood(Choice):

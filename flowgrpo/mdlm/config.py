@@ -11,6 +11,7 @@ from flowgrpo.axes.base import Choice, Strict
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.axes import CHOICES, Decoding, Ratio
 from flowgrpo.mdlm.presets import PRESETS
+from flowgrpo.mdlm.schedule import scheduled
 from flowgrpo.sections import Eval, Lora, Prompts, RewardUse, Run, Train, check_geometry
 
 EMBEDDED = "digits"
@@ -70,6 +71,8 @@ class TextAlgorithm(Strict):
     def _agree(self) -> TextAlgorithm:
         if self.schedule.name == "learned" and self.decoder.name != "scheduled":
             raise InputError("algorithm.schedule: learned numbers need algorithm.decoder=scheduled")
+        if self.schedule.name == "learned" and self.hints.name != "none":
+            raise InputError("algorithm.hints: they do not go with a learned schedule, take none")
         if self.schedule.name == "learned" and not isinstance(self.objective, Ratio):
             raise InputError("algorithm.schedule: its loss is one of a ratio, take token_ratio or sequence_ratio")
         return self
@@ -110,6 +113,9 @@ class TextConfig(Strict):
         hints = self.algorithm.hints
         if hints.name != "none" and (hints.tail or 0) >= self.model.length:
             raise InputError(f"algorithm.hints.tail: {hints.tail} leaves no room in model.length = {self.model.length}")
-        self.algorithm.decoder.build(self.model.length, 0, "algorithm.decoder")
+        decoder = self.algorithm.decoder.build(self.model.length, 0, "algorithm.decoder")
+        schedule = self.algorithm.schedule.policy(self.model.length)
+        if schedule is not None:
+            scheduled(decoder, schedule.typical(1))
         self.eval.decoder.build(self.model.length, 0, "eval.decoder")
         return self

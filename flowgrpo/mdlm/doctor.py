@@ -111,8 +111,7 @@ def _gradients(settings: TextConfig, policy: TextPolicy, weights: Weights, answe
     old = estimate(policy.predictor, answers, views, size).each
     advantage = torch.ones(len(answers.ids), device=answers.ids.device)
     advantage[1::2] = -1
-    scored = views.scored.any(0) & answers.scored
-    weight = algorithm.aggregation.weights(scored, advantage, views.first, lambda total: total)
+    weight = algorithm.aggregation.weights(answers.scored, advantage, views.first, lambda total: total)
     backward(policy.predictor, answers, views, algorithm.objective.build(), advantage, weight, old, old, size)
     own = [p for p in weights.parameters if all(p is not q for m in weights.whole.values() for q in m.parameters())]
     norms = [float(p.grad.norm()) for p in own if p.grad is not None]

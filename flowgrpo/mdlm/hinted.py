@@ -46,23 +46,26 @@ def revealed(policy: TextPolicy, settings: Inpainting, solutions: Sequence[str],
     return torch.stack(rows)
 
 
-def exchanged(values: Tensor, hinted: Tensor, settings: Inpainting) -> list[tuple[int, int]]:
-    """Which answers of a failed group (place) give way to which hinted ones (place), by their rewards (G,) each.
+def exchanged(rewards: Tensor, settings: Inpainting) -> list[tuple[int, int]]:
+    """Which answers of a failed group (place) give way to which hinted ones (place).
 
-    The first that succeeded replace the first that failed, at most a share `replace` of the group.
+    The first that succeeded replace the first of the group, at most a share `replace` of it.
+
+    Args:
+        rewards: (G,) of the hinted answers.
     """
-    better = (hinted >= settings.success).nonzero()[:, 0].tolist()
-    most = int(settings.replace * len(values))
-    return list(zip(range(len(values)), better[:most], strict=False))
+    better = (rewards >= settings.success).nonzero()[:, 0].tolist()
+    return list(enumerate(better[: int(settings.replace * len(rewards))]))
 
 
 @torch.no_grad()
-def uncertain(policy: TextPolicy, rollout: Rollout, share: float, micro_batch: int) -> Tensor:
+def uncertain(policy: TextPolicy, rollout: Rollout, scope: Tensor, share: float, micro_batch: int) -> Tensor:
     """The given tokens (B, L) bool that are trained on: of each row the share whose prediction has the largest entropy.
 
-    At least one of a row that has any. The prediction is that of the wholly hidden answer.
+    At least one of a row that has any in `scope` (B, L). The prediction is that of the wholly hidden answer; a view, though,
+    shows the given tokens that are not trained on.
     """
-    given = rollout.step_map == GIVEN
+    given = scope & (rollout.step_map == GIVEN)
     chosen = torch.zeros_like(given)
     rows = given.any(1).nonzero()[:, 0]
     for part in rows.split(micro_batch) if len(rows) else ():

@@ -81,11 +81,16 @@ class SchedulePolicy(torch.nn.Module):
         means = []
         for name, numbers in start.items():
             if name not in BOUNDS:
-                raise InputError(f"decoder.schedule.{name}: unknown action, {nearest(name, BOUNDS)}")
+                raise InputError(f"algorithm.schedule.start.{name}: unknown action, {nearest(name, BOUNDS)}")
             low, high = BOUNDS[name]
-            numbers = torch.as_tensor(numbers, dtype=torch.float32).expand(steps)
+            numbers = torch.as_tensor(numbers, dtype=torch.float32)
+            if numbers.ndim and len(numbers) != steps:
+                raise InputError(
+                    f"algorithm.schedule.start.{name}: {len(numbers)} numbers for {steps} steps, one a token of the length"
+                )
+            numbers = numbers.expand(steps)
             if not ((numbers > low) & (numbers < high)).all():
-                raise InputError(f"decoder.schedule.{name}: its numbers are to lie between {low} and {high}")
+                raise InputError(f"algorithm.schedule.start.{name}: its numbers are to lie between {low} and {high}")
             means.append(((numbers - low) / (high - low)).logit())
         self.names = tuple(start)
         self.mean = torch.nn.Parameter(torch.stack(means, dim=1))
@@ -134,7 +139,9 @@ def scheduled(decoder: Decoder, actions: Actions) -> Decoder:
             changes = (Gumbel(chosen) if isinstance(change, Gumbel) else change for change in decoder.modifiers)
             decoder = replace(decoder, modifiers=tuple(changes))
         else:
-            raise InputError(f"decoder.schedule.{name}: the decoder has no such number, take the decoder scheduled")
+            raise InputError(
+                f"algorithm.schedule.start.{name}: the decoder has no such number, take the decoder scheduled"
+            )
     return decoder
 
 

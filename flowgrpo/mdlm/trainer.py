@@ -23,7 +23,7 @@ from flowgrpo.mdlm.backward import Outcome, backward
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decode import GIVEN, Decoder, Rollout
 from flowgrpo.mdlm.estimate import estimate
-from flowgrpo.mdlm.objectives import Objective
+from flowgrpo.mdlm.objectives import LIMIT, Objective
 from flowgrpo.mdlm.policy import TextPolicy, Written
 from flowgrpo.mdlm.schedule import Actions, SchedulePolicy, acted, scheduled
 from flowgrpo.mdlm.views import Views
@@ -47,7 +47,8 @@ class Batch:
         written: the answers.
         scores: their rewards.
         actions: of the schedule, or None.
-        hinted: how many were given parts of a solution.
+        unhelped: (B, R) the rewards before hints changed anything.
+        hinted: how many answers were replaced by ones that were given parts of a solution.
     """
 
     places: list[tuple[int, int]]
@@ -55,6 +56,7 @@ class Batch:
     written: Written
     scores: Scores
     actions: Actions | None
+    unhelped: Tensor
     hinted: int = 0
 
 
@@ -121,7 +123,7 @@ class TextTrainer(Loop):
         ones, units = torch.ones(len(group), dtype=torch.float64), torch.arange(len(group))
         advantages, trained, seen = self._compared(
             Units(batch.scores.values, group[:, None], ones, units),
-            batch.scores.values,
+            batch.unhelped,
             group.tolist(),
             batch.scores,
             groups,
@@ -151,7 +153,8 @@ class TextTrainer(Loop):
         seeds = [self._address("answer", *place) for place in places]
         actions = None if self.schedule is None else self.schedule.draw(seeds)
         written = self._write(rows, self._decoder(actions), seeds)
-        batch = Batch(places, rows, written, self._scored(written.texts, rows, places), actions)
+        scores = self._scored(written.texts, rows, places)
+        batch = Batch(places, rows, written, scores, actions, scores.values)
         return batch if config.algorithm.hints.name == "none" else self._helped(batch)
 
     def _address(self, *parts: Address) -> tuple[Address, ...]:
@@ -201,8 +204,7 @@ class TextTrainer(Loop):
         pairs = []
         for group in dict.fromkeys(group for group, _ in places):
             own = [i for i, place in enumerate(places) if place[0] == group]
-            before = total[[asked[i] for i in own]]
-            pairs += [(asked[own[a]], own[b]) for a, b in hinted.exchanged(before, found[own], settings)]
+            pairs += [(asked[own[a]], own[b]) for a, b in hinted.exchanged(found[own], settings)]
         return _replaced(batch, written, scores, pairs)
 
     # Update
@@ -210,10 +212,13 @@ class TextTrainer(Loop):
     def _update(self, batch: Batch, advantages: Tensor, weight: Tensor) -> list[Measured]:
         """An optimizer step for each part of each pass."""
         train, rollout = self.config.train, batch.written.rollout
-        scored = in_scope(rollout.completion, self.policy.eos_id, self.config.algorithm.likelihood.scope)
-        scored &= rollout.step_map != GIVEN
+        scope = in_scope(rollout.completion, self.policy.eos_id, self.config.algorithm.likelihood.scope)
+        # Neither what was given nor what fills a row up behind its end was decided.
+        scored = scope & (rollout.step_map != GIVEN) & (rollout.step_map < rollout.steps[:, None])
         if batch.hinted:
-            scored |= hinted.uncertain(self.policy, rollout, self.config.algorithm.hints.entropy, train.micro_batch)
+            scored |= hinted.uncertain(
+                self.policy, rollout, scope, self.config.algorithm.hints.entropy, train.micro_batch
+            )
         parts = torch.tensor([group * train.updates // train.groups for group, _ in batch.places])
         steps = [
             self._step(batch, scored, advantages, weight, number, (parts == part).nonzero()[:, 0])
@@ -252,13 +257,14 @@ class TextTrainer(Loop):
         """Take an optimizer step."""
         algorithm, train = self.config.algorithm, self.config.train
         answers, advantage, views = step.answers, step.advantage.float(), step.views
-        scored = views.scored.any(0) & answers.scored
-        token_weight = algorithm.aggregation.weights(scored, advantage, views.first, self._sum)
+        # Not of what the views happen to score: a weight must not depend on the masks.
+        token_weight = algorithm.aggregation.weights(answers.scored, advantage, views.first, self._sum)
         token_weight = token_weight * step.weight.float()[:, None]
-        everywhere = float(self._sum(torch.tensor(float(len(answers.ids)))))
+        scored = views.scored.any(0)
+        everywhere, tokens = self._sum(torch.tensor([float(len(answers.ids)), float(scored.sum())])).tolist()
         measured, objective = Measured(drift=None), algorithm.objective.build()
         self.optimizer.zero_grad(set_to_none=True)
-        if len(answers.ids):
+        if scored.any():
             outcome = backward(
                 self.policy.predictor,
                 answers,
@@ -274,7 +280,7 @@ class TextTrainer(Loop):
             _measure(measured, outcome, objective, scored, step.old is not None)
             if batch.actions is not None:
                 self.scaler.scale(self._schedule_loss(step, batch) / everywhere).backward()
-        if everywhere > 0:
+        if tokens > 0:
             moved(self.weights, self.optimizer, self.scaler, train.max_grad_norm, self._sum, measured)
         return measured
 
@@ -282,7 +288,8 @@ class TextTrainer(Loop):
         """Loss of the schedule's actions, the sum over answers of the mean over the steps they took."""
         actions, rows = batch.actions, step.rows
         took = acted(batch.written.rollout, actions)[rows]
-        ratio = (self.schedule.log_prob(actions.raw[rows]) - actions.log_prob[rows]).exp()
+        gap = self.schedule.log_prob(actions.raw[rows]) - actions.log_prob[rows]
+        ratio = gap.clamp(-LIMIT, LIMIT).exp()
         loss = self.config.algorithm.objective.surrogate().loss(ratio, step.advantage.float()[:, None])
         each = (loss * took).sum(1) / took.sum(1).clamp(min=1)
         return (each * step.weight.float()).sum()
@@ -343,4 +350,5 @@ def _measure(measured: Measured, outcome: Outcome, objective: Objective, scored:
     measured.ratio = float(log_ratio[scored].sum())
     measured.clipped = int(stopped[scored].sum())
     kl = getattr(objective, "kl", None)
-    measured.kl = None if kl is None else float(kl.mean(outcome.terms)) * measured.edges
+    each = replace(outcome.terms, token_weight=scored.float())
+    measured.kl = None if kl is None else float(kl.mean(each))

@@ -48,7 +48,7 @@ def model(tmp_path_factory):
         intermediate_size=48,
         num_hidden_layers=2,
         num_attention_heads=4,
-        max_position_embeddings=64,
+        max_position_embeddings=128,
         pad_token_id=0,
         eos_token_id=2,
         mask_token_id=1,

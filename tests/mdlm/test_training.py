@@ -73,8 +73,8 @@ def test_the_batch_of_a_call_changes_nothing_but_rounding(settings):
 
 
 def test_two_processes_train_what_one_does(settings, tmp_path):
-    choices = ["algorithm.preset=bgpo", "train.iterations=2"]
-    one = run.train_config(settings(run__name="one", algorithm__preset="bgpo"))
+    choices = ["algorithm.preset=diffu_grpo", "train.iterations=2", "train.passes=2"]
+    one = run.train_config(settings(run__name="one", algorithm__preset="diffu_grpo", train__passes=2))
     command = [sys.executable, "-m", "flowgrpo", "train", str(tmp_path / "run.yaml"), *choices]
     done = subprocess.run([*command, "run.processes=2", "run.name=two"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -82,7 +82,9 @@ def test_two_processes_train_what_one_does(settings, tmp_path):
     for line, other in zip(lines(one), lines(two), strict=True):
         same = ("reward/mean", "cost/model_evaluations", "cost/trained_edges", "groups/zero_std_fraction")
         assert [line[key] for key in same] == [other[key] for key in same]
-        assert line["policy/grad_norm"] == pytest.approx(other["policy/grad_norm"], rel=1e-3)
+        for key in ("policy/grad_norm", "policy/kl", "policy/mean_abs_log_ratio"):
+            assert line[key] == pytest.approx(other[key], rel=1e-3)
+    assert lines(two)[-1]["policy/kl"] > 0
 
 
 def test_adapters_are_trained_and_their_base_is_not(settings):
@@ -104,8 +106,7 @@ def test_hints_replace_failed_answers_by_ones_that_succeed(settings, tmp_path):
     )
     hinted = [line["reward/hinted"] for line in lines(done)]
     assert 0 < max(hinted) <= 32  # at most half of the answers
-    first = lines(done)[0]
-    assert first["reward/mean"] * 64 == pytest.approx(first["reward/hinted"], abs=2)
+    assert lines(done)[0]["reward/mean"] * 64 < 3  # what the model did by itself
 
 
 def test_group_wise_rewards_meet_one_group_at_a_time(settings, tmp_path):
@@ -146,6 +147,13 @@ def test_evaluation_takes_its_own_decoder(settings):
         ({"algorithm__preset": "bgpo", "algorithm__objective__kl": {"beta": 1}}, "algorithm.objective.kl: unknown key"),
         ({"algorithm__preset": "igpo", "algorithm__hints__column": "reasoning"}, "no training prompt has 'reasoning'"),
         ({"algorithm__preset": "igpo", "algorithm__hints__tail": 4}, "algorithm.hints.tail"),
+        ({"algorithm__preset": "igpo", "algorithm__hints__chunk": [10, 5]}, "algorithm.hints.chunk: 10 is above 5"),
+        ({"algorithm__decoder__proposal": "sampel"}, "algorithm.decoder.proposal: 'sampel' is unknown"),
+        (
+            {"algorithm__preset": "co_grpo", "algorithm__schedule__start": {"temperature": [0.5, 0.6]}},
+            "algorithm.schedule.start.temperature: 2 numbers for 4 steps",
+        ),
+        ({"algorithm__preset": "co_grpo", "algorithm__hints": "inpainting"}, "algorithm.hints: they do not go"),
         ({"algorithm__schedule": "learned"}, "algorithm.decoder=scheduled"),
         ({"model__path": "nowhere/at all"}, "model.path"),
         ({"train__groups": 3}, "train.groups"),
