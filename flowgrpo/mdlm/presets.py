@@ -44,6 +44,12 @@ PRESETS: dict[str, Row] = {
         "token_mean",
         _MEAN,
     ),
+    "diffu_grpo_fast": _row(  # ours: the same without masks in the prompt and without a reference; one evaluation an answer
+        {"name": "one_step", "prompt_rate": 0.0},
+        {"name": "token_ratio", "clip_range": 0.5},
+        "token_mean",
+        _STD,
+    ),
     "coupled_grpo": _row(  # arXiv 2506.20639, with the released weights
         {"name": "coupled"},
         {"name": "token_ratio", "clip_range": 0.5, "kl": {"form": "k3", "beta": 0.01}},
