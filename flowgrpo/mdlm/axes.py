@@ -12,6 +12,7 @@ A choice is a small configuration and the one call that builds what it names; th
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -143,9 +144,9 @@ class Likelihood(Choice):
 
     scope: Scope = "eos"
 
+    @abstractmethod
     def views(self, answers: Answers) -> views.Views:
         """The views of some answers."""
-        raise NotImplementedError
 
 
 class OneStep(Likelihood):

@@ -73,6 +73,8 @@ class TextAlgorithm(Strict):
             raise InputError("algorithm.schedule: learned numbers need algorithm.decoder=scheduled")
         if self.schedule.name == "learned" and self.hints.name != "none":
             raise InputError("algorithm.hints: they do not go with a learned schedule, take none")
+        if self.likelihood.name == "trajectory" and self.hints.name != "none":
+            raise InputError("algorithm.hints: a given token was committed at no step of a trajectory, take none")
         if self.schedule.name == "learned" and not isinstance(self.objective, Ratio):
             raise InputError("algorithm.schedule: its loss is one of a ratio, take token_ratio or sequence_ratio")
         return self

@@ -22,12 +22,12 @@ def _row(
     objective: Options,
     aggregation: str,
     baseline: Options,
-    decoder: str = "low_confidence",
+    decoder: str | Options = "low_confidence",
     schedule: Options | None = None,
     hints: Options | None = None,
 ) -> Row:
     return {
-        "decoder": {"name": decoder},
+        "decoder": {"name": decoder} if isinstance(decoder, str) else decoder,
         "schedule": schedule or {"name": "none"},
         "hints": hints or {"name": "none"},
         "likelihood": likelihood,
@@ -76,7 +76,7 @@ PRESETS: dict[str, Row] = {
         _MEAN,
     ),
     "just_grpo": _row(  # arXiv 2601.15165
-        {"name": "autoregressive"},
+        {"name": "autoregressive", "scope": "canvas"},
         {"name": "token_ratio", "clip_range": 0.2},
         "fixed_length",
         _STD,
@@ -100,7 +100,7 @@ PRESETS: dict[str, Row] = {
         {"name": "token_ratio", "clip_range": 0.2, "kl": {"form": "k3", "beta": 0.01, "target": "old"}},
         "sequence_mean",
         _STD,
-        "threshold",
+        {"name": "threshold", "committer": {"threshold": 0.95}},
     ),
     "co_grpo": _row(  # arXiv 2512.22288, reconstructed
         {"name": "trajectory"},

@@ -15,10 +15,10 @@ problem its terms in whatever order, and a Sudoku its solution, because only 288
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import permutations
+from itertools import combinations, permutations
 from math import prod
 from typing import Any
 
@@ -81,9 +81,9 @@ def problems(task: str, split: str, count: int, seed: int = 0) -> list[Row]:
     return list(rows.values())
 
 
-def mixed(split: str, count: int, seed: int = 0) -> list[Row]:
-    """`count` problems of each task, one of each in turn."""
-    parts = [problems(task, split, count, seed) for task in TASKS]
+def mixed(tasks: Iterable[str], split: str, count: int, seed: int = 0) -> list[Row]:
+    """`count` problems of each of some tasks, one of each in turn."""
+    parts = [problems(task, split, count, seed) for task in tasks]
     return [row for turn in zip(*parts, strict=True) for row in turn]
 
 
@@ -207,8 +207,8 @@ TASKS: dict[str, Callable[[np.random.Generator], Problem]] = {
 }
 
 _COUNTS = {"train": 1024, "eval": 512}
+_SETS = {"+".join(some): some for size in (1, 2) for some in combinations(TASKS, size)} | {"tasks": tuple(TASKS)}
 
 BUILT_IN: dict[str, Callable[[], list[Row]]] = {
-    **{f"{t}:{s}": lambda t=t, s=s: problems(t, s, _COUNTS[s]) for t in TASKS for s in SPLITS},
-    **{f"tasks:{s}": lambda s=s: mixed(s, _COUNTS[s]) for s in SPLITS},
+    f"{name}:{s}": lambda some=some, s=s: mixed(some, s, _COUNTS[s]) for name, some in _SETS.items() for s in SPLITS
 }

@@ -259,9 +259,9 @@ class TextTrainer(Loop):
         answers, advantage, views = step.answers, step.advantage.float(), step.views
         # Not of what the views happen to score: a weight must not depend on the masks.
         token_weight = algorithm.aggregation.weights(answers.scored, advantage, views.first, self._sum)
-        token_weight = token_weight * step.weight.float()[:, None]
+        token_weight = self._weighted(token_weight, step.weight.float())
         scored = views.scored.any(0)
-        everywhere, tokens = self._sum(torch.tensor([float(len(answers.ids)), float(scored.sum())])).tolist()
+        total, tokens = self._sum(torch.tensor([float(step.weight.sum()), float(scored.sum())])).tolist()
         measured, objective = Measured(drift=None), algorithm.objective.build()
         self.optimizer.zero_grad(set_to_none=True)
         if scored.any():
@@ -279,13 +279,19 @@ class TextTrainer(Loop):
             )
             _measure(measured, outcome, objective, scored, step.old is not None)
             if batch.actions is not None:
-                self.scaler.scale(self._schedule_loss(step, batch) / everywhere).backward()
+                self.scaler.scale(self._schedule_loss(step, batch) / total).backward()
         if tokens > 0:
             moved(self.weights, self.optimizer, self.scaler, train.max_grad_norm, self._sum, measured)
         return measured
 
+    def _weighted(self, token_weight: Tensor, weight: Tensor) -> Tensor:
+        """Weights (B, L) of tokens times those of their answers (B,), with the sum that they had."""
+        changed = token_weight * weight[:, None]
+        before, after = self._sum(torch.stack([token_weight.sum(), changed.sum()])).tolist()
+        return changed * (before / after) if after > 0 else changed
+
     def _schedule_loss(self, step: Step, batch: Batch) -> Tensor:
-        """Loss of the schedule's actions, the sum over answers of the mean over the steps they took."""
+        """Loss of the schedule's actions, the weighted sum over answers of the mean over the steps they took."""
         actions, rows = batch.actions, step.rows
         took = acted(batch.written.rollout, actions)[rows]
         gap = self.schedule.log_prob(actions.raw[rows]) - actions.log_prob[rows]

@@ -27,6 +27,10 @@ def own(texts, prompts):
 own.group_wise = True
 
 
+def of_nothing(texts, prompts):
+    return [None] * len(texts)
+
+
 def broken(texts, prompts):
     return [1.0]
 """

@@ -56,6 +56,12 @@ def test_a_mixed_set_takes_the_tasks_in_turn_and_each_reward_minds_its_own(sets)
         assert [s == s for s in scores] == [row["task"] == task for row in rows]  # NaN elsewhere
 
 
+def test_a_set_of_two_tasks_has_their_problems_in_turn(sets):
+    rows = sets["countdown+sudoku:eval"]
+    assert rows[::2] == sets["countdown:eval"]
+    assert rows[1::2] == sets["sudoku:eval"]
+
+
 def test_countdown_is_what_its_prompt_says_and_its_numbers_suffice(sets):
     for row in sets["countdown:eval"]:
         target, *numbers = map(int, re.findall(r"\d+", row["prompt"]))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flowgrpo import run
+from flowgrpo import run, selection
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.presets import PRESETS
 from flowgrpo.report import read_metrics
@@ -70,6 +70,25 @@ def test_the_batch_of_a_call_changes_nothing_but_rounding(settings):
     for name in one:
         moved = (one[name] - start[name]).abs().max()
         assert (one[name] - other[name]).abs().max() <= 0.05 * moved + 1e-6
+
+
+@pytest.mark.parametrize("preset", ["diffu_grpo", "spg", "co_grpo"])
+def test_only_the_proportions_of_the_groups_weights_matter(settings, monkeypatch, preset):
+    def weighted(by):
+        monkeypatch.setattr(selection, "robust_weights", lambda failed, robust: by * torch.arange(1.0, 1 + len(failed)))
+        return weights(run.train_config(settings(run__name=f"by{by}", algorithm__preset=preset)))
+
+    one, three = weighted(1), weighted(3)
+    assert all(torch.allclose(one[name], three[name], atol=1e-6) for name in one)
+
+
+def test_an_iteration_whose_rewards_are_all_lost_moves_nothing(settings, tmp_path):
+    reward = {"use": f"{tmp_path / 'mine.py'}:of_nothing"}
+    done = run.train_config(settings(rewards=[reward], algorithm__preset="diffu_grpo"))
+    start = run.train_config(settings(run__name="start", train__learning_rate=1e-12))
+    assert [line["cost/trained_edges"] for line in lines(done)] == [0, 0]
+    own, first = weights(done), weights(start)
+    assert all(torch.allclose(own[name], first[name], atol=1e-8) for name in first)
 
 
 def test_two_processes_train_what_one_does(settings, tmp_path):
@@ -155,6 +174,7 @@ def test_evaluation_takes_its_own_decoder(settings):
         ),
         ({"algorithm__preset": "co_grpo", "algorithm__hints": "inpainting"}, "algorithm.hints: they do not go"),
         ({"algorithm__schedule": "learned"}, "algorithm.decoder=scheduled"),
+        ({"algorithm__preset": "cj_grpo", "algorithm__hints": "inpainting"}, "algorithm.hints: a given token"),
         ({"model__path": "nowhere/at all"}, "model.path"),
         ({"train__groups": 3}, "train.groups"),
     ],
