@@ -44,7 +44,7 @@ class Toy(nn.Module):
             self.register_parameter(name, nn.Parameter(scale * torch.randn(shape, generator=random, dtype=dtype)))
         self.evaluations = 0
 
-    def logits(self, ids, attention_mask):
+    def logits(self, ids, attention_mask, start=0):
         self.evaluations += len(ids)
         places = (attention_mask.long().cumsum(1) - 1).clamp(min=0)
         x = self.token[ids] + self.place[places]
@@ -52,7 +52,7 @@ class Toy(nn.Module):
         score = (query @ key.mT / key.shape[-1] ** 0.5).masked_fill(~attention_mask[:, None], -1e9)
         x = torch.tanh(x + score.softmax(-1) @ value)
         forbidden = torch.arange(VOCABULARY) == MASK
-        return (x @ self.out).masked_fill(forbidden, -torch.inf)
+        return (x @ self.out).masked_fill(forbidden, -torch.inf)[:, start:]
 
 
 def answers(rows=1, scope="eos", length=6, prompt=3, end=4, name="test"):

@@ -1,0 +1,44 @@
+"""Which given tokens are trained on."""
+
+from types import SimpleNamespace
+
+import torch
+from toy_predictor import EOS, Toy, answers
+
+from flowgrpo.mdlm import hinted
+from flowgrpo.mdlm.answers import in_scope
+from flowgrpo.mdlm.decode import GIVEN, Rollout
+
+
+def rollout(given):
+    """Two answers of 6 tokens that end at place 4 and 3, with some places given."""
+    made = answers(rows=2)
+    steps = torch.arange(6).repeat(2, 1)
+    for row, places in enumerate(given):
+        steps[row, places] = GIVEN
+    numbers = torch.zeros(2, 6, dtype=torch.float64)
+    return Rollout(made.ids, made.attention_mask, steps, numbers, torch.full((2,), 6), torch.full((2,), 6))
+
+
+def uncertain(given, share):
+    made = rollout(given)
+    policy = SimpleNamespace(predictor=Toy())
+    return hinted.uncertain(policy, made, in_scope(made.completion, EOS, "eos"), share, 8)
+
+
+def test_a_token_given_behind_the_end_is_not_trained_on():
+    chosen = uncertain([[0, 5], [4, 5]], 1.0)
+    assert chosen.nonzero().tolist() == [[0, 0]]
+
+
+def test_of_the_given_tokens_the_least_certain_are_trained_on_and_one_at_least():
+    given = [[0, 1, 2, 3], [0, 2]]
+    made = rollout(given)
+    ids = made.ids.clone()
+    ids[:, made.prompt :] = Toy.mask_id
+    predicted = Toy().logits(ids, made.attention_mask, made.prompt).detach().softmax(-1)
+    entropy = torch.distributions.Categorical(predicted).entropy()
+    for share, numbers in ((0.5, (2, 1)), (0.1, (1, 1)), (1.0, (4, 2))):
+        for row, (places, number) in enumerate(zip(given, numbers, strict=True)):
+            surest = sorted(places, key=lambda place, row=row: -float(entropy[row, place]))[:number]
+            assert uncertain(given, share)[row].nonzero()[:, 0].tolist() == sorted(surest)
