@@ -1,9 +1,11 @@
 """Measure decoders on the embedded language model: held-out accuracy of each task against model evaluations of an answer.
 
-    python scripts/bench_decoders.py [--model digits] [--count 256] [--length 20]
+    python scripts/bench_decoders.py [--model digits] [--count 256] [--length 20] [--controller DIR]
 
-Prints a table in Markdown. All decode at temperature 0 but `random` and `origin`, whose order is drawn. The evaluations are
-the mean over the answers; a decoder that takes as many steps as it needs takes fewer where it is sure.
+Prints a table in Markdown. All decode at temperature 0; the order of `random` and `origin` is drawn. The evaluations are the
+mean over the answers; a decoder that takes as many steps as it needs takes fewer where it is sure, and an evaluation with a
+cache counts like one without. The time is of an answer in batches of 128. `--controller`, which `flowgrpo tracelock` made,
+adds `trace_lock`.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import time
 from typing import Any
 
 from flowgrpo.mdlm.decoders import build
@@ -19,12 +22,16 @@ from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.tasks import TASKS, problems
 from rewards.text import solved
 
+_IN_BLOCKS = {"name": "left_to_right", "region": {"name": "blocks", "block_length": 4}, "eos_early_stop": True}
 SPECS: dict[str, dict[str, Any]] = {
     "low_confidence, one a step": {"name": "low_confidence"},
     "low_confidence, two a step": {"name": "low_confidence", "steps": 10},
     "low_confidence, four a step": {"name": "low_confidence", "steps": 5},
     "low_confidence, blocks of 10": {"name": "low_confidence", "region": {"name": "blocks", "block_length": 10}},
     "left_to_right": {"name": "left_to_right"},
+    "left_to_right, blocks of 4, to the end": _IN_BLOCKS,
+    "the same, prefix cache": {**_IN_BLOCKS, "cache": "prefix"},
+    "the same, dual cache": {**_IN_BLOCKS, "cache": "dual"},
     "random": {"name": "random"},
     "origin": {"name": "origin"},
     "topk_margin": {"name": "topk_margin"},
@@ -41,14 +48,16 @@ SPECS: dict[str, dict[str, Any]] = {
 }
 
 
-def measured(policy: TextPolicy, spec: dict[str, Any], task: str, count: int) -> tuple[float, float]:
-    """Accuracy, and model evaluations of an answer."""
+def measured(policy: TextPolicy, spec: dict[str, Any], task: str, count: int) -> tuple[float, float, float]:
+    """Accuracy, and model evaluations and milliseconds of an answer."""
     rows = problems(task, "eval", count)
     decoder = build(spec, policy.length, policy.eos_id)
     prompts = [row["prompt"] for row in rows]
+    started = time.perf_counter()
     written = policy.write(prompts, decoder, [(0, "bench", i) for i in range(count)], 128)
+    took = 1000 * (time.perf_counter() - started) / count
     columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
-    return statistics.mean(solved(written.texts, prompts, **columns)), float(written.rollout.nfe.double().mean())
+    return statistics.mean(solved(written.texts, prompts, **columns)), float(written.rollout.nfe.double().mean()), took
 
 
 def main() -> None:
@@ -57,14 +66,18 @@ def main() -> None:
     parser.add_argument("--model", default="digits")
     parser.add_argument("--count", type=int, default=256, help="problems of each task")
     parser.add_argument("--length", type=int, default=20, help="tokens of an answer")
+    parser.add_argument("--controller", help="folder of a controller for trace_lock")
     options = parser.parse_args()
+    specs = {**SPECS}
+    if options.controller:
+        specs["trace_lock"] = {"name": "trace_lock", "scorer": {"controller": options.controller}}
     policy = TextPolicy(*load_predictor(options.model), options.length)
-    print(f"| decoder | {' | '.join(TASKS)} | evaluations of an answer |")
-    print("|---|" + "---|" * (len(TASKS) + 1))
-    for name, spec in SPECS.items():
-        found = [measured(policy, spec, task, options.count) for task in TASKS]
-        accuracies = " | ".join(f"{accuracy:.3f}" for accuracy, _ in found)
-        print(f"| {name} | {accuracies} | {statistics.mean(nfe for _, nfe in found):.1f} |")
+    print(f"| decoder | {' | '.join(TASKS)} | evaluations of an answer | ms |")
+    print("|---|" + "---|" * (len(TASKS) + 2))
+    for name, spec in specs.items():
+        accuracies, evaluations, took = zip(*(measured(policy, spec, t, options.count) for t in TASKS), strict=True)
+        cells = [f"{accuracy:.3f}" for accuracy in accuracies]
+        print(f"| {name} | {' | '.join(cells)} | {statistics.mean(evaluations):.1f} | {statistics.mean(took):.0f} |")
         sys.stdout.flush()
 
 
