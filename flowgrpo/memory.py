@@ -20,7 +20,7 @@ from flowgrpo import loading
 from flowgrpo.config import Config
 from flowgrpo.errors import InputError
 from flowgrpo.sections import Lora
-from flowgrpo.weights import ATTENTION
+from flowgrpo.weights import ATTENTION, PROJECTIONS
 
 Shape = tuple[int, ...]
 
@@ -71,7 +71,9 @@ def adapter_size(tensors: Mapping[str, Shape], lora: Lora) -> int:
     matrices = [(key, s) for key, s in tensors.items() if len(s) == 2]
     layers = [s for key, s in matrices if key.endswith(tuple(f"{t}.weight" for t in targets))]
     if not layers:  # `auto` on a model with other names takes all within attention
-        layers = [s for key, s in matrices if "attn" in key or "attention" in key]
+        layers = [
+            s for key, s in matrices if "attn" in key or "attention" in key or key.split(".")[-2] in PROJECTIONS
+        ]
     return sum(lora.rank * sum(shape) for shape in layers)
 
 

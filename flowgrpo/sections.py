@@ -16,7 +16,7 @@ class Lora(Strict):
 
     rank: int = Field(16, ge=1)
     alpha: float = Field(32, gt=0)
-    targets: Literal["auto"] | list[str] = "auto"
+    targets: Literal["auto"] | Annotated[list[str], Field(min_length=1)] = "auto"
 
 
 class Pick(Strict):

@@ -13,6 +13,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 
 from flowgrpo.errors import InputError
 
+# The attention projections of language models.
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "attn_out")
 # The attention projections of diffusers' transformers, of the image and of the text stream.
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 
@@ -138,12 +140,14 @@ class Weights:
 
 
 def _attention_layers(modules: dict[str, torch.nn.Module]) -> tuple[str, ...]:
-    """Paths of the linear layers inside modules that call themselves attention."""
+    """Paths of the linear layers inside modules that call themselves attention; where there are none, as in LLaDA, whose
+    blocks hold them directly, of those that are named as projections."""
     found = set()
     for module in modules.values():
         inside = [path for path, m in module.named_modules() if re.search("attention|attn", type(m).__name__.lower())]
         linear = [path for path, m in module.named_modules() if isinstance(m, torch.nn.Linear)]
-        found |= {path for path in linear if any(path.startswith(f"{outer}.") for outer in inside)}
+        own = {path for path in linear if any(path.startswith(f"{outer}.") for outer in inside)}
+        found |= own or {path for path in linear if path.split(".")[-1] in PROJECTIONS}
     return tuple(sorted(found))
 
 
@@ -165,9 +169,11 @@ def lora_config(
     ]
     found = [name for name in names if any(path == name or path.endswith("." + name) for path in paths)]
     missing = [name for name in names if name not in found]
-    if not found or (missing and targets != "auto"):
+    if not found and targets == "auto":
+        raise InputError("model.lora.targets: auto finds no attention in the model, name its linear layers")
+    if missing and targets != "auto":
         ends = sorted({path.split(".")[-1] for path in paths if not path.split(".")[-1].isdigit()})
         raise InputError(
-            f"model.lora.targets: no linear layer is named {(missing or names)[0]!r}, there are {', '.join(ends)}"
+            f"model.lora.targets: no linear layer is named {missing[0]!r}, there are {', '.join(ends)}"
         )
     return LoraConfig(r=rank, lora_alpha=alpha, target_modules=found, init_lora_weights="gaussian")

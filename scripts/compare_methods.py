@@ -54,7 +54,6 @@ SHAPES = (  # what all methods share; a method's own numbers stay as published, 
 )
 SETTINGS = {"flow": SHAPES, "mdlm": ENDLESS}
 ALL = {"flow": PRESETS, "mdlm": TEXT_PRESETS}
-LOOKS = 3  # held-out evaluations of a run after the first
 UPDATE = 3.3  # cost of an evaluation with its backward pass, in evaluations without
 
 
@@ -118,7 +117,7 @@ def finished(folder: Path, budget: Budget) -> bool:
     return any(line["phase"] == "eval" and budget.used(lines[:i]) >= budget.amount for i, line in enumerate(lines))
 
 
-def train(name: str, path: Path, overrides: list[str], seed: int, budget: Budget, out: Path) -> None:
+def train(name: str, path: Path, overrides: list[str], seed: int, budget: Budget, looks: int, out: Path) -> None:
     """Train one run of a config to its budget, unless that was done before."""
     run = f"{name}-seed{seed}"
     if finished(out / run, budget):
@@ -127,7 +126,7 @@ def train(name: str, path: Path, overrides: list[str], seed: int, budget: Budget
     kind = config.load(path).kind
     settings = [*SETTINGS[kind], *overrides, f"run.seed={seed}", f"run.dir={out}", f"run.name={run}"]
     cost = KINDS[kind].plan(config.load(path, settings))
-    every = max(1, round(budget.amount / LOOKS / budget.iteration(cost)))
+    every = max(1, round(budget.amount / looks / budget.iteration(cost)))
     command = [sys.executable, "-m", "flowgrpo", "train", str(path), *settings, f"eval.every={every}"]
     log = out / f"{run}.log"
     with log.open("w") as file:
@@ -232,6 +231,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=100.0)
     parser.add_argument("--work", type=float, metavar="EVALUATIONS", help="the budget, in place of seconds")
     parser.add_argument("--evaluations", type=float, help="of a report's second comparison")
+    parser.add_argument("--looks", type=int, default=3, help="held-out evaluations of a run after the first, at least")
     parser.add_argument("--at-once", type=int, default=2, help="runs side by side; one for each core")
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
@@ -246,7 +246,7 @@ def main() -> None:
     methods = parsed(options.methods or list(ALL[config.load(options.config).kind]))
     with ThreadPoolExecutor(options.at_once) as pool:
         jobs = [
-            pool.submit(train, name, options.config, overrides, seed, budget, out)
+            pool.submit(train, name, options.config, overrides, seed, budget, options.looks, out)
             for seed in options.seeds
             for name, overrides in methods.items()
         ]

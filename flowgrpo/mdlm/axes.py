@@ -116,15 +116,15 @@ class Inpainting(Choice):
 
     Of the answers that then succeed (a reward of at least `success`), as many as a share `replace` of the group take the
     place of failed ones. The solution is in the `column`; `chunk`, `share`, `tail` and `stretch` as in
-    `flowgrpo.mdlm.inpainting`; without a `tail` it is the paper's part of the length, 30 of 256. Of the tokens given, the
-    share `entropy` whose prediction is least certain is trained on.
+    `flowgrpo.mdlm.inpainting`; without a `chunk` or a `tail` it is the paper's part of the length, 5 to 10 and 30 of 256.
+    Of the tokens given, the share `entropy` whose prediction is least certain is trained on.
     """
 
     name: Literal["inpainting"] = "inpainting"
     column: str = "completion"
     success: float = 1.0
     replace: Annotated[float, Field(gt=0, le=1)] = 0.5
-    chunk: Annotated[list[Count], Field(min_length=2, max_length=2)] = [5, 10]
+    chunk: Annotated[list[Count], Field(min_length=2, max_length=2)] | None = None
     share: Annotated[list[Rate], Field(min_length=2, max_length=2)] = [0.2, 0.6]
     tail: Annotated[int, Field(ge=0)] | None = None
     stretch: float = Field(1.5, ge=1)
@@ -133,7 +133,7 @@ class Inpainting(Choice):
     @model_validator(mode="after")
     def _ordered(self) -> Inpainting:
         for key in ("chunk", "share"):
-            low, high = getattr(self, key)
+            low, high = getattr(self, key) or (0, 0)
             if low > high:
                 raise InputError(f"algorithm.hints.{key}: {low} is above {high}, write the least first")
         return self

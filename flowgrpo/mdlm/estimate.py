@@ -25,8 +25,11 @@ class Predictor(Protocol):
     mask_id: int
     evaluations: int
 
-    def logits(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Logits (B, T, V), row i of token i, of ids (B, T) int64 under a mask (B, T) bool; -inf for the mask token."""
+    def logits(self, ids: Tensor, attention_mask: Tensor, start: int) -> Tensor:
+        """Logits (B, T - start, V) from a column on, row i of token i, of ids (B, T) int64 under a mask (B, T) bool.
+
+        They are -inf for the mask token.
+        """
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def log_probs(predictor: Predictor, answers: Answers, views: Views, call: Call) 
     ids = answers.ids[call.rows]
     scored = views.scored[call.views, call.rows]
     seen = ids.masked_fill(views.hidden[call.views, call.rows], predictor.mask_id)
-    logits = predictor.logits(seen, answers.attention_mask[call.rows])[:, answers.prompt_length :][scored]
+    logits = predictor.logits(seen, answers.attention_mask[call.rows], answers.prompt_length)[scored]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     tokens = ids[:, answers.prompt_length :][scored]
     found = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]

@@ -29,6 +29,7 @@ def failed(values: Tensor, groups: Sequence[int], success: float) -> list[int]:
 def revealed(policy: TextPolicy, settings: Inpainting, solutions: Sequence[str], seeds: Sequence[Address]) -> Tensor:
     """Given tokens (B, L) for answers, from their solutions; the mask token elsewhere."""
     mask_id = policy.predictor.mask_id
+    chunk = settings.chunk or [max(1, policy.length * part // 256) for part in (5, 10)]
     tail = settings.tail if settings.tail is not None else policy.length * 30 // 256
     rows = [
         hints(
@@ -36,7 +37,7 @@ def revealed(policy: TextPolicy, settings: Inpainting, solutions: Sequence[str],
             policy.length,
             mask_id,
             seed,
-            tuple(settings.chunk),
+            tuple(chunk),
             tuple(settings.share),
             tail,
             settings.stretch,
@@ -46,16 +47,16 @@ def revealed(policy: TextPolicy, settings: Inpainting, solutions: Sequence[str],
     return torch.stack(rows)
 
 
-def exchanged(rewards: Tensor, settings: Inpainting) -> list[tuple[int, int]]:
+def exchanged(rewards: Tensor, settings: Inpainting, group_size: int) -> list[tuple[int, int]]:
     """Which answers of a failed group (place) give way to which hinted ones (place).
 
     The first that succeeded replace the first of the group, at most a share `replace` of it.
 
     Args:
-        rewards: (G,) of the hinted answers.
+        rewards: of the hinted answers, at most one for each answer of the group.
     """
     better = (rewards >= settings.success).nonzero()[:, 0].tolist()
-    return list(enumerate(better[: int(settings.replace * len(rewards))]))
+    return list(enumerate(better[: int(settings.replace * group_size)]))
 
 
 @torch.no_grad()

@@ -52,8 +52,11 @@ def load_predictor(
     model_path, tokenizer_path = places(path)
     config, _ = PreTrainedConfig.get_config_dict(model_path)
     loads = _model_class(path, config, trust_remote_code)
-    with without_progress_bars():
-        model = loads.from_pretrained(model_path, dtype=dtype, trust_remote_code=trust_remote_code)
+    try:
+        with without_progress_bars():
+            model = loads.from_pretrained(model_path, dtype=dtype, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise InputError(f"model.path: {path!r} has no weights ({str(error).splitlines()[0]})") from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:

@@ -104,12 +104,12 @@ class TextPolicy:
         """Prompts (B, P) padded on the left, and what is no padding (B, P) bool.
 
         Raises:
-            InputError: they differ in length, and the model cannot do with padding; or one leaves no room for its answer.
+            InputError: one has no tokens, or leaves no room for its answer.
         """
         rows = tokenised(self.tokenizer, texts, self.chat)
+        if not all(rows):
+            raise InputError("prompts: one of them has no tokens")
         check_room(self.predictor, rows, self.length, "model.length")
-        if self.predictor.padded_form is None and len({len(row) for row in rows}) > 1:
-            raise InputError("model.path: its logits change with padding, so all prompts must have equally many tokens")
         return padded(self.predictor, rows)
 
     def write(

@@ -41,7 +41,8 @@ class MaskPredictor:
         evaluations: rows that the model was called with so far, but for the probe.
         vocab_size: number of columns of the logits.
         form: of a batch without padding.
-        padded_form: of a batch with padding; None if the model's logits change with it.
+        padded_form: of a batch with padding; None if the model's logits change with it, as LLaDA's do, which ignores its
+            mask: then rows of one length are evaluated together, without their padding.
     """
 
     def __init__(self, model: Callable[..., Any], mask_id: int, pad_id: int | None = None, shift: bool = False):
@@ -82,9 +83,6 @@ class MaskPredictor:
             attention_mask: (B, T), 0 or False at padding; None if there is none.
             start: first column that is returned.
             stop: column after the last one; None is T.
-
-        Raises:
-            InputError: there is padding, and the model's logits change with it.
         """
         return self.logits_and_hidden(ids, attention_mask, start, stop, 0)[0]
 
@@ -94,13 +92,13 @@ class MaskPredictor:
         """The same logits, and the last `layers` hidden states (B, T, H) of all columns, aligned like logits.
 
         Raises:
-            InputError: like `logits`, or the model returns fewer hidden states.
+            InputError: the model returns fewer hidden states.
         """
         form, mask = self.form, None
         if attention_mask is not None and not attention_mask.all():
             form, mask = self.padded_form, attention_mask.bool()
             if form is None:
-                raise InputError("model: its logits change with padding, use prompts of one length in a batch")
+                return self._by_length(ids, mask, start, ids.shape[1] if stop is None else stop, layers)
         wanted = {"output_hidden_states": True} if layers else {}
         self.evaluations += len(ids)
         out = self.forward(form, ids, mask, **wanted)
@@ -109,6 +107,22 @@ class MaskPredictor:
             raise InputError(f"model: it returns {len(states)} hidden states, a learned commitment takes {layers}")
         hidden = tuple(self.aligned(state, mask) for state in states[-layers:]) if layers else ()
         return self.finished(self.aligned(_logits(out), mask, start, stop)), hidden
+
+    def _by_length(
+        self, ids: Tensor, mask: Tensor, start: int, stop: int, layers: int
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """`logits_and_hidden` of rows with as much padding at a time, without it; 0 where it was."""
+        padding = (~mask).sum(1)  # (B,)
+        rows, parts = [], []
+        for width in padding.unique().tolist():
+            own = (padding == width).nonzero()[:, 0]
+            logits, hidden = self.logits_and_hidden(ids[own, width:], None, max(start - width, 0), stop - width, layers)
+            tensors = zip((logits, *hidden), (stop - start, *[ids.shape[1]] * layers), strict=True)
+            rows.append(own)
+            parts.append([torch.nn.functional.pad(x, (0, 0, columns - x.shape[1], 0)) for x, columns in tensors])
+        order = torch.cat(rows).argsort()
+        logits, *hidden = (torch.cat(tensors)[order] for tensors in zip(*parts, strict=True))
+        return logits, tuple(hidden)
 
     def guided(
         self,

@@ -6,6 +6,7 @@ It asks the axes for a decoder, views, advantages, weights and a loss, and never
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -194,17 +195,23 @@ class TextTrainer(Loop):
         ]
         if not asked:
             return batch
-        rows, places = [batch.rows[at] for at in asked], [batch.places[at] for at in asked]
-        seeds = [self._address("hinted", *place) for place in places]
-        solutions = [row.columns[settings.column] for row in rows]
+        seeds = [self._address("hinted", *batch.places[at]) for at in asked]
+        solutions = [batch.rows[at].columns[settings.column] for at in asked]
         fixed = hinted.revealed(self.policy, settings, solutions, seeds)
+        given = (fixed != self.policy.predictor.mask_id).any(1)
+        if not given.any():  # the solutions are too short for hints
+            return batch
+        fixed = fixed[given]
+        asked, seeds = ([x for x, one in zip(row, given.tolist(), strict=True) if one] for row in (asked, seeds))
+        rows, places = [batch.rows[at] for at in asked], [batch.places[at] for at in asked]
         written = self._write(rows, self.decoder, seeds, fixed)
         scores = self._scored(written.texts, rows, places)
         found = combined(scores.values, self.reward_weights)
+        sizes = Counter(group for group, _ in batch.places)
         pairs = []
         for group in dict.fromkeys(group for group, _ in places):
             own = [i for i, place in enumerate(places) if place[0] == group]
-            pairs += [(asked[own[a]], own[b]) for a, b in hinted.exchanged(found[own], settings)]
+            pairs += [(asked[own[a]], own[b]) for a, b in hinted.exchanged(found[own], settings, sizes[group])]
         return _replaced(batch, written, scores, pairs)
 
     # Update

@@ -3,6 +3,8 @@ import tiny
 import torch
 
 from flowgrpo.errors import InputError
+from flowgrpo.memory import adapter_size
+from flowgrpo.sections import Lora
 from flowgrpo.weights import Weights, lora_config
 
 
@@ -93,6 +95,19 @@ def test_targets_that_name_nothing_are_refused():
     with pytest.raises(InputError, match="no linear layer is named 'to_w', there are"):
         lora_config(2, 4, ["to_q", "to_w"], modules)
     assert set(lora_config(2, 4, "auto", modules).target_modules) >= {"to_q", "to_k", "to_v", "to_out.0", "add_q_proj"}
+
+
+def test_projections_that_stand_in_no_module_of_attention_are_found():
+    """As in the blocks of the released LLaDA."""
+    names = ("q_proj", "k_proj", "v_proj", "attn_out", "ff_proj", "ff_out")
+    block = torch.nn.ModuleDict({name: torch.nn.Linear(4, 4, bias=False) for name in names})
+    model = torch.nn.ModuleDict({"blocks": torch.nn.ModuleList([block]), "ff_out": torch.nn.Linear(4, 9)})
+    found = lora_config(2, 4, "auto", {"model": model}).target_modules
+    assert set(found) == {f"blocks.0.{name}" for name in names[:4]}
+    shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+    assert adapter_size(shapes, Lora(rank=2)) == 4 * 2 * (4 + 4)
+    with pytest.raises(InputError, match="auto finds no attention"):
+        lora_config(2, 4, "auto", {"model": torch.nn.Sequential(torch.nn.Linear(4, 4))})
 
 
 def moved_on(weights, updates):

@@ -90,13 +90,35 @@ def test_another_mask_token_than_the_config_names_is_refused():
         MaskPredictor(model, 13)
 
 
-def test_padding_is_refused_where_it_would_change_logits():
-    predictor = random_table(20)
-    mask = torch.ones_like(IDS).bool()
-    predictor.logits(IDS, mask)
-    mask[0, 0] = False
-    with pytest.raises(InputError, match="change with padding"):
-        predictor.logits(IDS, mask)
+class Ignorant(torch.nn.Module):
+    """A model that ignores which tokens are padding, as the released LLaDA does."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = llama()
+
+    def forward(self, input_ids, attention_mask=None, output_hidden_states=False):
+        seen = torch.zeros(len(input_ids), 1, input_ids.shape[1], input_ids.shape[1], dtype=torch.float64)
+        return self.inner(input_ids, attention_mask=seen, output_hidden_states=output_hidden_states)
+
+
+@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize("start", [0, 2, 5])
+def test_a_model_that_minds_padding_never_sees_it(shift, start):
+    predictor = MaskPredictor(Ignorant(), MASK, PAD, shift)
+    assert predictor.padded_form is None
+    rows = [IDS[0], IDS[1, 3:], IDS[1], IDS[0, 3:]]
+    padded = torch.stack([torch.nn.functional.pad(row, (8 - len(row), 0), value=PAD) for row in rows])
+    mask = torch.stack([torch.arange(8) >= 8 - len(row) for row in rows])
+    logits, hidden = predictor.logits_and_hidden(padded, mask, start, None, 2)
+    assert predictor.evaluations == 4
+    assert logits.shape == (4, 8 - start, VOCAB)
+    for i, row in enumerate(rows):
+        alone, own = predictor.logits_and_hidden(row[None], None, 0, None, 2)
+        tokens = min(len(row), 8 - start)
+        torch.testing.assert_close(logits[i, -tokens:], alone[0, -tokens:], rtol=0, atol=1e-9)
+        for one, other in zip(hidden, own, strict=True):
+            torch.testing.assert_close(one[i, -len(row) :], other[0], rtol=0, atol=1e-9)
 
 
 def test_gradients_are_finite_and_adapters_are_no_hindrance():

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from flowgrpo import run, selection
 from flowgrpo.errors import InputError
+from flowgrpo.mdlm.predictor import MaskPredictor
 from flowgrpo.mdlm.presets import PRESETS
 from flowgrpo.report import read_metrics
 from rewards import RewardError
@@ -112,8 +113,21 @@ def test_adapters_are_trained_and_their_base_is_not(settings):
     assert lines(done)[-1]["policy/grad_norm"] > 0
 
 
+def test_prompts_of_all_lengths_are_trained_on_by_a_model_that_minds_padding(settings, monkeypatch):
+    choices = {"algorithm__preset": "gdpo", "train__passes": 2}
+    one = run.train_config(settings(run__name="one", **choices))
+    real = MaskPredictor._probe
+    monkeypatch.setattr(MaskPredictor, "_probe", lambda self: (*real(self)[:2], None))
+    other = run.train_config(settings(run__name="other", **choices))
+    assert other.policy.predictor.padded_form is None
+    assert [line["reward/mean"] for line in lines(one)] == [line["reward/mean"] for line in lines(other)]
+    assert lines(other)[0]["policy/max_abs_log_ratio"] < 1e-5
+    own, others = weights(one), weights(other)
+    assert all(torch.allclose(own[name], others[name], atol=1e-4) for name in own)
+
+
 def test_hints_replace_failed_answers_by_ones_that_succeed(settings, tmp_path):
-    hints = {"chunk": [1, 2], "share": [1.0, 1.0], "tail": 0, "stretch": 1.0}
+    hints = {"share": [1.0, 1.0], "stretch": 1.0}
     done = run.train_config(
         settings(
             algorithm__preset="igpo",
@@ -165,7 +179,9 @@ def test_evaluation_takes_its_own_decoder(settings):
         ({"algorithm__preset": "gdop"}, "did you mean 'gdpo'"),
         ({"algorithm__preset": "bgpo", "algorithm__objective__kl": {"beta": 1}}, "algorithm.objective.kl: unknown key"),
         ({"algorithm__preset": "igpo", "algorithm__hints__column": "reasoning"}, "no training prompt has 'reasoning'"),
+        ({"algorithm__preset": "igpo", "algorithm__hints__column": "letters"}, r"'letters' holds \['a'\], a solution"),
         ({"algorithm__preset": "igpo", "algorithm__hints__tail": 4}, "algorithm.hints.tail"),
+        ({"model__lora": {"targets": []}}, "model.lora.targets"),
         ({"algorithm__preset": "igpo", "algorithm__hints__chunk": [10, 5]}, "algorithm.hints.chunk: 10 is above 5"),
         ({"algorithm__decoder__proposal": "sampel"}, "algorithm.decoder.proposal: 'sampel' is unknown"),
         (
