@@ -71,9 +71,8 @@ def adapter_size(tensors: Mapping[str, Shape], lora: Lora) -> int:
     matrices = [(key, s) for key, s in tensors.items() if len(s) == 2]
     layers = [s for key, s in matrices if key.endswith(tuple(f"{t}.weight" for t in targets))]
     if not layers:  # `auto` on a model with other names takes all within attention
-        layers = [
-            s for key, s in matrices if "attn" in key or "attention" in key or key.split(".")[-2] in PROJECTIONS
-        ]
+        within = ("attn", "attention", *PROJECTIONS)
+        layers = [s for key, s in matrices if any(word in key for word in within)]
     return sum(lora.rank * sum(shape) for shape in layers)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,10 @@ from flowgrpo.gallery import write_gallery
 from flowgrpo.kinds import KINDS
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.policy import DiffusersPolicy
+from flowgrpo.prompts import Prompt
 from flowgrpo.sections import Run as Place
 from flowgrpo.sections import check_geometry
+from rewards import Reward
 
 MAY_DIFFER = (
     "train.iterations",
@@ -59,6 +61,7 @@ def train_config(settings: AnyConfig) -> Run:
     train_prompts = prompts.load(settings.prompts.train, "prompts.train")
     eval_prompts = prompts.load(settings.prompts.eval, "prompts.eval")[: settings.eval.prompts]
     rewards, eval_rewards = loading.rewards(settings.rewards, settings.eval_rewards)
+    _check_only([*rewards, *eval_rewards], [*train_prompts, *eval_prompts])
     if settings.prompts.pick.by == "variance" and settings.train.groups > len(train_prompts):
         raise InputError(
             f"prompts.pick.by: variance takes different prompts, but {settings.train.groups} groups have only "
@@ -97,6 +100,21 @@ def train_config(settings: AnyConfig) -> Run:
     if accelerator.is_main_process:
         write_gallery([folder], folder / "gallery.html")
     return Run(folder, trainer.report.lines, trainer.policy)
+
+
+def _check_only(rewards: Sequence[Reward], every: Sequence[Prompt]) -> None:
+    """Refuse a reward for rows that no prompt file has."""
+    for reward in rewards:
+        if any(reward.applies(prompt.columns) for prompt in every):
+            continue
+        for column, value in reward.only.items():
+            known = list(dict.fromkeys(str(prompt.columns.get(column)) for prompt in every))
+            if str(value) not in known:
+                hint = nearest(str(value), known[:20])
+                raise InputError(
+                    f"rewards: {reward.name!r} is only for {column} = {value!r}, no prompt has that; {hint}"
+                )
+        raise InputError(f"rewards: {reward.name!r} is only for {reward.only}, no prompt has all of that")
 
 
 def _check_processes(settings: AnyConfig, processes: int) -> None:

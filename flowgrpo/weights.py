@@ -173,7 +173,5 @@ def lora_config(
         raise InputError("model.lora.targets: auto finds no attention in the model, name its linear layers")
     if missing and targets != "auto":
         ends = sorted({path.split(".")[-1] for path in paths if not path.split(".")[-1].isdigit()})
-        raise InputError(
-            f"model.lora.targets: no linear layer is named {missing[0]!r}, there are {', '.join(ends)}"
-        )
+        raise InputError(f"model.lora.targets: no linear layer is named {missing[0]!r}, there are {', '.join(ends)}")
     return LoraConfig(r=rank, lora_alpha=alpha, target_modules=found, init_lora_weights="gaussian")

@@ -53,7 +53,9 @@ class BlockCache:
             InputError: the model keeps keys and values in another way than one tensor a layer, or changes with padding.
         """
         if self.predictor.padded_form is None and not attention_mask.all():
-            raise InputError("decoder.cache: the model's logits change with padding, and prompts differ in length; take null")
+            raise InputError(
+                "decoder.cache: the model's logits change with padding, and prompts differ in length; take null"
+            )
         first = max(self.start - 1, 0) if self.predictor.shift else self.start
         last = ids.shape[1] if self.kind == "prefix" else self.end
         columns = torch.arange(ids.shape[1], device=ids.device)

@@ -65,7 +65,10 @@ def model(tmp_path_factory):
 def settings(model, tmp_path):
     """A function of overrides that gives the configuration of a small run."""
     (tmp_path / "mine.py").write_text(REWARD)
-    rows = [{"prompt": prompt, "completion": prompt[:1] * 4, "letters": [prompt[:1]]} for prompt in ("ab", "bcd", "c", "dab")]
+    rows = [
+        {"prompt": prompt, "completion": prompt[:1] * 4, "letters": [prompt[:1]]}
+        for prompt in ("ab", "bcd", "c", "dab")
+    ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     written = {
         "kind": "mdlm",
