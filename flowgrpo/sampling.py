@@ -47,9 +47,10 @@ def sample_to_folder(
     lines = []
     with (out / "manifest.jsonl").open("w") as manifest:
         for at in range(0, len(rows), BATCH):
-            for row, decoded in zip(rows[at : at + BATCH], policy.generate(rows[at : at + BATCH]), strict=True):
+            part = rows[at : at + BATCH]
+            for row, decoded in zip(part, policy.generate(part), strict=True):
                 file = save_sample(decoded, out / f"{len(lines):04d}", rate)
-                lines.append(manifest_line(file.name, Sample(len(lines), row, {}, None), 0))
+                lines.append(line_of(file, row))
                 manifest.write(json.dumps(lines[-1]) + "\n")
     return lines
 
@@ -62,6 +63,12 @@ def asked(texts: Sequence[str] | None, prompts_file: str | None, seed: int) -> l
     """
     chosen = [Prompt(text) for text in texts] if texts else prompts.load(prompts_file, "--prompts")
     return [Row(prompt.text, seed + i, prompt.columns) for i, prompt in enumerate(chosen)]
+
+
+def line_of(file: Path, row: Row, sampler: str = "ode") -> dict[str, Any]:
+    """The manifest's line of a sample, with the columns of its prompt after its own keys, which win over equal names."""
+    own = manifest_line(file.name, Sample(0, row, {}, None), 0, sampler)
+    return own | row.columns | own
 
 
 def check_folder(out: Path) -> None:

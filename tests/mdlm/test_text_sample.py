@@ -120,6 +120,21 @@ def test_texts_are_scored(model, capsys):
     assert [line["rewards"]["letters"] for line in json.loads(capsys.readouterr().out)] == [len(t) for t in written]
 
 
+def test_rewards_meet_the_columns_of_the_prompts_of_a_file(model, capsys):
+    rows = [{"prompt": "ab", "wanted": 3, "seed": 70, "rewards": 1}, {"prompt": "c", "file": "x.png", "wanted": None}]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["sample", str(model), "--prompts", "rows.jsonl", "--out", "o", "length=4"]) == 0
+    own = {"step": 0, "sampler": "decoder", "rewards": {}}  # the manifest's keys win
+    assert [json.loads(line) for line in Path("o/manifest.jsonl").read_text().splitlines()] == [
+        {"file": "0000.json", "prompt": "ab", "seed": 0, **own, "wanted": 3},
+        {"file": "0001.json", "prompt": "c", "seed": 1, **own, "wanted": None},
+    ]
+    Path("mine.py").write_text("def wanted(texts, prompts, wanted):\n    return wanted\n")
+    capsys.readouterr()
+    assert main(["score", "./mine.py:wanted", "--samples", "o", "--format", "json"]) == 0
+    assert [line["rewards"]["wanted"] for line in json.loads(capsys.readouterr().out)] == [3, None]
+
+
 @pytest.mark.parametrize("reward", ["jpeg_size", "countdown"])
 def test_a_reward_that_cannot_score_a_text_is_refused_in_a_sentence(model, capsys, reward):
     assert main(["sample", str(model), "--prompt", "ab", "--out", "o", "length=4"]) == 0
