@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers.utils import cached_file
 
-from flowgrpo import shapes, switches, traits
+from flowgrpo import switches, traits
 from flowgrpo.config import Config, Model
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm.loading import BUILT_IN as TEXT_MODELS
@@ -28,13 +28,13 @@ from flowgrpo.policy import DiffusersPolicy
 from flowgrpo.progress import without_progress_bars
 from flowgrpo.prompts import Prompt
 from flowgrpo.sections import RewardUse
+from flowgrpo.shapes import BUILT_IN
 from flowgrpo.weights import Weights, lora_config
 from rewards import Reward, RewardError
 from rewards import load as load_reward
 from rewards.heap import keep_freed_memory
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
-BUILT_IN = {"shapes": (shapes.PATH, shapes.CALL)}
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from flowgrpo.policy import Row
 from flowgrpo.prompts import Prompt
 
 BATCH = 16
+SECONDS = 10  # between two lines of progress
 
 
 def sample_to_folder(
@@ -46,10 +49,10 @@ def sample_to_folder(
     out.mkdir(parents=True, exist_ok=True)
     lines = []
     with (out / "manifest.jsonl").open("w") as manifest:
-        for at in range(0, len(rows), BATCH):
-            for row, decoded in zip(rows[at : at + BATCH], policy.generate(rows[at : at + BATCH]), strict=True):
+        for part in batches(rows, BATCH):
+            for row, decoded in zip(part, policy.generate(part), strict=True):
                 file = save_sample(decoded, out / f"{len(lines):04d}", rate)
-                lines.append(manifest_line(file.name, Sample(len(lines), row, {}, None), 0))
+                lines.append(line_of(file, row))
                 manifest.write(json.dumps(lines[-1]) + "\n")
     return lines
 
@@ -62,6 +65,22 @@ def asked(texts: Sequence[str] | None, prompts_file: str | None, seed: int) -> l
     """
     chosen = [Prompt(text) for text in texts] if texts else prompts.load(prompts_file, "--prompts")
     return [Row(prompt.text, seed + i, prompt.columns) for i, prompt in enumerate(chosen)]
+
+
+def batches(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
+    """Rows in batches; where they take long, a line on stderr now and then tells how many are done."""
+    said = time.monotonic()
+    for at in range(0, len(rows), size):
+        yield rows[at : at + size]
+        if time.monotonic() - said >= SECONDS:
+            print(f"{min(at + size, len(rows))} of {len(rows)} samples", file=sys.stderr)
+            said = time.monotonic()
+
+
+def line_of(file: Path, row: Row, sampler: str = "ode") -> dict[str, Any]:
+    """The manifest's line of a sample, with the columns of its prompt after its own keys, which win over equal names."""
+    own = manifest_line(file.name, Sample(0, row, {}, None), 0, sampler)
+    return own | row.columns | own
 
 
 def check_folder(out: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,10 +53,10 @@ class Shown:
 
 @dataclass(frozen=True)
 class Card:
-    """The samples of one prompt and seed, by step."""
+    """The samples of one prompt and seed, by step; the seed is None where it is unknown."""
 
     prompt: str
-    seed: int
+    seed: int | None
     samples: list[Shown]
 
     @property
@@ -119,7 +119,7 @@ def write_gallery(folders: Sequence[Path], out: Path) -> Path:
     """Write the page of runs and folders of samples (with a manifest.jsonl) to `out`.
 
     Raises:
-        InputError: a folder holds no samples.
+        InputError: a folder holds no samples, or a text that cannot be read.
     """
     sections = [_section(Path(folder)) for folder in folders]
     templates = Environment(loader=PackageLoader("flowgrpo.gallery", "."), autoescape=True, trim_blocks=True)
@@ -131,17 +131,20 @@ def write_gallery(folders: Sequence[Path], out: Path) -> Path:
 
 def _section(folder: Path) -> Section:
     samples = folder / "samples" if (folder / "config.yaml").is_file() else folder
-    manifest = _worth_showing(samples, read_manifest(samples))
+    lines = [{"seed": None, "step": 0, "rewards": {}, **line} for line in read_manifest(samples)]
+    manifest = _worth_showing(samples, lines)
     if not manifest and samples == folder:  # a run that keeps no pictures still has its curve
         raise InputError(f"{folder}: there are no samples to show, it has no manifest.jsonl with lines")
     config = yaml.safe_load((folder / "config.yaml").read_text()) if samples != folder else {}
     weights = {_name(use): use["weight"] for use in config.get("rewards", [])}
-    by_prompt = defaultdict(list)
+    by_prompt, seen = defaultdict(list), Counter()
     for line in manifest:
-        by_prompt[line["prompt"], line["seed"]].append(line)
+        place = line["prompt"], line["seed"], line["step"]
+        by_prompt[line["prompt"], line["seed"], seen[place]].append(line)  # alike in all three: another card
+        seen[place] += 1
     cards = [
         Card(prompt, seed, [_shown(samples, line, weights) for line in sorted(lines, key=lambda line: line["step"])])
-        for (prompt, seed), lines in by_prompt.items()
+        for (prompt, seed, _), lines in by_prompt.items()
     ]
     metrics = read_metrics(folder)
     held_out, train = _points(metrics, "eval", "reward/mean"), _points(metrics, "train", "reward/mean")

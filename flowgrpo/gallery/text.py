@@ -9,6 +9,8 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from flowgrpo.errors import InputError
+
 SPACES = {" ": "·", "\n": "↵", "\r": "␍", "\t": "⇥"}
 
 
@@ -17,10 +19,19 @@ def answer(path: Path) -> Markup:
 
     Args:
         path: a .json file of `text`, `tokens` and `steps`; see `strip`.
+
+    Raises:
+        InputError: it is none.
     """
-    sample = json.loads(path.read_text(encoding="utf-8"))
-    text, tokens = sample["text"], sample["tokens"]
-    return Markup('<p class="text">{}</p>{}').format(text, strip(tokens, sample["steps"], _ends(text, tokens)))
+    try:
+        sample = json.loads(path.read_text(encoding="utf-8"))
+        text, tokens = sample["text"], sample["tokens"]
+        cells = strip(tokens, sample["steps"], _ends(text, tokens))
+    except (ValueError, KeyError, TypeError):
+        raise InputError(
+            f"{path} is no text as flowgrpo sample writes them, an object with the keys text, tokens and steps"
+        ) from None
+    return Markup('<p class="text">{}</p>{}').format(text, cells)
 
 
 def strip(tokens: Sequence[str], steps: Sequence[int], ends: int) -> Markup:

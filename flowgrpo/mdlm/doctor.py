@@ -26,10 +26,13 @@ from flowgrpo.mdlm.texts import check as check_rewards
 from flowgrpo.mdlm.texts import policy_and_weights
 from flowgrpo.mdlm.views import trajectory
 from flowgrpo.policy import Row
+from flowgrpo.prompts import Prompt
 from flowgrpo.rollout import score
 from flowgrpo.weights import Weights
+from rewards import Reward
 
 SIZE = 4  # answers of a group
+GROUPS = 8  # at most, where a reward does not differ within the first ones
 LENGTH = 64  # of the answers of a model alone
 DRIFT = {"float32": 1e-3, "bfloat16": 0.3}  # largest gap of a token's log-probability in another batch
 
@@ -56,6 +59,7 @@ def examine(settings: TextConfig) -> Iterator[Check]:
     plan(settings)
     found = sorted(prompts.load(settings.prompts.train, "prompts.train"), key=lambda prompt: -len(prompt.text))
     chosen = [found[0], found[-1]]  # a group each
+    between = [found[place * (len(found) - 1) // (GROUPS - 1)] for place in range(1, GROUPS - 1)]
     rewards, _ = loading.rewards(settings.rewards)
     check_rewards(settings, found, chosen, rewards)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -71,7 +75,8 @@ def examine(settings: TextConfig) -> Iterator[Check]:
     yield _drift(settings, policy, decoder, rollout, answers)
     yield _gradients(settings, policy, weights, answers)
     groups = [slice(at, at + SIZE) for at in range(0, len(rows), SIZE)]
-    yield spread(rewards, [score(rewards, written.texts[own], rows[own]).values for own in groups])
+    values = [score(rewards, written.texts[own], rows[own]).values for own in groups]
+    yield _spread(settings, policy, rewards, values, between)
     yield memory_left(device, "lower train.micro_batch, or train a LoRA (model.lora)")
     yield _reload(settings, policy, weights, answers)
 
@@ -94,6 +99,25 @@ def _drift(settings: TextConfig, policy: TextPolicy, decoder: Decoder, rollout: 
         "may be in training mode; try prompts of one length, or model.dtype=float32"
     )
     return Check("drift", ok, f"{value}, right is at most {bound:g}", "" if ok else advice)
+
+
+def _spread(
+    settings: TextConfig,
+    policy: TextPolicy,
+    rewards: Sequence[Reward],
+    values: list[torch.Tensor],
+    others: Sequence[Prompt],
+) -> Check:
+    """Every reward differs within a group; as long as one does not, a group of another prompt is answered."""
+    decoder = training_decoder(settings, policy.eos_id, SIZE)
+    for place, prompt in enumerate(others, start=len(values)):
+        if spread(rewards, values).ok:
+            break
+        seeds = [("doctor", settings.run.seed, SIZE * place + i) for i in range(SIZE)]
+        written = policy.write([prompt.text] * SIZE, decoder, seeds, settings.train.micro_batch)
+        rows = [Row(prompt.text, i, prompt.columns) for i in range(SIZE)]
+        values.append(score(rewards, written.texts, rows).values)
+    return spread(rewards, values)
 
 
 def _recorded(decoder: Decoder) -> bool:

@@ -22,6 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.predictor import MaskPredictor
 from flowgrpo.progress import without_progress_bars
+from flowgrpo.shapes import BUILT_IN as FLOW_MODELS
 
 BUILT_IN = {"digits": Path(__file__).parent / "digits"}
 PIPELINE = "LLaDA2Pipeline"  # the class of diffusers whose folders are taken
@@ -75,8 +76,10 @@ def places(path: str) -> tuple[str, str]:
     """Where a model and its tokenizer are: one folder or hub id, or the two subfolders of a pipeline's folder.
 
     Raises:
-        InputError: there is no model.
+        InputError: there is no model, or it is a flow model.
     """
+    if path in FLOW_MODELS:
+        raise InputError(f"model.path: {path} is a flow model, no language model: its runs have kind: flow")
     place = str(BUILT_IN.get(path, path))
     model_path, tokenizer_path = (f"{place}/model", f"{place}/tokenizer") if is_pipeline(place) else (place, place)
     try:

@@ -11,13 +11,13 @@ import torch
 from pydantic import ValidationError
 
 from flowgrpo.errors import InputError, nearest
-from flowgrpo.evaluate import Sample, manifest_line, save_sample
+from flowgrpo.evaluate import save_sample
 from flowgrpo.mdlm.axes import Decoding
 from flowgrpo.mdlm.config import TextModel
 from flowgrpo.mdlm.export import SCHEDULE_FILE, with_schedule
 from flowgrpo.mdlm.loading import load_adapter, load_predictor
 from flowgrpo.mdlm.policy import TextPolicy
-from flowgrpo.sampling import BATCH, asked, check_folder
+from flowgrpo.sampling import BATCH, asked, batches, check_folder, line_of
 from flowgrpo.sentences import sentence
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -67,13 +67,12 @@ def sample_to_folder(
     out.mkdir(parents=True, exist_ok=True)
     lines = []
     with (out / "manifest.jsonl").open("w") as manifest:
-        for at in range(0, len(rows), size):
-            part = rows[at : at + size]
+        for part in batches(rows, size):
             own = with_schedule(decoder, folder, len(part)) if learned else decoder
             written = policy.write([row.prompt for row in part], own, [(row.seed,) for row in part], size)
             for row, text in zip(part, policy.shown(written), strict=True):
                 file = save_sample(text, out / f"{len(lines):04d}")
-                lines.append(manifest_line(file.name, Sample(len(lines), row, {}, None), 0, "decoder"))
+                lines.append(line_of(file, row, "decoder"))
                 manifest.write(json.dumps(lines[-1]) + "\n")
     return lines
 

@@ -506,6 +506,16 @@ def test_sample_writes_pictures_and_a_gallery_shows_them(workplace, tiny_model, 
     assert "a blue square" in page
 
 
+def test_rewards_of_samples_meet_the_columns_of_their_prompts(workplace, tiny_model, capsys):
+    Path("rows.jsonl").write_text('{"prompt": "a red circle", "wanted": 3}\n{"prompt": "a blue square"}\n')
+    call = [f"{k}={v}" for k, v in CALL.items()]
+    assert main(["sample", str(tiny_model), "--prompts", "rows.jsonl", "--out", "o", *call]) == 0
+    Path("wanted.py").write_text("def wanted(images, prompts, wanted):\n    return wanted\n")
+    capsys.readouterr()
+    assert main(["score", "./wanted.py:wanted", "--samples", "o", "--format", "json"]) == 0
+    assert [line["rewards"]["wanted"] for line in json.loads(capsys.readouterr().out)] == [3, None]
+
+
 def test_sample_applies_an_exported_adapter(workplace, tiny_model):
     main(["train", "tiny.yaml"])
     main(["export", "runs/t", "--out", "lora"])

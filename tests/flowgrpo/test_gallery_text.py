@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from flowgrpo import gallery
+from flowgrpo.cli import main
 from flowgrpo.gallery import write_gallery
 from flowgrpo.gallery.text import answer
 
@@ -191,6 +192,34 @@ def test_of_too_many_texts_only_the_first_and_the_last_step_are_shown(tmp_path, 
     monkeypatch.setattr(gallery, "LARGEST_TEXTS", 200)
     page = write_gallery([run_of_texts(tmp_path / "run")], tmp_path / "g.html").read_text()
     assert Reader(page).answers == [(0, False), (10, False)] * 2
+
+
+@pytest.mark.parametrize(
+    "content", ['{"text": "ab", "tok', '{"text": "ab"}', "[]", '{"text": "ab", "tokens": ["a"], "steps": []}']
+)
+def test_a_file_that_is_no_text_is_named_in_a_sentence(tmp_path, capsys, content):
+    folder = run_of_texts(tmp_path / "run") / "samples"
+    (folder / "5-1.json").write_text(content)
+    assert main(["gallery", str(folder)]) == 2
+    said = f"{folder / '5-1.json'} is no text as flowgrpo sample writes them, an object with the keys text, tokens and steps"
+    assert capsys.readouterr().err == f"flowgrpo: {said}\n"
+
+
+def test_a_manifest_may_name_files_and_prompts_only(tmp_path):
+    for name in "abc":
+        written(tmp_path / f"{name}.json", name, [name], [0])
+    lines = [{"file": f"{name}.json", "prompt": prompt} for name, prompt in (("a", "x"), ("b", "y"), ("c", "x"))]
+    (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = write_gallery([tmp_path], tmp_path / "g.html").read_text()
+    read = Reader(page)
+    assert list(zip(read.captions, read.paragraphs, read.answers, strict=True)) == [
+        ("x", "a", (0, False)), ("y", "b", (0, False)), ("x", "c", (0, False)),
+    ]  # fmt: skip
+    assert "<span>3 prompts</span>" in page
+    assert not re.findall("seed (None|[0-9])", page)
+    assert (
+        "each at its own fixed seed" in write_gallery([run_of_texts(tmp_path / "run")], tmp_path / "h.html").read_text()
+    )
 
 
 def linear(lightness, chroma, hue):

@@ -39,8 +39,9 @@ def test_a_sound_run_gets_a_clean_bill(examined, preset, lora):
     assert ("decoder recorded" in checks["drift"]["value"]) == (preset in ("cj_grpo", "trace_rl"))
 
 
-def test_a_model_alone_is_examined(model, capsys):
-    assert main(["doctor", str(model), "--format", "json"]) in (0, 1)
+@pytest.mark.parametrize("name", ["digits", None])
+def test_a_model_alone_gets_a_clean_bill(model, capsys, name):
+    assert main(["doctor", name or str(model), "--format", "json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert [check["name"] for check in printed["checks"]] == NAMES
 
@@ -82,6 +83,17 @@ def test_a_constant_reward_is_named(examined, tmp_path):
     checks = examined(rewards=[{"use": "./flat.py:flat"}])
     assert [name for name, check in checks.items() if not check["ok"]] == ["group_spread"]
     assert "'flat' gave every sample of a group the same value" in checks["group_spread"]["advice"]
+
+
+def test_other_prompts_are_answered_until_a_reward_differs(examined, tmp_path):
+    (tmp_path / "late.py").write_text(
+        "def late(texts, prompts):\n"
+        "    open('asked.txt', 'a').write(prompts[0] + ' ')\n"
+        "    return [i * (prompt == 'dab') for i, prompt in enumerate(prompts)]\n"
+    )
+    checks = examined(rewards=[{"use": "./late.py:late"}])
+    assert checks["group_spread"]["value"] == "standard deviation within 4 samples: late 1.3"  # of 0, 1, 2 and 3
+    assert (tmp_path / "asked.txt").read_text().split()[-5:] == ["bcd", "c", "bcd", "bcd", "dab"]
 
 
 def test_gradients_that_do_not_reach_are_named(examined, monkeypatch):

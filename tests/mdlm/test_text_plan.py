@@ -151,7 +151,10 @@ def test_every_method_is_planned_by_the_command(settings, tmp_path, capsys, pres
     ("overrides", "sentence"),
     [
         ({"model__path": "./nowhere"}, r"^model\.path: './nowhere' holds no model"),
-        ({"model__path": "shapes"}, r"^model\.path: 'shapes' holds no model"),
+        (
+            {"model__path": "shapes"},
+            r"^model\.path: shapes is a flow model, no language model: its runs have kind: flow$",
+        ),
         ({"prompts__eval": "no.txt"}, r"^prompts\.eval: there is no file no\.txt"),
         ({"algorithm__preset": "igpo", "algorithm__hints__column": "way"}, "no training prompt has 'way'"),
         ({"algorithm__preset": "co_grpo", "algorithm__schedule__start": {"heat": 1.0}}, "'heat'|heat: unknown action"),

@@ -7,7 +7,7 @@ import pytest
 from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from flowgrpo import run
+from flowgrpo import run, sampling
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
 from flowgrpo.loading import kind_of
@@ -118,6 +118,32 @@ def test_texts_are_scored(model, capsys):
     assert main(["score", "./mine.py:letters", "--samples", "o", "--format", "json"]) == 0
     written = [json.loads(Path(f"o/000{i}.json").read_text())["text"] for i in range(2)]
     assert [line["rewards"]["letters"] for line in json.loads(capsys.readouterr().out)] == [len(t) for t in written]
+
+
+def test_rewards_meet_the_columns_of_the_prompts_of_a_file(model, capsys):
+    rows = [{"prompt": "ab", "wanted": 3, "seed": 70, "rewards": 1}, {"prompt": "c", "file": "x.png", "wanted": None}]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["sample", str(model), "--prompts", "rows.jsonl", "--out", "o", "length=4"]) == 0
+    own = {"step": 0, "sampler": "decoder", "rewards": {}}  # the manifest's keys win
+    assert [json.loads(line) for line in Path("o/manifest.jsonl").read_text().splitlines()] == [
+        {"file": "0000.json", "prompt": "ab", "seed": 0, **own, "wanted": 3},
+        {"file": "0001.json", "prompt": "c", "seed": 1, **own, "wanted": None},
+    ]
+    Path("mine.py").write_text("def wanted(texts, prompts, wanted):\n    return wanted\n")
+    capsys.readouterr()
+    assert main(["score", "./mine.py:wanted", "--samples", "o", "--format", "json"]) == 0
+    assert [line["rewards"]["wanted"] for line in json.loads(capsys.readouterr().out)] == [3, None]
+
+
+def test_a_long_sampling_tells_how_far_it_is(model, capsys, monkeypatch):
+    Path("many.txt").write_text("ab\n" * 35)
+    asked = ["sample", str(model), "--prompts", "many.txt", "length=1", "--out"]
+    capsys.readouterr()
+    assert main([*asked, "short"]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sampling, "SECONDS", 0)
+    assert main([*asked, "long"]) == 0
+    assert capsys.readouterr().err.splitlines() == ["16 of 35 samples", "32 of 35 samples", "35 of 35 samples"]
 
 
 @pytest.mark.parametrize("reward", ["jpeg_size", "countdown"])
