@@ -13,11 +13,13 @@ from flowgrpo.errors import nearest
 
 def sentence(error: ValidationError, model: type[Strict], prefix: tuple[str, ...] = ()) -> str:
     """The first unknown key, else the first wrong value, as one sentence with its place and the nearest valid choice."""
-    # Where a value may be one word or number or a list of them, a list is not wrong for being one.
+    # That a value might have been callable is no help. Where it may be one word or number or a list of them, a list is not
+    # wrong for being one.
     first = min(
         error.errors(),
         key=lambda e: (
             e["type"] != "extra_forbidden",
+            e["type"] == "callable_type",
             e["type"] in ("float_type", "literal_error") and isinstance(e["input"], list),
         ),
     )
@@ -25,7 +27,7 @@ def sentence(error: ValidationError, model: type[Strict], prefix: tuple[str, ...
     path = [
         part
         for part in first["loc"]
-        if not (isinstance(part, str) and re.search(r"[\[(]|^(float|constrained-float|literal)$", part))
+        if not (isinstance(part, str) and re.search(r"[\[(]|^(str|float|constrained-float|literal)$", part))
     ]
     place = ".".join(map(str, (*prefix, *path)))
     if kind == "value_error":  # raised by us, and already a sentence

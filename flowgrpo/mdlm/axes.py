@@ -19,51 +19,55 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from flowgrpo.axes import CHOICES as FLOW
-from flowgrpo.axes.base import Choice, Positive, Strict
+from flowgrpo.axes.base import Choice, Count, Positive, Rate, Strict
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm import objectives, views
 from flowgrpo.mdlm.aggregation import AGGREGATIONS, Aggregate
 from flowgrpo.mdlm.answers import Answers, Scope
 from flowgrpo.mdlm.decode import Decoder
 from flowgrpo.mdlm.decoders import DECODERS, build
+from flowgrpo.mdlm.predictor import MaskPredictor
 from flowgrpo.mdlm.schedule import SchedulePolicy
 
-Rate = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
 Pair = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 
 
 class Decoding(Choice):
-    """A decoder of the table by `name`, with any of its words and numbers replaced; see `flowgrpo.mdlm.decoders.build`.
+    """A decoder of the table by `name`, with any of its words and numbers replaced; a plain word is its name.
 
-    Without `steps` it commits one token a step.
+    See `flowgrpo.mdlm.decoders.build`, which checks them. Without `steps` it commits one token a step.
     """
 
     name: str = "low_confidence"
     proposal: str | dict[str, Any] | None = None
     scorer: Any = None
-    modifiers: list[Any] | None = None
+    modifiers: Any = None
     committer: Any = None
     region: Any = None
-    steps: Annotated[int, Field(ge=1)] | None = None
-    cfg_scale: float | None = None
-    suppressed: list[int] | None = None
-    eos_early_stop: bool | None = None
-    cache: Literal["prefix", "dual"] | None = None
+    steps: Any = None
+    cfg_scale: Any = None
+    suppressed: Any = None
+    eos_early_stop: Any = None
+    cache: Any = None
 
-    def build(self, length: int, eos_id: int | None, place: str, hidden_size: int | None = None) -> Decoder:
+    @model_validator(mode="before")
+    @classmethod
+    def _word(cls, written: Any) -> Any:
+        return {"name": written} if isinstance(written, str) else written
+
+    def build(self, length: int, eos_id: int | None, place: str, predictor: MaskPredictor | None = None) -> Decoder:
         """The decoder for answers of some length.
 
         Args:
             place: where it was written, for errors.
-            hidden_size: of the model, for a learned scorer; None if it is not known yet.
+            predictor: the model; None if it is not loaded yet.
 
         Raises:
             InputError: a word or an option is unknown, or they do not fit together.
         """
         written = {key: value for key, value in self._written().items() if value is not None}
         try:
-            return build(written, length, eos_id, hidden_size)
+            return build(written, length, eos_id, predictor)
         except InputError as error:
             raise InputError(str(error).replace("decoder", place, 1)) from None
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flowgrpo.mdlm.step import Setting, Step, setting
+from flowgrpo.mdlm.step import Fraction, Step, setting
 
 Tensor = torch.Tensor
 
@@ -63,7 +63,7 @@ class Remaining:
     """
 
     steps: int
-    ratio: Setting
+    ratio: Fraction
     least: int = 0
 
     def __call__(self, step: Step, scores: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class Bernoulli:
     """
 
     steps: int
-    ratio: Setting
+    ratio: Fraction
 
     def __call__(self, step: Step, scores: Tensor) -> Tensor:
         """The positions that are drawn."""

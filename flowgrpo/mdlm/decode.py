@@ -57,8 +57,6 @@ class Decoder:
     cache: Literal["prefix", "dual"] | None = None
 
     def __post_init__(self):
-        if self.cache not in (None, "prefix", "dual"):
-            raise InputError(f"decoder.cache: {self.cache!r} is unknown, choose one of prefix, dual")
         if self.cache and (self.guided or self.hidden_layers):
             raise InputError("decoder.cache: it goes neither with cfg_scale nor with a learned scorer")
         if self.guided and self.hidden_layers:

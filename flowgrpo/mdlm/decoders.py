@@ -6,18 +6,25 @@ To add a decoder, add a row. Any word of a row, and any number, can be replaced 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, get_type_hints
 
+from pydantic import Field, ValidationError, create_model
+
+from flowgrpo.axes.base import Count, NotNegative, Strict
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm import committers, modifiers, regions, scorers
 from flowgrpo.mdlm.decode import Decoder, Scorer
+from flowgrpo.mdlm.predictor import MaskPredictor
 from flowgrpo.mdlm.proposals import Sample
-from flowgrpo.mdlm.step import Setting
+from flowgrpo.mdlm.step import Fraction, Setting
 from flowgrpo.mdlm.trace_lock import Learned, load_controller
+from flowgrpo.sentences import sentence
 
 Row = dict[str, Any]
+Natural = Annotated[int, Field(ge=0)]
+Tokens = Annotated[list[Natural], Field(strict=False)]  # or, from Python, any other sequence
 
 _WHOLE = {"name": "blocks"}
 _DREAM = {"name": "remaining"}
@@ -74,8 +81,8 @@ class _Place:
     @property
     def block_steps(self) -> int:
         blocks = len(self.region.ends)
-        if self.steps < 1 or self.steps % blocks:
-            raise InputError(f"decoder.committer.steps: {self.steps} does not divide into {blocks} blocks")
+        if self.steps % blocks:
+            raise InputError(f"decoder.steps: {self.steps} does not divide into {blocks} blocks")
         return self.steps // blocks
 
     @property
@@ -97,25 +104,29 @@ def _ascending(place: _Place) -> committers.Ascending:
     return committers.Ascending(sizes)
 
 
-def _remaining(place: _Place, ratio: Setting | None = None, least: int = 0) -> committers.Remaining:
+def _remaining(place: _Place, ratio: Fraction | None = None, least: Natural = 0) -> committers.Remaining:
     steps = place.block_steps
     return committers.Remaining(steps, committers.LinearTimes(steps) if ratio is None else ratio, least)
 
 
-def _bernoulli(place: _Place, ratio: Setting | None = None) -> committers.Bernoulli:
+def _bernoulli(place: _Place, ratio: Fraction | None = None) -> committers.Bernoulli:
     steps = place.block_steps
     return committers.Bernoulli(steps, committers.LinearTimes(steps) if ratio is None else ratio)
 
 
-def _threshold(place: _Place, threshold: float, share: bool = False, most: int | None = None) -> committers.Threshold:
+def _threshold(
+    place: _Place, threshold: NotNegative, share: bool = False, most: Count | None = None
+) -> committers.Threshold:
     return committers.Threshold(threshold, place.block_steps if share else None, most)
 
 
-def _factor(place: _Place, factor: float) -> committers.Factor:
+def _factor(place: _Place, factor: NotNegative) -> committers.Factor:
     return committers.Factor(factor)
 
 
-def _eoser(place: _Place, low: float, high: float, progress: str = "linear") -> modifiers.Eoser:
+def _eoser(
+    place: _Place, low: NotNegative, high: NotNegative, progress: Literal["linear", "ascending"] = "linear"
+) -> modifiers.Eoser:
     return modifiers.Eoser(place.end, place.steps, low, high, progress)
 
 
@@ -123,7 +134,7 @@ def _gumbel(place: _Place, temperature: Setting) -> modifiers.Gumbel:
     return modifiers.Gumbel(temperature)
 
 
-def _held_back(place: _Place, tokens: Sequence[int] = ()) -> modifiers.HeldBack:
+def _held_back(place: _Place, tokens: Tokens = ()) -> modifiers.HeldBack:
     return modifiers.HeldBack((place.end, *tokens))
 
 
@@ -154,11 +165,23 @@ COMMITTERS = {
     "factor": _factor,
 }
 REGIONS = {"blocks": regions.even, "ascending": regions.ascending}
-OTHERS = ("steps", "cfg_scale", "suppressed", "eos_early_stop", "cache")
+
+
+class Others(Strict):
+    """What a decoder has besides its five words."""
+
+    steps: Count | None = None
+    cfg_scale: Setting = 0.0
+    suppressed: Tokens = []
+    eos_early_stop: bool = False
+    cache: Literal["prefix", "dual"] | None = None
 
 
 def build(
-    spec: str | Mapping[str, Any], length: int, eos_id: int | None = None, hidden_size: int | None = None
+    spec: str | Mapping[str, Any],
+    length: int,
+    eos_id: int | None = None,
+    predictor: MaskPredictor | None = None,
 ) -> Decoder:
     """The decoder that a user has written, for completions of some length.
 
@@ -168,39 +191,46 @@ def build(
 
     Args:
         eos_id: end of sequence, for decoders that look at it.
-        hidden_size: of the model, for the scorer `learned`; None if it is not known yet, then a decode checks it.
+        predictor: the model, whose vocabulary and hidden states have to fit; None if it is not loaded yet.
 
     Raises:
-        InputError: a word or an option is unknown, or they do not fit together.
+        InputError: a word or an option is unknown or wrong, or they do not fit together.
     """
     if not isinstance(spec, str | Mapping):
         raise InputError(f"decoder: {spec!r} is neither a name nor a map, {nearest(str(spec), DECODERS)}")
     spec = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = spec.pop("name", "low_confidence")
-    if name not in DECODERS:
+    if str(name) not in DECODERS:
         raise InputError(f"decoder.name: {name!r} is unknown, {nearest(str(name), DECODERS)}")
     row = {**DECODERS[name]}
     for key in spec:
-        if key not in (*row, *OTHERS):
-            raise InputError(f"decoder.{key}: unknown key, {nearest(key, ['name', *row, *OTHERS])}")
-    others = {key: spec.pop(key) for key in OTHERS if key in spec}
+        if key not in (*row, *Others.model_fields):
+            raise InputError(f"decoder.{key}: unknown key, {nearest(str(key), ['name', *row, *Others.model_fields])}")
+    others = _checked(Others, {key: spec.pop(key) for key in Others.model_fields if key in spec}, "decoder")
     changes = spec.pop("modifiers", row["modifiers"])
+    if not isinstance(changes, list | tuple):
+        raise InputError(f"decoder.modifiers: {changes!r} is not a list")
+    listed = {f"modifiers.{i}": change for i, change in enumerate(changes)}
     row |= {axis: _replaced(axis, row[axis], written) for axis, written in spec.items()}
 
     region = _built("region", REGIONS, row["region"], length)
-    place = _Place(region, _steps(row["committer"], others.get("steps"), length), eos_id, hidden_size)
+    hidden_size = None if predictor is None else predictor.hidden_size
+    place = _Place(region, _steps(row["committer"], others.steps, length), eos_id, hidden_size)
     decoder = Decoder(
         proposal=_built("proposal", {"sample": Sample}, row["proposal"]),
         scorer=_built("scorer", SCORERS, row["scorer"], place),
-        modifiers=tuple(_built("modifiers", MODIFIERS, _map(change), place) for change in changes),
+        modifiers=tuple(_built(at, MODIFIERS, _replaced(at, {}, change), place) for at, change in listed.items()),
         committer=_built("committer", COMMITTERS, row["committer"], place),
         region=region,
-        cfg_scale=others.get("cfg_scale", 0.0),
-        suppressed=tuple(others.get("suppressed", ())),
-        stop_id=place.end if others.get("eos_early_stop") else None,
-        cache=others.get("cache"),
+        cfg_scale=others.cfg_scale,
+        suppressed=tuple(others.suppressed),
+        stop_id=place.end if others.eos_early_stop else None,
+        cache=others.cache,
     )
     _check(decoder)
+    for token in decoder.suppressed if predictor is not None else ():
+        if token >= predictor.vocab_size:
+            raise InputError(f"decoder.suppressed: {token} is outside the vocabulary of {predictor.vocab_size} tokens")
     return decoder
 
 
@@ -225,32 +255,36 @@ def _check(decoder: Decoder) -> None:
         raise InputError("decoder.modifiers: after gumbel scores are no probabilities, as threshold and factor need")
 
 
-def _map(written: Any) -> Row:
-    return {"name": written} if isinstance(written, str) else dict(written)
-
-
 def _replaced(axis: str, row: Row, written: Any) -> Row:
     """An axis as written by a user; a map without a name, or with the row's own, replaces single options."""
     if isinstance(written, str):
-        return row if written == row["name"] else {"name": written}
+        written = {"name": written}
     if not isinstance(written, Mapping):
         raise InputError(f"decoder.{axis}: {written!r} is neither a word nor a map of a name and options")
-    return {**row, **written} if written.get("name", row["name"]) == row["name"] else dict(written)
+    return {**row, **written} if written.get("name", row.get("name")) == row.get("name") else dict(written)
 
 
 def _built(axis: str, choices: Mapping[str, Callable[..., Any]], row: Row, *given: Any) -> Any:
     """The choice of an axis, from its options."""
     name = row.get("name")
-    if name not in choices:
+    if str(name) not in choices:
         raise InputError(f"decoder.{axis}: {name!r} is unknown, {nearest(str(name), choices)}")
     choice = choices[name]
     options = {key: value for key, value in row.items() if key != "name"}
     known = list(inspect.signature(choice).parameters.values())[len(given) :]
     for key in options:
         if key not in [p.name for p in known]:
-            hint = nearest(key, [p.name for p in known]) if known else "it has no options"
+            hint = nearest(str(key), [p.name for p in known]) if known else "it has no options"
             raise InputError(f"decoder.{axis}.{key}: {name} has no such option, {hint}")
-    missing = [p.name for p in known if p.default is p.empty and p.name not in options]
-    if missing:
-        raise InputError(f"decoder.{axis}.{missing[0]}: {name} needs it")
-    return choice(*given, **options)
+    types = get_type_hints(choice, include_extras=True)
+    fields = {p.name: (types[p.name], ... if p.default is p.empty else p.default) for p in known}
+    model = create_model(name, __base__=Strict, **fields)
+    return choice(*given, **dict(_checked(model, options, "decoder", axis)))
+
+
+def _checked(model: type[Strict], written: Row, *place: str) -> Any:
+    """The options that a user has written, of the types that the model says."""
+    try:
+        return model.model_validate(written)
+    except ValidationError as error:
+        raise InputError(sentence(error, model, place)) from None

@@ -66,7 +66,7 @@ def examine(settings: TextConfig) -> Iterator[Check]:
     memory.check(settings, device)
     policy, weights = policy_and_weights(settings, device)
     rows = [Row(prompt.text, i, prompt.columns) for prompt in chosen for i in range(SIZE)]
-    decoder = training_decoder(settings, policy.eos_id, len(rows))
+    decoder = training_decoder(settings, policy.eos_id, len(rows), policy.predictor)
     seeds = [("doctor", settings.run.seed, place) for place in range(len(rows))]
     written = policy.write([row.prompt for row in rows], decoder, seeds, settings.train.micro_batch)
     scored = in_scope(written.rollout.completion, policy.eos_id, settings.algorithm.likelihood.scope)

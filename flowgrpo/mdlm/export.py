@@ -48,7 +48,7 @@ def export(run: Path, out: Path, step: int | None = None) -> Exported:
     rows = [Row(prompt.text, i, prompt.columns) for i, prompt in enumerate(chosen)]
     with weights.averaged():
         write_weights(settings.model, policy, weights, out)
-        decoder = settings.eval.decoder.build(policy.length, policy.eos_id, "eval.decoder")
+        decoder = settings.eval.decoder.build(policy.length, policy.eos_id, "eval.decoder", policy.predictor)
         if "schedule" in weights.whole and settings.eval.decoder.name == "scheduled":
             decoder = scheduled(decoder, weights.whole["schedule"].typical(1))
         answers = [answer(policy, row, decoder) for row in rows]

@@ -19,6 +19,7 @@ from flowgrpo.mdlm.committers import Ascending, Even, Remaining
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decode import Decoder
 from flowgrpo.mdlm.objectives import Objective, TokenRatio
+from flowgrpo.mdlm.predictor import MaskPredictor
 from flowgrpo.mdlm.schedule import Chosen, scheduled
 from flowgrpo.mdlm.step import Step
 from flowgrpo.mdlm.texts import check_hints
@@ -120,14 +121,16 @@ class Walk:
         return self.steps * self.branches
 
 
-def training_decoder(config: TextConfig, eos_id: int = NO_END, count: int = 1) -> Decoder:
+def training_decoder(
+    config: TextConfig, eos_id: int = NO_END, count: int = 1, predictor: MaskPredictor | None = None
+) -> Decoder:
     """The decoder of training, of `count` answers, with the middle of a learned schedule for its numbers.
 
     Raises:
-        InputError: the schedule has a number that the decoder has not.
+        InputError: the schedule has a number that the decoder has not, or the model does not fit the decoder.
     """
     length, algorithm = config.model.length, config.algorithm
-    decoder = algorithm.decoder.build(length, eos_id, "algorithm.decoder")
+    decoder = algorithm.decoder.build(length, eos_id, "algorithm.decoder", predictor)
     schedule = algorithm.schedule.policy(length)
     return decoder if schedule is None else scheduled(decoder, schedule.typical(count))
 

@@ -142,5 +142,5 @@ class TextPolicy:
         Args:
             decoder: as `flowgrpo.mdlm.decoders.build` takes it.
         """
-        built = build(decoder, self.length, self.eos_id, self.predictor.hidden_size)
+        built = build(decoder, self.length, self.eos_id, self.predictor)
         return self.write(prompts, built, [(seed + i,) for i in range(len(prompts))], len(prompts)).texts

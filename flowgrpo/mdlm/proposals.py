@@ -7,10 +7,12 @@ Gumbel noise to each logit and take the largest: the same distribution, for V nu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
 
-from flowgrpo.errors import InputError
+from flowgrpo.axes.base import Count
 from flowgrpo.mdlm.step import Setting, Step, setting
 
 Tensor = torch.Tensor
@@ -43,16 +45,8 @@ class Sample:
     """
 
     temperature: Setting = 0.0
-    top_p: float = 1.0
-    top_k: int | None = None
-
-    def __post_init__(self):
-        if not callable(self.temperature) and self.temperature < 0:
-            raise InputError(f"decoder.proposal.temperature: {self.temperature} is negative")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"decoder.proposal.top_p: {self.top_p} is not in (0, 1]")
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError(f"decoder.proposal.top_k: {self.top_k} is not at least 1")
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Count | None = None
 
     def __call__(self, step: Step, logits: Tensor) -> Proposed:
         """Proposals from logits (N, V)."""

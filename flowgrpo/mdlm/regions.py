@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from flowgrpo.axes.base import Count
 from flowgrpo.errors import InputError
 
 Tensor = torch.Tensor
@@ -41,17 +42,15 @@ class Region:
         return masked & (places < masked.int().argmax(1, keepdim=True) + self.window)
 
 
-def even(length: int, block_length: int | None = None, window: int | None = None) -> Region:
+def even(length: int, block_length: Count | None = None, window: Count | None = None) -> Region:
     """Blocks of one length; without it one block, the whole completion.
 
     Raises:
         InputError: the length does not divide.
     """
     block_length = length if block_length is None else block_length
-    if block_length < 1 or length % block_length:
+    if length % block_length:
         raise InputError(f"decoder.region.block_length: {block_length} does not divide the length {length}")
-    if window is not None and window < 1:
-        raise InputError(f"decoder.region.window: {window} is not at least 1")
     return Region(tuple(range(block_length, length + 1, block_length)), window)
 
 

@@ -60,7 +60,7 @@ def sample_to_folder(
     if adapter is not None:
         load_adapter(predictor, adapter)
     policy = TextPolicy(predictor, tokenizer, chosen.length, chosen.chat)
-    decoder = decoding.build(policy.length, policy.eos_id, "decoder")
+    decoder = decoding.build(policy.length, policy.eos_id, "decoder", policy.predictor)
     folder = adapter or Path(model)
     learned = decoding.name == "scheduled" and (folder / SCHEDULE_FILE).is_file()
     size = BATCH if predictor.padded_form is not None else 1
@@ -87,14 +87,12 @@ def options(model: str, dtype: str, call: dict[str, Any]) -> tuple[TextModel, De
         if key not in OPTIONS:
             raise InputError(f"{key}: a language model has no such argument, {nearest(key, OPTIONS)}")
     given = {key: value for key, value in call.items() if key != "decoder"}
-    decoder = call.get("decoder", {})
-    decoder = {"name": decoder} if isinstance(decoder, str) else decoder
     try:
         chosen = TextModel.model_validate({"path": model, "dtype": dtype, **given})
     except ValidationError as error:
         raise InputError(sentence(error, TextModel)) from None
     try:
-        decoding = Decoding.model_validate(decoder)
+        decoding = Decoding.model_validate(call.get("decoder", {}))
     except ValidationError as error:
         raise InputError(sentence(error, Decoding, ("decoder",))) from None
     decoding.build(chosen.length, 0, "decoder")  # refuses before the weights are loaded

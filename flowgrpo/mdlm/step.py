@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from flowgrpo.axes.base import NotNegative, Rate
 from samplers.noise import Address, generator
 
 Tensor = torch.Tensor
@@ -79,7 +80,8 @@ class Step:
         return whole[self.owner, self.position]
 
 
-Setting = float | Callable[[Step], Tensor]  # a number, or one (R,) for each row of a step
+Setting = NotNegative | Callable[[Step], Tensor]  # a number, or one (R,) for each row of a step
+Fraction = Rate | Callable[[Step], Tensor]  # the same, up to 1
 
 
 def setting(value: Setting, step: Step) -> Tensor:

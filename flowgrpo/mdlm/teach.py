@@ -142,7 +142,7 @@ def teach(
     held_out = max(len(order) // HELD_OUT, 1)
     tokens = tokenised(tokenizer, order, chat)
     check_room(predictor, tokens, length, "--length")
-    teacher = build(decoder, length, eos_id, predictor.hidden_size)
+    teacher = build(decoder, length, eos_id, predictor)
     judging, learning = (
         [
             decode(predictor, ids, teacher, _addresses(seed, part, k, len(ids)), mask, micro_batch=BATCH)
@@ -158,7 +158,7 @@ def teach(
     spec: dict[str, Any] = {"name": "trace_lock", "scorer": {"name": "learned", "controller": str(out)}}
     if eos_id is None:
         spec["modifiers"] = []  # there is no end that could be held back
-    others = (build(written, length, eos_id, predictor.hidden_size) for written in ("threshold", spec))
+    others = (build(written, length, eos_id, predictor) for written in ("threshold", spec))
     compared = [
         _compared(name, predictor, judging, other, eos_id)
         for name, other in zip(("teacher", "threshold", "trace_lock"), (None, *others), strict=True)

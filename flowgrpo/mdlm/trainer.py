@@ -97,7 +97,7 @@ class TextTrainer(Loop):
         self.policy, self.schedule = policy, schedule
         super().__init__(config, weights, *args, **kwargs)
         self.decoder, self.eval_decoder = (
-            decoder.build(policy.length, policy.eos_id, place, policy.predictor.hidden_size)
+            decoder.build(policy.length, policy.eos_id, place, policy.predictor)
             for decoder, place in (
                 (config.algorithm.decoder, "algorithm.decoder"),
                 (config.eval.decoder, "eval.decoder"),

@@ -54,7 +54,7 @@ def test_the_command_writes_a_controller_that_a_decoder_takes(folder, capsys):
     assert written["sizes"]["end_ids"] == [13, PAD]
     predictor, tokenizer = load_predictor("model")
     spec = {"name": "trace_lock", "scorer": {"name": "learned", "controller": "lock"}}
-    rollout = decode(predictor, torch.tensor([[0, 1]]), build(spec, 6, tokenizer.eos_token_id, predictor.hidden_size))
+    rollout = decode(predictor, torch.tensor([[0, 1]]), build(spec, 6, tokenizer.eos_token_id, predictor))
     assert not (rollout.ids == MASK).any()
 
 

@@ -150,6 +150,10 @@ def test_every_method_is_planned_by_the_command(settings, tmp_path, capsys, pres
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
+        (
+            {"algorithm__decoder__committer": {"name": "threshold", "threshold": "abc"}},
+            r"^algorithm\.decoder\.committer\.threshold: 'abc' is wrong",
+        ),
         ({"model__path": "./nowhere"}, r"^model\.path: './nowhere' holds no model"),
         (
             {"model__path": "shapes"},

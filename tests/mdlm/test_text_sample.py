@@ -96,6 +96,7 @@ def test_the_kind_of_a_model_is_read_off_its_folder(model, tiny_model, tmp_path)
         (["decoder={step: 3}"], "decoder.step: unknown key, did you mean 'steps'?"),
         (["decoder=3"], "decoder: 3 is not a map of keys"),
         (["decoder={region: {block_length: 5}}"], "decoder.region.block_length: 5 does not divide the length 256"),
+        (["decoder={suppressed: [99999]}"], "decoder.suppressed: 99999 is outside the vocabulary of 11 tokens"),
         (["chat=true"], "model.chat: the tokenizer has no chat template"),
         (["mask_id=0"], "model.mask_id: 0 is the padding token too"),
         (["--dtype", "float16"], "dtype: 'float16' is not allowed"),

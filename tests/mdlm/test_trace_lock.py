@@ -167,14 +167,14 @@ def test_the_end_is_held_back_until_there_is_one(predictor):
         (lambda folder: save_controller(Controller(48), folder, {}), "of width 48, those of this model have 32"),
     ],
 )  # fmt: skip
-def test_a_controller_that_does_not_fit_is_refused_in_a_sentence(controller, tmp_path, break_it, said):
+def test_a_controller_that_does_not_fit_is_refused_in_a_sentence(predictor, controller, tmp_path, break_it, said):
     folder = tmp_path / "lock"
     save_controller(controller, folder, {})
     spec = {"name": "low_confidence", "scorer": {"name": "learned", "controller": str(folder)}}
-    assert build(spec, LENGTH, EOS, 32).scorer.controller.sizes == controller.sizes
+    assert build(spec, LENGTH, EOS, predictor).scorer.controller.sizes == controller.sizes
     break_it(folder)
     with pytest.raises(InputError, match=f"^decoder.scorer.controller: .*{said}") as refused:
-        build(spec, LENGTH, EOS, 32)
+        build(spec, LENGTH, EOS, predictor)
     assert "\n" not in str(refused.value)
 
 

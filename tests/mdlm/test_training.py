@@ -171,11 +171,22 @@ def test_evaluation_takes_its_own_decoder(settings):
     assert lines(done, "eval")[0]["cost/model_evaluations"] == 4 * 2
 
 
+def test_the_decoder_of_evaluation_may_be_a_word(settings):
+    assert settings(eval__decoder="threshold") == settings(eval__decoder={"name": "threshold"})
+    more = {"eval__decoder": "random", "eval__decoder__steps": 2}
+    assert settings(**more) == settings(eval__decoder={"name": "random", "steps": 2})
+
+
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
         ({"algorithm__decoder": {"steps": 3, "region": {"block_length": 2}}}, "3 does not divide into 2 blocks"),
-        ({"eval__decoder": "thresholds"}, "eval.decoder"),
+        ({"eval__decoder": "thresholds"}, "^eval.decoder.name: 'thresholds' is unknown, did you mean 'threshold'"),
+        ({"eval__decoder": 3}, "^eval.decoder: 3 is not a map of keys"),
+        ({"eval__decoder__proposal": {"temperature": "abc"}}, "^eval.decoder.proposal.temperature: 'abc' is wrong"),
+        ({"algorithm__decoder__cfg_scale": "abc"}, "^algorithm.decoder.cfg_scale: 'abc' is wrong"),
+        ({"algorithm__decoder__suppressed": [11]}, "^algorithm.decoder.suppressed: 11 is outside the vocabulary of 11"),
+        ({"eval__decoder__suppressed": [99999]}, "^eval.decoder.suppressed: 99999 is outside the vocabulary of 11"),
         ({"algorithm__preset": "gdop"}, "did you mean 'gdpo'"),
         ({"algorithm__preset": "bgpo", "algorithm__objective__kl": {"beta": 1}}, "algorithm.objective.kl: unknown key"),
         ({"algorithm__preset": "igpo", "algorithm__hints__column": "reasoning"}, "no training prompt has 'reasoning'"),
@@ -184,6 +195,7 @@ def test_evaluation_takes_its_own_decoder(settings):
         ({"model__lora": {"targets": []}}, "model.lora.targets"),
         ({"algorithm__preset": "igpo", "algorithm__hints__chunk": [10, 5]}, "algorithm.hints.chunk: 10 is above 5"),
         ({"algorithm__decoder__proposal": "sampel"}, "algorithm.decoder.proposal: 'sampel' is unknown"),
+        ({"algorithm__decoder__proposal": 3}, "^algorithm.decoder.proposal: 3 is wrong"),
         (
             {"algorithm__preset": "co_grpo", "algorithm__schedule__start": {"temperature": [0.5, 0.6]}},
             "algorithm.schedule.start.temperature: 2 numbers for 4 steps",
