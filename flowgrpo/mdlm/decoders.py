@@ -71,12 +71,12 @@ DECODERS: dict[str, Row] = {
 
 @dataclass(frozen=True)
 class _Place:
-    """What a choice is told: region, number of steps of the decode, end token, and width of the model's hidden states."""
+    """What a choice is told: region, number of steps of the decode, end token, and the model where it is loaded."""
 
     region: regions.Region
     steps: int
     eos_id: int | None
-    hidden_size: int | None
+    predictor: MaskPredictor | None
 
     @property
     def block_steps(self) -> int:
@@ -135,7 +135,8 @@ def _gumbel(place: _Place, temperature: Setting) -> modifiers.Gumbel:
 
 
 def _held_back(place: _Place, tokens: Tokens = ()) -> modifiers.HeldBack:
-    return modifiers.HeldBack((place.end, *tokens))
+    padding = None if place.predictor is None else place.predictor.pad_id
+    return modifiers.HeldBack((place.end, *([] if padding is None else [padding]), *tokens))
 
 
 def _plain(scorer: Scorer) -> Callable[[_Place], Scorer]:
@@ -143,7 +144,7 @@ def _plain(scorer: Scorer) -> Callable[[_Place], Scorer]:
 
 
 def _learned(place: _Place, controller: str) -> Learned:
-    return Learned(load_controller(controller, place.hidden_size))
+    return Learned(load_controller(controller, None if place.predictor is None else place.predictor.hidden_size))
 
 
 SCORERS = {
@@ -214,8 +215,7 @@ def build(
     row |= {axis: _replaced(axis, row[axis], written) for axis, written in spec.items()}
 
     region = _built("region", REGIONS, row["region"], length)
-    hidden_size = None if predictor is None else predictor.hidden_size
-    place = _Place(region, _steps(row["committer"], others.steps, length), eos_id, hidden_size)
+    place = _Place(region, _steps(row["committer"], others.steps, length), eos_id, predictor)
     decoder = Decoder(
         proposal=_built("proposal", {"sample": Sample}, row["proposal"]),
         scorer=_built("scorer", SCORERS, row["scorer"], place),

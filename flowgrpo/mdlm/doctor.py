@@ -109,7 +109,7 @@ def _spread(
     others: Sequence[Prompt],
 ) -> Check:
     """Every reward differs within a group; as long as one does not, a group of another prompt is answered."""
-    decoder = training_decoder(settings, policy.eos_id, SIZE)
+    decoder = training_decoder(settings, policy.eos_id, SIZE, policy.predictor)
     for place, prompt in enumerate(others, start=len(values)):
         if spread(rewards, values).ok:
             break

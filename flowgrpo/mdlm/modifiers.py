@@ -66,7 +66,7 @@ class Gumbel:
 
 @dataclass(frozen=True)
 class HeldBack:
-    """Positions that propose one of some tokens come last, until a row holds the first of these tokens.
+    """Positions that propose one of some tokens come last, until a row holds one of them.
 
     TraceLock (arXiv 2605.24697) accepts no end or padding by its threshold before there is an end. Here that is so for
     whatever compares scores.

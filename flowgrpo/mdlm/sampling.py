@@ -63,13 +63,12 @@ def sample_to_folder(
     decoder = decoding.build(policy.length, policy.eos_id, "decoder", policy.predictor)
     folder = adapter or Path(model)
     learned = decoding.name == "scheduled" and (folder / SCHEDULE_FILE).is_file()
-    size = BATCH if predictor.padded_form is not None else 1
     out.mkdir(parents=True, exist_ok=True)
     lines = []
     with (out / "manifest.jsonl").open("w") as manifest:
-        for part in batches(rows, size):
+        for part in batches(rows, BATCH):
             own = with_schedule(decoder, folder, len(part)) if learned else decoder
-            written = policy.write([row.prompt for row in part], own, [(row.seed,) for row in part], size)
+            written = policy.write([row.prompt for row in part], own, [(row.seed,) for row in part], BATCH)
             for row, text in zip(part, policy.shown(written), strict=True):
                 file = save_sample(text, out / f"{len(lines):04d}")
                 lines.append(line_of(file, row, "decoder"))

@@ -151,6 +151,13 @@ def test_the_end_is_held_back_until_there_is_one(predictor):
     assert held.step_map[others].min() == 0
 
 
+def test_padding_is_held_back_like_the_end():
+    predictor = MaskPredictor(llama(), MASK, PAD)
+    spec = {"name": "low_confidence", "modifiers": [{"name": "held_back", "tokens": [3]}]}
+    assert build(spec, LENGTH, EOS, predictor).modifiers[0].tokens == (EOS, PAD, 3)
+    assert build(spec, LENGTH, EOS).modifiers[0].tokens == (EOS, 3)
+
+
 @pytest.mark.parametrize(
     ("break_it", "said"),
     [
