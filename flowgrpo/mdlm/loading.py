@@ -19,7 +19,7 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from flowgrpo.errors import InputError
+from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm.predictor import MaskPredictor
 from flowgrpo.progress import without_progress_bars
 from flowgrpo.shapes import BUILT_IN as FLOW_MODELS
@@ -80,6 +80,10 @@ def places(path: str) -> tuple[str, str]:
     """
     if path in FLOW_MODELS:
         raise InputError(f"model.path: {path} is a flow model, no language model: its runs have kind: flow")
+    if path not in BUILT_IN and "/" not in path and not Path(path).is_dir():
+        raise InputError(
+            f"model.path: there is no folder {path!r} and no built-in model of that name, {nearest(path, BUILT_IN)}"
+        )
     place = str(BUILT_IN.get(path, path))
     model_path, tokenizer_path = (f"{place}/model", f"{place}/tokenizer") if is_pipeline(place) else (place, place)
     try:

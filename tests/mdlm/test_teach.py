@@ -142,7 +142,7 @@ def test_a_chat_model_is_asked_in_its_template(folder, capsys, monkeypatch):
 
 def test_no_model_is_said_too(folder, capsys):
     assert main(["tracelock", "nowhere", "--prompts", "p.txt", "--out", "lock"]) == 2
-    assert "model.path: 'nowhere' holds no model" in capsys.readouterr().err
+    assert "model.path: there is no folder 'nowhere' and no built-in model of that name" in capsys.readouterr().err
 
 
 class Followers(torch.nn.Module):

@@ -156,6 +156,10 @@ def test_every_method_is_planned_by_the_command(settings, tmp_path, capsys, pres
         ),
         ({"model__path": "./nowhere"}, r"^model\.path: './nowhere' holds no model"),
         (
+            {"model__path": "digit"},
+            r"^model\.path: there is no folder 'digit' and no built-in model of that name, did you mean 'digits'\?",
+        ),
+        (
             {"model__path": "shapes"},
             r"^model\.path: shapes is a flow model, no language model: its runs have kind: flow$",
         ),
