@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from functools import reduce
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,14 +12,17 @@ import diffusers
 import torch
 from diffusers import DiffusionPipeline
 
-from flowgrpo import loading, memory, prompts, selection, switches
+from flowgrpo import loading, memory, presets, prompts, selection, switches
 from flowgrpo.config import Config
 from flowgrpo.credit import step_signs
 from flowgrpo.errors import InputError
 from flowgrpo.picture import drawn
 from flowgrpo.policy import checked_call
 from samplers.schedule import linear_sigmas
+from samplers.scheduler import FlowSDEScheduler
 from samplers.trees import Root, Tree, grow, pruned
+
+UNEVEN = 100  # times as hard as another that a step may pull at the velocity without a warning
 
 
 def plan(config: Config) -> dict[str, Any]:
@@ -70,6 +74,8 @@ def plan(config: Config) -> dict[str, Any]:
         "reward_calls": (cost.decoded + drafts) * len(config.rewards),
         "evaluation": {"model_evaluations": eval_evaluations, "decoded": held_out},
         "memory": memory.estimate(config),
+        "published": published(config, call),
+        "warnings": uneven(config, sigma_table(config.model.path, call["num_inference_steps"])),
         "config": config.model_dump(mode="json"),
     }
 
@@ -106,7 +112,36 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
             "evaluation",
             f"{evaluation['model_evaluations']:,} model evaluations, {evaluation['decoded']} decoded, each time",
         ),
+        *[("published", _compared(planned["published"]))] * bool(planned["published"]),
+        *[("warning", sentence) for sentence in planned["warnings"]],
     ]
+
+
+def published(config: Config, call: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the preset's source says of the loop: for each key its value there, `source`, and in this run, `run`.
+
+    Args:
+        call: the pipeline's call arguments, as far as they are known.
+    """
+    run = config.model_dump(mode="json")
+    run["model"]["call"] = {**run["model"]["call"], **call}
+    return {
+        key: {"source": value, "run": reduce(lambda at, name: at.get(name), key.split("."), run)}
+        for key, value in presets.PUBLISHED[config.algorithm.preset].items()
+    }
+
+
+def _compared(found: dict[str, dict[str, Any]]) -> str:
+    names = {key: key.removeprefix("train.").removeprefix("model.call.") for key in found}
+    return ", ".join(
+        f"{names[key]} {_short(both['source'])}"
+        + ("" if both["run"] == both["source"] else f" (here {_short(both['run'])})")
+        for key, both in found.items()
+    )
+
+
+def _short(value: Any) -> str:
+    return " ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else f"{value}"
 
 
 def _draft(config: Config, over: dict[str, Any], columns: dict[str, Any]) -> tuple[int, int]:
@@ -180,6 +215,39 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         sum(len(edges.nodes) for e in updated for edges in e.trained),
         len(updated),
     )
+
+
+def sigma_table(path: str, num_steps: int) -> list[float]:
+    """The sigmas of a model's scheduler; of one whose table its pipeline makes while it runs, linear ones of shift 3."""
+    with loading.explained(path):
+        scheduler = loading.scheduler_config(path)
+    if scheduler.get("_class_name") != "FlowMatchEulerDiscreteScheduler" or scheduler.get("use_dynamic_shifting"):
+        return linear_sigmas(num_steps, shift=3.0).tolist()
+    table = FlowSDEScheduler.from_config(scheduler, kernel="ode")
+    table.set_timesteps(num_steps)
+    return table.noise_levels.tolist()
+
+
+def uneven(config: Config, sigmas: list[float]) -> list[str]:
+    """A sentence if some trained step of the first iteration outweighs another, see `samplers.kernels.pull`; or none."""
+    algorithm, start = config.algorithm, (torch.zeros(1, 1),)
+    plan = algorithm.tree.plan(
+        algorithm.kernel.kernels(len(sigmas) - 1), config.train.group_size, config.run.seed, iteration=0
+    )
+    tree = grow(plan, sigmas, [Root(0, 0, None)], start, lambda x, *_: x, lambda shape, *_: torch.zeros(shape), 1)
+    steps = tree.trained_steps
+    pulls = zip(algorithm.objective.pulls(steps, tree.sigma_cap), steps, strict=True)
+    ranked = sorted((pulled, *step[1:]) for pulled, step in pulls if pulled > 0)
+    (least, *soft), (most, *hard) = ranked[0], ranked[-1]
+    if most <= UNEVEN * least:
+        return []
+    form = algorithm.kernel.log_prob
+    free = "" if form == "constant_free" else "algorithm.kernel.log_prob=constant_free or "
+    return [
+        f"of the steps trained, that from sigma {hard[0]:.3g} to {hard[1]:.3g} pulls {most / least:,.0f} times as hard at "
+        f"the velocity as that from {soft[0]:.3g} to {soft[1]:.3g} ({algorithm.kernel.name}, log_prob {form}); take "
+        f"{free}algorithm.objective.step_weights=equalised"
+    ]
 
 
 def _check_calibration(tree: Tree, rewards: torch.Tensor) -> None:

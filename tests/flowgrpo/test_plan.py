@@ -33,8 +33,11 @@ LEDGER = [
     ("flow_grpo", {}, 24, 10, (240, 2 * 216, 24, 216)),
     ("mix_grpo", {}, 24, 10, (240, 24 * 4, 24, 24 * 4)),
     ("flow_grpo_fast", {}, 24, 10, (240, 24 * 3, 24, 24 * 3)),
-    ("dance_grpo", {}, 24, 10, (240, 24 * 5, 24, 24 * 5)),  # int(0.6 * 9) of the stochastic steps
-    ("grpo_guard", {}, 24, 10, (240, 2 * 216, 24, 216)),
+    ("flow_grpo_window", {}, 24, 10, (240, 24 * 3, 24, 24 * 3)),
+    ("dance_grpo", {}, 24, 10, (240, 24 * 4, 24, 24 * 4)),  # int(0.6 * 8) of the stochastic steps
+    ("dance_grpo", {"steps": None}, 24, 10, (240, 24 * 5, 24, 24 * 5)),
+    ("dance_grpo", {"steps": [1, 4], "train_fraction": 1.0}, 24, 10, (240, 24 * 3, 24, 24 * 3)),
+    ("grpo_guard", {}, 24, 10, (240, 216, 24, 216)),
     ("sage_grpo", {}, 24, 10, (240, 2 * 240, 24, 240)),
     # 4 trunks of 9 or 10 states, and 6 children of each that walk on alone: 6 x (9 + 8 + ... + 0)
     ("tempflow", {}, 24, 10, (4 * (9 + 6 * 45), 2 * 4 * 9, 4 * 6 * 9, 4 * 6 * 9)),
@@ -58,7 +61,7 @@ LEDGER = [
     ("dense_grpo", {}, 24, 10, (24 * 55, 2 * 216, 24 * 10, 216)),
     ("dense_grpo", {"last_step": "sde"}, 24, 10, (24 * 55, 2 * 240, 24 * 11, 240)),
     # twigs of 5 evaluations: 4 more at the states 0 to 5, then 3, 2, 1
-    ("stepwise_flow_grpo", {}, 24, 10, (24 * (10 + 6 * 4 + 3 + 2 + 1), 2 * 216, 24 * 10, 216)),
+    ("stepwise_flow_grpo", {}, 24, 10, (24 * (10 + 6 * 4 + 3 + 2 + 1), 216, 24 * 10, 216)),
     # jumps cost nothing
     ("vgpo", {}, 24, 10, (240, 2 * 216, 24 * 9, 216)),
     ("vgpo", {"last_step": "sde"}, 24, 10, (240, 2 * 240, 24 * 10, 240)),
@@ -128,12 +131,13 @@ def axes(draw):
             tree |= {"length": draw(one([None, 1, 2, 3]))}
             credit = {"name": draw(one(["step_gain", "discounted_value"]))}
             tree |= {"root": credit["name"] == "step_gain" or draw(st.booleans())}
-    kernel = draw(one(["flow_sde", "dance_sde", "cps", "manifold"]))
+    kernel = draw(one(["flow_sde", "dance_sde", "cps", "ddim_sde", "manifold"]))
     tree |= {"start": draw(one(["independent", "shared"]))}
-    tree |= {"last_step": "ode" if kernel == "cps" else draw(one(["ode", "sde"]))}
+    tree |= {"last_step": "ode" if kernel in ("cps", "ddim_sde") else draw(one(["ode", "sde"]))}
     objective = {"name": draw(one(["clip", "normalised_ratio", "soft_gate"])), "kl": {"beta": draw(one([0.0, 0.1]))}}
     objective |= {"step_weights": draw(one(["none", "noise_aware", "equalised"]))}
     baseline = draw(one(["group_mean", "leave_one_out"]))
+    kernel = {"name": kernel, "log_prob": "mean"}  # what some of the words below need
     words = {"tree": tree, "kernel": kernel, "credit": credit, "baseline": baseline, "objective": objective}
     return words, size, steps
 
