@@ -57,6 +57,7 @@ def plan(config: TextConfig) -> dict[str, Any]:
             "updates": train.updates,
             "passes": train.passes,
             "micro_batch": train.micro_batch,
+            "rollout_batch": train.rollout_rows,
             "length": config.model.length,
             "steps": walk.steps,
             "guidance_branches": walk.branches,
@@ -89,7 +90,10 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
             f"{g['groups']} groups x {g['group_size']} = {g['samples']} answers of {g['length']} tokens, "
             f"{g['updates']} updates, {g['passes']} passes",
         ),
-        ("steps", _bounded(g["steps"], planned["at_most"]["rollout"])),
+        (
+            "steps",
+            f"{_bounded(g['steps'], planned['at_most']['rollout'])}, {g['rollout_batch']} answers in one call",
+        ),
         ("views", f"{_bounded(g['views'], planned['at_most']['update'])} of an answer, {g['micro_batch']} in one call"),
         ("model evaluations", f"{rollout} rollout + {update} update, each iteration"),
         ("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls"),

@@ -168,7 +168,7 @@ class TextTrainer(Loop):
         self, rows: Sequence[Row], decoder: Decoder, seeds: Sequence[Address], fixed: Tensor | None = None
     ) -> Written:
         texts = [row.prompt for row in rows]
-        return self.policy.write(texts, decoder, seeds, self.config.train.micro_batch, fixed)
+        return self.policy.write(texts, decoder, seeds, self.config.train.rollout_rows, fixed)
 
     def _scored(self, texts: Sequence[str], rows: Sequence[Row], places: Sequence[tuple[int, int]]) -> Scores:
         """Rewards of answers, a call for each group."""
@@ -224,7 +224,7 @@ class TextTrainer(Loop):
         scored = scope & (rollout.step_map != GIVEN) & (rollout.step_map < rollout.steps[:, None])
         if batch.hinted:
             scored |= hinted.uncertain(
-                self.policy, rollout, scope, self.config.algorithm.hints.entropy, train.micro_batch
+                self.policy, rollout, scope, self.config.algorithm.hints.entropy, train.rollout_rows
             )
         parts = torch.tensor([group * train.updates // train.groups for group, _ in batch.places])
         steps = [
@@ -315,7 +315,7 @@ class TextTrainer(Loop):
             self._generate,
             self.eval_prompts,
             [*self.rewards, *self.eval_rewards],
-            config.train.micro_batch,
+            config.train.rollout_rows,
             self.accelerator,
             keep=config.eval.save,
         )

@@ -73,6 +73,25 @@ def test_the_batch_of_a_call_changes_nothing_but_rounding(settings):
         assert (one[name] - other[name]).abs().max() <= 0.05 * moved + 1e-6
 
 
+def test_a_rollout_has_batches_of_its_own(settings, monkeypatch):
+    """Calls without a gradient, of rollouts and of the evaluation, have rollout_batch rows, those with one micro_batch."""
+    sizes = {True: set(), False: set()}
+    real = MaskPredictor.forward
+
+    def watched(self, form, ids, mask, **wanted):
+        sizes[torch.is_grad_enabled()].add(len(ids))
+        return real(self, form, ids, mask, **wanted)
+
+    choices = {"algorithm__preset": "gdpo", "train__updates": 1, "train__iterations": 1}
+    reference = weights(run.train_config(settings(run__name="reference", **choices)))
+    monkeypatch.setattr(MaskPredictor, "forward", watched)
+    own = run.train_config(settings(train__micro_batch=6, train__rollout_batch=15, **choices))
+    # 32 answers of 3 views; 32 answers, 4 that are held out, and the probe of the model
+    assert sizes == {True: {6}, False: {15, 2, 4, 1}}
+    for name, tensor in weights(own).items():
+        torch.testing.assert_close(tensor, reference[name], rtol=0.05, atol=1e-4)
+
+
 @pytest.mark.parametrize("preset", ["diffu_grpo", "spg", "co_grpo"])
 def test_only_the_proportions_of_the_groups_weights_matter(settings, monkeypatch, preset):
     def weighted(by):
