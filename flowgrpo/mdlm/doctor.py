@@ -92,7 +92,7 @@ def _drift(settings: TextConfig, policy: TextPolicy, decoder: Decoder, rollout: 
     whole = estimate(policy.predictor, answers, views, size).each
     largest = float((whole - estimate(policy.predictor, answers, views, size // 2 or 2).each).abs().max())
     value = f"{largest:.1e} in another batch"
-    if likelihood.name == "trajectory" and _recorded(decoder):
+    if likelihood.name == "trajectory" and decoder.recorded:
         each = estimate(policy.predictor, answers, trajectory(answers), size).each.sum(0)
         gap = float((each - rollout.commit_logp.to(each))[answers.scored].abs().max())
         largest, value = max(largest, gap), f"{value}, {gap:.1e} from what the decoder recorded"
@@ -121,14 +121,6 @@ def _spread(
         rows = [Row(prompt.text, i, prompt.columns) for i in range(SIZE)]
         values.append(score(rewards, written.texts, rows).values)
     return spread(rewards, values)
-
-
-def _recorded(decoder: Decoder) -> bool:
-    """Whether the decoder draws from the model's own distribution, whose log-probabilities it records."""
-    proposal = decoder.proposal
-    plain = not callable(proposal.temperature) and proposal.temperature in (0, 1)
-    cut = proposal.top_p < 1 or proposal.top_k is not None or decoder.suppressed
-    return plain and not (cut or decoder.guided or decoder.cache)
 
 
 def _gradients(settings: TextConfig, policy: TextPolicy, weights: Weights, answers: Answers) -> Check:

@@ -203,14 +203,18 @@ def predicted(config: TextConfig) -> Cost:
         InputError: the axes do not fit each other.
     """
     train, algorithm = config.train, config.algorithm
-    walk = walked(training_decoder(config))
+    decoder = training_decoder(config)
+    walk = walked(decoder)
     samples = train.groups * train.group_size
     rollout = samples * walk.evaluations
     trained, all_trained = _trained(config)
+    likelihood = algorithm.likelihood
     objective, kl = algorithm.objective.build(), algorithm.objective.kl
-    views, passes, views_fixed = _views(algorithm.likelihood, objective, walk, config.model.length, train.micro_batch)
-    estimates = passes + (train.passes * train.updates > 1) + (kl.beta > 0 and kl.target == "reference")
-    update = train.passes * trained * views * estimates
+    views, slopes, views_fixed = _views(likelihood, objective, walk, config.model.length, train.micro_batch)
+    old = train.passes * train.updates > 1 and not likelihood.recorded(decoder)
+    reference = kl.beta > 0 and kl.target == "reference"
+    drawn = 1 if likelihood.fixed else train.passes
+    update = trained * views * (train.passes * slopes + drawn * (old + reference))
     if algorithm.hints.name != "none":  # each answer once more, and its given tokens are judged
         given = train.groups * int(algorithm.hints.replace * train.group_size)
         return Cost(2 * rollout, update + given, False, False, views)

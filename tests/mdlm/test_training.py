@@ -53,6 +53,40 @@ def test_the_drift_metric_sees_another_policy(settings, monkeypatch):
     assert first["policy/max_abs_log_ratio"] == pytest.approx(0.5, abs=1e-5)
 
 
+def test_the_decoder_s_own_numbers_are_those_of_the_old_policy(settings, monkeypatch):
+    """As the old policy's evaluations are, up to the cut into calls; so a single step measures its drift, for nothing."""
+    from flowgrpo.mdlm.trainer import TextTrainer
+
+    found, real = [], TextTrainer._stepped
+
+    def stepped(self, step, batch):
+        found.append((step.old, self._log_probs(step)))
+        return real(self, step, batch)
+
+    monkeypatch.setattr(TextTrainer, "_stepped", stepped)
+    choices = {"algorithm__preset": "cj_grpo", "algorithm__decoder": {"steps": 2}, "train__iterations": 1}
+    done = run.train_config(settings(train__updates=1, train__micro_batch=5, **choices))
+    ((old, evaluated),) = found
+    assert evaluated.abs().max() > 1
+    torch.testing.assert_close(old, evaluated, rtol=0, atol=1e-5)
+    assert lines(done)[0]["policy/max_abs_log_ratio"] == pytest.approx(float((old - evaluated).abs().max()), abs=1e-7)
+
+
+@pytest.mark.parametrize("preset", ["just_grpo", "trace_rl", "diffu_grpo_fast"])
+def test_fixed_views_give_every_pass_the_same_old_policy(settings, monkeypatch, preset):
+    """Computing it once changes no weight."""
+    from flowgrpo.mdlm import axes
+
+    choices = {"algorithm__preset": preset, "train__passes": 3, "train__iterations": 1}
+    once = run.train_config(settings(run__name="once", **choices))
+    for likelihood in (axes.Autoregressive, axes.Trajectory, axes.OneStep):
+        monkeypatch.setattr(likelihood, "fixed", False)
+    always = run.train_config(settings(run__name="always", **choices))
+    assert lines(once)[0]["cost/update_evaluations"] < lines(always)[0]["cost/update_evaluations"]
+    one, other = weights(once), weights(always)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 def test_four_iterations_are_two_and_a_resume_and_two(settings):
     choices = {"algorithm__preset": "co_grpo", "train__passes": 2}
     whole = run.train_config(settings(run__name="whole", train__iterations=4, **choices))
