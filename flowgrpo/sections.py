@@ -86,7 +86,7 @@ class Select(Strict):
 class Train(Strict):
     """The loop's numbers. `updates` splits an iteration's groups into disjoint parts, one optimizer step each.
 
-    `micro_batch` is rows in one call of the model in an update, `rollout_batch` in a call that keeps no graph; null is as many.
+    `micro_batch` is rows in one call of the model in an update, `rollout_batch` in one that keeps no graph; null is as many.
     `memory` is after how many iterations what a prompt gave counts half, for `prompts.pick` and the baseline `tracker`.
     """
 

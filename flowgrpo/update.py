@@ -94,8 +94,8 @@ def step(
 ) -> Measured:
     """One optimizer step on the edges of one part; none if no edge of it weighs anything, or a gradient is not finite.
 
-    The unit of the update is an evaluation of the tree: same rows, same order. The loss is the weighted mean over all edges of
-    the part, on all processes.
+    The unit of the update is an evaluation of the tree: same rows, same order. The loss is the weighted mean over all
+    edges of the part, on all processes.
 
     Args:
         reduce: sum of a tensor over the processes.
