@@ -23,7 +23,8 @@ class TextModel(Strict):
 
     `chat` puts prompts into the tokenizer's chat template, as the user's turn; `trust_remote_code` lets code run that comes
     with the model. `length` is the number of tokens of an answer, filled up with end tokens. `mask_id`, and `shift` (whether
-    output i is about token i + 1), are known for most models.
+    output i is about token i + 1), are known for most models. `gradient_checkpointing` computes activations again in the
+    backward pass.
     """
 
     path: str
@@ -34,6 +35,7 @@ class TextModel(Strict):
     trust_remote_code: bool = False
     mask_id: int | None = None
     shift: bool | None = None
+    gradient_checkpointing: bool = False
 
     @model_validator(mode="before")
     @classmethod
