@@ -3,9 +3,9 @@
     python scripts/bench_large_text.py [--preset gdpo] [--gradient-checkpointing] [--micro-batch 4] [--rollout-batch 32] ...
 
 The sizes are those of LLaDA-8B's config (arXiv 2502.09992), with a LoRA on its attention; smaller ones run anywhere. Nothing
-is downloaded, and nothing of the model is written. Prints a table in Markdown with a row for each iteration. Tokens a second
-of the rollout are those of the answers, of the update those of all canvases that the model sees; the peak is of the GPU, or of this
-process on a CPU.
+is downloaded, and nothing of the model is kept. Prints a table in Markdown with a row for each iteration. Tokens a second of
+the rollout are those of the answers, of the update those of all canvases that the model sees; the peak is of the GPU, or of
+this process on a CPU.
 """
 
 from __future__ import annotations

@@ -53,7 +53,16 @@ def test_the_drift_metric_sees_another_policy(settings, monkeypatch):
     assert first["policy/max_abs_log_ratio"] == pytest.approx(0.5, abs=1e-5)
 
 
-def test_the_decoder_s_own_numbers_are_those_of_the_old_policy(settings, monkeypatch):
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        {"name": "low_confidence", "steps": 2},
+        {"name": "left_to_right", "region": {"block_length": 2}, "eos_early_stop": True},
+        {"name": "threshold", "committer": {"threshold": 0.3}, "proposal": {"temperature": 0}},
+        {"name": "origin"},
+    ],
+)
+def test_the_decoder_s_own_numbers_are_those_of_the_old_policy(settings, monkeypatch, decoder):
     """As the old policy's evaluations are, up to the cut into calls; so a single step measures its drift, for nothing."""
     from flowgrpo.mdlm.trainer import TextTrainer
 
@@ -64,7 +73,7 @@ def test_the_decoder_s_own_numbers_are_those_of_the_old_policy(settings, monkeyp
         return real(self, step, batch)
 
     monkeypatch.setattr(TextTrainer, "_stepped", stepped)
-    choices = {"algorithm__preset": "cj_grpo", "algorithm__decoder": {"steps": 2}, "train__iterations": 1}
+    choices = {"algorithm__preset": "cj_grpo", "algorithm__decoder": decoder, "train__iterations": 1}
     done = run.train_config(settings(train__updates=1, train__micro_batch=5, **choices))
     ((old, evaluated),) = found
     assert evaluated.abs().max() > 1

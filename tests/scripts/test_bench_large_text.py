@@ -10,12 +10,13 @@ spec = importlib.util.spec_from_file_location("bench_large_text", place)
 bench = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(bench)
 
-SMALL = "--vocabulary 64 --hidden 32 --layers 2 --heads 4 --rank 2 --prompt 5 --length 8 --steps 4 --block-length 4"
+SIZES = {"vocabulary": 64, "hidden": 32, "layers": 2, "heads": 4, "rank": 2, "prompt": 5, "length": 8, "steps": 4}
+SIZES |= {"block-length": 4, "group-size": 3, "iterations": 2}
 
 
 @pytest.mark.parametrize("more", [[], ["--gradient-checkpointing", "--preset", "cj_grpo", "--passes", "2"]])
 def test_an_iteration_is_measured(capsys, more):
-    bench.main([*SMALL.split(), *"--group-size 3 --iterations 2".split(), *more])
+    bench.main([*(f"--{name}={size}" for name, size in SIZES.items()), *more])
     head, _, *rows = capsys.readouterr().out.splitlines()
     assert head.startswith("| iteration | peak GiB |")
     cells = [[float(cell) for cell in row.strip("| ").split("|")] for row in rows]
