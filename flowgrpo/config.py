@@ -262,7 +262,7 @@ def _set(written: dict[str, Any], key: str, value: Any) -> None:
     at = written
     for i, parent in enumerate(parents):
         inner = at.get(parent)
-        if isinstance(inner, str) and (parents[:1] == ["algorithm"] or parent == "decoder"):
+        if isinstance(inner, str) and (parents[:1] == ["algorithm"] or parent in ("decoder", "schedule")):
             inner = {"name": inner}
         if inner is None:
             inner = {}

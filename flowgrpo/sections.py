@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from flowgrpo.axes import Strict
 from flowgrpo.errors import InputError
@@ -83,10 +84,39 @@ class Select(Strict):
     statistics: Literal["kept", "all"] = "kept"
 
 
+class Ema(Strict):
+    """The average of the weights: moved towards them at `every` so many optimizer steps, by 1 - `decay`."""
+
+    decay: float = Field(0.9, ge=0, lt=1)
+    every: int = Field(1, ge=1)
+
+
+class Schedule(Strict):
+    """What the learning rate is multiplied by, over all optimizer steps of the run.
+
+    It rises in a line from 0 over the first `warmup` steps; then it stays (`constant`) or falls to 0, in a line (`linear`)
+    or as half a wave (`cosine`).
+    """
+
+    name: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: int = Field(0, ge=0)
+
+    def factor(self, step: int, total: int) -> float:
+        """The factor at optimizer step `step`, counted from 0, of `total`: transformers' formulas.
+
+        There too the first step of a warm-up has rate 0.
+        """
+        if step < self.warmup:
+            return step / self.warmup
+        done = (step - self.warmup) / max(1, total - self.warmup)
+        return {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[self.name]
+
+
 class Train(Strict):
     """The loop's numbers. `updates` splits an iteration's groups into disjoint parts, one optimizer step each.
 
-    `memory` is after how many iterations what a prompt gave counts half, for `prompts.pick` and the baseline `tracker`.
+    A plain number for `ema` is its decay, a plain word for `schedule` its name. `memory` is after how many iterations what
+    a prompt gave counts half, for `prompts.pick` and the baseline `tracker`.
     """
 
     iterations: int = Field(20, ge=1)
@@ -94,12 +124,28 @@ class Train(Strict):
     group_size: int = Field(16, ge=2)
     updates: int = Field(2, ge=1)
     learning_rate: float = Field(3.0e-4, gt=0)
+    schedule: Schedule = Schedule()
     micro_batch: int = Field(32, ge=1)
-    ema: float | None = Field(0.9, ge=0, lt=1)
+    ema: Ema | None = Ema()
     max_grad_norm: float = Field(1.0, gt=0)
     optimizer: Optimizer = Optimizer()
     memory: float = Field(8.0, gt=0)
     select: Select | None = None
+
+    @field_validator("ema", mode="before")
+    @classmethod
+    def _decay(cls, written: Any) -> Any:
+        return {"decay": written} if isinstance(written, int | float) else written
+
+    @field_validator("schedule", mode="before")
+    @classmethod
+    def _word(cls, written: Any) -> Any:
+        return {"name": written} if isinstance(written, str) else written
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of an iteration."""
+        return self.updates
 
 
 class Eval(Strict):

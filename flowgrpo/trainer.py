@@ -95,6 +95,7 @@ class Trainer(Loop):
         credited, seen = self._credit(rolled, groups)
         measured = []
         for part in range(config.train.updates):
+            self._set_learning_rate(part)
             measured.append(
                 step(
                     self.policy,

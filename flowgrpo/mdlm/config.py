@@ -89,6 +89,11 @@ class TextTrain(Train):
 
     passes: int = Field(1, ge=1)
 
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of an iteration."""
+        return self.passes * self.updates
+
 
 class TextEval(Eval):
     """Held-out evaluation, by a decoder at temperature 0 unless another is given."""

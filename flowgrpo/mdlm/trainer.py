@@ -234,7 +234,7 @@ class TextTrainer(Loop):
         ]
         if len(steps) > 1:  # a single step starts from the policy that made the answers
             steps = [replace(step, old=self._log_probs(step)) for step in steps]
-        return [self._stepped(step, batch) for step in steps]
+        return [self._stepped(number, step, batch) for number, step in enumerate(steps)]
 
     def _step(
         self, batch: Batch, scored: Tensor, advantages: Tensor, weight: Tensor, number: int, rows: Tensor
@@ -260,8 +260,9 @@ class TextTrainer(Loop):
     def _log_probs(self, step: Step) -> Tensor:
         return estimate(self.policy.predictor, step.answers, step.views, self.config.train.micro_batch).each
 
-    def _stepped(self, step: Step, batch: Batch) -> Measured:
-        """Take an optimizer step."""
+    def _stepped(self, number: int, step: Step, batch: Batch) -> Measured:
+        """Take an optimizer step, the iteration's `number`th."""
+        self._set_learning_rate(number)
         algorithm, train = self.config.algorithm, self.config.train
         answers, advantage, views = step.answers, step.advantage.float(), step.views
         # Not of what the views happen to score: a weight must not depend on the masks.

@@ -1,14 +1,17 @@
 import json
 import math
 import random
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from field import TARGET, GaussianFlow, Network, closeness, lines, nearness, trainer, weights_of
+from transformers import get_scheduler
 
 from flowgrpo import config
 from flowgrpo.presets import PRESETS
+from flowgrpo.sections import Schedule
 from rewards import Reward
 
 
@@ -94,6 +97,33 @@ def test_six_iterations_are_three_and_a_resume_and_three(tmp_path):
         assert torch.equal(tensor, weights_of(rest)[name]), name
     same = ("step", "reward/mean", "policy/grad_norm", "policy/mean_abs_log_ratio", "cost/model_evaluations")
     assert [[line[k] for k in same] for line in lines(whole)] == [[line[k] for k in same] for line in lines(rest)]
+
+
+@pytest.mark.parametrize("name", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("warmup", [0, 4])
+def test_the_rate_of_every_step_is_transformers(name, warmup):
+    dummy = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    word = "constant_with_warmup" if name == "constant" else name
+    theirs = get_scheduler(word, dummy, warmup, 20)
+    for step in range(20):
+        assert Schedule(name=name, warmup=warmup).factor(step, 20) == pytest.approx(theirs.get_last_lr()[0], abs=1e-12)
+        dummy.step(), theirs.step()
+
+
+def test_the_rate_falls_over_the_run_and_goes_on_after_a_resume(tmp_path):
+    chosen = {"train__schedule": "linear", "train__learning_rate": 0.06, "train__ema": {"decay": 0.9, "every": 4}}
+    whole = trainer(settings(tmp_path, **chosen))
+    whole.run()
+    # 6 iterations of 2 steps; each line has the rate of its last step
+    rates = [0.06 * (1 - step / 12) for step in (1, 3, 5, 7, 9, 11)]
+    assert [line["policy/learning_rate"] for line in lines(whole)] == pytest.approx(rates)
+    for step in (4, 5, 6):  # as if it had been killed
+        shutil.rmtree(tmp_path / "r" / "checkpoints" / f"step-{step:06d}")
+    rest = trainer(settings(tmp_path, **chosen))
+    rest.resume()
+    assert rest.done == 3
+    rest.run()
+    assert all(torch.equal(tensor, weights_of(rest)[name]) for name, tensor in weights_of(whole).items())
 
 
 def test_a_resume_drops_what_came_after_its_checkpoint(tmp_path):
