@@ -23,6 +23,7 @@ from flowgrpo.evaluate import Sample, evaluate
 from flowgrpo.groups import Groups
 from flowgrpo.loop import Loop
 from flowgrpo.policy import Policy, Row
+from flowgrpo.pruning import finite
 from flowgrpo.report import peak_bytes
 from flowgrpo.rollout import Rollout, drafted, rollout
 from flowgrpo.update import Credited, step
@@ -215,14 +216,17 @@ class Trainer(Loop):
         ends, of_ends = rolled.scores.values[places], [tree.nodes[tree.leaves[i]].root.group for i in places]
         advantages, trained, seen = self._compared(units, ends, of_ends, rolled.scores, groups)
         known = units.values.isfinite().any(1)
-        weight = units.weight * groups.weights[units.comparison[:, 0]] * known  # a lost sample's edges weigh nothing
+        units = replace(units, weight=units.weight.where(known, 0.0))  # a lost sample's edges weigh nothing
         step_weights = algorithm.objective.weights(tree.trained_steps, tree.sigma_cap)
-        credited = Credited(tree, replace(units, weight=weight), advantages, step_weights, self.beta)
-        keep = algorithm.tree.pruned(tree, units.to_edges(advantages.where(known, torch.nan)))
+        group_weight = groups.weights[units.comparison[:, 0]]
+        credited = Credited(tree, units, advantages, step_weights, self.beta, group_weight)
+        keep = finite(tree)
+        left = algorithm.tree.pruned(tree, units.to_edges(advantages.where(known, torch.nan)))
+        if left is not None:
+            keep &= left
         if not trained.all():
-            kept = units.to_edges(trained)
-            keep = kept if keep is None else keep & kept
-        if keep is not None:
+            keep &= units.to_edges(trained)
+        if not keep.all():
             credited = replace(credited, tree=pruned(tree, keep, config.train.micro_batch))
         return credited, seen
 
