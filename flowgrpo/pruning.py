@@ -1,4 +1,4 @@
-"""Which edges leave the update: those that are not finite, and BranchGRPO's prunings (arXiv 2509.06040), by whole chains.
+"""Which edges leave the update: what is not finite, and BranchGRPO's prunings (arXiv 2509.06040), by whole chains.
 
 A *chain* is the unbranched rest of a trajectory below its last split; the split's own edges are no part of it. Rollout,
 rewards and advantages are as without pruning. Each rule keeps equally many edges whatever the rewards, so that all
@@ -19,10 +19,10 @@ Tensor = torch.Tensor
 
 
 def finite(tree: Tree) -> Tensor:
-    """Whether (nodes,) the edge to each node can be trained on: False where a state of it or a log-probability is not finite.
+    """Whether (nodes,) the edge to each node can be trained on: not where its states or log-probability are not finite.
 
-    Weight 0 would not do, for 0 x NaN is NaN in every gradient it meets. The log-probability tells for all: it is made of
-    the state, the velocity and the next state.
+    Weight 0 would not do, for 0 x NaN is NaN in every gradient it meets. The log-probability tells for all: it is made
+    of the state, the velocity and the next state.
     """
     keep = torch.ones(len(tree.nodes), dtype=torch.bool)
     for evaluation in tree.evaluations:
