@@ -17,7 +17,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from flowgrpo import checkpoint, selection
+from flowgrpo import checkpoint, parts, selection
 from flowgrpo.advantage import combined, zero_std_fraction
 from flowgrpo.config import AnyConfig
 from flowgrpo.credit import Units
@@ -155,6 +155,12 @@ class Loop(ABC):
 
     def _groups(self, iteration: int) -> Groups:
         return groups_of(self.config, len(self.train_prompts), self.history, iteration)
+
+    def _parts(self, iteration: int, groups: Groups) -> list[list[int]]:
+        """The optimizer step that each sample of each group belongs to."""
+        config = self.config
+        roots = config.algorithm.roots(config.train.group_size)
+        return parts.of_roots(config.train, roots, groups.roots, config.run.seed, iteration)
 
     def _compared(
         self, units: Units, ends: torch.Tensor, of_ends: Sequence[int], scores: Scores, groups: Groups

@@ -9,13 +9,37 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from typing import TYPE_CHECKING
 
 import torch
 
-from flowgrpo.credit import trunk_ends
-from samplers.trees import Tree
+from flowgrpo.credit import Units, trunk_ends
+from flowgrpo.parts import of_edges
+from samplers.trees import Tree, pruned
+
+if TYPE_CHECKING:
+    from flowgrpo.config import Config
 
 Tensor = torch.Tensor
+
+
+def updated(config: Config, tree: Tree, units: Units, advantages: Tensor, trained: Tensor, iteration: int) -> Tree:
+    """The tree whose trained edges are updated on: without those that leave the update, and dealt to parts if edges are.
+
+    Args:
+        advantages: (U,) of units, NaN where the reward was lost.
+        trained: (U,) bool, whether the edges of each are trained on.
+    """
+    keep, train = finite(tree), config.train
+    left = config.algorithm.tree.pruned(tree, units.to_edges(advantages))
+    if left is not None:
+        keep &= left
+    if not trained.all():
+        keep &= units.to_edges(trained)
+    if train.split == "edges":
+        parts = of_edges(tree, keep, train.updates, config.run.seed, iteration)
+        return pruned(tree, keep, train.micro_batch, parts)
+    return tree if keep.all() else pruned(tree, keep, train.micro_batch)
 
 
 def finite(tree: Tree) -> Tensor:

@@ -113,7 +113,10 @@ class Schedule(Strict):
 
 
 class Train(Strict):
-    """The loop's numbers. `updates` splits an iteration's groups into disjoint parts, one optimizer step each.
+    """The loop's numbers. `updates` splits what an iteration made into disjoint parts, one optimizer step each.
+
+    `split`: into whole `groups`; or shuffled, `samples` (the starts of trees whose trajectories share edges), or trained
+    `edges` (those of a state together).
 
     A plain number for `ema` is its decay, a plain word for `schedule` its name. `memory` is after how many iterations what
     a prompt gave counts half, for `prompts.pick` and the baseline `tracker`.
@@ -123,6 +126,7 @@ class Train(Strict):
     groups: int = Field(8, ge=1)
     group_size: int = Field(16, ge=2)
     updates: int = Field(2, ge=1)
+    split: Literal["groups", "samples", "edges"] = "groups"
     learning_rate: float = Field(3.0e-4, gt=0)
     schedule: Schedule = Schedule()
     micro_batch: int = Field(32, ge=1)
@@ -183,19 +187,3 @@ class Run(Strict):
     def folder(self) -> Path:
         """The run's folder."""
         return Path(self.dir) / self.name
-
-
-def check_geometry(groups: int, updates: int, processes: int) -> None:
-    """Every process must have equally many groups of each part.
-
-    Raises:
-        InputError: they do not divide; names the nearest numbers that do.
-    """
-    parts = updates * processes
-    if groups % parts:
-        below = groups // parts * parts
-        choices = " or ".join(str(n) for n in (below, below + parts) if n)
-        raise InputError(
-            f"train.groups: {groups} groups do not divide into train.updates = {updates} parts on {processes} processes, "
-            f"take {choices}"
-        )

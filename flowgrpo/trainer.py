@@ -23,13 +23,13 @@ from flowgrpo.evaluate import Sample, evaluate
 from flowgrpo.groups import Groups
 from flowgrpo.loop import Loop
 from flowgrpo.policy import Policy, Row
-from flowgrpo.pruning import finite
+from flowgrpo.pruning import updated
 from flowgrpo.report import peak_bytes
 from flowgrpo.rollout import Rollout, drafted, rollout
 from flowgrpo.update import Credited, step
 from flowgrpo.weights import Weights
 from samplers import noise
-from samplers.trees import Root, pruned
+from samplers.trees import Root
 
 CALIBRATION = "calibration.json"
 
@@ -182,10 +182,10 @@ class Trainer(Loop):
 
     def _roots(self, iteration: int, groups: Groups) -> list[Root]:
         """This process's roots of the iteration. Groups are integers, and every process has as many of each part."""
-        train, processes = self.config.train, self.accelerator.num_processes
+        parts = self._parts(iteration, groups)
         return [
-            Root(group, index, row, group * train.updates // train.groups)
-            for group in range(self.accelerator.process_index, train.groups, processes)
+            Root(group, index, row, parts[group][index])
+            for group in range(self.accelerator.process_index, len(parts), self.accelerator.num_processes)
             for index, row in enumerate(self._starts(iteration, group, groups))
         ]
 
@@ -220,15 +220,8 @@ class Trainer(Loop):
         step_weights = algorithm.objective.weights(tree.trained_steps, tree.sigma_cap)
         group_weight = groups.weights[units.comparison[:, 0]]
         credited = Credited(tree, units, advantages, step_weights, self.beta, group_weight)
-        keep = finite(tree)
-        left = algorithm.tree.pruned(tree, units.to_edges(advantages.where(known, torch.nan)))
-        if left is not None:
-            keep &= left
-        if not trained.all():
-            keep &= units.to_edges(trained)
-        if not keep.all():
-            credited = replace(credited, tree=pruned(tree, keep, config.train.micro_batch))
-        return credited, seen
+        left = updated(config, tree, units, advantages.where(known, torch.nan), trained, self.done)
+        return replace(credited, tree=left), seen
 
     def _sampled(self) -> list[Sample]:
         config = self.config

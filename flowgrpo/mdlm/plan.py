@@ -55,6 +55,7 @@ def plan(config: TextConfig) -> dict[str, Any]:
             "group_size": train.group_size,
             "samples": samples,
             "updates": train.updates,
+            "split": train.split,
             "passes": train.passes,
             "micro_batch": train.micro_batch,
             "length": config.model.length,
@@ -87,7 +88,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         (
             "batch",
             f"{g['groups']} groups x {g['group_size']} = {g['samples']} answers of {g['length']} tokens, "
-            f"{g['updates']} updates, {g['passes']} passes",
+            f"{g['updates']} updates, {g['passes']} passes, split by {g['split']}",
         ),
         ("steps", _bounded(g["steps"], planned["at_most"]["rollout"])),
         ("views", f"{_bounded(g['views'], planned['at_most']['update'])} of an answer, {g['micro_batch']} in one call"),

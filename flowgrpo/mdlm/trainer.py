@@ -151,7 +151,9 @@ class TextTrainer(Loop):
             groups,
         )
         kept = trained & batch.scores.values.isfinite().any(1) & batch.finite
-        measured = self._update(batch, advantages, groups.weights[group] * kept)
+        dealt = self._parts(self.done, groups)
+        parts = torch.tensor([dealt[group][index] for group, index in batch.places])
+        measured = self._update(batch, advantages, groups.weights[group] * kept, parts)
         updated = self._evaluations - evaluations - rolled
         hints = {"reward/hinted": int(self._sum(torch.tensor(float(batch.hinted))))}
         return {
@@ -237,8 +239,8 @@ class TextTrainer(Loop):
 
     # Update
 
-    def _update(self, batch: Batch, advantages: Tensor, weight: Tensor) -> list[Measured]:
-        """An optimizer step for each part of each pass."""
+    def _update(self, batch: Batch, advantages: Tensor, weight: Tensor, parts: Tensor) -> list[Measured]:
+        """An optimizer step for each part of each pass; `parts` (B,) is which an answer belongs to."""
         train, rollout = self.config.train, batch.written.rollout
         scope = in_scope(rollout.completion, self.policy.eos_id, self.config.algorithm.likelihood.scope)
         # Neither what was given nor what fills a row up behind its end was decided.
@@ -247,7 +249,6 @@ class TextTrainer(Loop):
             scored |= hinted.uncertain(
                 self.policy, rollout, scope, self.config.algorithm.hints.entropy, train.micro_batch
             )
-        parts = torch.tensor([group * train.updates // train.groups for group, _ in batch.places])
         steps = [
             self._step(batch, scored, advantages, weight, number, (parts == part).nonzero()[:, 0])
             for number in range(train.passes)

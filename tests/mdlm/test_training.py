@@ -119,8 +119,10 @@ def test_an_iteration_whose_rewards_are_all_lost_moves_nothing(settings, tmp_pat
 
 
 def test_two_processes_train_what_one_does(settings, tmp_path):
-    choices = ["algorithm.preset=diffu_grpo", "train.iterations=2", "train.passes=2"]
-    one = run.train_config(settings(run__name="one", algorithm__preset="diffu_grpo", train__passes=2))
+    choices = ["algorithm.preset=diffu_grpo", "train.iterations=2", "train.passes=2", "train.split=samples"]
+    one = run.train_config(
+        settings(run__name="one", algorithm__preset="diffu_grpo", train__passes=2, train__split="samples")
+    )
     command = [sys.executable, "-m", "flowgrpo", "train", str(tmp_path / "run.yaml"), *choices]
     done = subprocess.run([*command, "run.processes=2", "run.name=two"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
