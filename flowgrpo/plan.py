@@ -15,9 +15,10 @@ from flowgrpo import loading, memory, prompts, selection, switches
 from flowgrpo.config import Config
 from flowgrpo.credit import step_signs
 from flowgrpo.errors import InputError
+from flowgrpo.parts import of_roots
 from flowgrpo.picture import drawn
 from flowgrpo.policy import checked_call
-from flowgrpo.update import replayed
+from flowgrpo.pruning import updated
 from samplers.schedule import linear_sigmas
 from samplers.trees import Root, Tree, grow
 
@@ -54,6 +55,7 @@ def plan(config: Config) -> dict[str, Any]:
             "roots": algorithm.tree.roots(train.group_size),
             "samples": train.groups * train.group_size,
             "updates": train.updates,
+            "split": train.split,
             "micro_batch": train.micro_batch,
             "rollout_batch": train.rollout_rows,
             "steps": call["num_inference_steps"],
@@ -92,7 +94,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         (
             "batch",
             f"{g['groups']} groups x {g['group_size']} = {g['samples']} trajectories from {g['roots']} roots each, "
-            f"{g['updates']} updates",
+            f"{g['updates']} updates, split by {g['split']}",
         ),
         (
             "steps",
@@ -142,11 +144,9 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         InputError: the axes do not fit each other or the schedule.
     """
     train, algorithm = config.train, config.algorithm
-    roots = [
-        Root(group, index, None, group * train.updates // train.groups)
-        for group in range(train.groups)
-        for index in range(algorithm.tree.roots(train.group_size))
-    ]
+    size = algorithm.roots(train.group_size)
+    parts = of_roots(train, size, [size] * train.groups, config.run.seed, iteration)
+    roots = [Root(group, index, None, part) for group, own in enumerate(parts) for index, part in enumerate(own)]
     tree = grow(
         algorithm.tree.plan(algorithm.kernel.kernels(num_steps), train.group_size, config.run.seed, iteration),
         linear_sigmas(num_steps).tolist(),
@@ -170,17 +170,20 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     if algorithm.kernel.calibrate is not None:
         _check_calibration(tree, rewards)
     algorithm.tree.check(tree)
-    keep = algorithm.tree.pruned(tree, torch.zeros(len(tree.nodes)))
-    if not trained.all():
-        keep = units.to_edges(trained) & (torch.tensor(True) if keep is None else keep)
-    updated = [e for e in replayed(tree, keep, train).evaluations if e.trained]
-    forwards = sum(len(e.rows) for e in updated)
+    left = updated(config, tree, units, torch.zeros(len(units.values)), trained, iteration)
+    evaluations = [e for e in left.evaluations if e.trained]
+    forwards = sum(len(e.rows) for e in evaluations)
+    states = forwards // train.groups
+    if train.split == "edges" and states < train.updates:
+        raise InputError(
+            f"train.updates: {train.updates} parts, but the trained edges of a group leave {states} states, take {states}"
+        )
     return Cost(
         sum(len(e.rows) for e in tree.evaluations),
         forwards * (2 if algorithm.objective.kl.beta > 0 else 1),
         len(tree.leaves),
-        sum(len(edges.nodes) for e in updated for edges in e.trained),
-        len(updated),
+        sum(len(edges.nodes) for e in evaluations for edges in e.trained),
+        len(evaluations),
     )
 
 

@@ -55,6 +55,7 @@ def plan(config: TextConfig) -> dict[str, Any]:
             "group_size": train.group_size,
             "samples": samples,
             "updates": train.updates,
+            "split": train.split,
             "passes": train.passes,
             "micro_batch": train.micro_batch,
             "rollout_batch": train.rollout_rows,
@@ -88,7 +89,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         (
             "batch",
             f"{g['groups']} groups x {g['group_size']} = {g['samples']} answers of {g['length']} tokens, "
-            f"{g['updates']} updates, {g['passes']} passes",
+            f"{g['updates']} updates, {g['passes']} passes, split by {g['split']}",
         ),
         (
             "steps",
