@@ -27,7 +27,7 @@ from flowgrpo.modality import SAMPLING_RATE, sampling_rate
 from flowgrpo.policy import DiffusersPolicy
 from flowgrpo.progress import without_progress_bars
 from flowgrpo.prompts import Prompt
-from flowgrpo.sections import RewardUse
+from flowgrpo.sections import Ema, RewardUse
 from flowgrpo.shapes import BUILT_IN
 from flowgrpo.weights import Weights, lora_config
 from rewards import Reward, RewardError
@@ -194,7 +194,7 @@ def policy_and_weights(config: Config, device: torch.device) -> tuple[DiffusersP
 
 
 def trainable(
-    model: Model, policy: DiffusersPolicy, ema: float | None, reference: str | None = None, refresh: int = 1
+    model: Model, policy: DiffusersPolicy, ema: Ema | None, reference: str | None = None, refresh: int = 1
 ) -> Weights:
     """Unfreeze what a config trains: adapters on the policy's modules, or the modules whole; see `Weights`."""
     lora = model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, policy.modules)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from functools import reduce
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,15 +11,17 @@ import diffusers
 import torch
 from diffusers import DiffusionPipeline
 
-from flowgrpo import loading, memory, presets, prompts, selection, switches
+from flowgrpo import loading, memory, presets, prompts, published, selection, switches
 from flowgrpo.config import Config
 from flowgrpo.credit import step_signs
 from flowgrpo.errors import InputError
+from flowgrpo.parts import of_roots
 from flowgrpo.picture import drawn
 from flowgrpo.policy import checked_call
+from flowgrpo.pruning import updated
 from samplers.schedule import linear_sigmas
 from samplers.scheduler import FlowSDEScheduler
-from samplers.trees import Root, Tree, grow, pruned
+from samplers.trees import Root, Tree, grow
 
 UNEVEN = 100  # times as hard as another that a step may pull at the velocity without a warning
 
@@ -57,7 +58,9 @@ def plan(config: Config) -> dict[str, Any]:
             "roots": algorithm.tree.roots(train.group_size),
             "samples": train.groups * train.group_size,
             "updates": train.updates,
+            "split": train.split,
             "micro_batch": train.micro_batch,
+            "rollout_batch": train.rollout_rows,
             "steps": call["num_inference_steps"],
             "guidance_branches": branches,
             "trained_edges": cost.trained_edges,
@@ -74,7 +77,7 @@ def plan(config: Config) -> dict[str, Any]:
         "reward_calls": (cost.decoded + drafts) * len(config.rewards),
         "evaluation": {"model_evaluations": eval_evaluations, "decoded": held_out},
         "memory": memory.estimate(config),
-        "published": published(config, call),
+        "published": published.compared(presets.PUBLISHED[algorithm.preset], _with_call(config, call)),
         "warnings": uneven(config, sigma_table(config.model.path, call["num_inference_steps"])),
         "config": config.model_dump(mode="json"),
     }
@@ -96,12 +99,12 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         (
             "batch",
             f"{g['groups']} groups x {g['group_size']} = {g['samples']} trajectories from {g['roots']} roots each, "
-            f"{g['updates']} updates",
+            f"{g['updates']} updates, split by {g['split']}",
         ),
         (
             "steps",
-            f"{g['steps']}, {g['trained_edges']} trained edges in {g['update_batches']} batches of at most "
-            f"{g['micro_batch']}",
+            f"{g['steps']}, in batches of at most {g['rollout_batch']}; {g['trained_edges']} trained edges in "
+            f"{g['update_batches']} batches of at most {g['micro_batch']}",
         ),
         ("model evaluations", f"{cost['rollout']:,} rollout + {cost['update']:,} update, each iteration"),
         *[draft] * bool(planned["drafted"]),
@@ -112,36 +115,15 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
             "evaluation",
             f"{evaluation['model_evaluations']:,} model evaluations, {evaluation['decoded']} decoded, each time",
         ),
-        *[("published", _compared(planned["published"]))] * bool(planned["published"]),
+        *[("published", published.line(planned["published"]))] * bool(planned["published"]),
         *[("warning", sentence) for sentence in planned["warnings"]],
     ]
 
 
-def published(config: Config, call: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What the preset's source says of the loop: for each key its value there, `source`, and in this run, `run`.
-
-    Args:
-        call: the pipeline's call arguments, as far as they are known.
-    """
+def _with_call(config: Config, call: dict[str, Any]) -> dict[str, Any]:
+    """The run's configuration, with what the pipeline's call adds to `model.call`."""
     run = config.model_dump(mode="json")
-    run["model"]["call"] = {**run["model"]["call"], **call}
-    return {
-        key: {"source": value, "run": reduce(lambda at, name: at.get(name), key.split("."), run)}
-        for key, value in presets.PUBLISHED[config.algorithm.preset].items()
-    }
-
-
-def _compared(found: dict[str, dict[str, Any]]) -> str:
-    names = {key: key.removeprefix("train.").removeprefix("model.call.") for key in found}
-    return ", ".join(
-        f"{names[key]} {_short(both['source'])}"
-        + ("" if both["run"] == both["source"] else f" (here {_short(both['run'])})")
-        for key, both in found.items()
-    )
-
-
-def _short(value: Any) -> str:
-    return " ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else f"{value}"
+    return {**run, "model": {**run["model"], "call": {**run["model"]["call"], **call}}}
 
 
 def _draft(config: Config, over: dict[str, Any], columns: dict[str, Any]) -> tuple[int, int]:
@@ -175,11 +157,9 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         InputError: the axes do not fit each other or the schedule.
     """
     train, algorithm = config.train, config.algorithm
-    roots = [
-        Root(group, index, None, group * train.updates // train.groups)
-        for group in range(train.groups)
-        for index in range(algorithm.tree.roots(train.group_size))
-    ]
+    size = algorithm.roots(train.group_size)
+    parts = of_roots(train, size, [size] * train.groups, config.run.seed, iteration)
+    roots = [Root(group, index, None, part) for group, own in enumerate(parts) for index, part in enumerate(own)]
     tree = grow(
         algorithm.tree.plan(algorithm.kernel.kernels(num_steps), train.group_size, config.run.seed, iteration),
         linear_sigmas(num_steps).tolist(),
@@ -187,7 +167,7 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         (torch.zeros(len(roots), 1),),
         lambda state, sigma, rows: state,
         lambda shape, *address: torch.zeros(shape),
-        train.micro_batch,
+        train.rollout_rows,
     )
     if any(not kernel.stochastic for kernel, _, _ in tree.trained_steps):
         raise InputError("algorithm.tree: the plan trains a deterministic step, which has no log-probability")
@@ -203,17 +183,20 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     if algorithm.kernel.calibrate is not None:
         _check_calibration(tree, rewards)
     algorithm.tree.check(tree)
-    keep = algorithm.tree.pruned(tree, torch.zeros(len(tree.nodes)))
-    if not trained.all():
-        keep = units.to_edges(trained) & (torch.tensor(True) if keep is None else keep)
-    updated = [e for e in (tree if keep is None else pruned(tree, keep, train.micro_batch)).evaluations if e.trained]
-    forwards = sum(len(e.rows) for e in updated)
+    left = updated(config, tree, units, torch.zeros(len(units.values)), trained, iteration)
+    evaluations = [e for e in left.evaluations if e.trained]
+    forwards = sum(len(e.rows) for e in evaluations)
+    states = forwards // train.groups
+    if train.split == "edges" and states < train.updates:
+        raise InputError(
+            f"train.updates: {train.updates} parts, but the trained edges of a group leave {states} states, take {states}"
+        )
     return Cost(
         sum(len(e.rows) for e in tree.evaluations),
         forwards * (2 if algorithm.objective.kl.beta > 0 else 1),
         len(tree.leaves),
-        sum(len(edges.nodes) for e in updated for edges in e.trained),
-        len(updated),
+        sum(len(edges.nodes) for e in evaluations for edges in e.trained),
+        len(evaluations),
     )
 
 

@@ -12,7 +12,8 @@ from flowgrpo.errors import InputError
 from flowgrpo.mdlm.axes import CHOICES, Decoding, Ratio
 from flowgrpo.mdlm.presets import PRESETS
 from flowgrpo.mdlm.schedule import scheduled
-from flowgrpo.sections import Eval, Lora, Prompts, RewardUse, Run, Train, check_geometry
+from flowgrpo.parts import check_geometry
+from flowgrpo.sections import Eval, Lora, Prompts, RewardUse, Run, Train
 
 EMBEDDED = "digits"
 EMBEDDED_LENGTH = 20  # tokens of the answers that it was trained on
@@ -23,7 +24,8 @@ class TextModel(Strict):
 
     `chat` puts prompts into the tokenizer's chat template, as the user's turn; `trust_remote_code` lets code run that comes
     with the model. `length` is the number of tokens of an answer, filled up with end tokens. `mask_id`, and `shift` (whether
-    output i is about token i + 1), are known for most models.
+    output i is about token i + 1), are known for most models. `gradient_checkpointing` computes activations again in the
+    backward pass.
     """
 
     path: str
@@ -34,6 +36,7 @@ class TextModel(Strict):
     trust_remote_code: bool = False
     mask_id: int | None = None
     shift: bool | None = None
+    gradient_checkpointing: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -89,6 +92,11 @@ class TextTrain(Train):
 
     passes: int = Field(1, ge=1)
 
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of an iteration."""
+        return self.passes * self.updates
+
 
 class TextEval(Eval):
     """Held-out evaluation, by a decoder at temperature 0 unless another is given."""
@@ -111,7 +119,9 @@ class TextConfig(Strict):
 
     @model_validator(mode="after")
     def _fits(self) -> TextConfig:
-        check_geometry(self.train.groups, self.train.updates, self.run.processes)
+        if self.train.split == "edges":
+            raise InputError("train.split: an answer's tokens are updated on together, it has no edges; take samples")
+        check_geometry(self.train, self.train.group_size, self.run.processes)
         hints = self.algorithm.hints
         if hints.name != "none" and (hints.tail or 0) >= self.model.length:
             raise InputError(f"algorithm.hints.tail: {hints.tail} leaves no room in model.length = {self.model.length}")

@@ -7,7 +7,8 @@ logits is about token i, the mask token is never predicted, and every position s
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ Tensor = torch.Tensor
 
 PROBE_LENGTH, PROBE_PADDING = 8, 3
 UNCHANGED = 1e-6  # of the largest logit: a model that changes less has not seen the change
+REFUSALS = (ValueError, RuntimeError, TypeError, IndexError, AttributeError)  # of models that are called otherwise
 PADDING_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
 
 
@@ -41,6 +43,7 @@ class MaskPredictor:
         evaluations: rows that the model was called with so far, but for the probe.
         vocab_size: number of columns of the logits.
         form: of a batch without padding.
+        selects: whether the model's head may be asked for the logits of some tokens alone.
         padded_form: of a batch with padding; None if the model's logits change with it, as LLaDA's do, which ignores its
             mask: then rows of one length are evaluated together, without their padding.
     """
@@ -68,7 +71,9 @@ class MaskPredictor:
         training = getattr(model, "training", False)
         if training:
             model.eval()  # dropout would look like a change
+        self.evaluations, self.selects = 0, False
         self.vocab_size, self.form, self.padded_form = self._probe()
+        self.selects = self._probe_head()
         if training:
             model.train()
         self.evaluations = 0
@@ -94,11 +99,9 @@ class MaskPredictor:
         Raises:
             InputError: the model returns fewer hidden states.
         """
-        form, mask = self.form, None
-        if attention_mask is not None and not attention_mask.all():
-            form, mask = self.padded_form, attention_mask.bool()
-            if form is None:
-                return self._by_length(ids, mask, start, ids.shape[1] if stop is None else stop, layers)
+        form, mask = self._told(attention_mask)
+        if form is None:
+            return self._by_length(ids, mask, start, ids.shape[1] if stop is None else stop, layers)
         wanted = {"output_hidden_states": True} if layers else {}
         self.evaluations += len(ids)
         out = self.forward(form, ids, mask, **wanted)
@@ -123,6 +126,58 @@ class MaskPredictor:
         order = torch.cat(rows).argsort()
         logits, *hidden = (torch.cat(tensors)[order] for tensors in zip(*parts, strict=True))
         return logits, tuple(hidden)
+
+    def logits_at(self, ids: Tensor, attention_mask: Tensor | None, where: Tensor) -> Tensor:
+        """Aligned logits (N, V) of N tokens, row by row, in the model's own precision; -inf for the mask token.
+
+        Where the model lets its head be asked for them alone, no other logits are computed.
+
+        Args:
+            ids, attention_mask: as for `logits`.
+            where: (B, T) bool, the tokens; False at padding.
+        """
+        form, mask = self._told(attention_mask)
+        if form is None:
+            return self._at_by_length(ids, mask, where)
+        self.evaluations += len(ids)
+        rows, columns = where.nonzero(as_tuple=True)
+        if self.shift:  # as `aligned` does
+            first = 0 if mask is None else mask.int().argmax(1)[rows]
+            columns = (columns - 1).clamp(min=first)
+        with self._asking_for(rows, columns) if self.selects else nullcontext():
+            logits = _logits(self.forward(form, ids, mask))
+        return self._without_mask_token(logits[0] if self.selects else logits[rows, columns])
+
+    def _at_by_length(self, ids: Tensor, mask: Tensor, where: Tensor) -> Tensor:
+        """`logits_at` of rows with as much padding at a time, without it."""
+        padding = (~mask).sum(1)  # (B,)
+        number = where.flatten().cumsum(0).view_as(where) - 1  # of each token that is asked for
+        parts, places = [], []
+        for width in padding[where.any(1)].unique().tolist():
+            own = ((padding == width) & where.any(1)).nonzero()[:, 0]
+            parts.append(self.logits_at(ids[own, width:], None, where[own, width:]))
+            places.append(number[own][where[own]])
+        return torch.cat(parts)[torch.cat(places).argsort()]
+
+    @contextmanager
+    def _asking_for(self, rows: Tensor, columns: Tensor) -> Iterator[None]:
+        """Let the head see the hidden states (1, N, H) of some tokens in place of (B, T, H)."""
+        chosen = self._head().register_forward_pre_hook(lambda _, given: (given[0][rows, columns][None], *given[1:]))
+        try:
+            yield
+        finally:
+            chosen.remove()
+
+    def _head(self) -> torch.nn.Module | None:
+        """The layer that makes logits of hidden states, as it is now: adapters may have come around it."""
+        found = getattr(self.model, "get_output_embeddings", None)
+        return found() if found is not None else None
+
+    def _told(self, attention_mask: Tensor | None) -> tuple[Form | None, Tensor | None]:
+        """In which form the model is told of padding, None if it cannot be; and the mask, None if there is none."""
+        if attention_mask is None or attention_mask.all():
+            return self.form, None
+        return self.padded_form, attention_mask.bool()
 
     def guided(
         self,
@@ -188,8 +243,10 @@ class MaskPredictor:
 
     def finished(self, logits: Tensor) -> Tensor:
         """Logits in float32 or finer, with -inf for the mask token."""
-        fine = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return fine.index_fill(-1, torch.tensor([self.mask_id], device=fine.device), -torch.inf)
+        return self._without_mask_token(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+
+    def _without_mask_token(self, logits: Tensor) -> Tensor:
+        return logits.index_fill(-1, torch.tensor([self.mask_id], device=logits.device), -torch.inf)
 
     @property
     def hidden_size(self) -> int | None:
@@ -240,6 +297,22 @@ class MaskPredictor:
                 return size, form, padded_form
         return size, form, None
 
+    @torch.no_grad()
+    def _probe_head(self) -> bool:
+        """Whether the logits of some tokens, asked of the head alone, are those that the whole canvas has."""
+        a, b, *_ = (i for i in range(4) if i not in (self.mask_id, self.pad_id))
+        ids = torch.tensor([[a, b] * (PROBE_LENGTH // 2), [b] * PROBE_LENGTH], device=self.device)
+        where = torch.tensor([[1, 0, 0, 1] * (PROBE_LENGTH // 4), [0, 1] * (PROBE_LENGTH // 2)], device=self.device) > 0
+        whole = self.logits_at(ids, None, where)
+        try:
+            self.selects = self._head() is not None
+            asked = self.logits_at(ids, None, where)
+        except REFUSALS:
+            return False
+        known = whole.isfinite()
+        gap = (asked - whole)[known].abs().max() if asked.shape == whole.shape else torch.inf
+        return self.selects and bool(gap <= PADDING_TOLERANCE[whole.dtype] * whole[known].abs().max())
+
     def _bidirectional_form(self, ids: Tensor) -> Form:
         others = torch.cat([ids[:, :1], ids[:, :-1]], dim=1)  # every token but the first is another
         refused = []
@@ -247,7 +320,7 @@ class MaskPredictor:
             form = Form(attention)
             try:
                 first, second = (_logits(self.forward(form, x, None))[0, 0] for x in (ids, others))
-            except (ValueError, RuntimeError, TypeError, IndexError, AttributeError) as error:
+            except REFUSALS as error:
                 refused.append(f"a {attention} attention mask it refuses ({str(error).splitlines()[0]})")
                 continue
             if (first - second).abs().max() > UNCHANGED * first.abs().max():

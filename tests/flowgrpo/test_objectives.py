@@ -341,7 +341,7 @@ def test_a_step_weight_scales_the_policy_loss_and_not_the_divergence(weight):
             1,
         )
     units = Units(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1), torch.tensor([-1, 0, 0]))
-    credited = Credited(tree, units, torch.tensor([advantage]), {tree.trained_steps[0]: weight}, beta)
+    credited = Credited(tree, units, torch.tensor([advantage]), {tree.trained_steps[0]: weight}, beta, torch.ones(1))
     objective = Clip(kl=Divergence(form="velocity", beta=beta))
     optimizer = torch.optim.SGD([velocity], lr=1.0)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
