@@ -13,7 +13,6 @@ from flowgrpo.axes.base import Choice, Positive, Strict
 from flowgrpo.errors import InputError
 from samplers.kernels import pull, slope
 
-
 ClipRange = Positive | Annotated[list[Positive], Field(min_length=2, max_length=2)]
 
 

@@ -289,8 +289,8 @@ def test_a_run_killed_right_after_its_calibration_keeps_it_and_its_line(tmp_path
     assert [line["phase"] for line in again] == ["calibration", "train", "train"]
 
 
-@pytest.mark.parametrize(("kernel", "highest"), [("cps", 1.0), ("flow_sde", 1.03)])
-def test_a_calibration_raises_no_level_of_cps_above_1(tmp_path, kernel, highest):
+@pytest.mark.parametrize(("kernel", "highest"), [("cps", 1.0), ("ddim_sde", 1.0), ("flow_sde", 1.03)])
+def test_a_calibration_raises_no_level_that_is_at_most_1_above_it(tmp_path, kernel, highest):
     always = {"rounds": 2, "step": 0.02, "balance": 2.0}  # no difference is as large as twice the sum
     chosen = {"preset": "stepwise_flow_grpo", "kernel": {"name": kernel, "level": 0.99, "calibrate": always}}
     run = trainer(tmp_path, chosen, iterations=1)
