@@ -21,6 +21,8 @@ RULES = ("parent_top1", "extremes", "depth")
 METHODS = {
     **{name: {"preset": name, **(ONE_ROUND if name == "dense_grpo" else {})} for name in PRESETS},
     **{rule: {"preset": "branch_grpo", "tree": {"prune": {"rule": rule}}} for rule in RULES},
+    "summed": {"preset": "flow_grpo", "kernel": {"log_prob": "sum"}},  # in float64
+    "ddim_sde": {"preset": "stepwise_flow_grpo", "kernel": "ddim_sde"},
 }
 GATHERED = RULES[:2]  # they leave some edges of an evaluation, so that rows meet others in the update
 
