@@ -1,5 +1,8 @@
-"""Folders like those of released masked-diffusion models: their public config.json with smaller numbers, random weights under
-the released names in two shards, a tokenizer of single characters, and remote code that no test may run."""
+"""Folders like those of released masked-diffusion models, without their size.
+
+Each has the public config.json with smaller numbers, random weights under the released names in two shards, a tokenizer of
+single characters, and remote code that no test may run.
+"""
 
 import json
 from pathlib import Path
@@ -153,6 +156,21 @@ LLADA2 = {
     "using_split_qkv_in_self_attention": False,
     "vocab_size": VOCABULARY,  # 157184
 }
+DREAM_GENERATION = {
+    "_from_model_config": True,
+    "alg": "origin",
+    "alg_temp": None,
+    "bos_token_id": END,
+    "eos_token_id": END,
+    "eps": 0.001,
+    "mask_token_id": None,
+    "output_history": False,
+    "pad_token_id": END,
+    "steps": 512,
+    "top_k": None,
+    "top_p": None,
+    "transformers_version": "4.46.2",
+}
 CONFIGS = {"llada": LLADA, "llada15": LLADA, "dream": DREAM, "llada2": LLADA2}  # LLaDA-1.5's is LLaDA-8B-Instruct's
 
 
@@ -165,6 +183,8 @@ def released(name: str, folder: Path, **changed) -> Path:
     config = CONFIGS[name] | changed
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
+    generation = DREAM_GENERATION if name == "dream" else {"eos_token_id": END, "pad_token_id": END}
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2))
     shapes = {"llada": llada_shapes, "Dream": dream_shapes, "llada2_moe": llada2_shapes}[config["model_type"]](config)
     state = random_state(shapes)
     save_torch_state_dict(state, folder, max_shard_size=4 * sum(t.numel() for t in state.values()) * 2 // 3)
