@@ -1,15 +1,15 @@
 """Released masked-diffusion models that bring code of their own, as the classes of transformers that compute the same.
 
-A table of their model types: the class, its config, and how the names of the weights differ. None of their code runs, and what
-is saved bears their names again. Logits are those of the released code in float32; in bfloat16 the classes of transformers
-rotate queries and keys in bfloat16, LLaDA's own code in float32.
+A table of their model types: the class, its config, and how the names of the weights differ. None of their code runs, and
+what is saved bears their names again. Logits are those of the released code in float32; in bfloat16 the classes of
+transformers rotate queries and keys in bfloat16, LLaDA's own code in float32.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,10 +150,10 @@ SHARED = (  # keys of Dream and LLaDA2 that are transformers' own
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
     " max_position_embeddings rms_norm_eps tie_word_embeddings"
 )
-INERT = frozenset(  # keys of every type; dropout is never on, a trained model stays in its evaluation mode
-    (*PreTrainedConfig().to_dict(), "auto_map", "torch_dtype", "attn_implementation", "use_cache", "initializer_range")
-    + ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id", "output_router_logits", "max_window_layers")
-    + ("attention_dropout", "embedding_dropout", "residual_dropout", "output_dropout", "sliding_window")
+INERT = (  # keys of every type; dropout is never on, a trained model stays in its evaluation mode
+    "auto_map torch_dtype attn_implementation use_cache initializer_range bos_token_id eos_token_id pad_token_id"
+    " mask_token_id output_router_logits max_window_layers sliding_window attention_dropout embedding_dropout"
+    " residual_dropout output_dropout"
 )
 OFF = (False, None)
 ARCHITECTURES = {
@@ -207,6 +207,11 @@ ARCHITECTURES = {
 }
 
 
+def is_released(place: str) -> bool:
+    """Whether a folder or hub id holds a model of one of these types."""
+    return PreTrainedConfig.get_config_dict(place)[0].get("model_type") in ARCHITECTURES
+
+
 def translated(path: str, written: Written) -> PreTrainedConfig:
     """The config of the class of transformers that is the model of a config.json.
 
@@ -227,7 +232,7 @@ def translated(path: str, written: Written) -> PreTrainedConfig:
             raise InputError(
                 f"model.path: config.json of {path!r} {said}, a {kind} is known with {json.dumps(values[0])}"
             )
-    taken = {*known.read.split(), *known.fixed, *known.inert.split(), *INERT}
+    taken = {*known.read.split(), *known.fixed, *known.inert.split(), *INERT.split(), *PreTrainedConfig().to_dict()}
     for key, value in written.items():
         if key not in taken and value not in OFF and not key.startswith("_"):
             raise InputError(
@@ -262,8 +267,9 @@ def load(path: str, place: str, written: Written, dtype: torch.dtype) -> PreTrai
     return model
 
 
-def shapes(path: str, written: Written) -> dict[str, tuple[int, ...]]:
-    """Shapes of the weights by the names that they have in the class, as a config.json says."""
+def shapes(path: str, place: str) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights of the class, by its names, as the config.json of a folder or hub id says."""
+    written, _ = PreTrainedConfig.get_config_dict(place)
     config = translated(path, written)
     with torch.device("meta"):
         model = ARCHITECTURES[written["model_type"]].model(config)
@@ -271,7 +277,7 @@ def shapes(path: str, written: Written) -> dict[str, tuple[int, ...]]:
 
 
 def copy_beside(place: str, to: Path, dtype: torch.dtype) -> None:
-    """Copy what a folder or hub id holds beside its weights: config.json, tokenizer, code. The config names the new dtype."""
+    """Copy what a folder or hub id holds beside its weights: its config.json, with another dtype, tokenizer and code."""
     if not Path(place).is_dir():
         place = snapshot_download(place, allow_patterns=list(BESIDE), ignore_patterns=[INDEX])
     files = {file for pattern in BESIDE for file in Path(place).glob(pattern)} - set(Path(place).glob(INDEX))
@@ -283,13 +289,24 @@ def copy_beside(place: str, to: Path, dtype: torch.dtype) -> None:
 
 
 def released_paths(model: PreTrainedModel, paths: Iterable[str]) -> dict[str, str]:
-    """From the path of a module to that in the released code; {} if one of them is only a part of a module there."""
-    conversions = [
-        c.reverse_transform() for c in reversed(get_checkpoint_conversion_mapping(type(model).__name__) or [])
-    ]
-    names = {path: f"{path}.weight" for path in paths}
+    """From the paths of modules to those in the released code; {} where one is only a part of a module there."""
+    conversions = [c.reverse_transform() for c in reversed(_conversions(model))]
     parts = [c for c in conversions if isinstance(c, WeightConverter)]
-    if any(part.rename_source_key(name)[1] for part in parts for name in names.values()):
+    if any(part.rename_source_key(f"{path}.weight")[1] for part in parts for path in paths):
         return {}
+    return _renamed(paths, conversions)
+
+
+def own_paths(model: PreTrainedModel, paths: Iterable[str]) -> dict[str, str]:
+    """From the paths of modules in the released code to the model's; those that are the model's stay."""
+    there = {path for path, _ in model.named_modules()}
+    return {path: path if path in there else here for path, here in _renamed(paths, _conversions(model)).items()}
+
+
+def _conversions(model: PreTrainedModel) -> list[WeightRenaming | WeightConverter]:
+    return get_checkpoint_conversion_mapping(type(model).__name__) or []
+
+
+def _renamed(paths: Iterable[str], conversions: Sequence[WeightRenaming | WeightConverter]) -> dict[str, str]:
     renamings = [c for c in conversions if isinstance(c, WeightRenaming)]
-    return {path: apply_renamings(name, renamings).removesuffix(".weight") for path, name in names.items()}
+    return {path: apply_renamings(f"{path}.weight", renamings).removesuffix(".weight") for path in paths}
