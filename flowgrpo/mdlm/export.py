@@ -55,7 +55,8 @@ def export(run: Path, out: Path, step: int | None = None) -> Exported:
         answers = [answer(policy, row, decoder) for row in rows]
     files = [save_sample(text, out / f"sample-{row.seed}").name for row, text in zip(rows, answers, strict=True)]
     kind = "full" if weights.lora is None else "lora"
-    (out / "README.md").write_text(_card(run, settings, kind, step, rows, answers), encoding="utf-8")
+    note = _names_note(policy.predictor.model, settings.model, weights)
+    (out / "README.md").write_text(_card(run, settings, kind, step, rows, answers, note), encoding="utf-8")
     return Exported(out, step, kind, files)
 
 
@@ -79,15 +80,24 @@ def write_weights(model: TextModel, policy: TextPolicy, weights: Weights, out: P
 def _write_adapter(model: TextModel, network: torch.nn.Module, weights: Weights, out: Path) -> None:
     """The adapter in peft's format, under the names of the released code where each of its layers has one there."""
     lora, state = copy(weights.lora), weights.adapter_state("model")
-    layers = {key: key.partition(".lora_")[0] for key in state}
-    released = released_paths(network, set(layers.values()))
+    released = released_paths(network, _layers(weights))
     if released:
         lora.target_modules = sorted(released.values())
-        state = {f"{released[layers[key]]}{key.removeprefix(layers[key])}": value for key, value in state.items()}
+        state = {released[_layer(key)] + key.removeprefix(_layer(key)): value for key, value in state.items()}
     lora.base_model_name_or_path, lora.inference_mode = model.path, True
     lora.save_pretrained(str(out))
     state = {f"base_model.model.{key}": value.float().cpu().contiguous() for key, value in state.items()}
     save_file(state, out / "adapter_model.safetensors", {"format": "pt"})
+
+
+def _layers(weights: Weights) -> set[str]:
+    """Paths of the layers that have adapters."""
+    return {_layer(key) for key in weights.adapter_state("model")}
+
+
+def _layer(key: str) -> str:
+    """The path of the layer that a tensor of an adapter belongs to."""
+    return key.partition(".lora_")[0]
 
 
 def _write_model(model: TextModel, policy: TextPolicy, out: Path) -> None:
@@ -126,13 +136,32 @@ def with_schedule(decoder: Decoder, folder: Path, count: int = 1) -> Decoder:
     return scheduled(decoder, schedule.typical(count))
 
 
-def _card(run: Path, settings: TextConfig, kind: str, step: int, rows: Sequence[Row], answers: Sequence[Text]) -> str:
+def _names_note(network: torch.nn.Module, model: TextModel, weights: Weights) -> str:
+    """Whose names the weights of a released model have; empty for others."""
+    if not is_released(places(model.path)[0]):
+        return ""
+    if weights.lora is None:
+        return "Names, config.json and code are those of the base model, for its own code and for flowgrpo.\n"
+    if released_paths(network, _layers(weights)):
+        return (
+            "The adapter's names are those of the base model's own code; there `PeftModel.from_pretrained` loads it.\n"
+        )
+    return (
+        f"The adapter's names are those of transformers' {type(network).__base__.__name__}: the base model's own code keeps "
+        "in one matrix what the adapter has in parts, so that flowgrpo alone loads it.\n"
+    )
+
+
+def _card(
+    run: Path, settings: TextConfig, kind: str, step: int, rows: Sequence[Row], answers: Sequence[Text], note: str
+) -> str:
     """A model card that says how it was made, what it scored, and the exact lines that reproduce its answers."""
     tag = "lora" if kind == "lora" else "text-generation"
     library = "peft" if kind == "lora" else "transformers"
     return "\n".join(
         [
             *heading(run, settings, library, tag, step),
+            *([note] if note else []),
             "```python",
             _snippet(settings, kind, rows[0]),
             "```",

@@ -78,7 +78,8 @@ def load_predictor(
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else config.get("pad_token_id")
     if shift is None:
         shift = bool(known and known.shift)
-    return MaskPredictor(model.to(device).eval(), mask_id, pad_id, shift), tokenizer
+    with _explained(path, None, config, trust_remote_code):
+        return MaskPredictor(model.to(device).eval(), mask_id, pad_id, shift), tokenizer
 
 
 def places(path: str) -> tuple[str, str]:
@@ -130,8 +131,8 @@ def load_adapter(predictor: MaskPredictor, folder: Path) -> None:
 
 
 @contextmanager
-def _explained(path: str, lacks: str, config: dict[str, Any], trust_remote_code: bool) -> Iterator[None]:
-    """Turn what a model's files or its own code raise into one sentence."""
+def _explained(path: str, lacks: str | None, config: dict[str, Any], trust_remote_code: bool) -> Iterator[None]:
+    """Turn what a model's own code raises, or its files where they lack something, into one sentence."""
     try:
         yield
     except InputError:
@@ -144,7 +145,7 @@ def _explained(path: str, lacks: str, config: dict[str, Any], trust_remote_code:
                 f"{config.get('transformers_version', '(no version named)')} and fails with {transformers.__version__} "
                 f"({type(error).__name__}: {reason})"
             ) from error
-        if isinstance(error, OSError | ValueError):
+        if lacks and isinstance(error, OSError | ValueError):
             raise InputError(f"model.path: {path!r} has {lacks} ({reason})") from error
         raise
 

@@ -18,6 +18,7 @@ from flowgrpo.cli import main
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm import architectures, memory
 from flowgrpo.mdlm.decoders import build
+from flowgrpo.mdlm.export import write_weights
 from flowgrpo.mdlm.loading import load_adapter, load_predictor
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.presets import PRESETS
@@ -161,8 +162,10 @@ def test_a_run_of_each_is_sound_and_its_export_loads_back(folders, settings, mon
         found = fresh.logits(IDS)
     torch.testing.assert_close(found, trained, rtol=0, atol=1e-5)
     assert not torch.allclose(trained, start, rtol=0, atol=1e-4)
+    card = Path("out/README.md").read_text()
+    assert ("keeps in one matrix" in card) == (lora is not None and name == "llada2")
     monkeypatch.chdir("out")
-    assert main(shlex.split(Path("README.md").read_text().split("```sh\n")[1].split("```")[0])[1:]) == 0
+    assert main(shlex.split(card.split("```sh\n")[1].split("```")[0])[1:]) == 0
     assert Path("samples/0000.json").read_text() == Path("sample-0.json").read_text()
 
 
@@ -191,6 +194,22 @@ def test_an_adapter_of_llada_has_the_names_of_the_released_code(folders, setting
     name = "base_model.model.model.transformer.blocks.1.attn_out"
     torch.testing.assert_close(layer.lora_B["default"].weight, state[f"{name}.lora_B.weight"])
     assert float(state[f"{name}.lora_B.weight"].abs().max()) > 0
+
+
+def test_a_pipeline_of_llada2_is_loaded_and_exported_as_one(settings, tmp_path):
+    """The folder of diffusers' `LLaDA2Pipeline`, whose model has the names of the released code."""
+    model = released("llada2", tmp_path / "pipe" / "model")
+    (tmp_path / "pipe" / "tokenizer").mkdir()
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (model / file).rename(tmp_path / "pipe" / "tokenizer" / file)
+    (tmp_path / "pipe" / "model_index.json").write_text('{"_class_name": "LLaDA2Pipeline"}')
+    policy, weights = policy_and_weights(settings(tmp_path / "pipe"), torch.device("cpu"))
+    write_weights(settings(tmp_path / "pipe").model, policy, weights, tmp_path / "out")
+    assert tensors("out/model").keys() == tensors(model).keys()
+    assert json.loads(Path("out/model/config.json").read_text())["model_type"] == "llada2_moe"
+    again, _ = load_predictor(str(tmp_path / "out"))
+    with torch.no_grad():
+        torch.testing.assert_close(again.logits(IDS), policy.predictor.logits(IDS), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
