@@ -13,6 +13,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 NAMES = ("llada", "llada15", "dream", "llada2")
+BLOCKWISE = ("sdar", "sdar_moe")  # released models that attend in blocks, as llada2 does
 CHARACTERS = ["\n", *map(chr, range(32, 127))]
 REMOTE = 'raise RuntimeError("the code of the folder ran")\n'
 VOCABULARY = 112
@@ -156,6 +157,89 @@ LLADA2 = {
     "using_split_qkv_in_self_attention": False,
     "vocab_size": VOCABULARY,  # 157184
 }
+SDAR = {
+    "architectures": ["SDARForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attn_implementation": "flex_attention",
+    "auto_map": {
+        "AutoConfig": "configuration_sdar.SDARConfig",
+        "AutoModel": "modeling_sdar.SDARModel",
+        "AutoModelForCausalLM": "modeling_sdar.SDARForCausalLM",
+    },
+    "block_size": 4,
+    "bos_token_id": END,  # 151643
+    "debug": False,
+    "eos_token_id": END,  # 151643
+    "ep_size": 1,
+    "fuse_cross_entropy": True,
+    "head_dim": 16,  # 128
+    "hidden_act": "silu",
+    "hidden_size": 32,  # 2560
+    "initializer_range": 0.02,
+    "intermediate_size": 48,  # 9728
+    "mask_token_id": MASK,  # 151669
+    "max_position_embeddings": 32768,
+    "max_window_layers": 36,
+    "micro_forward": False,
+    "model_type": "sdar",
+    "num_attention_heads": 4,  # 32
+    "num_hidden_layers": 2,  # 36
+    "num_key_value_heads": 2,  # 8
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "skip_checkpoint": False,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.52.4",
+    "use_cache": False,
+    "use_deepep": False,
+    "use_sliding_window": False,
+    "vocab_size": VOCABULARY,  # 151936
+}
+SDAR_MOE = {
+    "architectures": ["SDARMoeForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "auto_map": {
+        "AutoConfig": "configuration_sdar_moe.SDARMoeConfig",
+        "AutoModel": "modeling_sdar_moe.SDARMoeModel",
+        "AutoModelForCausalLM": "modeling_sdar_moe.SDARMoeForCausalLM",
+    },
+    "bos_token_id": END,  # 151643
+    "decoder_sparse_step": 1,
+    "eos_token_id": END,  # 151643
+    "head_dim": 16,  # 128
+    "hidden_act": "silu",
+    "hidden_size": 32,  # 2048
+    "initializer_range": 0.02,
+    "intermediate_size": 48,  # 6144
+    "max_position_embeddings": 32768,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "model_type": "sdar_moe",
+    "moe_intermediate_size": 12,  # 768
+    "norm_topk_prob": True,
+    "num_attention_heads": 4,  # 32
+    "num_experts": 16,  # 128
+    "num_experts_per_tok": 3,  # 8
+    "num_hidden_layers": 2,  # 48
+    "num_key_value_heads": 2,  # 4
+    "output_router_logits": False,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.001,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.51.0",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": VOCABULARY,  # 151936
+}
 DREAM_GENERATION = {
     "_from_model_config": True,
     "alg": "origin",
@@ -172,10 +256,11 @@ DREAM_GENERATION = {
     "transformers_version": "4.46.2",
 }
 CONFIGS = {"llada": LLADA, "llada15": LLADA, "dream": DREAM, "llada2": LLADA2}  # LLaDA-1.5's is LLaDA-8B-Instruct's
+CONFIGS |= {"sdar": SDAR, "sdar_moe": SDAR_MOE}
 
 
 def released(name: str, folder: Path, **changed) -> Path:
-    """The folder, with a model of one of `NAMES` in it.
+    """The folder, with a model of one of `NAMES` or `BLOCKWISE` in it.
 
     Args:
         changed: keys of its config.json with other values.
@@ -185,12 +270,14 @@ def released(name: str, folder: Path, **changed) -> Path:
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     generation = DREAM_GENERATION if name == "dream" else {"eos_token_id": END, "pad_token_id": END}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2))
-    shapes = {"llada": llada_shapes, "Dream": dream_shapes, "llada2_moe": llada2_shapes}[config["model_type"]](config)
-    state = random_state(shapes)
+    state = random_state(SHAPES[config["model_type"]](config))
     save_torch_state_dict(state, folder, max_shard_size=4 * sum(t.numel() for t in state.values()) * 2 // 3)
     for file in {path.partition(".")[0] for path in config["auto_map"].values()}:
         (folder / f"{file}.py").write_text(REMOTE)
-    (dream_tokenizer if config["model_type"] == "Dream" else tokenizer)(folder, name)
+    if name in ("dream", *BLOCKWISE):
+        qwen_tokenizer(folder, name)
+    else:
+        tokenizer(folder, name)
     return folder
 
 
@@ -222,24 +309,32 @@ def llada_shapes(config: dict) -> dict[str, tuple[int, ...]]:
     return shapes if config["weight_tying"] else shapes | {"model.transformer.ff_out.weight": (rows, width)}
 
 
-def dream_shapes(config: dict) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the weights of Dream."""
-    width, inner, rows = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    kept = width // config["num_attention_heads"] * config["num_key_value_heads"]
+def qwen_shapes(config: dict) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the weights of Dream, whose projections have biases, and SDAR, whose projections have norms."""
+    width, rows, biased = config["hidden_size"], config["vocab_size"], config["model_type"] == "Dream"
+    head = width // config["num_attention_heads"] if biased else config["head_dim"]
+    seen, kept = head * config["num_attention_heads"], head * config["num_key_value_heads"]
     shapes = {
         "model.embed_tokens.weight": (rows, width),
         "model.norm.weight": (width,),
         "lm_head.weight": (rows, width),
     }
     for i in range(config["num_hidden_layers"]):
-        layer = {
-            "input_layernorm.weight": (width,), "post_attention_layernorm.weight": (width,),
-            "self_attn.q_proj.weight": (width, width), "self_attn.q_proj.bias": (width,),
-            "self_attn.k_proj.weight": (kept, width), "self_attn.k_proj.bias": (kept,),
-            "self_attn.v_proj.weight": (kept, width), "self_attn.v_proj.bias": (kept,),
-            "self_attn.o_proj.weight": (width, width), "mlp.gate_proj.weight": (inner, width),
-            "mlp.up_proj.weight": (inner, width), "mlp.down_proj.weight": (width, inner),
-        }  # fmt: skip
+        layer = {"input_layernorm.weight": (width,), "post_attention_layernorm.weight": (width,)}
+        for part, size in {"q": seen, "k": kept, "v": kept}.items():
+            layer[f"self_attn.{part}_proj.weight"] = (size, width)
+            if biased:
+                layer[f"self_attn.{part}_proj.bias"] = (size,)
+            elif part != "v":
+                layer[f"self_attn.{part}_norm.weight"] = (head,)
+        layer["self_attn.o_proj.weight"] = (width, seen)
+        inner = {"mlp": config["intermediate_size"]}
+        if "num_experts" in config:
+            inner = {f"mlp.experts.{e}": config["moe_intermediate_size"] for e in range(config["num_experts"])}
+            layer["mlp.gate.weight"] = (config["num_experts"], width)
+        for name, size in inner.items():
+            layer |= {f"{name}.gate_proj.weight": (size, width), f"{name}.up_proj.weight": (size, width)}
+            layer |= {f"{name}.down_proj.weight": (width, size)}
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
     return shapes
 
@@ -274,6 +369,15 @@ def llada2_shapes(config: dict) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+SHAPES = {
+    "llada": llada_shapes,
+    "Dream": qwen_shapes,
+    "sdar": qwen_shapes,
+    "sdar_moe": qwen_shapes,
+    "llada2_moe": llada2_shapes,
+}
+
+
 def tokenizer(folder: Path, name: str) -> None:
     """The files of a fast tokenizer; of LLaDA2 it names its mask token, of LLaDA only config.json does."""
     words = [*CHARACTERS, "<|endoftext|>", "<|mask|>", "<|startoftext|>", "<|start|>", "<|eot_id|>"]
@@ -286,6 +390,9 @@ def tokenizer(folder: Path, name: str) -> None:
     made = PreTrainedTokenizerFast(tokenizer_object=inner, **special)
     made.chat_template = TEMPLATE
     made.save_pretrained(folder)
+    file = folder / "tokenizer_config.json"
+    written = json.loads(file.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    file.write_text(json.dumps(written, indent=2))
 
 
 TEMPLATE = (
@@ -294,8 +401,9 @@ TEMPLATE = (
 )
 
 
-def dream_tokenizer(folder: Path, name: str) -> None:
-    """The files of Dream's tokenizer, whose class is remote code: a byte-level vocabulary without merges."""
+def qwen_tokenizer(folder: Path, name: str) -> None:
+    """The files of Dream's or SDAR's tokenizer, whose class is remote code: a byte-level vocabulary without merges."""
+    file, own = ("tokenization_dream", "Dream") if name == "dream" else ("tokenization_qwen2", "Qwen2")
     bytes_of = {"\n": "Ċ", " ": "Ġ"}
     (folder / "vocab.json").write_text(
         json.dumps({bytes_of.get(c, c): i for i, c in enumerate(CHARACTERS)}, ensure_ascii=False), encoding="utf-8"
@@ -307,7 +415,7 @@ def dream_tokenizer(folder: Path, name: str) -> None:
         "add_bos_token": False,
         "add_prefix_space": False,
         "added_tokens_decoder": {i: {"content": word, **flags} for i, word in added.items()},
-        "auto_map": {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", None]},
+        "auto_map": {"AutoTokenizer": [f"{file}.{own}Tokenizer", None]},
         "bos_token": "<|beginoftext|>",
         "chat_template": (
             "{% for message in messages %}<|im_start|>{{message['role']}}\n{{message['content']}}<|im_end|>\n"
@@ -316,8 +424,8 @@ def dream_tokenizer(folder: Path, name: str) -> None:
         "eos_token": "<|endoftext|>",
         "mask_token": "<|mask|>",
         "pad_token": "<|endoftext|>",
-        "tokenizer_class": "DreamTokenizer",
+        "tokenizer_class": f"{own}Tokenizer",
         "unk_token": None,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(written, indent=2))
-    (folder / "tokenization_dream.py").write_text(REMOTE)
+    (folder / f"{file}.py").write_text(REMOTE)

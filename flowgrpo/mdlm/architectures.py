@@ -28,6 +28,10 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2Tokenizer,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.core_model_loading import Split, WeightConverter, WeightRenaming, apply_renamings
@@ -90,7 +94,7 @@ class Architecture:
         read: the keys that it reads and that must be there.
         fixed: values of keys that the class can do, None where the key may be absent; others are refused.
         inert: further keys, which change no logits or stand beside keys that say the same.
-        tokenizer: the class of the tokenizer; Dream's own code is Qwen2's.
+        tokenizer: the class of the tokenizer, where Dream's and SDAR's own code is Qwen2's.
         shift: whether output i is about token i + 1.
     """
 
@@ -123,6 +127,16 @@ def _dream(written: Written) -> PreTrainedConfig:
     return Qwen2Config(**_shared(written), rope_parameters=_rope(written))
 
 
+def _sdar(written: Written) -> PreTrainedConfig:
+    return Qwen3Config(**_shared(written), rope_parameters=_rope(written), head_dim=written["head_dim"])
+
+
+def _sdar_moe(written: Written) -> PreTrainedConfig:
+    names = "head_dim moe_intermediate_size num_experts num_experts_per_tok norm_topk_prob"
+    own = {name: written[name] for name in names.split()}
+    return Qwen3MoeConfig(**_shared(written), **own, rope_parameters=_rope(written))
+
+
 def _llada2(written: Written) -> PreTrainedConfig:
     names = "head_dim moe_intermediate_size first_k_dense_replace num_experts_per_tok n_group topk_group"
     return Glm4MoeConfig(
@@ -146,7 +160,7 @@ def _shared(written: Written) -> dict[str, Any]:
     return {name: written[name] for name in SHARED.split()} | {"mask_token_id": written.get("mask_token_id")}
 
 
-SHARED = (  # keys of Dream and LLaDA2 that are transformers' own
+SHARED = (  # keys of all but LLaDA that are transformers' own
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
     " max_position_embeddings rms_norm_eps tie_word_embeddings"
 )
@@ -156,6 +170,7 @@ INERT = (  # keys of every type; dropout is never on, a trained model stays in i
     " residual_dropout output_dropout"
 )
 OFF = (False, None)
+QWEN = {"hidden_act": ("silu",), "rope_scaling": (None,), "use_sliding_window": OFF, "attention_bias": OFF}
 ARCHITECTURES = {
     "llada": Architecture(
         LLaDA,
@@ -181,10 +196,26 @@ ARCHITECTURES = {
         Qwen2ForCausalLM,
         _dream,
         f"{SHARED} rope_theta",
-        {"hidden_act": ("silu",), "rope_scaling": (None,), "use_sliding_window": OFF, "use_mrope": OFF},
+        QWEN | {"use_mrope": OFF},
         "",
         Qwen2Tokenizer,
         shift=True,
+    ),
+    "sdar": Architecture(
+        Qwen3ForCausalLM,
+        _sdar,
+        f"{SHARED} rope_theta head_dim",
+        QWEN,
+        "block_size debug ep_size fuse_cross_entropy micro_forward skip_checkpoint use_deepep",
+        Qwen2Tokenizer,
+    ),
+    "sdar_moe": Architecture(
+        Qwen3MoeForCausalLM,
+        _sdar_moe,
+        f"{SHARED} rope_theta head_dim moe_intermediate_size num_experts num_experts_per_tok norm_topk_prob",
+        QWEN | {"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
+        "block_size router_aux_loss_coef",
+        Qwen2Tokenizer,
     ),
     "llada2_moe": Architecture(
         LLaDA2,
@@ -202,7 +233,7 @@ ARCHITECTURES = {
         }
         | dict.fromkeys(("use_qkv_bias", "norm_head", "norm_softmax", "use_sliding_window"), OFF)
         | {"using_split_qkv_in_self_attention": OFF},
-        "norm_topk_prob rotary_dim router_dtype",
+        "norm_topk_prob rotary_dim router_dtype block_length",
     ),
 }
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from peft import PeftModel
-from released import MASK, NAMES, REMOTE, released
+from released import BLOCKWISE, MASK, NAMES, REMOTE, released
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
@@ -71,7 +71,7 @@ def tensors(folder):
     return {name: tensor for file in Path(folder).glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
-@pytest.mark.parametrize("name", ["llada", "dream", "llada2"])
+@pytest.mark.parametrize("name", ["llada", "dream", "llada2", *BLOCKWISE])
 def test_the_logits_are_those_of_the_released_code(folders, name):
     predictor, _ = load_predictor(str(folders(name)))
     model = predictor.model
