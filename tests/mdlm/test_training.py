@@ -68,9 +68,9 @@ def test_the_decoder_s_own_numbers_are_those_of_the_old_policy(settings, monkeyp
 
     found, real = [], TextTrainer._stepped
 
-    def stepped(self, step, batch):
+    def stepped(self, number, step, batch):
         found.append((step.old, self._log_probs(step)))
-        return real(self, step, batch)
+        return real(self, number, step, batch)
 
     monkeypatch.setattr(TextTrainer, "_stepped", stepped)
     choices = {"algorithm__preset": "cj_grpo", "algorithm__decoder": decoder, "train__iterations": 1}
