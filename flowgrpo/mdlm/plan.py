@@ -6,6 +6,7 @@ that a change of either shows here. Where the numbers depend on the answers thes
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decode import Decoder
 from flowgrpo.mdlm.objectives import Objective, TokenRatio
 from flowgrpo.mdlm.predictor import MaskPredictor
+from flowgrpo.mdlm.presets import PUBLISHED
 from flowgrpo.mdlm.schedule import Chosen, scheduled
 from flowgrpo.mdlm.step import Step
 from flowgrpo.mdlm.texts import check_hints
@@ -50,6 +52,7 @@ def plan(config: TextConfig) -> dict[str, Any]:
     return {
         "preset": algorithm.preset,
         "axes": {axis: getattr(algorithm, axis).name for axis in AXES},
+        "published": PUBLISHED[algorithm.preset],
         "geometry": {
             "groups": train.groups,
             "group_size": train.group_size,
@@ -81,9 +84,11 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     g, cost, evaluation = planned["geometry"], planned["model_evaluations"], planned["evaluation"]
     rollout, update = (_bounded(cost[part], planned["at_most"][part]) for part in ("rollout", "update"))
     gpu, host = (planned["memory"][key] / 2**30 for key in ("gpu_bytes", "host_bytes"))
+    published = " ".join(f"{key}={json.dumps(value)}" for key, value in planned["published"].items())
     return [
         ("preset", planned["preset"]),
         *planned["axes"].items(),
+        *[("published", published)] * bool(published),
         (
             "batch",
             f"{g['groups']} groups x {g['group_size']} = {g['samples']} answers of {g['length']} tokens, "

@@ -11,7 +11,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.decoders import build
 from flowgrpo.mdlm.plan import AXES, plan, predicted, walked
-from flowgrpo.mdlm.presets import PRESETS
+from flowgrpo.mdlm.presets import PRESETS, PUBLISHED
 from flowgrpo.mdlm.texts import policy_and_weights
 
 WALKS = [
@@ -62,6 +62,8 @@ FIXED = [
     ("cj_grpo", {"algorithm__objective__kl__level": "sequence", "train__micro_batch": 3}, 4, 4 * 4),
     ("just_grpo", {"train__updates": 1}, 4, 4),
     ("spg", {}, 4, 2 * 2),
+    ("spg", {"algorithm__likelihood__size": 2, "algorithm__likelihood__draws": 3, "train__micro_batch": 2}, 4, 3 * 3),
+    ("trace_rl", {"algorithm__likelihood__shrink": 2}, 4, 2 * 2),
     ("coupled_grpo", {"algorithm__likelihood__weights": "unbiased"}, 4, 3 * 3),
     ("co_grpo", {}, 4, 2 * 4),
     ("co_grpo", {"algorithm__schedule__start": {"cfg_scale": 1.0}}, 8, 2 * 4),
@@ -78,7 +80,7 @@ def test_a_run_counts_what_was_predicted(settings, preset, overrides, rollout, u
 
 
 LESS = [
-    ("trace_rl", {}),
+    ("trace_rl", {"algorithm__decoder": "threshold"}),
     ("coupled_grpo", {}),
     ("just_grpo", {"algorithm__likelihood__scope": "eos"}),
     ("cj_grpo", {"algorithm__decoder": "origin"}),
@@ -135,6 +137,7 @@ def test_every_method_is_planned_by_the_command(settings, tmp_path, capsys, pres
     planned = json.loads(capsys.readouterr().out)
     assert planned["preset"] == preset
     assert planned["axes"] == {axis: PRESETS[preset][axis]["name"] for axis in AXES}
+    assert planned["published"] == PUBLISHED[preset]
     assert planned["decoded"] == 32
     assert planned["reward_calls"] == (64 if preset == "igpo" else 32)
     assert planned["geometry"]["length"] == 4
@@ -143,6 +146,8 @@ def test_every_method_is_planned_by_the_command(settings, tmp_path, capsys, pres
     assert main(arguments) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "4 groups x 8 = 32 answers of 4 tokens, 2 updates, 1 passes" in shown
+    assert all(f"{key}={json.dumps(value)}" in shown for key, value in PUBLISHED[preset].items())
+    assert ("published" in shown) == (preset not in ("diffu_grpo_fast", "co_grpo"))
     assert ("at most" in shown) == (True in planned["at_most"].values())
     assert not (tmp_path / "runs").exists()
 
