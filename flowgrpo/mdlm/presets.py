@@ -160,10 +160,13 @@ PRESETS: dict[str, Row] = {
     ),
 }
 
-_D1 = {  # dllm-reasoning/d1, for GSM8K on 8 devices; the next ones began from it
+_ALL_WEIGHTS = {"model.lora": None, "train.ema": None, "train.updates": 1}
+_ADAM = {"train.optimizer.betas": [0.9, 0.99], "train.optimizer.weight_decay": 0.1, "train.max_grad_norm": 0.2}
+_D1 = {  # dllm-reasoning/d1, for GSM8K on 8 devices; many began from it
     "model.length": 256,
     "model.lora.rank": 128,
     "model.lora.alpha": 64,
+    "model.lora.targets": ["q_proj", "k_proj", "v_proj", "up_proj"],  # of the seven it names what LLaDA's layers have
     "algorithm.decoder.steps": 128,
     "algorithm.decoder.region.block_length": 32,
     "train.groups": 16,
@@ -171,66 +174,62 @@ _D1 = {  # dllm-reasoning/d1, for GSM8K on 8 devices; the next ones began from i
     "train.passes": 12,
     "train.updates": 1,
     "train.learning_rate": 3e-6,
-    "train.max_grad_norm": 0.2,
-    "train.optimizer.betas": [0.9, 0.99],
-    "train.optimizer.weight_decay": 0.1,
+    "train.ema": None,
+    **_ADAM,
 }
 
-PUBLISHED: dict[str, dict[str, Any]] = {  # of each preset what its released code has for the loop and for sizes
+# Of each preset what its released code has for the loop and for sizes.
+PUBLISHED: dict[str, dict[str, Any]] = {
     "diffu_grpo": _D1,
     "diffu_grpo_fast": {},  # ours
     "coupled_grpo": {  # for DiffuCoder-7B, whose rate falls along a cosine to a tenth
+        **_ALL_WEIGHTS,
         "model.length": 256,
-        "model.lora": None,
         "algorithm.decoder.steps": 256,
         "train.groups": 8,
         "train.group_size": 10,
         "train.passes": 2,
-        "train.updates": 1,
         "train.learning_rate": 1e-6,
-        "train.max_grad_norm": 0.2,
-        "train.optimizer.betas": [0.9, 0.99],
-        "train.optimizer.weight_decay": 0.1,
+        **_ADAM,
     },
     "gdpo": {**_D1, "train.groups": 32, "train.learning_rate": 3e-7},  # the recipe's
     "bgpo": {  # for mathematics
+        **_ALL_WEIGHTS,
         "model.length": 512,
-        "model.lora": None,
         "algorithm.decoder.steps": 256,
         "algorithm.decoder.region.block_length": 32,
         "train.groups": 16,
         "train.group_size": 8,
         "train.passes": 1,
-        "train.updates": 1,
         "train.learning_rate": 5e-7,
         "train.optimizer.weight_decay": 0.01,
     },
     "cj_grpo": {**_D1, "algorithm.decoder.region.block_length": 128},
     "just_grpo": {
+        **_ALL_WEIGHTS,
         "model.length": 256,
-        "model.lora": None,
         "algorithm.decoder.steps": 256,
         "train.groups": 64,
         "train.group_size": 16,
         "train.passes": 1,
-        "train.updates": 1,
         "train.learning_rate": 5e-6,
-        "train.max_grad_norm": 1.0,
         "train.optimizer.weight_decay": 0.0,
+        "train.max_grad_norm": 1.0,
     },
     "igpo": {**_D1, "train.groups": 64, "train.group_size": 8, "train.passes": 4, "train.learning_rate": 5e-7},
     "spg": {**_D1, "algorithm.likelihood.size": 32, "train.passes": 4},
-    "trace_rl": {  # updates: 256 merged steps in each, of at most 64 in an answer
-        "model.length": 512,
+    "trace_rl": {  # for LLaDA; an update takes 256 merged steps, of which an answer has at most 64
         "model.lora": None,
+        "model.length": 512,
         "algorithm.decoder.steps": 512,
         "algorithm.decoder.region.block_length": 32,
         "train.groups": 32,
         "train.group_size": 8,
         "train.passes": 1,
         "train.learning_rate": 1e-6,
-        "train.max_grad_norm": 1.0,
+        "train.ema": None,
         "train.optimizer.weight_decay": 0.0,
+        "train.max_grad_norm": 1.0,
     },
     "co_grpo": {},  # not at hand
 }
