@@ -70,6 +70,7 @@ PRESETS: dict[str, Row] = {
     # arXiv 2506.20639 and apple/ml-diffucoder, whose weights of the three views are kept: they sum to 1.5.
     # 1. Each answer has a mask rate of its own; there a batch has one.
     # 2. The reference stays; there, with all weights trained, it goes 0.6 of the way to the policy every 64 steps.
+    # 3. What is behind the end is hidden in all views; there it is drawn like the answer.
     "coupled_grpo": _row(
         {"name": "coupled"},
         {"name": "token_ratio", "clip_range": 0.5, "kl": {"form": "k3", "beta": 0.01}},
