@@ -6,13 +6,12 @@ that a change of either shows here. Where the numbers depend on the answers thes
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from flowgrpo import loading, prompts
+from flowgrpo import loading, prompts, published
 from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.answers import Answers
 from flowgrpo.mdlm.axes import Likelihood
@@ -52,7 +51,7 @@ def plan(config: TextConfig) -> dict[str, Any]:
     return {
         "preset": algorithm.preset,
         "axes": {axis: getattr(algorithm, axis).name for axis in AXES},
-        "published": PUBLISHED[algorithm.preset],
+        "published": published.compared(PUBLISHED[algorithm.preset], config.model_dump(mode="json")),
         "geometry": {
             "groups": train.groups,
             "group_size": train.group_size,
@@ -84,11 +83,10 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     g, cost, evaluation = planned["geometry"], planned["model_evaluations"], planned["evaluation"]
     rollout, update = (_bounded(cost[part], planned["at_most"][part]) for part in ("rollout", "update"))
     gpu, host = (planned["memory"][key] / 2**30 for key in ("gpu_bytes", "host_bytes"))
-    published = " ".join(f"{key}={json.dumps(value)}" for key, value in planned["published"].items())
     return [
         ("preset", planned["preset"]),
         *planned["axes"].items(),
-        *[("published", published)] * bool(published),
+        *[("published", published.line(planned["published"]))] * bool(planned["published"]),
         (
             "batch",
             f"{g['groups']} groups x {g['group_size']} = {g['samples']} answers of {g['length']} tokens, "

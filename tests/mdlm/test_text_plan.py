@@ -10,7 +10,7 @@ from flowgrpo.cli import main
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.decoders import build
-from flowgrpo.mdlm.plan import AXES, plan, predicted, walked
+from flowgrpo.mdlm.plan import AXES, plan, predicted, table, walked
 from flowgrpo.mdlm.presets import PRESETS, PUBLISHED
 from flowgrpo.mdlm.texts import policy_and_weights
 
@@ -137,7 +137,7 @@ def test_every_method_is_planned_by_the_command(settings, tmp_path, capsys, pres
     planned = json.loads(capsys.readouterr().out)
     assert planned["preset"] == preset
     assert planned["axes"] == {axis: PRESETS[preset][axis]["name"] for axis in AXES}
-    assert planned["published"] == PUBLISHED[preset]
+    assert {key: both["source"] for key, both in planned["published"].items()} == PUBLISHED[preset]
     assert planned["decoded"] == 32
     assert planned["reward_calls"] == (64 if preset == "igpo" else 32)
     assert planned["geometry"]["length"] == 4
@@ -146,10 +146,25 @@ def test_every_method_is_planned_by_the_command(settings, tmp_path, capsys, pres
     assert main(arguments) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "4 groups x 8 = 32 answers of 4 tokens, 2 updates, 1 passes" in shown
-    assert " ".join(f"{key}={json.dumps(value)}" for key, value in PUBLISHED[preset].items()) in shown
     assert ("published" in shown) == (preset not in ("diffu_grpo_fast", "co_grpo"))
     assert ("at most" in shown) == (True in planned["at_most"].values())
     assert not (tmp_path / "runs").exists()
+
+
+def test_published_numbers_stand_beside_those_of_the_run(settings):
+    planned = plan(settings(algorithm__preset="coupled_grpo", train__learning_rate=1e-6))
+    assert planned["published"]["train.learning_rate"] == {"source": 1e-6, "run": 1e-6}
+    assert planned["published"]["algorithm.decoder.steps"] == {"source": 256, "run": None}
+    shown = dict(table(planned))["published"]
+    assert shown.startswith(
+        "lora none, ema none (here 0.9), updates 1 (here 2), length 256 (here 4), decoder.steps 256 (here"
+    )
+    assert shown.endswith(
+        "optimizer.betas 0.9 0.99 (here 0.9 0.999), optimizer.weight_decay 0.1 (here 0.0001), "
+        "max_grad_norm 0.2 (here 1.0)"
+    )
+    d1 = plan(settings(algorithm__preset="diffu_grpo"))["published"]
+    assert d1["model.lora.rank"] == {"source": 128, "run": None}  # of a run without adapters
 
 
 @pytest.mark.parametrize(
