@@ -8,12 +8,13 @@ from pydantic import Field, SerializeAsAny, model_validator
 
 from flowgrpo import presets
 from flowgrpo.axes.base import Choice, Strict
-from flowgrpo.errors import InputError
+from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm.axes import CHOICES, Decoding, Ratio
 from flowgrpo.mdlm.presets import PRESETS
 from flowgrpo.mdlm.schedule import scheduled
 from flowgrpo.parts import check_geometry
 from flowgrpo.sections import Eval, Lora, Prompts, RewardUse, Run, Train
+from rewards.base import last_part
 
 EMBEDDED = "digits"
 EMBEDDED_LENGTH = 20  # tokens of the answers that it was trained on
@@ -125,9 +126,21 @@ class TextConfig(Strict):
         hints = self.algorithm.hints
         if hints.name != "none" and (hints.tail or 0) >= self.model.length:
             raise InputError(f"algorithm.hints.tail: {hints.tail} leaves no room in model.length = {self.model.length}")
+        if hints.name != "none":
+            _check_success(hints.reward, [use.name or last_part(use.use) for use in self.rewards])
         decoder = self.algorithm.decoder.build(self.model.length, 0, "algorithm.decoder")
         schedule = self.algorithm.schedule.policy(self.model.length)
         if schedule is not None:
             scheduled(decoder, schedule.typical(1))
         self.eval.decoder.build(self.model.length, 0, "eval.decoder")
         return self
+
+
+def _check_success(name: str | None, rewards: list[str]) -> None:
+    """Refuse hints that do not know by which reward an answer succeeds."""
+    if name is None and len(rewards) > 1:
+        raise InputError(
+            f"algorithm.hints.reward: name the one of {', '.join(rewards)} by which an answer succeeds, not all can tell"
+        )
+    if name is not None and name not in rewards:
+        raise InputError(f"algorithm.hints.reward: {name!r} is none of rewards, {nearest(name, rewards)}")

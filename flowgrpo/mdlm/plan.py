@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flowgrpo import loading, prompts
+from flowgrpo import loading, prompts, published
 from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.answers import Answers
 from flowgrpo.mdlm.axes import Likelihood
@@ -20,6 +20,7 @@ from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decode import Decoder
 from flowgrpo.mdlm.objectives import Objective, TokenRatio
 from flowgrpo.mdlm.predictor import MaskPredictor
+from flowgrpo.mdlm.presets import PUBLISHED
 from flowgrpo.mdlm.schedule import Chosen, scheduled
 from flowgrpo.mdlm.step import Step
 from flowgrpo.mdlm.texts import check_hints
@@ -50,6 +51,7 @@ def plan(config: TextConfig) -> dict[str, Any]:
     return {
         "preset": algorithm.preset,
         "axes": {axis: getattr(algorithm, axis).name for axis in AXES},
+        "published": published.compared(PUBLISHED[algorithm.preset], config.model_dump(mode="json")),
         "geometry": {
             "groups": train.groups,
             "group_size": train.group_size,
@@ -86,6 +88,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("preset", planned["preset"]),
         *planned["axes"].items(),
+        *[("published", published.line(planned["published"]))] * bool(planned["published"]),
         (
             "batch",
             f"{g['groups']} groups x {g['group_size']} = {g['samples']} answers of {g['length']} tokens, "
