@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 from diffusers.utils import logging as diffusers_logging
 from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
 from safetensors import safe_open
@@ -97,6 +97,11 @@ def index_of(path: str) -> dict[str, Any]:
         raise InputError(f"model.path: {path} is no diffusers pipeline, it has no model_index.json{hint}")
     with explained(path):
         return dict(DiffusionPipeline.load_config(place))
+
+
+def scheduler_config(path: str) -> dict[str, Any]:
+    """The configuration of a model's scheduler."""
+    return dict(FlowMatchEulerDiscreteScheduler.load_config(place_of(path), subfolder="scheduler"))
 
 
 def kind_of(path: str) -> str:

@@ -11,7 +11,7 @@ import diffusers
 import torch
 from diffusers import DiffusionPipeline
 
-from flowgrpo import loading, memory, prompts, selection, switches
+from flowgrpo import loading, memory, presets, prompts, published, selection, switches
 from flowgrpo.config import Config
 from flowgrpo.credit import step_signs
 from flowgrpo.errors import InputError
@@ -20,7 +20,10 @@ from flowgrpo.picture import drawn
 from flowgrpo.policy import checked_call
 from flowgrpo.pruning import updated
 from samplers.schedule import linear_sigmas
+from samplers.scheduler import FlowSDEScheduler
 from samplers.trees import Root, Tree, grow
+
+UNEVEN = 100  # times as hard as another that a step may pull at the velocity without a warning
 
 
 def plan(config: Config) -> dict[str, Any]:
@@ -74,6 +77,8 @@ def plan(config: Config) -> dict[str, Any]:
         "reward_calls": (cost.decoded + drafts) * len(config.rewards),
         "evaluation": {"model_evaluations": eval_evaluations, "decoded": held_out},
         "memory": memory.estimate(config),
+        "published": published.compared(presets.PUBLISHED[algorithm.preset], _with_call(config, call)),
+        "warnings": uneven(config, sigma_table(config.model.path, call["num_inference_steps"])),
         "config": config.model_dump(mode="json"),
     }
 
@@ -110,7 +115,15 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
             "evaluation",
             f"{evaluation['model_evaluations']:,} model evaluations, {evaluation['decoded']} decoded, each time",
         ),
+        *[("published", published.line(planned["published"]))] * bool(planned["published"]),
+        *[("warning", sentence) for sentence in planned["warnings"]],
     ]
+
+
+def _with_call(config: Config, call: dict[str, Any]) -> dict[str, Any]:
+    """The run's configuration, with what the pipeline's call adds to `model.call`."""
+    run = config.model_dump(mode="json")
+    return {**run, "model": {**run["model"], "call": {**run["model"]["call"], **call}}}
 
 
 def _draft(config: Config, over: dict[str, Any], columns: dict[str, Any]) -> tuple[int, int]:
@@ -185,6 +198,39 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         sum(len(edges.nodes) for e in evaluations for edges in e.trained),
         len(evaluations),
     )
+
+
+def sigma_table(path: str, num_steps: int) -> list[float]:
+    """The sigmas of a model's scheduler; of one whose table its pipeline makes while it runs, linear ones of shift 3."""
+    with loading.explained(path):
+        scheduler = loading.scheduler_config(path)
+    if scheduler.get("_class_name") != "FlowMatchEulerDiscreteScheduler" or scheduler.get("use_dynamic_shifting"):
+        return linear_sigmas(num_steps, shift=3.0).tolist()
+    table = FlowSDEScheduler.from_config(scheduler, kernel="ode")
+    table.set_timesteps(num_steps)
+    return table.noise_levels.tolist()
+
+
+def uneven(config: Config, sigmas: list[float]) -> list[str]:
+    """A sentence if some trained step of the first iteration outweighs another, see `samplers.kernels.pull`; or none."""
+    algorithm, start = config.algorithm, (torch.zeros(1, 1),)
+    plan = algorithm.tree.plan(
+        algorithm.kernel.kernels(len(sigmas) - 1), config.train.group_size, config.run.seed, iteration=0
+    )
+    tree = grow(plan, sigmas, [Root(0, 0, None)], start, lambda x, *_: x, lambda shape, *_: torch.zeros(shape), 1)
+    steps = tree.trained_steps
+    pulls = zip(algorithm.objective.pulls(steps, tree.sigma_cap), steps, strict=True)
+    ranked = sorted((pulled, *step[1:]) for pulled, step in pulls if pulled > 0)
+    (least, *soft), (most, *hard) = ranked[0], ranked[-1]
+    if most <= UNEVEN * least:
+        return []
+    form = algorithm.kernel.log_prob
+    free = "" if form == "constant_free" else "algorithm.kernel.log_prob=constant_free or "
+    return [
+        f"of the steps trained, that from sigma {hard[0]:.3g} to {hard[1]:.3g} pulls {most / least:,.0f} times as hard at "
+        f"the velocity as that from {soft[0]:.3g} to {soft[1]:.3g} ({algorithm.kernel.name}, log_prob {form}); take "
+        f"{free}algorithm.objective.step_weights=equalised"
+    ]
 
 
 def _check_calibration(tree: Tree, rewards: torch.Tensor) -> None:

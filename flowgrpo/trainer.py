@@ -163,7 +163,7 @@ class Trainer(Loop):
             signs = step_signs(rolled.tree, combined(rolled.scores.values, self.reward_weights))
             positive, negative = self._sum(signs)
             rounds.append({"levels": self.levels, "positive": positive.tolist(), "negative": negative.tolist()})
-            highest = 1.0 if self.config.algorithm.kernel.name == "cps" else math.inf
+            highest = 1.0 if self.config.algorithm.kernel.name in ("cps", "ddim_sde") else math.inf
             self.levels = calibrated(self.levels, positive, negative, settings.step, settings.balance, highest)
         own = torch.tensor([self.policy.evaluations - evaluations, decoded], dtype=torch.float64)
         evaluated, decoded = (int(n) for n in self._sum(own))

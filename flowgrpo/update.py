@@ -168,6 +168,7 @@ def _terms(credited: Credited, evaluation: Evaluation, edges: Edges, velocity, r
         std=std,
         step_size=sigma - edges.sigma_next,
         velocity=tuple(v[rows] for v in velocity),
+        diffuses=edges.move.kernel.diffuses,
         old_mean=edges.mean,
         reference_mean=None if reference is None else edge_transition(edges, sigma, state, reference, cap)[0],
         reference_velocity=None if reference is None else tuple(v[rows] for v in reference),

@@ -101,7 +101,7 @@ class Edges:
         rows: (E,) row of the evaluation that each edge leaves.
         nodes: (E,) node that each edge leads to.
         next_state: tensors (E, ...) in the storage dtype; None unless trained.
-        log_prob: (E,) float32, as the rollout drew them; None unless the kernel is stochastic.
+        log_prob: (E,) as the rollout drew them, float32 or, summed, float64; None unless the kernel is stochastic.
         mean: of the step, float32 tensors (E, ...); None unless trained and asked for.
     """
 

@@ -1,11 +1,13 @@
 import re
+from functools import reduce
+from pathlib import Path
 
 import pytest
 import yaml
 
 from flowgrpo import config
 from flowgrpo.errors import InputError
-from flowgrpo.presets import PRESETS
+from flowgrpo.presets import PRESETS, PUBLISHED
 
 
 @pytest.fixture
@@ -178,3 +180,11 @@ def test_a_number_is_short_for_an_average_and_a_word_for_a_schedule(tmp_path):
     }.items():
         with pytest.raises(InputError, match=re.escape(said)):
             config.load(path, [override])
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_a_source_says_of_the_loop_can_be_asked_for(preset):
+    shapes = Path(__file__).parents[2] / "configs" / "shapes.yaml"
+    chosen = config.load(shapes, {"algorithm.preset": preset, **PUBLISHED[preset]}).model_dump(mode="json")
+    for key, value in PUBLISHED[preset].items():
+        assert reduce(lambda at, name: at[name], key.split("."), chosen) == value
