@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flowgrpo import conditions, corpora, tables
+from flowgrpo import conditions, corpora, tables, templates
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm import tasks
 from flowgrpo.sections import Prompts
 from flowgrpo.shapes import scenes
 from flowgrpo.tables import Row
-from flowgrpo.templates import asked
 from samplers import noise
 
 SPLITS = ("train", "eval")
@@ -53,7 +52,7 @@ def load(source: str, key: str = "prompts", folder: str = "data", template: str 
         InputError: there is no such source, or a line of it is wrong.
     """
     found = [
-        Prompt(asked(row["prompt"], template), {name: cell for name, cell in row.items() if name != "prompt"})
+        Prompt(templates.apply(template, row["prompt"]), {name: cell for name, cell in row.items() if name != "prompt"})
         for row in _rows(source, key, folder)
     ]
     if not found:

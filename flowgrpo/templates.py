@@ -26,6 +26,6 @@ TEMPLATES = {
 }
 
 
-def asked(question: str, template: str | None) -> str:
-    """The prompt for a question: it in the template of that name, or alone."""
+def apply(template: str | None, question: str) -> str:
+    """The prompt that asks a question: the template of that name with the question in it, or the question alone."""
     return question if template is None else TEMPLATES[template].replace("{question}", question)

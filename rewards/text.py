@@ -1,8 +1,9 @@
 """Verifiable rewards of texts: Countdown, 4 x 4 Sudoku, integer arithmetic, GSM8K, MATH, and their format.
 
 A text is what the model wrote after the prompt. Its answer stands between the last <answer> and </answer>; where the column
-`bare` is true the whole text is the answer, which is how the built-in prompts of small models ask. A row without a column
-that a reward needs (None) does not concern that reward, so one run may mix tasks.
+`bare` is true the whole text is the answer, which is how the built-in prompts of small models ask. GSM8K and MATH read it
+in more places, see `final_answer`. A row without a column that a reward needs (None) does not concern that reward, so one
+run may mix tasks.
 """
 
 from __future__ import annotations

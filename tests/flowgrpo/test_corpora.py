@@ -163,7 +163,7 @@ def test_a_template_asks_for_the_form_that_its_reward_pays(data):
     jsonl(data / "gsm8k/train.jsonl", EGGS)
     for name in templates.TEMPLATES:
         TextPrompts(template=name)
-        text = templates.asked("What is {question} \\boxed{x}?", name)
+        text = templates.apply(name, "What is {question} \\boxed{x}?")
         assert text.count("What is {question} \\boxed{x}?") == 1
     (asked,) = prompts.load("gsm8k:train", template="d1")
     form, question = asked.text.partition("<reasoning>")[2].split("\n\n")
@@ -171,7 +171,7 @@ def test_a_template_asks_for_the_form_that_its_reward_pays(data):
     assert asked.columns["answer"] == "42"
     answered = "<reasoning>" + form.replace("the answer alone", "42")
     assert gsm8k([answered], [asked.text], ["42"]) == [4.0]
-    form = templates.asked("x", "d1_boxed").partition("<reasoning>")[2].split("\n\n")[0]
+    form = templates.apply("d1_boxed", "x").partition("<reasoning>")[2].split("\n\n")[0]
     answered = "<reasoning>" + form.replace("the answer alone", "42")
     assert math_answer([answered], [""], ["42"]) == [3.0]
     with pytest.raises(ValueError, match="d1"):

@@ -112,3 +112,19 @@ def test_without_data_it_ends_in_one_sentence_before_a_model_is_loaded(workplace
     assert said.count("\n") == 1
     assert "prompts.train: gsm8k:train looks in data/gsm8k for train.jsonl" in said.replace("\n", " ")
     assert not (workplace / "runs").exists()
+
+
+def test_any_model_is_asked_in_the_same_words_and_scored(model, workplace, capsys):
+    jsonl("test")
+    sampled = ["sample", str(model), "--prompts", "gsm8k:test", "--out", "answers", "chat=true", "length=8"]
+    assert main([*sampled, "template=d3"]) == 2
+    assert "template: 'd3' is unknown, choose one of d1, boxed, d1_boxed" in capsys.readouterr().err.replace("\n", " ")
+    assert main([*sampled, "template=d1"]) == 0
+    lines = [json.loads(line) for line in Path("answers/manifest.jsonl").read_text().splitlines()]
+    assert [line["answer"] for line in lines] == ["14", "21", "42"]
+    assert [line["prompt"].split("\n\n")[1] for line in lines] == [row["question"] for row in PROBLEMS]
+    Path("answers/0002.json").write_text(json.dumps({"text": "<answer>42", "tokens": [], "steps": []}))
+    capsys.readouterr()
+    assert main(["score", "gsm8k_accuracy", "--samples", "answers", "--format", "json"]) == 0
+    scored = json.loads(capsys.readouterr().out)
+    assert [row["rewards"]["gsm8k_accuracy"] for row in scored] == [0.0, 0.0, 1.0]
