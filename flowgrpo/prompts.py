@@ -32,9 +32,9 @@ class Prompt:
     columns: dict[str, Any] = field(default_factory=dict, hash=False)
 
 
-def of(section: Prompts, split: str) -> list[Prompt]:
+def load_split(section: Prompts, split: str) -> list[Prompt]:
     """The prompts of a config's section for a split, `train` or `eval`; raises as `load` does."""
-    return load(getattr(section, split), f"prompts.{split}", **section.reading)
+    return load(getattr(section, split), f"prompts.{split}", **section.load_options)
 
 
 def load(source: str, key: str = "prompts", folder: str = "data", template: str | None = None) -> list[Prompt]:

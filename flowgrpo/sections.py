@@ -51,7 +51,7 @@ class Prompts(Strict):
     pick: Pick = Pick()
 
     @property
-    def reading(self) -> dict[str, Any]:
+    def load_options(self) -> dict[str, Any]:
         """Further arguments of `flowgrpo.prompts.load`."""
         return {}
 

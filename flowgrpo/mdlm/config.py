@@ -56,7 +56,7 @@ class TextPrompts(Prompts):
     template: Literal["d1", "boxed", "d1_boxed"] | None = None
 
     @property
-    def reading(self) -> dict[str, Any]:
+    def load_options(self) -> dict[str, Any]:
         """Further arguments of `flowgrpo.prompts.load`."""
         return {"folder": self.folder, "template": self.template}
 

@@ -113,7 +113,7 @@ def test_math_has_a_folder_for_each_subject_or_one_file_of_500(data):
 def test_another_folder_and_a_file_of_any_name_can_be_named(data, tmp_path):
     jsonl(tmp_path / "mine/gsm8k/train.jsonl", EGGS)
     section = TextPrompts(train="gsm8k:train", eval="gsm8k:mine/gsm8k/train.jsonl", folder="mine", template="boxed")
-    train, held_out = (prompts.of(section, split) for split in ("train", "eval"))
+    train, held_out = (prompts.load_split(section, split) for split in ("train", "eval"))
     assert train == held_out
     assert train[0].text.startswith(EGGS["question"].strip() + "\n")
     assert r"\boxed{}" in train[0].text

@@ -84,6 +84,7 @@ def test_it_plans_the_numbers_of_the_release(model, workplace, capsys, written):
     assert planned["geometry"] | {"samples": 96, "passes": 12, "updates": 1, "steps": 128} == planned["geometry"]
     assert planned["model_evaluations"]["rollout"] == 96 * 128
     assert planned["evaluation"]["decoded"] == 3
+    assert main(["plan", CONFIG, f"model.path={model}", "algorithm.preset=igpo"]) == 0  # the solutions are its hints
 
 
 def test_it_trains_as_written_but_for_sizes(model, workplace):
