@@ -48,10 +48,21 @@ class TextModel(Strict):
 
 
 class TextPrompts(Prompts):
-    """Where prompts come from; by default the embedded model's tasks."""
+    """Where prompts come from; by default the embedded model's tasks.
+
+    Copies of corpora (`gsm8k:train`, `math:test`) are looked for in `folder`. Every prompt is put into a `template` of
+    `flowgrpo.templates`, if one is named.
+    """
 
     train: str = "tasks:train"
     eval: str = "tasks:eval"
+    folder: str = "data"
+    template: Literal["d1", "boxed", "d1_boxed"] | None = None
+
+    @property
+    def load_options(self) -> dict[str, Any]:
+        """Further arguments of `flowgrpo.prompts.load`."""
+        return {"folder": self.folder, "template": self.template}
 
 
 class TextAlgorithm(Strict):

@@ -40,11 +40,11 @@ def plan(config: TextConfig) -> dict[str, Any]:
         InputError: the model, the prompts or the axes are wrong.
     """
     train, algorithm = config.train, config.algorithm
-    check_hints(config, prompts.load(config.prompts.train, "prompts.train"))
+    check_hints(config, prompts.load_split(config.prompts, "train"))
     loading.rewards(config.rewards, config.eval_rewards)
     walk = walked(training_decoder(config))
     cost = predicted(config)
-    held_out = min(config.eval.prompts, len(prompts.load(config.prompts.eval, "prompts.eval")))
+    held_out = min(config.eval.prompts, len(prompts.load_split(config.prompts, "eval")))
     evaluation = walked(evaluation_decoder(config))
     samples = train.groups * train.group_size
     asked = samples if algorithm.hints.name == "none" else 2 * samples
