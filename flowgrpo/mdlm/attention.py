@@ -1,8 +1,8 @@
 """Which positions see which: all, or those of their own and of earlier blocks, and what is known of the models.
 
 A block-causal model (block diffusion: BD3-LM, arXiv 2503.09573; LLaDA2, SDAR, Fast-dLLM v2) writes one block after the
-other. Blocks are counted from the first token of a row, prompt included, as the released code of all three decodes: the first
-block of an answer may begin with the end of its prompt.
+other. Blocks are counted from the first token of a row, prompt included, as the released code of all three decodes: the
+first block of an answer may begin with the end of its prompt.
 """
 
 from __future__ import annotations
@@ -63,6 +63,11 @@ def known_block_size(
     if not found:
         raise InputError(f"model.block_size: unknown for a {kind}, give the tokens of a block that it was trained with")
     return found
+
+
+def positions(mask: Tensor) -> Tensor:
+    """Position (B, T) of each token in its own row, counted from the first that is no padding (B, T) bool; 0 at padding."""
+    return (mask.long().cumsum(1) - 1).clamp(min=0)
 
 
 def block_causal(query: Tensor, key: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Keys and values kept while a completion is filled: an approximation within a block, or exact from block to block.
 
 In a bidirectional model they age with every token. Fast-dLLM (arXiv 2505.22618): the first step of a block runs the whole
-canvas; the following ones feed only the columns from the block on (`prefix`), or only the block (`dual`), beside the keys and
-values that the first step left of the others. Of a model with one layer of attention that is exact, because no other column
-changes meanwhile.
+canvas; the following ones feed only the columns from the block on (`prefix`), or only the block (`dual`), beside the keys
+and values that the first step left of the others. Of a model with one layer of attention that is exact, because no other
+column changes meanwhile.
 
 A kept key knows its position and the order of keys is nothing to attention, so both are one thing: the fed columns go after
 the kept ones.
@@ -20,7 +20,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.predictor import MaskPredictor, positions
+from flowgrpo.mdlm.attention import positions
+from flowgrpo.mdlm.predictor import MaskPredictor
 
 Tensor = torch.Tensor
 

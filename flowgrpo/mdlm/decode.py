@@ -140,8 +140,7 @@ def decode(
         ValueError: the decoder draws random numbers and there are no seeds.
     """
     ids, mask = _canvas(predictor, prompt, decoder.region.length, attention_mask, fixed)
-    counted, size = decoder.region.counted, predictor.block_size
-    if (counted is None) != (size is None) or (counted is not None and size % counted):
+    if decoder.region.block_size != predictor.block_size:
         raise InputError("decoder.region: it was not built for this model's blocks, hand build the predictor")
     if seeds is not None and len(seeds) != len(ids):
         raise InputError(f"seeds: {len(seeds)} for {len(ids)} prompts")

@@ -28,7 +28,8 @@ class Predictor(Protocol):
     def logits(self, ids: Tensor, attention_mask: Tensor, start: int) -> Tensor:
         """Logits (B, T - start, V) from a column on, row i of token i, of ids (B, T) int64 under a mask (B, T) bool.
 
-        They are -inf for the mask token.
+        They are -inf for the mask token. A block-causal model is given `clean` (B, T) too, what its blocks see of earlier
+        ones.
         """
 
 
@@ -103,7 +104,9 @@ def log_probs(predictor: Predictor, answers: Answers, views: Views, call: Call) 
     ids = answers.ids[call.rows]
     scored = views.scored[call.views, call.rows]
     seen = ids.masked_fill(views.hidden[call.views, call.rows], predictor.mask_id)
-    logits = predictor.logits(seen, answers.attention_mask[call.rows], answers.prompt_length)[scored]
+    mask, start = answers.attention_mask[call.rows], answers.prompt_length
+    known = {} if answers.block_size is None else {"clean": torch.cat([seen[:, :start], ids[:, start:]], dim=1)}
+    logits = predictor.logits(seen, mask, start, **known)[scored]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     tokens = ids[:, answers.prompt_length :][scored]
     found = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]

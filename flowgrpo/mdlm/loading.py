@@ -20,13 +20,14 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from flowgrpo.errors import InputError, nearest
+from flowgrpo.mdlm.attention import Attention, known_block_size
 from flowgrpo.mdlm.predictor import MaskPredictor
 from flowgrpo.progress import without_progress_bars
 from flowgrpo.shapes import BUILT_IN as FLOW_MODELS
 
 BUILT_IN = {"digits": Path(__file__).parent / "digits"}
 PIPELINE = "LLaDA2Pipeline"  # the class of diffusers whose folders are taken
-SHIFTED = ("Dream",)  # model types whose output i is about token i + 1
+SHIFTED = ("Dream", "Fast_dLLM_Qwen")  # model types whose output i is about token i + 1
 
 
 def load_predictor(
@@ -36,6 +37,8 @@ def load_predictor(
     trust_remote_code: bool = False,
     mask_id: int | None = None,
     shift: bool | None = None,
+    attention: Attention | None = None,
+    block_size: int | None = None,
 ) -> tuple[MaskPredictor, PreTrainedTokenizerBase]:
     """A model, ready to predict masked tokens, and its tokenizer.
 
@@ -46,12 +49,16 @@ def load_predictor(
         trust_remote_code: whether code that comes with the model may run, which LLaDA and Dream need.
         mask_id: the mask token; None for that of the config or the tokenizer.
         shift: whether output i is about token i + 1; None for what is known of the type.
+        attention: whether positions see all others or no later block; None for what is known of the type.
+        block_size: tokens of a block; None likewise.
 
     Raises:
-        InputError: there is no such model, its code may not run, it names no mask token, or it predicts no masked tokens.
+        InputError: there is no such model, its code may not run, it names no mask token, it predicts no masked tokens, or
+            attends otherwise than asked for.
     """
     model_path, tokenizer_path = places(path)
     config, _ = PreTrainedConfig.get_config_dict(model_path)
+    block_size = known_block_size(config, attention, block_size)
     loads = _model_class(path, config, trust_remote_code)
     try:
         with without_progress_bars():
@@ -69,7 +76,7 @@ def load_predictor(
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else config.get("pad_token_id")
     if shift is None:
         shift = config.get("model_type") in SHIFTED
-    return MaskPredictor(model.to(device).eval(), mask_id, pad_id, shift), tokenizer
+    return MaskPredictor(model.to(device).eval(), mask_id, pad_id, shift, block_size), tokenizer
 
 
 def places(path: str) -> tuple[str, str]:
@@ -93,6 +100,16 @@ def places(path: str) -> tuple[str, str]:
     if not config:  # so transformers says that there is no config.json
         raise InputError(f"model.path: {path!r} holds no model")
     return model_path, tokenizer_path
+
+
+def block_size_of(path: str, attention: Attention | None, block_size: int | None) -> int | None:
+    """Tokens of a block of a model that is not loaded; None if its attention is full. Arguments of `load_predictor`.
+
+    Raises:
+        InputError: there is no such model, or it attends otherwise than asked for.
+    """
+    config, _ = PreTrainedConfig.get_config_dict(places(path)[0])
+    return known_block_size(config, attention, block_size)
 
 
 def is_pipeline(path: str) -> bool:

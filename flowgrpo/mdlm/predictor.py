@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.attention import block_causal, clean_prefix
+from flowgrpo.mdlm.attention import block_causal, clean_prefix, positions
 
 Tensor = torch.Tensor
 
@@ -349,11 +349,6 @@ class MaskPredictor:
         first, second = (_logits(self.forward(form, x, None))[:, : self.block_size] for x in (two, changed))
         if (first - second).abs().max() > PADDING_TOLERANCE[first.dtype] * first.abs().max():
             raise InputError("model.attention: the first block sees the second, whatever mask the model is given")
-
-
-def positions(mask: Tensor) -> Tensor:
-    """Position (B, T) of each token in its own row, counted from the first that is no padding; 0 at padding."""
-    return (mask.long().cumsum(1) - 1).clamp(min=0)
 
 
 def _logits(out: Any) -> Tensor:

@@ -24,13 +24,15 @@ class Region:
     Attributes:
         ends: position after the last of each block; the last one is the length of the completion.
         window: number of positions from a row's first mask on that are open; None for all of the block.
-        counted: tokens of a block that is counted from the first token of the prompt, of a block-causal model; then `ends`
-            are those after a prompt of whole blocks. None where blocks begin with the completion.
+        counted: tokens of a block that is counted from the first token of the prompt; then `ends` are those after a prompt
+            of whole blocks. None where blocks begin with the completion.
+        block_size: tokens of a block of the model, if it is block-causal; a multiple of `counted`.
     """
 
     ends: tuple[int, ...]
     window: int | None = None
     counted: int | None = None
+    block_size: int | None = None
 
     @property
     def length(self) -> int:
@@ -115,4 +117,4 @@ def counted(region: Region, block_size: int) -> Region:
             f"decoder.region: blocks of {size} are no equal parts of the model's, which are of {block_size} tokens"
         )
     ends = (*range(size, region.length, size), region.length)
-    return replace(region, ends=ends, counted=size)
+    return replace(region, ends=ends, counted=size, block_size=block_size)
