@@ -17,8 +17,9 @@ from flowgrpo.credit import step_signs
 from flowgrpo.errors import InputError
 from flowgrpo.picture import drawn
 from flowgrpo.policy import checked_call
+from flowgrpo.update import replayed
 from samplers.schedule import linear_sigmas
-from samplers.trees import Root, Tree, grow, pruned
+from samplers.trees import Root, Tree, grow
 
 
 def plan(config: Config) -> dict[str, Any]:
@@ -54,6 +55,7 @@ def plan(config: Config) -> dict[str, Any]:
             "samples": train.groups * train.group_size,
             "updates": train.updates,
             "micro_batch": train.micro_batch,
+            "rollout_batch": train.rollout_rows,
             "steps": call["num_inference_steps"],
             "guidance_branches": branches,
             "trained_edges": cost.trained_edges,
@@ -94,8 +96,8 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             "steps",
-            f"{g['steps']}, {g['trained_edges']} trained edges in {g['update_batches']} batches of at most "
-            f"{g['micro_batch']}",
+            f"{g['steps']}, in batches of at most {g['rollout_batch']}; {g['trained_edges']} trained edges in "
+            f"{g['update_batches']} batches of at most {g['micro_batch']}",
         ),
         ("model evaluations", f"{cost['rollout']:,} rollout + {cost['update']:,} update, each iteration"),
         *[draft] * bool(planned["drafted"]),
@@ -152,7 +154,7 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         (torch.zeros(len(roots), 1),),
         lambda state, sigma, rows: state,
         lambda shape, *address: torch.zeros(shape),
-        train.micro_batch,
+        train.rollout_rows,
     )
     if any(not kernel.stochastic for kernel, _, _ in tree.trained_steps):
         raise InputError("algorithm.tree: the plan trains a deterministic step, which has no log-probability")
@@ -171,7 +173,7 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     keep = algorithm.tree.pruned(tree, torch.zeros(len(tree.nodes)))
     if not trained.all():
         keep = units.to_edges(trained) & (torch.tensor(True) if keep is None else keep)
-    updated = [e for e in (tree if keep is None else pruned(tree, keep, train.micro_batch)).evaluations if e.trained]
+    updated = [e for e in replayed(tree, keep, train).evaluations if e.trained]
     forwards = sum(len(e.rows) for e in updated)
     return Cost(
         sum(len(e.rows) for e in tree.evaluations),

@@ -86,6 +86,7 @@ class Select(Strict):
 class Train(Strict):
     """The loop's numbers. `updates` splits an iteration's groups into disjoint parts, one optimizer step each.
 
+    `micro_batch` is rows in one call of the model in an update, `rollout_batch` in one that keeps no graph; null is as many.
     `memory` is after how many iterations what a prompt gave counts half, for `prompts.pick` and the baseline `tracker`.
     """
 
@@ -95,11 +96,17 @@ class Train(Strict):
     updates: int = Field(2, ge=1)
     learning_rate: float = Field(3.0e-4, gt=0)
     micro_batch: int = Field(32, ge=1)
+    rollout_batch: int | None = Field(None, ge=1)
     ema: float | None = Field(0.9, ge=0, lt=1)
     max_grad_norm: float = Field(1.0, gt=0)
     optimizer: Optimizer = Optimizer()
     memory: float = Field(8.0, gt=0)
     select: Select | None = None
+
+    @property
+    def rollout_rows(self) -> int:
+        """Rows in one call of the model of a rollout, an evaluation or a decoding."""
+        return self.micro_batch if self.rollout_batch is None else self.rollout_batch
 
 
 class Eval(Strict):

@@ -25,10 +25,10 @@ from flowgrpo.loop import Loop
 from flowgrpo.policy import Policy, Row
 from flowgrpo.report import peak_bytes
 from flowgrpo.rollout import Rollout, drafted, rollout
-from flowgrpo.update import Credited, step
+from flowgrpo.update import Credited, replayed, step
 from flowgrpo.weights import Weights
 from samplers import noise
-from samplers.trees import Root, pruned
+from samplers.trees import Root
 
 CALIBRATION = "calibration.json"
 
@@ -129,7 +129,7 @@ class Trainer(Loop):
             algorithm.tree.plan(kernels, config.train.group_size, config.run.seed, iteration),
             self._roots(iteration, groups),
             self.rewards,
-            config.train.micro_batch,
+            config.train.rollout_rows,
             config.run.seed,
             iteration,
             algorithm.objective.needs_old_means,
@@ -199,7 +199,7 @@ class Trainer(Loop):
             return [row(0 if shared else index) for index in range(number)]
         pool = [row(start) for start in range(train.draft.pool * number)]
         with self.policy.calling(**train.draft.call):
-            return drafted(self.policy, pool, self.rewards, self.reward_weights, number, train.micro_batch)
+            return drafted(self.policy, pool, self.rewards, self.reward_weights, number, train.rollout_rows)
 
     def _drafts(self, groups: Groups) -> int:
         """How many samples this process drafts for the groups of an iteration."""
@@ -221,9 +221,7 @@ class Trainer(Loop):
         if not trained.all():
             kept = units.to_edges(trained)
             keep = kept if keep is None else keep & kept
-        if keep is not None:
-            credited = replace(credited, tree=pruned(tree, keep, config.train.micro_batch))
-        return credited, seen
+        return replace(credited, tree=replayed(tree, keep, config.train)), seen
 
     def _sampled(self) -> list[Sample]:
         config = self.config
@@ -232,7 +230,7 @@ class Trainer(Loop):
                 self.policy.generate,
                 self.eval_prompts,
                 [*self.rewards, *self.eval_rewards],
-                config.train.micro_batch,
+                config.train.rollout_rows,
                 self.accelerator,
                 keep=config.eval.save,
             )

@@ -12,9 +12,10 @@ from flowgrpo.axes import Choice
 from flowgrpo.credit import Units
 from flowgrpo.objectives import Terms, TrainedStep
 from flowgrpo.policy import Policy
+from flowgrpo.sections import Train
 from flowgrpo.weights import Weights
 from samplers.kernels import log_prob
-from samplers.trees import Edges, Evaluation, Tree, edge_transition
+from samplers.trees import Edges, Evaluation, Tree, edge_transition, pruned
 
 
 @dataclass
@@ -66,6 +67,20 @@ class Credited:
         return self.units.to_edges(self.units.weight)[edges.nodes]
 
 
+def replayed(tree: Tree, keep: torch.Tensor | None, train: Train) -> Tree:
+    """The tree whose evaluations the update replays: those of the rollout, or new ones of `train.micro_batch` rows.
+
+    They are the rollout's, and the drift is exactly 0, where all edges are trained and both have calls of one size.
+
+    Args:
+        keep: (nodes,) whether the edge to each node is trained; None for all.
+    """
+    if keep is None and train.rollout_rows == train.micro_batch:
+        return tree
+    every = torch.ones(len(tree.nodes), dtype=torch.bool)
+    return pruned(tree, every if keep is None else keep, train.micro_batch)
+
+
 def step(
     policy: Policy,
     weights: Weights,
@@ -79,8 +94,8 @@ def step(
 ) -> Measured:
     """One optimizer step on the edges of one part; none if no edge of it weighs anything, or a gradient is not finite.
 
-    The unit of the update is a rollout evaluation: same rows, same order. The loss is the weighted mean over all edges of
-    the part, on all processes.
+    The unit of the update is an evaluation of the tree: same rows, same order. The loss is the weighted mean over all
+    edges of the part, on all processes.
 
     Args:
         reduce: sum of a tensor over the processes.

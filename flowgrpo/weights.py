@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import torch
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
+from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from flowgrpo.errors import InputError
@@ -49,6 +50,7 @@ class Weights:
                 inject_adapter_in_model(lora, module)
                 for p in module.parameters():
                     p.data = p.data.float() if p.requires_grad else p.data  # adapters learn in float32 on any base
+                _compute_as_their_input(module)
         self.named = {
             f"{name}.{path}": p
             for name, module in (*modules.items(), *whole.items())
@@ -137,6 +139,31 @@ class Weights:
     def adapter_state(self, module: str) -> dict[str, torch.Tensor]:
         """The LoRA tensors of one module under peft's names, as diffusers saves them."""
         return get_peft_model_state_dict(self.modules[module], adapter_name="default")
+
+
+class Half(torch.nn.Module):
+    """One of the two matrices of a linear layer's adapter: it learns in float32 and computes in its input's precision."""
+
+    def __init__(self, linear: torch.nn.Linear):
+        super().__init__()
+        self.weight = linear.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The product (..., out) with x (..., in)."""
+        return torch.nn.functional.linear(x, self.weight.to(x.dtype))
+
+
+def _compute_as_their_input(module: torch.nn.Module) -> None:
+    """Let the adapters of linear layers compute in the precision of the base.
+
+    peft casts their inputs up to float32 instead, a copy for each adapter, which the graph keeps for its backward pass.
+    """
+    for layer in module.modules():
+        if isinstance(layer, LoraLinear):
+            layer.cast_input_dtype_enabled = False
+            for halves in (layer.lora_A, layer.lora_B):
+                for name, linear in halves.items():
+                    halves[name] = Half(linear)
 
 
 def _attention_layers(modules: dict[str, torch.nn.Module]) -> tuple[str, ...]:

@@ -54,6 +54,9 @@ class Toy(nn.Module):
         forbidden = torch.arange(VOCABULARY) == MASK
         return (x @ self.out).masked_fill(forbidden, -torch.inf)[:, start:]
 
+    def logits_at(self, ids, attention_mask, where):
+        return self.logits(ids, attention_mask)[where]
+
 
 def answers(rows=1, scope="eos", length=6, prompt=3, end=4, name="test"):
     """Rows that differ in all: row r has a prompt of prompt + r % 2 tokens, its EOS at end - r % 3, and EOS behind it."""

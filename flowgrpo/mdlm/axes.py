@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -156,6 +156,15 @@ class Likelihood(Choice):
 
     scope: Scope = "eos"
 
+    @property
+    def fixed(self) -> bool:
+        """Whether its views are drawn by no chance, and so the same in every pass."""
+        return False
+
+    def recorded(self, decoder: Decoder) -> bool:
+        """Whether each view scores what the decoder committed, from the same canvas and under the same distribution."""
+        return False
+
     @abstractmethod
     def views(self, answers: Answers) -> views.Views:
         """The views of some answers."""
@@ -166,6 +175,11 @@ class OneStep(Likelihood):
 
     name: Literal["one_step"] = "one_step"
     prompt_rate: Rate = 0.15
+
+    @property
+    def fixed(self) -> bool:
+        """Whether its views are drawn by no chance, and so the same in every pass."""
+        return self.prompt_rate == 0
 
     def views(self, answers: Answers) -> views.Views:
         """The views of some answers."""
@@ -215,6 +229,7 @@ class Autoregressive(Likelihood):
     """Exact for decoding from left to right (JustGRPO); a view for each token."""
 
     name: Literal["autoregressive"] = "autoregressive"
+    fixed: ClassVar[bool] = True
 
     def views(self, answers: Answers) -> views.Views:
         """The views of some answers."""
@@ -226,6 +241,11 @@ class Trajectory(Likelihood):
 
     name: Literal["trajectory"] = "trajectory"
     shrink: Count = 1
+    fixed: ClassVar[bool] = True
+
+    def recorded(self, decoder: Decoder) -> bool:
+        """Whether each view scores what the decoder committed, from the same canvas and under the same distribution."""
+        return self.shrink == 1 and decoder.recorded
 
     def views(self, answers: Answers) -> views.Views:
         """The views of some answers."""

@@ -26,6 +26,7 @@ class TextModel(Strict):
     with the model. `length` is the number of tokens of an answer, filled up with end tokens. `mask_id`, and `shift` (whether
     output i is about token i + 1), are known for most models. With `attention` block a position sees no later block of
     `block_size` tokens; both are known of LLaDA2, SDAR and Fast-dLLM v2, and what is not known has full attention.
+    `gradient_checkpointing` computes activations again in the backward pass.
     """
 
     path: str
@@ -38,6 +39,7 @@ class TextModel(Strict):
     shift: bool | None = None
     attention: Attention | None = None
     block_size: int | None = Field(None, ge=2)
+    gradient_checkpointing: bool = False
 
     @model_validator(mode="before")
     @classmethod

@@ -70,6 +70,15 @@ class Decoder:
         return callable(self.cfg_scale) or self.cfg_scale != 0
 
     @property
+    def recorded(self) -> bool:
+        """Whether `Rollout.commit_logp` is under the model's own distribution, as a likelihood has it."""
+        proposal = self.proposal
+        tempered = callable(proposal.temperature) or proposal.temperature not in (0, 1)
+        cut = proposal.top_p < 1 or proposal.top_k is not None or bool(self.suppressed)
+        aged = self.cache is not None and self.region.block_size is None
+        return not (tempered or cut or self.guided or aged)
+
+    @property
     def hidden_layers(self) -> int:
         """Hidden states that the scorer wants."""
         return getattr(self.scorer, "hidden_layers", 0)

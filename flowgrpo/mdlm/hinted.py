@@ -73,10 +73,13 @@ def uncertain(policy: TextPolicy, rollout: Rollout, scope: Tensor, share: float,
         ids = rollout.ids[part].clone()
         ids[:, rollout.prompt :] = policy.predictor.mask_id
         known = {} if policy.predictor.block_size is None else {"clean": rollout.ids[part]}
-        log_probs = policy.predictor.logits(ids, rollout.attention_mask[part], rollout.prompt, **known).log_softmax(-1)
-        entropy = -(log_probs.exp() * log_probs.nan_to_num(neginf=0.0)).sum(-1)  # (N, L)
-        for row, own in zip(part.tolist(), entropy, strict=True):
+        where = torch.nn.functional.pad(given[part], (rollout.prompt, 0))
+        log_probs = (
+            policy.predictor.logits_at(ids, rollout.attention_mask[part], where, **known).float().log_softmax(-1)
+        )
+        entropy = torch.special.entr(log_probs.exp()).sum(-1)  # (N,)
+        for row, own in zip(part.tolist(), entropy.split(given[part].sum(1).tolist()), strict=True):
             places = given[row].nonzero()[:, 0]
             number = max(1, int(share * len(places)))
-            chosen[row, places[own[places].argsort(descending=True, stable=True)[:number]]] = True
+            chosen[row, places[own.argsort(descending=True, stable=True)[:number]]] = True
     return chosen

@@ -58,6 +58,7 @@ def plan(config: TextConfig) -> dict[str, Any]:
             "updates": train.updates,
             "passes": train.passes,
             "micro_batch": train.micro_batch,
+            "rollout_batch": train.rollout_rows,
             "length": config.model.length,
             "steps": walk.steps,
             "guidance_branches": walk.branches,
@@ -90,7 +91,10 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
             f"{g['groups']} groups x {g['group_size']} = {g['samples']} answers of {g['length']} tokens, "
             f"{g['updates']} updates, {g['passes']} passes",
         ),
-        ("steps", _bounded(g["steps"], planned["at_most"]["rollout"])),
+        (
+            "steps",
+            f"{_bounded(g['steps'], planned['at_most']['rollout'])}, {g['rollout_batch']} answers in one call",
+        ),
         ("views", f"{_bounded(g['views'], planned['at_most']['update'])} of an answer, {g['micro_batch']} in one call"),
         ("model evaluations", f"{rollout} rollout + {update} update, each iteration"),
         ("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls"),
@@ -229,14 +233,18 @@ def predicted(config: TextConfig) -> Cost:
         InputError: the axes do not fit each other.
     """
     train, algorithm = config.train, config.algorithm
-    walk = walked(training_decoder(config))
+    decoder = training_decoder(config)
+    walk = walked(decoder)
     samples = train.groups * train.group_size
     rollout = samples * walk.evaluations
     trained, all_trained = _trained(config)
+    likelihood = algorithm.likelihood
     objective, kl = algorithm.objective.build(), algorithm.objective.kl
-    views, passes, views_fixed = _views(algorithm.likelihood, objective, walk, config.model.length, train.micro_batch)
-    estimates = passes + (train.passes * train.updates > 1) + (kl.beta > 0 and kl.target == "reference")
-    update = train.passes * trained * views * estimates
+    views, slopes, views_fixed = _views(likelihood, objective, walk, config.model.length, train.micro_batch)
+    old = train.passes * train.updates > 1 and not likelihood.recorded(decoder)
+    reference = kl.beta > 0 and kl.target == "reference"
+    drawn = 1 if likelihood.fixed else train.passes
+    update = trained * views * (train.passes * slopes + drawn * (old + reference))
     if algorithm.hints.name != "none":  # each answer once more, and its given tokens are judged
         given = train.groups * int(algorithm.hints.replace * train.group_size)
         return Cost(2 * rollout, update + given, False, False, views)

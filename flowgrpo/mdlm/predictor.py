@@ -8,8 +8,10 @@ block-causal model it sees those of its own block and of earlier ones; see `flow
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ Tensor = torch.Tensor
 
 PROBE_LENGTH, PROBE_PADDING = 8, 3
 UNCHANGED = 1e-6  # of the largest logit: a model that changes less has not seen the change
+REFUSALS = (ValueError, RuntimeError, TypeError, IndexError, AttributeError)  # of models that are called otherwise
 PADDING_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
 
 
@@ -44,6 +47,7 @@ class MaskPredictor:
         vocab_size: number of columns of the logits.
         block_size: tokens of a block of a block-causal model; None for full attention.
         form: of a batch without padding.
+        selects: whether the model's head may be asked for the logits of some tokens alone.
         padded_form: of a batch with padding; None if the model's logits change with it, as LLaDA's do, which ignores its
             mask: then rows of one length are evaluated together, without their padding.
     """
@@ -79,18 +83,15 @@ class MaskPredictor:
         training = getattr(model, "training", False)
         if training:
             model.eval()  # dropout would look like a change
+        self.evaluations, self.selects = 0, False
         self.vocab_size, self.form, self.padded_form = self._probe()
+        self.selects = self._probe_head()
         if training:
             model.train()
         self.evaluations = 0
 
     def logits(
-        self,
-        ids: Tensor,
-        attention_mask: Tensor | None = None,
-        start: int = 0,
-        stop: int | None = None,
-        clean: Tensor | None = None,
+        self, ids: Tensor, attention_mask: Tensor | None = None, start: int = 0, stop: int | None = None
     ) -> Tensor:
         """Aligned logits (B, stop - start, V) of some columns, float32 or finer; -inf for the mask token.
 
@@ -101,19 +102,11 @@ class MaskPredictor:
             attention_mask: (B, T), 0 or False at padding; None if there is none.
             start: first column that is returned.
             stop: column after the last one; None is T.
-            clean: (B, T) of a block-causal model, the canvas that earlier blocks are seen in, each of `ids` by itself: what
-                decoding block by block sees, of all blocks in one evaluation of a longer row. None: they are seen in `ids`.
         """
-        return self.logits_and_hidden(ids, attention_mask, start, stop, 0, clean)[0]
+        return self.logits_and_hidden(ids, attention_mask, start, stop, 0)[0]
 
     def logits_and_hidden(
-        self,
-        ids: Tensor,
-        attention_mask: Tensor | None,
-        start: int,
-        stop: int | None,
-        layers: int,
-        clean: Tensor | None = None,
+        self, ids: Tensor, attention_mask: Tensor | None, start: int, stop: int | None, layers: int
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The same logits, and the last `layers` hidden states (B, T, H) of all columns, aligned like logits.
 
@@ -121,15 +114,11 @@ class MaskPredictor:
             InputError: the model returns fewer hidden states.
         """
         stop = ids.shape[1] if stop is None else stop
-        form, mask = self.form, None
-        if attention_mask is not None and not attention_mask.all():
-            form, mask = self.padded_form, attention_mask.bool()
-            if form is None:
-                return self._by_length(ids, mask, start, stop, layers, clean)
+        form, mask = self._told(attention_mask)
+        if form is None:
+            return self._by_length(ids, mask, start, stop, layers)
         wanted = {"output_hidden_states": True} if layers else {}
         self.evaluations += len(ids)
-        if clean is not None:
-            return self.finished(self._given_clean(ids, clean, mask, start, stop)), ()
         if self.block_size is not None and not layers:
             seen = self.block_end(ids, mask, stop)
             ids, mask = ids[:, :seen], None if mask is None else mask[:, :seen]
@@ -139,29 +128,6 @@ class MaskPredictor:
             raise InputError(f"model: it returns {len(states)} hidden states, a learned commitment takes {layers}")
         hidden = tuple(self.aligned(state, mask) for state in states[-layers:]) if layers else ()
         return self.finished(self.aligned(_logits(out), mask, start, stop)), hidden
-
-    def _given_clean(self, ids: Tensor, clean: Tensor, mask: Tensor | None, start: int, stop: int) -> Tensor:
-        """Outputs of columns of `ids` that see earlier blocks in `clean`: one row of both canvases, under BD3-LM's mask."""
-        length, device = ids.shape[1], ids.device
-        mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
-        first = max(start - self.block_size + 1, 0)  # no block of a wanted column begins before it
-        column = torch.cat([torch.arange(length, device=device), torch.arange(first, length, device=device)])
-        noisy = torch.arange(len(column), device=device) >= length
-        place = positions(mask)[:, column]
-        block = place // self.block_size
-        out = self.model(
-            torch.cat([clean, ids[:, first:]], dim=1),
-            attention_mask=self.additive(clean_prefix(block, noisy) & mask[:, None, column], len(column)),
-            position_ids=place,
-            use_cache=False,
-        )
-        wanted = torch.arange(start, stop, device=device).expand(len(ids), -1)
-        if not self.shift:
-            return _logits(out)[:, length + start - first : length + stop - first]
-        source = (wanted - 1).clamp(min=mask.int().argmax(1, keepdim=True))
-        earlier = block.gather(1, source) < block.gather(1, wanted)  # the block before is complete
-        source = torch.where(earlier, source, length + source - first)
-        return _logits(out)[torch.arange(len(ids), device=device)[:, None], source]
 
     def block_start(self, mask: Tensor, column: int) -> int:
         """First column of the block that holds a column, in the row of a mask (B, T) bool where it begins first."""
@@ -175,22 +141,109 @@ class MaskPredictor:
         return min(int((blocks * self.block_size + padding).max()), ids.shape[1])
 
     def _by_length(
-        self, ids: Tensor, mask: Tensor, start: int, stop: int, layers: int, clean: Tensor | None
+        self, ids: Tensor, mask: Tensor, start: int, stop: int, layers: int
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """`logits_and_hidden` of rows with as much padding at a time, without it; 0 where it was."""
         padding = (~mask).sum(1)  # (B,)
         rows, parts = [], []
         for width in padding.unique().tolist():
             own = (padding == width).nonzero()[:, 0]
-            known = None if clean is None else clean[own, width:]
-            columns = max(start - width, 0), stop - width
-            logits, hidden = self.logits_and_hidden(ids[own, width:], None, *columns, layers, known)
+            logits, hidden = self.logits_and_hidden(ids[own, width:], None, max(start - width, 0), stop - width, layers)
             tensors = zip((logits, *hidden), (stop - start, *[ids.shape[1]] * layers), strict=True)
             rows.append(own)
             parts.append([torch.nn.functional.pad(x, (0, 0, columns - x.shape[1], 0)) for x, columns in tensors])
         order = torch.cat(rows).argsort()
         logits, *hidden = (torch.cat(tensors)[order] for tensors in zip(*parts, strict=True))
         return logits, tuple(hidden)
+
+    def logits_at(
+        self, ids: Tensor, attention_mask: Tensor | None, where: Tensor, clean: Tensor | None = None
+    ) -> Tensor:
+        """Aligned logits (N, V) of N tokens, row by row, in the model's own precision; -inf for the mask token.
+
+        Where the model lets its head be asked for them alone, no other logits are computed.
+
+        Args:
+            ids, attention_mask: as for `logits`.
+            where: (B, T) bool, the tokens; False at padding.
+            clean: (B, T) of a block-causal model, the canvas that earlier blocks are seen in, each of `ids` by itself: what
+                decoding block by block sees, of all blocks in one evaluation of a longer row. None: they are seen in `ids`.
+        """
+        form, mask = self._told(attention_mask)
+        if form is None:
+            return self._at_by_length(ids, mask, where, clean)
+        self.evaluations += len(ids)
+        rows, columns = where.nonzero(as_tuple=True)
+        source, evaluate = columns, partial(self.forward, form, ids, mask)
+        if self.shift:  # as `aligned` does
+            source = (columns - 1).clamp(min=0 if mask is None else mask.int().argmax(1)[rows])
+        if clean is not None:
+            evaluate, source = self._after_clean(ids, clean, mask, (rows, columns), source)
+        with self._asking_for(rows, source) if self.selects else nullcontext():
+            logits = _logits(evaluate())
+        return self._without_mask_token(logits[0] if self.selects else logits[rows, source])
+
+    def _after_clean(
+        self, ids: Tensor, clean: Tensor, mask: Tensor | None, at: tuple[Tensor, Tensor], source: Tensor
+    ) -> tuple[Callable[[], Any], Tensor]:
+        """The evaluation of a clean canvas and, behind it in the same row, a copy with masks; both under BD3-LM's mask.
+
+        Args:
+            at: row and column (N,) of each token that is asked for.
+            source: (N,) column whose output is about it.
+
+        Returns:
+            The call of the model, and where (N,) in the longer row those outputs are.
+        """
+        length, device = ids.shape[1], ids.device
+        seen = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+        first = max(int(at[1].min()) - self.block_size + 1, 0)  # no block that is asked for begins before it
+        column = torch.cat([torch.arange(length, device=device), torch.arange(first, length, device=device)])
+        noisy = torch.arange(len(column), device=device) >= length
+        place = positions(seen)
+        block = place // self.block_size
+        visible = clean_prefix(block[:, column], noisy) & seen[:, None, column]
+        evaluate = partial(
+            self.model,
+            torch.cat([clean, ids[:, first:]], dim=1),
+            attention_mask=self.additive(visible, len(column)),
+            position_ids=place[:, column],
+            use_cache=False,
+        )
+        finished = block[at[0], source] < block[at]  # the output before a block is of a finished one
+        return evaluate, torch.where(finished, source, length + source - first)
+
+    def _at_by_length(self, ids: Tensor, mask: Tensor, where: Tensor, clean: Tensor | None) -> Tensor:
+        """`logits_at` of rows with as much padding at a time, without it."""
+        padding = (~mask).sum(1)  # (B,)
+        number = where.flatten().cumsum(0).view_as(where) - 1  # of each token that is asked for
+        parts, places = [], []
+        for width in padding[where.any(1)].unique().tolist():
+            own = ((padding == width) & where.any(1)).nonzero()[:, 0]
+            known = None if clean is None else clean[own, width:]
+            parts.append(self.logits_at(ids[own, width:], None, where[own, width:], known))
+            places.append(number[own][where[own]])
+        return torch.cat(parts)[torch.cat(places).argsort()]
+
+    @contextmanager
+    def _asking_for(self, rows: Tensor, columns: Tensor) -> Iterator[None]:
+        """Let the head see the hidden states (1, N, H) of some tokens in place of (B, T, H)."""
+        chosen = self._head().register_forward_pre_hook(lambda _, given: (given[0][rows, columns][None], *given[1:]))
+        try:
+            yield
+        finally:
+            chosen.remove()
+
+    def _head(self) -> torch.nn.Module | None:
+        """The layer that makes logits of hidden states, as it is now: adapters may have come around it."""
+        found = getattr(self.model, "get_output_embeddings", None)
+        return found() if found is not None else None
+
+    def _told(self, attention_mask: Tensor | None) -> tuple[Form | None, Tensor | None]:
+        """In which form the model is told of padding, None if it cannot be; and the mask, None if there is none."""
+        if attention_mask is None or attention_mask.all():
+            return self.form, None
+        return self.padded_form, attention_mask.bool()
 
     def guided(
         self,
@@ -266,8 +319,10 @@ class MaskPredictor:
 
     def finished(self, logits: Tensor) -> Tensor:
         """Logits in float32 or finer, with -inf for the mask token."""
-        fine = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return fine.index_fill(-1, torch.tensor([self.mask_id], device=fine.device), -torch.inf)
+        return self._without_mask_token(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+
+    def _without_mask_token(self, logits: Tensor) -> Tensor:
+        return logits.index_fill(-1, torch.tensor([self.mask_id], device=logits.device), -torch.inf)
 
     @property
     def hidden_size(self) -> int | None:
@@ -320,6 +375,22 @@ class MaskPredictor:
                 return size, form, padded_form
         return size, form, None
 
+    @torch.no_grad()
+    def _probe_head(self) -> bool:
+        """Whether the logits of some tokens, asked of the head alone, are those that the whole canvas has."""
+        a, b, *_ = (i for i in range(4) if i not in (self.mask_id, self.pad_id))
+        ids = torch.tensor([[a, b] * (PROBE_LENGTH // 2), [b] * PROBE_LENGTH], device=self.device)
+        where = torch.tensor([[1, 0, 0, 1] * (PROBE_LENGTH // 4), [0, 1] * (PROBE_LENGTH // 2)], device=self.device) > 0
+        whole = self.logits_at(ids, None, where)
+        try:
+            self.selects = self._head() is not None
+            asked = self.logits_at(ids, None, where)
+        except REFUSALS:
+            return False
+        known = whole.isfinite()
+        gap = (asked - whole)[known].abs().max() if asked.shape == whole.shape else torch.inf
+        return self.selects and bool(gap <= PADDING_TOLERANCE[whole.dtype] * whole[known].abs().max())
+
     def _bidirectional_form(self, ids: Tensor) -> Form:
         others = torch.cat([ids[:, :1], ids[:, :-1]], dim=1)  # every token but the first is another
         refused = []
@@ -328,7 +399,7 @@ class MaskPredictor:
             form = Form(attention)
             try:
                 first, second = (_logits(self.forward(form, x, None))[0, 0] for x in (ids, others))
-            except (ValueError, RuntimeError, TypeError, IndexError, AttributeError) as error:
+            except REFUSALS as error:
                 refused.append(f"a {attention} attention mask it refuses ({str(error).splitlines()[0]})")
                 continue
             if (first - second).abs().max() > UNCHANGED * first.abs().max():

@@ -65,7 +65,7 @@ class Batch:
 class Step:
     """What one optimizer step is made of: answers, their advantages and weights (B,), their views, and (n, B, L) log p.
 
-    `old` is of the policy that made them, None if that is the present one; `reference` is None where none is needed.
+    `old` is of the policy that made them, None for that of the present one; `reference` is None where none is needed.
     """
 
     rows: Tensor
@@ -168,7 +168,7 @@ class TextTrainer(Loop):
         self, rows: Sequence[Row], decoder: Decoder, seeds: Sequence[Address], fixed: Tensor | None = None
     ) -> Written:
         texts = [row.prompt for row in rows]
-        return self.policy.write(texts, decoder, seeds, self.config.train.micro_batch, fixed)
+        return self.policy.write(texts, decoder, seeds, self.config.train.rollout_rows, fixed)
 
     def _scored(self, texts: Sequence[str], rows: Sequence[Row], places: Sequence[tuple[int, int]]) -> Scores:
         """Rewards of answers, a call for each group."""
@@ -217,24 +217,27 @@ class TextTrainer(Loop):
     # Update
 
     def _update(self, batch: Batch, advantages: Tensor, weight: Tensor) -> list[Measured]:
-        """An optimizer step for each part of each pass."""
-        train, rollout = self.config.train, batch.written.rollout
-        scope = in_scope(rollout.completion, self.policy.eos_id, self.config.algorithm.likelihood.scope)
+        """An optimizer step for each part of each pass; what fixed views need is computed once for all passes."""
+        train, rollout, likelihood = self.config.train, batch.written.rollout, self.config.algorithm.likelihood
+        scope = in_scope(rollout.completion, self.policy.eos_id, likelihood.scope)
         # Neither what was given nor what fills a row up behind its end was decided.
         scored = scope & (rollout.step_map != GIVEN) & (rollout.step_map < rollout.steps[:, None])
         if batch.hinted:
             scored |= hinted.uncertain(
-                self.policy, rollout, scope, self.config.algorithm.hints.entropy, train.micro_batch
+                self.policy, rollout, scope, self.config.algorithm.hints.entropy, train.rollout_rows
             )
         parts = torch.tensor([group * train.updates // train.groups for group, _ in batch.places])
+        drawn = 1 if likelihood.fixed else train.passes
         steps = [
             self._step(batch, scored, advantages, weight, number, (parts == part).nonzero()[:, 0])
-            for number in range(train.passes)
+            for number in range(drawn)
             for part in range(train.updates)
         ]
-        if len(steps) > 1:  # a single step starts from the policy that made the answers
+        if likelihood.recorded(self._decoder(batch.actions)):
+            steps = [replace(step, old=_committed(step, rollout)) for step in steps]
+        elif train.passes * train.updates > 1:  # a single step starts from the policy that made the answers
             steps = [replace(step, old=self._log_probs(step)) for step in steps]
-        return [self._stepped(step, batch) for step in steps]
+        return [self._stepped(step, batch) for step in steps * (train.passes // drawn)]
 
     def _step(
         self, batch: Batch, scored: Tensor, advantages: Tensor, weight: Tensor, number: int, rows: Tensor
@@ -316,7 +319,7 @@ class TextTrainer(Loop):
             self._generate,
             self.eval_prompts,
             [*self.rewards, *self.eval_rewards],
-            config.train.micro_batch,
+            config.train.rollout_rows,
             self.accelerator,
             keep=config.eval.save,
         )
@@ -347,6 +350,12 @@ def _replaced(batch: Batch, written: Written, scores: Scores, pairs: Sequence[tu
     values[into], lost[into] = scores.values[of], scores.lost[of]
     both = Scores(values, lost, batch.scores.seconds + scores.seconds)
     return replace(batch, written=Written(Rollout(**tensors), texts), scores=both, hinted=len(pairs))
+
+
+def _committed(step: Step, rollout: Rollout) -> Tensor:
+    """Log p (n, B, L) of the tokens that each view scores, as the decoder recorded them."""
+    logp = rollout.commit_logp[step.rows.to(rollout.commit_logp.device)]
+    return logp.to(step.views.weight).where(step.views.scored, 0.0)
 
 
 def _measure(measured: Measured, outcome: Outcome, objective: Objective, scored: Tensor, moved: bool) -> None:

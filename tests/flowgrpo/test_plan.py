@@ -169,6 +169,17 @@ def test_a_pruning_that_could_leave_nothing_out_is_refused(rule):
     assert predicted(pruned(4, last_step="sde"), 6).trained_edges == 4 * (2 * 4 + 4 * 2 - (4 if rule == "depth" else 2))
 
 
+@pytest.mark.parametrize("preset", ["flow_grpo", "tempflow", "branch_grpo"])
+def test_batches_of_a_rollout_and_of_an_update_are_counted_apart(tmp_path, preset):
+    batches = {"rollout_batch": 10, "micro_batch": 4}
+    settings = chosen({"preset": preset}, tmp_path, groups=2, updates=2, group_size=12, **batches)
+    assert_foreseen(settings, 6)
+    same = chosen({"preset": preset}, groups=2, updates=2, group_size=12, micro_batch=4)
+    assert predicted(settings, 6) == predicted(same, 6)  # which has the same calls with a gradient
+    if preset == "flow_grpo":  # of each part 12 rows at 5 trained steps
+        assert predicted(settings, 6).update_batches == 2 * 5 * 3
+
+
 def test_a_calibration_costs_its_rounds_of_rollouts(tmp_path):
     settings = chosen({"preset": "dense_grpo", "kernel": {"calibrate": {"rounds": 2}}}, tmp_path, group_size=3)
     told = counted(settings, 5)["calibration"]

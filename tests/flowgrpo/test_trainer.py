@@ -157,6 +157,34 @@ def test_gradients_do_not_depend_on_the_micro_batch(tmp_path):
             torch.testing.assert_close(tensors[name], tensor, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize(("rollout", "update"), [(7, 3), (3, 7), (5, 5)])
+def test_a_rollout_has_batches_of_its_own(tmp_path, rollout, update):
+    """Of 8 rows of a part: calls without a gradient have rollout_batch rows, those with one micro_batch."""
+    sizes = {True: [], False: []}
+
+    class Watched(Network):
+        def forward(self, x, sigma, rows):
+            sizes[torch.is_grad_enabled()].append(len(x))
+            return super().forward(x, sigma, rows)
+
+    def run(folder, **batches):
+        chosen = settings(tmp_path / folder, **batches, train__updates=4, algorithm__objective__kl__beta=0.0)
+        done = trainer(chosen, Watched(), held_out=0)
+        done.run()
+        return done
+
+    reference, _ = run("reference", train__micro_batch=32), [own.clear() for own in sizes.values()]
+    done = run("own", train__micro_batch=update, train__rollout_batch=rollout)
+    full = {3: [3, 3, 2], 5: [5, 3], 7: [7, 1]}  # of 8
+    for grad, size in ((False, rollout), (True, update)):
+        calls = 6 * 4 * (5 if grad else 6)  # iterations, parts, steps
+        assert sizes[grad] == full[size] * calls
+    bound = 0.0 if rollout == update else 1e-6
+    assert all(line["policy/max_abs_log_ratio"] <= bound for line in lines(done))
+    for name, tensor in weights_of(reference).items():
+        torch.testing.assert_close(weights_of(done)[name], tensor, rtol=1e-3, atol=1e-5)
+
+
 def test_updates_split_the_groups_and_each_takes_one_step(tmp_path):
     run = trainer(settings(tmp_path, train__iterations=3, train__updates=4))
     run.run()
