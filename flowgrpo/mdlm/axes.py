@@ -55,19 +55,27 @@ class Decoding(Choice):
     def _word(cls, written: Any) -> Any:
         return {"name": written} if isinstance(written, str) else written
 
-    def build(self, length: int, eos_id: int | None, place: str, predictor: MaskPredictor | None = None) -> Decoder:
+    def build(
+        self,
+        length: int,
+        eos_id: int | None,
+        place: str,
+        predictor: MaskPredictor | None = None,
+        block_size: int | None = None,
+    ) -> Decoder:
         """The decoder for answers of some length.
 
         Args:
             place: where it was written, for errors.
             predictor: the model; None if it is not loaded yet.
+            block_size: tokens of a block of a block-causal model that is not loaded yet.
 
         Raises:
             InputError: a word or an option is unknown, or they do not fit together.
         """
         written = {key: value for key, value in self._written().items() if value is not None}
         try:
-            return build(written, length, eos_id, predictor)
+            return build(written, length, eos_id, predictor, block_size)
         except InputError as error:
             raise InputError(str(error).replace("decoder", place, 1)) from None
 

@@ -9,6 +9,7 @@ from pydantic import Field, SerializeAsAny, model_validator
 from flowgrpo import presets
 from flowgrpo.axes.base import Choice, Strict
 from flowgrpo.errors import InputError, nearest
+from flowgrpo.mdlm.attention import Attention
 from flowgrpo.mdlm.axes import CHOICES, Decoding, Ratio
 from flowgrpo.mdlm.presets import PRESETS
 from flowgrpo.mdlm.schedule import scheduled
@@ -25,8 +26,9 @@ class TextModel(Strict):
 
     `chat` puts prompts into the tokenizer's chat template, as the user's turn; `trust_remote_code` lets code run that comes
     with the model. `length` is the number of tokens of an answer, filled up with end tokens. `mask_id`, and `shift` (whether
-    output i is about token i + 1), are known for most models. `gradient_checkpointing` computes activations again in the
-    backward pass.
+    output i is about token i + 1), are known for most models. With `attention` block a position sees no later block of
+    `block_size` tokens; both are known of LLaDA2, SDAR and Fast-dLLM v2, and what is not known has full attention.
+    `gradient_checkpointing` computes activations again in the backward pass.
     """
 
     path: str
@@ -37,6 +39,8 @@ class TextModel(Strict):
     trust_remote_code: bool = False
     mask_id: int | None = None
     shift: bool | None = None
+    attention: Attention | None = None
+    block_size: int | None = Field(None, ge=2)
     gradient_checkpointing: bool = False
 
     @model_validator(mode="before")
@@ -139,11 +143,12 @@ class TextConfig(Strict):
             raise InputError(f"algorithm.hints.tail: {hints.tail} leaves no room in model.length = {self.model.length}")
         if hints.name != "none":
             _check_success(hints.reward, [use.name or last_part(use.use) for use in self.rewards])
-        decoder = self.algorithm.decoder.build(self.model.length, 0, "algorithm.decoder")
+        size = self.model.block_size
+        decoder = self.algorithm.decoder.build(self.model.length, 0, "algorithm.decoder", block_size=size)
         schedule = self.algorithm.schedule.policy(self.model.length)
         if schedule is not None:
             scheduled(decoder, schedule.typical(1))
-        self.eval.decoder.build(self.model.length, 0, "eval.decoder")
+        self.eval.decoder.build(self.model.length, 0, "eval.decoder", block_size=size)
         return self
 
 

@@ -23,7 +23,7 @@ from flowgrpo.sampling import BATCH, asked, batches, check_folder, line_of
 from flowgrpo.sentences import sentence
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-OPTIONS = ("length", "chat", "trust_remote_code", "mask_id", "shift", "decoder", "template")
+OPTIONS = ("length", "chat", "trust_remote_code", "mask_id", "shift", "attention", "block_size", "decoder", "template")
 
 
 def sample_to_folder(
@@ -62,6 +62,8 @@ def sample_to_folder(
         chosen.trust_remote_code,
         chosen.mask_id,
         chosen.shift,
+        chosen.attention,
+        chosen.block_size,
     )
     if adapter is not None:
         load_adapter(predictor, adapter)
@@ -100,5 +102,5 @@ def options(model: str, dtype: str, call: dict[str, Any]) -> tuple[TextModel, De
         decoding = Decoding.model_validate(call.get("decoder", {}))
     except ValidationError as error:
         raise InputError(sentence(error, Decoding, ("decoder",))) from None
-    decoding.build(chosen.length, 0, "decoder")  # refuses before the weights are loaded
+    decoding.build(chosen.length, 0, "decoder", block_size=chosen.block_size)  # refuses before the weights are loaded
     return chosen, decoding

@@ -277,6 +277,7 @@ class TextTrainer(Loop):
             scored,
             [self._address("views", *place, number) for place in batch.places],
             rollout.step_map,
+            self.policy.predictor.block_size,
         ).of(rows.to(device))
         views = self.config.algorithm.likelihood.views(answers)
         step = Step(rows, answers, advantages[rows].to(device), weight[rows].to(device), views, None, None)
