@@ -45,7 +45,7 @@ def export(run: Path, out: Path, step: int | None = None) -> Exported:
     policy, weights = policy_and_weights(settings, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     step = checkpoint.load_weights(found, weights)
     out.mkdir(parents=True, exist_ok=True)
-    chosen = prompts.load(settings.prompts.eval, "prompts.eval")[:SAMPLES]
+    chosen = prompts.load_split(settings.prompts, "eval")[:SAMPLES]
     rows = [Row(prompt.text, i, prompt.columns) for i, prompt in enumerate(chosen)]
     with weights.averaged():
         write_weights(settings.model, policy, weights, out)
@@ -192,7 +192,8 @@ def _decoder(settings: TextConfig) -> dict[str, Any]:
 def _loading(model: TextModel) -> dict[str, Any]:
     """What must be said of a model to load it, beside its dtype."""
     trusted = model.trust_remote_code or None
-    options = {"trust_remote_code": trusted, "mask_id": model.mask_id, "shift": model.shift}
+    keys = ("mask_id", "shift", "attention", "block_size")
+    options = {"trust_remote_code": trusted, **{key: getattr(model, key) for key in keys}}
     return {key: value for key, value in options.items() if value is not None}
 
 
@@ -221,7 +222,7 @@ def _snippet(settings: TextConfig, kind: str, row: Row) -> str:
     lines += [f"policy = TextPolicy(predictor, tokenizer, {model.length}{chat})"]
     if learned:
         lines += [
-            f'decoder = with_schedule(build({decoder!r}, policy.length, policy.eos_id), Path("."))',
+            f'decoder = with_schedule(build({decoder!r}, policy.length, policy.eos_id, policy.predictor), Path("."))',
             f"answer = policy.write([{json.dumps(row.prompt)}], decoder, [({row.seed},)], 1).texts[0]",
         ]
     else:

@@ -28,6 +28,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm import architectures
 from flowgrpo.mdlm.architectures import ARCHITECTURES
+from flowgrpo.mdlm.attention import Attention, known_block_size
 from flowgrpo.mdlm.predictor import MaskPredictor
 from flowgrpo.progress import without_progress_bars
 from flowgrpo.shapes import BUILT_IN as FLOW_MODELS
@@ -35,6 +36,7 @@ from flowgrpo.shapes import BUILT_IN as FLOW_MODELS
 BUILT_IN = {"digits": Path(__file__).parent / "digits"}
 PIPELINE = "LLaDA2Pipeline"  # the class of diffusers whose folders are taken
 ADAPTER = "adapter_model.safetensors"
+SHIFTED = ("Fast_dLLM_Qwen",)  # further model types whose output i is about token i + 1
 
 
 def load_predictor(
@@ -44,6 +46,8 @@ def load_predictor(
     trust_remote_code: bool = False,
     mask_id: int | None = None,
     shift: bool | None = None,
+    attention: Attention | None = None,
+    block_size: int | None = None,
 ) -> tuple[MaskPredictor, PreTrainedTokenizerBase]:
     """A model, ready to predict masked tokens, and its tokenizer.
 
@@ -54,13 +58,16 @@ def load_predictor(
         trust_remote_code: whether code that comes with the model may run, for types that none of these has.
         mask_id: the mask token; None for that of the config or the tokenizer.
         shift: whether output i is about token i + 1; None for what is known of the type.
+        attention: whether positions see all others or no later block; None for what is known of the type.
+        block_size: tokens of a block; None likewise.
 
     Raises:
-        InputError: there is no such model, its code may not run or fails, it names no mask token, or it predicts no masked
-            tokens.
+        InputError: there is no such model, its code may not run or fails, it names no mask token, it predicts no masked
+            tokens, or attends otherwise than asked for.
     """
     model_path, tokenizer_path = places(path)
     config, _ = PreTrainedConfig.get_config_dict(model_path)
+    block_size = known_block_size(config, attention, block_size)
     with _explained(path, "no weights", config, trust_remote_code), without_progress_bars():
         model = _model(path, model_path, config, dtype, trust_remote_code)
     known = ARCHITECTURES.get(config.get("model_type"))
@@ -77,9 +84,9 @@ def load_predictor(
         raise InputError(f"model.mask_id: {path!r} names no mask token, give its number")
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else config.get("pad_token_id")
     if shift is None:
-        shift = bool(known and known.shift)
+        shift = known.shift if known else config.get("model_type") in SHIFTED
     with _explained(path, None, config, trust_remote_code):
-        return MaskPredictor(model.to(device).eval(), mask_id, pad_id, shift), tokenizer
+        return MaskPredictor(model.to(device).eval(), mask_id, pad_id, shift, block_size), tokenizer
 
 
 def places(path: str) -> tuple[str, str]:
@@ -103,6 +110,16 @@ def places(path: str) -> tuple[str, str]:
     if not config:  # so transformers says that there is no config.json
         raise InputError(f"model.path: {path!r} holds no model")
     return model_path, tokenizer_path
+
+
+def block_size_of(path: str, attention: Attention | None, block_size: int | None) -> int | None:
+    """Tokens of a block of a model that is not loaded; None if its attention is full. Arguments of `load_predictor`.
+
+    Raises:
+        InputError: there is no such model, or it attends otherwise than asked for.
+    """
+    config, _ = PreTrainedConfig.get_config_dict(places(path)[0])
+    return known_block_size(config, attention, block_size)
 
 
 def is_pipeline(path: str) -> bool:

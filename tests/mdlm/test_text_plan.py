@@ -10,8 +10,8 @@ from flowgrpo.cli import main
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.decoders import build
-from flowgrpo.mdlm.plan import AXES, plan, predicted, walked
-from flowgrpo.mdlm.presets import PRESETS
+from flowgrpo.mdlm.plan import AXES, plan, predicted, table, walked
+from flowgrpo.mdlm.presets import PRESETS, PUBLISHED
 from flowgrpo.mdlm.texts import policy_and_weights
 
 WALKS = [
@@ -56,14 +56,27 @@ FIXED = [
     ("gdpo", {}, 4, 2 * 3),
     ("gdpo", {"train__micro_batch": 2}, 4, 3 * 3),  # three views, in two passes
     ("bgpo", {"train__micro_batch": 5}, 4, 2 * 16),  # sixteen, each call by itself
-    ("cj_grpo", {}, 4, 3 * 4),
-    ("cj_grpo", {"train__micro_batch": 3}, 4, 3 * 4),  # disjoint views
-    ("cj_grpo", {"algorithm__decoder__steps": 2}, 2, 3 * 2),
-    ("cj_grpo", {"algorithm__objective__kl__level": "sequence", "train__micro_batch": 3}, 4, 4 * 4),
+    ("cj_grpo", {}, 4, 2 * 4),  # gradient and reference: the decoder recorded what the old policy is
+    ("cj_grpo", {"train__micro_batch": 3}, 4, 2 * 4),  # disjoint views
+    ("cj_grpo", {"algorithm__decoder__steps": 2}, 2, 2 * 2),
+    ("cj_grpo", {"algorithm__objective__kl__level": "sequence", "train__micro_batch": 3}, 4, 3 * 4),
+    # views that do not change: the old policy and the reference once, not once a pass
+    ("cj_grpo", {"train__passes": 12}, 4, (12 + 1) * 4),
+    ("cj_grpo", {"train__passes": 12, "algorithm__decoder__proposal": {"top_p": 0.9}}, 4, (12 + 1 + 1) * 4),
+    ("cj_grpo", {"train__passes": 2, "algorithm__decoder__proposal": {"temperature": 0.5}}, 4, (2 + 1 + 1) * 4),
+    ("cj_grpo", {"algorithm__decoder__suppressed": [3]}, 4, 3 * 4),
+    ("cj_grpo", {"algorithm__decoder__cfg_scale": 1.0}, 8, 3 * 4),
+    ("cj_grpo", {"algorithm__decoder__cache": "dual"}, 4, 3 * 4),
+    ("cj_grpo", {"algorithm__likelihood__shrink": 2}, 4, 3 * 2),
     ("just_grpo", {"train__updates": 1}, 4, 4),
+    ("just_grpo", {"train__passes": 3}, 4, (3 + 1) * 4),
+    ("diffu_grpo_fast", {"train__passes": 3}, 4, 3 + 1),
     ("spg", {}, 4, 2 * 2),
+    ("spg", {"algorithm__likelihood__size": 2, "algorithm__likelihood__draws": 3, "train__micro_batch": 2}, 4, 3 * 3),
+    ("trace_rl", {"algorithm__likelihood__shrink": 2}, 4, 2 * 2),
     ("coupled_grpo", {"algorithm__likelihood__weights": "unbiased"}, 4, 3 * 3),
-    ("co_grpo", {}, 4, 2 * 4),
+    ("co_grpo", {}, 4, 2 * 4),  # at temperatures of its own
+    ("co_grpo", {"algorithm__schedule__start": {"selection_temperature": 0.5}}, 4, 4),
     ("co_grpo", {"algorithm__schedule__start": {"cfg_scale": 1.0}}, 8, 2 * 4),
 ]
 
@@ -77,8 +90,16 @@ def test_a_run_counts_what_was_predicted(settings, preset, overrides, rollout, u
         assert (line["cost/rollout_evaluations"], line["cost/update_evaluations"]) == (cost.rollout, cost.update)
 
 
+@pytest.mark.parametrize(("proposal", "update"), [({}, 16_640), ({"top_p": 0.9}, 17_920)])
+def test_twelve_passes_over_64_answers_of_20_steps_evaluate_the_reference_once(settings, proposal, update):
+    """64 x 20 x (12 + 1), or + 1 for the old policy; 64 x 20 x 12 x 3 = 46,080 were it both in every pass."""
+    numbers = {"model__length": 20, "train__groups": 4, "train__group_size": 16, "train__passes": 12}
+    cost = predicted(settings(algorithm__preset="cj_grpo", algorithm__decoder__proposal=proposal, **numbers))
+    assert (cost.update, cost.update_fixed) == (update, False)  # an answer may end early
+
+
 LESS = [
-    ("trace_rl", {}),
+    ("trace_rl", {"algorithm__decoder": "threshold"}),
     ("coupled_grpo", {}),
     ("just_grpo", {"algorithm__likelihood__scope": "eos"}),
     ("cj_grpo", {"algorithm__decoder": "origin"}),
@@ -135,6 +156,7 @@ def test_every_method_is_planned_by_the_command(settings, tmp_path, capsys, pres
     planned = json.loads(capsys.readouterr().out)
     assert planned["preset"] == preset
     assert planned["axes"] == {axis: PRESETS[preset][axis]["name"] for axis in AXES}
+    assert {key: both["source"] for key, both in planned["published"].items()} == PUBLISHED[preset]
     assert planned["decoded"] == 32
     assert planned["reward_calls"] == (64 if preset == "igpo" else 32)
     assert planned["geometry"]["length"] == 4
@@ -142,9 +164,26 @@ def test_every_method_is_planned_by_the_command(settings, tmp_path, capsys, pres
     assert config.validated(planned["config"]) == config.load(arguments[1], arguments[2:])
     assert main(arguments) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "4 groups x 8 = 32 answers of 4 tokens, 2 updates, 1 passes" in shown
+    assert "4 groups x 8 = 32 answers of 4 tokens, 2 updates, 1 passes, split by groups" in shown
+    assert ("published" in shown) == (preset not in ("diffu_grpo_fast", "co_grpo"))
     assert ("at most" in shown) == (True in planned["at_most"].values())
     assert not (tmp_path / "runs").exists()
+
+
+def test_published_numbers_stand_beside_those_of_the_run(settings):
+    planned = plan(settings(algorithm__preset="coupled_grpo", train__learning_rate=1e-6))
+    assert planned["published"]["train.learning_rate"] == {"source": 1e-6, "run": 1e-6}
+    assert planned["published"]["algorithm.decoder.steps"] == {"source": 256, "run": None}
+    shown = dict(table(planned))["published"]
+    assert shown.startswith(
+        "lora none, ema none (here 0.9), updates 1 (here 2), length 256 (here 4), decoder.steps 256 (here"
+    )
+    assert shown.endswith(
+        "optimizer.betas 0.9 0.99 (here 0.9 0.999), optimizer.weight_decay 0.1 (here 0.0001), "
+        "max_grad_norm 0.2 (here 1.0)"
+    )
+    d1 = plan(settings(algorithm__preset="diffu_grpo"))["published"]
+    assert d1["model.lora.rank"] == {"source": 128, "run": None}  # of a run without adapters
 
 
 @pytest.mark.parametrize(
