@@ -36,7 +36,7 @@ def plan(config: Config) -> dict[str, Any]:
         InputError: the model, the prompts or the geometry are wrong.
     """
     train, algorithm = config.train, config.algorithm
-    columns = prompts.load(config.prompts.train, "prompts.train")[0].columns
+    columns = prompts.load_split(config.prompts, "train")[0].columns
     unguided = config.model.guidance == "none"
     over = switches.unguided(pipeline_class(config.model.path)) if unguided else None
     call, branches = call_and_branches(config, over, {} if unguided else columns)
@@ -47,7 +47,7 @@ def plan(config: Config) -> dict[str, Any]:
     cost = predicted(config, call["num_inference_steps"])
     drafts, draft_evaluations = _draft(config, {**(over or {}), **(train.draft.call if train.draft else {})}, columns)
     rounds = 0 if algorithm.kernel.calibrate is None else algorithm.kernel.calibrate.rounds
-    held_out = min(config.eval.prompts, len(prompts.load(config.prompts.eval, "prompts.eval")))
+    held_out = min(config.eval.prompts, len(prompts.load_split(config.prompts, "eval")))
     eval_evaluations = held_out * eval_call["num_inference_steps"] * eval_branches
     return {
         "preset": algorithm.preset,

@@ -58,8 +58,8 @@ def train_config(settings: AnyConfig) -> Run:
     folder = settings.run.folder
     _check_folder(settings, folder)
     _check_trackers(settings.run.trackers)
-    train_prompts = prompts.load(settings.prompts.train, "prompts.train")
-    eval_prompts = prompts.load(settings.prompts.eval, "prompts.eval")[: settings.eval.prompts]
+    train_prompts = prompts.load_split(settings.prompts, "train")
+    eval_prompts = prompts.load_split(settings.prompts, "eval")[: settings.eval.prompts]
     rewards, eval_rewards = loading.rewards(settings.rewards, settings.eval_rewards)
     _check_only([*rewards, *eval_rewards], [*train_prompts, *eval_prompts])
     if settings.prompts.pick.by == "variance" and settings.train.groups > len(train_prompts):

@@ -51,6 +51,11 @@ class Prompts(Strict):
     eval: str = "shapes:eval"
     pick: Pick = Pick()
 
+    @property
+    def load_options(self) -> dict[str, Any]:
+        """Further arguments of `flowgrpo.prompts.load`."""
+        return {}
+
 
 class RewardUse(Strict):
     """One reward: what to `use`, its `weight` in the sum, `options` for a class, `name` in the metrics.

@@ -28,7 +28,7 @@ PLANS = {
 class Toy(nn.Module):
     """Bidirectional, indifferent to left padding, and sensitive to what it sees."""
 
-    mask_id = MASK
+    mask_id, block_size = MASK, None
 
     def __init__(self, seed=0, width=8, dtype=torch.float64, gain=1.0):
         super().__init__()

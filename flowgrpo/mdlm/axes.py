@@ -55,19 +55,27 @@ class Decoding(Choice):
     def _word(cls, written: Any) -> Any:
         return {"name": written} if isinstance(written, str) else written
 
-    def build(self, length: int, eos_id: int | None, place: str, predictor: MaskPredictor | None = None) -> Decoder:
+    def build(
+        self,
+        length: int,
+        eos_id: int | None,
+        place: str,
+        predictor: MaskPredictor | None = None,
+        block_size: int | None = None,
+    ) -> Decoder:
         """The decoder for answers of some length.
 
         Args:
             place: where it was written, for errors.
             predictor: the model; None if it is not loaded yet.
+            block_size: tokens of a block of a block-causal model that is not loaded yet.
 
         Raises:
             InputError: a word or an option is unknown, or they do not fit together.
         """
         written = {key: value for key, value in self._written().items() if value is not None}
         try:
-            return build(written, length, eos_id, predictor)
+            return build(written, length, eos_id, predictor, block_size)
         except InputError as error:
             raise InputError(str(error).replace("decoder", place, 1)) from None
 
@@ -118,14 +126,16 @@ class NoHints(Choice):
 class Inpainting(Choice):
     """IGPO (arXiv 2509.10396): a group that fails is answered once more, with parts of a known solution given.
 
-    Of the answers that then succeed (a reward of at least `success`), as many as a share `replace` of the group take the
-    place of failed ones. The solution is in the `column`; `chunk`, `share`, `tail` and `stretch` as in
-    `flowgrpo.mdlm.inpainting`; without a `chunk` or a `tail` it is the paper's part of the length, 5 to 10 and 30 of 256.
-    Of the tokens given, the share `entropy` whose prediction is least certain is trained on.
+    An answer succeeds where `reward`, a name among `rewards`, is at least `success`; it needs no name where there is one.
+    Of those that then succeed, as many as a share `replace` of the group take the place of failed ones. The solution is in
+    the `column`; `chunk`, `share`, `tail` and `stretch` as in `flowgrpo.mdlm.inpainting`; without a `chunk` or a `tail` it
+    is the paper's part of the length, 5 to 10 and 30 of 256. Of the tokens given, the share `entropy` whose prediction is
+    least certain is trained on.
     """
 
     name: Literal["inpainting"] = "inpainting"
     column: str = "completion"
+    reward: str | None = None
     success: float = 1.0
     replace: Annotated[float, Field(gt=0, le=1)] = 0.5
     chunk: Annotated[list[Count], Field(min_length=2, max_length=2)] | None = None
@@ -245,7 +255,7 @@ class Trajectory(Likelihood):
 
 
 class Blocks(Likelihood):
-    """Random parts of a random block, those after it hidden (SPG)."""
+    """A random part of a random block, all blocks after it, and with a probability each token before it (SPG)."""
 
     name: Literal["blocks"] = "blocks"
     size: Count = 32

@@ -60,7 +60,7 @@ def examine(settings: TextConfig) -> Iterator[Check]:
         InputError, RewardError: the config is wrong; nothing was examined.
     """
     plan(settings)
-    found = sorted(prompts.load(settings.prompts.train, "prompts.train"), key=lambda prompt: -len(prompt.text))
+    found = sorted(prompts.load_split(settings.prompts, "train"), key=lambda prompt: -len(prompt.text))
     chosen = [found[0], found[-1]]  # a group each
     between = [found[place * (len(found) - 1) // (GROUPS - 1)] for place in range(1, GROUPS - 1)]
     rewards, _ = loading.rewards(settings.rewards)
@@ -74,7 +74,8 @@ def examine(settings: TextConfig) -> Iterator[Check]:
     written = policy.write([row.prompt for row in rows], decoder, seeds, settings.train.rollout_rows)
     scored = in_scope(written.rollout.completion, policy.eos_id, settings.algorithm.likelihood.scope)
     rollout = written.rollout
-    answers = Answers(rollout.ids, rollout.attention_mask, scored, seeds, rollout.step_map)
+    size = policy.predictor.block_size
+    answers = Answers(rollout.ids, rollout.attention_mask, scored, seeds, rollout.step_map, size)
     yield _drift(settings, policy, decoder, rollout, answers)
     yield _gradients(settings, policy, weights, answers)
     groups = [slice(at, at + SIZE) for at in range(0, len(rows), SIZE)]
@@ -161,7 +162,8 @@ def _reload(settings: TextConfig, policy: TextPolicy, weights: Weights, answers:
         write_weights(model, policy, weights, Path(folder))
         network.to("cpu")  # two models may not fit beside each other
         source = folder if weights.lora is None else model.path
-        fresh, _ = load_predictor(source, dtype, device, model.trust_remote_code, model.mask_id, model.shift)
+        own = (model.trust_remote_code, model.mask_id, model.shift, model.attention, model.block_size)
+        fresh, _ = load_predictor(source, dtype, device, *own)
         if weights.lora is not None:
             load_adapter(fresh, Path(folder))
         again = fresh.logits(answers.ids, answers.attention_mask)

@@ -31,7 +31,8 @@ class Predictor(Protocol):
     def logits_at(self, ids: Tensor, attention_mask: Tensor, where: Tensor) -> Tensor:
         """Logits (N, V) of the N tokens at `where` (B, T) bool, row by row, of ids (B, T) int64 under a mask (B, T) bool.
 
-        They are -inf for the mask token.
+        They are -inf for the mask token. A block-causal model is given `clean` (B, T) too, what its blocks see of earlier
+        ones.
         """
 
 
@@ -107,7 +108,9 @@ def log_probs(predictor: Predictor, answers: Answers, views: Views, call: Call) 
     scored = views.scored[call.views, call.rows]
     where = torch.nn.functional.pad(scored, (answers.prompt_length, 0))
     seen = ids.masked_fill(views.hidden[call.views, call.rows], predictor.mask_id)
-    found = _Picked.apply(predictor.logits_at(seen, answers.attention_mask[call.rows], where), ids[where])
+    mask, start = answers.attention_mask[call.rows], answers.prompt_length
+    known = {} if answers.block_size is None else {"clean": torch.cat([seen[:, :start], ids[:, start:]], dim=1)}
+    found = _Picked.apply(predictor.logits_at(seen, mask, where, **known), ids[where])
     return found.new_zeros(scored.shape).masked_scatter(scored, found)
 
 

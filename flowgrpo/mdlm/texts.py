@@ -59,7 +59,14 @@ def load_text_policy(settings: TextConfig, device: torch.device) -> TextPolicy:
     """The model of a config, with its tokenizer."""
     model = settings.model
     predictor, tokenizer = load_predictor(
-        model.path, getattr(torch, model.dtype), device, model.trust_remote_code, model.mask_id, model.shift
+        model.path,
+        getattr(torch, model.dtype),
+        device,
+        model.trust_remote_code,
+        model.mask_id,
+        model.shift,
+        model.attention,
+        model.block_size,
     )
     return TextPolicy(predictor, tokenizer, model.length, model.chat)
 

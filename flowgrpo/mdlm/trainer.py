@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from flowgrpo.advantage import combined
 from flowgrpo.credit import Units
 from flowgrpo.evaluate import Sample, Text, evaluate
 from flowgrpo.groups import Groups
@@ -209,8 +208,9 @@ class TextTrainer(Loop):
     def _helped(self, batch: Batch) -> Batch:
         """The answers with those of failed groups replaced by ones that hints led to a success."""
         settings = self.config.algorithm.hints
-        total = combined(batch.scores.values, self.reward_weights)
-        groups = set(hinted.failed(total, [group for group, _ in batch.places], settings.success))
+        deciding = [reward.name for reward in self.rewards].index(settings.reward) if settings.reward else 0
+        own = batch.scores.values[:, deciding]
+        groups = set(hinted.failed(own, [group for group, _ in batch.places], settings.success))
         asked = [
             at
             for at, ((group, _), row) in enumerate(zip(batch.places, batch.rows, strict=True))
@@ -229,7 +229,7 @@ class TextTrainer(Loop):
         rows, places = [batch.rows[at] for at in asked], [batch.places[at] for at in asked]
         written = self._write(rows, self.decoder, seeds, fixed)
         scores = self._scored(written.texts, rows, places)
-        found = combined(scores.values, self.reward_weights)
+        found = scores.values[:, deciding]
         sizes = Counter(group for group, _ in batch.places)
         pairs = []
         for group in dict.fromkeys(group for group, _ in places):
@@ -277,6 +277,7 @@ class TextTrainer(Loop):
             scored,
             [self._address("views", *place, number) for place in batch.places],
             rollout.step_map,
+            self.policy.predictor.block_size,
         ).of(rows.to(device))
         views = self.config.algorithm.likelihood.views(answers)
         step = Step(rows, answers, advantages[rows].to(device), weight[rows].to(device), views, None, None)

@@ -41,6 +41,12 @@ def test_a_causal_model_is_loaded_as_a_predictor_and_dream_is_shifted(folder):
     assert load_predictor(str(folder), mask_id=13, shift=True)[0].shift
 
 
+def test_a_config_whose_mask_token_is_null_leaves_it_to_the_tokenizer(folder):
+    llama().save_pretrained(folder)
+    changed(folder, mask_token_id=None)
+    assert load_predictor(str(folder), torch.float64)[0].mask_id == 15
+
+
 def test_a_masked_model_is_loaded_too(folder):
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
     BertForMaskedLM(BertConfig(vocab_size=16, pad_token_id=14, **sizes)).save_pretrained(folder)
@@ -67,7 +73,7 @@ def test_what_is_missing_is_said_in_a_sentence(folder, tmp_path_factory):
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     with pytest.raises(InputError, match="names no mask token"):
         load_predictor(str(folder))
-    changed(folder, model_type="Dream")
+    changed(folder, model_type="mystery")
     with pytest.raises(InputError, match="transformers does not know"):
         load_predictor(str(folder))
     changed(folder, auto_map={"AutoModel": "modeling_dream.DreamModel"})

@@ -68,9 +68,9 @@ def test_the_decoder_s_own_numbers_are_those_of_the_old_policy(settings, monkeyp
 
     found, real = [], TextTrainer._stepped
 
-    def stepped(self, step, batch):
+    def stepped(self, number, step, batch):
         found.append((step.old, self._log_probs(step)))
-        return real(self, step, batch)
+        return real(self, number, step, batch)
 
     monkeypatch.setattr(TextTrainer, "_stepped", stepped)
     choices = {"algorithm__preset": "cj_grpo", "algorithm__decoder": decoder, "train__iterations": 1}
@@ -232,6 +232,20 @@ def test_hints_replace_failed_answers_by_ones_that_succeed(settings, tmp_path):
     assert lines(done)[0]["reward/mean"] * 64 < 3  # what the model did by itself
 
 
+@pytest.mark.parametrize(("reward", "fails"), [("solved", True), ("polite", False)])
+def test_a_group_fails_by_the_reward_that_is_named(settings, tmp_path, reward, fails):
+    """All answers have 2 for their form, as a wrong but well-formed answer has of gsm8k; that solves nothing."""
+    done = run.train_config(
+        settings(
+            algorithm__preset="igpo",
+            algorithm__hints={"share": [1.0, 1.0], "stretch": 1.0, "reward": reward},
+            rewards=[{"use": f"{tmp_path / 'mine.py'}:{name}"} for name in ("polite", "solved")],
+            train__group_size=16,
+        )
+    )
+    assert (max(line["reward/hinted"] for line in lines(done)) > 0) == fails
+
+
 def test_group_wise_rewards_meet_one_group_at_a_time(settings, tmp_path):
     done = run.train_config(settings(rewards=[{"use": f"{tmp_path / 'mine.py'}:own"}], train__iterations=1))
     assert lines(done)[0]["reward/mean"] > 1
@@ -282,6 +296,14 @@ def test_the_decoder_of_evaluation_may_be_a_word(settings):
         ({"algorithm__preset": "igpo", "algorithm__hints__column": "reasoning"}, "no training prompt has 'reasoning'"),
         ({"algorithm__preset": "igpo", "algorithm__hints__column": "letters"}, r"'letters' holds \['a'\], a solution"),
         ({"algorithm__preset": "igpo", "algorithm__hints__tail": 4}, "algorithm.hints.tail"),
+        (
+            {"algorithm__preset": "igpo", "rewards": [{"use": "tags"}, {"use": "./a.py:b", "name": "right"}]},
+            "^algorithm.hints.reward: name the one of tags, right by which an answer succeeds",
+        ),
+        (
+            {"algorithm__preset": "igpo", "algorithm__hints__reward": "vowel"},
+            "^algorithm.hints.reward: 'vowel' is none of rewards, did you mean 'vowels'",
+        ),
         ({"model__lora": {"targets": []}}, "model.lora.targets"),
         ({"algorithm__preset": "igpo", "algorithm__hints__chunk": [10, 5]}, "algorithm.hints.chunk: 10 is above 5"),
         ({"algorithm__decoder__proposal": "sampel"}, "algorithm.decoder.proposal: 'sampel' is unknown"),
