@@ -110,7 +110,7 @@ def _prompts(settings: Config) -> list[prompts.Prompt]:
     """Two groups' worth: the longest prompt first, the shortest last."""
     if settings.prompts.train in prompts.BUILT_IN and settings.model.path not in loading.BUILT_IN:
         return [prompts.Prompt(text) for text in DEFAULT_PROMPTS]
-    found = sorted(prompts.load(settings.prompts.train, "prompts.train"), key=lambda p: -len(p.text))
+    found = sorted(prompts.load_split(settings.prompts, "train"), key=lambda p: -len(p.text))
     return [found[0], found[-1]]
 
 

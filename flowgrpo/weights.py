@@ -13,6 +13,7 @@ from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from flowgrpo.errors import InputError
+from flowgrpo.sections import Ema
 
 # The attention projections of language models.
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "attn_out")
@@ -27,7 +28,8 @@ class Weights:
         modules: networks by name. With LoRA they get adapters and stay frozen otherwise; without, all of them is trained
             in float32.
         lora: rank, alpha and target names, or None for full fine-tuning.
-        ema: decay of the average, warmed up as min((1 + t) / (10 + t), ema); None keeps none.
+        ema: the average that is kept, or None. Its decay is warmed up as min((1 + t) / (10 + t), decay) at optimizer step
+            t, counted from 0, as in Flow-GRPO's code.
         reference: what `reference()` will be: `fixed` weights as they started (full fine-tuning keeps a copy then), or
             `moving` ones, a copy of the live weights taken every `refresh` optimizer steps; None if it will not be needed.
         whole: further small modules by name, of which every weight is trained.
@@ -37,12 +39,12 @@ class Weights:
         self,
         modules: dict[str, torch.nn.Module],
         lora: LoraConfig | None,
-        ema: float | None = None,
+        ema: Ema | None = None,
         reference: str | None = None,
         refresh: int = 1,
         whole: Mapping[str, torch.nn.Module] = MappingProxyType({}),
     ):
-        self.modules, self.whole, self.lora, self.decay = modules, whole, lora, ema
+        self.modules, self.whole, self.lora, self.ema = modules, whole, lora, ema
         for name, module in (*modules.items(), *whole.items()):
             if lora is None or name in whole:
                 module.float().requires_grad_(True)
@@ -70,12 +72,12 @@ class Weights:
 
     @torch.no_grad()
     def after_update(self) -> None:
-        """Move the average after an optimizer step, and a moving reference where its time has come."""
-        if self.average is not None:
-            decay = min((1 + self.updates) / (10 + self.updates), self.decay)
-            for slow, p in zip(self.average, self.parameters, strict=True):
-                slow.lerp_(p, 1 - decay)
+        """Move the average and a moving reference after an optimizer step, where their time has come."""
+        decay = (1 + self.updates) / (10 + self.updates)
         self.updates += 1
+        if self.average is not None and self.updates % self.ema.every == 0:
+            for slow, p in zip(self.average, self.parameters, strict=True):
+                slow.lerp_(p, 1 - min(decay, self.ema.decay))
         if self._refresh is not None and self.updates % self._refresh == 0:
             for kept, p in zip(self._reference, self.parameters, strict=True):
                 kept.copy_(p)

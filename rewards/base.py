@@ -114,6 +114,11 @@ class Reward:
             )
 
 
+def last_part(use: str) -> str:
+    """The name of a reward that was given none."""
+    return re.split("[:/]", use)[-1]
+
+
 def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None, name: str | None = None) -> Reward:
     """Find a reward by what a user wrote.
 
@@ -135,7 +140,7 @@ def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None
         raise RewardError(f"the reward {use!r} is a function and takes no options, but got {', '.join(options)}")
     if not callable(found):
         raise RewardError(f"the reward {use!r} is {type(found).__name__}, which cannot be called")
-    return Reward(name or re.split("[:/]", use)[-1], found, weight, bool(getattr(found, "group_wise", False)))
+    return Reward(name or last_part(use), found, weight, bool(getattr(found, "group_wise", False)))
 
 
 def find(use: str) -> Any:

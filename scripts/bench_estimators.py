@@ -47,7 +47,7 @@ PLANS = {
     "quadrature, 2 nodes, centred": partial(views.quadrature, nodes=2, masks="centred"),
     "quadrature, 3 nodes, centred": partial(views.quadrature, masks="centred"),
     "quadrature, 3 nodes, Bernoulli": partial(views.quadrature, masks="bernoulli"),
-    "blocks of 4, 2 draws": partial(views.blocks, size=4, prompt_rate=0.0),
+    "blocks of 4 as in SPG, 2 draws": partial(views.blocks, size=4),
     "trajectory, random order": views.trajectory,
     "trajectory, shrunk by 4": partial(views.trajectory, shrink=4),
     "autoregressive": views.autoregressive,

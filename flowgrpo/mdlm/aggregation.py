@@ -38,18 +38,20 @@ def sequence_mean(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduc
 
 
 def step_mean(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = alone) -> Tensor:
-    """Every answer alike, in it every step of the decoder, in that every token (CJ-GRPO)."""
+    """Every step of every answer alike, in it every token (TraceRL; CJ-GRPO, whose answers have equally many steps)."""
     last = int(step.max()) + 1 if len(step) else 0
     at = step.where(scored, last)  # what is not scored goes to a step of its own, which is dropped
     counts = torch.zeros(len(scored), last + 1, device=scored.device).scatter_add_(1, at, scored.float())
-    steps = (counts > 0).sum(1, keepdim=True).clamp(min=1)
-    return _over(scored / (counts.gather(1, at).clamp(min=1) * steps), reduce)
+    return _over(scored / counts.gather(1, at).clamp(min=1), reduce)
 
 
 def fixed_length(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = alone) -> Tensor:
-    """1 / (B L) of the canvas for each scored token: no answer's own length divides anything (Dr. GRPO, JustGRPO)."""
-    cells = reduce(torch.tensor(float(scored.numel()), device=scored.device))
-    return scored / cells
+    """1 / (N L) of the canvas for each scored token, N the answers with A != 0: no answer's own length divides anything.
+
+    JustGRPO's; Dr. GRPO has all answers for N.
+    """
+    answers = reduce((advantage != 0).sum().float())
+    return scored / (answers.clamp(min=1) * scored.shape[1])
 
 
 def balanced(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = alone) -> Tensor:

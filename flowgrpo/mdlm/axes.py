@@ -126,14 +126,16 @@ class NoHints(Choice):
 class Inpainting(Choice):
     """IGPO (arXiv 2509.10396): a group that fails is answered once more, with parts of a known solution given.
 
-    Of the answers that then succeed (a reward of at least `success`), as many as a share `replace` of the group take the
-    place of failed ones. The solution is in the `column`; `chunk`, `share`, `tail` and `stretch` as in
-    `flowgrpo.mdlm.inpainting`; without a `chunk` or a `tail` it is the paper's part of the length, 5 to 10 and 30 of 256.
-    Of the tokens given, the share `entropy` whose prediction is least certain is trained on.
+    An answer succeeds where `reward`, a name among `rewards`, is at least `success`; it needs no name where there is one.
+    Of those that then succeed, as many as a share `replace` of the group take the place of failed ones. The solution is in
+    the `column`; `chunk`, `share`, `tail` and `stretch` as in `flowgrpo.mdlm.inpainting`; without a `chunk` or a `tail` it
+    is the paper's part of the length, 5 to 10 and 30 of 256. Of the tokens given, the share `entropy` whose prediction is
+    least certain is trained on.
     """
 
     name: Literal["inpainting"] = "inpainting"
     column: str = "completion"
+    reward: str | None = None
     success: float = 1.0
     replace: Annotated[float, Field(gt=0, le=1)] = 0.5
     chunk: Annotated[list[Count], Field(min_length=2, max_length=2)] | None = None
@@ -253,7 +255,7 @@ class Trajectory(Likelihood):
 
 
 class Blocks(Likelihood):
-    """Random parts of a random block, those after it hidden (SPG)."""
+    """A random part of a random block, all blocks after it, and with a probability each token before it (SPG)."""
 
     name: Literal["blocks"] = "blocks"
     size: Count = 32

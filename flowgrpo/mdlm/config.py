@@ -8,12 +8,14 @@ from pydantic import Field, SerializeAsAny, model_validator
 
 from flowgrpo import presets
 from flowgrpo.axes.base import Choice, Strict
-from flowgrpo.errors import InputError
+from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm.attention import Attention
 from flowgrpo.mdlm.axes import CHOICES, Decoding, Ratio
 from flowgrpo.mdlm.presets import PRESETS
 from flowgrpo.mdlm.schedule import scheduled
-from flowgrpo.sections import Eval, Lora, Prompts, RewardUse, Run, Train, check_geometry
+from flowgrpo.parts import check_geometry
+from flowgrpo.sections import Eval, Lora, Prompts, RewardUse, Run, Train
+from rewards.base import last_part
 
 EMBEDDED = "digits"
 EMBEDDED_LENGTH = 20  # tokens of the answers that it was trained on
@@ -50,10 +52,21 @@ class TextModel(Strict):
 
 
 class TextPrompts(Prompts):
-    """Where prompts come from; by default the embedded model's tasks."""
+    """Where prompts come from; by default the embedded model's tasks.
+
+    Copies of corpora (`gsm8k:train`, `math:test`) are looked for in `folder`. Every prompt is put into a `template` of
+    `flowgrpo.templates`, if one is named.
+    """
 
     train: str = "tasks:train"
     eval: str = "tasks:eval"
+    folder: str = "data"
+    template: Literal["d1", "boxed", "d1_boxed"] | None = None
+
+    @property
+    def load_options(self) -> dict[str, Any]:
+        """Further arguments of `flowgrpo.prompts.load`."""
+        return {"folder": self.folder, "template": self.template}
 
 
 class TextAlgorithm(Strict):
@@ -95,6 +108,11 @@ class TextTrain(Train):
 
     passes: int = Field(1, ge=1)
 
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of an iteration."""
+        return self.passes * self.updates
+
 
 class TextEval(Eval):
     """Held-out evaluation, by a decoder at temperature 0 unless another is given."""
@@ -117,10 +135,14 @@ class TextConfig(Strict):
 
     @model_validator(mode="after")
     def _fits(self) -> TextConfig:
-        check_geometry(self.train.groups, self.train.updates, self.run.processes)
+        if self.train.split == "edges":
+            raise InputError("train.split: an answer's tokens are updated on together, it has no edges; take samples")
+        check_geometry(self.train, self.train.group_size, self.run.processes)
         hints = self.algorithm.hints
         if hints.name != "none" and (hints.tail or 0) >= self.model.length:
             raise InputError(f"algorithm.hints.tail: {hints.tail} leaves no room in model.length = {self.model.length}")
+        if hints.name != "none":
+            _check_success(hints.reward, [use.name or last_part(use.use) for use in self.rewards])
         size = self.model.block_size
         decoder = self.algorithm.decoder.build(self.model.length, 0, "algorithm.decoder", block_size=size)
         schedule = self.algorithm.schedule.policy(self.model.length)
@@ -128,3 +150,13 @@ class TextConfig(Strict):
             scheduled(decoder, schedule.typical(1))
         self.eval.decoder.build(self.model.length, 0, "eval.decoder", block_size=size)
         return self
+
+
+def _check_success(name: str | None, rewards: list[str]) -> None:
+    """Refuse hints that do not know by which reward an answer succeeds."""
+    if name is None and len(rewards) > 1:
+        raise InputError(
+            f"algorithm.hints.reward: name the one of {', '.join(rewards)} by which an answer succeeds, not all can tell"
+        )
+    if name is not None and name not in rewards:
+        raise InputError(f"algorithm.hints.reward: {name!r} is none of rewards, {nearest(name, rewards)}")

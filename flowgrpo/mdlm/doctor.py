@@ -60,7 +60,7 @@ def examine(settings: TextConfig) -> Iterator[Check]:
         InputError, RewardError: the config is wrong; nothing was examined.
     """
     plan(settings)
-    found = sorted(prompts.load(settings.prompts.train, "prompts.train"), key=lambda prompt: -len(prompt.text))
+    found = sorted(prompts.load_split(settings.prompts, "train"), key=lambda prompt: -len(prompt.text))
     chosen = [found[0], found[-1]]  # a group each
     between = [found[place * (len(found) - 1) // (GROUPS - 1)] for place in range(1, GROUPS - 1)]
     rewards, _ = loading.rewards(settings.rewards)

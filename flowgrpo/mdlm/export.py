@@ -45,7 +45,7 @@ def export(run: Path, out: Path, step: int | None = None) -> Exported:
     policy, weights = policy_and_weights(settings, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     step = checkpoint.load_weights(found, weights)
     out.mkdir(parents=True, exist_ok=True)
-    chosen = prompts.load(settings.prompts.eval, "prompts.eval")[:SAMPLES]
+    chosen = prompts.load_split(settings.prompts, "eval")[:SAMPLES]
     rows = [Row(prompt.text, i, prompt.columns) for i, prompt in enumerate(chosen)]
     with weights.averaged():
         write_weights(settings.model, policy, weights, out)

@@ -19,7 +19,7 @@ def failed(values: Tensor, groups: Sequence[int], success: float) -> list[int]:
     """The groups of which no answer succeeded.
 
     Args:
-        values: (B,) rewards, NaN for the lost, which have not.
+        values: (B,) of the reward that decides, NaN for the lost, which have not.
         groups: (B,) of each answer.
     """
     won = {group for group, value in zip(groups, values.tolist(), strict=True) if value >= success}
@@ -53,7 +53,7 @@ def exchanged(rewards: Tensor, settings: Inpainting, group_size: int) -> list[tu
     The first that succeeded replace the first of the group, at most a share `replace` of it.
 
     Args:
-        rewards: of the hinted answers, at most one for each answer of the group.
+        rewards: the deciding one of the hinted answers, at most one for each answer of the group.
     """
     better = (rewards >= settings.success).nonzero()[:, 0].tolist()
     return list(enumerate(better[: int(settings.replace * group_size)]))

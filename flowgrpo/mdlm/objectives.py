@@ -13,9 +13,9 @@ import torch
 
 from flowgrpo import objectives
 from flowgrpo.mdlm.views import Views
+from flowgrpo.objectives import LIMIT
 
 Tensor = torch.Tensor
-LIMIT = 20.0  # of a log ratio before exp; beyond it there is no gradient
 
 
 @dataclass(frozen=True)
@@ -270,8 +270,8 @@ class Sandwich:
 
     A > 0: the ELBO per token. A <= 0: mix times the upper bound (1 / beta) log sum_j w_ij p_ij^beta, mean over the tokens
     that some view scores, and 1 - mix times the ELBO per token. The weights w of the views stand where the paper has
-    1[masked] / t over the number of views. In the mean over masks the bound holds for beta >= L (Hoelder); for the paper's
-    smaller ones it lacks a constant. Old log-probabilities play no part.
+    1[masked] / t over the number of views, which is what `views.blocks` weighs. In the mean over masks the bound holds for
+    beta >= L (Hoelder); for the paper's smaller ones it lacks a constant. Old log-probabilities play no part.
     """
 
     beta: float = 1.5

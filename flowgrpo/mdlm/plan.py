@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flowgrpo import loading, prompts
+from flowgrpo import loading, prompts, published
 from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.answers import Answers
 from flowgrpo.mdlm.axes import Likelihood
@@ -21,6 +21,7 @@ from flowgrpo.mdlm.decode import Decoder
 from flowgrpo.mdlm.loading import block_size_of
 from flowgrpo.mdlm.objectives import Objective, TokenRatio
 from flowgrpo.mdlm.predictor import MaskPredictor
+from flowgrpo.mdlm.presets import PUBLISHED
 from flowgrpo.mdlm.schedule import Chosen, scheduled
 from flowgrpo.mdlm.step import Step
 from flowgrpo.mdlm.texts import check_hints
@@ -40,22 +41,24 @@ def plan(config: TextConfig) -> dict[str, Any]:
         InputError: the model, the prompts or the axes are wrong.
     """
     train, algorithm = config.train, config.algorithm
-    check_hints(config, prompts.load(config.prompts.train, "prompts.train"))
+    check_hints(config, prompts.load_split(config.prompts, "train"))
     loading.rewards(config.rewards, config.eval_rewards)
     walk = walked(training_decoder(config))
     cost = predicted(config)
-    held_out = min(config.eval.prompts, len(prompts.load(config.prompts.eval, "prompts.eval")))
+    held_out = min(config.eval.prompts, len(prompts.load_split(config.prompts, "eval")))
     evaluation = walked(evaluation_decoder(config))
     samples = train.groups * train.group_size
     asked = samples if algorithm.hints.name == "none" else 2 * samples
     return {
         "preset": algorithm.preset,
         "axes": {axis: getattr(algorithm, axis).name for axis in AXES},
+        "published": published.compared(PUBLISHED[algorithm.preset], config.model_dump(mode="json")),
         "geometry": {
             "groups": train.groups,
             "group_size": train.group_size,
             "samples": samples,
             "updates": train.updates,
+            "split": train.split,
             "passes": train.passes,
             "micro_batch": train.micro_batch,
             "rollout_batch": train.rollout_rows,
@@ -86,10 +89,11 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("preset", planned["preset"]),
         *planned["axes"].items(),
+        *[("published", published.line(planned["published"]))] * bool(planned["published"]),
         (
             "batch",
             f"{g['groups']} groups x {g['group_size']} = {g['samples']} answers of {g['length']} tokens, "
-            f"{g['updates']} updates, {g['passes']} passes",
+            f"{g['updates']} updates, {g['passes']} passes, split by {g['split']}",
         ),
         (
             "steps",

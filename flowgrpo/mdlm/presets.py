@@ -1,7 +1,15 @@
 """The table of methods for masked-diffusion language models: words over the axes of `flowgrpo.mdlm.axes`, and numbers.
 
-To add a method, add a row. Numbers of the loop (passes, groups, learning rate) are no part of a method here; what the papers
-took is in docs/mdlm.md.
+To add a method, add a row. Numbers of the loop (passes, groups, learning rate) and of sizes (length, steps, blocks) are no
+part of a row, for they go with a model: `PUBLISHED` has those of the released code, as overrides; `flowgrpo plan` shows
+them.
+
+Above each row stand its source and, numbered, where it departs from that. All depart from their code in three points:
+
+ 1. A mean over answers or tokens is one of the whole optimizer step; there it is one of a device's micro-batch, and then the
+    mean of those.
+ 2. Random masks are drawn for each answer at an address of its own; there one seed serves a batch.
+ 3. Tokens are drawn in float64; there mostly in the type of the model.
 """
 
 from __future__ import annotations
@@ -15,6 +23,11 @@ Options = dict[str, Any]
 _MEAN = {"name": "group_mean", "std": "none"}
 _STD = {"name": "group_mean", "std": "group", "eps": 1e-4, "ddof": 0}
 _LEAVE_ONE_OUT = {"name": "leave_one_out"}
+
+
+def _drawn(name: str, temperature: float, **more: float) -> Options:
+    """A decoder whose tokens are drawn at a temperature, with further options of `proposal`."""
+    return {"name": name, "proposal": {"temperature": temperature, **more}}
 
 
 def _row(
@@ -38,71 +51,107 @@ def _row(
 
 
 PRESETS: dict[str, Row] = {
-    "diffu_grpo": _row(  # arXiv 2504.12216
+    # arXiv 2504.12216 and dllm-reasoning/d1. No departure but the common ones.
+    "diffu_grpo": _row(
         {"name": "one_step", "prompt_rate": 0.15},
         {"name": "token_ratio", "clip_range": 0.5, "kl": {"form": "k3", "beta": 0.04}},
         "token_mean",
         _MEAN,
+        _drawn("low_confidence", 0.9),
     ),
-    "diffu_grpo_fast": _row(  # ours: the same without masks in the prompt and without a reference; one evaluation an answer
+    # Ours, from diffu_grpo; one evaluation an answer.
+    # 1. No masks in the prompt. 2. No reference. 3. Advantages over the group's standard deviation. 4. Temperature 1.
+    "diffu_grpo_fast": _row(
         {"name": "one_step", "prompt_rate": 0.0},
         {"name": "token_ratio", "clip_range": 0.5},
         "token_mean",
         _STD,
     ),
-    "coupled_grpo": _row(  # arXiv 2506.20639, with the released weights
+    # arXiv 2506.20639 and apple/ml-diffucoder, whose weights of the three views are kept: they sum to 1.5.
+    # 1. Each answer has a mask rate of its own; there a batch has one.
+    # 2. The reference stays; there, with all weights trained, it goes 0.6 of the way to the policy every 64 steps.
+    # 3. What is behind the end is hidden in all views; there it is drawn like the answer.
+    "coupled_grpo": _row(
         {"name": "coupled"},
         {"name": "token_ratio", "clip_range": 0.5, "kl": {"form": "k3", "beta": 0.01}},
         "token_mean",
         _LEAVE_ONE_OUT,
-        "entropy",
+        _drawn("entropy", 1.0, top_p=0.95),
     ),
-    "gdpo": _row(  # arXiv 2510.08554, at weight L / k and with the normalised ratio of NeMo-RL's recipe
+    # arXiv 2510.08554 and its recipe in NVIDIA-NeMo/RL; its own code was not at hand.
+    # 1. Views weigh L / k; the paper's 1 / t is off by k / (t L).
+    # 2. The ratio is of the gap over the length, as in the recipe; the paper divides the loss instead.
+    "gdpo": _row(
         {"name": "quadrature", "nodes": 3},
-        {"name": "sequence_ratio"},
+        {"name": "sequence_ratio", "clip_range": 0.5},
         "sequence_mean",
         _MEAN,
     ),
-    "bgpo": _row(  # arXiv 2510.11683, which has 16 draws
-        {"name": "monte_carlo", "masks": "exact_k", "draws": 16},
+    # arXiv 2510.11683 and its form in yjyddq/DARE; its own code was not at hand.
+    # 1. No clip; DARE clips the bound at 0.2, and at 3 for bad answers.
+    # 2. 1 + d as it stands; DARE's exp(log(1 + d)) is NaN for d <= -1.
+    # 3. A gap is over the answer's own length; DARE's is over that of the canvas.
+    "bgpo": _row(
+        {"name": "monte_carlo", "masks": "exact_k", "draws": 16, "stratified": True},
         {"name": "linear_bound"},
         "sequence_mean",
-        _STD,
+        {"name": "group_mean", "std": "group", "eps": 1e-6, "ddof": 1},
+        _drawn("low_confidence", 0.6),
     ),
-    "cj_grpo": _row(  # arXiv 2509.23924
-        {"name": "trajectory"},
+    # arXiv 2509.23924 and yjyddq/EOSER-ASS-RL: the whole canvas is trained on, also what is behind the end.
+    # 1. The decoder is the code's semi-autoregressive one; the paper's best is `decoder: eoser_ass`.
+    "cj_grpo": _row(
+        {"name": "trajectory", "scope": "canvas"},
         {"name": "token_ratio", "clip_range": 0.5, "kl": {"form": "k3", "beta": 0.04}},
         "step_mean",
         _MEAN,
     ),
-    "just_grpo": _row(  # arXiv 2601.15165
+    # arXiv 2601.15165 and LeapLabTHU/JustGRPO.
+    # 1. The loss is over all answers of a step with A != 0; there over those of one of its 8 parts, and then summed, so that
+    #    the gradient is about 8 times as large before it is clipped.
+    "just_grpo": _row(
         {"name": "autoregressive", "scope": "canvas"},
         {"name": "token_ratio", "clip_range": 0.2},
         "fixed_length",
-        _STD,
+        {"name": "group_mean", "std": "group", "eps": 1e-4, "ddof": 1},
         "left_to_right",
     ),
-    "igpo": _row(  # arXiv 2509.10396
-        {"name": "one_step", "prompt_rate": 0.0},
+    # arXiv 2509.10396 and facebookresearch/igpo: the whole canvas, its tokens alike. Hints: see flowgrpo/mdlm/inpainting.py.
+    # 1. Given tokens that are not trained on are seen; there the view hides them too.
+    # 2. The ratio is a mean over the trained tokens; there over the canvas, with the given ones that are not trained on.
+    # 3. Of more successes than places the first are taken; there random ones.
+    "igpo": _row(
+        {"name": "one_step", "prompt_rate": 0.0, "scope": "canvas"},
         {"name": "sequence_ratio", "clip_range": 0.2, "kl": {"form": "k3", "beta": 0.01}},
-        "sequence_mean",
+        "token_mean",
         _MEAN,
+        _drawn("low_confidence", 1.2),
         hints={"name": "inpainting"},
     ),
-    "spg": _row(  # arXiv 2510.09541
+    # arXiv 2510.09541 and facebookresearch/SPG, with its numbers for GSM8K and MATH (beta is 2 for Countdown, 1 for Sudoku).
+    # 1. More draws than the canvas has blocks begin a new round; there they are refused.
+    "spg": _row(
         {"name": "blocks", "draws": 2},
         {"name": "sandwich", "beta": 1.5, "mix": 0.5},
         "token_mean",
         _MEAN,
+        _drawn("low_confidence", 0.9),
     ),
-    "trace_rl": _row(  # arXiv 2509.06949, without its value model; the baseline is ours
+    # arXiv 2509.06949 and Gen-Verse/dLLM-RL with its numbers for LLaDA.
+    # 1. No value model. 2. Groups solved by less than 0.2 or more than 0.8 of their answers are trained on; there dropped.
+    # 3. KL is a mean over a merged step as all else; there a sum, so that its 0.01 of 8 tokens is 0.08 here.
+    # 4. An optimizer step takes whole answers; there 256 merged steps, in the order in which they were decoded.
+    # 5. The first end token is trained on; there none is.
+    "trace_rl": _row(
         {"name": "trajectory", "shrink": 8},
-        {"name": "token_ratio", "clip_range": 0.2, "kl": {"form": "k3", "beta": 0.01, "target": "old"}},
-        "sequence_mean",
-        _STD,
-        {"name": "threshold", "committer": {"threshold": 0.95}},
+        {"name": "token_ratio", "clip_range": 0.2, "kl": {"form": "k3", "beta": 0.08, "target": "old"}},
+        "step_mean",
+        {"name": "group_mean", "std": "group", "eps": 0.0, "ddof": 0},
+        _drawn("low_confidence", 0.8),
     ),
-    "co_grpo": _row(  # arXiv 2512.22288, reconstructed
+    # arXiv 2512.22288, reconstructed: neither its equations nor code were at hand; see flowgrpo/mdlm/schedule.py.
+    # 1. The law of the schedule's actions, the clip, the baseline and the means are ours.
+    "co_grpo": _row(
         {"name": "trajectory"},
         {"name": "token_ratio", "clip_range": 0.2},
         "token_mean",
@@ -110,4 +159,78 @@ PRESETS: dict[str, Row] = {
         "scheduled",
         schedule={"name": "learned"},
     ),
+}
+
+_ALL_WEIGHTS = {"model.lora": None, "train.ema": None, "train.updates": 1}
+_ADAM = {"train.optimizer.betas": [0.9, 0.99], "train.optimizer.weight_decay": 0.1, "train.max_grad_norm": 0.2}
+_D1 = {  # dllm-reasoning/d1, for GSM8K on 8 devices; many began from it
+    "model.length": 256,
+    "model.lora.rank": 128,
+    "model.lora.alpha": 64,
+    "model.lora.targets": ["q_proj", "k_proj", "v_proj", "up_proj"],  # of the seven it names what LLaDA's layers have
+    "algorithm.decoder.steps": 128,
+    "algorithm.decoder.region.block_length": 32,
+    "train.groups": 16,
+    "train.group_size": 6,
+    "train.passes": 12,
+    "train.updates": 1,
+    "train.learning_rate": 3e-6,
+    "train.ema": None,
+    **_ADAM,
+}
+
+# Of each preset what its released code has for the loop and for sizes.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "diffu_grpo": _D1,
+    "diffu_grpo_fast": {},  # ours
+    "coupled_grpo": {  # for DiffuCoder-7B, whose rate falls along a cosine to a tenth
+        **_ALL_WEIGHTS,
+        "model.length": 256,
+        "algorithm.decoder.steps": 256,
+        "train.groups": 8,
+        "train.group_size": 10,
+        "train.passes": 2,
+        "train.learning_rate": 1e-6,
+        **_ADAM,
+    },
+    "gdpo": {**_D1, "train.groups": 32, "train.learning_rate": 3e-7},  # the recipe's
+    "bgpo": {  # for mathematics
+        **_ALL_WEIGHTS,
+        "model.length": 512,
+        "algorithm.decoder.steps": 256,
+        "algorithm.decoder.region.block_length": 32,
+        "train.groups": 16,
+        "train.group_size": 8,
+        "train.passes": 1,
+        "train.learning_rate": 5e-7,
+        "train.optimizer.weight_decay": 0.01,
+    },
+    "cj_grpo": {**_D1, "algorithm.decoder.region.block_length": 128},
+    "just_grpo": {
+        **_ALL_WEIGHTS,
+        "model.length": 256,
+        "algorithm.decoder.steps": 256,
+        "train.groups": 64,
+        "train.group_size": 16,
+        "train.passes": 1,
+        "train.learning_rate": 5e-6,
+        "train.optimizer.weight_decay": 0.0,
+        "train.max_grad_norm": 1.0,
+    },
+    "igpo": {**_D1, "train.groups": 64, "train.group_size": 8, "train.passes": 4, "train.learning_rate": 5e-7},
+    "spg": {**_D1, "algorithm.likelihood.size": 32, "train.passes": 4},
+    "trace_rl": {  # for LLaDA; an update takes 256 merged steps, of which an answer has at most 64
+        "model.lora": None,
+        "model.length": 512,
+        "algorithm.decoder.steps": 512,
+        "algorithm.decoder.region.block_length": 32,
+        "train.groups": 32,
+        "train.group_size": 8,
+        "train.passes": 1,
+        "train.learning_rate": 1e-6,
+        "train.ema": None,
+        "train.optimizer.weight_decay": 0.0,
+        "train.max_grad_norm": 1.0,
+    },
+    "co_grpo": {},  # not at hand
 }

@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.kept import Kept
 from flowgrpo.memory import adapter_size
-from flowgrpo.sections import Lora
+from flowgrpo.sections import Ema, Lora
 from flowgrpo.weights import Weights, lora_config
 
 
@@ -17,7 +17,7 @@ def module():
 
 
 def test_the_average_follows_the_warm_up_formula():
-    weights = Weights(module(), None, ema=0.9)
+    weights = Weights(module(), None, ema=Ema(decay=0.9))
     p = weights.parameters[0]
     slow = p.detach().clone()
     for t in range(30):
@@ -31,6 +31,17 @@ def test_the_average_follows_the_warm_up_formula():
     with weights.averaged():
         torch.testing.assert_close(p.detach(), slow)
     assert torch.equal(p.detach(), live)
+
+
+def test_the_average_moves_at_every_eighth_step_and_warms_up_by_steps():
+    """min((1 + t) / (10 + t), 0.9) at t = 7 and t = 15 are 8 / 17 and 16 / 25; the weight is 1, 2, ... above its start."""
+    weights = Weights(module(), None, ema=Ema(decay=0.9, every=8))
+    start, above = weights.average[0].clone(), []
+    for _ in range(17):
+        moved_on(weights, 1)
+        above.append(float((weights.average[0] - start).mean()))
+    first = 8 * 9 / 17
+    assert above == pytest.approx([0.0] * 7 + [first] * 8 + [first * 16 / 25 + 16 * 9 / 25] * 2, abs=1e-5)
 
 
 def test_the_reference_of_full_fine_tuning_is_where_it_started():
@@ -221,7 +232,7 @@ def test_a_moving_reference_is_kept_and_loads_back(with_lora):
     def fresh(reference="moving"):
         modules = module()
         lora = lora_config(2, 4, ["0", "2"], modules) if with_lora else None
-        return Weights(modules, lora, ema=0.9, reference=reference, refresh=3)
+        return Weights(modules, lora, ema=Ema(decay=0.9), reference=reference, refresh=3)
 
     weights = fresh()
     moved_on(weights, 4)

@@ -19,6 +19,10 @@ def solved(texts, prompts, completion):
     return [float(text[:4] == right) for text, right in zip(texts, completion)]
 
 
+def polite(texts, prompts):
+    return [2.0] * len(texts)
+
+
 def own(texts, prompts):
     assert len(set(prompts)) == 1
     return [float(len(set(texts)))] * len(texts)

@@ -13,7 +13,7 @@ STEP = torch.tensor([[0, 0, 3, 3], [2, 0, 0, 0], [1, 1, 1, 5]])
     [
         ("token_mean", [[1 / 8] * 3 + [0], [1 / 8, 0, 0, 0], [1 / 8] * 4]),
         ("sequence_mean", [[1 / 9] * 3 + [0], [1 / 3, 0, 0, 0], [1 / 12] * 4]),
-        ("step_mean", [[1 / 12, 1 / 12, 1 / 6, 0], [1 / 3, 0, 0, 0], [1 / 18] * 3 + [1 / 6]]),
+        ("step_mean", [[1 / 10, 1 / 10, 1 / 5, 0], [1 / 5, 0, 0, 0], [1 / 15] * 3 + [1 / 5]]),
         ("fixed_length", [[1 / 12] * 3 + [0], [1 / 12, 0, 0, 0], [1 / 12] * 4]),
         ("balanced", [[1 / 6] * 3 + [0], [1 / 10, 0, 0, 0], [1 / 10] * 4]),
     ],
@@ -21,6 +21,13 @@ STEP = torch.tensor([[0, 0, 3, 3], [2, 0, 0, 0], [1, 1, 1, 5]])
 def test_weights_by_hand(name, expected):
     weights = AGGREGATIONS[name](SCORED, ADVANTAGE, STEP)
     torch.testing.assert_close(weights, torch.tensor(expected))
+
+
+def test_answers_of_no_advantage_do_not_count_for_a_fixed_length():
+    """JustGRPO's scale, 1 / (length x answers of A != 0), on its own example of two in three."""
+    weights = AGGREGATIONS["fixed_length"](SCORED, torch.tensor([1.0, 0.0, -1.0]), STEP)
+    torch.testing.assert_close(weights, SCORED / (2 * 4))
+    assert AGGREGATIONS["fixed_length"](SCORED, torch.zeros(3), STEP).isfinite().all()
 
 
 def test_one_side_has_all_the_weight_where_the_other_is_empty():

@@ -10,8 +10,8 @@ from flowgrpo.cli import main
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.decoders import build
-from flowgrpo.mdlm.plan import AXES, plan, predicted, walked
-from flowgrpo.mdlm.presets import PRESETS
+from flowgrpo.mdlm.plan import AXES, plan, predicted, table, walked
+from flowgrpo.mdlm.presets import PRESETS, PUBLISHED
 from flowgrpo.mdlm.texts import policy_and_weights
 
 WALKS = [
@@ -72,6 +72,8 @@ FIXED = [
     ("just_grpo", {"train__passes": 3}, 4, (3 + 1) * 4),
     ("diffu_grpo_fast", {"train__passes": 3}, 4, 3 + 1),
     ("spg", {}, 4, 2 * 2),
+    ("spg", {"algorithm__likelihood__size": 2, "algorithm__likelihood__draws": 3, "train__micro_batch": 2}, 4, 3 * 3),
+    ("trace_rl", {"algorithm__likelihood__shrink": 2}, 4, 2 * 2),
     ("coupled_grpo", {"algorithm__likelihood__weights": "unbiased"}, 4, 3 * 3),
     ("co_grpo", {}, 4, 2 * 4),  # at temperatures of its own
     ("co_grpo", {"algorithm__schedule__start": {"selection_temperature": 0.5}}, 4, 4),
@@ -97,7 +99,7 @@ def test_twelve_passes_over_64_answers_of_20_steps_evaluate_the_reference_once(s
 
 
 LESS = [
-    ("trace_rl", {}),
+    ("trace_rl", {"algorithm__decoder": "threshold"}),
     ("coupled_grpo", {}),
     ("just_grpo", {"algorithm__likelihood__scope": "eos"}),
     ("cj_grpo", {"algorithm__decoder": "origin"}),
@@ -154,6 +156,7 @@ def test_every_method_is_planned_by_the_command(settings, tmp_path, capsys, pres
     planned = json.loads(capsys.readouterr().out)
     assert planned["preset"] == preset
     assert planned["axes"] == {axis: PRESETS[preset][axis]["name"] for axis in AXES}
+    assert {key: both["source"] for key, both in planned["published"].items()} == PUBLISHED[preset]
     assert planned["decoded"] == 32
     assert planned["reward_calls"] == (64 if preset == "igpo" else 32)
     assert planned["geometry"]["length"] == 4
@@ -161,9 +164,26 @@ def test_every_method_is_planned_by_the_command(settings, tmp_path, capsys, pres
     assert config.validated(planned["config"]) == config.load(arguments[1], arguments[2:])
     assert main(arguments) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "4 groups x 8 = 32 answers of 4 tokens, 2 updates, 1 passes" in shown
+    assert "4 groups x 8 = 32 answers of 4 tokens, 2 updates, 1 passes, split by groups" in shown
+    assert ("published" in shown) == (preset not in ("diffu_grpo_fast", "co_grpo"))
     assert ("at most" in shown) == (True in planned["at_most"].values())
     assert not (tmp_path / "runs").exists()
+
+
+def test_published_numbers_stand_beside_those_of_the_run(settings):
+    planned = plan(settings(algorithm__preset="coupled_grpo", train__learning_rate=1e-6))
+    assert planned["published"]["train.learning_rate"] == {"source": 1e-6, "run": 1e-6}
+    assert planned["published"]["algorithm.decoder.steps"] == {"source": 256, "run": None}
+    shown = dict(table(planned))["published"]
+    assert shown.startswith(
+        "lora none, ema none (here 0.9), updates 1 (here 2), length 256 (here 4), decoder.steps 256 (here"
+    )
+    assert shown.endswith(
+        "optimizer.betas 0.9 0.99 (here 0.9 0.999), optimizer.weight_decay 0.1 (here 0.0001), "
+        "max_grad_norm 0.2 (here 1.0)"
+    )
+    d1 = plan(settings(algorithm__preset="diffu_grpo"))["published"]
+    assert d1["model.lora.rank"] == {"source": 128, "run": None}  # of a run without adapters
 
 
 @pytest.mark.parametrize(

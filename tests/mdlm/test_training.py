@@ -68,9 +68,9 @@ def test_the_decoder_s_own_numbers_are_those_of_the_old_policy(settings, monkeyp
 
     found, real = [], TextTrainer._stepped
 
-    def stepped(self, step, batch):
+    def stepped(self, number, step, batch):
         found.append((step.old, self._log_probs(step)))
-        return real(self, step, batch)
+        return real(self, number, step, batch)
 
     monkeypatch.setattr(TextTrainer, "_stepped", stepped)
     choices = {"algorithm__preset": "cj_grpo", "algorithm__decoder": decoder, "train__iterations": 1}
@@ -136,13 +136,39 @@ def test_a_rollout_has_batches_of_its_own(settings, monkeypatch):
 
 
 @pytest.mark.parametrize("preset", ["diffu_grpo", "spg", "co_grpo"])
-def test_only_the_proportions_of_the_groups_weights_matter(settings, monkeypatch, preset):
-    def weighted(by):
-        monkeypatch.setattr(selection, "robust_weights", lambda failed, robust: by * torch.arange(1.0, 1 + len(failed)))
-        return weights(run.train_config(settings(run__name=f"by{by}", algorithm__preset=preset)))
+def test_the_weights_of_the_groups_scale_the_loss_and_are_not_divided_out(settings, monkeypatch, preset):
+    """The gradient is the loss's: three times as long where every group weighs three times as much."""
 
-    one, three = weighted(1), weighted(3)
-    assert all(torch.allclose(one[name], three[name], atol=1e-6) for name in one)
+    def norm(weights):
+        monkeypatch.setattr(selection, "robust_weights", lambda failed, robust: torch.tensor(weights))
+        chosen = {"algorithm__preset": preset, "train__iterations": 1, "train__groups": 2, "train__updates": 1}
+        done = run.train_config(settings(run__name=f"by{weights[0]:.0f}", **chosen))
+        return lines(done)[0]["policy/grad_norm"]
+
+    assert norm([3.0, 3.0]) == pytest.approx(3 * norm([1.0, 1.0]), rel=1e-4)
+
+
+@pytest.mark.parametrize("preset", ["diffu_grpo", "gdpo"])
+def test_answers_that_are_not_numbers_leave_the_update(settings, monkeypatch, tmp_path, preset):
+    """A model that breaks on one prompt trains as one whose answers to that prompt have no reward."""
+    (tmp_path / "lost.py").write_text(
+        "def vowels(texts, prompts):\n"
+        "    return [None if p == 'bcd' else sum(c in 'ae' for c in t) / 4 for t, p in zip(texts, prompts)]\n"
+    )
+    choices = {"algorithm__preset": preset, "train__passes": 2, "train__ema": None}
+    lost = run.train_config(settings(run__name="lost", rewards=[{"use": f"{tmp_path / 'lost.py'}:vowels"}], **choices))
+    real, prompt = MaskPredictor.logits_and_hidden, torch.tensor([4, 5, 6])  # b, c, d
+
+    def broken(self, ids, *arguments):
+        logits, hidden = real(self, ids, *arguments)
+        own = (ids[:, : len(prompt)] == prompt).all(1)
+        return logits * torch.ones(len(ids), 1, 1).masked_fill(own[:, None, None], torch.nan), hidden
+
+    monkeypatch.setattr(MaskPredictor, "logits_and_hidden", broken)
+    broken = run.train_config(settings(run__name="broken", **choices))
+    assert all(line["policy/skipped_updates"] == 0 for line in lines(broken))
+    own, other = weights(lost), weights(broken)
+    assert all(torch.allclose(own[name], other[name], atol=1e-6) for name in own)
 
 
 def test_an_iteration_whose_rewards_are_all_lost_moves_nothing(settings, tmp_path):
@@ -155,8 +181,10 @@ def test_an_iteration_whose_rewards_are_all_lost_moves_nothing(settings, tmp_pat
 
 
 def test_two_processes_train_what_one_does(settings, tmp_path):
-    choices = ["algorithm.preset=diffu_grpo", "train.iterations=2", "train.passes=2"]
-    one = run.train_config(settings(run__name="one", algorithm__preset="diffu_grpo", train__passes=2))
+    choices = ["algorithm.preset=diffu_grpo", "train.iterations=2", "train.passes=2", "train.split=samples"]
+    one = run.train_config(
+        settings(run__name="one", algorithm__preset="diffu_grpo", train__passes=2, train__split="samples")
+    )
     command = [sys.executable, "-m", "flowgrpo", "train", str(tmp_path / "run.yaml"), *choices]
     done = subprocess.run([*command, "run.processes=2", "run.name=two"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -202,6 +230,20 @@ def test_hints_replace_failed_answers_by_ones_that_succeed(settings, tmp_path):
     hinted = [line["reward/hinted"] for line in lines(done)]
     assert 0 < max(hinted) <= 32  # at most half of the answers
     assert lines(done)[0]["reward/mean"] * 64 < 3  # what the model did by itself
+
+
+@pytest.mark.parametrize(("reward", "fails"), [("solved", True), ("polite", False)])
+def test_a_group_fails_by_the_reward_that_is_named(settings, tmp_path, reward, fails):
+    """All answers have 2 for their form, as a wrong but well-formed answer has of gsm8k; that solves nothing."""
+    done = run.train_config(
+        settings(
+            algorithm__preset="igpo",
+            algorithm__hints={"share": [1.0, 1.0], "stretch": 1.0, "reward": reward},
+            rewards=[{"use": f"{tmp_path / 'mine.py'}:{name}"} for name in ("polite", "solved")],
+            train__group_size=16,
+        )
+    )
+    assert (max(line["reward/hinted"] for line in lines(done)) > 0) == fails
 
 
 def test_group_wise_rewards_meet_one_group_at_a_time(settings, tmp_path):
@@ -254,6 +296,14 @@ def test_the_decoder_of_evaluation_may_be_a_word(settings):
         ({"algorithm__preset": "igpo", "algorithm__hints__column": "reasoning"}, "no training prompt has 'reasoning'"),
         ({"algorithm__preset": "igpo", "algorithm__hints__column": "letters"}, r"'letters' holds \['a'\], a solution"),
         ({"algorithm__preset": "igpo", "algorithm__hints__tail": 4}, "algorithm.hints.tail"),
+        (
+            {"algorithm__preset": "igpo", "rewards": [{"use": "tags"}, {"use": "./a.py:b", "name": "right"}]},
+            "^algorithm.hints.reward: name the one of tags, right by which an answer succeeds",
+        ),
+        (
+            {"algorithm__preset": "igpo", "algorithm__hints__reward": "vowel"},
+            "^algorithm.hints.reward: 'vowel' is none of rewards, did you mean 'vowels'",
+        ),
         ({"model__lora": {"targets": []}}, "model.lora.targets"),
         ({"algorithm__preset": "igpo", "algorithm__hints__chunk": [10, 5]}, "algorithm.hints.chunk: 10 is above 5"),
         ({"algorithm__decoder__proposal": "sampel"}, "algorithm.decoder.proposal: 'sampel' is unknown"),

@@ -1,0 +1,38 @@
+"""What a preset's source says of the loop and of sizes, beside what a run has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def compared(stated: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """For each key that a source states its value there, `source`, and in the run, `run`.
+
+    Args:
+        stated: configuration keys with dots, and values.
+        run: the configuration of the run as maps within maps; what it lacks is None.
+    """
+    return {key: {"source": value, "run": _at(run, key)} for key, value in stated.items()}
+
+
+def line(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """The same in words: every key without its section, its value in the source, and that of the run where it differs."""
+    return ", ".join(
+        f"{key.partition('.')[2].removeprefix('call.')} {_short(both['source'])}"
+        + ("" if both["run"] == both["source"] else f" (here {_short(both['run'])})")
+        for key, both in found.items()
+    )
+
+
+def _at(run: Mapping[str, Any], key: str) -> Any:
+    found: Any = run
+    for name in key.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{k} {_short(v)}" for k, v in value.items())
+    return " ".join(map(str, value)) if isinstance(value, list) else "none" if value is None else str(value)

@@ -1,0 +1,112 @@
+"""Text presets against what their released code says."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import yaml
+from toy_predictor import answers
+
+from flowgrpo import config
+from flowgrpo.mdlm import views
+from flowgrpo.mdlm.answers import in_scope
+from flowgrpo.mdlm.config import TextConfig
+from flowgrpo.mdlm.objectives import Sandwich, Terms
+from flowgrpo.mdlm.plan import training_decoder
+from flowgrpo.mdlm.presets import PRESETS, PUBLISHED
+
+# passes x updates x groups x answers of a group, rate; steps and blocks of a rollout, temperature, top_p
+RELEASED = {
+    "diffu_grpo": (12, 1, 16, 6, 3e-6, 128, 8, 0.9, 1.0),
+    "coupled_grpo": (2, 1, 8, 10, 1e-6, 256, 1, 1.0, 0.95),
+    "gdpo": (12, 1, 32, 6, 3e-7, 128, 8, 1.0, 1.0),
+    "bgpo": (1, 1, 16, 8, 5e-7, 256, 16, 0.6, 1.0),
+    "cj_grpo": (12, 1, 16, 6, 3e-6, 128, 2, 1.0, 1.0),
+    "just_grpo": (1, 1, 64, 16, 5e-6, 256, 1, 1.0, 1.0),
+    "igpo": (4, 1, 64, 8, 5e-7, 128, 8, 1.2, 1.0),
+    "spg": (4, 1, 16, 6, 3e-6, 128, 8, 0.9, 1.0),
+    "trace_rl": (1, 2, 32, 8, 1e-6, 512, 16, 0.8, 1.0),
+}
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump({"kind": "mdlm", "model": {"path": "somewhere"}}))
+    return path
+
+
+def test_every_preset_states_its_published_numbers():
+    assert PUBLISHED.keys() == PRESETS.keys()
+    assert {preset for preset, stated in PUBLISHED.items() if stated} == RELEASED.keys()
+
+
+@pytest.mark.parametrize("preset", RELEASED)
+def test_published_numbers_are_overrides_of_a_config(file, preset):
+    chosen = config.load(file, {"algorithm.preset": preset, **PUBLISHED[preset]})
+    assert isinstance(chosen, TextConfig)
+    train, decoder = chosen.train, training_decoder(chosen)
+    assert (
+        *(train.passes, train.updates, train.groups, train.group_size, train.learning_rate),
+        *(chosen.algorithm.decoder.steps, len(decoder.region.blocks)),
+        *(decoder.proposal.temperature, decoder.proposal.top_p),
+    ) == RELEASED[preset]
+    written = [f"{key}={json.dumps(value)}" for key, value in PUBLISHED[preset].items()]
+    assert config.load(file, [f"algorithm.preset={preset}", *written]) == chosen
+
+
+@pytest.mark.parametrize("length", [4, 20])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_do_for_any_length(file, preset, length):
+    hints = {"algorithm.hints.tail": 0} if preset == "igpo" else {}
+    training_decoder(config.load(file, {"algorithm.preset": preset, "model.length": length, **hints}))
+
+
+def test_the_bounds_of_a_sandwich_are_those_of_the_released_code():
+    """Written once more from its formulas: means over hidden tokens, and 1 / t of the share that is hidden."""
+    given = answers(rows=5, scope="eos", length=8, end=6)
+    chosen = views.blocks(given, size=3, draws=2, prompt_rate=0.4)
+    new = -3 * torch.rand(chosen.weight.shape, generator=torch.Generator().manual_seed(0)) * chosen.scored
+    terms = Terms(
+        new=new,
+        old=new,
+        reference=None,
+        weight=chosen.weight,
+        share=chosen.share,
+        length=given.length,
+        advantage=torch.ones(5),
+        token_weight=torch.ones(given.scored.shape),
+        part=torch.ones(2, 5, dtype=torch.bool),
+    )
+    lower, upper = Sandwich(beta=1.5).bounds(terms)
+    for row in range(5):
+        hidden = chosen.hidden[:, row, given.prompt_length :] & given.scored[row]
+        means = [new[j, row][hidden[j]].mean().item() for j in range(2)]
+        assert lower[row].item() == pytest.approx(sum(means) / 2, abs=1e-5)
+        found = []
+        for i in hidden.any(0).nonzero()[:, 0].tolist():
+            rates = [hidden[j].sum() / given.scored[row].sum() for j in range(2)]
+            powers = [(1.5 * new[j, row, i]).exp() * hidden[j, i] / rates[j] for j in range(2)]
+            found.append(torch.log((powers[0] + powers[1]) / 2).item())
+        assert upper[row].item() == pytest.approx(sum(found) / len(found) / 1.5, abs=1e-5)
+
+
+def test_a_step_of_trace_rl_is_a_mean_and_its_kl_the_released_sum():
+    """Two answers of 16 and 8 tokens, one a step: three merged steps of eight, a third of the loss each."""
+    kind = TextConfig.model_validate({"model": {"path": "x"}, "algorithm": {"preset": "trace_rl"}}).algorithm
+    given = answers(rows=2, scope="canvas", length=16)
+    scored = given.scored.clone()
+    scored[1, 8:] = False
+    given = replace(given, scored=scored, steps=torch.arange(16).expand(2, -1))
+    chosen = kind.likelihood.views(given)
+    weight = kind.aggregation.weights(scored, torch.ones(2), chosen.first, lambda total: total)
+    torch.testing.assert_close(weight, scored / 24)
+    k3 = 0.5  # of each token: 0.01 x the sum over a step's eight, mean over the steps
+    assert kind.objective.kl.beta * float((weight * k3).sum()) == pytest.approx(0.01 * 8 * k3)
+
+
+def test_whole_canvases_are_scored_where_the_code_scores_them():
+    whole = {preset for preset, row in PRESETS.items() if row["likelihood"].get("scope") == "canvas"}
+    assert whole == {"cj_grpo", "just_grpo", "igpo"}
+    assert in_scope(torch.tensor([[1, 5, 5]]), 5, "canvas").all()
