@@ -217,6 +217,15 @@ ARCHITECTURES = {
         "block_size router_aux_loss_coef",
         Qwen2Tokenizer,
     ),
+    "Fast_dLLM_Qwen": Architecture(  # Fast-dLLM v2, arXiv 2509.26328
+        Qwen2ForCausalLM,
+        _dream,
+        f"{SHARED} rope_theta",
+        QWEN,
+        "bd_size layer_types",
+        Qwen2Tokenizer,
+        shift=True,
+    ),
     "llada2_moe": Architecture(
         LLaDA2,
         _llada2,
