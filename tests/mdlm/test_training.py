@@ -135,8 +135,11 @@ def test_two_processes_train_what_one_does(settings, tmp_path):
     assert lines(two)[-1]["policy/kl"] > 0
 
 
-def test_adapters_are_trained_and_their_base_is_not(settings):
-    done = run.train_config(settings(model__lora={"rank": 2, "alpha": 4}, algorithm__preset="gdpo"))
+@pytest.mark.parametrize("targets", ["auto", "all-linear"])
+def test_adapters_are_trained_and_their_base_is_not(settings, targets):
+    lora = {"rank": 2, "alpha": 4, "targets": targets}
+    done = run.train_config(settings(model__lora=lora, algorithm__preset="gdpo"))
+    assert any("mlp" in name for name in weights(done)) == (targets == "all-linear")
     assert all("lora_" in name for name in weights(done))
     assert lines(done)[-1]["policy/grad_norm"] > 0
 
