@@ -200,7 +200,22 @@ def test_a_later_iteration_costs_what_its_window_does():
     assert [predicted(settings, 20, iteration).trained_edges for iteration in (0, 1, 2)] == [34, 34, 34 + 4]
 
 
+@pytest.mark.parametrize("steps", [[0, 10], [3, 3], [4, 2], [-1, 5], [0, -11], [9, -1]])
+def test_steps_that_a_chain_does_not_have_are_refused(steps):
+    with pytest.raises(
+        InputError, match=r"^algorithm\.tree\.steps: .* among the 9 stochastic ones, take \[0, 9\] or less"
+    ):
+        predicted(chosen({"preset": "flow_grpo", "tree": {"steps": steps}}, group_size=24), 10)
+
+
 PICTURES = [
+    (
+        {"preset": "dance_grpo", "tree": {"train_fraction": 1.0}},
+        """
+0   1   2   3   4   5   6
+o~~~o~~~o~~~o~~~o---o---*
+""",
+    ),
     (
         {"preset": "tempflow"},
         """
