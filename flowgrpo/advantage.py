@@ -15,17 +15,21 @@ import torch
 Tensor = torch.Tensor
 
 
-def group_mean(values: Tensor, comparison: Tensor, std: str = "group", eps: float = 1e-4, ddof: int = 0) -> Tensor:
+def group_mean(
+    values: Tensor, comparison: Tensor, std: str = "group", eps: float = 1e-4, ddof: int = 0, min_std: float = 0.0
+) -> Tensor:
     """Advantages (U,): value minus the mean of its set, over the spread. A set of one value, or of equal ones, gives 0.
 
-    Flow-GRPO's code has std global, eps 1e-4, ddof 0; DanceGRPO and MixGRPO have std group, eps 1e-8, ddof 1.
+    Flow-GRPO's code has std global, eps 1e-4, ddof 0; DanceGRPO and MixGRPO have std group, eps 1e-8, ddof 1. BranchGRPO's
+    code has those of DanceGRPO and `min_std` 1e-6.
 
     Args:
         values: (U,) float64.
         comparison: (U,) or (U, C) integers, equal (in all columns) for units of one set.
+        min_std: a smaller standard deviation teaches nothing, and gives 0.
     """
     deviation, _, _ = _set_statistics(values, comparison)
-    return _scaled(deviation, values, comparison, std, eps, ddof)
+    return _scaled(deviation, values, comparison, std, eps, ddof, min_std)
 
 
 def leave_one_out(values: Tensor, comparison: Tensor, std: str = "none", eps: float = 1e-4, ddof: int = 0) -> Tensor:
@@ -102,13 +106,16 @@ def _set_medians(values: Tensor, comparison: Tensor) -> Tensor:
     return medians[index]
 
 
-def _scaled(deviation: Tensor, values: Tensor, comparison: Tensor, std: str, eps: float, ddof: int) -> Tensor:
+def _scaled(
+    deviation: Tensor, values: Tensor, comparison: Tensor, std: str, eps: float, ddof: int, min_std: float = 0.0
+) -> Tensor:
     if std == "none":
         return deviation
     everyone = comparison if std == "group" else torch.zeros(len(values), dtype=torch.long)
     _, count, square = _set_statistics(values, everyone)
-    spread = torch.sqrt(square / (count - ddof).clamp(min=1)) + eps
-    return (deviation / spread).where(deviation != 0, 0.0)  # also where all are equal and eps is 0
+    spread = torch.sqrt(square / (count - ddof).clamp(min=1))
+    # The first also where all are equal and eps is 0.
+    return (deviation / (spread + eps)).where((deviation != 0) & (spread >= min_std), 0.0)
 
 
 def _set_statistics(values: Tensor, comparison: Tensor) -> tuple[Tensor, Tensor, Tensor]:

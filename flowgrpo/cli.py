@@ -99,7 +99,8 @@ def sample(
     ] = None,
     prompt: Annotated[list[str] | None, typer.Option("--prompt", metavar="TEXT")] = None,
     prompts_file: Annotated[
-        str | None, typer.Option("--prompts", metavar="FILE", help=".txt, .jsonl or a built-in set")
+        str | None,
+        typer.Option("--prompts", metavar="FILE", help=".txt, .jsonl, a built-in set, or a corpus such as gsm8k:test"),
     ] = None,
     adapter: Annotated[Path | None, typer.Option("--adapter", metavar="DIR", help="what flowgrpo export wrote")] = None,
     seed: Annotated[int, typer.Option("--seed", help="prompt i starts from seed + i")] = 0,
@@ -257,7 +258,10 @@ def tracelock(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="masked-diffusion language model: local folder or hub id")
     ],
-    source: Annotated[str, typer.Option("--prompts", metavar="FILE", help=".txt, .jsonl or a built-in set")],
+    source: Annotated[
+        str,
+        typer.Option("--prompts", metavar="FILE", help=".txt, .jsonl, a built-in set, or a corpus such as gsm8k:test"),
+    ],
     out_folder: Annotated[Path, typer.Option("--out", metavar="DIR")],
     length: Annotated[int, typer.Option("--length", min=1, help="tokens of an answer")] = 64,
     decoder: Annotated[

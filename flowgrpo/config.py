@@ -14,7 +14,8 @@ from flowgrpo import presets
 from flowgrpo.axes import CHOICES, Choice, Strict
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm.config import TextConfig
-from flowgrpo.sections import Eval, Lora, Prompts, RewardUse, Run, Train, check_geometry
+from flowgrpo.parts import check_geometry
+from flowgrpo.sections import Eval, Lora, Prompts, RewardUse, Run, Train
 from flowgrpo.sentences import sentence
 
 # diffusers' attention backends that compute attention as it is defined; the others quantise.
@@ -150,8 +151,8 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def _geometry(self) -> Config:
-        check_geometry(self.train.groups, self.train.updates, self.run.processes)
         roots = self.algorithm.tree.roots(self.train.group_size)
+        check_geometry(self.train, roots, self.run.processes)
         if self.train.draft is not None and self.algorithm.tree.start == "shared":
             raise InputError("train.draft: it chooses the starts of a group, set algorithm.tree.start=independent")
         if self.prompts.pick.budget == "knapsack" and roots == 1:
@@ -262,7 +263,7 @@ def _set(written: dict[str, Any], key: str, value: Any) -> None:
     at = written
     for i, parent in enumerate(parents):
         inner = at.get(parent)
-        if isinstance(inner, str) and (parents[:1] == ["algorithm"] or parent == "decoder"):
+        if isinstance(inner, str) and (parents[:1] == ["algorithm"] or parent in ("decoder", "schedule")):
             inner = {"name": inner}
         if inner is None:
             inner = {}

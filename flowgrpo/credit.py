@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -157,14 +158,14 @@ def step_gain(tree: Tree, rewards: Tensor, compare: str = "step") -> Units:
 def discounted_value(
     tree: Tree, rewards: Tensor, reward_weights: Tensor, discount: float, anchor: float, anchored_steps: int
 ) -> Units:
-    """Each stochastic edge has the discounted value so far, Q_t = sum over k <= t of discount^(t - k) r_k.
+    """Each stochastic edge has the discounted value to come, Q_k = r_k + discount Q_(k+1), r_k of the state it led to.
 
-    VGPO (arXiv 2512.12387), *reconstructed*: only fragments of the paper were at hand. r_k is the value of the state after
-    step k (one jump to the predicted clean sample, with twigs of length 1). The edge's loss is weighted by Q_t over the mean
-    of its trajectory, and its advantage is (Q - mean) / std + anchor Q at each (group, step), so that it does not vanish
-    where a group agrees; the anchor holds at the first `anchored_steps` steps. The direction of the discount, `discount`
-    and `anchor` are our reading, and so is that the weight multiplies the edge's whole loss, not its advantage alone. It
-    supposes rewards that are not negative: below 0 a value weighs nothing.
+    VGPO (arXiv 2512.12387), *reconstructed*: its abstract has the expected cumulative reward of each stage, its reviews
+    the reward R_t of one jump from x_(t-1), t = T ... 1, and a discounted action value of it; more was not at hand. The
+    edge's loss is weighted by Q_k over the mean of its trajectory, and its advantage is (Q - mean) / std + anchor Q at each
+    (group, step), so that it does not vanish where a group agrees; the anchor holds at the first `anchored_steps` steps.
+    `discount` and `anchor` are our numbers, and that the weight multiplies the edge's whole loss, not its advantage alone,
+    is our reading. It supposes rewards that are not negative: below 0 a value weighs nothing.
 
     Args:
         reward_weights: (R,) weights of the rewards' sum, which the loss's weight is taken of.
@@ -176,7 +177,6 @@ def discounted_value(
     edges = stochastic_edges(tree)
     if not all(value.known[i] for i in edges):
         raise InputError("algorithm.credit: discounted_value needs a value of every state, take the tree twigs")
-    quality = torch.zeros(len(tree.nodes), rewards.shape[1], dtype=torch.float64)
     chains: dict[int, list[int]] = {}  # of each edge that nothing follows yet, all edges up to it
     extended: set[int] = set()
     for i in edges:  # parents come before children
@@ -185,7 +185,10 @@ def discounted_value(
             raise InputError("algorithm.credit: discounted_value needs chains, take the tree twigs")
         extended.add(parent)
         chains[i] = [*chains.pop(parent, []), i]
-        quality[i] = value.of[i] + (discount * quality[parent] if discount else 0.0)
+    quality = value.of.clone()
+    for line in chains.values():
+        for i, following in reversed(list(pairwise(line))) if discount else ():
+            quality[i] += discount * quality[following]
     weight = torch.ones(len(tree.nodes), dtype=torch.float64)
     for line in chains.values():
         total = combined(quality[line], reward_weights).clamp(min=0)
@@ -287,7 +290,7 @@ def calibrated(
 
     Args:
         positive, negative: (T,) counts.
-        highest: level of the kernel; cps knows none above 1.
+        highest: level of the kernel; cps and ddim_sde know none above 1.
     """
     total = positive + negative
     balanced = (positive - negative).abs() < balance * total

@@ -31,7 +31,10 @@ from rewards import Reward
 
 SPREAD_GROUPS, SPREAD_SIZE = 2, 4
 HALF_PRECISION_DRIFT = 1e-4
-REMEDY = "lower train.micro_batch, or set model.gradient_checkpointing, model.vae=offload or model.text_encoders=free"
+REMEDY = (
+    "lower train.micro_batch and train.rollout_batch, or set model.gradient_checkpointing, model.vae=offload or "
+    "model.text_encoders=free"
+)
 DEFAULT_REWARDS = {"image": "jpeg_size", "video": "motion", "audio": "loudness"}
 DEFAULT_PROMPTS = ("a photograph of a red fox in the snow", "a cat")
 
@@ -97,7 +100,7 @@ def _examined(
         yield from _drift_and_gradients(policy, weights, rows, settings)
     policy.prepare(rows)
     policy.rest()
-    yield _spread(policy, rewards, chosen, settings.train.micro_batch)
+    yield _spread(policy, rewards, chosen, settings.train.rollout_rows)
     yield _time(policy, weights, rows, settings, cost)
     yield memory_left(device, REMEDY)
     yield _reload(policy, weights, rows[0], settings)
@@ -107,7 +110,7 @@ def _prompts(settings: Config) -> list[prompts.Prompt]:
     """Two groups' worth: the longest prompt first, the shortest last."""
     if settings.prompts.train in prompts.BUILT_IN and settings.model.path not in loading.BUILT_IN:
         return [prompts.Prompt(text) for text in DEFAULT_PROMPTS]
-    found = sorted(prompts.load(settings.prompts.train, "prompts.train"), key=lambda p: -len(p.text))
+    found = sorted(prompts.load_split(settings.prompts, "train"), key=lambda p: -len(p.text))
     return [found[0], found[-1]]
 
 
@@ -194,14 +197,14 @@ def _drift_and_gradients(
     ]
 
 
-def _spread(policy: DiffusersPolicy, rewards: Sequence[Reward], chosen: Sequence, micro_batch: int) -> Check:
+def _spread(policy: DiffusersPolicy, rewards: Sequence[Reward], chosen: Sequence, size: int) -> Check:
     """Every reward of real samples differs within a group, for some group at least."""
     groups = [
         [Row(p.text, 1000 * g + i, p.columns) for i in range(SPREAD_SIZE)] for g, p in enumerate(chosen[:SPREAD_GROUPS])
     ]
     values = []
     for rows in groups:
-        samples = torch.cat([policy.generate(rows[at : at + micro_batch]) for at in range(0, len(rows), micro_batch)])
+        samples = torch.cat([policy.generate(rows[at : at + size]) for at in range(0, len(rows), size)])
         values.append(score(rewards, samples, rows).values)
     return spread(rewards, values)
 
@@ -231,23 +234,24 @@ def _time(
     policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row], settings: Config, cost: dict[str, Any]
 ) -> Check:
     """Seconds of an iteration, from those of one evaluation, one update and one decoding."""
-    size = min(settings.train.micro_batch, 8)
-    batch = [replace(rows[0], seed=i) for i in range(size)]
+    size, trained = (min(most, 8) for most in (settings.train.rollout_rows, settings.train.micro_batch))
+    batch = [replace(rows[0], seed=i) for i in range(max(size, trained))]
+    own, learnt = batch[:size], batch[:trained]
     with policy.calling(num_inference_steps=2):
-        state = policy.start(batch)
-        sigma = policy.sigmas[0]
+        state, sigma = policy.start(batch), policy.sigmas[0]
+        rolled, replayed = (tuple(x[: len(part)] for x in state) for part in (own, learnt))
         with torch.no_grad():
-            forward = _seconds(lambda: policy.velocity(state, sigma, batch))
-            decoding = _seconds(lambda: policy.decode(state, batch))
+            forward = _seconds(lambda: policy.velocity(rolled, sigma, own))
+            decoding = _seconds(lambda: policy.decode(rolled, own))
 
         def learn() -> None:
-            sum(v.float().square().mean() for v in policy.velocity(state, sigma, batch)).backward()
+            sum(v.float().square().mean() for v in policy.velocity(replayed, sigma, learnt)).backward()
 
         update = _seconds(learn)
     for p in weights.parameters:
         p.grad = None
     branches = cost["geometry"]["guidance_branches"]
-    per_row = {"rollout": forward / size / branches, "update": update / size / branches, "decode": decoding / size}
+    per_row = {"rollout": forward / size / branches, "update": update / trained / branches, "decode": decoding / size}
     total = (
         cost["model_evaluations"]["rollout"] * per_row["rollout"]
         + cost["model_evaluations"]["update"] * per_row["update"]

@@ -51,7 +51,7 @@ def export(run: Path, out: Path, step: int | None = None) -> Exported:
     out.mkdir(parents=True, exist_ok=True)
     with weights.averaged():
         write_weights(policy, weights, out)
-        chosen = prompts.load(settings.prompts.eval, "prompts.eval")[:SAMPLES]
+        chosen = prompts.load_split(settings.prompts, "eval")[:SAMPLES]
         rows = [Row(p.text, i, p.columns) for i, p in enumerate(chosen)]
         conditions.check((row.columns for row in rows), policy.takes, "prompts.eval")
         with policy.calling(**settings.eval.call):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 from diffusers.utils import logging as diffusers_logging
 from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
 from safetensors import safe_open
@@ -27,7 +27,7 @@ from flowgrpo.modality import SAMPLING_RATE, sampling_rate
 from flowgrpo.policy import DiffusersPolicy
 from flowgrpo.progress import without_progress_bars
 from flowgrpo.prompts import Prompt
-from flowgrpo.sections import RewardUse
+from flowgrpo.sections import Ema, RewardUse
 from flowgrpo.shapes import BUILT_IN
 from flowgrpo.weights import Weights, lora_config
 from rewards import Reward, RewardError
@@ -97,6 +97,11 @@ def index_of(path: str) -> dict[str, Any]:
         raise InputError(f"model.path: {path} is no diffusers pipeline, it has no model_index.json{hint}")
     with explained(path):
         return dict(DiffusionPipeline.load_config(place))
+
+
+def scheduler_config(path: str) -> dict[str, Any]:
+    """The configuration of a model's scheduler."""
+    return dict(FlowMatchEulerDiscreteScheduler.load_config(place_of(path), subfolder="scheduler"))
 
 
 def kind_of(path: str) -> str:
@@ -189,7 +194,7 @@ def policy_and_weights(config: Config, device: torch.device) -> tuple[DiffusersP
 
 
 def trainable(
-    model: Model, policy: DiffusersPolicy, ema: float | None, reference: str | None = None, refresh: int = 1
+    model: Model, policy: DiffusersPolicy, ema: Ema | None, reference: str | None = None, refresh: int = 1
 ) -> Weights:
     """Unfreeze what a config trains: adapters on the policy's modules, or the modules whole; see `Weights`."""
     lora = model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, policy.modules)

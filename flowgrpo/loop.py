@@ -17,7 +17,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from flowgrpo import checkpoint, selection
+from flowgrpo import checkpoint, parts, selection
 from flowgrpo.advantage import combined, zero_std_fraction
 from flowgrpo.config import AnyConfig
 from flowgrpo.credit import Units
@@ -77,6 +77,7 @@ class Loop(ABC):
             eps=settings.eps,
             weight_decay=settings.weight_decay,
         )
+        self.learning_rates = [group["lr"] for group in self.optimizer.param_groups]
         # Half a float's range is too small for gradients; for float32 and bfloat16 this multiplies by nothing.
         self.scaler = torch.amp.GradScaler(self.accelerator.device.type, enabled=config.model.dtype == "float16")
         self.reward_weights = torch.tensor([reward.weight for reward in rewards], dtype=torch.float64)
@@ -106,6 +107,13 @@ class Loop(ABC):
     def _before(self) -> None:
         """What comes before the first iteration, or before a run goes on."""
         return
+
+    def _set_learning_rate(self, number: int) -> None:
+        """Set the rates of an iteration's optimizer step, counted from 0: by its place in the run, so nothing is kept."""
+        train = self.config.train
+        factor = train.schedule.factor(self.done * train.steps + number, train.iterations * train.steps)
+        for group, rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
+            group["lr"] = rate * factor
 
     def resume(self) -> None:
         """Go back to the latest checkpoint of the folder, or to the start if it has none, and forget what came after."""
@@ -147,6 +155,12 @@ class Loop(ABC):
 
     def _groups(self, iteration: int) -> Groups:
         return groups_of(self.config, len(self.train_prompts), self.history, iteration)
+
+    def _parts(self, iteration: int, groups: Groups) -> list[list[int]]:
+        """The optimizer step that each sample of each group belongs to."""
+        config = self.config
+        roots = config.algorithm.roots(config.train.group_size)
+        return parts.of_roots(config.train, roots, groups.roots, config.run.seed, iteration)
 
     def _compared(
         self, units: Units, ends: torch.Tensor, of_ends: Sequence[int], scores: Scores, groups: Groups
@@ -201,6 +215,7 @@ class Loop(ABC):
             "policy/kl": sum(kls) / edges if kls else None,
             "policy/grad_norm": float(torch.tensor([m.grad_norm for m in measured]).max()),
             "policy/skipped_updates": sum(m.skipped for m in measured),
+            "policy/learning_rate": self.optimizer.param_groups[0]["lr"],
         }
 
     def _counts(self, rolled: int, updated: int, measured: list[Measured], leaves: int) -> dict[str, int]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from samplers.kernels import Kernel, State, slope
+from samplers.kernels import Kernel, State, pull, slope
 
 Tensor = torch.Tensor
+LIMIT = 20.0  # of a log ratio before exp; beyond it there is no gradient
 TrainedStep = tuple[Kernel, float, float]  # kernel, sigma, sigma_next
 
 
@@ -25,6 +26,7 @@ class Terms:
         mean, std: of the step; tensors (E, ...), and one number.
         step_size: sigma - sigma_next, positive.
         velocity: tensors (E, ...).
+        diffuses: whether std is g sqrt(step_size), see `samplers.kernels.Kernel`.
         old_mean: of the step as the rollout recorded it; None if the objective asks for none.
         reference_mean, reference_velocity: the same under the reference; None without a divergence.
     """
@@ -36,6 +38,7 @@ class Terms:
     std: Tensor
     step_size: float
     velocity: State
+    diffuses: bool = True
     old_mean: State | None = None
     reference_mean: State | None = None
     reference_velocity: State | None = None
@@ -43,7 +46,12 @@ class Terms:
 
 def plain_ratio(terms: Terms) -> Tensor:
     """exp(log_prob - old_log_prob) (E,): how much likelier the policy has made the step."""
-    return torch.exp(terms.log_prob - terms.old_log_prob)
+    return bounded_exp(terms.log_prob - terms.old_log_prob)
+
+
+def bounded_exp(log_ratio: Tensor) -> Tensor:
+    """exp of log ratios, cut to +-`LIMIT`: an infinite ratio that a clip stops would have the gradient 0 x inf."""
+    return torch.exp(log_ratio.clamp(-LIMIT, LIMIT))
 
 
 def normalised_ratio(terms: Terms) -> Tensor:
@@ -53,7 +61,7 @@ def normalised_ratio(terms: Terms) -> Tensor:
     1 is gone, and its variance is the same at every step.
     """
     bias = _mean_square(terms.mean, terms.old_mean) / (2 * terms.std**2)
-    return torch.exp((terms.log_prob - terms.old_log_prob + bias) * terms.std)
+    return bounded_exp((terms.log_prob - terms.old_log_prob + bias) * terms.std)
 
 
 def clip_loss(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
@@ -90,13 +98,14 @@ def noise_aware(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
 
 
 def equalised(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
-    """Weight of each step: median of N over its N = |d mean / d v| / std, SAGE-GRPO's equaliser (2603.21872).
+    """Weight of each step: median of N over its N, SAGE-GRPO's equaliser (2603.21872).
 
-    N is the size of the gradient of an averaged log-probability with respect to the velocity, so all steps pull alike, by
-    any kernel. Where one has no slope or no noise the weight is 1. Of an even number of steps the median is the lower one of
-    the two in the middle, as in the released code.
+    N is the size of the gradient of the log-probability with respect to the velocity (`samplers.kernels.pull`), which is
+    the paper's |d mean / d v| / std where it is averaged; so all steps pull alike, by any kernel and form. Where one has no
+    slope or no noise the weight is 1. Of an even number of steps the median is the lower one of the two in the middle, as
+    in the released code.
     """
-    sizes = [abs(moved) / std if std > 0 else 0.0 for moved, std in (slope(*step, sigma_cap) for step in steps)]
+    sizes = [pull(*step, sigma_cap) for step in steps]
     middle = statistics.median_low(sizes)
     return [middle / size if size > 0 else 1.0 for size in sizes]
 
@@ -110,8 +119,12 @@ def exact_kl(terms: Terms) -> Tensor:
 
 
 def flow_grpo_kl(terms: Terms) -> Tensor:
-    """Flow-GRPO's form (E,): the exact one without the step in std, mean (mu - mu_ref)^2 / (2 g^2), std = g sqrt(h)."""
-    return _mean_square(terms.mean, terms.reference_mean) * terms.step_size / (2 * terms.std**2)
+    """Flow-GRPO's form (E,), as its code has it: mean (mu - mu_ref)^2 / (2 s^2), s what it calls `std_dev_t`.
+
+    For `flow_sde` that is g, and the divergence the exact one without the step in std = g sqrt(h). For `cps` it is the std
+    itself, and the divergence the exact one; so it is here for all kernels whose noise is no diffusion over the step.
+    """
+    return exact_kl(terms) * (terms.step_size if terms.diffuses else 1.0)
 
 
 def previous_kl(terms: Terms) -> Tensor:

@@ -11,14 +11,19 @@ import diffusers
 import torch
 from diffusers import DiffusionPipeline
 
-from flowgrpo import loading, memory, prompts, selection, switches
+from flowgrpo import loading, memory, presets, prompts, published, selection, switches
 from flowgrpo.config import Config
 from flowgrpo.credit import step_signs
 from flowgrpo.errors import InputError
+from flowgrpo.parts import of_roots
 from flowgrpo.picture import drawn
 from flowgrpo.policy import checked_call
+from flowgrpo.pruning import updated
 from samplers.schedule import linear_sigmas
-from samplers.trees import Root, Tree, grow, pruned
+from samplers.scheduler import FlowSDEScheduler
+from samplers.trees import Root, Tree, grow
+
+UNEVEN = 100  # times as hard as another that a step may pull at the velocity without a warning
 
 
 def plan(config: Config) -> dict[str, Any]:
@@ -31,7 +36,7 @@ def plan(config: Config) -> dict[str, Any]:
         InputError: the model, the prompts or the geometry are wrong.
     """
     train, algorithm = config.train, config.algorithm
-    columns = prompts.load(config.prompts.train, "prompts.train")[0].columns
+    columns = prompts.load_split(config.prompts, "train")[0].columns
     unguided = config.model.guidance == "none"
     over = switches.unguided(pipeline_class(config.model.path)) if unguided else None
     call, branches = call_and_branches(config, over, {} if unguided else columns)
@@ -42,7 +47,7 @@ def plan(config: Config) -> dict[str, Any]:
     cost = predicted(config, call["num_inference_steps"])
     drafts, draft_evaluations = _draft(config, {**(over or {}), **(train.draft.call if train.draft else {})}, columns)
     rounds = 0 if algorithm.kernel.calibrate is None else algorithm.kernel.calibrate.rounds
-    held_out = min(config.eval.prompts, len(prompts.load(config.prompts.eval, "prompts.eval")))
+    held_out = min(config.eval.prompts, len(prompts.load_split(config.prompts, "eval")))
     eval_evaluations = held_out * eval_call["num_inference_steps"] * eval_branches
     return {
         "preset": algorithm.preset,
@@ -53,7 +58,9 @@ def plan(config: Config) -> dict[str, Any]:
             "roots": algorithm.tree.roots(train.group_size),
             "samples": train.groups * train.group_size,
             "updates": train.updates,
+            "split": train.split,
             "micro_batch": train.micro_batch,
+            "rollout_batch": train.rollout_rows,
             "steps": call["num_inference_steps"],
             "guidance_branches": branches,
             "trained_edges": cost.trained_edges,
@@ -70,6 +77,8 @@ def plan(config: Config) -> dict[str, Any]:
         "reward_calls": (cost.decoded + drafts) * len(config.rewards),
         "evaluation": {"model_evaluations": eval_evaluations, "decoded": held_out},
         "memory": memory.estimate(config),
+        "published": published.compared(presets.PUBLISHED[algorithm.preset], _with_call(config, call)),
+        "warnings": uneven(config, sigma_table(config.model.path, call["num_inference_steps"])),
         "config": config.model_dump(mode="json"),
     }
 
@@ -90,12 +99,12 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         (
             "batch",
             f"{g['groups']} groups x {g['group_size']} = {g['samples']} trajectories from {g['roots']} roots each, "
-            f"{g['updates']} updates",
+            f"{g['updates']} updates, split by {g['split']}",
         ),
         (
             "steps",
-            f"{g['steps']}, {g['trained_edges']} trained edges in {g['update_batches']} batches of at most "
-            f"{g['micro_batch']}",
+            f"{g['steps']}, in batches of at most {g['rollout_batch']}; {g['trained_edges']} trained edges in "
+            f"{g['update_batches']} batches of at most {g['micro_batch']}",
         ),
         ("model evaluations", f"{cost['rollout']:,} rollout + {cost['update']:,} update, each iteration"),
         *[draft] * bool(planned["drafted"]),
@@ -106,7 +115,15 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
             "evaluation",
             f"{evaluation['model_evaluations']:,} model evaluations, {evaluation['decoded']} decoded, each time",
         ),
+        *[("published", published.line(planned["published"]))] * bool(planned["published"]),
+        *[("warning", sentence) for sentence in planned["warnings"]],
     ]
+
+
+def _with_call(config: Config, call: dict[str, Any]) -> dict[str, Any]:
+    """The run's configuration, with what the pipeline's call adds to `model.call`."""
+    run = config.model_dump(mode="json")
+    return {**run, "model": {**run["model"], "call": {**run["model"]["call"], **call}}}
 
 
 def _draft(config: Config, over: dict[str, Any], columns: dict[str, Any]) -> tuple[int, int]:
@@ -140,11 +157,9 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         InputError: the axes do not fit each other or the schedule.
     """
     train, algorithm = config.train, config.algorithm
-    roots = [
-        Root(group, index, None, group * train.updates // train.groups)
-        for group in range(train.groups)
-        for index in range(algorithm.tree.roots(train.group_size))
-    ]
+    size = algorithm.roots(train.group_size)
+    parts = of_roots(train, size, [size] * train.groups, config.run.seed, iteration)
+    roots = [Root(group, index, None, part) for group, own in enumerate(parts) for index, part in enumerate(own)]
     tree = grow(
         algorithm.tree.plan(algorithm.kernel.kernels(num_steps), train.group_size, config.run.seed, iteration),
         linear_sigmas(num_steps).tolist(),
@@ -152,7 +167,7 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         (torch.zeros(len(roots), 1),),
         lambda state, sigma, rows: state,
         lambda shape, *address: torch.zeros(shape),
-        train.micro_batch,
+        train.rollout_rows,
     )
     if any(not kernel.stochastic for kernel, _, _ in tree.trained_steps):
         raise InputError("algorithm.tree: the plan trains a deterministic step, which has no log-probability")
@@ -168,18 +183,54 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     if algorithm.kernel.calibrate is not None:
         _check_calibration(tree, rewards)
     algorithm.tree.check(tree)
-    keep = algorithm.tree.pruned(tree, torch.zeros(len(tree.nodes)))
-    if not trained.all():
-        keep = units.to_edges(trained) & (torch.tensor(True) if keep is None else keep)
-    updated = [e for e in (tree if keep is None else pruned(tree, keep, train.micro_batch)).evaluations if e.trained]
-    forwards = sum(len(e.rows) for e in updated)
+    left = updated(config, tree, units, torch.zeros(len(units.values)), trained, iteration)
+    evaluations = [e for e in left.evaluations if e.trained]
+    forwards = sum(len(e.rows) for e in evaluations)
+    states = forwards // train.groups
+    if train.split == "edges" and states < train.updates:
+        raise InputError(
+            f"train.updates: {train.updates} parts, but the trained edges of a group leave {states} states, take {states}"
+        )
     return Cost(
         sum(len(e.rows) for e in tree.evaluations),
         forwards * (2 if algorithm.objective.kl.beta > 0 else 1),
         len(tree.leaves),
-        sum(len(edges.nodes) for e in updated for edges in e.trained),
-        len(updated),
+        sum(len(edges.nodes) for e in evaluations for edges in e.trained),
+        len(evaluations),
     )
+
+
+def sigma_table(path: str, num_steps: int) -> list[float]:
+    """The sigmas of a model's scheduler; of one whose table its pipeline makes while it runs, linear ones of shift 3."""
+    with loading.explained(path):
+        scheduler = loading.scheduler_config(path)
+    if scheduler.get("_class_name") != "FlowMatchEulerDiscreteScheduler" or scheduler.get("use_dynamic_shifting"):
+        return linear_sigmas(num_steps, shift=3.0).tolist()
+    table = FlowSDEScheduler.from_config(scheduler, kernel="ode")
+    table.set_timesteps(num_steps)
+    return table.noise_levels.tolist()
+
+
+def uneven(config: Config, sigmas: list[float]) -> list[str]:
+    """A sentence if some trained step of the first iteration outweighs another, see `samplers.kernels.pull`; or none."""
+    algorithm, start = config.algorithm, (torch.zeros(1, 1),)
+    plan = algorithm.tree.plan(
+        algorithm.kernel.kernels(len(sigmas) - 1), config.train.group_size, config.run.seed, iteration=0
+    )
+    tree = grow(plan, sigmas, [Root(0, 0, None)], start, lambda x, *_: x, lambda shape, *_: torch.zeros(shape), 1)
+    steps = tree.trained_steps
+    pulls = zip(algorithm.objective.pulls(steps, tree.sigma_cap), steps, strict=True)
+    ranked = sorted((pulled, *step[1:]) for pulled, step in pulls if pulled > 0)
+    (least, *soft), (most, *hard) = ranked[0], ranked[-1]
+    if most <= UNEVEN * least:
+        return []
+    form = algorithm.kernel.log_prob
+    free = "" if form == "constant_free" else "algorithm.kernel.log_prob=constant_free or "
+    return [
+        f"of the steps trained, that from sigma {hard[0]:.3g} to {hard[1]:.3g} pulls {most / least:,.0f} times as hard at "
+        f"the velocity as that from {soft[0]:.3g} to {soft[1]:.3g} ({algorithm.kernel.name}, log_prob {form}); take "
+        f"{free}algorithm.objective.step_weights=equalised"
+    ]
 
 
 def _check_calibration(tree: Tree, rewards: torch.Tensor) -> None:

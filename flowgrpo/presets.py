@@ -22,7 +22,7 @@ _GROUP_STD = {"name": "group_mean", "std": "group", "eps": 1e-8, "ddof": 1}
 _GLOBAL_STD = {"name": "group_mean", "std": "global", "eps": 1e-4, "ddof": 0}
 _PLAIN_STD = {"name": "group_mean", "std": "group", "eps": 1e-4, "ddof": 0}
 _TERMINAL = {"name": "terminal"}
-_TEMPFLOW = {  # arXiv 2508.04324 and its code
+_TEMPFLOW = {
     "kernel": {"name": "flow_sde", "level": 0.7},
     "credit": {"name": "siblings", "within": "seed"},
     "baseline": _PLAIN_STD,
@@ -33,60 +33,95 @@ _TEMPFLOW = {  # arXiv 2508.04324 and its code
         "kl": {"form": "exact", "beta": 0.004},
     },
 }
-_BRANCH = {  # arXiv 2509.06040
+_BRANCH = {
     "kernel": {"name": "dance_sde", "level": 0.3},
     "credit": {"name": "depthwise", "weights": "uniform"},
-    "baseline": _GROUP_STD,
+    "baseline": {**_GROUP_STD, "min_std": 1e-6},
     "objective": {"name": "clip", "clip_range": 1e-3},
 }
 _FLOW_KL = {"form": "flow_grpo", "beta": 0.04}
 
+# Above each row: its source, and where the row departs from it. What all rows share: rewards are summed by weight before
+# they are compared, samples of advantage 0 stay in the update, and what is drawn for it (windows, trained steps) is drawn
+# once an iteration for all samples.
 PRESETS: dict[str, Row] = {
-    "flow_grpo": {  # arXiv 2505.05470 and its code
+    # Flow-GRPO: arXiv 2505.05470 and its code.
+    # 1. The last step is ODE, as in the newer code; the older one drew noise there and did not train it.
+    # 2. beta 0.04 is that of GenEval and OCR; PickScore has 0.01.
+    "flow_grpo": {
         "tree": {"name": "chain"},
         "kernel": {"name": "flow_sde", "level": 0.7},
         "credit": _TERMINAL,
         "baseline": _GLOBAL_STD,
         "objective": {"name": "clip", "clip_range": 1e-4, "kl": _FLOW_KL},
     },
-    "flow_grpo_fast": {  # the same code's fast form: a random window in the noisy half, a small clip, no KL
+    # Flow-GRPO-Fast: the window configs of the same code (geneval_sd3_fast_nocfg, pickscore_sd3_fast_nocfg, *_flux_fast).
+    # 1. They sample and train without guidance; here that is model.guidance, which no preset sets.
+    "flow_grpo_fast": {
+        "tree": {"name": "window", "size": 3, "move": "random"},
+        "kernel": {"name": "cps", "level": 0.8, "log_prob": "constant_free"},
+        "credit": _TERMINAL,
+        "baseline": _GLOBAL_STD,
+        "objective": {"name": "clip", "clip_range": 1e-5},
+    },
+    # Ours: that window with Flow-GRPO's own noise, a mixture of the code's two fast forms.
+    "flow_grpo_window": {
         "tree": {"name": "window", "size": 3, "move": "random"},
         "kernel": {"name": "flow_sde", "level": 0.8},
         "credit": _TERMINAL,
         "baseline": _GLOBAL_STD,
         "objective": {"name": "clip", "clip_range": 1e-5},
     },
-    "mix_grpo": {  # arXiv 2507.21802
+    # MixGRPO: arXiv 2507.21802, and the FLUX script of its code.
+    # 1. The window stays at the end, as in the paper; the script goes back to the start.
+    # 2. The last step is ODE and in no window.
+    "mix_grpo": {
         "tree": {"name": "window", "size": 4, "move": "sliding", "every": 25, "stride": 1, "start": "shared"},
         "kernel": {"name": "flow_sde", "level": 0.7},
         "credit": _TERMINAL,
         "baseline": _GROUP_STD,
         "objective": {"name": "clip", "clip_range": 1e-4},
     },
-    "dance_grpo": {  # arXiv 2505.07818
-        "tree": {"name": "chain", "start": "shared", "train_fraction": 0.6},
+    # DanceGRPO: arXiv 2505.07818, and the FLUX script of its code.
+    # 1. The code scores the clean estimate of its last step, which is an ODE step; here the last two are ODE, for on
+    #    tables that end just above 0 (SD3's at 0.0089) the very last one removes no noise.
+    # 2. The trained steps are drawn for an iteration, not for each sample.
+    "dance_grpo": {
+        "tree": {"name": "chain", "start": "shared", "train_fraction": 0.6, "steps": [0, -2]},
         "kernel": {"name": "dance_sde", "level": 0.3},
         "credit": _TERMINAL,
         "baseline": _GROUP_STD,
         "objective": {"name": "clip", "clip_range": 1e-4},
     },
-    "grpo_guard": {  # arXiv 2510.22319; the clip range is Pref-GRPO's, which has this ratio
+    # GRPO-Guard: arXiv 2510.22319, and the OCR and GenEval configs of its code (4e-6 for PickScore with HPS).
+    # 1. The last step is ODE, as in flow_grpo.
+    "grpo_guard": {
         "tree": {"name": "chain"},
         "kernel": {"name": "flow_sde", "level": 0.7},
         "credit": _TERMINAL,
-        "baseline": _GLOBAL_STD,
-        "objective": {"name": "normalised_ratio", "clip_range": 1e-4, "kl": _FLOW_KL},
+        "baseline": _PLAIN_STD,
+        "objective": {"name": "normalised_ratio", "clip_range": 2e-6},
     },
-    "tempflow": {"tree": {"name": "brush", "branches": 6}, **_TEMPFLOW},  # 24 = 4 seeds x 6
-    "tempflow_fast": {  # ours: the same at the first steps only, and branches finished in fewer steps
+    # TempFlow-GRPO: arXiv 2508.04324 and its code. A group of 24 is 4 seeds of 6 branches.
+    # 1. Step weights are computed from the trained steps, where the code has 2.25, their value for SD3.5.
+    # 2. The last step is ODE and no branch leaves it; the code branches there too and does not train it.
+    "tempflow": {"tree": {"name": "brush", "branches": 6}, **_TEMPFLOW},
+    # Ours: the same at the first steps only, and branches finished in fewer steps.
+    "tempflow_fast": {
         "tree": {"name": "brush", "branches": 6, "profile": [6, 6, 6], "finish": 4},
         **_TEMPFLOW,
     },
-    "branch_grpo": {  # 16 leaves of 20 steps, split at 0, 3, 6, 9
+    # BranchGRPO: arXiv 2509.06040, and the FLUX script of its code. A group is 16 leaves of 20 steps, split at 0, 3, 6, 9.
+    # 1. Siblings' noise is the paper's, which keeps the marginals; the code's is 4 times as large (siblings: hot).
+    # 2. The last step is ODE and not trained; the code trains an edge whose noise its clean estimate leaves out.
+    # 3. Width pruning (tree.prune) drops whole chains, as in the paper.
+    "branch_grpo": {
         "tree": {"name": "branch", "factor": 2, "siblings": "correlated", "strength": 4.0},
         **_BRANCH,
     },
-    "branch_grpo_mix": {  # the same with MixGRPO's window
+    # The same with MixGRPO's window (its Mix).
+    # 1. to 3. as above. 4. The window moves with the iterations; the code keys it on the step, so that it stands still.
+    "branch_grpo_mix": {
         "tree": {
             "name": "branch_window",
             "size": 4,
@@ -97,28 +132,47 @@ PRESETS: dict[str, Row] = {
         },
         **_BRANCH,
     },
-    "dense_grpo": {  # arXiv 2601.20218, whose calibration has a step of 0.01 in g; its rounds and starting levels are ours
+    # DenseGRPO: arXiv 2601.20218, without code.
+    # 1. Rounds, balance and starting levels of the calibration are ours: the paper does not give them.
+    # 2. Its step of 0.01 is of the level; the paper's is of g itself.
+    # 3. The clip range is Flow-GRPO's: the paper does not give one.
+    "dense_grpo": {
         "tree": {"name": "twigs", "length": None},
         "kernel": {"name": "flow_sde", "level": 0.7, "calibrate": {"rounds": 10, "step": 0.01, "balance": 0.1}},
         "credit": {"name": "step_gain", "compare": "step"},
         "baseline": _PLAIN_STD,
         "objective": {"name": "clip", "clip_range": 1e-4, "kl": _FLOW_KL},
     },
-    "stepwise_flow_grpo": {  # arXiv 2603.28718; its CPS has a noise that vanishes at sigma 1, ours has not
+    # Stepwise-Flow-GRPO: arXiv 2603.28718 by accounts of it, without code.
+    # 1. The kernel is cps; the paper's noise is ddim_sde's, of an eta that was not at hand.
+    # 2. Log-probability, level and clip range are those that CPS was released with.
+    # 3. No KL, as in those configs; the paper has one, of a beta that was not at hand. Over the std of the last trained
+    #    step of SD3's table (0.0085) it would hold that step 5e5 times as hard as the first.
+    "stepwise_flow_grpo": {
         "tree": {"name": "twigs", "length": 5},
-        "kernel": {"name": "cps", "level": 0.8},
+        "kernel": {"name": "cps", "level": 0.8, "log_prob": "constant_free"},
         "credit": {"name": "step_gain", "compare": "joint"},
         "baseline": _PLAIN_STD,
-        "objective": {"name": "clip", "clip_range": 1e-4, "kl": _FLOW_KL},
+        "objective": {"name": "clip", "clip_range": 1e-5},
     },
-    "vgpo": {  # arXiv 2512.12387, reconstructed: discount and anchor are ours
+    # VGPO: arXiv 2512.12387, reconstructed from its abstract and its public reviews.
+    # 1. discount and anchor are ours: what came to hand does not give them.
+    # 2. The weight multiplies the whole loss of an edge, the KL too.
+    # 3. All else is Flow-GRPO's.
+    "vgpo": {
         "tree": {"name": "twigs", "length": 1, "root": False},
         "kernel": {"name": "flow_sde", "level": 0.7},
         "credit": {"name": "discounted_value", "discount": 0.9, "anchor": 0.1, "anchored_steps": 5},
         "baseline": _PLAIN_STD,
         "objective": {"name": "clip", "clip_range": 1e-4, "kl": _FLOW_KL},
     },
-    "sage_grpo": {  # arXiv 2603.21872 and its code; the rule that adapts beta, and its target, are ours
+    # SAGE-GRPO: arXiv 2603.21872 and its code.
+    # 1. The rule that adapts beta is PPO's, once an iteration; the code adapts it at every edge, by a rule not at hand.
+    # 2. The code has 1e-6 beside the variance below the KL.
+    # 3. `previous` is the Gaussians' KL, which is 0 in the one update of an iteration; the code takes the mean of
+    #    log_prob_old - log_prob, whose gradient is not.
+    # 4. Its optimizer, Muon, is not here.
+    "sage_grpo": {
         "tree": {"name": "chain", "last_step": "sde"},
         "kernel": {"name": "manifold", "level": 0.5},
         "credit": _TERMINAL,
@@ -133,10 +187,69 @@ PRESETS: dict[str, Row] = {
                 "reference": "moving",
                 "refresh": 10,
                 "previous": 0.1,
-                "target": 1e-3,
+                "target": 1e-5,
                 "max_beta": 1e-5,
             },
         },
+    },
+}
+
+_FLOW_GRPO_LOOP = {
+    "model.call.num_inference_steps": 10,
+    "train.groups": 48,
+    "train.group_size": 24,
+    "train.updates": 2,
+    "train.split": "samples",
+    "train.learning_rate": 3e-4,
+    "train.ema": {"decay": 0.9, "every": 8},
+}
+_DANCE_LOOP = {"train.updates": 3, "train.split": "samples", "train.learning_rate": 1e-5}
+
+# What the sources say of the loop around each method, which no preset sets: configuration keys and their values. A source
+# that gives numbers for each GPU (DanceGRPO, MixGRPO, BranchGRPO, SAGE-GRPO) says nothing of train.groups.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "flow_grpo": _FLOW_GRPO_LOOP,
+    "flow_grpo_fast": _FLOW_GRPO_LOOP,
+    "flow_grpo_window": {},  # ours
+    "mix_grpo": {**_DANCE_LOOP, "model.call.num_inference_steps": 25, "train.group_size": 12, "train.updates": 4},
+    "dance_grpo": {**_DANCE_LOOP, "model.call.num_inference_steps": 16, "train.group_size": 12},
+    "grpo_guard": {**_FLOW_GRPO_LOOP, "train.learning_rate": 1e-4},
+    "tempflow": {
+        key: _FLOW_GRPO_LOOP[key]
+        for key in (
+            "model.call.num_inference_steps",
+            "train.groups",
+            "train.group_size",
+            "train.updates",
+            "train.split",
+        )
+    },
+    "tempflow_fast": {},  # ours
+    "branch_grpo": {
+        "model.call.num_inference_steps": 20,
+        "train.group_size": 16,
+        "train.updates": 36,  # an optimizer step each 12 of 436 edges, two trees on a GPU
+        "train.split": "edges",
+        "train.learning_rate": 1e-5,
+    },
+    "branch_grpo_mix": {
+        "model.call.num_inference_steps": 20,
+        "train.group_size": 16,
+        "train.split": "edges",
+        "train.learning_rate": 1e-5,
+    },
+    "dense_grpo": {
+        "model.call.num_inference_steps": 10,
+        "train.group_size": 24,
+        "train.learning_rate": 3e-4,
+    },
+    "stepwise_flow_grpo": {"model.call.num_inference_steps": 10},
+    "vgpo": {"model.call.num_inference_steps": 10},
+    "sage_grpo": {
+        "model.call.num_inference_steps": 20,
+        "train.group_size": 4,
+        "train.updates": 1,
+        "train.learning_rate": 1e-5,
     },
 }
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flowgrpo import conditions
+from flowgrpo import conditions, corpora, tables, templates
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm import tasks
+from flowgrpo.sections import Prompts
 from flowgrpo.shapes import scenes
+from flowgrpo.tables import Row
 from samplers import noise
 
 SPLITS = ("train", "eval")
-BUILT_IN: dict[str, Callable[[], list[dict[str, Any]]]] = {
+BUILT_IN: dict[str, Callable[[], list[Row]]] = {
     **{
         f"shapes:{split}": lambda split=split: [{"prompt": text} for text in scenes.captions(split)] for split in SPLITS
     },
@@ -31,60 +32,60 @@ class Prompt:
     columns: dict[str, Any] = field(default_factory=dict, hash=False)
 
 
-def load(source: str, key: str = "prompts") -> list[Prompt]:
-    """Prompts of a built-in set, of a .txt file (one per line) or of a .jsonl file (`prompt` and any further columns).
+def load_split(section: Prompts, split: str) -> list[Prompt]:
+    """The prompts of a config's section for a split, `train` or `eval`; raises as `load` does."""
+    return load(getattr(section, split), f"prompts.{split}", **section.load_options)
+
+
+def load(source: str, key: str = "prompts", folder: str = "data", template: str | None = None) -> list[Prompt]:
+    """Prompts of a built-in set, a corpus, a .txt file (one per line) or a .jsonl file (`prompt` and any further columns).
 
     A column that a row of the file lacks is None there. Empty lines are skipped. Names of pictures, videos and sounds become
     absolute paths; they are relative to the file.
 
     Args:
         key: the place named in errors.
+        folder: where copies of corpora are; see `flowgrpo.corpora`.
+        template: the name of one, into which every prompt is put; see `flowgrpo.templates`.
 
     Raises:
         InputError: there is no such source, or a line of it is wrong.
     """
+    found = [
+        Prompt(templates.apply(template, row["prompt"]), {name: cell for name, cell in row.items() if name != "prompt"})
+        for row in _rows(source, key, folder)
+    ]
+    if not found:
+        raise InputError(f"{key}: {source} holds no prompt")
+    return found
+
+
+def _rows(source: str, key: str, folder: str) -> list[Row]:
+    """The rows of a source, all with the same columns."""
     if source in BUILT_IN:
-        return [_prompt(row) for row in BUILT_IN[source]()]
+        return BUILT_IN[source]()
+    if corpora.is_corpus(source):
+        return _filled(corpora.load(source, folder, key))
     path = Path(source)
     if not path.is_file():
-        known = [*BUILT_IN, *(str(p) for p in path.parent.glob("*") if p.suffix in (".txt", ".jsonl"))]
-        raise InputError(f"{key}: there is no file {source}, {nearest(source, known)}")
-    if path.suffix not in (".txt", ".jsonl"):
-        raise InputError(f"{key}: {source} is neither a .txt file (one prompt per line) nor a .jsonl file")
-    try:
-        lines = [(i, line.strip()) for i, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1)]
-    except UnicodeDecodeError as error:
-        raise InputError(f"{key}: {source} is not UTF-8 text (byte {error.start})") from None
+        files = (str(p) for p in path.parent.glob("*") if p.suffix in (".txt", ".jsonl"))
+        raise InputError(f"{key}: there is no file {source}, {nearest(source, [*BUILT_IN, *corpora.NAMES, *files])}")
     if path.suffix == ".txt":
-        prompts = [Prompt(line) for _, line in lines if line]
-    else:
-        rows = [_row(line, f"{source}:{i}") for i, line in lines if line]
-        names = dict.fromkeys(name for row in rows for name in row if name != "prompt")
-        prompts = [
-            Prompt(row["prompt"], {name: conditions.resolved(row.get(name), path.parent) for name in names})
-            for row in rows
-        ]
-    if not prompts:
-        raise InputError(f"{key}: {source} holds no prompt")
-    return prompts
+        return [{"prompt": line} for _, line in tables.lines(path, key)]
+    if path.suffix != ".jsonl":
+        raise InputError(f"{key}: {source} is neither a .txt file (one prompt per line) nor a .jsonl file")
+    rows = tables.rows(path, key)
+    for place, row in rows:
+        tables.text(row, "prompt", place)
+    return [
+        {name: cell if name == "prompt" else conditions.resolved(cell, path.parent) for name, cell in row.items()}
+        for row in _filled([row for _, row in rows])
+    ]
 
 
-def _prompt(row: dict[str, Any]) -> Prompt:
-    return Prompt(row["prompt"], {name: cell for name, cell in row.items() if name != "prompt"})
-
-
-def _row(line: str, place: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{place}: not valid JSON ({error.msg} at column {error.colno})") from None
-    if not isinstance(row, dict):
-        raise InputError(f'{place}: a row is an object such as {{"prompt": "a red circle"}}, not {type(row).__name__}')
-    if "prompt" not in row:
-        raise InputError(f"{place}: the row has no key 'prompt', it has {', '.join(row) or 'none'}")
-    if not isinstance(row["prompt"], str) or not row["prompt"].strip():
-        raise InputError(f"{place}: prompt is {row['prompt']!r}, not a text")
-    return row
+def _filled(rows: list[Row]) -> list[Row]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in names} for row in rows]
 
 
 def shuffled(number: int, groups: int, seed: int, iteration: int) -> list[int]:

@@ -19,10 +19,10 @@ from flowgrpo.errors import InputError, nearest
 from flowgrpo.gallery import write_gallery
 from flowgrpo.kinds import KINDS
 from flowgrpo.mdlm.policy import TextPolicy
+from flowgrpo.parts import check_geometry
 from flowgrpo.policy import DiffusersPolicy
 from flowgrpo.prompts import Prompt
 from flowgrpo.sections import Run as Place
-from flowgrpo.sections import check_geometry
 from rewards import Reward
 
 MAY_DIFFER = (
@@ -58,8 +58,8 @@ def train_config(settings: AnyConfig) -> Run:
     folder = settings.run.folder
     _check_folder(settings, folder)
     _check_trackers(settings.run.trackers)
-    train_prompts = prompts.load(settings.prompts.train, "prompts.train")
-    eval_prompts = prompts.load(settings.prompts.eval, "prompts.eval")[: settings.eval.prompts]
+    train_prompts = prompts.load_split(settings.prompts, "train")
+    eval_prompts = prompts.load_split(settings.prompts, "eval")[: settings.eval.prompts]
     rewards, eval_rewards = loading.rewards(settings.rewards, settings.eval_rewards)
     _check_only([*rewards, *eval_rewards], [*train_prompts, *eval_prompts])
     if settings.prompts.pick.by == "variance" and settings.train.groups > len(train_prompts):
@@ -124,7 +124,7 @@ def _check_processes(settings: AnyConfig, processes: int) -> None:
             f"run.processes: {settings.run.processes} processes are started by the command flowgrpo train, here "
             f"{'runs' if processes == 1 else 'run'} {processes}; from Python use accelerate launch"
         )
-    check_geometry(settings.train.groups, settings.train.updates, processes)
+    check_geometry(settings.train, settings.algorithm.roots(settings.train.group_size), processes)
 
 
 def _check_trackers(names: Iterable[str]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from flowgrpo.axes import Strict
 from flowgrpo.errors import InputError
@@ -50,6 +51,11 @@ class Prompts(Strict):
     eval: str = "shapes:eval"
     pick: Pick = Pick()
 
+    @property
+    def load_options(self) -> dict[str, Any]:
+        """Further arguments of `flowgrpo.prompts.load`."""
+        return {}
+
 
 class RewardUse(Strict):
     """One reward: what to `use`, its `weight` in the sum, `options` for a class, `name` in the metrics.
@@ -83,23 +89,79 @@ class Select(Strict):
     statistics: Literal["kept", "all"] = "kept"
 
 
-class Train(Strict):
-    """The loop's numbers. `updates` splits an iteration's groups into disjoint parts, one optimizer step each.
+class Ema(Strict):
+    """The average of the weights: moved towards them at `every` so many optimizer steps, by 1 - `decay`."""
 
-    `memory` is after how many iterations what a prompt gave counts half, for `prompts.pick` and the baseline `tracker`.
+    decay: float = Field(0.9, ge=0, lt=1)
+    every: int = Field(1, ge=1)
+
+
+class Schedule(Strict):
+    """What the learning rate is multiplied by, over all optimizer steps of the run.
+
+    It rises in a line from 0 over the first `warmup` steps; then it stays (`constant`) or falls to 0, in a line (`linear`)
+    or as half a wave (`cosine`).
+    """
+
+    name: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: int = Field(0, ge=0)
+
+    def factor(self, step: int, total: int) -> float:
+        """The factor at optimizer step `step`, counted from 0, of `total`: transformers' formulas.
+
+        There too the first step of a warm-up has rate 0.
+        """
+        if step < self.warmup:
+            return step / self.warmup
+        done = (step - self.warmup) / max(1, total - self.warmup)
+        return {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[self.name]
+
+
+class Train(Strict):
+    """The loop's numbers. `updates` splits what an iteration made into disjoint parts, one optimizer step each.
+
+    `split`: into whole `groups`; or shuffled, `samples` (the starts of trees whose trajectories share edges), or trained
+    `edges` (those of a state together).
+
+    A plain number for `ema` is its decay, a plain word for `schedule` its name. `memory` is after how many iterations what
+    a prompt gave counts half, for `prompts.pick` and the baseline `tracker`. `micro_batch` is rows in one call of the model
+    in an update, `rollout_batch` in one that keeps no graph; null is as many.
     """
 
     iterations: int = Field(20, ge=1)
     groups: int = Field(8, ge=1)
     group_size: int = Field(16, ge=2)
     updates: int = Field(2, ge=1)
+    split: Literal["groups", "samples", "edges"] = "groups"
     learning_rate: float = Field(3.0e-4, gt=0)
+    schedule: Schedule = Schedule()
     micro_batch: int = Field(32, ge=1)
-    ema: float | None = Field(0.9, ge=0, lt=1)
+    rollout_batch: int | None = Field(None, ge=1)
+    ema: Ema | None = Ema()
     max_grad_norm: float = Field(1.0, gt=0)
     optimizer: Optimizer = Optimizer()
     memory: float = Field(8.0, gt=0)
     select: Select | None = None
+
+    @property
+    def rollout_rows(self) -> int:
+        """Rows in one call of the model of a rollout, an evaluation or a decoding."""
+        return self.micro_batch if self.rollout_batch is None else self.rollout_batch
+
+    @field_validator("ema", mode="before")
+    @classmethod
+    def _decay(cls, written: Any) -> Any:
+        return {"decay": written} if isinstance(written, int | float) else written
+
+    @field_validator("schedule", mode="before")
+    @classmethod
+    def _word(cls, written: Any) -> Any:
+        return {"name": written} if isinstance(written, str) else written
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of an iteration."""
+        return self.updates
 
 
 class Eval(Strict):
@@ -137,19 +199,3 @@ class Run(Strict):
     def folder(self) -> Path:
         """The run's folder."""
         return Path(self.dir) / self.name
-
-
-def check_geometry(groups: int, updates: int, processes: int) -> None:
-    """Every process must have equally many groups of each part.
-
-    Raises:
-        InputError: they do not divide; names the nearest numbers that do.
-    """
-    parts = updates * processes
-    if groups % parts:
-        below = groups // parts * parts
-        choices = " or ".join(str(n) for n in (below, below + parts) if n)
-        raise InputError(
-            f"train.groups: {groups} groups do not divide into train.updates = {updates} parts on {processes} processes, "
-            f"take {choices}"
-        )

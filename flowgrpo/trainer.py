@@ -23,12 +23,13 @@ from flowgrpo.evaluate import Sample, evaluate
 from flowgrpo.groups import Groups
 from flowgrpo.loop import Loop
 from flowgrpo.policy import Policy, Row
+from flowgrpo.pruning import updated
 from flowgrpo.report import peak_bytes
 from flowgrpo.rollout import Rollout, drafted, rollout
 from flowgrpo.update import Credited, step
 from flowgrpo.weights import Weights
 from samplers import noise
-from samplers.trees import Root, pruned
+from samplers.trees import Root
 
 CALIBRATION = "calibration.json"
 
@@ -95,6 +96,7 @@ class Trainer(Loop):
         credited, seen = self._credit(rolled, groups)
         measured = []
         for part in range(config.train.updates):
+            self._set_learning_rate(part)
             measured.append(
                 step(
                     self.policy,
@@ -129,7 +131,7 @@ class Trainer(Loop):
             algorithm.tree.plan(kernels, config.train.group_size, config.run.seed, iteration),
             self._roots(iteration, groups),
             self.rewards,
-            config.train.micro_batch,
+            config.train.rollout_rows,
             config.run.seed,
             iteration,
             algorithm.objective.needs_old_means,
@@ -161,7 +163,7 @@ class Trainer(Loop):
             signs = step_signs(rolled.tree, combined(rolled.scores.values, self.reward_weights))
             positive, negative = self._sum(signs)
             rounds.append({"levels": self.levels, "positive": positive.tolist(), "negative": negative.tolist()})
-            highest = 1.0 if self.config.algorithm.kernel.name == "cps" else math.inf
+            highest = 1.0 if self.config.algorithm.kernel.name in ("cps", "ddim_sde") else math.inf
             self.levels = calibrated(self.levels, positive, negative, settings.step, settings.balance, highest)
         own = torch.tensor([self.policy.evaluations - evaluations, decoded], dtype=torch.float64)
         evaluated, decoded = (int(n) for n in self._sum(own))
@@ -180,10 +182,10 @@ class Trainer(Loop):
 
     def _roots(self, iteration: int, groups: Groups) -> list[Root]:
         """This process's roots of the iteration. Groups are integers, and every process has as many of each part."""
-        train, processes = self.config.train, self.accelerator.num_processes
+        parts = self._parts(iteration, groups)
         return [
-            Root(group, index, row, group * train.updates // train.groups)
-            for group in range(self.accelerator.process_index, train.groups, processes)
+            Root(group, index, row, parts[group][index])
+            for group in range(self.accelerator.process_index, len(parts), self.accelerator.num_processes)
             for index, row in enumerate(self._starts(iteration, group, groups))
         ]
 
@@ -199,7 +201,7 @@ class Trainer(Loop):
             return [row(0 if shared else index) for index in range(number)]
         pool = [row(start) for start in range(train.draft.pool * number)]
         with self.policy.calling(**train.draft.call):
-            return drafted(self.policy, pool, self.rewards, self.reward_weights, number, train.micro_batch)
+            return drafted(self.policy, pool, self.rewards, self.reward_weights, number, train.rollout_rows)
 
     def _drafts(self, groups: Groups) -> int:
         """How many samples this process drafts for the groups of an iteration."""
@@ -214,16 +216,12 @@ class Trainer(Loop):
         ends, of_ends = rolled.scores.values[places], [tree.nodes[tree.leaves[i]].root.group for i in places]
         advantages, trained, seen = self._compared(units, ends, of_ends, rolled.scores, groups)
         known = units.values.isfinite().any(1)
-        weight = units.weight * groups.weights[units.comparison[:, 0]] * known  # a lost sample's edges weigh nothing
+        units = replace(units, weight=units.weight.where(known, 0.0))  # a lost sample's edges weigh nothing
         step_weights = algorithm.objective.weights(tree.trained_steps, tree.sigma_cap)
-        credited = Credited(tree, replace(units, weight=weight), advantages, step_weights, self.beta)
-        keep = algorithm.tree.pruned(tree, units.to_edges(advantages.where(known, torch.nan)))
-        if not trained.all():
-            kept = units.to_edges(trained)
-            keep = kept if keep is None else keep & kept
-        if keep is not None:
-            credited = replace(credited, tree=pruned(tree, keep, config.train.micro_batch))
-        return credited, seen
+        group_weight = groups.weights[units.comparison[:, 0]]
+        credited = Credited(tree, units, advantages, step_weights, self.beta, group_weight)
+        left = updated(config, tree, units, advantages.where(known, torch.nan), trained, self.done)
+        return replace(credited, tree=left), seen
 
     def _sampled(self) -> list[Sample]:
         config = self.config
@@ -232,7 +230,7 @@ class Trainer(Loop):
                 self.policy.generate,
                 self.eval_prompts,
                 [*self.rewards, *self.eval_rewards],
-                config.train.micro_batch,
+                config.train.rollout_rows,
                 self.accelerator,
                 keep=config.eval.save,
             )

@@ -49,6 +49,7 @@ class Credited:
         advantages: of the units.
         step_weights: of the trained (kernel, sigma, sigma_next).
         beta: coefficient of the divergence.
+        group_weight: (U,) what the unit's group weighs against others, on top of the unit's own weight.
     """
 
     tree: Tree
@@ -56,14 +57,19 @@ class Credited:
     advantages: torch.Tensor
     step_weights: dict[TrainedStep, float]
     beta: float
+    group_weight: torch.Tensor
 
     def of_edges(self, nodes: torch.Tensor) -> torch.Tensor:
         """Advantage (E,) of the edge to each of some nodes, 0 where it belongs to no unit."""
         return self.units.to_edges(self.advantages)[nodes]
 
     def weights(self, edges: Edges) -> torch.Tensor:
-        """Weight (E,) of edges in the loss; an edge that belongs to no unit weighs nothing."""
+        """Weight (E,) of edges in the mean that the loss is; an edge that belongs to no unit weighs nothing."""
         return self.units.to_edges(self.units.weight)[edges.nodes]
+
+    def group_weights(self, edges: Edges) -> torch.Tensor:
+        """What the groups of edges (E,) weigh, which the mean does not divide by."""
+        return self.units.to_edges(self.group_weight)[edges.nodes]
 
 
 def step(
@@ -79,8 +85,8 @@ def step(
 ) -> Measured:
     """One optimizer step on the edges of one part; none if no edge of it weighs anything, or a gradient is not finite.
 
-    The unit of the update is a rollout evaluation: same rows, same order. The loss is the weighted mean over all edges of
-    the part, on all processes.
+    The unit of the update is an evaluation of the tree: same rows, same order. The loss is the weighted mean over all
+    edges of the part, on all processes, of each edge's loss times its group's weight: a part of one group is scaled by it.
 
     Args:
         reduce: sum of a tensor over the processes.
@@ -111,12 +117,13 @@ def moved(
     """Sum the gradients of all processes, cut them to a norm and take the step, unless one is not finite."""
     reached = reduce(torch.tensor([float(p.grad is not None) for p in weights.parameters]))
     for p, by in zip(weights.parameters, reached.tolist(), strict=True):
-        if by and p.grad is None:  # experts, say, that another process's rows chose
+        if by and p.grad is None:  # experts, say, that another process's rows chose, or no row here is trained on
             p.grad = torch.zeros_like(p)
     grads = [p.grad for p in weights.parameters if p.grad is not None]
     everyone = reduce(torch.cat([grad.flatten() for grad in grads]))  # one message, not one for each tensor
     for grad, summed in zip(grads, everyone.split([grad.numel() for grad in grads]), strict=True):
         grad.copy_(summed.view_as(grad))
+    scaler.scale(everyone[:0])  # a process without a loss in the run's first step has not set its scale up yet
     scaler.unscale_(optimizer)
     measured.grad_norm = float(torch.nn.utils.clip_grad_norm_(weights.parameters, max_grad_norm))
     if math.isfinite(measured.grad_norm):
@@ -143,7 +150,8 @@ def _loss(policy, weights, objective, credited: Credited, evaluation: Evaluation
             divergence = objective.divergence(terms)
             per_edge = per_edge + beta * divergence
             measured.kl = (measured.kl or 0.0) + float(divergence.detach().sum())
-        loss = loss + (per_edge * credited.weights(edges).to(per_edge)).sum()
+        weight = credited.weights(edges) * credited.group_weights(edges)
+        loss = loss + (per_edge * weight.to(per_edge)).sum()
         _measure(terms, objective, measured)
     return loss
 
@@ -160,6 +168,7 @@ def _terms(credited: Credited, evaluation: Evaluation, edges: Edges, velocity, r
         std=std,
         step_size=sigma - edges.sigma_next,
         velocity=tuple(v[rows] for v in velocity),
+        diffuses=edges.move.kernel.diffuses,
         old_mean=edges.mean,
         reference_mean=None if reference is None else edge_transition(edges, sigma, state, reference, cap)[0],
         reference_velocity=None if reference is None else tuple(v[rows] for v in reference),

@@ -9,9 +9,11 @@ from types import MappingProxyType
 
 import torch
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
+from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from flowgrpo.errors import InputError
+from flowgrpo.sections import Ema
 
 # The attention projections of language models.
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "attn_out")
@@ -26,7 +28,8 @@ class Weights:
         modules: networks by name. With LoRA they get adapters and stay frozen otherwise; without, all of them is trained
             in float32.
         lora: rank, alpha and target names, or None for full fine-tuning.
-        ema: decay of the average, warmed up as min((1 + t) / (10 + t), ema); None keeps none.
+        ema: the average that is kept, or None. Its decay is warmed up as min((1 + t) / (10 + t), decay) at optimizer step
+            t, counted from 0, as in Flow-GRPO's code.
         reference: what `reference()` will be: `fixed` weights as they started (full fine-tuning keeps a copy then), or
             `moving` ones, a copy of the live weights taken every `refresh` optimizer steps; None if it will not be needed.
         whole: further small modules by name, of which every weight is trained.
@@ -36,12 +39,12 @@ class Weights:
         self,
         modules: dict[str, torch.nn.Module],
         lora: LoraConfig | None,
-        ema: float | None = None,
+        ema: Ema | None = None,
         reference: str | None = None,
         refresh: int = 1,
         whole: Mapping[str, torch.nn.Module] = MappingProxyType({}),
     ):
-        self.modules, self.whole, self.lora, self.decay = modules, whole, lora, ema
+        self.modules, self.whole, self.lora, self.ema = modules, whole, lora, ema
         for name, module in (*modules.items(), *whole.items()):
             if lora is None or name in whole:
                 module.float().requires_grad_(True)
@@ -49,6 +52,7 @@ class Weights:
                 inject_adapter_in_model(lora, module)
                 for p in module.parameters():
                     p.data = p.data.float() if p.requires_grad else p.data  # adapters learn in float32 on any base
+                _compute_as_their_input(module)
         self.named = {
             f"{name}.{path}": p
             for name, module in (*modules.items(), *whole.items())
@@ -68,12 +72,12 @@ class Weights:
 
     @torch.no_grad()
     def after_update(self) -> None:
-        """Move the average after an optimizer step, and a moving reference where its time has come."""
-        if self.average is not None:
-            decay = min((1 + self.updates) / (10 + self.updates), self.decay)
-            for slow, p in zip(self.average, self.parameters, strict=True):
-                slow.lerp_(p, 1 - decay)
+        """Move the average and a moving reference after an optimizer step, where their time has come."""
+        decay = (1 + self.updates) / (10 + self.updates)
         self.updates += 1
+        if self.average is not None and self.updates % self.ema.every == 0:
+            for slow, p in zip(self.average, self.parameters, strict=True):
+                slow.lerp_(p, 1 - min(decay, self.ema.decay))
         if self._refresh is not None and self.updates % self._refresh == 0:
             for kept, p in zip(self._reference, self.parameters, strict=True):
                 kept.copy_(p)
@@ -137,6 +141,31 @@ class Weights:
     def adapter_state(self, module: str) -> dict[str, torch.Tensor]:
         """The LoRA tensors of one module under peft's names, as diffusers saves them."""
         return get_peft_model_state_dict(self.modules[module], adapter_name="default")
+
+
+class Half(torch.nn.Module):
+    """One of the two matrices of a linear layer's adapter: it learns in float32 and computes in its input's precision."""
+
+    def __init__(self, linear: torch.nn.Linear):
+        super().__init__()
+        self.weight = linear.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The product (..., out) with x (..., in)."""
+        return torch.nn.functional.linear(x, self.weight.to(x.dtype))
+
+
+def _compute_as_their_input(module: torch.nn.Module) -> None:
+    """Let the adapters of linear layers compute in the precision of the base.
+
+    peft casts their inputs up to float32 instead, a copy for each adapter, which the graph keeps for its backward pass.
+    """
+    for layer in module.modules():
+        if isinstance(layer, LoraLinear):
+            layer.cast_input_dtype_enabled = False
+            for halves in (layer.lora_A, layer.lora_B):
+                for name, linear in halves.items():
+                    halves[name] = Half(linear)
 
 
 def _attention_layers(modules: dict[str, torch.nn.Module]) -> tuple[str, ...]:

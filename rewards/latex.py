@@ -9,18 +9,26 @@ _DROPPED = re.compile(r"\\[!,;: ]|\\left|\\right|\\displaystyle|\^\{?\\circ\}?|\
 _WORDS = re.compile(r"\\(?:text|textbf|textit|mbox|mathrm|mathbf)\{([^{}]*)\}")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _NUMBER = re.compile(r"([+-]?)(?:(\d*\.?\d+)|\\frac\{([+-]?\d+)\}\{([+-]?\d+)\})")
+_WRITTEN = re.compile(r"(?<![\w.^])([+-]?)\\?\$?((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+|/\d+)?|\.\d+)")
+_BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*(?P<brace>\{)|\s+(?P<bare>[^\s{}$][^$\n]*))")
+LONGEST_NUMBER = 100  # characters; Python refuses to read some thousands of digits
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last \boxed{...} (or \fbox) of `text` holds, with its braces matched; None if there is none."""
-    starts = [match.end() for match in re.finditer(r"\\(?:boxed|fbox)\s*\{", text)]
-    if not starts:
+    r"""What the last \boxed{...} (or \fbox) of `text` holds, with its braces matched; None if there is none.
+
+    A \boxed without braces holds what follows it up to a $ or the line's end, as the Hendrycks MATH code reads it.
+    """
+    boxes = list(_BOX.finditer(text))
+    if not boxes:
         return None
-    depth = 1
-    for end in range(starts[-1], len(text)):
+    if boxes[-1]["bare"]:
+        return boxes[-1]["bare"].strip()
+    start, depth = boxes[-1].end(), 1
+    for end in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[end], 0)
         if depth == 0:
-            return text[starts[-1] : end].strip()
+            return text[start:end].strip()
     return None
 
 
@@ -31,7 +39,7 @@ def normalised(answer: str) -> str:
     they are the whole answer; \dfrac and \tfrac, \frac12, \sqrt2 and 1/2 get the form with braces; "x = 3" is 3, "1,000" is
     1000, ".5" is 0.5, and a full stop at the end goes.
     """
-    text = _DROPPED.sub("", answer.strip()).strip()
+    text = _DROPPED.sub("", answer.strip().replace("{,}", ",")).strip()
     text = (_WORDS.sub("", text).strip() or _WORDS.sub(r"\1", text)).rstrip(".")
     text = re.sub(r"\s+", "", text)
     text = re.sub(r"\\[dtc]frac", r"\\frac", text)
@@ -50,8 +58,23 @@ def same(answer: str, expected: str) -> bool:
     return a == b or (_number(a) is not None and _number(a) == _number(b))
 
 
+def number(answer: str) -> Fraction | None:
+    """The value of an answer that is a number and nothing else, after `normalised`; None of anything else."""
+    return _number(normalised(answer))
+
+
+def last_number(text: str) -> Fraction | None:
+    r"""The value of the last number in a text: digits with a sign, $, thousands' commas, a decimal part or a fraction.
+
+    Digits that belong to a word or an exponent (x1, m^2) are no number. None if there is none.
+    """
+    plain = re.sub(r"\\[dtc]?frac\{(\d+)\}\{(\d+)\}", r"\1/\2", text)
+    found = _WRITTEN.findall(plain)
+    return number(found[-1][0] + found[-1][1]) if found else None
+
+
 def _number(text: str) -> Fraction | None:
-    match = _NUMBER.fullmatch(text)
+    match = _NUMBER.fullmatch(text) if len(text) <= LONGEST_NUMBER else None
     if match is None or (match[4] and not int(match[4])):
         return None
     size = Fraction(match[2]) if match[2] else Fraction(int(match[3]), int(match[4]))

@@ -1,8 +1,9 @@
 """Verifiable rewards of texts: Countdown, 4 x 4 Sudoku, integer arithmetic, GSM8K, MATH, and their format.
 
 A text is what the model wrote after the prompt. Its answer stands between the last <answer> and </answer>; where the column
-`bare` is true the whole text is the answer, which is how the built-in prompts of small models ask. A row without a column
-that a reward needs (None) does not concern that reward, so one run may mix tasks.
+`bare` is true the whole text is the answer, which is how the built-in prompts of small models ask. GSM8K and MATH read it
+in more places, see `final_answer`. A row without a column that a reward needs (None) does not concern that reward, so one
+run may mix tasks.
 """
 
 from __future__ import annotations
@@ -138,49 +139,112 @@ def _tags(text: str) -> float:
     return max(0.0, sum(0.125 for tag in _TAGS if text.count(tag) == 1) - 0.001 * len(after))
 
 
+def final_answer(text: str) -> str | None:
+    r"""The final answer of a worked text; None where nothing marks one.
+
+    Read is what stands after the last <answer>, up to </answer> or the end, or the whole text where that is nothing. In it:
+    the last \boxed with something inside; or else the line after the last ####; or else all of it, if it stood in tags or
+    is a number alone.
+    """
+    _, tag, after = text.rpartition("<answer>")
+    tagged = after.partition("</answer>")[0].strip() if tag else ""
+    read = tagged or text
+    boxed = latex.last_boxed(read)
+    if boxed:
+        return boxed
+    _, mark, after = read.rpartition("####")
+    if mark:
+        return after.strip().partition("\n")[0].rstrip()
+    return read if tagged or latex.number(read) is not None else None
+
+
 def gsm8k(texts: Sequence[str], prompts: Sequence[str], answer: Sequence) -> Scores:
-    """Format and correctness of a grade-school answer, the sum that d1 trains with, in [0, 4].
+    r"""Format and correctness of a grade-school answer, the sum that d1 (2504.12216) trains with, in [0, 4].
 
     `tags` (at most 0.5); 0.5 for reasoning and then answer tags at the start; 0.5 more for a line break around each, to the
-    end; 0.5 for an integer answer; 2 for the right one. Reasoning may have many lines, which the reference's strict pattern
-    does not match. "$1,000" is 1000.
+    end; 0.5 for an integer answer; 2 for the right one, as `gsm8k_accuracy` finds it. Reasoning may have many lines, which
+    the strict pattern of d1's first release, and of SPG's and IGPO's, does not match; d1's later one does.
 
     Args:
         answer: B answers, alone or as GSM8K's own column has them, after "####".
     """
-    return [None if right is None else _gsm8k(text, right) for text, right in zip(texts, answer, strict=True)]
+    return [
+        None
+        if right is None
+        else (
+            _tags(text)
+            + 0.5 * bool(_LOOSE.match(text))
+            + 0.5 * bool(_STRICT.fullmatch(text))
+            + 0.5 * bool(_INTEGER.fullmatch(final_answer(text) or ""))
+            + 2.0 * _same_number(text, right)
+        )
+        for text, right in zip(texts, answer, strict=True)
+    ]
 
 
-def _gsm8k(text: str, right: Any) -> float:
-    given = answer_of(text) or ""
-    expected = str(right).rpartition("####")[2].strip()
-    return (
-        _tags(text)
-        + 0.5 * bool(_LOOSE.match(text))
-        + 0.5 * bool(_STRICT.fullmatch(text))
-        + 0.5 * bool(_INTEGER.fullmatch(given))
-        + 2.0 * latex.same(given, expected)
-    )
+def gsm8k_accuracy(texts: Sequence[str], prompts: Sequence[str], answer: Sequence) -> Scores:
+    r"""1 where the final answer of a text is the right number, 0 otherwise.
+
+    The released functions differ. d1's reward takes what follows the last <answer>, closed or not, or the whole text, and
+    wants it equal; its evaluation the number in the first \boxed, or else the last one in closed tags; IGPO the first
+    \boxed; ESPO "The answer is 42", #### 42, or the last number of the text; JustGRPO the last \boxed, "the answer is" or
+    the last number. Ours is `final_answer`, in tags, a box or after ####: it is right if it is the number, in whatever
+    spelling ("$1,000.00", "25%"), or if its last number is ("42 eggs", "6 * 7 = 42"). The last number of a text without
+    any mark counts for nothing.
+
+    Args:
+        answer: B answers, alone or as GSM8K's own column has them, after "####".
+    """
+    return [
+        None if right is None else float(_same_number(text, right)) for text, right in zip(texts, answer, strict=True)
+    ]
+
+
+def _same_number(text: str, right: Any) -> bool:
+    given, expected = final_answer(text), str(right).rpartition("####")[2].strip()
+    if given is None:
+        return False
+    if latex.number(given) is not None or latex.same(given, expected):
+        return latex.same(given, expected)
+    return latex.number(expected) is not None and latex.last_number(given) == latex.number(expected)
 
 
 def math_answer(texts: Sequence[str], prompts: Sequence[str], answer: Sequence) -> Scores:
     r"""Format and correctness of a competition answer, in [0, 3].
 
-    0.5 for reasoning and then answer tags, 0.5 for a \boxed answer inside the answer tags, 2 where the last \boxed (or,
-    without one, what stands in the tags) is the right answer up to its spelling in LaTeX.
+    0.5 for reasoning and then answer tags, 0.5 for a \boxed answer inside the answer tags, 2 for the right answer, as
+    `math_accuracy` finds it.
 
     Args:
         answer: B answers, alone or as MATH's column `solution` has them, in the last \boxed.
     """
-    return [None if right is None else _math_answer(text, right) for text, right in zip(texts, answer, strict=True)]
+    return [
+        None
+        if right is None
+        else (
+            0.5 * bool(_LOOSE.match(text))
+            + 0.5 * (latex.last_boxed(answer_of(text) or "") is not None)
+            + 2.0 * _same_answer(text, right)
+        )
+        for text, right in zip(texts, answer, strict=True)
+    ]
 
 
-def _math_answer(text: str, right: Any) -> float:
-    tagged = answer_of(text) or ""
-    boxed = latex.last_boxed(text)
-    expected = latex.last_boxed(str(right)) or str(right)
-    return (
-        0.5 * bool(_LOOSE.match(text))
-        + 0.5 * (latex.last_boxed(tagged) is not None)
-        + 2.0 * latex.same(tagged if boxed is None else boxed, expected)
-    )
+def math_accuracy(texts: Sequence[str], prompts: Sequence[str], answer: Sequence) -> Scores:
+    r"""1 where the last \boxed of a text, or without one its `final_answer`, is right up to its spelling in LaTeX, else 0.
+
+    As d1's `is_equiv` takes it; ESPO and JustGRPO compare with a computer algebra system, which also finds 2x + 2 and
+    2(x + 1) the same.
+
+    Args:
+        answer: B answers, alone or as MATH's column `solution` has them, in the last \boxed.
+    """
+    return [
+        None if right is None else float(_same_answer(text, right)) for text, right in zip(texts, answer, strict=True)
+    ]
+
+
+def _same_answer(text: str, right: Any) -> bool:
+    given = latex.last_boxed(text)
+    given = final_answer(text) if given is None else given
+    return given is not None and latex.same(given, latex.last_boxed(str(right)) or str(right))

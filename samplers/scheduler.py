@@ -25,7 +25,7 @@ from diffusers.utils.torch_utils import randn_tensor
 
 from samplers.kernels import KERNELS, LOG_PROBS, ODE, Kernel, log_prob, transition
 
-DEFAULT_LEVELS = {"ode": 0.0, "flow_sde": 0.7, "dance_sde": 0.3, "cps": 0.8, "manifold": 0.5}
+DEFAULT_LEVELS = {"ode": 0.0, "flow_sde": 0.7, "dance_sde": 0.3, "cps": 0.8, "ddim_sde": 0.8, "manifold": 0.5}
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
     pipeline reads stays so, while steps, their record and `noise_levels` are in our direction.
 
     Args:
-        kernel: `ode`, `flow_sde`, `dance_sde`, `cps` or `manifold` (see `samplers.kernels`).
+        kernel: `ode`, `flow_sde`, `dance_sde`, `cps`, `ddim_sde` or `manifold` (see `samplers.kernels`).
         noise_level: the kernel's level; None takes the published default (`DEFAULT_LEVELS`).
         log_prob: form of the recorded log-probability, a key of `samplers.kernels.LOG_PROBS`.
         last_step_ode: whether the step to sigma 0 is deterministic, whatever the kernel.

@@ -101,7 +101,7 @@ class Edges:
         rows: (E,) row of the evaluation that each edge leaves.
         nodes: (E,) node that each edge leads to.
         next_state: tensors (E, ...) in the storage dtype; None unless trained.
-        log_prob: (E,) float32, as the rollout drew them; None unless the kernel is stochastic.
+        log_prob: (E,) as the rollout drew them, float32 or, summed, float64; None unless the kernel is stochastic.
         mean: of the step, float32 tensors (E, ...); None unless trained and asked for.
     """
 
@@ -315,38 +315,45 @@ def edge_transition(
     return transition(edges.move.kernel, *leaving, sigma, edges.sigma_next, sigma_cap)
 
 
-def pruned(tree: Tree, keep: torch.Tensor, micro_batch: int) -> Tree:
+def pruned(tree: Tree, keep: torch.Tensor, micro_batch: int, parts: torch.Tensor | None = None) -> Tree:
     """The tree with only some trained edges left; what remains is gathered into full evaluations.
 
     Rows meet others than in the rollout, so their ratio is 1 up to rounding only.
 
     Args:
         keep: (nodes,) whether the edge to each node stays in the update.
+        parts: (nodes,) the part that the edge to each node belongs to, alike for those that leave one state; by default
+            that of its root.
     """
     left: dict[tuple[int, float], list[tuple[Evaluation, int]]] = defaultdict(list)
     for evaluation in tree.evaluations:
-        rows = torch.cat([edges.rows[keep[edges.nodes]] for edges in evaluation.trained] or [torch.empty(0)])
-        left[evaluation.part, evaluation.sigma] += [(evaluation, int(row)) for row in rows.unique()]
+        part_of = {
+            row: evaluation.part if parts is None else int(parts[node])
+            for edges in evaluation.trained
+            for row, node in zip(edges.rows.tolist(), edges.nodes.tolist(), strict=True)
+            if keep[node]
+        }
+        for row, part in sorted(part_of.items()):
+            left[part, evaluation.sigma].append((evaluation, row))
     evaluations = [
-        _gathered(rows[at : at + micro_batch], keep)
-        for rows in left.values()
+        _gathered(rows[at : at + micro_batch], part, keep)
+        for (part, _), rows in left.items()
         for at in range(0, len(rows), micro_batch)
     ]
     return replace(tree, evaluations=evaluations)
 
 
-def _gathered(rows: list[tuple[Evaluation, int]], keep: torch.Tensor) -> Evaluation:
+def _gathered(rows: list[tuple[Evaluation, int]], part: int, keep: torch.Tensor) -> Evaluation:
     """One evaluation of some rows of several, with those of their trained edges that stay."""
     taken: dict[Move, list[tuple[int, Edges, int]]] = defaultdict(list)  # move -> (new row, edges, place in them)
     for new, (evaluation, row) in enumerate(rows):
         for edges in evaluation.trained:
             for place in ((edges.rows == row) & keep[edges.nodes]).nonzero().flatten().tolist():
                 taken[edges.move].append((new, edges, place))
-    first = rows[0][0]
     return Evaluation(
-        first.sigma,
+        rows[0][0].sigma,
         [evaluation.rows[row] for evaluation, row in rows],
-        first.part,
+        part,
         _stack([tuple(x[row] for x in evaluation.state) for evaluation, row in rows]),
         [
             Edges(

@@ -67,12 +67,16 @@ class Tiny(nn.Module):
         self.head = nn.Linear(width, VOCABULARY)
         self.evaluations = 0
 
-    def logits(self, ids: torch.Tensor, attention_mask: torch.Tensor, start: int = 0) -> torch.Tensor:
-        """Logits (B, T - start, V)."""
+    def logits(self, ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Logits (B, T, V)."""
         self.evaluations += len(ids)
         x = self.token(ids) + self.place(torch.arange(ids.shape[1]))
         x = self.layers(x, src_key_padding_mask=~attention_mask if not attention_mask.all() else None)
-        return self.head(x[:, start:]).masked_fill(torch.arange(VOCABULARY) == MASK, -math.inf)
+        return self.head(x).masked_fill(torch.arange(VOCABULARY) == MASK, -math.inf)
+
+    def logits_at(self, ids: torch.Tensor, attention_mask: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+        """Logits (N, V) of some tokens."""
+        return self.logits(ids, attention_mask)[where]
 
 
 @dataclass(frozen=True)
@@ -87,10 +91,9 @@ class Table:
     mask_id: int = MASK
     evaluations: int = 0
 
-    def logits(self, ids: torch.Tensor, attention_mask: torch.Tensor, start: int = 0) -> torch.Tensor:
-        """Logits (B, T - start, V), 0 for the prompt."""
-        own = self.rows[((ids[:, 1:] == MASK) * 2 ** torch.arange(ids.shape[1] - 1)).sum(1)]
-        return torch.cat([torch.zeros_like(own[:, :1]), own], dim=1)[:, start:]
+    def logits_at(self, ids: torch.Tensor, attention_mask: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+        """Logits (N, V) of some tokens, none of them the prompt's."""
+        return self.rows[((ids[:, 1:] == MASK) * 2 ** torch.arange(ids.shape[1] - 1)).sum(1)][where[:, 1:]]
 
 
 def sequences(count: int, length: int, random: torch.Generator) -> torch.Tensor:

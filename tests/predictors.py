@@ -1,7 +1,14 @@
 """Predictors small enough to be exact: tables of neighbours, and random transformers."""
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from flowgrpo.mdlm.predictor import MaskPredictor
 
@@ -64,3 +71,21 @@ def qwen() -> Qwen2ForCausalLM:
         pad_token_id=PAD,
     )
     return Qwen2ForCausalLM(config).double().eval()
+
+
+def qwen3() -> Qwen3ForCausalLM:
+    """The same as a Qwen3."""
+    torch.manual_seed(2)
+    config = Qwen3Config(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=VOCAB,
+        initializer_range=0.4,
+        max_position_embeddings=128,
+        pad_token_id=PAD,
+    )
+    return Qwen3ForCausalLM(config).double().eval()

@@ -28,7 +28,7 @@ PLANS = {
 class Toy(nn.Module):
     """Bidirectional, indifferent to left padding, and sensitive to what it sees."""
 
-    mask_id = MASK
+    mask_id, block_size = MASK, None
 
     def __init__(self, seed=0, width=8, dtype=torch.float64, gain=1.0):
         super().__init__()
@@ -53,6 +53,9 @@ class Toy(nn.Module):
         x = torch.tanh(x + score.softmax(-1) @ value)
         forbidden = torch.arange(VOCABULARY) == MASK
         return (x @ self.out).masked_fill(forbidden, -torch.inf)[:, start:]
+
+    def logits_at(self, ids, attention_mask, where):
+        return self.logits(ids, attention_mask)[where]
 
 
 def answers(rows=1, scope="eos", length=6, prompt=3, end=4, name="test"):

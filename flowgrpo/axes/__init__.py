@@ -8,7 +8,7 @@ from __future__ import annotations
 from flowgrpo.axes.base import Choice, Strict
 from flowgrpo.axes.baseline import Absolute, GroupMean, LeaveOneOut, Median, Tracker
 from flowgrpo.axes.credit import Depthwise, DiscountedValue, Siblings, StepGain, Terminal
-from flowgrpo.axes.kernel import CPS, DanceSDE, FlowSDE, Manifold
+from flowgrpo.axes.kernel import CPS, DDIMSDE, DanceSDE, FlowSDE, Manifold
 from flowgrpo.axes.objective import Clip, NormalisedRatio, SoftGate
 from flowgrpo.axes.tree import Branch, BranchWindow, Brush, Chain, Custom, Twigs, Window
 
@@ -18,7 +18,7 @@ CHOICES: dict[str, dict[str, type[Choice]]] = {
     axis: {choice.model_fields["name"].default: choice for choice in choices}
     for axis, choices in {
         "tree": (Chain, Window, Brush, Branch, BranchWindow, Twigs, Custom),
-        "kernel": (FlowSDE, DanceSDE, CPS, Manifold),
+        "kernel": (FlowSDE, DanceSDE, CPS, DDIMSDE, Manifold),
         "credit": (Terminal, Siblings, Depthwise, StepGain, DiscountedValue),
         "baseline": (GroupMean, LeaveOneOut, Median, Tracker, Absolute),
         "objective": (Clip, NormalisedRatio, SoftGate),

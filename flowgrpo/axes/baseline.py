@@ -65,14 +65,15 @@ class Baseline(Choice):
 
 
 class GroupMean(Baseline):
-    """The mean of the set."""
+    """The mean of the set. Where the standard deviation that divides is below `min_std`, nothing is learnt."""
 
     name: Literal["group_mean"] = "group_mean"
     std: Literal["group", "global", "none"] = "group"
+    min_std: float = Field(0.0, ge=0)
 
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
         """Advantages (U,) of one column of values (U,)."""
-        return advantage.group_mean(values, comparison, self.std, self.eps, self.ddof)
+        return advantage.group_mean(values, comparison, self.std, self.eps, self.ddof, self.min_std)
 
 
 class LeaveOneOut(Baseline):

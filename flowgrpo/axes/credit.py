@@ -57,7 +57,7 @@ class StepGain(Choice):
 
 
 class DiscountedValue(Choice):
-    """The discounted value so far, with an absolute anchor (VGPO, reconstructed)."""
+    """The discounted value to come, with an absolute anchor (VGPO, reconstructed)."""
 
     name: Literal["discounted_value"] = "discounted_value"
     discount: float = Field(0.9, ge=0, le=1)

@@ -55,6 +55,7 @@ class Stochastic(Choice):
 
 
 Levels = Positive | Annotated[list[Positive], Field(min_length=1)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
 class FlowSDE(Stochastic):
@@ -71,13 +72,27 @@ class DanceSDE(Stochastic):
     level: Levels = 0.3
 
 
-class CPS(Stochastic):
+class Preserving(Stochastic):
+    """Options of kernels that keep the coefficients of the flow; a level is at most 1.
+
+    Their noise shrinks with sigma, and with it what an averaged log-probability divides by: near the data it would outweigh
+    all other steps. So `log_prob` is the form that CPS was released with.
+    """
+
+    log_prob: Literal["mean", "sum", "constant_free"] = "constant_free"
+    level: Fraction | Annotated[list[Fraction], Field(min_length=1)] = 0.8
+
+
+class CPS(Preserving):
     """Coefficients-preserving sampling: clean pictures, but it does not tend to the model's own distribution."""
 
     name: Literal["cps"] = "cps"
-    level: (
-        Annotated[float, Field(gt=0, le=1)] | Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)]
-    ) = 0.8
+
+
+class DDIMSDE(Preserving):
+    """Stepwise-Flow-GRPO's DDIM-inspired SDE: as `cps`, with less noise at early steps; the level is DDIM's eta."""
+
+    name: Literal["ddim_sde"] = "ddim_sde"
 
 
 class Manifold(Stochastic):

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from flowgrpo import objectives
 from flowgrpo.axes.base import Choice, Positive, Strict
 from flowgrpo.errors import InputError
+from samplers.kernels import pull, slope
 
 
 class Divergence(Strict):
@@ -66,6 +67,11 @@ class PolicyGradient(Choice):
             return dict.fromkeys(steps, 1.0)
         return dict(zip(steps, objectives.STEP_WEIGHTS[self.step_weights](steps, sigma_cap), strict=True))
 
+    def pulls(self, steps: Sequence[objectives.TrainedStep], sigma_cap: float) -> list[float]:
+        """How hard the loss of each of the trained steps pulls at the velocity, see `samplers.kernels.pull`."""
+        weights = self.weights(steps, sigma_cap)
+        return [pull(*step, sigma_cap) * weights[step] for step in steps]
+
     def divergence(self, terms: objectives.Terms) -> torch.Tensor:
         """Divergence (E,) in the chosen form."""
         pull = objectives.KL[self.kl.form](terms)
@@ -113,6 +119,13 @@ class NormalisedRatio(Clipped):
     def ratio(self, terms: objectives.Terms) -> torch.Tensor:
         """The ratio (E,) that is clipped."""
         return objectives.normalised_ratio(terms)
+
+    def pulls(self, steps: Sequence[objectives.TrainedStep], sigma_cap: float) -> list[float]:
+        """How hard the loss of each of the trained steps pulls at the velocity: std / step size times the plain ratio's."""
+        plain = super().pulls(steps, sigma_cap)
+        return [
+            size * slope(*step, sigma_cap)[1] / (step[1] - step[2]) for size, step in zip(plain, steps, strict=True)
+        ]
 
     def loss(self, terms: objectives.Terms) -> torch.Tensor:
         """Loss (E,) of the edges, without the divergence."""

@@ -46,8 +46,8 @@ class Rooted(Choice):
         """
 
     def _end(self, kernels: Sequence[Kernel]) -> int:
-        if self.last_step == "sde" and kernels[-1].name == "cps":
-            raise InputError("algorithm.tree.last_step: cps has no noise at the last step, take ode")
+        if self.last_step == "sde" and kernels[-1].name in ("cps", "ddim_sde"):
+            raise InputError(f"algorithm.tree.last_step: {kernels[-1].name} has no noise at the last step, take ode")
         end = len(kernels) if self.last_step == "sde" else len(kernels) - 1
         if not end:
             raise InputError(f"algorithm.tree: {self.name} needs two steps or more, or last_step: sde")
@@ -57,18 +57,32 @@ class Rooted(Choice):
 class Chain(Rooted):
     """Chains that are stochastic at every step but the last; a random `train_fraction` of those steps is trained.
 
+    `steps` = [first, end) bounds the stochastic ones; an `end` below 0 counts from the schedule's: -2 leaves the last two
+    ODE. Where a table ends just above 0, as SD3's does at 0.0089, the very last step removes none of the noise that the
+    one before it drew, and it would be scored.
+
     DanceGRPO draws the trained steps per sample; here they are drawn per iteration and shared by all samples, so that an
     evaluation is trained whole and the rollout's log-probabilities are met exactly.
     """
 
     name: Literal["chain"] = "chain"
     train_fraction: float = Field(1.0, gt=0, le=1)
+    steps: list[int] | None = Field(None, min_length=2, max_length=2)
 
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
         """The plan of one iteration."""
-        steps = range(self._end(kernels))
+        steps = self._stochastic(self._end(kernels), len(kernels))
         trained = schedule.random_steps(steps, self.train_fraction, noise.generator(seed, "trained steps", iteration))
         return plans.chain(kernels, steps, steps if self.train_fraction == 1 else trained)
+
+    def _stochastic(self, end: int, num_steps: int) -> range:
+        first, stop = self.steps or (0, end)
+        stop = stop + num_steps if stop < 0 else stop
+        if not 0 <= first < stop <= end:
+            raise InputError(
+                f"algorithm.tree.steps: {self.steps} are not steps among the {end} stochastic ones, take [0, {end}] or less"
+            )
+        return range(first, stop)
 
 
 class Window(Rooted):

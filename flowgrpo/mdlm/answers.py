@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from flowgrpo.mdlm.attention import positions
 from samplers.noise import Address
 
 Tensor = torch.Tensor
@@ -25,6 +26,8 @@ class Answers:
         addresses: of each row, where its random masks are drawn (see `samplers.noise`). Who draws at the same addresses gets
             the same masks, whatever the batch; the policy, the old one and the reference must.
         steps: (B, L) int64, the step of the decoder that committed each token, -1 for one that was given; None if unknown.
+        block_size: tokens of a block of a block-causal model, which predicts each block given the earlier ones as they are
+            in the answer, whatever a view hides of them; None for full attention.
     """
 
     ids: Tensor
@@ -32,6 +35,7 @@ class Answers:
     scored: Tensor
     addresses: Sequence[tuple[Address, ...]]
     steps: Tensor | None = None
+    block_size: int | None = None
 
     @property
     def prompt_length(self) -> int:
@@ -42,6 +46,13 @@ class Answers:
     def given(self) -> Tensor:
         """(B, L) bool: tokens that were there before the decoder began, and are not asked for; every view shows them."""
         return torch.zeros_like(self.scored) if self.steps is None else (self.steps < 0) & ~self.scored
+
+    @property
+    def blocks(self) -> Tensor | None:
+        """(B, L) int64 number of each token's block; None for full attention."""
+        if self.block_size is None:
+            return None
+        return positions(self.attention_mask)[:, self.prompt_length :] // self.block_size
 
     @property
     def length(self) -> Tensor:
@@ -56,6 +67,7 @@ class Answers:
             self.scored[rows],
             [self.addresses[row] for row in rows.tolist()],
             None if self.steps is None else self.steps[rows],
+            self.block_size,
         )
 
 

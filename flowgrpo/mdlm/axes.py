@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -55,19 +55,27 @@ class Decoding(Choice):
     def _word(cls, written: Any) -> Any:
         return {"name": written} if isinstance(written, str) else written
 
-    def build(self, length: int, eos_id: int | None, place: str, predictor: MaskPredictor | None = None) -> Decoder:
+    def build(
+        self,
+        length: int,
+        eos_id: int | None,
+        place: str,
+        predictor: MaskPredictor | None = None,
+        block_size: int | None = None,
+    ) -> Decoder:
         """The decoder for answers of some length.
 
         Args:
             place: where it was written, for errors.
             predictor: the model; None if it is not loaded yet.
+            block_size: tokens of a block of a block-causal model that is not loaded yet.
 
         Raises:
             InputError: a word or an option is unknown, or they do not fit together.
         """
         written = {key: value for key, value in self._written().items() if value is not None}
         try:
-            return build(written, length, eos_id, predictor)
+            return build(written, length, eos_id, predictor, block_size)
         except InputError as error:
             raise InputError(str(error).replace("decoder", place, 1)) from None
 
@@ -150,6 +158,15 @@ class Likelihood(Choice):
 
     scope: Scope = "eos"
 
+    @property
+    def fixed(self) -> bool:
+        """Whether its views are drawn by no chance, and so the same in every pass."""
+        return False
+
+    def recorded(self, decoder: Decoder) -> bool:
+        """Whether each view scores what the decoder committed, from the same canvas and under the same distribution."""
+        return False
+
     @abstractmethod
     def views(self, answers: Answers) -> views.Views:
         """The views of some answers."""
@@ -160,6 +177,11 @@ class OneStep(Likelihood):
 
     name: Literal["one_step"] = "one_step"
     prompt_rate: Rate = 0.15
+
+    @property
+    def fixed(self) -> bool:
+        """Whether its views are drawn by no chance, and so the same in every pass."""
+        return self.prompt_rate == 0
 
     def views(self, answers: Answers) -> views.Views:
         """The views of some answers."""
@@ -209,6 +231,7 @@ class Autoregressive(Likelihood):
     """Exact for decoding from left to right (JustGRPO); a view for each token."""
 
     name: Literal["autoregressive"] = "autoregressive"
+    fixed: ClassVar[bool] = True
 
     def views(self, answers: Answers) -> views.Views:
         """The views of some answers."""
@@ -220,6 +243,11 @@ class Trajectory(Likelihood):
 
     name: Literal["trajectory"] = "trajectory"
     shrink: Count = 1
+    fixed: ClassVar[bool] = True
+
+    def recorded(self, decoder: Decoder) -> bool:
+        """Whether each view scores what the decoder committed, from the same canvas and under the same distribution."""
+        return self.shrink == 1 and decoder.recorded
 
     def views(self, answers: Answers) -> views.Views:
         """The views of some answers."""

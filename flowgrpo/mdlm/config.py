@@ -9,10 +9,12 @@ from pydantic import Field, SerializeAsAny, model_validator
 from flowgrpo import presets
 from flowgrpo.axes.base import Choice, Strict
 from flowgrpo.errors import InputError, nearest
+from flowgrpo.mdlm.attention import Attention
 from flowgrpo.mdlm.axes import CHOICES, Decoding, Ratio
 from flowgrpo.mdlm.presets import PRESETS
 from flowgrpo.mdlm.schedule import scheduled
-from flowgrpo.sections import Eval, Lora, Prompts, RewardUse, Run, Train, check_geometry
+from flowgrpo.parts import check_geometry
+from flowgrpo.sections import Eval, Lora, Prompts, RewardUse, Run, Train
 from rewards.base import last_part
 
 EMBEDDED = "digits"
@@ -24,7 +26,9 @@ class TextModel(Strict):
 
     `chat` puts prompts into the tokenizer's chat template, as the user's turn; `trust_remote_code` lets code run that comes
     with the model. `length` is the number of tokens of an answer, filled up with end tokens. `mask_id`, and `shift` (whether
-    output i is about token i + 1), are known for most models.
+    output i is about token i + 1), are known for most models. With `attention` block a position sees no later block of
+    `block_size` tokens; both are known of LLaDA2, SDAR and Fast-dLLM v2, and what is not known has full attention.
+    `gradient_checkpointing` computes activations again in the backward pass.
     """
 
     path: str
@@ -35,6 +39,9 @@ class TextModel(Strict):
     trust_remote_code: bool = False
     mask_id: int | None = None
     shift: bool | None = None
+    attention: Attention | None = None
+    block_size: int | None = Field(None, ge=2)
+    gradient_checkpointing: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -45,10 +52,21 @@ class TextModel(Strict):
 
 
 class TextPrompts(Prompts):
-    """Where prompts come from; by default the embedded model's tasks."""
+    """Where prompts come from; by default the embedded model's tasks.
+
+    Copies of corpora (`gsm8k:train`, `math:test`) are looked for in `folder`. Every prompt is put into a `template` of
+    `flowgrpo.templates`, if one is named.
+    """
 
     train: str = "tasks:train"
     eval: str = "tasks:eval"
+    folder: str = "data"
+    template: Literal["d1", "boxed", "d1_boxed"] | None = None
+
+    @property
+    def load_options(self) -> dict[str, Any]:
+        """Further arguments of `flowgrpo.prompts.load`."""
+        return {"folder": self.folder, "template": self.template}
 
 
 class TextAlgorithm(Strict):
@@ -90,6 +108,11 @@ class TextTrain(Train):
 
     passes: int = Field(1, ge=1)
 
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of an iteration."""
+        return self.passes * self.updates
+
 
 class TextEval(Eval):
     """Held-out evaluation, by a decoder at temperature 0 unless another is given."""
@@ -112,17 +135,20 @@ class TextConfig(Strict):
 
     @model_validator(mode="after")
     def _fits(self) -> TextConfig:
-        check_geometry(self.train.groups, self.train.updates, self.run.processes)
+        if self.train.split == "edges":
+            raise InputError("train.split: an answer's tokens are updated on together, it has no edges; take samples")
+        check_geometry(self.train, self.train.group_size, self.run.processes)
         hints = self.algorithm.hints
         if hints.name != "none" and (hints.tail or 0) >= self.model.length:
             raise InputError(f"algorithm.hints.tail: {hints.tail} leaves no room in model.length = {self.model.length}")
         if hints.name != "none":
             _check_success(hints.reward, [use.name or last_part(use.use) for use in self.rewards])
-        decoder = self.algorithm.decoder.build(self.model.length, 0, "algorithm.decoder")
+        size = self.model.block_size
+        decoder = self.algorithm.decoder.build(self.model.length, 0, "algorithm.decoder", block_size=size)
         schedule = self.algorithm.schedule.policy(self.model.length)
         if schedule is not None:
             scheduled(decoder, schedule.typical(1))
-        self.eval.decoder.build(self.model.length, 0, "eval.decoder")
+        self.eval.decoder.build(self.model.length, 0, "eval.decoder", block_size=size)
         return self
 
 

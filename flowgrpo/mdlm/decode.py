@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.cache import BlockCache
+from flowgrpo.mdlm.cache import BlockCache, PrefixCache, cached
 from flowgrpo.mdlm.predictor import MaskPredictor
 from flowgrpo.mdlm.proposals import Proposed, Sample
 from flowgrpo.mdlm.regions import Region
@@ -43,7 +43,7 @@ class Decoder:
         suppressed: tokens that are never proposed.
         stop_id: a token after whose block the rest of a row is filled with it, at no step; None to go on to the end.
         cache: whether keys and values are kept within a block, an approximation: of the columns before it, or of all
-            outside it.
+            outside it. Of a block-causal model those before it are exact.
     """
 
     proposal: Sample
@@ -59,6 +59,8 @@ class Decoder:
     def __post_init__(self):
         if self.cache and (self.guided or self.hidden_layers):
             raise InputError("decoder.cache: it goes neither with cfg_scale nor with a learned scorer")
+        if self.cache == "dual" and self.region.counted is not None:
+            raise InputError("decoder.cache: no block sees the later ones of this model, take prefix, which is exact")
         if self.guided and self.hidden_layers:
             raise InputError("decoder.cfg_scale: it does not go with a learned scorer")
 
@@ -66,6 +68,15 @@ class Decoder:
     def guided(self) -> bool:
         """Whether a step takes two evaluations."""
         return callable(self.cfg_scale) or self.cfg_scale != 0
+
+    @property
+    def recorded(self) -> bool:
+        """Whether `Rollout.commit_logp` is under the model's own distribution, as a likelihood has it."""
+        proposal = self.proposal
+        tempered = callable(proposal.temperature) or proposal.temperature not in (0, 1)
+        cut = proposal.top_p < 1 or proposal.top_k is not None or bool(self.suppressed)
+        aged = self.cache is not None and self.region.block_size is None
+        return not (tempered or cut or self.guided or aged)
 
     @property
     def hidden_layers(self) -> int:
@@ -133,10 +144,13 @@ def decode(
         micro_batch: most rows that are decoded together; None for all.
 
     Raises:
-        InputError: shapes do not fit, or the model does not allow what the decoder asks for.
+        InputError: shapes do not fit, the model does not allow what the decoder asks for, or the decoder was built without
+            the blocks of this model.
         ValueError: the decoder draws random numbers and there are no seeds.
     """
     ids, mask = _canvas(predictor, prompt, decoder.region.length, attention_mask, fixed)
+    if decoder.region.block_size != predictor.block_size:
+        raise InputError("decoder.region: it was not built for this model's blocks, hand build the predictor")
     if seeds is not None and len(seeds) != len(ids):
         raise InputError(f"seeds: {len(seeds)} for {len(ids)} prompts")
     size = micro_batch or len(ids)
@@ -161,15 +175,21 @@ def _filled(
     step_map = torch.full_like(completion, GIVEN)
     commit_logp = torch.zeros(completion.shape, dtype=torch.float64, device=ids.device)
     taken = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
-    for block, (start, end) in enumerate(decoder.region.blocks):
-        masked = completion[:, start:end] == predictor.mask_id
+    place = torch.arange(completion.shape[1], device=ids.device)
+    cache = cached(predictor, decoder.cache) if decoder.cache else None
+    for block, (starts, ends) in enumerate(decoder.region.parts(mask[:, :prompt].sum(1))):
+        start, end = int(starts.min()), int(ends.max())
+        own = ((place >= starts[:, None]) & (place < ends[:, None]))[:, start:end]
+        masked = own & (completion[:, start:end] == predictor.mask_id)
         if decoder.stop_id is not None:
-            left = masked & (completion[:, :start] == decoder.stop_id).any(1, keepdim=True)
+            stopped = (completion == decoder.stop_id) & (place < starts[:, None])
+            left = masked & stopped.any(1, keepdim=True)
             completion[:, start:end][left] = decoder.stop_id
             step_map[:, start:end][left] = taken[left.nonzero()[:, 0]]
             masked &= ~left
         begun, block_masks = taken.clone(), masked.sum(1)
-        cache = BlockCache(predictor, decoder.cache, prompt + start, prompt + end) if decoder.cache else None
+        if decoder.region.counted is not None:
+            block_masks = torch.full_like(taken, decoder.region.counted)
         while len(row := masked.any(1).nonzero()[:, 0]):
             step = Step(
                 row=row + first,
@@ -190,7 +210,7 @@ def _filled(
             step_map[at] = taken[at[0]]
             commit_logp[at] = proposed.log_prob[chosen].double()
             taken[row] += 1
-            masked = completion[:, start:end] == predictor.mask_id
+            masked = own & (completion[:, start:end] == predictor.mask_id)
     return Rollout(ids, mask, step_map, commit_logp, taken * (2 if decoder.guided else 1), taken)
 
 
@@ -206,12 +226,14 @@ def _canvas(
     return ids, torch.cat([known.bool(), torch.ones_like(unknown, dtype=torch.bool)], dim=1)
 
 
-def _step(predictor: MaskPredictor, decoder: Decoder, step: Step, cache: BlockCache | None) -> tuple[Proposed, Tensor]:
+def _step(
+    predictor: MaskPredictor, decoder: Decoder, step: Step, cache: BlockCache | PrefixCache | None
+) -> tuple[Proposed, Tensor]:
     """Proposals for the open positions, and which of them (N,) are committed."""
     start = step.prompt + step.start
     columns = (start, start + step.open.shape[1])
     if cache is not None:
-        logits = cache.logits(step.ids, step.attention_mask, step.row)
+        logits = cache.logits(step.ids, step.attention_mask, step.row, *columns)
     elif decoder.guided:
         scale = setting(decoder.cfg_scale, step)
         logits = predictor.guided(step.ids, step.attention_mask, scale, step.prompt, *columns)

@@ -80,7 +80,13 @@ class _Place:
 
     @property
     def block_steps(self) -> int:
-        blocks = len(self.region.ends)
+        blocks, size = len(self.region.ends), self.region.counted
+        if size is not None:  # the length need not be whole blocks
+            if self.steps * size % self.region.length:
+                raise InputError(
+                    f"decoder.steps: {self.steps} for {self.region.length} tokens are no whole number for a block of {size}"
+                )
+            return self.steps * size // self.region.length
         if self.steps % blocks:
             raise InputError(f"decoder.steps: {self.steps} does not divide into {blocks} blocks")
         return self.steps // blocks
@@ -183,6 +189,7 @@ def build(
     length: int,
     eos_id: int | None = None,
     predictor: MaskPredictor | None = None,
+    block_size: int | None = None,
 ) -> Decoder:
     """The decoder that a user has written, for completions of some length.
 
@@ -193,6 +200,7 @@ def build(
     Args:
         eos_id: end of sequence, for decoders that look at it.
         predictor: the model, whose vocabulary and hidden states have to fit; None if it is not loaded yet.
+        block_size: tokens of a block of a block-causal model that is not loaded yet.
 
     Raises:
         InputError: a word or an option is unknown or wrong, or they do not fit together.
@@ -215,6 +223,11 @@ def build(
     row |= {axis: _replaced(axis, row[axis], written) for axis, written in spec.items()}
 
     region = _built("region", REGIONS, row["region"], length)
+    block_size = block_size if predictor is None else predictor.block_size
+    if block_size is not None:
+        if row["region"]["name"] == "ascending":
+            raise InputError("decoder.region: ascending blocks are none of this model's own, take blocks")
+        region = regions.counted(region, block_size)
     place = _Place(region, _steps(row["committer"], others.steps, length), eos_id, predictor)
     decoder = Decoder(
         proposal=_built("proposal", {"sample": Sample}, row["proposal"]),

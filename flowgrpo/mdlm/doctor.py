@@ -34,6 +34,9 @@ from rewards import Reward
 SIZE = 4  # answers of a group
 GROUPS = 8  # at most, where a reward does not differ within the first ones
 LENGTH = 64  # of the answers of a model alone
+REMEDY = (
+    "lower train.micro_batch and train.rollout_batch, set model.gradient_checkpointing, or train a LoRA (model.lora)"
+)
 DRIFT = {"float32": 1e-3, "bfloat16": 0.3}  # largest gap of a token's log-probability in another batch
 
 
@@ -57,7 +60,7 @@ def examine(settings: TextConfig) -> Iterator[Check]:
         InputError, RewardError: the config is wrong; nothing was examined.
     """
     plan(settings)
-    found = sorted(prompts.load(settings.prompts.train, "prompts.train"), key=lambda prompt: -len(prompt.text))
+    found = sorted(prompts.load_split(settings.prompts, "train"), key=lambda prompt: -len(prompt.text))
     chosen = [found[0], found[-1]]  # a group each
     between = [found[place * (len(found) - 1) // (GROUPS - 1)] for place in range(1, GROUPS - 1)]
     rewards, _ = loading.rewards(settings.rewards)
@@ -68,16 +71,17 @@ def examine(settings: TextConfig) -> Iterator[Check]:
     rows = [Row(prompt.text, i, prompt.columns) for prompt in chosen for i in range(SIZE)]
     decoder = training_decoder(settings, policy.eos_id, len(rows), policy.predictor)
     seeds = [("doctor", settings.run.seed, place) for place in range(len(rows))]
-    written = policy.write([row.prompt for row in rows], decoder, seeds, settings.train.micro_batch)
+    written = policy.write([row.prompt for row in rows], decoder, seeds, settings.train.rollout_rows)
     scored = in_scope(written.rollout.completion, policy.eos_id, settings.algorithm.likelihood.scope)
     rollout = written.rollout
-    answers = Answers(rollout.ids, rollout.attention_mask, scored, seeds, rollout.step_map)
+    size = policy.predictor.block_size
+    answers = Answers(rollout.ids, rollout.attention_mask, scored, seeds, rollout.step_map, size)
     yield _drift(settings, policy, decoder, rollout, answers)
     yield _gradients(settings, policy, weights, answers)
     groups = [slice(at, at + SIZE) for at in range(0, len(rows), SIZE)]
     values = [score(rewards, written.texts[own], rows[own]).values for own in groups]
     yield _spread(settings, policy, rewards, values, between)
-    yield memory_left(device, "lower train.micro_batch, or train a LoRA (model.lora)")
+    yield memory_left(device, REMEDY)
     yield _reload(settings, policy, weights, answers)
 
 
@@ -89,7 +93,7 @@ def _drift(settings: TextConfig, policy: TextPolicy, decoder: Decoder, rollout: 
     whole = estimate(policy.predictor, answers, views, size).each
     largest = float((whole - estimate(policy.predictor, answers, views, size // 2 or 2).each).abs().max())
     value = f"{largest:.1e} in another batch"
-    if likelihood.name == "trajectory" and _recorded(decoder):
+    if likelihood.name == "trajectory" and decoder.recorded:
         each = estimate(policy.predictor, answers, trajectory(answers), size).each.sum(0)
         gap = float((each - rollout.commit_logp.to(each))[answers.scored].abs().max())
         largest, value = max(largest, gap), f"{value}, {gap:.1e} from what the decoder recorded"
@@ -114,18 +118,10 @@ def _spread(
         if spread(rewards, values).ok:
             break
         seeds = [("doctor", settings.run.seed, SIZE * place + i) for i in range(SIZE)]
-        written = policy.write([prompt.text] * SIZE, decoder, seeds, settings.train.micro_batch)
+        written = policy.write([prompt.text] * SIZE, decoder, seeds, settings.train.rollout_rows)
         rows = [Row(prompt.text, i, prompt.columns) for i in range(SIZE)]
         values.append(score(rewards, written.texts, rows).values)
     return spread(rewards, values)
-
-
-def _recorded(decoder: Decoder) -> bool:
-    """Whether the decoder draws from the model's own distribution, whose log-probabilities it records."""
-    proposal = decoder.proposal
-    plain = not callable(proposal.temperature) and proposal.temperature in (0, 1)
-    cut = proposal.top_p < 1 or proposal.top_k is not None or decoder.suppressed
-    return plain and not (cut or decoder.guided or decoder.cache)
 
 
 def _gradients(settings: TextConfig, policy: TextPolicy, weights: Weights, answers: Answers) -> Check:
@@ -166,7 +162,8 @@ def _reload(settings: TextConfig, policy: TextPolicy, weights: Weights, answers:
         write_weights(model, policy, weights, Path(folder))
         network.to("cpu")  # two models may not fit beside each other
         source = folder if weights.lora is None else model.path
-        fresh, _ = load_predictor(source, dtype, device, model.trust_remote_code, model.mask_id, model.shift)
+        own = (model.trust_remote_code, model.mask_id, model.shift, model.attention, model.block_size)
+        fresh, _ = load_predictor(source, dtype, device, *own)
         if weights.lora is not None:
             load_adapter(fresh, Path(folder))
         again = fresh.logits(answers.ids, answers.attention_mask)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from flowgrpo.mdlm.answers import Answers
 from flowgrpo.mdlm.views import Views
 
 Tensor = torch.Tensor
+
+CHUNK = 256  # tokens whose probabilities are in float32 at once: of a large vocabulary 0.15 GB
 
 
 class Predictor(Protocol):
@@ -25,10 +28,11 @@ class Predictor(Protocol):
     mask_id: int
     evaluations: int
 
-    def logits(self, ids: Tensor, attention_mask: Tensor, start: int) -> Tensor:
-        """Logits (B, T - start, V) from a column on, row i of token i, of ids (B, T) int64 under a mask (B, T) bool.
+    def logits_at(self, ids: Tensor, attention_mask: Tensor, where: Tensor) -> Tensor:
+        """Logits (N, V) of the N tokens at `where` (B, T) bool, row by row, of ids (B, T) int64 under a mask (B, T) bool.
 
-        They are -inf for the mask token.
+        They are -inf for the mask token. A block-causal model is given `clean` (B, T) too, what its blocks see of earlier
+        ones.
         """
 
 
@@ -102,12 +106,39 @@ def log_probs(predictor: Predictor, answers: Answers, views: Views, call: Call) 
     """
     ids = answers.ids[call.rows]
     scored = views.scored[call.views, call.rows]
+    where = torch.nn.functional.pad(scored, (answers.prompt_length, 0))
     seen = ids.masked_fill(views.hidden[call.views, call.rows], predictor.mask_id)
-    logits = predictor.logits(seen, answers.attention_mask[call.rows], answers.prompt_length)[scored]
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    tokens = ids[:, answers.prompt_length :][scored]
-    found = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+    mask, start = answers.attention_mask[call.rows], answers.prompt_length
+    known = {} if answers.block_size is None else {"clean": torch.cat([seen[:, :start], ids[:, start:]], dim=1)}
+    found = _Picked.apply(predictor.logits_at(seen, mask, where, **known), ids[where])
     return found.new_zeros(scored.shape).masked_scatter(scored, found)
+
+
+class _Picked(torch.autograd.Function):
+    """Log p (N,) of tokens (N,) under logits (N, V), in float32 or finer, of which no more than `CHUNK` rows are at once.
+
+    Autograd would keep all of them, and of half precision the logits beside; here these alone are kept.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, tokens: Tensor) -> Tensor:
+        ctx.save_for_backward(logits, tokens)
+        parts = zip(logits.split(CHUNK), tokens[:, None].split(CHUNK), strict=True)
+        return torch.cat([_fine(part).log_softmax(-1).gather(-1, own)[:, 0] for part, own in parts])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+        logits, tokens = ctx.saved_tensors
+        gradient = torch.empty_like(logits)
+        each = (x.split(CHUNK) for x in (gradient, logits, tokens[:, None], slope[:, None]))
+        for into, part, own, by in zip(*each, strict=True):
+            into.copy_((_fine(part).softmax(-1) * -by).scatter_add(-1, own, by))
+        return gradient, None
+
+
+def _fine(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def placed(found: Sequence[tuple[Call, Tensor]], weight: Tensor) -> Tensor:

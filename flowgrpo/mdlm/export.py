@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from flowgrpo import checkpoint, prompts
 from flowgrpo.evaluate import Text, save_sample
 from flowgrpo.export import SAMPLES, Exported, heading, opened
+from flowgrpo.mdlm.architectures import copy_beside, is_released, released_paths
 from flowgrpo.mdlm.config import EMBEDDED, TextConfig, TextModel
 from flowgrpo.mdlm.decode import Decoder
 from flowgrpo.mdlm.loading import places
@@ -44,7 +45,7 @@ def export(run: Path, out: Path, step: int | None = None) -> Exported:
     policy, weights = policy_and_weights(settings, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     step = checkpoint.load_weights(found, weights)
     out.mkdir(parents=True, exist_ok=True)
-    chosen = prompts.load(settings.prompts.eval, "prompts.eval")[:SAMPLES]
+    chosen = prompts.load_split(settings.prompts, "eval")[:SAMPLES]
     rows = [Row(prompt.text, i, prompt.columns) for i, prompt in enumerate(chosen)]
     with weights.averaged():
         write_weights(settings.model, policy, weights, out)
@@ -54,7 +55,8 @@ def export(run: Path, out: Path, step: int | None = None) -> Exported:
         answers = [answer(policy, row, decoder) for row in rows]
     files = [save_sample(text, out / f"sample-{row.seed}").name for row, text in zip(rows, answers, strict=True)]
     kind = "full" if weights.lora is None else "lora"
-    (out / "README.md").write_text(_card(run, settings, kind, step, rows, answers), encoding="utf-8")
+    note = _names_note(policy.predictor.model, settings.model, weights)
+    (out / "README.md").write_text(_card(run, settings, kind, step, rows, answers, note), encoding="utf-8")
     return Exported(out, step, kind, files)
 
 
@@ -68,24 +70,50 @@ def write_weights(model: TextModel, policy: TextPolicy, weights: Weights, out: P
     network = policy.predictor.model
     with without_progress_bars():
         if weights.lora is not None:
-            lora = copy(weights.lora)
-            lora.base_model_name_or_path, lora.inference_mode = model.path, True
-            lora.save_pretrained(str(out))
-            state = {f"base_model.model.{k}": v.float().cpu() for k, v in weights.adapter_state("model").items()}
-            save_file(
-                {k: v.contiguous() for k, v in state.items()}, out / "adapter_model.safetensors", {"format": "pt"}
-            )
+            _write_adapter(model, network, weights, out)
         else:
-            model_place, tokenizer_place = places(model.path)
-            inside, beside = out, out
-            if model_place != tokenizer_place:  # a pipeline, whose other parts stay as they are
-                own = shutil.ignore_patterns("model", "tokenizer")
-                shutil.copytree(Path(model_place).parent, out, ignore=own, dirs_exist_ok=True)
-                inside, beside = out / "model", out / "tokenizer"
-            network.save_pretrained(inside)
-            policy.tokenizer.save_pretrained(beside)
+            _write_model(model, policy, out)
     if "schedule" in weights.whole:
         _write_schedule(weights.whole["schedule"], out / SCHEDULE_FILE)
+
+
+def _write_adapter(model: TextModel, network: torch.nn.Module, weights: Weights, out: Path) -> None:
+    """The adapter in peft's format, under the names of the released code where each of its layers has one there."""
+    lora, state = copy(weights.lora), weights.adapter_state("model")
+    released = released_paths(network, _layers(weights))
+    if released:
+        lora.target_modules = sorted(released.values())
+        state = {released[_layer(key)] + key.removeprefix(_layer(key)): value for key, value in state.items()}
+    lora.base_model_name_or_path, lora.inference_mode = model.path, True
+    lora.save_pretrained(str(out))
+    state = {f"base_model.model.{key}": value.float().cpu().contiguous() for key, value in state.items()}
+    save_file(state, out / "adapter_model.safetensors", {"format": "pt"})
+
+
+def _layers(weights: Weights) -> set[str]:
+    """Paths of the layers that have adapters."""
+    return {_layer(key) for key in weights.adapter_state("model")}
+
+
+def _layer(key: str) -> str:
+    """The path of the layer that a tensor of an adapter belongs to."""
+    return key.partition(".lora_")[0]
+
+
+def _write_model(model: TextModel, policy: TextPolicy, out: Path) -> None:
+    """The model and its tokenizer, of a released type with its own config.json, tokenizer and code."""
+    network = policy.predictor.model
+    model_place, tokenizer_place = places(model.path)
+    inside, beside = out, out
+    if model_place != tokenizer_place:  # a pipeline, whose other parts stay as they are
+        own = shutil.ignore_patterns("model", "tokenizer")
+        shutil.copytree(Path(model_place).parent, out, ignore=own, dirs_exist_ok=True)
+        inside, beside = out / "model", out / "tokenizer"
+    network.save_pretrained(inside)
+    if is_released(model_place):
+        copy_beside(model_place, inside, network.dtype)
+    if not is_released(model_place) or inside != beside:
+        policy.tokenizer.save_pretrained(beside)
 
 
 def _write_schedule(schedule: SchedulePolicy, file: Path) -> None:
@@ -108,13 +136,32 @@ def with_schedule(decoder: Decoder, folder: Path, count: int = 1) -> Decoder:
     return scheduled(decoder, schedule.typical(count))
 
 
-def _card(run: Path, settings: TextConfig, kind: str, step: int, rows: Sequence[Row], answers: Sequence[Text]) -> str:
+def _names_note(network: torch.nn.Module, model: TextModel, weights: Weights) -> str:
+    """Whose names the weights of a released model have; empty for others."""
+    if not is_released(places(model.path)[0]):
+        return ""
+    if weights.lora is None:
+        return "Names, config.json and code are those of the base model, for its own code and for flowgrpo.\n"
+    if released_paths(network, _layers(weights)):
+        return (
+            "The adapter's names are those of the base model's own code; there `PeftModel.from_pretrained` loads it.\n"
+        )
+    return (
+        f"The adapter's names are those of transformers' {type(network).__base__.__name__}: the base model's own code keeps "
+        "in one matrix what the adapter has in parts, so that flowgrpo alone loads it.\n"
+    )
+
+
+def _card(
+    run: Path, settings: TextConfig, kind: str, step: int, rows: Sequence[Row], answers: Sequence[Text], note: str
+) -> str:
     """A model card that says how it was made, what it scored, and the exact lines that reproduce its answers."""
     tag = "lora" if kind == "lora" else "text-generation"
     library = "peft" if kind == "lora" else "transformers"
     return "\n".join(
         [
             *heading(run, settings, library, tag, step),
+            *([note] if note else []),
             "```python",
             _snippet(settings, kind, rows[0]),
             "```",
@@ -145,7 +192,8 @@ def _decoder(settings: TextConfig) -> dict[str, Any]:
 def _loading(model: TextModel) -> dict[str, Any]:
     """What must be said of a model to load it, beside its dtype."""
     trusted = model.trust_remote_code or None
-    options = {"trust_remote_code": trusted, "mask_id": model.mask_id, "shift": model.shift}
+    keys = ("mask_id", "shift", "attention", "block_size")
+    options = {"trust_remote_code": trusted, **{key: getattr(model, key) for key in keys}}
     return {key: value for key, value in options.items() if value is not None}
 
 
@@ -161,21 +209,20 @@ def _snippet(settings: TextConfig, kind: str, row: Row) -> str:
     options = "".join(f", {key}={value!r}" for key, value in _loading(model).items())
     chat = ", chat=True" if model.chat else ""
     lines = [
-        "from pathlib import Path" if learned else "",
+        "from pathlib import Path" if learned or lora else "",
         "import torch",
-        "from peft import PeftModel" if lora else "",
         "from flowgrpo.mdlm.decoders import build" if learned else "",
         "from flowgrpo.mdlm.export import with_schedule" if learned else "",
-        "from flowgrpo.mdlm.loading import load_predictor",
+        f"from flowgrpo.mdlm.loading import {'load_adapter, ' * lora}load_predictor",
         "from flowgrpo.mdlm.policy import TextPolicy",
     ]
     lines = [line for line in lines if line]
     lines += ["", f"predictor, tokenizer = load_predictor({place}, torch.{_dtype(model)}{options})"]
-    lines += ['PeftModel.from_pretrained(predictor.model, ".")'] * lora
+    lines += ['load_adapter(predictor, Path("."))'] * lora
     lines += [f"policy = TextPolicy(predictor, tokenizer, {model.length}{chat})"]
     if learned:
         lines += [
-            f'decoder = with_schedule(build({decoder!r}, policy.length, policy.eos_id), Path("."))',
+            f'decoder = with_schedule(build({decoder!r}, policy.length, policy.eos_id, policy.predictor), Path("."))',
             f"answer = policy.write([{json.dumps(row.prompt)}], decoder, [({row.seed},)], 1).texts[0]",
         ]
     else:

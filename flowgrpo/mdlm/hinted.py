@@ -63,8 +63,8 @@ def exchanged(rewards: Tensor, settings: Inpainting, group_size: int) -> list[tu
 def uncertain(policy: TextPolicy, rollout: Rollout, scope: Tensor, share: float, micro_batch: int) -> Tensor:
     """The given tokens (B, L) bool that are trained on: of each row the share whose prediction has the largest entropy.
 
-    At least one of a row that has any in `scope` (B, L). The prediction is that of the wholly hidden answer; a view, though,
-    shows the given tokens that are not trained on.
+    At least one of a row that has any in `scope` (B, L). The prediction is that of the wholly hidden answer, of a wholly
+    hidden block where the model is block-causal; a view, though, shows the given tokens that are not trained on.
     """
     given = scope & (rollout.step_map == GIVEN)
     chosen = torch.zeros_like(given)
@@ -72,10 +72,14 @@ def uncertain(policy: TextPolicy, rollout: Rollout, scope: Tensor, share: float,
     for part in rows.split(micro_batch) if len(rows) else ():
         ids = rollout.ids[part].clone()
         ids[:, rollout.prompt :] = policy.predictor.mask_id
-        log_probs = policy.predictor.logits(ids, rollout.attention_mask[part], rollout.prompt).log_softmax(-1)
-        entropy = -(log_probs.exp() * log_probs.nan_to_num(neginf=0.0)).sum(-1)  # (N, L)
-        for row, own in zip(part.tolist(), entropy, strict=True):
+        known = {} if policy.predictor.block_size is None else {"clean": rollout.ids[part]}
+        where = torch.nn.functional.pad(given[part], (rollout.prompt, 0))
+        log_probs = (
+            policy.predictor.logits_at(ids, rollout.attention_mask[part], where, **known).float().log_softmax(-1)
+        )
+        entropy = torch.special.entr(log_probs.exp()).sum(-1)  # (N,)
+        for row, own in zip(part.tolist(), entropy.split(given[part].sum(1).tolist()), strict=True):
             places = given[row].nonzero()[:, 0]
             number = max(1, int(share * len(places)))
-            chosen[row, places[own[places].argsort(descending=True, stable=True)[:number]]] = True
+            chosen[row, places[own.argsort(descending=True, stable=True)[:number]]] = True
     return chosen

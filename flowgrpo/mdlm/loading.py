@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
+import transformers
+from peft import PeftConfig, PeftModel
+from safetensors import safe_open
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoTokenizer,
     PreTrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from flowgrpo.errors import InputError, nearest
+from flowgrpo.mdlm import architectures
+from flowgrpo.mdlm.architectures import ARCHITECTURES
+from flowgrpo.mdlm.attention import Attention, known_block_size
 from flowgrpo.mdlm.predictor import MaskPredictor
 from flowgrpo.progress import without_progress_bars
 from flowgrpo.shapes import BUILT_IN as FLOW_MODELS
 
 BUILT_IN = {"digits": Path(__file__).parent / "digits"}
 PIPELINE = "LLaDA2Pipeline"  # the class of diffusers whose folders are taken
-SHIFTED = ("Dream",)  # model types whose output i is about token i + 1
+ADAPTER = "adapter_model.safetensors"
+SHIFTED = ("Fast_dLLM_Qwen",)  # further model types whose output i is about token i + 1
 
 
 def load_predictor(
@@ -36,40 +46,47 @@ def load_predictor(
     trust_remote_code: bool = False,
     mask_id: int | None = None,
     shift: bool | None = None,
+    attention: Attention | None = None,
+    block_size: int | None = None,
 ) -> tuple[MaskPredictor, PreTrainedTokenizerBase]:
     """A model, ready to predict masked tokens, and its tokenizer.
 
-    Takes a built-in name, what transformers knows as a masked or a causal model, and local folders of diffusers'
-    `LLaDA2Pipeline`.
+    Takes a built-in name, the released models of `flowgrpo.mdlm.architectures`, what transformers knows as a masked or a
+    causal model, and local folders of diffusers' `LLaDA2Pipeline`.
 
     Args:
-        trust_remote_code: whether code that comes with the model may run, which LLaDA and Dream need.
+        trust_remote_code: whether code that comes with the model may run, for types that none of these has.
         mask_id: the mask token; None for that of the config or the tokenizer.
         shift: whether output i is about token i + 1; None for what is known of the type.
+        attention: whether positions see all others or no later block; None for what is known of the type.
+        block_size: tokens of a block; None likewise.
 
     Raises:
-        InputError: there is no such model, its code may not run, it names no mask token, or it predicts no masked tokens.
+        InputError: there is no such model, its code may not run or fails, it names no mask token, it predicts no masked
+            tokens, or attends otherwise than asked for.
     """
     model_path, tokenizer_path = places(path)
     config, _ = PreTrainedConfig.get_config_dict(model_path)
-    loads = _model_class(path, config, trust_remote_code)
-    try:
-        with without_progress_bars():
-            model = loads.from_pretrained(model_path, dtype=dtype, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise InputError(f"model.path: {path!r} has no weights ({str(error).splitlines()[0]})") from error
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise InputError(f"model.path: {path!r} has no tokenizer ({str(error).splitlines()[0]})") from error
+    block_size = known_block_size(config, attention, block_size)
+    with _explained(path, "no weights", config, trust_remote_code), without_progress_bars():
+        model = _model(path, model_path, config, dtype, trust_remote_code)
+    known = ARCHITECTURES.get(config.get("model_type"))
+    with _explained(path, "no tokenizer", config, trust_remote_code):
+        if known:
+            tokenizer = known.tokenizer.from_pretrained(tokenizer_path)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=trust_remote_code)
     if mask_id is None:
-        mask_id = config.get("mask_token_id", tokenizer.mask_token_id)
+        mask_id = config.get("mask_token_id")
+    if mask_id is None:
+        mask_id = tokenizer.mask_token_id
     if mask_id is None:
         raise InputError(f"model.mask_id: {path!r} names no mask token, give its number")
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else config.get("pad_token_id")
     if shift is None:
-        shift = config.get("model_type") in SHIFTED
-    return MaskPredictor(model.to(device).eval(), mask_id, pad_id, shift), tokenizer
+        shift = known.shift if known else config.get("model_type") in SHIFTED
+    with _explained(path, None, config, trust_remote_code):
+        return MaskPredictor(model.to(device).eval(), mask_id, pad_id, shift, block_size), tokenizer
 
 
 def places(path: str) -> tuple[str, str]:
@@ -95,6 +112,16 @@ def places(path: str) -> tuple[str, str]:
     return model_path, tokenizer_path
 
 
+def block_size_of(path: str, attention: Attention | None, block_size: int | None) -> int | None:
+    """Tokens of a block of a model that is not loaded; None if its attention is full. Arguments of `load_predictor`.
+
+    Raises:
+        InputError: there is no such model, or it attends otherwise than asked for.
+    """
+    config, _ = PreTrainedConfig.get_config_dict(places(path)[0])
+    return known_block_size(config, attention, block_size)
+
+
 def is_pipeline(path: str) -> bool:
     """Whether a local folder is that of diffusers' `LLaDA2Pipeline`."""
     index = Path(path) / "model_index.json"
@@ -102,15 +129,52 @@ def is_pipeline(path: str) -> bool:
 
 
 def load_adapter(predictor: MaskPredictor, folder: Path) -> None:
-    """Put an adapter as `flowgrpo export` writes it into a model.
+    """Put an adapter as `flowgrpo export` writes it into a model; its names may be those of a released model's own code.
 
     Raises:
         InputError: it is of another model.
     """
+    config = PeftConfig.from_pretrained(str(folder))
+    with safe_open(folder / ADAPTER, "pt") as file:
+        released = {key.removeprefix("base_model.model.").partition(".lora_")[0] for key in file.keys()}  # noqa: SIM118
+    own = architectures.own_paths(predictor.model, released)
+    if own:
+        config.target_modules = sorted(own.values())
+    names = {f"^{re.escape(path)}\\.": f"{here}." for path, here in own.items()}
     try:
-        PeftModel.from_pretrained(predictor.model, str(folder))
+        PeftModel.from_pretrained(predictor.model, str(folder), config=config, key_mapping=names)
     except (RuntimeError, ValueError) as error:
         raise InputError(f"--adapter {folder}: not of this model ({str(error).splitlines()[0]})") from error
+
+
+@contextmanager
+def _explained(path: str, lacks: str | None, config: dict[str, Any], trust_remote_code: bool) -> Iterator[None]:
+    """Turn what a model's own code raises, or its files where they lack something, into one sentence."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0]
+        if trust_remote_code and config.get("auto_map"):  # anybody's code, which may raise anything
+            raise InputError(
+                f"model.path: {path!r} is a {config.get('model_type')}, whose own code is of transformers "
+                f"{config.get('transformers_version', '(no version named)')} and fails with {transformers.__version__} "
+                f"({type(error).__name__}: {reason})"
+            ) from error
+        if lacks and isinstance(error, OSError | ValueError):
+            raise InputError(f"model.path: {path!r} has {lacks} ({reason})") from error
+        raise
+
+
+def _model(
+    path: str, place: str, config: dict[str, Any], dtype: torch.dtype, trust_remote_code: bool
+) -> PreTrainedModel:
+    """The weights of a model in their class."""
+    if config.get("model_type") in ARCHITECTURES:
+        return architectures.load(path, place, config, dtype)
+    loads = _model_class(path, config, trust_remote_code)
+    return loads.from_pretrained(place, dtype=dtype, trust_remote_code=trust_remote_code)
 
 
 def _model_class(path: str, config: dict[str, Any], trust_remote_code: bool) -> type:

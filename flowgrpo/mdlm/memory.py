@@ -7,6 +7,7 @@ import math
 import torch
 
 from flowgrpo.loading import explained
+from flowgrpo.mdlm import architectures
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.loading import places
 from flowgrpo.memory import adapter_size, refuse_too_large, shapes
@@ -20,8 +21,11 @@ def estimate(config: TextConfig) -> dict[str, int]:
     """
     model, train, kl = config.model, config.train, config.algorithm.objective.kl
     place, _ = places(model.path)
-    with explained(model.path):
-        sizes = shapes(place)
+    if architectures.is_released(place):
+        sizes = architectures.shapes(model.path, place)
+    else:
+        with explained(model.path):
+            sizes = shapes(place)
     width = torch.finfo(getattr(torch, model.dtype)).bits // 8
     whole = sum(map(math.prod, sizes.values()))
     copies = 4 + (train.ema is not None)  # the weight, its gradient, two moments, the average

@@ -13,9 +13,9 @@ import torch
 
 from flowgrpo import objectives
 from flowgrpo.mdlm.views import Views
+from flowgrpo.objectives import LIMIT
 
 Tensor = torch.Tensor
-LIMIT = 20.0  # of a log ratio before exp; beyond it there is no gradient
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from flowgrpo.mdlm.axes import Likelihood
 from flowgrpo.mdlm.committers import Ascending, Even, Remaining
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decode import Decoder
+from flowgrpo.mdlm.loading import block_size_of
 from flowgrpo.mdlm.objectives import Objective, TokenRatio
 from flowgrpo.mdlm.predictor import MaskPredictor
 from flowgrpo.mdlm.presets import PUBLISHED
@@ -40,11 +41,11 @@ def plan(config: TextConfig) -> dict[str, Any]:
         InputError: the model, the prompts or the axes are wrong.
     """
     train, algorithm = config.train, config.algorithm
-    check_hints(config, prompts.load(config.prompts.train, "prompts.train"))
+    check_hints(config, prompts.load_split(config.prompts, "train"))
     loading.rewards(config.rewards, config.eval_rewards)
     walk = walked(training_decoder(config))
     cost = predicted(config)
-    held_out = min(config.eval.prompts, len(prompts.load(config.prompts.eval, "prompts.eval")))
+    held_out = min(config.eval.prompts, len(prompts.load_split(config.prompts, "eval")))
     evaluation = walked(evaluation_decoder(config))
     samples = train.groups * train.group_size
     asked = samples if algorithm.hints.name == "none" else 2 * samples
@@ -57,8 +58,10 @@ def plan(config: TextConfig) -> dict[str, Any]:
             "group_size": train.group_size,
             "samples": samples,
             "updates": train.updates,
+            "split": train.split,
             "passes": train.passes,
             "micro_batch": train.micro_batch,
+            "rollout_batch": train.rollout_rows,
             "length": config.model.length,
             "steps": walk.steps,
             "guidance_branches": walk.branches,
@@ -90,9 +93,12 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         (
             "batch",
             f"{g['groups']} groups x {g['group_size']} = {g['samples']} answers of {g['length']} tokens, "
-            f"{g['updates']} updates, {g['passes']} passes",
+            f"{g['updates']} updates, {g['passes']} passes, split by {g['split']}",
         ),
-        ("steps", _bounded(g["steps"], planned["at_most"]["rollout"])),
+        (
+            "steps",
+            f"{_bounded(g['steps'], planned['at_most']['rollout'])}, {g['rollout_batch']} answers in one call",
+        ),
         ("views", f"{_bounded(g['views'], planned['at_most']['update'])} of an answer, {g['micro_batch']} in one call"),
         ("model evaluations", f"{rollout} rollout + {update} update, each iteration"),
         ("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls"),
@@ -111,17 +117,31 @@ def _bounded(number: int, at_most: bool) -> str:
 
 @dataclass(frozen=True)
 class Walk:
-    """What one answer takes: steps, those of them that commit something, evaluations of a step, whether it is always so."""
+    """What one answer takes.
+
+    Attributes:
+        steps: of the decoder.
+        commits: those of them that commit something; in a block-causal model the most in one of its blocks.
+        branches: evaluations of a step.
+        fixed: whether it is always so.
+        block_size: of a block-causal model.
+    """
 
     steps: int
     commits: int
     branches: int
     fixed: bool
+    block_size: int | None = None
 
     @property
     def evaluations(self) -> int:
         """Model evaluations of the answer."""
         return self.steps * self.branches
+
+
+def block_size(config: TextConfig) -> int | None:
+    """Tokens of a block of the model, from its config; None if its attention is full."""
+    return block_size_of(config.model.path, config.model.attention, config.model.block_size)
 
 
 def training_decoder(
@@ -133,7 +153,8 @@ def training_decoder(
         InputError: the schedule has a number that the decoder has not, or the model does not fit the decoder.
     """
     length, algorithm = config.model.length, config.algorithm
-    decoder = algorithm.decoder.build(length, eos_id, "algorithm.decoder", predictor)
+    size = block_size(config) if predictor is None else None
+    decoder = algorithm.decoder.build(length, eos_id, "algorithm.decoder", predictor, size)
     schedule = algorithm.schedule.policy(length)
     return decoder if schedule is None else scheduled(decoder, schedule.typical(count))
 
@@ -141,36 +162,50 @@ def training_decoder(
 def evaluation_decoder(config: TextConfig) -> Decoder:
     """The decoder of evaluation, likewise."""
     length = config.model.length
-    decoder = config.eval.decoder.build(length, NO_END, "eval.decoder")
+    decoder = config.eval.decoder.build(length, NO_END, "eval.decoder", block_size=block_size(config))
     schedule = config.algorithm.schedule.policy(length)
     learned = schedule is not None and config.eval.decoder.name == "scheduled"
     return scheduled(decoder, schedule.typical(1)) if learned else decoder
 
 
 def walked(decoder: Decoder) -> Walk:
-    """The steps of an answer of full length, exact where no score decides how many positions a step commits."""
+    """The steps of an answer of full length, exact where no score decides how many positions a step commits.
+
+    In a block-causal model they may depend on where the prompt ends in its block: the most, and exact where they do not.
+    """
     committer, region = decoder.committer, decoder.region
     narrow = region.window is not None and any(end - start > region.window for start, end in region.blocks)
     counted = isinstance(committer, Even | Ascending) or (
         isinstance(committer, Remaining) and not isinstance(committer.ratio, Chosen)
     )
-    counted = counted and not narrow
-    parts = [
-        _counted(decoder, block) if counted else _most(decoder, end - start, narrow)
-        for block, (start, end) in enumerate(region.blocks)
+    counted, branches = counted and not narrow, 2 if decoder.guided else 1
+    fixed = counted and decoder.stop_id is None
+    if region.counted is None:
+        parts = [
+            _counted(decoder, block, end - start) if counted else _most(decoder, end - start, narrow)
+            for block, (start, end) in enumerate(region.blocks)
+        ]
+        steps, commits = (sum(part) for part in zip(*parts, strict=True))
+        return Walk(steps, commits, branches, fixed)
+    part = [
+        _counted(decoder, 0, size) if counted else _most(decoder, size, narrow) for size in range(region.counted + 1)
     ]
-    steps, commits = (sum(part) for part in zip(*parts, strict=True))
-    return Walk(steps, commits, 2 if decoder.guided else 1, counted and decoder.stop_id is None)
+    ends = torch.stack(
+        [torch.stack(borders) for borders in region.parts(torch.arange(region.counted))]
+    )  # (parts, 2, offsets)
+    steps = [sum(part[size][0] for size in sizes) for sizes in (ends[:, 1] - ends[:, 0]).T.tolist()]
+    commits = part[region.counted][1] * (region.block_size // region.counted)
+    return Walk(max(steps), commits, branches, fixed and min(steps) == max(steps), region.block_size)
 
 
-def _counted(decoder: Decoder, block: int) -> tuple[int, int]:
-    """Steps and commits of a block, by the committer on scores that are all alike."""
-    start, end = decoder.region.blocks[block]
-    masked, steps, commits = torch.ones(1, end - start, dtype=torch.bool), 0, 0
+def _counted(decoder: Decoder, block: int, size: int) -> tuple[int, int]:
+    """Steps and commits of a block of so many tokens, by the committer on scores that are all alike."""
+    masked, steps, commits = torch.ones(1, size, dtype=torch.bool), 0, 0
     row, ids = torch.zeros(1, dtype=torch.long), torch.zeros(1, decoder.region.length, dtype=torch.long)
+    shared = torch.tensor([decoder.region.counted or size])
     while masked.any():
         index = torch.tensor([steps])
-        step = Step(row, index, index, torch.tensor([end - start]), block, start, masked, ids, ids.bool(), 0)
+        step = Step(row, index, index, shared, block, 0, masked, ids, ids.bool(), 0)
         chosen = decoder.committer(step, torch.zeros(masked.shape).masked_fill(~masked, -torch.inf))
         masked = masked & ~chosen
         steps, commits = steps + 1, commits + int(chosen.any())
@@ -180,7 +215,7 @@ def _counted(decoder: Decoder, block: int) -> tuple[int, int]:
 def _most(decoder: Decoder, size: int, narrow: bool) -> tuple[int, int]:
     """The most steps and commits of a block: one position a step, unless the committer ends after a number of steps."""
     own = getattr(decoder.committer, "steps", None)
-    steps = size if own is None else size + own if narrow else own
+    steps = 0 if size == 0 else size if own is None else size + own if narrow else own
     return steps, min(steps, size)
 
 
@@ -202,14 +237,18 @@ def predicted(config: TextConfig) -> Cost:
         InputError: the axes do not fit each other.
     """
     train, algorithm = config.train, config.algorithm
-    walk = walked(training_decoder(config))
+    decoder = training_decoder(config)
+    walk = walked(decoder)
     samples = train.groups * train.group_size
     rollout = samples * walk.evaluations
     trained, all_trained = _trained(config)
+    likelihood = algorithm.likelihood
     objective, kl = algorithm.objective.build(), algorithm.objective.kl
-    views, passes, views_fixed = _views(algorithm.likelihood, objective, walk, config.model.length, train.micro_batch)
-    estimates = passes + (train.passes * train.updates > 1) + (kl.beta > 0 and kl.target == "reference")
-    update = train.passes * trained * views * estimates
+    views, slopes, views_fixed = _views(likelihood, objective, walk, config.model.length, train.micro_batch)
+    old = train.passes * train.updates > 1 and not likelihood.recorded(decoder)
+    reference = kl.beta > 0 and kl.target == "reference"
+    drawn = 1 if likelihood.fixed else train.passes
+    update = trained * views * (train.passes * slopes + drawn * (old + reference))
     if algorithm.hints.name != "none":  # each answer once more, and its given tokens are judged
         given = train.groups * int(algorithm.hints.replace * train.group_size)
         return Cost(2 * rollout, update + given, False, False, views)
@@ -233,29 +272,30 @@ def _views(
 ) -> tuple[int, int, bool]:
     """Views of an answer, evaluations of each for the gradient (see `flowgrpo.mdlm.backward`), and whether that is sure."""
     in_order = likelihood.name in ("autoregressive", "trajectory")  # no chance, and many views
-    views = likelihood.views(_answers(1 if in_order else ANSWERS, length, walk.commits))
+    views = likelihood.views(_answers(1 if in_order else ANSWERS, length, walk))
     count, separable = len(views.weight), objective.separable(views)
     several = count > micro_batch
     sure = not several or separable or in_order or not isinstance(objective, TokenRatio)  # else disjoint by chance
     return count, 2 if several and not separable else 1, sure and _same_for_all(likelihood, walk, length)
 
 
-def _answers(count: int, length: int, commits: int) -> Answers:
-    """Answers of full length without prompts, whose tokens were committed in so many steps."""
+def _answers(count: int, length: int, walk: Walk) -> Answers:
+    """Answers of full length without prompts, whose tokens were committed in so many steps, of each block by itself."""
     ids = torch.zeros(count, length, dtype=torch.long)
-    steps = torch.arange(length).clamp(max=commits - 1).expand(count, -1)
+    steps = (torch.arange(length) % (walk.block_size or length)).clamp(max=walk.commits - 1).expand(count, -1)
     every = torch.ones(count, length, dtype=torch.bool)
-    return Answers(ids, every, every, [("plan", i) for i in range(count)], steps)
+    return Answers(ids, every, every, [("plan", i) for i in range(count)], steps, walk.block_size)
 
 
 def _same_for_all(likelihood: Likelihood, walk: Walk, length: int) -> bool:
     """Whether every answer has as many views, whatever its length, its decoding and the masks that are drawn."""
     whole = likelihood.scope == "canvas"
+    full = walk.block_size is None or length >= 2 * walk.block_size - 1  # some block is, wherever the prompt ends
     match likelihood.name:
         case "autoregressive":
-            return whole
+            return whole and full
         case "trajectory":
-            return whole and walk.fixed
+            return whole and full and walk.fixed
         case "coupled":
             return whole and likelihood.weights == "unbiased" and length > 1
         case "monte_carlo":

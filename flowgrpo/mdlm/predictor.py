@@ -1,24 +1,29 @@
 """The model behind one door: logits of every position of a partly masked canvas, whatever class made them.
 
 A canvas is `ids` (B, T): a left-padded prompt, then a completion whose unknown tokens are the mask token. Row i of the
-logits is about token i, the mask token is never predicted, and every position sees every other one but padding.
+logits is about token i, the mask token is never predicted, and every position sees every other one but padding. Of a
+block-causal model it sees those of its own block and of earlier ones; see `flowgrpo.mdlm.attention`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from flowgrpo.errors import InputError
+from flowgrpo.mdlm.attention import block_causal, clean_prefix, positions
 
 Tensor = torch.Tensor
 
 PROBE_LENGTH, PROBE_PADDING = 8, 3
 UNCHANGED = 1e-6  # of the largest logit: a model that changes less has not seen the change
+REFUSALS = (ValueError, RuntimeError, TypeError, IndexError, AttributeError)  # of models that are called otherwise
 PADDING_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
 
 
@@ -35,17 +40,26 @@ class MaskPredictor:
 
     Classes of transformers that are causal by themselves become bidirectional through a 4-d attention mask; models that
     take none are given the usual 2-d mask, or nothing. Which form works is found out at the start, by changing tokens and
-    by padding a row, not believed from a class name.
+    by padding a row, not believed from a class name. Block-causal attention takes a 4-d mask.
 
     Attributes:
         evaluations: rows that the model was called with so far, but for the probe.
         vocab_size: number of columns of the logits.
+        block_size: tokens of a block of a block-causal model; None for full attention.
         form: of a batch without padding.
+        selects: whether the model's head may be asked for the logits of some tokens alone.
         padded_form: of a batch with padding; None if the model's logits change with it, as LLaDA's do, which ignores its
             mask: then rows of one length are evaluated together, without their padding.
     """
 
-    def __init__(self, model: Callable[..., Any], mask_id: int, pad_id: int | None = None, shift: bool = False):
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        mask_id: int,
+        pad_id: int | None = None,
+        shift: bool = False,
+        block_size: int | None = None,
+    ):
         """Probe the model, with a few forwards of a few tokens.
 
         Args:
@@ -54,12 +68,13 @@ class MaskPredictor:
             mask_id: the token of an unknown position.
             pad_id: fills rows up on the left; None if there are no such rows.
             shift: whether output i is about token i + 1, as in Dream and others that began autoregressive.
+            block_size: tokens of a block, if attention is to be block-causal.
 
         Raises:
             InputError: the mask token is not in the vocabulary, is the padding token, or is not the one that the model's
-                config names; or no position sees a later one.
+                config names; no position sees a later one; or the model cannot be told to attend in blocks.
         """
-        self.model, self.mask_id, self.pad_id, self.shift = model, mask_id, pad_id, shift
+        self.model, self.mask_id, self.pad_id, self.shift, self.block_size = model, mask_id, pad_id, shift, block_size
         inner = model.get_base_model() if hasattr(model, "get_base_model") else getattr(model, "module", model)
         parameters = inspect.signature(getattr(inner, "forward", inner)).parameters  # not of a wrapper by peft or torch
         self._takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -68,7 +83,9 @@ class MaskPredictor:
         training = getattr(model, "training", False)
         if training:
             model.eval()  # dropout would look like a change
+        self.evaluations, self.selects = 0, False
         self.vocab_size, self.form, self.padded_form = self._probe()
+        self.selects = self._probe_head()
         if training:
             model.train()
         self.evaluations = 0
@@ -77,6 +94,8 @@ class MaskPredictor:
         self, ids: Tensor, attention_mask: Tensor | None = None, start: int = 0, stop: int | None = None
     ) -> Tensor:
         """Aligned logits (B, stop - start, V) of some columns, float32 or finer; -inf for the mask token.
+
+        Of a block-causal model no later block than those of the columns is evaluated.
 
         Args:
             ids: (B, T).
@@ -94,19 +113,32 @@ class MaskPredictor:
         Raises:
             InputError: the model returns fewer hidden states.
         """
-        form, mask = self.form, None
-        if attention_mask is not None and not attention_mask.all():
-            form, mask = self.padded_form, attention_mask.bool()
-            if form is None:
-                return self._by_length(ids, mask, start, ids.shape[1] if stop is None else stop, layers)
+        stop = ids.shape[1] if stop is None else stop
+        form, mask = self._told(attention_mask)
+        if form is None:
+            return self._by_length(ids, mask, start, stop, layers)
         wanted = {"output_hidden_states": True} if layers else {}
         self.evaluations += len(ids)
+        if self.block_size is not None and not layers:
+            seen = self.block_end(ids, mask, stop)
+            ids, mask = ids[:, :seen], None if mask is None else mask[:, :seen]
         out = self.forward(form, ids, mask, **wanted)
         states = (getattr(out, "hidden_states", None) or ()) if layers else ()
         if len(states) < layers:
             raise InputError(f"model: it returns {len(states)} hidden states, a learned commitment takes {layers}")
         hidden = tuple(self.aligned(state, mask) for state in states[-layers:]) if layers else ()
         return self.finished(self.aligned(_logits(out), mask, start, stop)), hidden
+
+    def block_start(self, mask: Tensor, column: int) -> int:
+        """First column of the block that holds a column, in the row of a mask (B, T) bool where it begins first."""
+        padding = (~mask).sum(1)
+        return int(((column - padding) // self.block_size * self.block_size + padding).min())
+
+    def block_end(self, ids: Tensor, mask: Tensor | None, stop: int) -> int:
+        """Column after the last block that holds a column before `stop`, in the row where it ends last; at most T."""
+        padding = torch.zeros(1, dtype=torch.long) if mask is None else (~mask).sum(1)
+        blocks = (stop - padding + self.block_size - 1) // self.block_size
+        return min(int((blocks * self.block_size + padding).max()), ids.shape[1])
 
     def _by_length(
         self, ids: Tensor, mask: Tensor, start: int, stop: int, layers: int
@@ -123,6 +155,95 @@ class MaskPredictor:
         order = torch.cat(rows).argsort()
         logits, *hidden = (torch.cat(tensors)[order] for tensors in zip(*parts, strict=True))
         return logits, tuple(hidden)
+
+    def logits_at(
+        self, ids: Tensor, attention_mask: Tensor | None, where: Tensor, clean: Tensor | None = None
+    ) -> Tensor:
+        """Aligned logits (N, V) of N tokens, row by row, in the model's own precision; -inf for the mask token.
+
+        Where the model lets its head be asked for them alone, no other logits are computed.
+
+        Args:
+            ids, attention_mask: as for `logits`.
+            where: (B, T) bool, the tokens; False at padding.
+            clean: (B, T) of a block-causal model, the canvas that earlier blocks are seen in, each of `ids` by itself: what
+                decoding block by block sees, of all blocks in one evaluation of a longer row. None: they are seen in `ids`.
+        """
+        form, mask = self._told(attention_mask)
+        if form is None:
+            return self._at_by_length(ids, mask, where, clean)
+        self.evaluations += len(ids)
+        rows, columns = where.nonzero(as_tuple=True)
+        source, evaluate = columns, partial(self.forward, form, ids, mask)
+        if self.shift:  # as `aligned` does
+            source = (columns - 1).clamp(min=0 if mask is None else mask.int().argmax(1)[rows])
+        if clean is not None:
+            evaluate, source = self._after_clean(ids, clean, mask, (rows, columns), source)
+        with self._asking_for(rows, source) if self.selects else nullcontext():
+            logits = _logits(evaluate())
+        return self._without_mask_token(logits[0] if self.selects else logits[rows, source])
+
+    def _after_clean(
+        self, ids: Tensor, clean: Tensor, mask: Tensor | None, at: tuple[Tensor, Tensor], source: Tensor
+    ) -> tuple[Callable[[], Any], Tensor]:
+        """The evaluation of a clean canvas and, behind it in the same row, a copy with masks; both under BD3-LM's mask.
+
+        Args:
+            at: row and column (N,) of each token that is asked for.
+            source: (N,) column whose output is about it.
+
+        Returns:
+            The call of the model, and where (N,) in the longer row those outputs are.
+        """
+        length, device = ids.shape[1], ids.device
+        seen = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+        first = max(int(at[1].min()) - self.block_size + 1, 0)  # no block that is asked for begins before it
+        column = torch.cat([torch.arange(length, device=device), torch.arange(first, length, device=device)])
+        noisy = torch.arange(len(column), device=device) >= length
+        place = positions(seen)
+        block = place // self.block_size
+        visible = clean_prefix(block[:, column], noisy) & seen[:, None, column]
+        evaluate = partial(
+            self.model,
+            torch.cat([clean, ids[:, first:]], dim=1),
+            attention_mask=self.additive(visible, len(column)),
+            position_ids=place[:, column],
+            use_cache=False,
+        )
+        finished = block[at[0], source] < block[at]  # the output before a block is of a finished one
+        return evaluate, torch.where(finished, source, length + source - first)
+
+    def _at_by_length(self, ids: Tensor, mask: Tensor, where: Tensor, clean: Tensor | None) -> Tensor:
+        """`logits_at` of rows with as much padding at a time, without it."""
+        padding = (~mask).sum(1)  # (B,)
+        number = where.flatten().cumsum(0).view_as(where) - 1  # of each token that is asked for
+        parts, places = [], []
+        for width in padding[where.any(1)].unique().tolist():
+            own = ((padding == width) & where.any(1)).nonzero()[:, 0]
+            known = None if clean is None else clean[own, width:]
+            parts.append(self.logits_at(ids[own, width:], None, where[own, width:], known))
+            places.append(number[own][where[own]])
+        return torch.cat(parts)[torch.cat(places).argsort()]
+
+    @contextmanager
+    def _asking_for(self, rows: Tensor, columns: Tensor) -> Iterator[None]:
+        """Let the head see the hidden states (1, N, H) of some tokens in place of (B, T, H)."""
+        chosen = self._head().register_forward_pre_hook(lambda _, given: (given[0][rows, columns][None], *given[1:]))
+        try:
+            yield
+        finally:
+            chosen.remove()
+
+    def _head(self) -> torch.nn.Module | None:
+        """The layer that makes logits of hidden states, as it is now: adapters may have come around it."""
+        found = getattr(self.model, "get_output_embeddings", None)
+        return found() if found is not None else None
+
+    def _told(self, attention_mask: Tensor | None) -> tuple[Form | None, Tensor | None]:
+        """In which form the model is told of padding, None if it cannot be; and the mask, None if there is none."""
+        if attention_mask is None or attention_mask.all():
+            return self.form, None
+        return self.padded_form, attention_mask.bool()
 
     def guided(
         self,
@@ -158,7 +279,7 @@ class MaskPredictor:
         given = dict(wanted)
         if form.attention == "4d":
             seen = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
-            given["attention_mask"] = self.four_d(seen, ids.shape[1])
+            given["attention_mask"] = self.additive(self.visible(seen), ids.shape[1])
         elif form.attention == "2d":
             given["attention_mask"] = torch.ones_like(ids) if mask is None else mask.long()
         if form.positions and mask is not None:
@@ -171,11 +292,21 @@ class MaskPredictor:
         """Whether the model's forward has an argument of this name."""
         return self._takes_all or argument in self._takes
 
-    def four_d(self, seen: Tensor, queries: int) -> Tensor:
-        """Additive attention mask (B, 1, queries, T) of keys that are `seen` (B, T), the same for every query."""
+    def visible(self, seen: Tensor, first: int = 0) -> Tensor:
+        """Which columns (B, Q, T) bool those from `first` on see, of the ones that are no padding (B, T) bool.
+
+        (B, 1, T) where all see the same.
+        """
+        if self.block_size is None:
+            return seen[:, None, :]
+        block = positions(seen) // self.block_size
+        return block_causal(block[:, first:], block) & seen[:, None, :]
+
+    def additive(self, visible: Tensor, queries: int) -> Tensor:
+        """The attention mask (B, 1, queries, K) that is added to scores, of keys that are visible (B, Q or 1, K) bool."""
         dtype = getattr(self.model, "dtype", self._parameter().dtype)
-        mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)
-        return mask[:, None, None, :].expand(-1, 1, queries, -1)
+        mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+        return mask.masked_fill(~visible, torch.finfo(dtype).min)[:, None].expand(-1, -1, queries, -1)
 
     def aligned(self, out: Tensor, mask: Tensor | None, start: int = 0, stop: int | None = None) -> Tensor:
         """Outputs (B, stop - start, ...) such that row i is about token i; the first token of a row has its own output."""
@@ -188,8 +319,10 @@ class MaskPredictor:
 
     def finished(self, logits: Tensor) -> Tensor:
         """Logits in float32 or finer, with -inf for the mask token."""
-        fine = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return fine.index_fill(-1, torch.tensor([self.mask_id], device=fine.device), -torch.inf)
+        return self._without_mask_token(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+
+    def _without_mask_token(self, logits: Tensor) -> Tensor:
+        return logits.index_fill(-1, torch.tensor([self.mask_id], device=logits.device), -torch.inf)
 
     @property
     def hidden_size(self) -> int | None:
@@ -224,6 +357,8 @@ class MaskPredictor:
         a, b, *_ = (i for i in range(4) if i not in (self.mask_id, self.pad_id))
         ids = torch.tensor([[a, b] * (PROBE_LENGTH // 2)], device=device)
         form = self._bidirectional_form(ids)
+        if self.block_size is not None:
+            self._check_blocks(form, ids)
         plain = _logits(self.forward(form, ids, None))
         size = plain.shape[-1]
         if not 0 <= self.mask_id < size:
@@ -240,14 +375,31 @@ class MaskPredictor:
                 return size, form, padded_form
         return size, form, None
 
+    @torch.no_grad()
+    def _probe_head(self) -> bool:
+        """Whether the logits of some tokens, asked of the head alone, are those that the whole canvas has."""
+        a, b, *_ = (i for i in range(4) if i not in (self.mask_id, self.pad_id))
+        ids = torch.tensor([[a, b] * (PROBE_LENGTH // 2), [b] * PROBE_LENGTH], device=self.device)
+        where = torch.tensor([[1, 0, 0, 1] * (PROBE_LENGTH // 4), [0, 1] * (PROBE_LENGTH // 2)], device=self.device) > 0
+        whole = self.logits_at(ids, None, where)
+        try:
+            self.selects = self._head() is not None
+            asked = self.logits_at(ids, None, where)
+        except REFUSALS:
+            return False
+        known = whole.isfinite()
+        gap = (asked - whole)[known].abs().max() if asked.shape == whole.shape else torch.inf
+        return self.selects and bool(gap <= PADDING_TOLERANCE[whole.dtype] * whole[known].abs().max())
+
     def _bidirectional_form(self, ids: Tensor) -> Form:
         others = torch.cat([ids[:, :1], ids[:, :-1]], dim=1)  # every token but the first is another
         refused = []
-        for attention in ("4d", "2d") if self.takes("attention_mask") else ("none",):
+        known = ("4d", "2d") if self.block_size is None else ("4d",)
+        for attention in known if self.takes("attention_mask") else ("none",):
             form = Form(attention)
             try:
                 first, second = (_logits(self.forward(form, x, None))[0, 0] for x in (ids, others))
-            except (ValueError, RuntimeError, TypeError, IndexError, AttributeError) as error:
+            except REFUSALS as error:
                 refused.append(f"a {attention} attention mask it refuses ({str(error).splitlines()[0]})")
                 continue
             if (first - second).abs().max() > UNCHANGED * first.abs().max():
@@ -255,10 +407,19 @@ class MaskPredictor:
         hint = f"; {', '.join(refused)}" if refused else ""
         raise InputError(f"model: its first position sees no later token, masked diffusion needs that{hint}")
 
+    def _check_blocks(self, form: Form, ids: Tensor) -> None:
+        """See that the model can be told to attend in blocks, by changing the later of two.
 
-def positions(mask: Tensor) -> Tensor:
-    """Position (B, T) of each token in its own row, counted from the first that is no padding; 0 at padding."""
-    return (mask.long().cumsum(1) - 1).clamp(min=0)
+        Raises:
+            InputError: it cannot.
+        """
+        if form.attention != "4d" or not self.takes("position_ids"):
+            raise InputError("model.attention: blocks need a model that takes a 4-d attention mask and position_ids")
+        two = ids[:, :2].repeat(1, self.block_size)
+        changed = torch.cat([two[:, : self.block_size], ids[:, :1].expand(-1, self.block_size)], dim=1)
+        first, second = (_logits(self.forward(form, x, None))[:, : self.block_size] for x in (two, changed))
+        if (first - second).abs().max() > PADDING_TOLERANCE[first.dtype] * first.abs().max():
+            raise InputError("model.attention: the first block sees the second, whatever mask the model is given")
 
 
 def _logits(out: Any) -> Tensor:

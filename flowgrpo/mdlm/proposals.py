@@ -61,14 +61,17 @@ class Sample:
 
 
 def categorical(log_probs: Tensor, uniform: Tensor) -> Tensor:
-    """The token (N,) at which the cumulated probabilities (N, V) first exceed a number (N,) in [0, 1)."""
+    """The token (N,) at which the cumulated probabilities (N, V) first exceed a number (N,) in [0, 1).
+
+    The last one where they are not numbers: such a row goes on, and leaves the update.
+    """
     found = []
     for part, number in zip(log_probs.split(CHUNK), uniform.split(CHUNK), strict=True):
         cumulated = part.double().exp().cumsum(-1)
         total = cumulated[:, -1:]
         below = torch.minimum(number[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
         found.append(torch.searchsorted(cumulated, below, right=True)[:, 0])
-    return torch.cat(found)
+    return torch.cat(found).clamp(max=log_probs.shape[1] - 1)
 
 
 def filtered(log_probs: Tensor, top_p: float = 1.0, top_k: int | None = None) -> Tensor:

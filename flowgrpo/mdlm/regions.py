@@ -1,8 +1,13 @@
-"""Where tokens may be committed: the blocks of a completion in their order, and a window within them."""
+"""Where tokens may be committed: the blocks of a completion in their order, and a window within them.
+
+Of a block-causal model these are its own blocks, or equal parts of them. It counts them from the first token of the prompt,
+so that they lie elsewhere in each row: the first one of an answer is what the prompt has left of its last block.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 
@@ -19,10 +24,15 @@ class Region:
     Attributes:
         ends: position after the last of each block; the last one is the length of the completion.
         window: number of positions from a row's first mask on that are open; None for all of the block.
+        counted: tokens of a block that is counted from the first token of the prompt; then `ends` are those after a prompt
+            of whole blocks. None where blocks begin with the completion.
+        block_size: tokens of a block of the model, if it is block-causal; a multiple of `counted`.
     """
 
     ends: tuple[int, ...]
     window: int | None = None
+    counted: int | None = None
+    block_size: int | None = None
 
     @property
     def length(self) -> int:
@@ -33,6 +43,17 @@ class Region:
     def blocks(self) -> list[tuple[int, int]]:
         """Start and end of each block."""
         return list(zip((0, *self.ends[:-1]), self.ends, strict=True))
+
+    def parts(self, prompt: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Start and end (B,) of each block in each row, behind prompts of so many tokens (B,); equal where it has none."""
+        if self.counted is None:
+            return [(torch.full_like(prompt, start), torch.full_like(prompt, end)) for start, end in self.blocks]
+        before = prompt % self.counted
+        borders = [
+            (number * self.counted - before).clamp(0, self.length)
+            for number in range(-(-(int(before.max()) + self.length) // self.counted) + 1)
+        ]
+        return list(pairwise(borders))
 
     def open(self, masked: Tensor) -> Tensor:
         """Which masked positions (R, W) of a block may be committed."""
@@ -82,3 +103,18 @@ def ascending(length: int, blocks: int = 1) -> Region:
         end += sum(sizes)
         ends.append(end)
     return Region(tuple(ends))
+
+
+def counted(region: Region, block_size: int) -> Region:
+    """The region of a block-causal model: its own blocks for a single one, else equal parts of them.
+
+    Raises:
+        InputError: the region's blocks are no such parts.
+    """
+    size = block_size if len(region.ends) == 1 else region.ends[0]
+    if block_size % size or (len(region.ends) > 1 and region.ends != even(region.length, size).ends):
+        raise InputError(
+            f"decoder.region: blocks of {size} are no equal parts of the model's, which are of {block_size} tokens"
+        )
+    ends = (*range(size, region.length, size), region.length)
+    return replace(region, ends=ends, counted=size, block_size=block_size)

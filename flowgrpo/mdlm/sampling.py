@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
 
+from flowgrpo import templates
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.evaluate import save_sample
 from flowgrpo.mdlm.axes import Decoding
@@ -21,7 +23,7 @@ from flowgrpo.sampling import BATCH, asked, batches, check_folder, line_of
 from flowgrpo.sentences import sentence
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-OPTIONS = ("length", "chat", "trust_remote_code", "mask_id", "shift", "decoder")
+OPTIONS = ("length", "chat", "trust_remote_code", "mask_id", "shift", "attention", "block_size", "decoder", "template")
 
 
 def sample_to_folder(
@@ -37,13 +39,17 @@ def sample_to_folder(
     """Answer every prompt once, prompt i with seed + i; returns the manifest's lines.
 
     Args:
-        call: keys of the section `model` of a config, and `decoder`, a name or a map like `eval.decoder`. The decoder
-            `scheduled` has the learned schedule of the adapter's folder, or else the model's, where there is one.
+        call: keys of the section `model` of a config; `decoder`, a name or a map like `eval.decoder`; and `template`, of
+            `flowgrpo.templates`. The decoder `scheduled` has the learned schedule of the adapter's folder, or else the
+            model's, where there is one.
 
     Raises:
         InputError: there is no such model, adapter, prompt file or option, or `out` holds samples already.
     """
-    rows = asked(texts, prompts_file, seed)
+    template = call.get("template")
+    if template is not None and template not in templates.TEMPLATES:
+        raise InputError(f"template: {template!r} is unknown, {nearest(str(template), templates.TEMPLATES)}")
+    rows = [replace(row, prompt=templates.apply(template, row.prompt)) for row in asked(texts, prompts_file, seed)]
     check_folder(out)
     for name in ADAPTER_FILES if adapter is not None else ():
         if not (adapter / name).is_file():
@@ -56,6 +62,8 @@ def sample_to_folder(
         chosen.trust_remote_code,
         chosen.mask_id,
         chosen.shift,
+        chosen.attention,
+        chosen.block_size,
     )
     if adapter is not None:
         load_adapter(predictor, adapter)
@@ -85,7 +93,7 @@ def options(model: str, dtype: str, call: dict[str, Any]) -> tuple[TextModel, De
     for key in call:
         if key not in OPTIONS:
             raise InputError(f"{key}: a language model has no such argument, {nearest(key, OPTIONS)}")
-    given = {key: value for key, value in call.items() if key != "decoder"}
+    given = {key: value for key, value in call.items() if key not in ("decoder", "template")}
     try:
         chosen = TextModel.model_validate({"path": model, "dtype": dtype, **given})
     except ValidationError as error:
@@ -94,5 +102,5 @@ def options(model: str, dtype: str, call: dict[str, Any]) -> tuple[TextModel, De
         decoding = Decoding.model_validate(call.get("decoder", {}))
     except ValidationError as error:
         raise InputError(sentence(error, Decoding, ("decoder",))) from None
-    decoding.build(chosen.length, 0, "decoder")  # refuses before the weights are loaded
+    decoding.build(chosen.length, 0, "decoder", block_size=chosen.block_size)  # refuses before the weights are loaded
     return chosen, decoding

@@ -9,6 +9,7 @@ from accelerate import Accelerator
 
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm import memory
+from flowgrpo.mdlm.checkpointing import checkpoint_gradients
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.policy import TextPolicy
@@ -58,17 +59,30 @@ def load_text_policy(settings: TextConfig, device: torch.device) -> TextPolicy:
     """The model of a config, with its tokenizer."""
     model = settings.model
     predictor, tokenizer = load_predictor(
-        model.path, getattr(torch, model.dtype), device, model.trust_remote_code, model.mask_id, model.shift
+        model.path,
+        getattr(torch, model.dtype),
+        device,
+        model.trust_remote_code,
+        model.mask_id,
+        model.shift,
+        model.attention,
+        model.block_size,
     )
     return TextPolicy(predictor, tokenizer, model.length, model.chat)
 
 
 def policy_and_weights(settings: TextConfig, device: torch.device) -> tuple[TextPolicy, Weights]:
-    """The model of a config and what of it is trained; a learned schedule is the module `schedule` of the weights."""
+    """The model of a config and what of it is trained; a learned schedule is the module `schedule` of the weights.
+
+    Raises:
+        InputError: there is no such model, or it has no gradient checkpointing and is asked for it.
+    """
     model, algorithm = settings.model, settings.algorithm
     policy = load_text_policy(settings, device)
     network = policy.predictor.model
     network.requires_grad_(False)
+    if model.gradient_checkpointing:
+        checkpoint_gradients(network)
     modules = {"model": network}
     lora = model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, modules)
     schedule = algorithm.schedule.policy(model.length)

@@ -59,12 +59,17 @@ class Batch:
     unhelped: Tensor
     hinted: int = 0
 
+    @property
+    def finite(self) -> Tensor:
+        """Whether (B,) the model gave an answer's tokens log-probabilities that are numbers."""
+        return self.written.rollout.commit_logp.isfinite().all(1).cpu()
+
 
 @dataclass(frozen=True)
 class Step:
     """What one optimizer step is made of: answers, their advantages and weights (B,), their views, and (n, B, L) log p.
 
-    `old` is of the policy that made them, None if that is the present one; `reference` is None where none is needed.
+    `old` is of the policy that made them, None for that of the present one; `reference` is None where none is needed.
     """
 
     rows: Tensor
@@ -74,6 +79,22 @@ class Step:
     views: Views
     old: Tensor | None
     reference: Tensor | None
+
+    def finite(self) -> Step:
+        """The step without answers that have a log-probability which is not finite: 0 x NaN is NaN in every gradient."""
+        known = [each.isfinite().all(2).all(0) for each in (self.old, self.reference) if each is not None]
+        if not known or torch.stack(known).all():
+            return self
+        kept = torch.stack(known).all(0).nonzero()[:, 0]
+        return Step(
+            self.rows[kept.cpu()],
+            self.answers.of(kept),
+            self.advantage[kept],
+            self.weight[kept],
+            replace(self.views, hidden=self.views.hidden[:, kept], weight=self.views.weight[:, kept]),
+            None if self.old is None else self.old[:, kept],
+            None if self.reference is None else self.reference[:, kept],
+        )
 
 
 class TextTrainer(Loop):
@@ -128,8 +149,10 @@ class TextTrainer(Loop):
             batch.scores,
             groups,
         )
-        kept = trained & batch.scores.values.isfinite().any(1)
-        measured = self._update(batch, advantages, groups.weights[group] * kept)
+        kept = trained & batch.scores.values.isfinite().any(1) & batch.finite
+        dealt = self._parts(self.done, groups)
+        parts = torch.tensor([dealt[group][index] for group, index in batch.places])
+        measured = self._update(batch, advantages, groups.weights[group] * kept, parts)
         updated = self._evaluations - evaluations - rolled
         hints = {"reward/hinted": int(self._sum(torch.tensor(float(batch.hinted))))}
         return {
@@ -167,7 +190,7 @@ class TextTrainer(Loop):
         self, rows: Sequence[Row], decoder: Decoder, seeds: Sequence[Address], fixed: Tensor | None = None
     ) -> Written:
         texts = [row.prompt for row in rows]
-        return self.policy.write(texts, decoder, seeds, self.config.train.micro_batch, fixed)
+        return self.policy.write(texts, decoder, seeds, self.config.train.rollout_rows, fixed)
 
     def _scored(self, texts: Sequence[str], rows: Sequence[Row], places: Sequence[tuple[int, int]]) -> Scores:
         """Rewards of answers, a call for each group."""
@@ -216,25 +239,31 @@ class TextTrainer(Loop):
 
     # Update
 
-    def _update(self, batch: Batch, advantages: Tensor, weight: Tensor) -> list[Measured]:
-        """An optimizer step for each part of each pass."""
-        train, rollout = self.config.train, batch.written.rollout
-        scope = in_scope(rollout.completion, self.policy.eos_id, self.config.algorithm.likelihood.scope)
+    def _update(self, batch: Batch, advantages: Tensor, weight: Tensor, parts: Tensor) -> list[Measured]:
+        """An optimizer step for each part of each pass; what fixed views need is computed once for all passes.
+
+        Args:
+            parts: (B,) which part an answer belongs to.
+        """
+        train, rollout, likelihood = self.config.train, batch.written.rollout, self.config.algorithm.likelihood
+        scope = in_scope(rollout.completion, self.policy.eos_id, likelihood.scope)
         # Neither what was given nor what fills a row up behind its end was decided.
         scored = scope & (rollout.step_map != GIVEN) & (rollout.step_map < rollout.steps[:, None])
         if batch.hinted:
             scored |= hinted.uncertain(
-                self.policy, rollout, scope, self.config.algorithm.hints.entropy, train.micro_batch
+                self.policy, rollout, scope, self.config.algorithm.hints.entropy, train.rollout_rows
             )
-        parts = torch.tensor([group * train.updates // train.groups for group, _ in batch.places])
+        drawn = 1 if likelihood.fixed else train.passes
         steps = [
             self._step(batch, scored, advantages, weight, number, (parts == part).nonzero()[:, 0])
-            for number in range(train.passes)
+            for number in range(drawn)
             for part in range(train.updates)
         ]
-        if len(steps) > 1:  # a single step starts from the policy that made the answers
+        if likelihood.recorded(self._decoder(batch.actions)):
+            steps = [replace(step, old=_committed(step, rollout)) for step in steps]
+        elif train.passes * train.updates > 1:  # a single step starts from the policy that made the answers
             steps = [replace(step, old=self._log_probs(step)) for step in steps]
-        return [self._stepped(step, batch) for step in steps]
+        return [self._stepped(number, step, batch) for number, step in enumerate(steps * (train.passes // drawn))]
 
     def _step(
         self, batch: Batch, scored: Tensor, advantages: Tensor, weight: Tensor, number: int, rows: Tensor
@@ -248,6 +277,7 @@ class TextTrainer(Loop):
             scored,
             [self._address("views", *place, number) for place in batch.places],
             rollout.step_map,
+            self.policy.predictor.block_size,
         ).of(rows.to(device))
         views = self.config.algorithm.likelihood.views(answers)
         step = Step(rows, answers, advantages[rows].to(device), weight[rows].to(device), views, None, None)
@@ -260,15 +290,17 @@ class TextTrainer(Loop):
     def _log_probs(self, step: Step) -> Tensor:
         return estimate(self.policy.predictor, step.answers, step.views, self.config.train.micro_batch).each
 
-    def _stepped(self, step: Step, batch: Batch) -> Measured:
-        """Take an optimizer step."""
+    def _stepped(self, number: int, step: Step, batch: Batch) -> Measured:
+        """Take an optimizer step, the iteration's `number`th."""
+        self._set_learning_rate(number)
+        step = step.finite()
         algorithm, train = self.config.algorithm, self.config.train
         answers, advantage, views = step.answers, step.advantage.float(), step.views
         # Not of what the views happen to score: a weight must not depend on the masks.
         token_weight = algorithm.aggregation.weights(answers.scored, advantage, views.first, self._sum)
-        token_weight = self._weighted(token_weight, step.weight.float())
+        token_weight = token_weight * step.weight.float()[:, None]  # not divided out again
         scored = views.scored.any(0)
-        total, tokens = self._sum(torch.tensor([float(step.weight.sum()), float(scored.sum())])).tolist()
+        total, tokens = self._sum(torch.tensor([float(len(step.rows)), float(scored.sum())])).tolist()
         measured, objective = Measured(drift=None), algorithm.objective.build()
         self.optimizer.zero_grad(set_to_none=True)
         if scored.any():
@@ -291,12 +323,6 @@ class TextTrainer(Loop):
             moved(self.weights, self.optimizer, self.scaler, train.max_grad_norm, self._sum, measured)
         return measured
 
-    def _weighted(self, token_weight: Tensor, weight: Tensor) -> Tensor:
-        """Weights (B, L) of tokens times those of their answers (B,), with the sum that they had."""
-        changed = token_weight * weight[:, None]
-        before, after = self._sum(torch.stack([token_weight.sum(), changed.sum()])).tolist()
-        return changed * (before / after) if after > 0 else changed
-
     def _schedule_loss(self, step: Step, batch: Batch) -> Tensor:
         """Loss of the schedule's actions, the weighted sum over answers of the mean over the steps they took."""
         actions, rows = batch.actions, step.rows
@@ -315,7 +341,7 @@ class TextTrainer(Loop):
             self._generate,
             self.eval_prompts,
             [*self.rewards, *self.eval_rewards],
-            config.train.micro_batch,
+            config.train.rollout_rows,
             self.accelerator,
             keep=config.eval.save,
         )
@@ -346,6 +372,12 @@ def _replaced(batch: Batch, written: Written, scores: Scores, pairs: Sequence[tu
     values[into], lost[into] = scores.values[of], scores.lost[of]
     both = Scores(values, lost, batch.scores.seconds + scores.seconds)
     return replace(batch, written=Written(Rollout(**tensors), texts), scores=both, hinted=len(pairs))
+
+
+def _committed(step: Step, rollout: Rollout) -> Tensor:
+    """Log p (n, B, L) of the tokens that each view scores, as the decoder recorded them."""
+    logp = rollout.commit_logp[step.rows.to(rollout.commit_logp.device)]
+    return logp.to(step.views.weight).where(step.views.scored, 0.0)
 
 
 def _measure(measured: Measured, outcome: Outcome, objective: Objective, scored: Tensor, moved: bool) -> None:

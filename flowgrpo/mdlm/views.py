@@ -10,6 +10,9 @@ log p of some of the hidden ones is taken; l_i(view) below. One function per est
  - Masks are drawn at a row's address, for its own tokens: they do not depend on its batch, its padding or the process.
  - The ELBO is E over k ~ U{1..L} and random sets of k tokens of (L / k) sum of l_i over the set; equally the mean over all
    orders of the order's exact log-probability.
+ - A block-causal model predicts each block from what a view shows of it and from the whole earlier ones
+   (`Answers.block_size`). Its likelihood is a sum over blocks, and every estimator here then estimates that sum: a random
+   set or a random order of the answer is one of each block too. Views of an order score a step of every block at once.
 """
 
 from __future__ import annotations
@@ -37,11 +40,13 @@ class Views:
         weight: (n, B, L) float32 weight of each l_i in the estimate; positive where a token is scored, 0 elsewhere. Scored
             tokens are hidden ones.
         share: (n,) float32 of each view in the estimate as a mean over views; sums to 1.
+        blocks: (B, L) int64 number of each token's block in a block-causal model; None for full attention.
     """
 
     hidden: Tensor
     weight: Tensor
     share: Tensor
+    blocks: Tensor | None = None
 
     @property
     def scored(self) -> Tensor:
@@ -55,8 +60,12 @@ class Views:
 
     @property
     def first(self) -> Tensor:
-        """(B, L) int64: the first view that scores each token, for a mean over steps; 0 where none does."""
-        return self.scored.int().argmax(0)
+        """(B, L) int64: the first view that scores each token, for a mean over steps; 0 where none does.
+
+        In a block-causal model it is numbered anew in each block, for there it is another step.
+        """
+        found = self.scored.int().argmax(0)
+        return found if self.blocks is None else found + len(self.weight) * self.blocks
 
 
 def one_step(answers: Answers, prompt_rate: float = 0.15) -> Views:
@@ -195,7 +204,7 @@ def quadrature(
 def autoregressive(answers: Answers) -> Views:
     """JustGRPO (arXiv 2601.15165): token i given all before it, all later ones hidden; L views, each scoring one token.
 
-    The exact log-probability of decoding from left to right.
+    The exact log-probability of decoding from left to right. Of a block-causal model as many views as a block has tokens.
     """
     order = torch.arange(answers.scored.shape[1], device=answers.ids.device).expand_as(answers.scored)
     return trajectory(replace(answers, steps=order.where(~answers.given, -1)))
@@ -206,7 +215,8 @@ def trajectory(answers: Answers, shrink: int = 1) -> Views:
 
     With `shrink` 1 the exact log-probability of a decoder that never masks again and draws all tokens of a step at once,
     given its order. TraceRL (arXiv 2509.06949) merges every `shrink` steps of a row into one, which are then all hidden and
-    all scored. A token of step -1 is never scored.
+    all scored. A token of step -1 is never scored. In a block-causal model steps are counted, and merged, in each block by
+    itself, as in TraceRL's code for SDAR.
 
     Raises:
         ValueError: the answers have no steps.
@@ -215,9 +225,11 @@ def trajectory(answers: Answers, shrink: int = 1) -> Views:
         raise ValueError("a trajectory needs the steps at which tokens were committed")
     steps, scored = answers.steps.cpu(), answers.scored.cpu() & (answers.steps.cpu() >= 0)
     rank = torch.full_like(steps, -1)
+    numbers = torch.zeros_like(steps) if answers.blocks is None else answers.blocks.cpu()
     for row in range(len(steps)):
-        free = steps[row] >= 0
-        rank[row, free] = steps[row, free].unique(return_inverse=True)[1] // shrink
+        for block in numbers[row].unique():
+            free = (numbers[row] == block) & (steps[row] >= 0)
+            rank[row, free] = steps[row, free].unique(return_inverse=True)[1] // shrink
     count = int(rank[scored].max()) + 1 if scored.any() else 1
     view = torch.arange(count)[:, None, None]
     hidden = torch.zeros(count, *answers.ids.shape, dtype=torch.bool)
@@ -294,4 +306,4 @@ def _views(answers: Answers, hidden: np.ndarray, weight: np.ndarray, share: np.n
     hidden[:, :, answers.prompt_length :] &= ~answers.given.cpu().numpy()
     share = np.full(len(hidden), 1 / len(hidden)) if share is None else share
     arrays = (hidden, weight, share.astype(np.float32))
-    return Views(*(torch.from_numpy(array).to(answers.ids.device) for array in arrays))
+    return Views(*(torch.from_numpy(array).to(answers.ids.device) for array in arrays), answers.blocks)

@@ -35,6 +35,14 @@ def test_two_values_with_unbiased_std_are_one_over_root_two_apart_from_zero():
     assert group_mean(values, groups, "group", 0.0, 1).tolist() == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)])
 
 
+def test_a_spread_below_the_least_one_teaches_nothing():
+    values = torch.tensor([0.0, 1e-6, 3.0, 5.0], dtype=torch.float64)  # std by n - 1: 7e-7 and 1.41
+    sets = torch.tensor([0, 0, 1, 1])
+    half = math.sqrt(0.5)
+    assert group_mean(values, sets, "group", 0.0, 1).tolist() == pytest.approx([-half, half, -half, half])
+    assert group_mean(values, sets, "group", 0.0, 1, 1e-6).tolist() == pytest.approx([0, 0, -half, half])
+
+
 def test_no_std_leaves_the_deviation():
     values, groups = tensors([1.0, 3.0, 10.0], [0, 0, 1])
     assert group_mean(values, groups, "none").tolist() == [-1.0, 1.0, 0.0]

@@ -16,7 +16,7 @@ from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
 from flowgrpo.plan import predicted
-from flowgrpo.presets import PRESETS
+from flowgrpo.presets import PRESETS, PUBLISHED
 
 CALL = {"num_inference_steps": 4, "guidance_scale": 1.0, "height": 16, "width": 16, "max_sequence_length": 1}
 
@@ -316,8 +316,24 @@ def test_an_interruption_finishes_the_step_and_says_how_to_go_on(workplace, sent
     ("method", "drift"),
     [
         (["algorithm.preset=flow_grpo"], 0.0),
-        (["algorithm.preset=vgpo", "algorithm.tree.root=true", "algorithm.kernel.calibrate={rounds: 2}"], 0.0),
-        (["algorithm.preset=branch_grpo", "algorithm.tree.prune={rule: extremes}"], 1e-6),
+        (
+            [
+                "algorithm.preset=vgpo",
+                "algorithm.tree.root=true",
+                "algorithm.kernel.calibrate={rounds: 2}",
+                "train.split=samples",
+            ],
+            0.0,
+        ),
+        (
+            [
+                "algorithm.preset=branch_grpo",
+                "algorithm.tree.prune={rule: extremes}",
+                "train.split=edges",
+                "train.updates=3",
+            ],
+            1e-6,
+        ),
     ],
 )
 def test_two_processes_give_the_weights_of_one(workplace, method, drift):
@@ -468,6 +484,8 @@ def test_every_method_can_be_planned_on_the_embedded_model(capsys, preset):
     # lines that end in a decode: one, or one for each step that branches or is measured
     several = {"tempflow": 9, "tempflow_fast": 3, "dense_grpo": 10, "stepwise_flow_grpo": 10, "vgpo": 9}
     assert sum(line.endswith("*") for line in planned["picture"]) == several.get(preset, 1)
+    assert {key: both["source"] for key, both in planned["published"].items()} == PUBLISHED[preset]
+    assert planned["warnings"] == []
     rounds = 10 if preset == "dense_grpo" else 0
     assert planned["calibration"] == {"model_evaluations": rounds * cost.rollout, "decoded": rounds * cost.decoded}
 
@@ -478,7 +496,13 @@ def test_plan_reads_for_people_too(workplace, capsys):
     assert "flow_sde" in shown
     assert "\n  0   1   2   3   4\n  o~~~o~~~o~~~o---*\n" in shown
     assert "* decoded   ~ stochastic, trained" in shown
-    assert "2 groups x 4 = 8 trajectories from 4 roots each, 2 updates" in " ".join(shown.split())
+    words = " ".join(shown.split())
+    assert "2 groups x 4 = 8 trajectories from 4 roots each, 2 updates, split by groups" in words
+    assert "published num_inference_steps 10 (here 4), groups 48 (here 2), group_size 24 (here 4), updates 2" in words
+    assert "warning" not in words
+    uneven = ["algorithm.kernel={name: cps, log_prob: mean}", "model.call.num_inference_steps=10"]
+    assert main(["plan", "tiny.yaml", *uneven]) == 0
+    assert "warning of the steps trained, that from sigma" in " ".join(capsys.readouterr().out.split())
     assert not (workplace / "runs").exists()
 
 

@@ -1,9 +1,13 @@
+import re
+from functools import reduce
+from pathlib import Path
+
 import pytest
 import yaml
 
 from flowgrpo import config
 from flowgrpo.errors import InputError
-from flowgrpo.presets import PRESETS
+from flowgrpo.presets import PRESETS, PUBLISHED
 
 
 @pytest.fixture
@@ -160,3 +164,27 @@ def test_every_preset_is_five_words(path):
         algorithm = config.load(path, [f"algorithm.preset={preset}", "train.group_size=24"]).algorithm
         words = {axis: getattr(algorithm, axis).name for axis in ("tree", "kernel", "credit", "baseline", "objective")}
         assert words == {axis: row["name"] for axis, row in PRESETS[preset].items()}
+
+
+def test_a_number_is_short_for_an_average_and_a_word_for_a_schedule(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("model: {path: shapes}\ntrain: {ema: 0.8, schedule: cosine}\n")
+    short = config.load(path).train
+    assert (short.ema.decay, short.ema.every, short.schedule.name, short.schedule.warmup) == (0.8, 1, "cosine", 0)
+    long = config.load(path, ["train.ema={decay: 0.8, every: 8}", "train.schedule.warmup=5"]).train
+    assert (long.ema.every, long.schedule.name, long.schedule.warmup) == (8, "cosine", 5)
+    for override, said in {
+        "train.ema=1.5": "train.ema.decay: 1.5 is wrong, input should be less than 1",
+        "train.schedule=cosin": "train.schedule.name: 'cosin' is not allowed, did you mean 'cosine'",
+        "train.schedule={warm: 3}": "train.schedule.warm: unknown key",
+    }.items():
+        with pytest.raises(InputError, match=re.escape(said)):
+            config.load(path, [override])
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_a_source_says_of_the_loop_can_be_asked_for(preset):
+    shapes = Path(__file__).parents[2] / "configs" / "shapes.yaml"
+    chosen = config.load(shapes, {"algorithm.preset": preset, **PUBLISHED[preset]}).model_dump(mode="json")
+    for key, value in PUBLISHED[preset].items():
+        assert reduce(lambda at, name: at[name], key.split("."), chosen) == value

@@ -335,16 +335,16 @@ def judged(values, discount=0.5, anchor=0.1, anchored_steps=2, root=False):
 
 
 @pytest.mark.parametrize("root", [False, True])
-def test_the_value_so_far_is_discounted_and_knows_nothing_of_the_start(root):
+def test_the_value_to_come_is_discounted_and_knows_nothing_of_the_start(root):
     grown, units = judged([[99.0, 4.0, 2.0, 8.0], [99.0, 1.0, 1.0, 1.0]], root=root)
     assert by_edge(grown, units, units.values[:, 0].tolist()) == pytest.approx(
         {
-            (10, 0, 1): 4.0,
-            (10, 0, 2): 2 + 0.5 * 4,
-            (10, 0, 3): 8 + 0.5 * 2 + 0.25 * 4,
-            (10, 1, 1): 1.0,
+            (10, 0, 1): 4 + 0.5 * 2 + 0.25 * 8,
+            (10, 0, 2): 2 + 0.5 * 8,
+            (10, 0, 3): 8.0,
+            (10, 1, 1): 1.75,
             (10, 1, 2): 1.5,
-            (10, 1, 3): 1.75,
+            (10, 1, 3): 1.0,
         }
     )
     assert units.comparison.unique(dim=0).tolist() == [[10, 1], [10, 2], [10, 3]]
@@ -354,12 +354,12 @@ def test_edges_weigh_as_their_value_over_the_mean_of_their_trajectory():
     grown, units = judged([[0, 4.0, 2.0, 8.0], [0, 1.0, 1.0, 1.0]])
     assert by_edge(grown, units, units.weight.tolist()) == pytest.approx(
         {
-            (10, 0, 1): 4 / 6,  # 4, 4 and 10 have mean 6
-            (10, 0, 2): 4 / 6,
-            (10, 0, 3): 10 / 6,
-            (10, 1, 1): 1 * 3 / 4.25,
+            (10, 0, 1): 1,  # 7, 6 and 8 have mean 7
+            (10, 0, 2): 6 / 7,
+            (10, 0, 3): 8 / 7,
+            (10, 1, 1): 1.75 * 3 / 4.25,
             (10, 1, 2): 1.5 * 3 / 4.25,
-            (10, 1, 3): 1.75 * 3 / 4.25,
+            (10, 1, 3): 1 * 3 / 4.25,
         }
     )
 
@@ -380,10 +380,10 @@ def test_the_weight_is_of_the_weighted_sum_of_the_rewards():
     )
 
 
-def test_a_lost_value_loses_what_is_summed_from_it_on():
+def test_a_lost_value_loses_what_is_summed_up_to_it():
     grown, units = judged([[0, 4.0, NAN, 8.0], [0, 1.0, 1.0, 1.0]])
     assert by_edge(grown, units, units.values[:, 0].tolist()) == pytest.approx(
-        {(10, 0, 1): 4, (10, 0, 2): NAN, (10, 0, 3): NAN, (10, 1, 1): 1, (10, 1, 2): 1.5, (10, 1, 3): 1.75}, nan_ok=True
+        {(10, 0, 1): NAN, (10, 0, 2): NAN, (10, 0, 3): 8, (10, 1, 1): 1.75, (10, 1, 2): 1.5, (10, 1, 3): 1}, nan_ok=True
     )
     assert units.weight.isfinite().all()
 
@@ -393,7 +393,7 @@ def test_the_anchor_teaches_the_first_steps_where_a_group_agrees():
     plain = GroupMean().advantages(units.values, torch.ones(1).double(), units.comparison)
     anchored = GroupMean().advantages(units.values, torch.ones(1).double(), units.comparison, units.anchor)
     assert plain.tolist() == [0] * 9
-    expected = {(10, start, step): a for start in range(3) for step, a in ((1, 0.25 * 4), (2, 0.25 * 4), (3, 0))}
+    expected = {(10, start, step): a for start in range(3) for step, a in ((1, 0.25 * 7), (2, 0.25 * 6), (3, 0))}
     assert by_edge(grown, units, anchored.tolist()) == pytest.approx(expected)
 
 

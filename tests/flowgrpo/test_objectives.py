@@ -25,7 +25,7 @@ from flowgrpo.objectives import (
 from flowgrpo.policy import FieldPolicy
 from flowgrpo.update import Credited, step
 from flowgrpo.weights import Weights
-from samplers.kernels import Kernel, flow_sde, log_prob
+from samplers.kernels import Kernel, cps, flow_sde, log_prob
 from samplers.plans import chain
 from samplers.schedule import linear_sigmas
 from samplers.trees import Root, grow
@@ -78,6 +78,33 @@ def test_kl_forms_on_one_flow_sde_step():
     torch.testing.assert_close(KL["velocity"](case), gap)
     torch.testing.assert_close(KL["flow_grpo"](case), gap * slope**2 / (2 * g**2), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(KL["exact"](case), gap * slope**2 / (2 * g**2 * h), rtol=1e-4, atol=1e-6)
+
+
+def test_flow_grpo_s_kl_of_cps_divides_by_the_whole_variance_as_its_code_does():
+    """There `std_dev_t` of cps is sigma_next sin(level pi / 2), with no step size to take out."""
+    x, v, reference = torch.randn(3, 5), torch.randn(3, 5), torch.randn(3, 5)
+    kernel = Kernel("cps", 0.8)
+    mean, std = cps(x, v, 0.6, 0.5, 0.8, 0.9)
+    other, _ = cps(x, reference, 0.6, 0.5, 0.8, 0.9)
+    case = terms([0.0] * 3, [0.0] * 3, mean=(mean,), std=std, reference_mean=(other,), diffuses=kernel.diffuses)
+    slope = 0.6 * 0.5 - 0.4 * 0.5 * math.cos(0.4 * math.pi)
+    expected = ((v - reference) ** 2).mean(1) * slope**2 / (2 * (0.5 * math.sin(0.4 * math.pi)) ** 2)
+    torch.testing.assert_close(KL["flow_grpo"](case), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("log_ratio", [1e3, -1e3])
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_ratio_beyond_any_clip_has_a_finite_loss_and_no_gradient(log_ratio, advantage):
+    """exp(1000) is infinite, and the 0 of a clip times it is not a number."""
+    moved = torch.tensor([log_ratio], requires_grad=True)
+    case = replace(
+        terms([0.0], [advantage]), log_prob=moved, old_log_prob=torch.zeros(1), old_mean=(torch.zeros(1, 4),)
+    )
+    for ratio in (plain_ratio(case), normalised_ratio(case)):
+        loss = clip_loss(ratio, case.advantage, 0.2, 0.2)
+        (gradient,) = torch.autograd.grad(loss.sum(), moved)
+        assert loss.isfinite().all()
+        assert gradient.tolist() == [0.0]
 
 
 def test_exact_kl_is_the_divergence_of_two_gaussians():
@@ -314,7 +341,7 @@ def test_a_step_weight_scales_the_policy_loss_and_not_the_divergence(weight):
             1,
         )
     units = Units(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1), torch.tensor([-1, 0, 0]))
-    credited = Credited(tree, units, torch.tensor([advantage]), {tree.trained_steps[0]: weight}, beta)
+    credited = Credited(tree, units, torch.tensor([advantage]), {tree.trained_steps[0]: weight}, beta, torch.ones(1))
     objective = Clip(kl=Divergence(form="velocity", beta=beta))
     optimizer = torch.optim.SGD([velocity], lr=1.0)
     scaler = torch.amp.GradScaler("cpu", enabled=False)

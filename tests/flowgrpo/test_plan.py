@@ -1,5 +1,8 @@
 """What a run will cost, counted by hand and by the run itself; and the tree as `flowgrpo plan` draws it."""
 
+import re
+from itertools import pairwise
+
 import pytest
 from field import nearness, trainer
 from hypothesis import given, settings
@@ -8,7 +11,7 @@ from hypothesis import strategies as st
 from flowgrpo import config
 from flowgrpo.errors import InputError
 from flowgrpo.picture import drawn
-from flowgrpo.plan import picture, predicted
+from flowgrpo.plan import picture, predicted, sigma_table, uneven
 from flowgrpo.presets import PRESETS
 from samplers.kernels import Kernel
 from samplers.trees import TRUNK, Move
@@ -33,8 +36,11 @@ LEDGER = [
     ("flow_grpo", {}, 24, 10, (240, 2 * 216, 24, 216)),
     ("mix_grpo", {}, 24, 10, (240, 24 * 4, 24, 24 * 4)),
     ("flow_grpo_fast", {}, 24, 10, (240, 24 * 3, 24, 24 * 3)),
-    ("dance_grpo", {}, 24, 10, (240, 24 * 5, 24, 24 * 5)),  # int(0.6 * 9) of the stochastic steps
-    ("grpo_guard", {}, 24, 10, (240, 2 * 216, 24, 216)),
+    ("flow_grpo_window", {}, 24, 10, (240, 24 * 3, 24, 24 * 3)),
+    ("dance_grpo", {}, 24, 10, (240, 24 * 4, 24, 24 * 4)),  # int(0.6 * 8) of the stochastic steps
+    ("dance_grpo", {"steps": None}, 24, 10, (240, 24 * 5, 24, 24 * 5)),
+    ("dance_grpo", {"steps": [1, 4], "train_fraction": 1.0}, 24, 10, (240, 24 * 3, 24, 24 * 3)),
+    ("grpo_guard", {}, 24, 10, (240, 216, 24, 216)),
     ("sage_grpo", {}, 24, 10, (240, 2 * 240, 24, 240)),
     # 4 trunks of 9 or 10 states, and 6 children of each that walk on alone: 6 x (9 + 8 + ... + 0)
     ("tempflow", {}, 24, 10, (4 * (9 + 6 * 45), 2 * 4 * 9, 4 * 6 * 9, 4 * 6 * 9)),
@@ -58,7 +64,7 @@ LEDGER = [
     ("dense_grpo", {}, 24, 10, (24 * 55, 2 * 216, 24 * 10, 216)),
     ("dense_grpo", {"last_step": "sde"}, 24, 10, (24 * 55, 2 * 240, 24 * 11, 240)),
     # twigs of 5 evaluations: 4 more at the states 0 to 5, then 3, 2, 1
-    ("stepwise_flow_grpo", {}, 24, 10, (24 * (10 + 6 * 4 + 3 + 2 + 1), 2 * 216, 24 * 10, 216)),
+    ("stepwise_flow_grpo", {}, 24, 10, (24 * (10 + 6 * 4 + 3 + 2 + 1), 216, 24 * 10, 216)),
     # jumps cost nothing
     ("vgpo", {}, 24, 10, (240, 2 * 216, 24 * 9, 216)),
     ("vgpo", {"last_step": "sde"}, 24, 10, (240, 2 * 240, 24 * 10, 240)),
@@ -128,12 +134,13 @@ def axes(draw):
             tree |= {"length": draw(one([None, 1, 2, 3]))}
             credit = {"name": draw(one(["step_gain", "discounted_value"]))}
             tree |= {"root": credit["name"] == "step_gain" or draw(st.booleans())}
-    kernel = draw(one(["flow_sde", "dance_sde", "cps", "manifold"]))
+    kernel = draw(one(["flow_sde", "dance_sde", "cps", "ddim_sde", "manifold"]))
     tree |= {"start": draw(one(["independent", "shared"]))}
-    tree |= {"last_step": "ode" if kernel == "cps" else draw(one(["ode", "sde"]))}
+    tree |= {"last_step": "ode" if kernel in ("cps", "ddim_sde") else draw(one(["ode", "sde"]))}
     objective = {"name": draw(one(["clip", "normalised_ratio", "soft_gate"])), "kl": {"beta": draw(one([0.0, 0.1]))}}
     objective |= {"step_weights": draw(one(["none", "noise_aware", "equalised"]))}
     baseline = draw(one(["group_mean", "leave_one_out"]))
+    kernel = {"name": kernel, "log_prob": "mean"}  # what some of the words below need
     words = {"tree": tree, "kernel": kernel, "credit": credit, "baseline": baseline, "objective": objective}
     return words, size, steps
 
@@ -167,6 +174,17 @@ def test_a_pruning_that_could_leave_nothing_out_is_refused(rule):
         predicted(pruned(4), 6)
     # 4 trees of 4 leaves and their last step: half of the chains leave, or all trained edges of that step
     assert predicted(pruned(4, last_step="sde"), 6).trained_edges == 4 * (2 * 4 + 4 * 2 - (4 if rule == "depth" else 2))
+
+
+@pytest.mark.parametrize("preset", ["flow_grpo", "tempflow", "branch_grpo"])
+def test_batches_of_a_rollout_and_of_an_update_are_counted_apart(tmp_path, preset):
+    batches = {"rollout_batch": 10, "micro_batch": 4}
+    settings = chosen({"preset": preset}, tmp_path, groups=2, updates=2, group_size=12, **batches)
+    assert_foreseen(settings, 6)
+    same = chosen({"preset": preset}, groups=2, updates=2, group_size=12, micro_batch=4)
+    assert predicted(settings, 6) == predicted(same, 6)  # which has the same calls with a gradient
+    if preset == "flow_grpo":  # of each part 12 rows at 5 trained steps
+        assert predicted(settings, 6).update_batches == 2 * 5 * 3
 
 
 def test_a_calibration_costs_its_rounds_of_rollouts(tmp_path):
@@ -282,3 +300,34 @@ def test_the_branches_of_a_trunk_that_ends_are_drawn():
         "|   +~2~o---o---*",
         "+~2~o---o---o---*",
     ]
+
+
+# The table of SD3 and of the embedded model at 10 steps, written out: shift 3, and what diffusers appends before 0.
+SD3 = [1.0, 0.9601, 0.9133, 0.8577, 0.7904, 0.7073, 0.6022, 0.4649, 0.2780, 0.0089, 0.0]
+
+
+def test_the_table_is_the_scheduler_s_own():
+    assert sigma_table("shapes", 10) == pytest.approx(SD3, abs=5e-5)
+
+
+def test_a_step_that_outweighs_all_others_is_told():
+    """|d mean / d v| / std of cps: 0.0112 at the first step and 8.28 at the last one trained, each over the mean."""
+    averaged = {"preset": "stepwise_flow_grpo", "kernel": {"log_prob": "mean"}}
+    (said,) = uneven(chosen(averaged), SD3)
+    assert "from sigma 0.278 to 0.0089 pulls" in said
+    assert "as that from 1 to 0.96 (cps, log_prob mean)" in said
+    assert int(re.search(r"pulls (\d+) times", said)[1]) == pytest.approx(740, abs=10)
+    assert uneven(chosen({**averaged, "objective": {"step_weights": "equalised"}}), SD3) == []
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_preset_warns_of_itself(preset):
+    assert uneven(chosen({"preset": preset}, group_size=16 if "branch" in preset else 24), SD3) == []
+
+
+def test_a_normalised_ratio_pulls_alike_at_every_step():
+    """N std / h is 1 + level^2 / 2 at all steps of flow_sde but the first (the averaged form alone runs over 26)."""
+    settings = chosen({"preset": "grpo_guard"})
+    steps = [(kernel, *pair) for kernel, pair in zip(settings.algorithm.kernel.kernels(10), pairwise(SD3), strict=True)]
+    found = settings.algorithm.objective.pulls(steps[1:9], SD3[1])
+    assert found == pytest.approx([1 + 0.7**2 / 2] * 8, rel=1e-3)

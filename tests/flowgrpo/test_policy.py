@@ -3,6 +3,7 @@ import tiny
 import torch
 
 from flowgrpo.errors import InputError
+from flowgrpo.mdlm.kept import Kept
 from flowgrpo.policy import DiffusersPolicy, FieldPolicy, Row
 from flowgrpo.weights import Weights, lora_config
 from samplers import noise
@@ -68,6 +69,22 @@ def test_drift_is_zero_with_lora_and_in_half_precision_too():
         tree = rolled_out(policy)
         assert tree.samples[0].dtype == dtype
         assert drift(policy, tree) == 0.0
+
+
+@pytest.mark.parametrize("name", ["sd3", "flux"])
+def test_float32_adapters_keep_the_activations_of_a_half_precision_base_only(name):
+    kept = []
+    for dtype in (torch.float32, torch.bfloat16):  # of the adapters
+        policy = DiffusersPolicy(tiny.PIPELINES[name]().to(torch.bfloat16), tiny.CALLS[name])
+        weights = Weights(policy.modules, lora_config(4, 8, "auto", policy.modules))
+        for p in weights.parameters:
+            p.data = p.data.to(dtype)
+        rows = [Row(PROMPTS[0], i) for i in range(8)]
+        state = policy.start(rows)
+        with Kept(p for module in policy.modules.values() for p in module.parameters()) as meter:
+            policy.velocity(state, policy.sigmas[1], rows)
+        kept.append(meter.peak)
+    assert kept[0] < 1.1 * kept[1]
 
 
 def test_a_shifted_state_shows_in_the_drift():

@@ -1,14 +1,20 @@
 import json
 import math
 import random
+import shutil
+import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from field import TARGET, GaussianFlow, Network, closeness, lines, nearness, trainer, weights_of
+from transformers import get_scheduler
 
-from flowgrpo import config
+from flowgrpo import config, update
 from flowgrpo.presets import PRESETS
+from flowgrpo.sections import Schedule
+from flowgrpo.weights import Weights
 from rewards import Reward
 
 
@@ -96,6 +102,33 @@ def test_six_iterations_are_three_and_a_resume_and_three(tmp_path):
     assert [[line[k] for k in same] for line in lines(whole)] == [[line[k] for k in same] for line in lines(rest)]
 
 
+@pytest.mark.parametrize("name", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("warmup", [0, 4])
+def test_the_rate_of_every_step_is_transformers(name, warmup):
+    dummy = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    word = "constant_with_warmup" if name == "constant" else name
+    theirs = get_scheduler(word, dummy, warmup, 20)
+    for step in range(20):
+        assert Schedule(name=name, warmup=warmup).factor(step, 20) == pytest.approx(theirs.get_last_lr()[0], abs=1e-12)
+        dummy.step(), theirs.step()
+
+
+def test_the_rate_falls_over_the_run_and_goes_on_after_a_resume(tmp_path):
+    chosen = {"train__schedule": "linear", "train__learning_rate": 0.06, "train__ema": {"decay": 0.9, "every": 4}}
+    whole = trainer(settings(tmp_path, **chosen))
+    whole.run()
+    # 6 iterations of 2 steps; each line has the rate of its last step
+    rates = [0.06 * (1 - step / 12) for step in (1, 3, 5, 7, 9, 11)]
+    assert [line["policy/learning_rate"] for line in lines(whole)] == pytest.approx(rates)
+    for step in (4, 5, 6):  # as if it had been killed
+        shutil.rmtree(tmp_path / "r" / "checkpoints" / f"step-{step:06d}")
+    rest = trainer(settings(tmp_path, **chosen))
+    rest.resume()
+    assert rest.done == 3
+    rest.run()
+    assert all(torch.equal(tensor, weights_of(rest)[name]) for name, tensor in weights_of(whole).items())
+
+
 def test_a_resume_drops_what_came_after_its_checkpoint(tmp_path):
     first = trainer(settings(tmp_path, run__checkpoint={"every": 4, "keep": 2}))
     first.run()
@@ -157,6 +190,34 @@ def test_gradients_do_not_depend_on_the_micro_batch(tmp_path):
             torch.testing.assert_close(tensors[name], tensor, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize(("rollout", "update"), [(7, 3), (3, 7), (5, 5)])
+def test_a_rollout_has_batches_of_its_own(tmp_path, rollout, update):
+    """Of 8 rows of a part: calls without a gradient have rollout_batch rows, those with one micro_batch."""
+    sizes = {True: [], False: []}
+
+    class Watched(Network):
+        def forward(self, x, sigma, rows):
+            sizes[torch.is_grad_enabled()].append(len(x))
+            return super().forward(x, sigma, rows)
+
+    def run(folder, **batches):
+        chosen = settings(tmp_path / folder, **batches, train__updates=4, algorithm__objective__kl__beta=0.0)
+        done = trainer(chosen, Watched(), held_out=0)
+        done.run()
+        return done
+
+    reference, _ = run("reference", train__micro_batch=32), [own.clear() for own in sizes.values()]
+    done = run("own", train__micro_batch=update, train__rollout_batch=rollout)
+    full = {3: [3, 3, 2], 5: [5, 3], 7: [7, 1]}  # of 8
+    for grad, size in ((False, rollout), (True, update)):
+        calls = 6 * 4 * (5 if grad else 6)  # iterations, parts, steps
+        assert sizes[grad] == full[size] * calls
+    bound = 0.0 if rollout == update else 1e-6
+    assert all(line["policy/max_abs_log_ratio"] <= bound for line in lines(done))
+    for name, tensor in weights_of(reference).items():
+        torch.testing.assert_close(weights_of(done)[name], tensor, rtol=1e-3, atol=1e-5)
+
+
 def test_updates_split_the_groups_and_each_takes_one_step(tmp_path):
     run = trainer(settings(tmp_path, train__iterations=3, train__updates=4))
     run.run()
@@ -203,6 +264,42 @@ def test_group_wise_rewards_meet_one_group_at_a_time(tmp_path):
     assert all(len(set(call)) == 1 for call in met)
 
 
+class Breaking(Network):
+    """Not a number below sigma 0.7 for one sample."""
+
+    seed = None
+
+    def forward(self, x, sigma, rows):
+        broken = torch.tensor([row.seed == self.seed for row in rows]) & (sigma < 0.7)
+        return super().forward(x, sigma, rows) * torch.ones(len(x), 1).masked_fill(broken[:, None], math.nan)
+
+
+@pytest.mark.parametrize("preset", ["flow_grpo", "branch_grpo"])
+def test_a_sample_that_is_not_a_number_costs_itself_and_not_the_step(tmp_path, preset):
+    """The update of 40 samples of which one breaks is that of the other 39 (of a tree's 20: the other trees')."""
+
+    def begin(name):
+        chosen = {"train__group_size": 10, "train__iterations": 1, "eval__every": 9}
+        if preset == "branch_grpo":
+            chosen["algorithm"] = {"preset": preset, "tree": {"factor": 5, "splits": [0]}}
+        run = trainer(settings(tmp_path / name, **chosen), Breaking(), held_out=0)
+        start = run._roots(0, run._groups(0))
+        return run, start[len(start) // 2]
+
+    broken, root = begin("broken")
+    broken.policy.modules["field"].seed = root.row.seed
+    broken.run()
+    without, root = begin("without")
+    whole = without._roots
+    without._roots = lambda *arguments: [r for r in whole(*arguments) if r != root]
+    without.run()
+    line = lines(broken)[0]
+    assert line["policy/skipped_updates"] == 0
+    assert line["reward/lost"] == (1 if preset == "flow_grpo" else 5)
+    for name, tensor in weights_of(without).items():
+        torch.testing.assert_close(weights_of(broken)[name], tensor, rtol=0, atol=1e-6)
+
+
 class Poisoned(Network):
     """Not a number as soon as a gradient is asked for."""
 
@@ -233,6 +330,70 @@ def test_a_reward_that_fails_now_and_then_is_tried_again(tmp_path):
     run = trainer(settings(tmp_path, train__iterations=1, eval__every=9), reward=shaky)
     run.run()
     assert lines(run)[0]["reward/lost"] == 0
+
+
+def gradients(run, weights):
+    """Of each part of the first iteration, where its groups weigh so much."""
+    groups = replace(run._groups(0), weights=torch.tensor(weights, dtype=torch.float64))
+    credited, _ = run._credit(run._rollout(0, groups), groups)
+    standing, objective = torch.optim.SGD(run.weights.parameters, lr=0.0), run.config.algorithm.objective
+    found = []
+    for part in range(run.config.train.updates):
+        update.step(run.policy, run.weights, standing, objective, credited, part, math.inf, run._sum, run.scaler)
+        found.append(torch.cat([p.grad.flatten() for p in run.weights.parameters]))
+    return found
+
+
+def test_the_weight_of_a_group_scales_its_part_of_the_loss(tmp_path):
+    """With one group in each part the gradients are w_g g_g; with both in one part (w_0 g_0 + w_1 g_1) / 2."""
+    apart, together = (
+        trainer(settings(tmp_path / str(updates), train__groups=2, train__updates=updates)) for updates in (2, 1)
+    )
+    first, second = gradients(apart, [1.0, 1.0])
+    weighted = gradients(apart, [0.5, 1.5])
+    torch.testing.assert_close(weighted[0], 0.5 * first)
+    torch.testing.assert_close(weighted[1], 1.5 * second)
+    torch.testing.assert_close(gradients(together, [0.5, 1.5])[0], (0.5 * first + 1.5 * second) / 2)
+
+
+class Meeting:
+    """The sum over two processes that are threads."""
+
+    def __init__(self):
+        self.barrier, self.brought = threading.Barrier(2, timeout=20), [None, None]
+
+    def reduce(self, process):
+        def summed(tensor):
+            self.brought[process] = tensor
+            self.barrier.wait()
+            total = self.brought[0] + self.brought[1]
+            self.barrier.wait()
+            return total
+
+        return summed
+
+
+def test_in_half_precision_a_process_without_a_loss_takes_part_in_the_step():
+    """The first has a gradient of 2 for a loss of 2 w, the second has none; SGD takes both from 1 to 1 - 0.1 x 2."""
+    meeting, found = Meeting(), {}
+
+    def process(number):
+        weights = Weights({"net": torch.nn.Linear(1, 1, bias=False)}, None)
+        weights.parameters[0].data.fill_(1.0)
+        optimizer, scaler = torch.optim.SGD(weights.parameters, lr=0.1), torch.amp.GradScaler("cpu")
+        if number == 0:
+            scaler.scale(2 * weights.parameters[0].sum()).backward()
+        measured = update.Measured()
+        update.moved(weights, optimizer, scaler, 9.0, meeting.reduce(number), measured)
+        found[number] = weights.parameters[0].item(), measured.grad_norm, measured.skipped, scaler.state_dict()
+
+    threads = [threading.Thread(target=process, args=(number,)) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] == found[1]
+    assert found[1][:3] == (pytest.approx(0.8), 2.0, 0)
 
 
 @pytest.mark.filterwarnings("ignore:the reward")

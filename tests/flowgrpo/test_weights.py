@@ -1,10 +1,13 @@
 import pytest
 import tiny
 import torch
+from peft import inject_adapter_in_model
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from flowgrpo.errors import InputError
+from flowgrpo.mdlm.kept import Kept
 from flowgrpo.memory import adapter_size
-from flowgrpo.sections import Lora
+from flowgrpo.sections import Ema, Lora
 from flowgrpo.weights import Weights, lora_config
 
 
@@ -14,7 +17,7 @@ def module():
 
 
 def test_the_average_follows_the_warm_up_formula():
-    weights = Weights(module(), None, ema=0.9)
+    weights = Weights(module(), None, ema=Ema(decay=0.9))
     p = weights.parameters[0]
     slow = p.detach().clone()
     for t in range(30):
@@ -28,6 +31,17 @@ def test_the_average_follows_the_warm_up_formula():
     with weights.averaged():
         torch.testing.assert_close(p.detach(), slow)
     assert torch.equal(p.detach(), live)
+
+
+def test_the_average_moves_at_every_eighth_step_and_warms_up_by_steps():
+    """min((1 + t) / (10 + t), 0.9) at t = 7 and t = 15 are 8 / 17 and 16 / 25; the weight is 1, 2, ... above its start."""
+    weights = Weights(module(), None, ema=Ema(decay=0.9, every=8))
+    start, above = weights.average[0].clone(), []
+    for _ in range(17):
+        moved_on(weights, 1)
+        above.append(float((weights.average[0] - start).mean()))
+    first = 8 * 9 / 17
+    assert above == pytest.approx([0.0] * 7 + [first] * 8 + [first * 16 / 25 + 16 * 9 / 25] * 2, abs=1e-5)
 
 
 def test_the_reference_of_full_fine_tuning_is_where_it_started():
@@ -88,6 +102,51 @@ def test_full_fine_tuning_trains_float32_and_lora_adapters_are_float32():
     assert {p.dtype for p in Weights({"t": tiny.sd3().to(torch.bfloat16).transformer}, None).parameters} == {
         torch.float32
     }
+
+
+def half_precision(dtype, masters=True):
+    """A Llama in a dtype with adapters that are not 0; float32 ones in our way, or ones in the dtype of the base."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=11, **sizes)).to(dtype).requires_grad_(False)
+    lora = lora_config(2, 4, "auto", {"model": model})
+    if masters:
+        Weights({"model": model}, lora)
+    else:
+        inject_adapter_in_model(lora, model)
+        model.to(dtype)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad:
+                p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_float32_adapters_keep_the_activations_of_a_half_precision_base_only(dtype):
+    ids, kept, logits, gradients = torch.arange(256).view(4, 64) % 11, [], [], []
+    for masters in (True, False):
+        model = half_precision(dtype, masters)
+        with Kept(model.parameters()) as meter:
+            out = model(ids, use_cache=False).logits
+        kept.append(meter.peak)
+        out.float().square().mean().backward()
+        with torch.no_grad():
+            assert torch.equal(model(ids, use_cache=False).logits, out)  # rollout and update compute the same numbers
+        trained = [p for p in model.parameters() if p.requires_grad]
+        assert {p.dtype for p in trained} == {torch.float32 if masters else dtype}
+        logits.append(out)
+        gradients.append(torch.cat([p.grad.float().flatten() for p in trained]))
+    assert kept[0] < 1.05 * kept[1]  # peft's own casts: 1.5
+    near = 4 * torch.finfo(dtype).eps
+    assert (logits[0] - logits[1]).norm() < near * logits[1].norm()
+    assert (gradients[0] - gradients[1]).norm() < 4 * near * gradients[1].norm()
+
+
+def test_float32_adapters_on_a_float32_base_are_peft_s_own():
+    ids = torch.arange(16).view(2, 8) % 11
+    ours, theirs = (half_precision(torch.float32, masters)(ids).logits for masters in (True, False))
+    assert torch.equal(ours, theirs)
 
 
 def test_targets_that_name_nothing_are_refused():
@@ -173,7 +232,7 @@ def test_a_moving_reference_is_kept_and_loads_back(with_lora):
     def fresh(reference="moving"):
         modules = module()
         lora = lora_config(2, 4, ["0", "2"], modules) if with_lora else None
-        return Weights(modules, lora, ema=0.9, reference=reference, refresh=3)
+        return Weights(modules, lora, ema=Ema(decay=0.9), reference=reference, refresh=3)
 
     weights = fresh()
     moved_on(weights, 4)

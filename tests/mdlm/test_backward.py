@@ -4,7 +4,7 @@ from toy_predictor import PLANS, Toy, answers
 
 from flowgrpo.mdlm import aggregation, views
 from flowgrpo.mdlm.backward import backward
-from flowgrpo.mdlm.estimate import calls, estimate
+from flowgrpo.mdlm.estimate import CHUNK, _Picked, calls, estimate
 from flowgrpo.mdlm.kept import Kept
 from flowgrpo.mdlm.objectives import Clip, Divergence, LinearBound, Sandwich, SequenceRatio, SoftGate, Terms, TokenRatio
 
@@ -107,6 +107,28 @@ def test_calls_hold_whole_rows_where_they_can():
         assert [[len(call.rows) for call in group] for group in groups] == sizes
         pairs = {(v, r) for g in groups for c in g for v, r in zip(c.views.tolist(), c.rows.tolist(), strict=True)}
         assert pairs == {(v, r) for v, r in chosen.scored.any(2).nonzero().tolist()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_token_s_log_probability_has_autograd_s_value_and_slope(dtype):
+    """In chunks, the last of them not full, and with a token that is never predicted."""
+    random = torch.Generator().manual_seed(0)
+    logits = (5 * torch.randn(2 * CHUNK + 3, 7, generator=random)).to(dtype)
+    logits[:, 3] = -torch.inf
+    tokens = torch.tensor([0, 1, 2, 4, 5, 6])[torch.randint(6, (len(logits),), generator=random)]
+    slope = torch.randn(len(logits), generator=random).to(torch.promote_types(dtype, torch.float32))
+    found = []
+    for log_prob in (
+        _Picked.apply,
+        lambda x, tokens: x.to(slope.dtype).log_softmax(-1).gather(-1, tokens[:, None])[:, 0],
+    ):
+        given = logits.clone().requires_grad_()
+        value = log_prob(given, tokens)
+        value.backward(slope)
+        found.append((value.detach(), given.grad))
+    assert torch.equal(found[0][0], found[1][0])
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=2 * eps, atol=4 * torch.finfo(slope.dtype).eps)
 
 
 def kept(objective, draws, micro_batch):

@@ -67,7 +67,7 @@ def test_what_is_missing_is_said_in_a_sentence(folder, tmp_path_factory):
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     with pytest.raises(InputError, match="names no mask token"):
         load_predictor(str(folder))
-    changed(folder, model_type="Dream")
+    changed(folder, model_type="mystery")
     with pytest.raises(InputError, match="transformers does not know"):
         load_predictor(str(folder))
     changed(folder, auto_map={"AutoModel": "modeling_dream.DreamModel"})

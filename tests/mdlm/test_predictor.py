@@ -1,11 +1,23 @@
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, get_peft_model, inject_adapter_in_model
 from predictors import MASK, PAD, VOCAB, llama, qwen, random_table
-from transformers import BertConfig, BertForMaskedLM, RobertaConfig, RobertaForMaskedLM
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
 
 from flowgrpo.errors import InputError
+from flowgrpo.mdlm.answers import Answers
+from flowgrpo.mdlm.estimate import Call, log_probs
+from flowgrpo.mdlm.kept import Kept
 from flowgrpo.mdlm.predictor import Form, MaskPredictor
+from flowgrpo.mdlm.views import autoregressive
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [MASK, 7, 1, MASK, 2, 8, MASK, 8]])
 
@@ -119,6 +131,94 @@ def test_a_model_that_minds_padding_never_sees_it(shift, start):
         torch.testing.assert_close(logits[i, -tokens:], alone[0, -tokens:], rtol=0, atol=1e-9)
         for one, other in zip(hidden, own, strict=True):
             torch.testing.assert_close(one[i, -len(row) :], other[0], rtol=0, atol=1e-9)
+
+
+ENCODERS = [encoder(BertForMaskedLM, BertConfig), encoder(RobertaForMaskedLM, RobertaConfig)]
+WHERE = torch.tensor([[0, 1, 0, 0, 1, 0, 0, 1], [1, 0, 0, 1, 0, 0, 1, 1]]) > 0
+
+
+@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize("model", [llama(), llama(tie_word_embeddings=True), qwen(), *ENCODERS, Ignorant()])
+def test_logits_of_some_tokens_are_theirs_of_the_whole_canvas(model, shift):
+    predictor = MaskPredictor(model, MASK, PAD, shift)
+    assert predictor.selects != isinstance(model, Ignorant)
+    padding = torch.tensor([[0, 0, 0], [1, 1, 1]]) > 0
+    longer = torch.cat([torch.full((2, 3), PAD), IDS], dim=1)
+    seen = torch.cat([padding, torch.ones_like(WHERE)], dim=1)
+    for ids, mask, where in (
+        (IDS, None, WHERE),
+        (longer, seen, torch.cat([torch.zeros_like(padding), WHERE], dim=1)),
+        (longer.flip(0), seen.flip(0), torch.cat([torch.zeros_like(padding), WHERE.flip(0)], dim=1)),
+    ):
+        predictor.evaluations = 0
+        found = predictor.logits_at(ids, mask, where)
+        assert predictor.evaluations == 2
+        torch.testing.assert_close(found, predictor.logits(ids, mask)[where], rtol=0, atol=1e-9)
+
+
+def test_a_head_that_is_not_asked_for_itself_computes_all_tokens():
+    class Centred(LlamaForCausalLM):
+        """What it says of one token depends on its logits of the others."""
+
+        def forward(self, *args, **kwargs):
+            out = super().forward(*args, **kwargs)
+            return out.logits - out.logits.mean(1, keepdim=True)
+
+    predictor = MaskPredictor(Centred(llama().config).double().eval(), MASK, PAD)
+    assert not predictor.selects
+    torch.testing.assert_close(predictor.logits_at(IDS, None, WHERE), predictor.logits(IDS)[WHERE])
+    table = random_table(8)
+    assert not table.selects
+    torch.testing.assert_close(table.logits_at(IDS, None, WHERE), table.logits(IDS)[WHERE])
+
+
+def test_adapters_around_the_head_are_no_hindrance():
+    predictor = MaskPredictor(llama(), MASK, PAD)
+    plain = predictor.logits_at(IDS, None, WHERE)
+    inject_adapter_in_model(LoraConfig(target_modules=["lm_head"], init_lora_weights=False), predictor.model)
+    predictor.model.double()
+    found = predictor.logits_at(IDS, None, WHERE)
+    torch.testing.assert_close(found, predictor.logits(IDS)[WHERE])
+    assert (found - plain)[:, :MASK].abs().max() > 1e-3
+
+
+class Largest(TorchDispatchMode):
+    """Watches how large tensors of a vocabulary are made, in bytes, but for a weight's transposed."""
+
+    def __init__(self, vocabulary, width):
+        super().__init__()
+        self.vocabulary, self.bytes, self.weight = vocabulary, 0, (width, vocabulary)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **kwargs or {})
+        if isinstance(out, torch.Tensor) and out.shape[-1:] == (self.vocabulary,) and out.shape != self.weight:
+            self.bytes = max(self.bytes, out.numel() * out.element_size())
+        return out
+
+
+@pytest.mark.parametrize("selects", [True, False])
+def test_a_log_probability_takes_the_memory_of_the_tokens_that_it_is_of(selects):
+    """One of 64 tokens in each of 4 rows, of 5,000 that there are, in bfloat16; at most 4 are in float32."""
+    rows, length, vocabulary = 4, 64, 5000
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, **sizes)).bfloat16().eval().requires_grad_(False)
+    model.model.norm.weight.requires_grad_(True)
+    predictor = MaskPredictor(model, MASK)
+    assert predictor.selects
+    predictor.selects = selects
+    ids = torch.randint(vocabulary, (rows, 4 + length), generator=torch.Generator().manual_seed(1))
+    seen, steps = torch.ones_like(ids, dtype=torch.bool), torch.arange(length).expand(rows, -1)
+    answers = Answers(ids, seen, seen[:, 4:], [("row", row) for row in range(rows)], steps)
+    call = Call(torch.tensor([3, 9, 20, 60]), torch.arange(rows))
+    with Largest(vocabulary, 16) as largest, Kept(model.parameters()) as meter:
+        found = log_probs(predictor, answers, autoregressive(answers), call)
+        kept = meter.now
+        found.sum().backward()
+    assert (found != 0).sum() == rows
+    assert largest.bytes == rows * vocabulary * (4 if selects else 2 * (4 + length))
+    beside = 2 * 3 * rows * (4 + length) * 16  # hidden states
+    assert kept < rows * vocabulary * 2 + 4 * beside
 
 
 def test_gradients_are_finite_and_adapters_are_no_hindrance():

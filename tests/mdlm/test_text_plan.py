@@ -56,16 +56,27 @@ FIXED = [
     ("gdpo", {}, 4, 2 * 3),
     ("gdpo", {"train__micro_batch": 2}, 4, 3 * 3),  # three views, in two passes
     ("bgpo", {"train__micro_batch": 5}, 4, 2 * 16),  # sixteen, each call by itself
-    ("cj_grpo", {}, 4, 3 * 4),
-    ("cj_grpo", {"train__micro_batch": 3}, 4, 3 * 4),  # disjoint views
-    ("cj_grpo", {"algorithm__decoder__steps": 2}, 2, 3 * 2),
-    ("cj_grpo", {"algorithm__objective__kl__level": "sequence", "train__micro_batch": 3}, 4, 4 * 4),
+    ("cj_grpo", {}, 4, 2 * 4),  # gradient and reference: the decoder recorded what the old policy is
+    ("cj_grpo", {"train__micro_batch": 3}, 4, 2 * 4),  # disjoint views
+    ("cj_grpo", {"algorithm__decoder__steps": 2}, 2, 2 * 2),
+    ("cj_grpo", {"algorithm__objective__kl__level": "sequence", "train__micro_batch": 3}, 4, 3 * 4),
+    # views that do not change: the old policy and the reference once, not once a pass
+    ("cj_grpo", {"train__passes": 12}, 4, (12 + 1) * 4),
+    ("cj_grpo", {"train__passes": 12, "algorithm__decoder__proposal": {"top_p": 0.9}}, 4, (12 + 1 + 1) * 4),
+    ("cj_grpo", {"train__passes": 2, "algorithm__decoder__proposal": {"temperature": 0.5}}, 4, (2 + 1 + 1) * 4),
+    ("cj_grpo", {"algorithm__decoder__suppressed": [3]}, 4, 3 * 4),
+    ("cj_grpo", {"algorithm__decoder__cfg_scale": 1.0}, 8, 3 * 4),
+    ("cj_grpo", {"algorithm__decoder__cache": "dual"}, 4, 3 * 4),
+    ("cj_grpo", {"algorithm__likelihood__shrink": 2}, 4, 3 * 2),
     ("just_grpo", {"train__updates": 1}, 4, 4),
+    ("just_grpo", {"train__passes": 3}, 4, (3 + 1) * 4),
+    ("diffu_grpo_fast", {"train__passes": 3}, 4, 3 + 1),
     ("spg", {}, 4, 2 * 2),
     ("spg", {"algorithm__likelihood__size": 2, "algorithm__likelihood__draws": 3, "train__micro_batch": 2}, 4, 3 * 3),
     ("trace_rl", {"algorithm__likelihood__shrink": 2}, 4, 2 * 2),
     ("coupled_grpo", {"algorithm__likelihood__weights": "unbiased"}, 4, 3 * 3),
-    ("co_grpo", {}, 4, 2 * 4),
+    ("co_grpo", {}, 4, 2 * 4),  # at temperatures of its own
+    ("co_grpo", {"algorithm__schedule__start": {"selection_temperature": 0.5}}, 4, 4),
     ("co_grpo", {"algorithm__schedule__start": {"cfg_scale": 1.0}}, 8, 2 * 4),
 ]
 
@@ -77,6 +88,14 @@ def test_a_run_counts_what_was_predicted(settings, preset, overrides, rollout, u
     assert (cost.rollout_fixed, cost.update_fixed) == (True, True)
     for line in lines:
         assert (line["cost/rollout_evaluations"], line["cost/update_evaluations"]) == (cost.rollout, cost.update)
+
+
+@pytest.mark.parametrize(("proposal", "update"), [({}, 16_640), ({"top_p": 0.9}, 17_920)])
+def test_twelve_passes_over_64_answers_of_20_steps_evaluate_the_reference_once(settings, proposal, update):
+    """64 x 20 x (12 + 1), or + 1 for the old policy; 64 x 20 x 12 x 3 = 46,080 were it both in every pass."""
+    numbers = {"model__length": 20, "train__groups": 4, "train__group_size": 16, "train__passes": 12}
+    cost = predicted(settings(algorithm__preset="cj_grpo", algorithm__decoder__proposal=proposal, **numbers))
+    assert (cost.update, cost.update_fixed) == (update, False)  # an answer may end early
 
 
 LESS = [
@@ -145,7 +164,7 @@ def test_every_method_is_planned_by_the_command(settings, tmp_path, capsys, pres
     assert config.validated(planned["config"]) == config.load(arguments[1], arguments[2:])
     assert main(arguments) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "4 groups x 8 = 32 answers of 4 tokens, 2 updates, 1 passes" in shown
+    assert "4 groups x 8 = 32 answers of 4 tokens, 2 updates, 1 passes, split by groups" in shown
     assert ("published" in shown) == (preset not in ("diffu_grpo_fast", "co_grpo"))
     assert ("at most" in shown) == (True in planned["at_most"].values())
     assert not (tmp_path / "runs").exists()

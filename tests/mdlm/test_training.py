@@ -53,6 +53,49 @@ def test_the_drift_metric_sees_another_policy(settings, monkeypatch):
     assert first["policy/max_abs_log_ratio"] == pytest.approx(0.5, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        {"name": "low_confidence", "steps": 2},
+        {"name": "left_to_right", "region": {"block_length": 2}, "eos_early_stop": True},
+        {"name": "threshold", "committer": {"threshold": 0.3}, "proposal": {"temperature": 0}},
+        {"name": "origin"},
+    ],
+)
+def test_the_decoder_s_own_numbers_are_those_of_the_old_policy(settings, monkeypatch, decoder):
+    """As the old policy's evaluations are, up to the cut into calls; so a single step measures its drift, for nothing."""
+    from flowgrpo.mdlm.trainer import TextTrainer
+
+    found, real = [], TextTrainer._stepped
+
+    def stepped(self, number, step, batch):
+        found.append((step.old, self._log_probs(step)))
+        return real(self, number, step, batch)
+
+    monkeypatch.setattr(TextTrainer, "_stepped", stepped)
+    choices = {"algorithm__preset": "cj_grpo", "algorithm__decoder": decoder, "train__iterations": 1}
+    done = run.train_config(settings(train__updates=1, train__micro_batch=5, **choices))
+    ((old, evaluated),) = found
+    assert evaluated.abs().max() > 1
+    torch.testing.assert_close(old, evaluated, rtol=0, atol=1e-5)
+    assert lines(done)[0]["policy/max_abs_log_ratio"] == pytest.approx(float((old - evaluated).abs().max()), abs=1e-7)
+
+
+@pytest.mark.parametrize("preset", ["just_grpo", "trace_rl", "diffu_grpo_fast"])
+def test_fixed_views_give_every_pass_the_same_old_policy(settings, monkeypatch, preset):
+    """Computing it once changes no weight."""
+    from flowgrpo.mdlm import axes
+
+    choices = {"algorithm__preset": preset, "train__passes": 3, "train__iterations": 1}
+    once = run.train_config(settings(run__name="once", **choices))
+    for likelihood in (axes.Autoregressive, axes.Trajectory, axes.OneStep):
+        monkeypatch.setattr(likelihood, "fixed", False)
+    always = run.train_config(settings(run__name="always", **choices))
+    assert lines(once)[0]["cost/update_evaluations"] < lines(always)[0]["cost/update_evaluations"]
+    one, other = weights(once), weights(always)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 def test_four_iterations_are_two_and_a_resume_and_two(settings):
     choices = {"algorithm__preset": "co_grpo", "train__passes": 2}
     whole = run.train_config(settings(run__name="whole", train__iterations=4, **choices))
@@ -73,14 +116,59 @@ def test_the_batch_of_a_call_changes_nothing_but_rounding(settings):
         assert (one[name] - other[name]).abs().max() <= 0.05 * moved + 1e-6
 
 
-@pytest.mark.parametrize("preset", ["diffu_grpo", "spg", "co_grpo"])
-def test_only_the_proportions_of_the_groups_weights_matter(settings, monkeypatch, preset):
-    def weighted(by):
-        monkeypatch.setattr(selection, "robust_weights", lambda failed, robust: by * torch.arange(1.0, 1 + len(failed)))
-        return weights(run.train_config(settings(run__name=f"by{by}", algorithm__preset=preset)))
+def test_a_rollout_has_batches_of_its_own(settings, monkeypatch):
+    """Calls without a gradient, of rollouts and of the evaluation, have rollout_batch rows, those with one micro_batch."""
+    sizes = {True: set(), False: set()}
+    real = MaskPredictor.forward
 
-    one, three = weighted(1), weighted(3)
-    assert all(torch.allclose(one[name], three[name], atol=1e-6) for name in one)
+    def watched(self, form, ids, mask, **wanted):
+        sizes[torch.is_grad_enabled()].add(len(ids))
+        return real(self, form, ids, mask, **wanted)
+
+    choices = {"algorithm__preset": "gdpo", "train__updates": 1, "train__iterations": 1}
+    reference = weights(run.train_config(settings(run__name="reference", **choices)))
+    monkeypatch.setattr(MaskPredictor, "forward", watched)
+    own = run.train_config(settings(train__micro_batch=6, train__rollout_batch=15, **choices))
+    # 32 answers of 3 views; 32 answers, 4 that are held out, and the probe of the model
+    assert sizes == {True: {6}, False: {15, 2, 4, 1}}
+    for name, tensor in weights(own).items():
+        torch.testing.assert_close(tensor, reference[name], rtol=0.05, atol=1e-4)
+
+
+@pytest.mark.parametrize("preset", ["diffu_grpo", "spg", "co_grpo"])
+def test_the_weights_of_the_groups_scale_the_loss_and_are_not_divided_out(settings, monkeypatch, preset):
+    """The gradient is the loss's: three times as long where every group weighs three times as much."""
+
+    def norm(weights):
+        monkeypatch.setattr(selection, "robust_weights", lambda failed, robust: torch.tensor(weights))
+        chosen = {"algorithm__preset": preset, "train__iterations": 1, "train__groups": 2, "train__updates": 1}
+        done = run.train_config(settings(run__name=f"by{weights[0]:.0f}", **chosen))
+        return lines(done)[0]["policy/grad_norm"]
+
+    assert norm([3.0, 3.0]) == pytest.approx(3 * norm([1.0, 1.0]), rel=1e-4)
+
+
+@pytest.mark.parametrize("preset", ["diffu_grpo", "gdpo"])
+def test_answers_that_are_not_numbers_leave_the_update(settings, monkeypatch, tmp_path, preset):
+    """A model that breaks on one prompt trains as one whose answers to that prompt have no reward."""
+    (tmp_path / "lost.py").write_text(
+        "def vowels(texts, prompts):\n"
+        "    return [None if p == 'bcd' else sum(c in 'ae' for c in t) / 4 for t, p in zip(texts, prompts)]\n"
+    )
+    choices = {"algorithm__preset": preset, "train__passes": 2, "train__ema": None}
+    lost = run.train_config(settings(run__name="lost", rewards=[{"use": f"{tmp_path / 'lost.py'}:vowels"}], **choices))
+    real, prompt = MaskPredictor.logits_and_hidden, torch.tensor([4, 5, 6])  # b, c, d
+
+    def broken(self, ids, *arguments):
+        logits, hidden = real(self, ids, *arguments)
+        own = (ids[:, : len(prompt)] == prompt).all(1)
+        return logits * torch.ones(len(ids), 1, 1).masked_fill(own[:, None, None], torch.nan), hidden
+
+    monkeypatch.setattr(MaskPredictor, "logits_and_hidden", broken)
+    broken = run.train_config(settings(run__name="broken", **choices))
+    assert all(line["policy/skipped_updates"] == 0 for line in lines(broken))
+    own, other = weights(lost), weights(broken)
+    assert all(torch.allclose(own[name], other[name], atol=1e-6) for name in own)
 
 
 def test_an_iteration_whose_rewards_are_all_lost_moves_nothing(settings, tmp_path):
@@ -93,8 +181,10 @@ def test_an_iteration_whose_rewards_are_all_lost_moves_nothing(settings, tmp_pat
 
 
 def test_two_processes_train_what_one_does(settings, tmp_path):
-    choices = ["algorithm.preset=diffu_grpo", "train.iterations=2", "train.passes=2"]
-    one = run.train_config(settings(run__name="one", algorithm__preset="diffu_grpo", train__passes=2))
+    choices = ["algorithm.preset=diffu_grpo", "train.iterations=2", "train.passes=2", "train.split=samples"]
+    one = run.train_config(
+        settings(run__name="one", algorithm__preset="diffu_grpo", train__passes=2, train__split="samples")
+    )
     command = [sys.executable, "-m", "flowgrpo", "train", str(tmp_path / "run.yaml"), *choices]
     done = subprocess.run([*command, "run.processes=2", "run.name=two"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

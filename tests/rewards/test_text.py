@@ -6,9 +6,24 @@ import pytest
 import rewards
 from rewards import latex
 from rewards.expression import NotArithmetic, value
-from rewards.text import answer_of, arithmetic, countdown, gsm8k, math_answer, solved, sudoku, tags
+from rewards.text import (
+    answer_of,
+    arithmetic,
+    countdown,
+    final_answer,
+    gsm8k,
+    gsm8k_accuracy,
+    math_accuracy,
+    math_answer,
+    solved,
+    sudoku,
+    tags,
+)
 
-ROWS = json.loads((Path(__file__).parents[1] / "data/text_rewards.json").read_text())
+DATA = Path(__file__).parents[1] / "data"
+ROWS = json.loads((DATA / "text_rewards.json").read_text())
+# Which of the released functions calls which text right, as they answered when they were run, and the one that ours follows.
+RELEASED = json.loads((DATA / "gsm8k_answers.json").read_text())
 
 
 def column(rows, name):
@@ -162,12 +177,59 @@ def test_tags_are_counted_once_each_and_what_follows_costs():
         ("<reasoning>a</reasoning> <answer>1000</answer>", 3.5),
         ("<reasoning>a</reasoning> <answer>999</answer>", 1.5),
         ("<answer>1000</answer>", 2.75),
-        ("1000", 0.0),
+        ("<reasoning>a</reasoning><answer>1000", 0.375 + 2.5),  # an open tag: no format, but an answer
+        ("<reasoning>a</reasoning><answer>1,000 eggs", 0.375 + 2.0),
+        ("1000", 2.5),  # as d1: without a tag the whole text is the answer
+        ("so it is 1000", 0.0),
+        (r"so it is $\boxed{1000}$", 2.5),
+        ("500 * 2 = 1000\n#### 1000", 2.5),
+        ("", 0.0),
     ],
 )
 def test_gsm8k_sums_format_and_correctness(text, score):
     assert gsm8k([text], [""], ["She sells 500 * 2 = <<500*2=1000>>1000.\n#### 1,000"]) == [score]
     assert gsm8k([text], [""], ["1000"]) == [score]
+
+
+@pytest.mark.parametrize("row", RELEASED, ids=lambda row: row["text"][-24:])
+def test_grade_school_answers_are_right_where_the_release_that_reads_such_a_mark_says_so(row):
+    right = row["right"][row["follows"]]
+    assert gsm8k_accuracy([row["text"]], [""], [row["answer"]]) == [float(right)]
+    assert gsm8k_accuracy([row["text"]], [""], [f"Six times seven.\n#### {row['answer']}"]) == [float(right)]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("<answer>\n42", "42"),
+        (r"<answer>the sum is \boxed{\text{4{2}}}</answer> of \boxed{7}", r"\text{4{2}}"),
+        (r"<reasoning>\boxed{7}</reasoning><answer>42</answer>", "42"),
+        (r"\boxed{4}\boxed{}", None),
+        ("#### 42 \nand more", "42"),
+        ("42</answer>", None),
+        ("x", None),
+    ],
+)
+def test_a_final_answer_is_in_tags_in_a_box_or_after_the_mark(text, found):
+    assert final_answer(text) == found
+
+
+@pytest.mark.parametrize(
+    "text", ["<answer>1/2", r"\boxed{84/2} m^2", "<answer>- 3 </answer>", r"#### 1\,042", "1{,}042"]
+)
+def test_numbers_count_in_every_spelling(text):
+    right = {"1/2": "0.5", "84/": "42", "- 3": "-3", "042": "1042"}
+    assert gsm8k_accuracy([text], [""], [next(a for part, a in right.items() if part in text)]) == [1.0]
+
+
+@pytest.mark.parametrize("text", ["<answer>\\frac{1}{2} cup", "<answer>m^2", "<answer>x2</answer>", "<answer>1/2 cup"])
+def test_a_digit_of_something_else_is_not_the_answer(text):
+    assert gsm8k_accuracy([text], [""], ["2"]) == [0.0]
+
+
+def test_an_answer_of_thousands_of_digits_is_wrong_and_no_error():
+    assert gsm8k(["<answer>" + "9" * 9000 + "</answer>"], [""], ["42"]) == [0.75]
+    assert gsm8k_accuracy(["<answer>" + "9" * 9000 + " eggs", "x"], [""] * 2, ["42", None]) == [0.0, None]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +240,9 @@ def test_gsm8k_sums_format_and_correctness(text, score):
         (r"<answer>0.5</answer>", 2.0),
         (r"so it is \boxed{1/2}.", 2.0),
         (r"<answer>\boxed{2}</answer>", 0.5),
-        ("1/2", 0.0),
+        (r"<answer>\dfrac{1}{2}", 2.0),
+        ("1/2", 2.0),  # as d1: without a box the whole text is the answer
+        ("so it is 1/2", 0.0),
     ],
 )
 def test_math_wants_the_last_box(text, score):
@@ -225,6 +289,23 @@ def test_spellings_of_one_answer_are_the_same(one, other):
 )
 def test_other_answers_are_not(one, other):
     assert not latex.same(one, other)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "right"),  # what d1's is_equiv says of the last boxes
+    [
+        (r"\boxed{\frac{\sqrt{3}}{2}}", r"\boxed{\frac{\sqrt3}{2}}", 1.0),
+        (r"\boxed{\frac{\sqrt{3}}{4}}", r"\boxed{\frac{\sqrt3}{2}}", 0.0),
+        (r"\boxed{\left(3, \frac{\pi}{2}\right)}", r"so $\boxed{\left( 3, \frac{\pi}{2} \right)}$", 1.0),
+        (r"$\boxed 7$ is it", r"\boxed{7}", 1.0),
+        (r"\boxed{7}", r"which is $\boxed 7$.", 1.0),
+        (r"\boxed{7}, so \boxed{8}", r"\boxed{7}", 0.0),
+        (r"\boxed{x=5}", r"\boxed{5}", 1.0),
+        (r"\boxed{10\%}", r"\boxed{10}", 1.0),
+    ],
+)
+def test_competition_answers_are_compared_box_by_box(text, answer, right):
+    assert math_accuracy([text, text], ["", ""], [answer, None]) == [right, None]
 
 
 def test_the_last_box_is_found_with_its_braces():

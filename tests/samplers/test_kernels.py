@@ -7,7 +7,19 @@ import pytest
 import torch
 from scipy.integrate import quad
 
-from samplers.kernels import KERNELS, ODE, Kernel, flow_sde, log_prob, manifold_sde, slope, transition
+from samplers.kernels import (
+    KERNELS,
+    ODE,
+    Kernel,
+    cps,
+    ddim_sde,
+    flow_sde,
+    log_prob,
+    manifold_sde,
+    pull,
+    slope,
+    transition,
+)
 from samplers.schedule import linear_sigmas
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "sde_steps.json").read_text())
@@ -27,7 +39,7 @@ def test_step_and_log_prob_equal_the_reference_implementations(case):
     torch.testing.assert_close(log_prob((following,), (mean,), std, form), expected, rtol=1e-5, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["flow_sde", "dance_sde", "cps", "manifold"])
+@pytest.mark.parametrize("name", ["flow_sde", "dance_sde", "cps", "ddim_sde", "manifold"])
 @pytest.mark.parametrize(("sigma", "sigma_next"), [(1.0, 0.9), (0.75, 2 / 3), (0.25, 0.0)])
 def test_mean_depends_on_velocity_as_derived(name, sigma, sigma_next):
     level, cap = 0.7, 0.9
@@ -37,6 +49,9 @@ def test_mean_depends_on_velocity_as_derived(name, sigma, sigma_next):
     h = sigma - sigma_next
     if name == "cps":
         expected = -sigma * (1 - sigma_next) + (1 - sigma) * sigma_next * math.cos(level * math.pi / 2)
+    elif name == "ddim_sde":
+        drawn = level * sigma_next * math.sqrt(1 - (cap if sigma == 1 else sigma))
+        expected = -sigma * (1 - sigma_next) + (1 - sigma) * math.sqrt(sigma_next**2 - drawn**2)
     elif name == "manifold":
         variance = level**2 * (math.log((1 - sigma_next) / (1 - min(sigma, 0.997))) - h)
         expected = -h - variance * (1 - sigma) / (2 * sigma)
@@ -48,19 +63,49 @@ def test_mean_depends_on_velocity_as_derived(name, sigma, sigma_next):
     assert not std.requires_grad
 
 
-def test_a_step_to_zero_is_deterministic_for_cps_and_stays_finite_for_the_others():
+def test_a_step_to_zero_is_deterministic_where_coefficients_are_kept_and_finite_elsewhere():
     x, v = torch.randn(2, 5), torch.randn(2, 5)
-    for name in ("flow_sde", "dance_sde", "cps", "manifold"):
+    for name in ("flow_sde", "dance_sde", "cps", "ddim_sde", "manifold"):
         mean, std = KERNELS[name](x, v, 0.25, 0.0, 0.7, 0.9)
         assert mean.isfinite().all()
         assert std.isfinite()
-        assert (std == 0) == (name == "cps")
+        assert (std == 0) == (name in ("cps", "ddim_sde"))
     torch.testing.assert_close(KERNELS["cps"](x, v, 0.25, 0.0, 0.7, 0.9)[0], x - 0.25 * v)  # the predicted clean sample
 
 
 def test_a_step_from_pure_noise_uses_the_second_sigma_in_its_place():
     _, std = KERNELS["flow_sde"](torch.zeros(1), torch.zeros(1), 1.0, 0.9, 0.7, 0.9)
     assert std.item() == pytest.approx(0.7 * math.sqrt(1 / (1 - 0.9)) * math.sqrt(0.1), rel=1e-5)
+    _, std = ddim_sde(torch.zeros(1), torch.zeros(1), 1.0, 0.9, 0.7, 0.9)
+    assert std.item() == pytest.approx(0.7 * 0.9 * math.sqrt(1 - 0.9), rel=1e-5)
+
+
+def test_ddim_sde_is_cps_of_another_angle():
+    """eta sqrt(1 - sigma) = sin(level pi / 2): the same step, parametrised otherwise."""
+    x, v, sigma, following, eta = torch.randn(2, 5), torch.randn(2, 5), 0.6, 0.45, 0.8
+    level = math.asin(eta * math.sqrt(1 - sigma)) * 2 / math.pi
+    mean, std = ddim_sde(x, v, sigma, following, eta, 0.9)
+    torch.testing.assert_close(mean, cps(x, v, sigma, following, level, 0.9)[0])
+    assert std.item() == pytest.approx(eta * following * math.sqrt(1 - sigma), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["flow_sde", "dance_sde", "cps", "ddim_sde", "manifold"])
+@pytest.mark.parametrize("form", ["mean", "sum", "constant_free"])
+def test_a_pull_is_the_size_of_the_gradient_at_the_velocity(name, form):
+    """By autograd, over 20,000 dimensions of one draw each: its root mean square is that of `pull` times xi."""
+    generator, size = torch.Generator().manual_seed(3), 20_000
+    x, v = torch.randn(2, 1, size, generator=generator).unbind()
+    v.requires_grad_(True)
+    kernel = Kernel(name, 0.7, form)
+    (mean,), std = transition(kernel, (x,), (v,), 0.75, 0.6, 0.9)
+    following = mean.detach() + std * torch.randn(1, size, generator=generator)
+    (gradient,) = torch.autograd.grad(log_prob((following,), (mean,), std, form).sum(), v)
+    over = 1 if form == "sum" else size
+    assert gradient.square().mean().sqrt().item() * over == pytest.approx(pull(kernel, 0.75, 0.6, 0.9), rel=0.02)
+
+
+def test_a_step_without_noise_does_not_pull():
+    assert pull(Kernel("cps", 0.8), 0.25, 0.0, 0.9) == 0
 
 
 def manifold_std(sigma, sigma_next, level):
@@ -134,7 +179,7 @@ def test_forms_of_log_prob_agree_with_torch_distributions():
     mean, following, std = torch.randn(3, 2, 4), torch.randn(3, 2, 4), torch.tensor(0.3)
     joint = torch.distributions.Normal(mean, std).log_prob(following).flatten(1)
     torch.testing.assert_close(log_prob((following,), (mean,), std, "mean"), joint.mean(1))
-    torch.testing.assert_close(log_prob((following,), (mean,), std, "sum"), joint.sum(1))
+    torch.testing.assert_close(log_prob((following,), (mean,), std, "sum"), joint.double().sum(1))
     free = log_prob((following,), (mean,), std, "constant_free")
     torch.testing.assert_close(free, -((following - mean) ** 2).flatten(1).mean(1))
 
@@ -148,7 +193,19 @@ def test_log_prob_is_joint_over_the_tensors_of_a_state():
     )
     torch.testing.assert_close(together, apart)
     averaged = log_prob((video, audio), means, torch.tensor(0.5), "mean")
-    torch.testing.assert_close(averaged, together / 17)
+    torch.testing.assert_close(averaged, together.float() / 17)
+
+
+def test_a_sum_over_millions_of_dimensions_keeps_small_differences():
+    """Half a square over 2.1 million dimensions, against the same in numpy's float64; float32 is off by hundredths."""
+    size, std = 2_097_152, 0.3
+    error = (std * torch.randn(2, size, generator=torch.Generator().manual_seed(1))).numpy()
+    mean = torch.zeros(1, size)
+    found = [log_prob((torch.from_numpy(row[None]),), (mean,), torch.tensor(std), "sum").item() for row in error]
+    std = float(torch.tensor(std))
+    wide = error.astype("float64")
+    expected = (wide[1] ** 2 - wide[0] ** 2).sum() / (2 * std**2)
+    assert found[0] - found[1] == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_deterministic_step_has_log_prob_zero():

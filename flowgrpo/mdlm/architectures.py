@@ -1,0 +1,312 @@
+"""Released masked-diffusion models that bring code of their own, as the classes of transformers that compute the same.
+
+A table of their model types: the class, its config, and how the names of the weights differ. None of their code runs, and
+what is saved bears their names again. Logits are those of the released code in float32; in bfloat16 the classes of
+transformers rotate queries and keys in bfloat16, LLaDA's own code in float32.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from transformers import (
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2Tokenizer,
+)
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.core_model_loading import Split, WeightConverter, WeightRenaming, apply_renamings
+
+from flowgrpo.errors import InputError
+
+Written = Mapping[str, Any]  # a config.json
+
+BESIDE = ("*.py", "*.json", "*.txt", "*.jinja", "*.model", "LICENSE*")  # what lies beside the weights
+INDEX = "*.index.json"
+
+
+class LLaDA(LlamaForCausalLM):
+    """LLaDA-8B and LLaDA-1.5 (arXiv 2502.09992, 2505.19223): a Llama whose weights have OLMo's names."""
+
+
+class LLaDA2(Glm4MoeForCausalLM):
+    """LLaDA2.x mini and flash (arXiv 2512.15745): a Glm4Moe with normed queries and keys, in one matrix with the values."""
+
+
+register_checkpoint_conversion_mapping(
+    "LLaDA",
+    [
+        WeightRenaming(r"^model\.transformer\.ff_out\.", "lm_head."),
+        WeightRenaming(r"^model\.transformer\.wte\.", "model.embed_tokens."),
+        WeightRenaming(r"^model\.transformer\.ln_f\.", "model.norm."),
+        WeightRenaming(r"^model\.transformer\.blocks\.", "model.layers."),
+        WeightRenaming(r"\.attn_norm\.", ".input_layernorm."),
+        WeightRenaming(r"\.q_proj\.", ".self_attn.q_proj."),
+        WeightRenaming(r"\.k_proj\.", ".self_attn.k_proj."),
+        WeightRenaming(r"\.v_proj\.", ".self_attn.v_proj."),
+        WeightRenaming(r"\.attn_out\.", ".self_attn.o_proj."),
+        WeightRenaming(r"\.ff_norm\.", ".post_attention_layernorm."),
+        WeightRenaming(r"\.ff_proj\.", ".mlp.gate_proj."),
+        WeightRenaming(r"\.up_proj\.", ".mlp.up_proj."),
+        WeightRenaming(r"\.ff_out\.", ".mlp.down_proj."),
+    ],
+)
+register_checkpoint_conversion_mapping(
+    "LLaDA2",  # its experts are stacked by transformers' own conversion for every Glm4Moe
+    [
+        WeightRenaming(r"^model\.word_embeddings\.", "model.embed_tokens."),
+        WeightRenaming(r"\.attention\.", ".self_attn."),
+        WeightRenaming(r"\.self_attn\.dense\.", ".self_attn.o_proj."),
+        WeightRenaming(r"\.query_layernorm\.", ".q_norm."),
+        WeightRenaming(r"\.key_layernorm\.", ".k_norm."),
+        WeightRenaming(r"\.mlp\.gate\.expert_bias", ".mlp.gate.e_score_correction_bias"),
+        WeightConverter("query_key_value.weight", ["q_proj.weight", "k_proj.weight", "v_proj.weight"], [Split()]),
+    ],
+)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model type.
+
+    Attributes:
+        model: the class of transformers that computes the same.
+        config: from a config.json to the config of that class.
+        read: the keys that it reads and that must be there.
+        fixed: values of keys that the class can do, None where the key may be absent; others are refused.
+        inert: further keys, which change no logits or stand beside keys that say the same.
+        tokenizer: the class of the tokenizer; Dream's own code is Qwen2's.
+        shift: whether output i is about token i + 1.
+    """
+
+    model: type[PreTrainedModel]
+    config: Callable[[Written], PreTrainedConfig]
+    read: str
+    fixed: Mapping[str, tuple[Any, ...]]
+    inert: str
+    tokenizer: type[PreTrainedTokenizerBase] = PreTrainedTokenizerFast
+    shift: bool = False
+
+
+def _llada(written: Written) -> PreTrainedConfig:
+    return LlamaConfig(
+        vocab_size=written.get("embedding_size") or written["vocab_size"],
+        hidden_size=written["d_model"],
+        intermediate_size=written.get("mlp_hidden_size") or written["mlp_ratio"] * written["d_model"],
+        num_hidden_layers=written["n_layers"],
+        num_attention_heads=written["n_heads"],
+        num_key_value_heads=written.get("n_kv_heads") or written["n_heads"],
+        max_position_embeddings=written["max_sequence_length"],
+        rms_norm_eps=written["rms_norm_eps"],
+        rope_parameters=_rope(written),
+        tie_word_embeddings=written["weight_tying"],
+        mask_token_id=written.get("mask_token_id"),
+    )
+
+
+def _dream(written: Written) -> PreTrainedConfig:
+    return Qwen2Config(**_shared(written), rope_parameters=_rope(written))
+
+
+def _llada2(written: Written) -> PreTrainedConfig:
+    names = "head_dim moe_intermediate_size first_k_dense_replace num_experts_per_tok n_group topk_group"
+    return Glm4MoeConfig(
+        **_shared(written),
+        **{name: written[name] for name in names.split()},
+        n_routed_experts=written["num_experts"],
+        n_shared_experts=written["num_shared_experts"],
+        norm_topk_prob=written["num_experts_per_tok"] > 1,  # the released router reads no norm_topk_prob
+        routed_scaling_factor=written["routed_scaling_factor"],
+        rope_parameters={**_rope(written), "partial_rotary_factor": written["partial_rotary_factor"]},
+        use_qk_norm=True,
+        num_mtp_layers=0,
+    )
+
+
+def _rope(written: Written) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": written["rope_theta"]}
+
+
+def _shared(written: Written) -> dict[str, Any]:
+    return {name: written[name] for name in SHARED.split()} | {"mask_token_id": written.get("mask_token_id")}
+
+
+SHARED = (  # keys of Dream and LLaDA2 that are transformers' own
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
+    " max_position_embeddings rms_norm_eps tie_word_embeddings"
+)
+INERT = (  # keys of every type; dropout is never on, a trained model stays in its evaluation mode
+    "auto_map torch_dtype attn_implementation use_cache initializer_range bos_token_id eos_token_id pad_token_id"
+    " mask_token_id output_router_logits max_window_layers sliding_window attention_dropout embedding_dropout"
+    " residual_dropout output_dropout"
+)
+OFF = (False, None)
+ARCHITECTURES = {
+    "llada": Architecture(
+        LLaDA,
+        _llada,
+        "vocab_size d_model n_layers n_heads max_sequence_length rms_norm_eps rope_theta weight_tying",
+        {
+            "activation_type": ("silu",),
+            "block_type": ("llama",),
+            "block_group_size": (1, None),
+            "layer_norm_type": ("rms",),
+            "layer_norm_with_affine": (True, None),
+            "rope": (True,),
+            "multi_query_attention": OFF,
+        }
+        | dict.fromkeys(
+            ("alibi", "attention_layer_norm", "bias_for_layer_norm", "include_bias", "include_qkv_bias"), OFF
+        )
+        | dict.fromkeys(("input_emb_norm", "scale_logits"), OFF),
+        "embedding_size mlp_hidden_size mlp_ratio n_kv_heads alibi_bias_max attention_layer_norm_with_affine precision"
+        " flash_attention flash_attn_varlen rope_full_precision init_cutoff_factor init_device init_fn init_std",
+    ),
+    "Dream": Architecture(
+        Qwen2ForCausalLM,
+        _dream,
+        f"{SHARED} rope_theta",
+        {"hidden_act": ("silu",), "rope_scaling": (None,), "use_sliding_window": OFF, "use_mrope": OFF},
+        "",
+        Qwen2Tokenizer,
+        shift=True,
+    ),
+    "llada2_moe": Architecture(
+        LLaDA2,
+        _llada2,
+        f"{SHARED} rope_theta head_dim partial_rotary_factor moe_intermediate_size first_k_dense_replace num_experts"
+        " num_shared_experts num_experts_per_tok n_group topk_group routed_scaling_factor",
+        {
+            "hidden_act": ("silu",),
+            "rope_scaling": (None,),
+            "score_function": ("sigmoid", None),
+            "moe_router_enable_expert_bias": (True, None),
+            "use_rmsnorm": (True, None),
+            "use_qk_norm": (True, None),
+            "use_bias": (False,),
+        }
+        | dict.fromkeys(("use_qkv_bias", "norm_head", "norm_softmax", "use_sliding_window"), OFF)
+        | {"using_split_qkv_in_self_attention": OFF},
+        "norm_topk_prob rotary_dim router_dtype",
+    ),
+}
+
+
+def is_released(place: str) -> bool:
+    """Whether a folder or hub id holds a model of one of these types."""
+    return PreTrainedConfig.get_config_dict(place)[0].get("model_type") in ARCHITECTURES
+
+
+def translated(path: str, written: Written) -> PreTrainedConfig:
+    """The config of the class of transformers that is the model of a config.json.
+
+    Args:
+        path: what the user calls the model.
+
+    Raises:
+        InputError: a key is missing, or has a value that the class does not compute, or is not known.
+    """
+    kind = written["model_type"]
+    known = ARCHITECTURES[kind]
+    for key in known.read.split():
+        if written.get(key) is None:
+            raise InputError(f"model.path: config.json of {path!r} has no {key}, which every {kind} has")
+    for key, values in known.fixed.items():
+        if written.get(key) not in values:
+            said = f"says {key}: {json.dumps(written[key])}" if key in written else f"has no {key}"
+            raise InputError(
+                f"model.path: config.json of {path!r} {said}, a {kind} is known with {json.dumps(values[0])}"
+            )
+    taken = {*known.read.split(), *known.fixed, *known.inert.split(), *INERT.split(), *PreTrainedConfig().to_dict()}
+    for key, value in written.items():
+        if key not in taken and value not in OFF and not key.startswith("_"):
+            raise InputError(
+                f"model.path: config.json of {path!r} says {key}: {json.dumps(value)}, which is not known of a {kind}"
+            )
+    return known.config(written)
+
+
+def load(path: str, place: str, written: Written, dtype: torch.dtype) -> PreTrainedModel:
+    """The model, tensor by tensor from its files.
+
+    Args:
+        path: what the user calls it.
+        place: its folder or hub id.
+        written: its config.json.
+
+    Raises:
+        InputError: its config.json or its weights are not those of its type.
+    """
+    config = translated(path, written)
+    loads = ARCHITECTURES[written["model_type"]].model
+    model, found = loads.from_pretrained(
+        place, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    for name, *shapes in sorted(found["mismatched_keys"]):
+        said = " where config.json asks for ".join(str(tuple(shape)) for shape in shapes)
+        raise InputError(f"model.path: {path!r} has {name} of shape {said}")
+    for what, names in (("lacks", found["missing_keys"]), ("has unknown", found["unexpected_keys"])):
+        if names:
+            more = f" and {len(names) - 1} more" * (len(names) > 1)
+            raise InputError(f"model.path: {path!r} {what} weights: {min(names)}{more}")
+    return model
+
+
+def shapes(path: str, place: str) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights of the class, by its names, as the config.json of a folder or hub id says."""
+    written, _ = PreTrainedConfig.get_config_dict(place)
+    config = translated(path, written)
+    with torch.device("meta"):
+        model = ARCHITECTURES[written["model_type"]].model(config)
+    return {name: tuple(p.shape) for name, p in model.named_parameters()}
+
+
+def copy_beside(place: str, to: Path, dtype: torch.dtype) -> None:
+    """Copy what a folder or hub id holds beside its weights: its config.json, with another dtype, tokenizer and code."""
+    if not Path(place).is_dir():
+        place = snapshot_download(place, allow_patterns=list(BESIDE), ignore_patterns=[INDEX])
+    files = {file for pattern in BESIDE for file in Path(place).glob(pattern)} - set(Path(place).glob(INDEX))
+    for file in files:
+        shutil.copy(file, to / file.name)
+    written = json.loads((to / "config.json").read_text())
+    named = {key: str(dtype).removeprefix("torch.") for key in ("dtype", "torch_dtype") if key in written}
+    (to / "config.json").write_text(json.dumps(written | named, indent=2) + "\n")
+
+
+def released_paths(model: PreTrainedModel, paths: Iterable[str]) -> dict[str, str]:
+    """From the paths of modules to those in the released code; {} where one is only a part of a module there."""
+    conversions = [c.reverse_transform() for c in reversed(_conversions(model))]
+    parts = [c for c in conversions if isinstance(c, WeightConverter)]
+    if any(part.rename_source_key(f"{path}.weight")[1] for part in parts for path in paths):
+        return {}
+    return _renamed(paths, conversions)
+
+
+def own_paths(model: PreTrainedModel, paths: Iterable[str]) -> dict[str, str]:
+    """From the paths of modules in the released code to the model's; those that are the model's stay."""
+    there = {path for path, _ in model.named_modules()}
+    return {path: path if path in there else here for path, here in _renamed(paths, _conversions(model)).items()}
+
+
+def _conversions(model: PreTrainedModel) -> list[WeightRenaming | WeightConverter]:
+    return get_checkpoint_conversion_mapping(type(model).__name__) or []
+
+
+def _renamed(paths: Iterable[str], conversions: Sequence[WeightRenaming | WeightConverter]) -> dict[str, str]:
+    renamings = [c for c in conversions if isinstance(c, WeightRenaming)]
+    return {path: apply_renamings(f"{path}.weight", renamings).removesuffix(".weight") for path in paths}

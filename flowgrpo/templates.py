@@ -1,0 +1,31 @@
+"""Prompt templates: the words around a question that ask for an answer in the form that a reward reads.
+
+The forms are those of the released code, the sentences ours:
+
+ - d1: reasoning and answer tags, as d1 (2504.12216) trains on GSM8K, for `gsm8k`;
+ - boxed: a \\boxed answer, as ESPO (2512.03759) asks, for `gsm8k_accuracy` and `math_accuracy`;
+ - d1_boxed: the tags with a \\boxed answer in them, as d1 trains on MATH and evaluates, for `math_answer`.
+"""
+
+from __future__ import annotations
+
+_TAGS = """Work the answer out step by step, and write it in this form and nothing else:
+<reasoning>
+your steps
+</reasoning>
+<answer>
+{answer}
+</answer>
+
+{question}"""
+
+TEMPLATES = {
+    "d1": _TAGS.replace("{answer}", "the answer alone"),
+    "boxed": "{question}\n\nSolve this step by step, and end with the answer in \\boxed{}.",
+    "d1_boxed": _TAGS.replace("{answer}", "\\boxed{the answer alone}"),
+}
+
+
+def apply(template: str | None, question: str) -> str:
+    """The prompt that asks a question: the template of that name with the question in it, or the question alone."""
+    return question if template is None else TEMPLATES[template].replace("{question}", question)

@@ -1,0 +1,150 @@
+"""The parts of an update: how samples and edges are dealt, and that every step trains on its own share."""
+
+import math
+import re
+from collections import Counter
+
+import pytest
+import torch
+from field import lines, trainer
+
+from flowgrpo import config, parts, update
+from flowgrpo.errors import InputError
+from flowgrpo.plan import predicted
+from flowgrpo.sections import Train
+from samplers.kernels import Kernel
+from samplers.trees import TRUNK, Move, Root, grow
+
+
+def settings(folder, preset, tree=None, steps=6, **train):
+    numbers = {"iterations": 1, "groups": 2, "group_size": 12, "micro_batch": 7, "learning_rate": 0.01}
+    return config.validated(
+        {
+            "model": {"path": "field", "lora": None},
+            "algorithm": {"preset": preset, **({"tree": tree} if tree else {})},
+            "train": {**numbers, **train},
+            "run": {"name": "r", "dir": str(folder)},
+        }
+    )
+
+
+@pytest.mark.parametrize(("groups", "roots", "updates"), [(6, 4, 3), (4, 12, 4), (8, 1, 4), (4, 6, 4), (2, 5, 5)])
+def test_every_process_has_as_many_samples_of_every_part(groups, roots, updates):
+    train = Train(groups=groups, group_size=max(2, roots), updates=updates, split="samples")
+    dealt = parts.of_roots(train, roots, [roots] * groups, 0, 3)
+    for processes in (1, 2):
+        parts.check_geometry(train, roots, processes)
+        for rank in range(processes):
+            own = Counter(part for group in range(rank, groups, processes) for part in dealt[group])
+            assert own == dict.fromkeys(range(updates), groups * roots // processes // updates)
+    others = [parts.of_roots(train, roots, [roots] * groups, *place) for place in ((0, 4), (1, 3))]
+    assert all(other != dealt for other in others)
+
+
+@pytest.mark.parametrize(
+    ("split", "numbers", "said"),
+    [
+        ("groups", (7, 4, 2, 1), "7 groups do not divide into train.updates = 2 parts on 1 processes, take 6 or 8"),
+        ("samples", (2, 4, 3, 1), "2 groups of 4 samples do not divide into train.updates = 3 parts on 1 processes, take 3"),
+        ("samples", (4, 6, 4, 4), "4 groups of 6 samples do not divide into train.updates = 4 parts on 4 processes, take 8"),
+        ("edges", (3, 4, 9, 2), "3 groups do not divide among 2 processes, take 2 or 4"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_dealt_evenly_is_refused_with_the_nearest_numbers(split, numbers, said):
+    groups, size, updates, processes = numbers
+    with pytest.raises(InputError, match=re.escape(said)):
+        parts.check_geometry(Train(groups=groups, group_size=size, updates=updates, split=split), size, processes)
+
+
+def test_more_parts_than_states_are_refused(tmp_path):
+    chosen = settings(tmp_path, "mix_grpo", split="edges", updates=49)  # 12 chains, a window of 4
+    with pytest.raises(
+        InputError, match="train.updates: 49 parts, but the trained edges of a group leave 48 states, take 48"
+    ):
+        predicted(chosen, 6)
+
+
+def forked(role, step):
+    """Two children of each kind at the first step, of which some are trained, then chains."""
+    sde = Kernel("flow_sde", 0.7)
+    if step == 0:
+        return (Move(sde, TRUNK, 2, trained=True), Move(sde, "side", 2, trained=True))
+    return (Move(sde, role, trained=role == TRUNK),) if step < 3 else (Move(),)
+
+
+def grown(groups, micro_batch):
+    roots = [Root(group, index, None) for group in groups for index in range(3)]
+    start = (torch.zeros(len(roots), 1),)
+    sigmas = torch.linspace(1, 0, 5).tolist()
+    return grow(
+        forked, sigmas, roots, start, lambda state, *_: state, lambda shape, *_: torch.zeros(shape), micro_batch
+    )
+
+
+def dealt(groups, micro_batch, updates=4):
+    """Of each state with trained edges, by its place, the part; one for all edges that leave it."""
+    tree = grown(groups, micro_batch)
+    found = parts.of_edges(tree, torch.ones(len(tree.nodes), dtype=torch.bool), updates, 0, 5)
+    by_state = {}
+    for evaluation in tree.evaluations:
+        for edges in evaluation.trained:
+            for node in edges.nodes.tolist():
+                state = tree.nodes[tree.nodes[node].parent]
+                by_state.setdefault((state.root.group, state.path, state.step), set()).add(int(found[node]))
+    assert all(len(own) == 1 for own in by_state.values())
+    return {place: own.pop() for place, own in by_state.items()}
+
+
+def test_edges_are_dealt_alike_on_any_number_of_processes_and_in_any_batches():
+    whole = dealt(range(4), 64)
+    assert len(whole) == 4 * 3 * (1 + 2 + 2)  # of each root itself and its two trained children at two steps
+    assert {**dealt(range(0, 4, 2), 5), **dealt(range(1, 4, 2), 3)} == whole
+    for group in range(4):
+        own = Counter(part for (of, _, _), part in whole.items() if of == group)
+        assert sorted(own.values()) == [3, 4, 4, 4]
+
+
+def gradients(run):
+    """Of each part of the first iteration without moving, and how many edges it has."""
+    groups = run._groups(0)
+    credited, _ = run._credit(run._rollout(0, groups), groups)
+    standing, objective = torch.optim.SGD(run.weights.parameters, lr=0.0), run.config.algorithm.objective
+    found = []
+    for part in range(run.config.train.updates):
+        measured = update.step(
+            run.policy, run.weights, standing, objective, credited, part, math.inf, run._sum, run.scaler
+        )
+        found.append((measured.edges, torch.cat([p.grad.flatten() for p in run.weights.parameters])))
+    return found
+
+
+@pytest.mark.parametrize(("split", "updates"), [("samples", 4), ("edges", 7)])
+def test_the_parts_together_are_the_whole(tmp_path, split, updates):
+    """A mean over all edges is the mean over parts of their means, weighted by their sizes."""
+    ((count, whole),) = gradients(trainer(settings(tmp_path / "whole", "mix_grpo", updates=1), held_out=0))
+    own = gradients(trainer(settings(tmp_path / "parts", "mix_grpo", updates=updates, split=split), held_out=0))
+    assert sum(edges for edges, _ in own) == count == 2 * 12 * 4
+    assert max(edges for edges, _ in own) - min(edges for edges, _ in own) <= (0 if split == "samples" else 2)
+    torch.testing.assert_close(sum(edges * gradient for edges, gradient in own) / count, whole, rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(own[0][1], whole, rtol=0.1)
+
+
+# What the released codes do in an iteration of a process: MixGRPO 12 samples, a step for each 3; DanceGRPO 12, for each 4;
+# BranchGRPO two trees of 16 leaves in 20 steps, for each 12 of their 436 edges, shuffled.
+PUBLISHED = [
+    ("mix_grpo", 12, 6, 1, "samples", 4, 0.0),
+    ("dance_grpo", 12, 6, 1, "samples", 3, 0.0),
+    ("branch_grpo", 16, 20, 2, "edges", 36, 1e-6),
+]
+
+
+@pytest.mark.parametrize(("preset", "size", "steps", "groups", "split", "updates", "drift"), PUBLISHED)
+def test_the_published_numbers_of_steps_run(tmp_path, preset, size, steps, groups, split, updates, drift):
+    chosen = settings(tmp_path, preset, group_size=size, groups=groups, split=split, updates=updates)
+    run = trainer(chosen, held_out=0, steps=steps)
+    run.run()
+    (line,), cost = lines(run), predicted(chosen, steps)
+    assert run.weights.updates == updates
+    assert line["policy/max_abs_log_ratio"] <= drift
+    assert line["cost/trained_edges"] == cost.trained_edges
+    assert (line["cost/rollout_evaluations"], line["cost/update_evaluations"]) == (cost.rollout, cost.update)

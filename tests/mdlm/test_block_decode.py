@@ -1,0 +1,185 @@
+"""Decoding of block-causal models: LLaDA2's pipeline, padding, and the cache that is exact."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
+from predictors import MASK, PAD, llama, qwen, qwen3, random_table
+
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.decode import decode
+from flowgrpo.mdlm.decoders import build
+from flowgrpo.mdlm.predictor import MaskPredictor
+
+EOS, SIZE = 13, 4
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5], [8, 9, 7, 9, 3, 2, 3]]  # each ends elsewhere in its block
+SEEDS = [(0, "block", row) for row in range(4)]
+
+
+@pytest.fixture(scope="module")
+def predictor():
+    return MaskPredictor(llama(), MASK, PAD, block_size=SIZE)
+
+
+def padded(rows):
+    width = max(map(len, rows))
+    ids = torch.tensor([[PAD] * (width - len(row)) + row for row in rows])
+    return ids, torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows])
+
+
+class Released(torch.nn.Module):
+    """A model as LLaDA2's code calls it: blocks by a mask of tril(ones) x block, the mask token never likely."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.device = model, torch.device("cpu")
+
+    def forward(self, ids, attention_mask, position_ids):
+        blocks = torch.ones(ids.shape[1] // SIZE, ids.shape[1] // SIZE).tril()
+        seen = torch.kron(blocks, torch.ones(SIZE, SIZE))[None] * attention_mask[:, None]
+        mask = torch.zeros(seen.shape, dtype=torch.float64).masked_fill(seen == 0, torch.finfo(torch.float64).min)
+        logits = self.model(ids, attention_mask=mask[:, None], position_ids=position_ids).logits
+        logits[..., MASK] = -torch.inf
+        return SimpleNamespace(logits=logits)
+
+
+@pytest.mark.parametrize(("steps", "threshold"), [(4, 0.5), (2, 0.5), (4, 2.0), (1, 0.9)])
+def test_tokens_are_those_of_the_pipeline_of_llada2(predictor, steps, threshold):
+    pipe = LLaDA2Pipeline(Released(predictor.model), BlockRefinementScheduler())
+    pipe.set_progress_bar_config(disable=True)
+    ids, mask = padded(PROMPTS)
+    compared = 0
+    for length in (12, 15, 17, 18):
+        if length * steps % SIZE:
+            continue
+        written = {"name": "block_refinement", "committer": {"threshold": threshold}, "steps": length * steps // SIZE}
+        rollout = decode(predictor, ids, build(written, length, EOS, predictor), attention_mask=mask)
+        for row, prompt in enumerate(PROMPTS):
+            if (len(prompt) + length) % SIZE:  # else the pipeline fills the last block up with tokens that nobody sees
+                continue
+            out = pipe(input_ids=torch.tensor([prompt]), gen_length=length, block_length=SIZE, num_inference_steps=steps,
+                       threshold=threshold, editing_threshold=None, eos_early_stop=False, mask_token_id=MASK,
+                       output_type="seq")  # fmt: skip
+            assert torch.equal(rollout.completion[row], out.sequences[0])
+            compared += 1
+    assert compared >= (1 if steps == 1 else 2)
+
+
+def test_an_answer_that_ends_is_that_of_the_pipeline_up_to_its_end(predictor):
+    pipe = LLaDA2Pipeline(Released(predictor.model), BlockRefinementScheduler())
+    pipe.set_progress_bar_config(disable=True)
+    prompts = [[a, b, a, c] for a in (0, 3, 7) for b in (1, 5, 8) for c in (2, 6)]
+    written = {"name": "block_refinement", "committer": {"threshold": 0.5}, "eos_early_stop": True}
+    rollout = decode(predictor, torch.tensor(prompts), build(written, 16, EOS, predictor))
+    ended = 0
+    for row, prompt in enumerate(prompts):
+        out = pipe(input_ids=torch.tensor([prompt]), gen_length=16, block_length=SIZE, num_inference_steps=SIZE,
+                   threshold=0.5, editing_threshold=None, eos_token_id=EOS, mask_token_id=MASK,
+                   output_type="seq").sequences[0]  # fmt: skip
+        end = (rollout.completion[row] == EOS).nonzero()[:, 0]
+        whole = int(end[0]) + 1 if len(end) else 16
+        assert torch.equal(rollout.completion[row, :whole], out[:whole])
+        ended += whole < 16
+    assert ended > 2
+
+
+def alone(model, row, canvas, end, shift):
+    """Log-probabilities (T, V) of an unpadded row, whose blocks after `end` do not exist yet."""
+    ids = torch.tensor(row + canvas[: end - len(row)])[None]
+    block = torch.arange(ids.shape[1]) // SIZE
+    mask = torch.zeros(len(block), len(block), dtype=torch.float64)
+    mask[block[:, None] < block] = torch.finfo(torch.float64).min
+    logits = model(ids, attention_mask=mask[None, None]).logits[0]
+    logits[:, MASK] = -torch.inf
+    if shift:
+        logits = torch.cat([logits[:1], logits[:-1]])
+    return logits.log_softmax(-1)
+
+
+@pytest.mark.parametrize("name", ["low_confidence", "entropy", "threshold", "random", "scheduled", "origin"])
+@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize("cache", [None, "prefix"])
+def test_tokens_are_drawn_given_finished_blocks_in_any_batch(name, shift, cache):
+    predictor = MaskPredictor(qwen3(), MASK, PAD, shift, SIZE)
+    written = {"name": name, "proposal": {"temperature": 1.0}, "cache": cache}
+    if name == "threshold":
+        written["committer"] = {"threshold": 0.5}
+    if name == "random":
+        written["region"] = {"block_length": 2}  # halves of the model's blocks
+        written["steps"] = 10
+    decoder, (ids, mask) = build(written, 10, EOS, predictor), padded(PROMPTS)
+    whole = decode(predictor, ids, decoder, SEEDS, mask)
+    parts = decode(predictor, ids, decoder, SEEDS, mask, micro_batch=3)
+    for row, prompt in enumerate(PROMPTS):
+        own = decode(predictor, torch.tensor([prompt]), decoder, SEEDS[row : row + 1])
+        for other, at in ((own, 0), (parts, row)):
+            assert torch.equal(other.completion[at], whole.completion[row])
+            assert torch.equal(other.step_map[at], whole.step_map[row])
+            torch.testing.assert_close(other.commit_logp[at], whole.commit_logp[row], rtol=0, atol=1e-9)
+        steps = whole.step_map[row]
+        region = 2 if name == "random" else SIZE
+        number = (len(prompt) + torch.arange(10)) // region
+        assert (steps[1:][number[1:] > number[:-1]] > steps[:-1][number[1:] > number[:-1]]).all()
+        for place in range(10):
+            canvas = whole.completion[row].masked_fill(steps >= steps[place], MASK).tolist()
+            end = (len(prompt) + place) // SIZE * SIZE + SIZE
+            expected = alone(predictor.model, prompt, canvas, end, shift)[
+                len(prompt) + place, whole.completion[row, place]
+            ]
+            torch.testing.assert_close(whole.commit_logp[row, place], expected, rtol=0, atol=1e-9)
+    assert predictor.evaluations == int(whole.nfe.sum()) * 3
+
+
+def test_a_cached_decode_feeds_two_blocks_at_most():
+    predictor, fed = MaskPredictor(llama(), MASK, PAD, block_size=SIZE), []
+    predictor.model.register_forward_pre_hook(lambda module, given: fed.append(given[0].shape[1]))
+    decode(
+        predictor,
+        torch.tensor([[1, 2, 3, 4, 5, 6]]),
+        build({"name": "random", "cache": "prefix"}, 14, EOS, predictor),
+        SEEDS[:1],
+    )
+    # the prompt with the first block; then of each block its first step with the block before, the others alone
+    assert fed == [8, 4, *[8, 4, 4, 4] * 3]
+
+
+def test_a_row_that_waits_is_taken_up_again_with_its_cache(predictor):
+    ids, mask = padded([[3, 1, 4, 1], [5, 9, 2, 6]])
+    fixed = torch.full((2, 12), MASK)
+    fixed[0, 4:8] = torch.tensor([1, 2, 3, 4])  # the first row has nothing to do in the second block
+    plain, kept = (
+        build({"name": "low_confidence", "proposal": {"temperature": 1.0}, "cache": cache}, 12, EOS, predictor)
+        for cache in (None, "prefix")
+    )
+    exact, cached = (decode(predictor, ids, decoder, SEEDS[:2], mask, fixed) for decoder in (plain, kept))
+    assert torch.equal(exact.ids, cached.ids)
+    torch.testing.assert_close(exact.commit_logp, cached.commit_logp, rtol=0, atol=1e-9)
+
+
+def test_the_blocks_of_a_decoder_are_those_of_its_model(predictor):
+    for written, message in (
+        ({"region": {"block_length": 3}}, "blocks of 3 are no equal parts of the model's, which are of 4 tokens"),
+        ({"region": {"name": "ascending"}}, "ascending blocks are none of this model's own"),
+        ({"cache": "dual"}, "no block sees the later ones of this model, take prefix"),
+        ({"steps": 5}, "5 for 12 tokens are no whole number for a block of 4"),
+    ):
+        with pytest.raises(InputError, match=message):
+            build({"name": "low_confidence", **written}, 12, EOS, predictor)
+    with pytest.raises(InputError, match="hand build the predictor"):
+        decode(predictor, torch.tensor([PROMPTS[0]]), build("low_confidence", 12))
+    with pytest.raises(InputError, match="hand build the predictor"):
+        decode(MaskPredictor(llama(), MASK), torch.tensor([PROMPTS[0]]), build("low_confidence", 12, block_size=4))
+
+
+def test_a_model_that_cannot_attend_in_blocks_is_refused():
+    with pytest.raises(InputError, match="a 4-d attention mask and position_ids"):
+        MaskPredictor(random_table(20).model, MASK, block_size=4)
+    inner = qwen()
+    inner.config.is_causal = False
+
+    def deaf(ids, attention_mask, position_ids=None):
+        return inner(ids, attention_mask=torch.zeros_like(attention_mask), position_ids=position_ids)
+
+    with pytest.raises(InputError, match="the first block sees the second"):
+        MaskPredictor(deaf, MASK, PAD, block_size=4)

@@ -1,0 +1,124 @@
+"""Training of a block-causal model through the command's own door, and what is known of model types."""
+
+import json
+
+import pytest
+import torch
+from predictors import MASK, PAD, llama
+
+from flowgrpo import run
+from flowgrpo.cli import main
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.attention import known_block_size
+from flowgrpo.mdlm.decode import decode
+from flowgrpo.mdlm.decoders import build
+from flowgrpo.mdlm.doctor import examine
+from flowgrpo.mdlm.loading import load_predictor
+from flowgrpo.mdlm.plan import plan, predicted, walked
+from flowgrpo.mdlm.predictor import MaskPredictor
+from flowgrpo.mdlm.presets import PRESETS
+
+BLOCK = {"model__attention": "block", "model__block_size": 4, "model__length": 7, "train__group_size": 4}
+
+
+def lines(done):
+    return [line for line in done.metrics if line["phase"] == "train"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_two_iterations_begin_without_drift_and_cost_what_was_planned(settings, preset):
+    chosen = settings(algorithm__preset=preset, **BLOCK)
+    cost = predicted(chosen)
+    for line in lines(run.train_config(chosen)):
+        assert line["policy/max_abs_log_ratio"] < 1e-5
+        assert line["policy/skipped_updates"] == 0
+        for part, most, fixed in (
+            ("rollout", cost.rollout, cost.rollout_fixed),
+            ("update", cost.update, cost.update_fixed),
+        ):
+            spent = line[f"cost/{part}_evaluations"]
+            assert spent == most if fixed else spent <= most
+
+
+WALKS = [
+    ("low_confidence", 10, (10, 4, True)),
+    (
+        {"name": "low_confidence", "steps": 6},
+        12,
+        (7, 2, False),
+    ),  # 6 where the prompt ends with a block or in its middle
+    ({"name": "random", "region": {"block_length": 2}, "steps": 6}, 12, (7, 2, False)),
+    ({"name": "low_confidence", "steps": 3}, 12, (4, 1, False)),
+    ("threshold", 10, (10, 4, False)),
+]
+
+
+@pytest.mark.parametrize(("spec", "length", "expected"), WALKS)
+def test_the_steps_of_a_decoder_are_the_most_of_any_prompt(spec, length, expected):
+    walk = walked(build(spec, length, 2, block_size=4))
+    assert (walk.steps, walk.commits, walk.fixed) == expected
+    predictor = MaskPredictor(llama(), MASK, PAD, block_size=4)
+    taken = [
+        int(
+            decode(predictor, torch.ones(1, 1 + offset, dtype=torch.long), build(spec, length, 2, predictor), [0]).steps
+        )
+        for offset in range(4)
+    ]
+    assert max(taken) <= walk.steps
+    assert spec == "threshold" or max(taken) == walk.steps
+    assert min(taken) == walk.steps or not walk.fixed
+
+
+@pytest.mark.parametrize(("preset", "views"), [("just_grpo", 4), ("cj_grpo", 4), ("trace_rl", 1), ("gdpo", 3)])
+def test_a_view_scores_all_blocks(settings, preset, views):
+    assert plan(settings(algorithm__preset=preset, **BLOCK))["geometry"]["views"] == views
+
+
+def test_the_doctor_finds_nothing_wrong(settings):
+    chosen = settings(algorithm__preset="cj_grpo", algorithm__decoder__cache="prefix", **BLOCK)
+    checks = list(examine(chosen))
+    assert [check.name for check in checks if not check.ok] == []
+
+
+def test_an_export_says_how_its_model_attends(settings, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run.train_config(settings(model__lora={"rank": 2, "alpha": 4.0}, **BLOCK))
+    assert main(["export", str(done.folder), "--out", "lora"]) == 0
+    assert "attention='block', block_size=4" in (tmp_path / "lora" / "README.md").read_text()
+    asked = ["sample", str(model), "--adapter", "lora", "--prompt", "bcd", "--seed", "0", "length=7"]
+    assert main([*asked, "--out", "block", "attention=block", "block_size=4"]) == 0
+    assert main([*asked, "--out", "none", "block_size=4"]) == 2
+
+
+KNOWN = [
+    ({"model_type": "llama"}, {}, None),
+    ({"model_type": "llama"}, {"attention": "block", "block_size": 8}, 8),
+    ({"model_type": "llada2_moe"}, {}, 32),
+    ({"model_type": "llada2_moe"}, {"block_size": 16}, 16),
+    ({"model_type": "sdar", "block_size": 4}, {}, 4),
+    ({"model_type": "sdar"}, {"block_size": 8}, 8),
+    ({"model_type": "Fast_dLLM_Qwen", "bd_size": 64}, {"attention": "block"}, 64),
+    ({"model_type": "llama"}, {"attention": "block"}, r"model\.block_size: unknown for a llama"),
+    ({"model_type": "llama"}, {"block_size": 8}, "a llama has full attention unless model.attention is block"),
+    ({"model_type": "sdar"}, {}, r"model\.block_size: unknown for a sdar"),
+    ({"model_type": "sdar", "block_size": 4}, {"attention": "full"}, "a sdar attends in blocks"),
+    ({"model_type": "diffusion_gemma"}, {}, "a diffusion_gemma is not supported, its canvas holds random tokens"),
+]
+
+
+@pytest.mark.parametrize(("known", "written", "expected"), KNOWN)
+def test_what_a_model_type_attends_to_is_known_or_asked_for(known, written, expected):
+    if isinstance(expected, str):
+        with pytest.raises(InputError, match=expected):
+            known_block_size(known, **written)
+    else:
+        assert known_block_size(known, **written) == expected
+
+
+def test_a_model_is_loaded_with_its_blocks(model, tmp_path):
+    assert load_predictor(str(model))[0].block_size is None
+    assert load_predictor(str(model), attention="block", block_size=4)[0].block_size == 4
+    for key, sentence in (("llada2_moe", "full is not what it was trained with"), ("diffusion_gemma", "not supported")):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": key}))
+        with pytest.raises(InputError, match=sentence):
+            load_predictor(str(tmp_path), attention="full")

@@ -1,0 +1,131 @@
+"""configs/llada_gsm8k.yaml through the command, on a model of a LLaDA's shape and a handful of problems."""
+
+import json
+import string
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from flowgrpo.cli import main
+from flowgrpo.report import read_metrics
+
+CONFIG = str(Path(__file__).parents[2] / "configs/llada_gsm8k.yaml")
+PROBLEMS = [
+    {"question": f"A hen lays {n} eggs a day. How many is that a week?", "answer": f"{n} * 7 = {7 * n}\n#### {7 * n}"}
+    for n in (2, 3, 6)
+]
+TAGS = ["<reasoning>", "</reasoning>", "<answer>", "</answer>"]
+TURN = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A random one-layer Llama of printable characters and whole tags, which it writes by chance, with a chat template."""
+    folder = tmp_path_factory.mktemp("llada")
+    words = ["<pad>", "<mask>", "<end>", *TAGS, *sorted(string.printable)]
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
+    inner.pre_tokenizer, inner.decoder = (
+        pre_tokenizers.Split(Regex("|".join([*TAGS, r"[\s\S]"])), "isolated"),
+        decoders.Fuse(),
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", mask_token="<mask>", eos_token="<end>"
+    )
+    tokenizer.chat_template = TURN
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = LlamaConfig(
+        vocab_size=len(words),
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=1024,
+        pad_token_id=0,
+        eos_token_id=2,
+        mask_token_id=1,
+    )
+    LlamaForCausalLM(sizes).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """An empty folder to work in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def jsonl(split):
+    Path("data/gsm8k").mkdir(parents=True, exist_ok=True)
+    Path(f"data/gsm8k/{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROBLEMS))
+
+
+def parquet(split):
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    Path("data/gsm8k/main").mkdir(parents=True, exist_ok=True)
+    parquet.write_table(arrow.Table.from_pylist(PROBLEMS), f"data/gsm8k/main/{split}-00000-of-00001.parquet")
+
+
+@pytest.mark.parametrize("written", [jsonl, parquet])
+def test_it_plans_the_numbers_of_the_release(model, workplace, capsys, written):
+    written("train")
+    written("test")
+    assert main(["plan", CONFIG, f"model.path={model}", "--format", "json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["geometry"] | {"samples": 96, "passes": 12, "updates": 1, "steps": 128} == planned["geometry"]
+    assert planned["model_evaluations"]["rollout"] == 96 * 128
+    assert planned["evaluation"]["decoded"] == 3
+    assert main(["plan", CONFIG, f"model.path={model}", "algorithm.preset=igpo"]) == 0  # the solutions are its hints
+
+
+def test_it_trains_as_written_but_for_sizes(model, workplace):
+    jsonl("train")
+    jsonl("test")
+    sizes = ["train.iterations=2", "train.groups=1", "train.micro_batch=6"]
+    assert main(["train", CONFIG, f"model.path={model}", *sizes]) == 0
+    lines = read_metrics(workplace / "runs/llada_gsm8k")
+    trained = [line for line in lines if line["phase"] == "train"]
+    assert len(trained) == 2
+    for line in trained:
+        assert line["cost/rollout_evaluations"] == 6 * 128
+        assert line["policy/max_abs_log_ratio"] == 0.0
+        assert line["policy/skipped_updates"] == 0
+        assert line["policy/grad_norm"] > 0  # tags that stand once pay, so groups have something to learn from
+    assert [line["reward/gsm8k_accuracy/mean"] for line in lines if line["phase"] == "eval"] == [0.0, 0.0]
+    samples = [json.loads(line) for line in Path("runs/llada_gsm8k/samples/manifest.jsonl").read_text().splitlines()]
+    asked = {row["prompt"].split("\n\n")[1] for row in samples if "<reasoning>" in row["prompt"]}
+    assert asked == {row["question"] for row in PROBLEMS}
+
+
+def test_without_data_it_ends_in_one_sentence_before_a_model_is_loaded(workplace, monkeypatch, capsys):
+    monkeypatch.setattr("flowgrpo.mdlm.texts.load_predictor", lambda *_: pytest.fail("a model was loaded"))
+    assert main(["train", CONFIG]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "prompts.train: gsm8k:train looks in data/gsm8k for train.jsonl" in said.replace("\n", " ")
+    assert not (workplace / "runs").exists()
+
+
+def test_any_model_is_asked_in_the_same_words_and_scored(model, workplace, capsys):
+    jsonl("test")
+    sampled = ["sample", str(model), "--prompts", "gsm8k:test", "--out", "answers", "chat=true", "length=8"]
+    assert main([*sampled, "template=d3"]) == 2
+    assert "template: 'd3' is unknown, choose one of d1, boxed, d1_boxed" in capsys.readouterr().err.replace("\n", " ")
+    assert main([*sampled, "template=d1"]) == 0
+    lines = [json.loads(line) for line in Path("answers/manifest.jsonl").read_text().splitlines()]
+    assert [line["answer"] for line in lines] == ["14", "21", "42"]
+    assert [line["prompt"].split("\n\n")[1] for line in lines] == [row["question"] for row in PROBLEMS]
+    Path("answers/0002.json").write_text(json.dumps({"text": "<answer>42", "tokens": [], "steps": []}))
+    capsys.readouterr()
+    assert main(["score", "gsm8k_accuracy", "--samples", "answers", "--format", "json"]) == 0
+    scored = json.loads(capsys.readouterr().out)
+    assert [row["rewards"]["gsm8k_accuracy"] for row in scored] == [0.0, 0.0, 1.0]
