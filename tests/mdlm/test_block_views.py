@@ -152,6 +152,13 @@ def test_chances_of_all_answers_from_left_to_right_sum_to_one():
     assert chances.std() > 1e-3
 
 
+def test_views_of_some_answers_are_those_of_the_others_left_out():
+    answers, rows = finished(), torch.tensor([3, 1])
+    whole, own = views.quadrature(answers), views.quadrature(answers.of(rows))
+    for field in ("hidden", "weight", "share", "blocks", "first"):
+        assert torch.equal(getattr(whole.of(rows), field), getattr(own, field))
+
+
 def test_steps_are_merged_and_told_apart_by_block():
     answers = finished().of(torch.tensor([2]))
     answers = replace(answers, steps=torch.tensor([[0, 1, 1, 2, 5, 6, 7, 8, 9]]))
