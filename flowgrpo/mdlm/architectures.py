@@ -201,7 +201,7 @@ ARCHITECTURES = {
         Qwen2Tokenizer,
         shift=True,
     ),
-    "sdar": Architecture(
+    "sdar": Architecture(  # SDAR, arXiv 2510.06303, and TraDo, arXiv 2509.06949
         Qwen3ForCausalLM,
         _sdar,
         f"{SHARED} rope_theta head_dim",
