@@ -1,5 +1,6 @@
 """What a run will cost, counted by hand and by the run itself; and the tree as `flowgrpo plan` draws it."""
 
+import json
 import re
 from itertools import pairwise
 
@@ -323,6 +324,16 @@ SD3 = [1.0, 0.9601, 0.9133, 0.8577, 0.7904, 0.7073, 0.6022, 0.4649, 0.2780, 0.00
 
 def test_the_table_is_the_scheduler_s_own():
     assert sigma_table("shapes", 10) == pytest.approx(SD3, abs=5e-5)
+
+
+@pytest.mark.parametrize("name", ["UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler"])
+def test_a_table_that_a_pipeline_makes_while_it_runs_is_taken_for_one_of_shift_3(tmp_path, name):
+    (tmp_path / "scheduler").mkdir()
+    index = {"_class_name": "FluxPipeline", "scheduler": ["diffusers", name]}
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    written = json.dumps({"_class_name": name, "use_dynamic_shifting": True})
+    (tmp_path / "scheduler" / "scheduler_config.json").write_text(written)
+    assert sigma_table(str(tmp_path), 4) == pytest.approx([1, 9 / 10, 3 / 4, 1 / 2, 0])
 
 
 def test_a_step_that_outweighs_all_others_is_told():
