@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from predictors import MASK, PAD, llama, qwen, qwen3
-from released import dream_tokenizer
+from released import qwen_tokenizer
 
 from flowgrpo import run
 from flowgrpo.cli import main
@@ -121,7 +121,7 @@ def test_released_block_models_are_qwens(kind, tmp_path):
     own = (qwen3() if kind == "sdar" else qwen()).float()
     own.resize_token_embeddings(101)
     own.save_pretrained(tmp_path)
-    dream_tokenizer(tmp_path, kind)
+    qwen_tokenizer(tmp_path, "dream")
     written = json.loads((tmp_path / "config.json").read_text())
     written |= {"model_type": kind, "rope_theta": 10000.0, "block_size": 4, "bd_size": 4, "mask_token_id": 97}
     extra = "block_size" if kind == "Fast_dLLM_Qwen" else "bd_size"
