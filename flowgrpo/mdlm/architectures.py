@@ -201,7 +201,7 @@ ARCHITECTURES = {
         Qwen2Tokenizer,
         shift=True,
     ),
-    "sdar": Architecture(
+    "sdar": Architecture(  # SDAR, arXiv 2510.06303, and TraDo, arXiv 2509.06949
         Qwen3ForCausalLM,
         _sdar,
         f"{SHARED} rope_theta head_dim",
@@ -216,6 +216,15 @@ ARCHITECTURES = {
         QWEN | {"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
         "block_size router_aux_loss_coef",
         Qwen2Tokenizer,
+    ),
+    "Fast_dLLM_Qwen": Architecture(  # Fast-dLLM v2, arXiv 2509.26328
+        Qwen2ForCausalLM,
+        _dream,
+        f"{SHARED} rope_theta",
+        QWEN,
+        "bd_size layer_types",
+        Qwen2Tokenizer,
+        shift=True,
     ),
     "llada2_moe": Architecture(
         LLaDA2,

@@ -36,7 +36,6 @@ from flowgrpo.shapes import BUILT_IN as FLOW_MODELS
 BUILT_IN = {"digits": Path(__file__).parent / "digits"}
 PIPELINE = "LLaDA2Pipeline"  # the class of diffusers whose folders are taken
 ADAPTER = "adapter_model.safetensors"
-SHIFTED = ("Fast_dLLM_Qwen",)  # further model types whose output i is about token i + 1
 
 
 def load_predictor(
@@ -84,7 +83,7 @@ def load_predictor(
         raise InputError(f"model.mask_id: {path!r} names no mask token, give its number")
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else config.get("pad_token_id")
     if shift is None:
-        shift = known.shift if known else config.get("model_type") in SHIFTED
+        shift = bool(known and known.shift)
     with _explained(path, None, config, trust_remote_code):
         return MaskPredictor(model.to(device).eval(), mask_id, pad_id, shift, block_size), tokenizer
 

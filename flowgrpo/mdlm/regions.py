@@ -106,15 +106,15 @@ def ascending(length: int, blocks: int = 1) -> Region:
 
 
 def counted(region: Region, block_size: int) -> Region:
-    """The region of a block-causal model: its own blocks for a single one, else equal parts of them.
+    """The even region of a block-causal model, which fills its own blocks in their order, or equal parts of them.
 
     Raises:
-        InputError: the region's blocks are no such parts.
+        InputError: the region's blocks are neither such parts nor several of the model's.
     """
-    size = block_size if len(region.ends) == 1 else region.ends[0]
-    if block_size % size or (len(region.ends) > 1 and region.ends != even(region.length, size).ends):
+    size = block_size if len(region.ends) == 1 or region.ends[0] % block_size == 0 else region.ends[0]
+    if block_size % size:
         raise InputError(
-            f"decoder.region: blocks of {size} are no equal parts of the model's, which are of {block_size} tokens"
+            f"decoder.region: blocks of {size} tokens are no equal parts of the model's, which have {block_size}"
         )
     ends = (*range(size, region.length, size), region.length)
     return replace(region, ends=ends, counted=size, block_size=block_size)

@@ -91,7 +91,7 @@ class Step:
             self.answers.of(kept),
             self.advantage[kept],
             self.weight[kept],
-            replace(self.views, hidden=self.views.hidden[:, kept], weight=self.views.weight[:, kept]),
+            self.views.of(kept),
             None if self.old is None else self.old[:, kept],
             None if self.reference is None else self.reference[:, kept],
         )

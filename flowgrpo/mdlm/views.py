@@ -48,6 +48,11 @@ class Views:
     share: Tensor
     blocks: Tensor | None = None
 
+    def of(self, rows: Tensor) -> Views:
+        """The views of some of the answers, by their rows (int64)."""
+        blocks = None if self.blocks is None else self.blocks[rows]
+        return Views(self.hidden[:, rows], self.weight[:, rows], self.share, blocks)
+
     @property
     def scored(self) -> Tensor:
         """(n, B, L) bool: whose log-probability is taken where."""

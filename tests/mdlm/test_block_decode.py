@@ -159,13 +159,15 @@ def test_a_row_that_waits_is_taken_up_again_with_its_cache(predictor):
 
 def test_the_blocks_of_a_decoder_are_those_of_its_model(predictor):
     for written, message in (
-        ({"region": {"block_length": 3}}, "blocks of 3 are no equal parts of the model's, which are of 4 tokens"),
+        ({"region": {"block_length": 3}}, "blocks of 3 tokens are no equal parts of the model's, which have 4"),
         ({"region": {"name": "ascending"}}, "ascending blocks are none of this model's own"),
         ({"cache": "dual"}, "no block sees the later ones of this model, take prefix"),
         ({"steps": 5}, "5 for 12 tokens are no whole number for a block of 4"),
     ):
         with pytest.raises(InputError, match=message):
             build({"name": "low_confidence", **written}, 12, EOS, predictor)
+    larger = build({"name": "low_confidence", "region": {"block_length": 8}}, 16, EOS, predictor)
+    assert larger.region == build("low_confidence", 16, EOS, predictor).region
     with pytest.raises(InputError, match="hand build the predictor"):
         decode(predictor, torch.tensor([PROMPTS[0]]), build("low_confidence", 12))
     with pytest.raises(InputError, match="hand build the predictor"):

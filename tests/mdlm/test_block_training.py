@@ -4,7 +4,8 @@ import json
 
 import pytest
 import torch
-from predictors import MASK, PAD, llama
+from predictors import MASK, PAD, llama, qwen, qwen3
+from released import qwen_tokenizer
 
 from flowgrpo import run
 from flowgrpo.cli import main
@@ -113,6 +114,27 @@ def test_what_a_model_type_attends_to_is_known_or_asked_for(known, written, expe
             known_block_size(known, **written)
     else:
         assert known_block_size(known, **written) == expected
+
+
+@pytest.mark.parametrize("kind", ["sdar", "Fast_dLLM_Qwen"])
+def test_released_block_models_are_qwens(kind, tmp_path):
+    own = (qwen3() if kind == "sdar" else qwen()).float()
+    own.resize_token_embeddings(101)
+    own.save_pretrained(tmp_path)
+    qwen_tokenizer(tmp_path, kind)
+    written = json.loads((tmp_path / "config.json").read_text())
+    written |= {"model_type": kind, "rope_theta": 10000.0, "block_size": 4, "bd_size": 4, "mask_token_id": 97}
+    extra = "block_size" if kind == "Fast_dLLM_Qwen" else "bd_size"
+    dropped = ("rope_parameters", "is_causal", "pad_token_id", "layer_types", extra)
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in written.items() if k not in dropped}))
+    predictor, _ = load_predictor(str(tmp_path))
+    assert (predictor.block_size, predictor.shift, predictor.mask_id) == (4, kind != "sdar", 97)
+    ids = torch.tensor([[3, 1, 4, 1, 5, 97, 97]])
+    number = torch.arange(7) // 4
+    mask = torch.zeros(7, 7).masked_fill(number[:, None] < number, torch.finfo(torch.float32).min)
+    expected = own(ids, attention_mask=mask[None, None]).logits[:, : -1 if predictor.shift else None]
+    found = predictor.logits(ids)[:, 1 if predictor.shift else 0 :]
+    torch.testing.assert_close(found[..., :97], expected[..., :97], rtol=0, atol=1e-5)
 
 
 def test_a_model_is_loaded_with_its_blocks(model, tmp_path):

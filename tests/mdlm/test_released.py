@@ -73,16 +73,18 @@ def tensors(folder):
 
 @pytest.mark.parametrize("name", ["llada", "dream", "llada2", *BLOCKWISE])
 def test_the_logits_are_those_of_the_released_code(folders, name):
-    predictor, _ = load_predictor(str(folders(name)))
-    model = predictor.model
+    path = str(folders(name))
+    model = architectures.load(path, path, json.loads((folders(name) / "config.json").read_text()), torch.float32)
     with torch.no_grad():
         found = model(IDS, attention_mask=torch.zeros(2, 1, 12, 12), use_cache=False).logits
     chosen = found[:, VECTORS["positions"]][..., VECTORS["tokens"]]
     torch.testing.assert_close(chosen, torch.tensor(VECTORS[name]), rtol=0, atol=2e-5)
-    with torch.no_grad():  # which of them are of which token
-        aligned = predictor.logits(IDS)
-    known = torch.arange(aligned.shape[-1]) != MASK
-    torch.testing.assert_close(aligned[:, 1:, known], found[:, :-1, known] if name == "dream" else found[:, 1:, known])
+    if name in NAMES:  # fewer tokens than a block of LLaDA2 has
+        with torch.no_grad():
+            aligned = load_predictor(path)[0].logits(IDS)
+        known = torch.arange(aligned.shape[-1]) != MASK
+        about = found[:, :-1] if name == "dream" else found[:, 1:]
+        torch.testing.assert_close(aligned[:, 1:, known], about[..., known])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -95,15 +97,17 @@ def test_tokens_are_those_of_the_folder_and_all_are_seen_but_padding(folders, na
     assert predictor.model.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("cache", ["prefix", "dual"])
+@pytest.mark.parametrize(
+    ("name", "cache"), [(n, c) for n in NAMES for c in ("prefix", "dual") if n + c != "llada2dual"]
+)
 def test_a_cache_that_is_renewed_at_every_token_is_exact(folders, name, cache):
     policy = TextPolicy(*load_predictor(str(folders(name))), 8)
     decoder = {"name": "random", "region": {"block_length": 1}}  # each block's first step runs the whole canvas
     exact = policy.sample(["ab", "To be"], 0, decoder)
     assert policy.sample(["ab", "To be"], 0, decoder | {"cache": cache}) == exact
     assert len(set(exact)) > 1
-    blocks = build({"name": "low_confidence", "region": {"block_length": 4}, "cache": cache}, 8, 96)
+    written = {"name": "low_confidence", "region": {"block_length": 4}, "cache": cache}
+    blocks = build(written, 8, 96, policy.predictor)
     before = policy.predictor.evaluations
     policy.write(["ab"], blocks, [(0,)], 1)
     assert policy.predictor.evaluations - before == 8
