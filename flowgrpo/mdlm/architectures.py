@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
@@ -35,6 +36,7 @@ from transformers import (
 )
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.core_model_loading import Split, WeightConverter, WeightRenaming, apply_renamings
+from transformers.utils import logging
 
 from flowgrpo.errors import InputError
 
@@ -278,7 +280,11 @@ def translated(path: str, written: Written) -> PreTrainedConfig:
             raise InputError(
                 f"model.path: config.json of {path!r} says {key}: {json.dumps(value)}, which is not known of a {kind}"
             )
-    return known.config(written)
+    try:
+        return known.config(written)
+    except StrictDataclassError as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"model.path: config.json of {path!r} is of no {kind} ({reason})") from error
 
 
 def load(path: str, place: str, written: Written, dtype: torch.dtype) -> PreTrainedModel:
@@ -294,9 +300,14 @@ def load(path: str, place: str, written: Written, dtype: torch.dtype) -> PreTrai
     """
     config = translated(path, written)
     loads = ARCHITECTURES[written["model_type"]].model
-    model, found = loads.from_pretrained(
-        place, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
-    )
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # what its report of the weights would say is said below
+    try:
+        model, found = loads.from_pretrained(
+            place, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    finally:
+        logging.set_verbosity(before)
     for name, *shapes in sorted(found["mismatched_keys"]):
         said = " where config.json asks for ".join(str(tuple(shape)) for shape in shapes)
         raise InputError(f"model.path: {path!r} has {name} of shape {said}")
