@@ -54,6 +54,22 @@ class LLaDA2(Glm4MoeForCausalLM):
     """LLaDA2.x mini and flash (arXiv 2512.15745): a Glm4Moe with normed queries and keys, in one matrix with the values."""
 
 
+class LLaDA2Config(Glm4MoeConfig):
+    """Its own model type, since of a Glm4Moe peft takes a dense layer's `gate_proj` for that of the stacked experts."""
+
+    model_type = "llada2_moe"
+
+
+class SDARMoe(Qwen3MoeForCausalLM):
+    """SDAR with experts (arXiv 2510.06303): a Qwen3Moe."""
+
+
+class SDARMoeConfig(Qwen3MoeConfig):
+    """Its own model type, as LLaDA2 has."""
+
+    model_type = "sdar_moe"
+
+
 register_checkpoint_conversion_mapping(
     "LLaDA",
     [
@@ -72,9 +88,11 @@ register_checkpoint_conversion_mapping(
         WeightRenaming(r"\.ff_out\.", ".mlp.down_proj."),
     ],
 )
+register_checkpoint_conversion_mapping("SDARMoe", get_checkpoint_conversion_mapping("qwen3_moe"))
 register_checkpoint_conversion_mapping(
-    "LLaDA2",  # its experts are stacked by transformers' own conversion for every Glm4Moe
+    "LLaDA2",
     [
+        *get_checkpoint_conversion_mapping("glm4_moe"),  # stacks the experts
         WeightRenaming(r"^model\.word_embeddings\.", "model.embed_tokens."),
         WeightRenaming(r"\.attention\.", ".self_attn."),
         WeightRenaming(r"\.self_attn\.dense\.", ".self_attn.o_proj."),
@@ -136,12 +154,12 @@ def _sdar(written: Written) -> PreTrainedConfig:
 def _sdar_moe(written: Written) -> PreTrainedConfig:
     names = "head_dim moe_intermediate_size num_experts num_experts_per_tok norm_topk_prob"
     own = {name: written[name] for name in names.split()}
-    return Qwen3MoeConfig(**_shared(written), **own, rope_parameters=_rope(written))
+    return SDARMoeConfig(**_shared(written), **own, rope_parameters=_rope(written))
 
 
 def _llada2(written: Written) -> PreTrainedConfig:
     names = "head_dim moe_intermediate_size first_k_dense_replace num_experts_per_tok n_group topk_group"
-    return Glm4MoeConfig(
+    return LLaDA2Config(
         **_shared(written),
         **{name: written[name] for name in names.split()},
         n_routed_experts=written["num_experts"],
@@ -212,7 +230,7 @@ ARCHITECTURES = {
         Qwen2Tokenizer,
     ),
     "sdar_moe": Architecture(
-        Qwen3MoeForCausalLM,
+        SDARMoe,
         _sdar_moe,
         f"{SHARED} rope_theta head_dim moe_intermediate_size num_experts num_experts_per_tok norm_topk_prob",
         QWEN | {"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},

@@ -200,6 +200,24 @@ def test_an_adapter_of_llada_has_the_names_of_the_released_code(folders, setting
     assert float(state[f"{name}.lora_B.weight"].abs().max()) > 0
 
 
+def test_adapters_of_llada2_are_on_its_linear_layers_not_on_stacked_experts(folders, settings):
+    targets = {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "gate_proj"]}
+    chosen = settings(folders("llada2"), model__lora=targets)
+    policy, weights = policy_and_weights(chosen, torch.device("cpu"))
+    for p in weights.parameters:
+        p.data += 0.1
+    write_weights(chosen.model, policy, weights, Path("out"))
+    found = {key.removeprefix("base_model.model.model.").partition(".lora_")[0] for key in tensors("out")}
+    assert found == {
+        "layers.0.self_attn.q_proj", "layers.0.mlp.gate_proj",
+        "layers.1.self_attn.q_proj", "layers.1.mlp.shared_experts.gate_proj",
+    }  # fmt: skip
+    fresh, _ = load_predictor(str(folders("llada2")))
+    load_adapter(fresh, Path("out"))
+    with torch.no_grad():
+        torch.testing.assert_close(fresh.logits(IDS), policy.predictor.logits(IDS), rtol=0, atol=0)
+
+
 def test_a_pipeline_of_llada2_is_loaded_and_exported_as_one(settings, tmp_path):
     """The folder of diffusers' `LLaDA2Pipeline`, whose model has the names of the released code."""
     model = released("llada2", tmp_path / "pipe" / "model")
