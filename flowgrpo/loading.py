@@ -99,9 +99,13 @@ def index_of(path: str) -> dict[str, Any]:
         return dict(DiffusionPipeline.load_config(place))
 
 
-def scheduler_config(path: str) -> dict[str, Any]:
-    """The configuration of a model's scheduler."""
-    return dict(FlowMatchEulerDiscreteScheduler.load_config(place_of(path), subfolder="scheduler"))
+def scheduler_config(path: str) -> dict[str, Any] | None:
+    """The configuration of a model's scheduler; None unless it is `FlowMatchEulerDiscreteScheduler`."""
+    _, name = index_of(path).get("scheduler", (None, None))
+    if name != FlowMatchEulerDiscreteScheduler.__name__:
+        return None
+    with explained(path):
+        return dict(FlowMatchEulerDiscreteScheduler.load_config(place_of(path), subfolder="scheduler"))
 
 
 def kind_of(path: str) -> str:

@@ -25,6 +25,7 @@ from flowgrpo.weights import ATTENTION, PROJECTIONS
 Shape = tuple[int, ...]
 
 TRAINED = ("transformer", "unet")
+EMBEDDINGS = tuple(f"{name}.weight" for name in ("embed_tokens", "wte", "word_embeddings", "tok_embeddings"))
 
 
 def estimate(config: Config) -> dict[str, int]:
@@ -62,13 +63,16 @@ def estimate(config: Config) -> dict[str, int]:
 
 
 def adapter_size(tensors: Mapping[str, Shape], lora: Lora) -> int:
-    """How many numbers the adapters of a network have.
+    """How many numbers the adapters of a network have; with `all-linear`, small embeddings are counted as layers.
 
     Args:
         tensors: shapes of the network's, by name.
     """
-    targets = ATTENTION if lora.targets == "auto" else tuple(lora.targets)
     matrices = [(key, s) for key, s in tensors.items() if len(s) == 2]
+    if lora.targets == "all-linear":  # a language model's head has the shape of its embedding
+        embeddings = {shape for key, shape in matrices if key.endswith(EMBEDDINGS)}
+        return sum(lora.rank * sum(s) for key, s in matrices if key.endswith(".weight") and s not in embeddings)
+    targets = ATTENTION if lora.targets == "auto" else tuple(lora.targets)
     layers = [s for key, s in matrices if key.endswith(tuple(f"{t}.weight" for t in targets))]
     if not layers:  # `auto` on a model with other names takes all within attention
         within = ("attn", "attention", *PROJECTIONS)

@@ -202,9 +202,8 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
 
 def sigma_table(path: str, num_steps: int) -> list[float]:
     """The sigmas of a model's scheduler; of one whose table its pipeline makes while it runs, linear ones of shift 3."""
-    with loading.explained(path):
-        scheduler = loading.scheduler_config(path)
-    if scheduler.get("_class_name") != "FlowMatchEulerDiscreteScheduler" or scheduler.get("use_dynamic_shifting"):
+    scheduler = loading.scheduler_config(path)
+    if scheduler is None or scheduler.get("use_dynamic_shifting"):
         return linear_sigmas(num_steps, shift=3.0).tolist()
     table = FlowSDEScheduler.from_config(scheduler, kernel="ode")
     table.set_timesteps(num_steps)
@@ -221,9 +220,9 @@ def uneven(config: Config, sigmas: list[float]) -> list[str]:
     steps = tree.trained_steps
     pulls = zip(algorithm.objective.pulls(steps, tree.sigma_cap), steps, strict=True)
     ranked = sorted((pulled, *step[1:]) for pulled, step in pulls if pulled > 0)
-    (least, *soft), (most, *hard) = ranked[0], ranked[-1]
-    if most <= UNEVEN * least:
+    if not ranked or ranked[-1][0] <= UNEVEN * ranked[0][0]:
         return []
+    (least, *soft), (most, *hard) = ranked[0], ranked[-1]
     form = algorithm.kernel.log_prob
     free = "" if form == "constant_free" else "algorithm.kernel.log_prob=constant_free or "
     return [

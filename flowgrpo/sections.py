@@ -13,11 +13,15 @@ from flowgrpo.errors import InputError
 
 
 class Lora(Strict):
-    """Low-rank adapters. `targets` are layer names, or `auto` for the attention projections."""
+    """Low-rank adapters.
+
+    `targets` are layer names, `auto` for the attention projections, or `all-linear` for all linear layers but the output
+    head of a language model.
+    """
 
     rank: int = Field(16, ge=1)
     alpha: float = Field(32, gt=0)
-    targets: Literal["auto"] | Annotated[list[str], Field(min_length=1)] = "auto"
+    targets: Literal["auto", "all-linear"] | Annotated[list[str], Field(min_length=1)] = "auto"
 
 
 class Pick(Strict):

@@ -11,6 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
 from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.tuners_utils import BaseTunerLayer
+from transformers import PreTrainedModel
 
 from flowgrpo.errors import InputError
 from flowgrpo.sections import Ema
@@ -180,14 +181,25 @@ def _attention_layers(modules: dict[str, torch.nn.Module]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+def _linear_layers(modules: dict[str, torch.nn.Module]) -> tuple[str, ...]:
+    """Paths of all linear layers but the head that scores a language model's tokens, as peft's `all-linear`."""
+    found = set()
+    for module in modules.values():
+        head = module.get_output_embeddings() if isinstance(module, PreTrainedModel) else None
+        found |= {path for path, m in module.named_modules() if isinstance(m, torch.nn.Linear) and m is not head}
+    return tuple(sorted(found))
+
+
 def lora_config(
     rank: int, alpha: float, targets: str | Sequence[str], modules: dict[str, torch.nn.Module]
 ) -> LoraConfig:
-    """A Gaussian-initialised LoRA on the named layers; `auto` takes the attention projections.
+    """A Gaussian-initialised LoRA on the named layers; `auto` takes the attention projections, `all-linear` all.
 
     Raises:
         InputError: no layer of the modules bears one of the names.
     """
+    if targets == "all-linear":
+        targets = _linear_layers(modules)
     names = ATTENTION if targets == "auto" else tuple(targets)
     if targets == "auto" and not any(
         path.endswith(ATTENTION) for m in modules.values() for path, _ in m.named_modules()

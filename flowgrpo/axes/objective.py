@@ -13,6 +13,8 @@ from flowgrpo.axes.base import Choice, Positive, Strict
 from flowgrpo.errors import InputError
 from samplers.kernels import pull, slope
 
+ClipRange = Positive | Annotated[list[Positive], Field(min_length=2, max_length=2)]
+
 
 class Divergence(Strict):
     """A pull to the reference: `beta` times the form of KL (see `flowgrpo.objectives`); 0 computes no reference.
@@ -81,7 +83,7 @@ class PolicyGradient(Choice):
 class Clipped(PolicyGradient):
     """Options of clipped objectives. `clip_range` is one bound for both sides, or [low, high]."""
 
-    clip_range: Positive | Annotated[list[Positive], Field(min_length=2, max_length=2)] = 1e-4
+    clip_range: ClipRange = 1e-4
 
     @property
     def _range(self) -> tuple[float, float]:
@@ -110,6 +112,7 @@ class NormalisedRatio(Clipped):
     """GRPO-Guard: a ratio of equal variance at every step, clipped; the loss is divided by the step's size."""
 
     name: Literal["normalised_ratio"] = "normalised_ratio"
+    clip_range: ClipRange = 2e-6
 
     @property
     def needs_old_means(self) -> bool:

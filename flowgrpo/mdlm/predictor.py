@@ -203,13 +203,10 @@ class MaskPredictor:
         place = positions(seen)
         block = place // self.block_size
         visible = clean_prefix(block[:, column], noisy) & seen[:, None, column]
-        evaluate = partial(
-            self.model,
-            torch.cat([clean, ids[:, first:]], dim=1),
-            attention_mask=self.additive(visible, len(column)),
-            position_ids=place[:, column],
-            use_cache=False,
-        )
+        given = {"attention_mask": self.additive(visible, len(column)), "position_ids": place[:, column]}
+        if self.takes("use_cache"):
+            given["use_cache"] = False
+        evaluate = partial(self.model, torch.cat([clean, ids[:, first:]], dim=1), **given)
         finished = block[at[0], source] < block[at]  # the output before a block is of a finished one
         return evaluate, torch.where(finished, source, length + source - first)
 

@@ -219,8 +219,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     "igpo": {**_D1, "train.groups": 64, "train.group_size": 8, "train.passes": 4, "train.learning_rate": 5e-7},
     "spg": {**_D1, "algorithm.likelihood.size": 32, "train.passes": 4},
-    "trace_rl": {  # for LLaDA; an update takes 256 merged steps, of which an answer has at most 64
+    "trace_rl": {  # for LLaDA; an update takes 256 merged steps, those of 4 answers that fill the canvas
         "model.lora": None,
+        "train.updates": 64,
+        "train.split": "samples",
         "model.length": 512,
         "algorithm.decoder.steps": 512,
         "algorithm.decoder.region.block_length": 32,

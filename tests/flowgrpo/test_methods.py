@@ -21,6 +21,8 @@ RULES = ("parent_top1", "extremes", "depth")
 METHODS = {
     **{name: {"preset": name, **(ONE_ROUND if name == "dense_grpo" else {})} for name in PRESETS},
     **{rule: {"preset": "branch_grpo", "tree": {"prune": {"rule": rule}}} for rule in RULES},
+    "summed": {"preset": "flow_grpo", "kernel": {"log_prob": "sum"}},  # in float64
+    "ddim_sde": {"preset": "stepwise_flow_grpo", "kernel": "ddim_sde"},
 }
 GATHERED = RULES[:2]  # they leave some edges of an evaluation, so that rows meet others in the update
 
@@ -289,8 +291,8 @@ def test_a_run_killed_right_after_its_calibration_keeps_it_and_its_line(tmp_path
     assert [line["phase"] for line in again] == ["calibration", "train", "train"]
 
 
-@pytest.mark.parametrize(("kernel", "highest"), [("cps", 1.0), ("flow_sde", 1.03)])
-def test_a_calibration_raises_no_level_of_cps_above_1(tmp_path, kernel, highest):
+@pytest.mark.parametrize(("kernel", "highest"), [("cps", 1.0), ("ddim_sde", 1.0), ("flow_sde", 1.03)])
+def test_a_calibration_raises_no_level_that_is_at_most_1_above_it(tmp_path, kernel, highest):
     always = {"rounds": 2, "step": 0.02, "balance": 2.0}  # no difference is as large as twice the sum
     chosen = {"preset": "stepwise_flow_grpo", "kernel": {"name": kernel, "level": 0.99, "calibrate": always}}
     run = trainer(tmp_path, chosen, iterations=1)

@@ -2,11 +2,12 @@
 
 import math
 import re
+import shutil
 from collections import Counter
 
 import pytest
 import torch
-from field import lines, trainer
+from field import lines, trainer, weights_of
 
 from flowgrpo import config, parts, update
 from flowgrpo.errors import InputError
@@ -23,7 +24,7 @@ def settings(folder, preset, tree=None, steps=6, **train):
             "model": {"path": "field", "lora": None},
             "algorithm": {"preset": preset, **({"tree": tree} if tree else {})},
             "train": {**numbers, **train},
-            "run": {"name": "r", "dir": str(folder)},
+            "run": {"name": "r", "dir": str(folder), "checkpoint": {"every": 1}},
         }
     )
 
@@ -148,3 +149,18 @@ def test_the_published_numbers_of_steps_run(tmp_path, preset, size, steps, group
     assert line["policy/max_abs_log_ratio"] <= drift
     assert line["cost/trained_edges"] == cost.trained_edges
     assert (line["cost/rollout_evaluations"], line["cost/update_evaluations"]) == (cost.rollout, cost.update)
+
+
+@pytest.mark.parametrize("split", ["samples", "edges"])
+def test_a_resume_deals_as_the_run_would_have(tmp_path, split):
+    def begin():
+        return trainer(settings(tmp_path, "branch_grpo", split=split, updates=2, iterations=3), held_out=0)
+
+    whole = begin()
+    whole.run()
+    shutil.rmtree(tmp_path / "r" / "checkpoints" / "step-000003")
+    rest = begin()
+    rest.resume()
+    assert rest.done == 2
+    rest.run()
+    assert all(torch.equal(tensor, weights_of(rest)[name]) for name, tensor in weights_of(whole).items())

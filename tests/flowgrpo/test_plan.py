@@ -1,5 +1,6 @@
 """What a run will cost, counted by hand and by the run itself; and the tree as `flowgrpo plan` draws it."""
 
+import json
 import re
 from itertools import pairwise
 
@@ -200,7 +201,22 @@ def test_a_later_iteration_costs_what_its_window_does():
     assert [predicted(settings, 20, iteration).trained_edges for iteration in (0, 1, 2)] == [34, 34, 34 + 4]
 
 
+@pytest.mark.parametrize("steps", [[0, 10], [3, 3], [4, 2], [-1, 5], [0, -11], [9, -1]])
+def test_steps_that_a_chain_does_not_have_are_refused(steps):
+    with pytest.raises(
+        InputError, match=r"^algorithm\.tree\.steps: .* among the 9 stochastic ones, take \[0, 9\] or less"
+    ):
+        predicted(chosen({"preset": "flow_grpo", "tree": {"steps": steps}}, group_size=24), 10)
+
+
 PICTURES = [
+    (
+        {"preset": "dance_grpo", "tree": {"train_fraction": 1.0}},
+        """
+0   1   2   3   4   5   6
+o~~~o~~~o~~~o~~~o---o---*
+""",
+    ),
     (
         {"preset": "tempflow"},
         """
@@ -308,6 +324,16 @@ SD3 = [1.0, 0.9601, 0.9133, 0.8577, 0.7904, 0.7073, 0.6022, 0.4649, 0.2780, 0.00
 
 def test_the_table_is_the_scheduler_s_own():
     assert sigma_table("shapes", 10) == pytest.approx(SD3, abs=5e-5)
+
+
+@pytest.mark.parametrize("name", ["UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler"])
+def test_a_table_that_a_pipeline_makes_while_it_runs_is_taken_for_one_of_shift_3(tmp_path, name):
+    (tmp_path / "scheduler").mkdir()
+    index = {"_class_name": "FluxPipeline", "scheduler": ["diffusers", name]}
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    written = json.dumps({"_class_name": name, "use_dynamic_shifting": True})
+    (tmp_path / "scheduler" / "scheduler_config.json").write_text(written)
+    assert sigma_table(str(tmp_path), 4) == pytest.approx([1, 9 / 10, 3 / 4, 1 / 2, 0])
 
 
 def test_a_step_that_outweighs_all_others_is_told():

@@ -1,7 +1,7 @@
 import pytest
 import tiny
 import torch
-from peft import inject_adapter_in_model
+from peft import LoraConfig, inject_adapter_in_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from flowgrpo.errors import InputError
@@ -167,6 +167,30 @@ def test_projections_that_stand_in_no_module_of_attention_are_found():
     assert adapter_size(shapes, Lora(rank=2)) == 4 * 2 * (4 + 4)
     with pytest.raises(InputError, match="auto finds no attention"):
         lora_config(2, 4, "auto", {"model": torch.nn.Sequential(torch.nn.Linear(4, 4))})
+
+
+def llama():
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=11, **sizes))
+
+
+@pytest.mark.parametrize(
+    ("build", "layers"),
+    [
+        (llama, 2 * 7),  # of a layer four projections and three of the MLP; the head is left out
+        (lambda: tiny.sd3().transformer, None),
+    ],
+)
+def test_all_linear_layers_are_those_that_peft_takes(build, layers):
+    network = build()
+    shapes = {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
+    modules = {"network": network}
+    weights = Weights(modules, lora_config(2, 4, "all-linear", modules))
+    theirs = inject_adapter_in_model(LoraConfig(r=2, target_modules="all-linear"), build())
+    expected = {name for name, p in theirs.named_parameters() if "lora_A" in name}
+    assert {name.removeprefix("network.") for name in weights.named if "lora_A" in name} == expected
+    assert layers is None or len(expected) == layers
+    assert sum(p.numel() for p in weights.parameters) == adapter_size(shapes, Lora(rank=2, targets="all-linear"))
 
 
 def moved_on(weights, updates):

@@ -83,6 +83,18 @@ def test_in_float32_they_drift_by_rounding_alone(model):
     assert 0 < gap.abs().max() < 1e-5
 
 
+def test_rows_that_cannot_be_padded_are_evaluated_without_it():
+    predictor, answers = MaskPredictor(qwen3(), MASK, None, True, SIZE), finished("eos")
+    assert predictor.padded_form is None
+    chosen = views.quadrature(answers)
+    found = estimate(predictor, answers, chosen, 5).each
+    torch.testing.assert_close(found, one_by_one(predictor, answers, chosen).detach(), rtol=0, atol=1e-9)
+    prompt, mask = answers.ids[:, : answers.prompt_length], answers.attention_mask[:, : answers.prompt_length]
+    padding = MaskPredictor(qwen3(), MASK, PAD, True, SIZE)
+    one, other = (decode(p, prompt, build("random", LENGTH, 13, p), range(4), mask) for p in (predictor, padding))
+    assert torch.equal(one.completion, other.completion)
+
+
 def test_a_block_sees_no_later_one_and_earlier_ones_as_they_are():
     predictor, answers = MaskPredictor(llama(), MASK, PAD, block_size=SIZE), finished()
     chosen = views.one_step(answers, 0.0)

@@ -95,7 +95,7 @@ def test_twelve_passes_over_64_answers_of_20_steps_evaluate_the_reference_once(s
     """64 x 20 x (12 + 1), or + 1 for the old policy; 64 x 20 x 12 x 3 = 46,080 were it both in every pass."""
     numbers = {"model__length": 20, "train__groups": 4, "train__group_size": 16, "train__passes": 12}
     cost = predicted(settings(algorithm__preset="cj_grpo", algorithm__decoder__proposal=proposal, **numbers))
-    assert (cost.update, cost.update_fixed) == (update, False)  # an answer may end early
+    assert (cost.update, cost.update_fixed) == (update, True)  # of the whole canvas
 
 
 LESS = [
@@ -175,13 +175,9 @@ def test_published_numbers_stand_beside_those_of_the_run(settings):
     assert planned["published"]["train.learning_rate"] == {"source": 1e-6, "run": 1e-6}
     assert planned["published"]["algorithm.decoder.steps"] == {"source": 256, "run": None}
     shown = dict(table(planned))["published"]
-    assert shown.startswith(
-        "lora none, ema none (here 0.9), updates 1 (here 2), length 256 (here 4), decoder.steps 256 (here"
-    )
-    assert shown.endswith(
-        "optimizer.betas 0.9 0.99 (here 0.9 0.999), optimizer.weight_decay 0.1 (here 0.0001), "
-        "max_grad_norm 0.2 (here 1.0)"
-    )
+    assert shown.startswith("lora none, ema none (here ")
+    assert "updates 1 (here 2), length 256 (here 4), decoder.steps 256 (here none), groups 8 (here 4)" in shown
+    assert "learning_rate 1e-06, optimizer.betas 0.9 0.99 (here 0.9 0.999)" in shown
     d1 = plan(settings(algorithm__preset="diffu_grpo"))["published"]
     assert d1["model.lora.rank"] == {"source": 128, "run": None}  # of a run without adapters
 

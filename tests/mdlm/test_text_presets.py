@@ -26,14 +26,14 @@ RELEASED = {
     "just_grpo": (1, 1, 64, 16, 5e-6, 256, 1, 1.0, 1.0),
     "igpo": (4, 1, 64, 8, 5e-7, 128, 8, 1.2, 1.0),
     "spg": (4, 1, 16, 6, 3e-6, 128, 8, 0.9, 1.0),
-    "trace_rl": (1, 2, 32, 8, 1e-6, 512, 16, 0.8, 1.0),
+    "trace_rl": (1, 64, 32, 8, 1e-6, 512, 16, 0.8, 1.0),
 }
 
 
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "run.yaml"
-    path.write_text(yaml.safe_dump({"kind": "mdlm", "model": {"path": "somewhere"}}))
+    path.write_text(yaml.safe_dump({"kind": "mdlm", "model": {"path": "digits"}}))
     return path
 
 
@@ -94,7 +94,7 @@ def test_the_bounds_of_a_sandwich_are_those_of_the_released_code():
 
 def test_a_step_of_trace_rl_is_a_mean_and_its_kl_the_released_sum():
     """Two answers of 16 and 8 tokens, one a step: three merged steps of eight, a third of the loss each."""
-    kind = TextConfig.model_validate({"model": {"path": "x"}, "algorithm": {"preset": "trace_rl"}}).algorithm
+    kind = TextConfig.model_validate({"model": {"path": "digits"}, "algorithm": {"preset": "trace_rl"}}).algorithm
     given = answers(rows=2, scope="canvas", length=16)
     scored = given.scored.clone()
     scored[1, 8:] = False

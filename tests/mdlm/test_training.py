@@ -180,6 +180,25 @@ def test_an_iteration_whose_rewards_are_all_lost_moves_nothing(settings, tmp_pat
     assert all(torch.allclose(own[name], first[name], atol=1e-8) for name in first)
 
 
+def test_the_answers_of_one_group_are_dealt_to_several_steps(settings, monkeypatch):
+    """8 answers in 4 parts of 2, the same in each pass; every answer is in one part of a pass."""
+    from flowgrpo.mdlm.trainer import TextTrainer
+
+    met, real = [], TextTrainer._stepped
+    monkeypatch.setattr(
+        TextTrainer,
+        "_stepped",
+        lambda self, number, step, batch: met.append(step.rows) or real(self, number, step, batch),
+    )
+    choices = {"train__groups": 1, "train__updates": 4, "train__passes": 2, "train__split": "samples"}
+    run.train_config(settings(algorithm__preset="diffu_grpo", train__iterations=1, **choices))
+    assert [len(rows) for rows in met] == [2] * 8
+    assert sorted(torch.cat(met[:4]).tolist()) == list(range(8)) != torch.cat(met[:4]).tolist()
+    assert [rows.tolist() for rows in met[:4]] == [rows.tolist() for rows in met[4:]]
+    with pytest.raises(InputError, match="train.split: an answer's tokens are updated on together, it has no edges"):
+        settings(train__split="edges")
+
+
 def test_two_processes_train_what_one_does(settings, tmp_path):
     choices = ["algorithm.preset=diffu_grpo", "train.iterations=2", "train.passes=2", "train.split=samples"]
     one = run.train_config(
@@ -197,8 +216,11 @@ def test_two_processes_train_what_one_does(settings, tmp_path):
     assert lines(two)[-1]["policy/kl"] > 0
 
 
-def test_adapters_are_trained_and_their_base_is_not(settings):
-    done = run.train_config(settings(model__lora={"rank": 2, "alpha": 4}, algorithm__preset="gdpo"))
+@pytest.mark.parametrize("targets", ["auto", "all-linear"])
+def test_adapters_are_trained_and_their_base_is_not(settings, targets):
+    lora = {"rank": 2, "alpha": 4, "targets": targets}
+    done = run.train_config(settings(model__lora=lora, algorithm__preset="gdpo"))
+    assert any("mlp" in name for name in weights(done)) == (targets == "all-linear")
     assert all("lora_" in name for name in weights(done))
     assert lines(done)[-1]["policy/grad_norm"] > 0
 

@@ -1,0 +1,47 @@
+"""The rows against numbers read in released code, and against each other."""
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from flowgrpo.axes import CHOICES
+from flowgrpo.presets import PRESETS, PUBLISHED, chosen
+
+RELEASED = json.loads((Path(__file__).parents[1] / "data" / "released_flow_configs.json").read_text())
+
+
+def row(preset):
+    return chosen({"preset": preset}, PRESETS, CHOICES, "flow_grpo")
+
+
+def test_every_row_has_its_published_loop():
+    assert PUBLISHED.keys() == PRESETS.keys()
+
+
+@pytest.mark.parametrize("preset", RELEASED)
+def test_a_row_has_the_numbers_of_the_released_config(preset):
+    released, built, loop = RELEASED[preset], row(preset), PUBLISHED[preset]
+    kernel, baseline, objective = built["kernel"], built["baseline"], built["objective"]
+    assert (kernel.name, kernel.level) == (released["sde_type"], released["noise_level"])
+    assert kernel.log_prob == ("constant_free" if released["sde_type"] == "cps" else "mean")
+    assert (objective.clip_range, objective.kl.beta) == (released["clip_range"], released["beta"])
+    assert (objective.kl.target, objective.kl.max_beta) == (released.get("target"), released.get("max_beta"))
+    assert (baseline.std, baseline.min_std) == (released["std"], released.get("min_std", 0.0))
+    assert getattr(built["tree"], "size", None) == released.get("sde_window_size")
+    assert loop["model.call.num_inference_steps"] == released["num_steps"]
+    assert loop["train.group_size"] == released["num_image_per_prompt"]
+    assert (loop["train.updates"], loop["train.learning_rate"]) == (released["updates"], released["learning_rate"])
+    ema = {"decay": released["ema_decay"], "every": released["ema_interval"]} if "ema_decay" in released else None
+    assert loop.get("train.ema") == ema
+
+
+def test_the_clip_of_grpo_guard_binds_no_later_than_flow_grpo_s():
+    """Its exponent is std times the plain one: a clip c stops it where c / std stops that. SD3's table, level 0.7."""
+    sigmas = (1, 0.9601, 0.9133, 0.8577, 0.7904, 0.7073, 0.6022, 0.4649, 0.2780, 0.0089)
+    stds = [0.7 * math.sqrt((a - b) * a / (1 - min(a, sigmas[1]))) for a, b in pairwise(sigmas)]
+    assert stds == pytest.approx([0.700, 0.743, 0.536, 0.446, 0.392, 0.353, 0.319, 0.282, 0.225], abs=1e-3)
+    guard, plain = (row(preset)["objective"].clip_range for preset in ("grpo_guard", "flow_grpo"))
+    assert all(guard / std < plain for std in stds)
