@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
@@ -35,6 +36,7 @@ from transformers import (
 )
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.core_model_loading import Split, WeightConverter, WeightRenaming, apply_renamings
+from transformers.utils import logging
 
 from flowgrpo.errors import InputError
 
@@ -50,6 +52,22 @@ class LLaDA(LlamaForCausalLM):
 
 class LLaDA2(Glm4MoeForCausalLM):
     """LLaDA2.x mini and flash (arXiv 2512.15745): a Glm4Moe with normed queries and keys, in one matrix with the values."""
+
+
+class LLaDA2Config(Glm4MoeConfig):
+    """Its own model type, since of a Glm4Moe peft takes a dense layer's `gate_proj` for that of the stacked experts."""
+
+    model_type = "llada2_moe"
+
+
+class SDARMoe(Qwen3MoeForCausalLM):
+    """SDAR with experts (arXiv 2510.06303): a Qwen3Moe."""
+
+
+class SDARMoeConfig(Qwen3MoeConfig):
+    """Its own model type, as LLaDA2 has."""
+
+    model_type = "sdar_moe"
 
 
 register_checkpoint_conversion_mapping(
@@ -70,9 +88,11 @@ register_checkpoint_conversion_mapping(
         WeightRenaming(r"\.ff_out\.", ".mlp.down_proj."),
     ],
 )
+register_checkpoint_conversion_mapping("SDARMoe", get_checkpoint_conversion_mapping("qwen3_moe"))
 register_checkpoint_conversion_mapping(
-    "LLaDA2",  # its experts are stacked by transformers' own conversion for every Glm4Moe
+    "LLaDA2",
     [
+        *get_checkpoint_conversion_mapping("glm4_moe"),  # stacks the experts
         WeightRenaming(r"^model\.word_embeddings\.", "model.embed_tokens."),
         WeightRenaming(r"\.attention\.", ".self_attn."),
         WeightRenaming(r"\.self_attn\.dense\.", ".self_attn.o_proj."),
@@ -134,12 +154,12 @@ def _sdar(written: Written) -> PreTrainedConfig:
 def _sdar_moe(written: Written) -> PreTrainedConfig:
     names = "head_dim moe_intermediate_size num_experts num_experts_per_tok norm_topk_prob"
     own = {name: written[name] for name in names.split()}
-    return Qwen3MoeConfig(**_shared(written), **own, rope_parameters=_rope(written))
+    return SDARMoeConfig(**_shared(written), **own, rope_parameters=_rope(written))
 
 
 def _llada2(written: Written) -> PreTrainedConfig:
     names = "head_dim moe_intermediate_size first_k_dense_replace num_experts_per_tok n_group topk_group"
-    return Glm4MoeConfig(
+    return LLaDA2Config(
         **_shared(written),
         **{name: written[name] for name in names.split()},
         n_routed_experts=written["num_experts"],
@@ -210,7 +230,7 @@ ARCHITECTURES = {
         Qwen2Tokenizer,
     ),
     "sdar_moe": Architecture(
-        Qwen3MoeForCausalLM,
+        SDARMoe,
         _sdar_moe,
         f"{SHARED} rope_theta head_dim moe_intermediate_size num_experts num_experts_per_tok norm_topk_prob",
         QWEN | {"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
@@ -278,7 +298,11 @@ def translated(path: str, written: Written) -> PreTrainedConfig:
             raise InputError(
                 f"model.path: config.json of {path!r} says {key}: {json.dumps(value)}, which is not known of a {kind}"
             )
-    return known.config(written)
+    try:
+        return known.config(written)
+    except StrictDataclassError as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"model.path: config.json of {path!r} is of no {kind} ({reason})") from error
 
 
 def load(path: str, place: str, written: Written, dtype: torch.dtype) -> PreTrainedModel:
@@ -294,9 +318,14 @@ def load(path: str, place: str, written: Written, dtype: torch.dtype) -> PreTrai
     """
     config = translated(path, written)
     loads = ARCHITECTURES[written["model_type"]].model
-    model, found = loads.from_pretrained(
-        place, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
-    )
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # what its report of the weights would say is said below
+    try:
+        model, found = loads.from_pretrained(
+            place, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    finally:
+        logging.set_verbosity(before)
     for name, *shapes in sorted(found["mismatched_keys"]):
         said = " where config.json asks for ".join(str(tuple(shape)) for shape in shapes)
         raise InputError(f"model.path: {path!r} has {name} of shape {said}")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import transformers
 from peft import PeftConfig, PeftModel
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -67,7 +67,7 @@ def load_predictor(
     model_path, tokenizer_path = places(path)
     config, _ = PreTrainedConfig.get_config_dict(model_path)
     block_size = known_block_size(config, attention, block_size)
-    with _explained(path, "no weights", config, trust_remote_code), without_progress_bars():
+    with _explained(path, "no readable weights", config, trust_remote_code), without_progress_bars():
         model = _model(path, model_path, config, dtype, trust_remote_code)
     known = ARCHITECTURES.get(config.get("model_type"))
     with _explained(path, "no tokenizer", config, trust_remote_code):
@@ -161,7 +161,7 @@ def _explained(path: str, lacks: str | None, config: dict[str, Any], trust_remot
                 f"{config.get('transformers_version', '(no version named)')} and fails with {transformers.__version__} "
                 f"({type(error).__name__}: {reason})"
             ) from error
-        if lacks and isinstance(error, OSError | ValueError):
+        if lacks and isinstance(error, OSError | ValueError | SafetensorError):
             raise InputError(f"model.path: {path!r} has {lacks} ({reason})") from error
         raise
 

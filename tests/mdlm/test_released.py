@@ -200,6 +200,24 @@ def test_an_adapter_of_llada_has_the_names_of_the_released_code(folders, setting
     assert float(state[f"{name}.lora_B.weight"].abs().max()) > 0
 
 
+def test_adapters_of_llada2_are_on_its_linear_layers_not_on_stacked_experts(folders, settings):
+    targets = {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "gate_proj"]}
+    chosen = settings(folders("llada2"), model__lora=targets)
+    policy, weights = policy_and_weights(chosen, torch.device("cpu"))
+    for p in weights.parameters:
+        p.data += 0.1
+    write_weights(chosen.model, policy, weights, Path("out"))
+    found = {key.removeprefix("base_model.model.model.").partition(".lora_")[0] for key in tensors("out")}
+    assert found == {
+        "layers.0.self_attn.q_proj", "layers.0.mlp.gate_proj",
+        "layers.1.self_attn.q_proj", "layers.1.mlp.shared_experts.gate_proj",
+    }  # fmt: skip
+    fresh, _ = load_predictor(str(folders("llada2")))
+    load_adapter(fresh, Path("out"))
+    with torch.no_grad():
+        torch.testing.assert_close(fresh.logits(IDS), policy.predictor.logits(IDS), rtol=0, atol=0)
+
+
 def test_a_pipeline_of_llada2_is_loaded_and_exported_as_one(settings, tmp_path):
     """The folder of diffusers' `LLaDA2Pipeline`, whose model has the names of the released code."""
     model = released("llada2", tmp_path / "pipe" / "model")
@@ -245,6 +263,8 @@ def test_memory_is_that_of_the_weights_and_adapters_of_the_class(folders, settin
         ("llada", {"rope_theta": None}, "has no rope_theta, which every llada has"),
         ("llada", {"rotary_pct": 0.5}, "says rotary_pct: 0.5, which is not known of a llada"),
         ("llada", {"n_kv_heads": 2}, r"k_proj.weight of shape \(32, 32\) where config.json asks for \(16, 32\)"),
+        ("llada", {"n_heads": 5}, "is of no llada .* hidden size .32. is not a multiple"),
+        ("llada", {"d_model": "x"}, "is of no llada .*'hidden_size' expected int"),
         ("llada", {"n_layers": 3}, "lacks weights: model.layers.2.input_layernorm.weight and 8 more"),
         ("llada", {"n_layers": 1}, "has unknown weights: model.layers.1.input_layernorm.weight and 8 more"),
         (
@@ -257,7 +277,7 @@ def test_memory_is_that_of_the_weights_and_adapters_of_the_class(folders, settin
         ("llada2", {"use_bias": True}, "says use_bias: true"),
     ],
 )
-def test_a_config_of_another_model_is_refused_in_a_sentence(tmp_path, name, changed, sentence):
+def test_a_config_of_another_model_is_refused_in_a_sentence(tmp_path, capsys, name, changed, sentence):
     folder = released(name, tmp_path / name)
     written = json.loads((folder / "config.json").read_text()) | changed
     (folder / "config.json").write_text(json.dumps(written))
@@ -265,6 +285,18 @@ def test_a_config_of_another_model_is_refused_in_a_sentence(tmp_path, name, chan
         load_predictor(str(folder))
     assert str(raised.value).startswith("model.path: ")
     assert "\n" not in str(raised.value)
+    assert "REPORT" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kept", [0, 1000])
+def test_a_shard_that_is_gone_or_cut_is_a_sentence(tmp_path, kept):
+    shard = released("dream", tmp_path / "x") / "model-00002-of-00002.safetensors"
+    content = shard.read_bytes()[:kept]
+    shard.unlink()
+    if kept:
+        shard.write_bytes(content)
+    with pytest.raises(InputError, match=r"model\.path: .* has no readable weights \("):
+        load_predictor(str(tmp_path / "x"))
 
 
 def test_grouped_heads_tied_embeddings_and_more_rows_than_tokens(tmp_path):
