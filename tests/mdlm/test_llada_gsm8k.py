@@ -1,13 +1,11 @@
-"""configs/llada_gsm8k.yaml through the command, on a model of a LLaDA's shape and a handful of problems."""
+"""configs/llada_gsm8k.yaml through the command, on a shrunk LLaDA and a handful of problems."""
 
 import json
-import string
 from pathlib import Path
 
 import pytest
-import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from released import released
+from transformers import AutoTokenizer
 
 from flowgrpo.cli import main
 from flowgrpo.report import read_metrics
@@ -18,40 +16,16 @@ PROBLEMS = [
     for n in (2, 3, 6)
 ]
 TAGS = ["<reasoning>", "</reasoning>", "<answer>", "</answer>"]
-TURN = (
-    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A random one-layer Llama of printable characters and whole tags, which it writes by chance, with a chat template."""
-    folder = tmp_path_factory.mktemp("llada")
-    words = ["<pad>", "<mask>", "<end>", *TAGS, *sorted(string.printable)]
-    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
-    inner.pre_tokenizer, inner.decoder = (
-        pre_tokenizers.Split(Regex("|".join([*TAGS, r"[\s\S]"])), "isolated"),
-        decoders.Fuse(),
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<pad>", mask_token="<mask>", eos_token="<end>"
-    )
-    tokenizer.chat_template = TURN
+    """LLaDA's released files, of one small layer; its tokenizer has whole tags, which the model writes by chance."""
+    small = {"n_layers": 1, "d_model": 16, "mlp_hidden_size": 24, "n_heads": 2, "n_kv_heads": 2}
+    folder = released("llada", tmp_path_factory.mktemp("llada"), **small)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(TAGS)
     tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    sizes = LlamaConfig(
-        vocab_size=len(words),
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=1024,
-        pad_token_id=0,
-        eos_token_id=2,
-        mask_token_id=1,
-    )
-    LlamaForCausalLM(sizes).save_pretrained(folder)
     return folder
 
 
