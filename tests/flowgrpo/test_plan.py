@@ -341,7 +341,7 @@ def test_a_step_that_outweighs_all_others_is_told():
     averaged = {"preset": "stepwise_flow_grpo", "kernel": {"log_prob": "mean"}}
     (said,) = uneven(chosen(averaged), SD3)
     assert "from sigma 0.278 to 0.0089 pulls" in said
-    assert "as that from 1 to 0.96 (cps, log_prob mean)" in said
+    assert "as that from sigma 1 to 0.96 (cps, log_prob mean)" in said
     assert int(re.search(r"pulls (\d+) times", said)[1]) == pytest.approx(740, abs=10)
     assert uneven(chosen({**averaged, "objective": {"step_weights": "equalised"}}), SD3) == []
 

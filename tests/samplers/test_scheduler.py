@@ -128,7 +128,8 @@ def test_history_holds_what_was_drawn_and_the_last_step_is_ode(kernel):
     assert history[-1].log_prob.item() == 0
     for step in history[:-1]:
         assert step.std > 0
-        assert torch.equal(log_prob((step.next_sample,), (step.mean,), step.std), step.log_prob)
+        form = pipe.scheduler.kernel.log_prob
+        assert torch.equal(log_prob((step.next_sample,), (step.mean,), step.std, form), step.log_prob)
 
 
 def test_the_noise_level_and_the_generator_rule_the_noise():
