@@ -209,8 +209,14 @@ def serve(
     device: Annotated[str | None, typer.Option("--device", help="by default the first GPU, if there is one")] = None,
 ) -> None:
     """Serve rewards over HTTP; a run uses them by their URLs."""
-    written = [config.parse_yaml(text, "REWARD") if text.startswith("{") else {"use": text} for text in uses]
+    written = [config.parse_yaml(text, "REWARD") if text.startswith("{") else text for text in uses]
     settings = config.validated({"model": {"path": "shapes"}, "rewards": written})
+    for use in settings.rewards:
+        for key in ("only", "weight"):
+            if key in use.model_fields_set:
+                raise InputError(
+                    f"{use.use}: {key} belongs into the config of the run, a server scores what it is sent"
+                )
     import torch
 
     from rewards import load, server
@@ -321,6 +327,7 @@ def doctor(
     target: Annotated[
         str, typer.Argument(metavar="MODEL|CONFIG", help="a built-in name, a folder, a hub id, or a config")
     ],
+    overrides: Overrides = None,
     form: Format = "human",
 ) -> None:
     """Check a model or a config before spending GPU hours on it; exit status 1 if a check fails."""
@@ -328,7 +335,10 @@ def doctor(
     from flowgrpo.loading import kind_of
 
     is_config = Path(target).suffix in (".yaml", ".yml")
-    settings = config.load(target) if is_config else KINDS[kind_of(target)].defaults(target)
+    if is_config:
+        settings = config.load(target, overrides or [])
+    else:
+        settings = config.overridden(KINDS[kind_of(target)].defaults(target), overrides or [])
     checks = []
     for check in KINDS[settings.kind].examine(settings):
         checks.append(check)

@@ -64,7 +64,7 @@ class Prompts(Strict):
 class RewardUse(Strict):
     """One reward: what to `use`, its `weight` in the sum, `options` for a class, `name` in the metrics.
 
-    `only` names columns and the value a row must have there for the reward to apply: {task: ocr}.
+    `only` names columns and the value a row must have there for the reward to apply: {task: ocr}. A plain text is a `use`.
     """
 
     use: str
@@ -72,6 +72,11 @@ class RewardUse(Strict):
     options: dict[str, Any] = {}
     name: str | None = None
     only: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _use(cls, written: Any) -> Any:
+        return {"use": written} if isinstance(written, str) else written
 
 
 class Optimizer(Strict):

@@ -188,3 +188,16 @@ def test_what_a_source_says_of_the_loop_can_be_asked_for(preset):
     chosen = config.load(shapes, {"algorithm.preset": preset, **PUBLISHED[preset]}).model_dump(mode="json")
     for key, value in PUBLISHED[preset].items():
         assert reduce(lambda at, name: at[name], key.split("."), chosen) == value
+
+
+def test_a_text_among_rewards_is_a_use(path):
+    short = config.load(path, ["rewards=[./my_reward.py:redness, {use: shapes}]", "eval_rewards=[jpeg_size]"])
+    uses = "rewards=[{use: './my_reward.py:redness'}, {use: shapes}]", "eval_rewards=[{use: jpeg_size}]"
+    assert short == config.load(path, uses)
+
+
+def test_overrides_apply_to_what_was_written_and_not_to_what_followed(path):
+    written = {"model": {"path": "shapes"}, "rewards": [{"use": "shapes"}]}
+    chosen = ["algorithm.preset=mix_grpo", "train.groups=4", "rewards=[jpeg_size]"]
+    expected = {**written, "algorithm": {"preset": "mix_grpo"}, "train": {"groups": 4}, "rewards": ["jpeg_size"]}
+    assert config.overridden(config.validated(written), chosen) == config.validated(expected)
