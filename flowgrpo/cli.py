@@ -1,6 +1,7 @@
 """Commands: `flowgrpo train | plan | sample | gallery | score | rewards | serve | export | tracelock | doctor | models`.
 
-Exit status: 0 done; 2 the input is wrong (one sentence on stderr); 130 interrupted; 1 anything else.
+Exit status: 0 done; 2 the input is wrong (one sentence on stderr); 130 interrupted; 1 anything else, such as a run that had
+nothing to learn.
 """
 
 from __future__ import annotations
@@ -42,16 +43,17 @@ def train(
 
     if launch.needed(settings.run.processes):
         raise typer.Exit(launch.relaunch(settings.run.processes))
-    from flowgrpo.loop import Interrupted
+    from flowgrpo.loop import Stopped
     from flowgrpo.run import train_config
 
     try:
         run = train_config(settings)
-    except Interrupted as stopped:
+    except Stopped as stopped:
         kept = [o for o in overrides or [] if not o.startswith("run.resume=")]
         command = shlex.join(["flowgrpo", "train", str(path), *kept, "run.resume=true"])
-        say(f"interrupted after step {stopped.step}, checkpoint written; go on with: {command}")
-        raise typer.Exit(130) from None
+        if launch.is_main():
+            say(f"{stopped}; a checkpoint is written, go on with: {command}")
+        raise typer.Exit(stopped.status) from None
     if launch.is_main():
         held_out = [line["reward/mean"] for line in run.metrics if line["phase"] == "eval"]
         held_out = [value for value in held_out if value is not None]

@@ -194,7 +194,11 @@ class Checkpoint(Strict):
 
 
 class Run(Strict):
-    """Where and how a run lives."""
+    """Where and how a run lives.
+
+    After `patience` iterations in a row without anything to learn, no group having an advantage other than 0, it stops;
+    null never does. With rewards that are seldom won a few such iterations come by chance.
+    """
 
     name: str = Field("demo", pattern=r"^[\w-][\w.-]*$")
     dir: str = "runs"
@@ -202,6 +206,7 @@ class Run(Strict):
     processes: int = Field(1, ge=1)
     trackers: list[str] = []
     resume: bool = False
+    patience: int | None = Field(10, ge=1)
     checkpoint: Checkpoint = Checkpoint()
 
     @property

@@ -101,6 +101,8 @@ def path(tmp_path):
         ("train.optimizer.betas=[0.9, 1.5]", "train.optimizer.betas.1: 1.5 is wrong, input should be less than 1"),
         ("train.learning_rate=.inf", "train.learning_rate: inf is wrong, input should be a finite number"),
         ("rewards=[{use: shapes, weight: .nan}]", "rewards.0.weight: nan is wrong, input should be a finite number"),
+        ("rewards=[3]", "rewards.0: 3 is not a map of keys"),
+        ("run.patience=0", "run.patience: 0 is wrong, input should be greater than or equal to 1"),
         ("rewards=[{use: a, use: b}]", "rewards: not valid YAML (the key 'use' is given twice)"),
         ("iterations", "'iterations': an override is written key=value, for example train.iterations=4"),
         ("rewards=[{", "rewards: not valid YAML"),
