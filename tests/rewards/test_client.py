@@ -249,3 +249,11 @@ def test_what_is_no_reward_server_and_replicas_that_differ_are_refused():
         pytest.raises(RewardError, match="serve different rewards"),
     ):
         rewards.load(f"{one}/bright,{two}/bright")
+
+
+@pytest.mark.parametrize("token", ["secret\n", "sec ret", "s\x01ecret", "secrét"])
+def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(monkeypatch, token):
+    monkeypatch.setenv("TOKEN", token)
+    with pytest.raises(RewardError, match="environment variable TOKEN holds no token") as caught:
+        rewards.load("http://127.0.0.1:1/bright", options={"token_env": "TOKEN", "retries": 0})
+    assert not any(part in str(caught.value) for part in ("sec", "cret", "\x01"))
