@@ -1,6 +1,7 @@
 """Commands: `flowgrpo train | plan | sample | gallery | score | rewards | serve | export | tracelock | doctor | models`.
 
-Exit status: 0 done; 2 the input is wrong (one sentence on stderr); 130 interrupted; 1 anything else.
+Exit status: 0 done; 2 the input is wrong (one sentence on stderr); 130 interrupted; 1 anything else, such as a run that had
+nothing to learn.
 """
 
 from __future__ import annotations
@@ -42,16 +43,17 @@ def train(
 
     if launch.needed(settings.run.processes):
         raise typer.Exit(launch.relaunch(settings.run.processes))
-    from flowgrpo.loop import Interrupted
+    from flowgrpo.loop import Stopped
     from flowgrpo.run import train_config
 
     try:
         run = train_config(settings)
-    except Interrupted as stopped:
+    except Stopped as stopped:
         kept = [o for o in overrides or [] if not o.startswith("run.resume=")]
         command = shlex.join(["flowgrpo", "train", str(path), *kept, "run.resume=true"])
-        say(f"interrupted after step {stopped.step}, checkpoint written; go on with: {command}")
-        raise typer.Exit(130) from None
+        if launch.is_main():
+            say(f"{stopped}; a checkpoint is written, go on with: {command}")
+        raise typer.Exit(stopped.status) from None
     if launch.is_main():
         held_out = [line["reward/mean"] for line in run.metrics if line["phase"] == "eval"]
         held_out = [value for value in held_out if value is not None]
@@ -209,8 +211,14 @@ def serve(
     device: Annotated[str | None, typer.Option("--device", help="by default the first GPU, if there is one")] = None,
 ) -> None:
     """Serve rewards over HTTP; a run uses them by their URLs."""
-    written = [config.parse_yaml(text, "REWARD") if text.startswith("{") else {"use": text} for text in uses]
+    written = [config.parse_yaml(text, "REWARD") if text.startswith("{") else text for text in uses]
     settings = config.validated({"model": {"path": "shapes"}, "rewards": written})
+    for use in settings.rewards:
+        for key in ("only", "weight"):
+            if key in use.model_fields_set:
+                raise InputError(
+                    f"{use.use}: {key} belongs into the config of the run, a server scores what it is sent"
+                )
     import torch
 
     from rewards import load, server
@@ -321,6 +329,7 @@ def doctor(
     target: Annotated[
         str, typer.Argument(metavar="MODEL|CONFIG", help="a built-in name, a folder, a hub id, or a config")
     ],
+    overrides: Overrides = None,
     form: Format = "human",
 ) -> None:
     """Check a model or a config before spending GPU hours on it; exit status 1 if a check fails."""
@@ -328,7 +337,10 @@ def doctor(
     from flowgrpo.loading import kind_of
 
     is_config = Path(target).suffix in (".yaml", ".yml")
-    settings = config.load(target) if is_config else KINDS[kind_of(target)].defaults(target)
+    if is_config:
+        settings = config.load(target, overrides or [])
+    else:
+        settings = config.overridden(KINDS[kind_of(target)].defaults(target), overrides or [])
     checks = []
     for check in KINDS[settings.kind].examine(settings):
         checks.append(check)

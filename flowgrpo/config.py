@@ -224,6 +224,15 @@ def load(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) ->
     written = parse_yaml(text, str(path))
     if not isinstance(written, dict):
         raise InputError(f"{path}: a config is a map of keys such as model and rewards, not {type(written).__name__}")
+    return _validated_with(written, overrides)
+
+
+def overridden(config: AnyConfig, overrides: Iterable[str] | Mapping[str, Any]) -> AnyConfig:
+    """A configuration with overrides applied to what was written of it; raises as `load` does."""
+    return _validated_with(config.model_dump(exclude_unset=True), overrides)
+
+
+def _validated_with(written: dict[str, Any], overrides: Iterable[str] | Mapping[str, Any]) -> AnyConfig:
     items = overrides.items() if isinstance(overrides, Mapping) else map(override, overrides)
     for key, value in items:
         _set(written, key, value)

@@ -10,8 +10,42 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+
+from flowgrpo.errors import InputError
 
 GRACE = 20  # seconds
+
+WHOLE = "each process holds the whole model"
+OFF = ("", "0", "false", "no", "off", "n", "f")
+# What accelerate's environment may ask for and a run would not get: the variable, the values that ask for nothing, what it
+# is, and what there is instead.
+UNHEARD = (
+    ("ACCELERATE_MIXED_PRECISION", OFF, "mixed precision", "set model.dtype"),
+    ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", (*OFF, "1"), "gradient accumulation", "set train.micro_batch"),
+    ("ACCELERATE_USE_FSDP", OFF, "FSDP", WHOLE),
+    ("ACCELERATE_USE_DEEPSPEED", OFF, "DeepSpeed", WHOLE),
+    ("ACCELERATE_USE_MEGATRON_LM", OFF, "Megatron-LM", WHOLE),
+    ("ACCELERATE_USE_PARALLELISM_CONFIG", OFF, "a parallelism config", WHOLE),
+    ("ACCELERATE_DYNAMO_BACKEND", OFF, "compilation", "flow models have model.compile"),
+)
+
+
+def check_environment(environment: Mapping[str, str]) -> None:
+    """Refuse what `accelerate launch` or its config asks for by the environment and a run would not do.
+
+    Raises:
+        InputError: names all of it, and what to set instead.
+    """
+    asked = [
+        f"{what} ({variable}={environment[variable]}; {instead})"
+        for variable, off, what, instead in UNHEARD
+        if environment.get(variable, "").strip().lower() not in off
+    ]
+    if asked:
+        raise InputError(
+            f"accelerate's environment asks for {' and '.join(asked)}, which a run does not get from there"
+        )
 
 
 def needed(processes: int) -> bool:

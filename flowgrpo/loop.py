@@ -32,13 +32,25 @@ from flowgrpo.watch import parted
 from flowgrpo.weights import Weights
 from rewards import Reward
 
+ROUNDING = 1e-9  # an advantage below it is what sums of equal rewards leave
 
-class Interrupted(Exception):
-    """The run was asked to stop, and stopped after a whole iteration with a checkpoint of step `step`."""
 
-    def __init__(self, step: int):
-        super().__init__(f"interrupted after step {step}")
-        self.step = step
+class Stopped(Exception):
+    """The run ended early, after a whole iteration and with a checkpoint; `status` is what the command exits with."""
+
+    status: int
+
+
+class Interrupted(Stopped):
+    """The run was asked to stop."""
+
+    status = 130
+
+
+class NothingToLearn(Stopped):
+    """So many iterations in a row as `run.patience` says had no advantage other than 0."""
+
+    status = 1
 
 
 class Loop(ABC):
@@ -133,8 +145,10 @@ class Loop(ABC):
 
         Raises:
             Interrupted: Ctrl-C or SIGTERM came; the iteration was finished and a checkpoint written.
+            NothingToLearn: there was none for `run.patience` iterations; a checkpoint was written.
         """
         train, run = self.config.train, self.config.run
+        idle = 0  # iterations in a row without anything to learn
         with self.report, _stop_requests() as stop:
             self.report.start(self.done)
             self._before()
@@ -144,14 +158,22 @@ class Loop(ABC):
                 line = self._iterate()
                 self.done += 1
                 self.report.write({"step": self.done, "phase": "train", **line})
-                last = self.done == train.iterations
+                idle = 0 if line["groups/teaching"] else idle + 1
+                if idle:
+                    self.report.warn(f"step {self.done}: nothing to learn, {_why(line)}")
+                last, tired = self.done == train.iterations, idle == run.patience
                 if self.done % self.config.eval.every == 0 or last:
                     self._evaluate()
                 stopping = bool(self._sum(torch.tensor(float(stop.is_set))) > 0)
-                if self.done % run.checkpoint.every == 0 or last or stopping:
+                if self.done % run.checkpoint.every == 0 or last or stopping or tired:
                     self._checkpoint()
+                if tired:
+                    since = self.done - idle
+                    raise NothingToLearn(
+                        f"stopped after step {self.done}: nothing to learn since step {since}, {_why(line)}"
+                    )
                 if stopping and not last:
-                    raise Interrupted(self.done)
+                    raise Interrupted(f"interrupted after step {self.done}")
 
     def _groups(self, iteration: int) -> Groups:
         return groups_of(self.config, len(self.train_prompts), self.history, iteration)
@@ -189,6 +211,7 @@ class Loop(ABC):
         self.history.add([groups.prompts[group] for group in of_ends], total, self.done)
         named = {f"reward/{r.name}/mean": _mean(rewards[:, k]) for k, r in enumerate(self.rewards)}
         finite = total[total.isfinite()]
+        teaching = trained & together.values.isfinite().any(1) & advantages.isfinite() & (advantages.abs() > ROUNDING)
         return (
             advantages[mine],
             trained[mine],
@@ -199,6 +222,7 @@ class Loop(ABC):
                 "reward/lost": int(sum(own[3].sum() for own in everyone)),
                 "groups/zero_std_fraction": zero_std_fraction(combined(together.values, weights), together.comparison),
                 "groups/left_out_fraction": float((~trained).double().mean()),
+                "groups/teaching": len(together.comparison[teaching, 0].unique()),
             },
         )
 
@@ -318,6 +342,14 @@ def _stop_requests() -> Iterator[_Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _why(line: dict[str, Any]) -> str:
+    """Why an iteration had nothing to learn, by its metrics."""
+    lost = line["reward/lost"]
+    if line["reward/mean"] is None:
+        return "every sample was lost" if lost else "no reward applies to any of its samples"
+    return "the rewards of each group are equal" + (f", and {lost} samples were lost" if lost else "")
 
 
 def _nan(value: float | None) -> float:

@@ -1,8 +1,9 @@
-"""What a run tells: metric lines, a progress display, and the environment it ran in."""
+"""What a run tells: metric lines, warnings, a progress display, and the environment it ran in."""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import platform
@@ -19,12 +20,18 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 LIBRARIES = ("flowgrpo", "torch", "diffusers", "transformers", "accelerate", "peft", "safetensors", "numpy")
+
+LOGGER = logging.getLogger("flowgrpo")
 
 
 class Report:
     """Metric lines of a run, in a file, in the trackers and on the terminal. Only the main process writes.
+
+    While it is entered, warnings of the logger `flowgrpo` go to `log.txt`, from every process, and to the terminal, from
+    the main one.
 
     Args:
         folder: the run's folder.
@@ -33,7 +40,7 @@ class Report:
     """
 
     def __init__(self, folder: Path, accelerator: Accelerator, iterations: int):
-        self.path = folder / "metrics.jsonl"
+        self.path, self.log = folder / "metrics.jsonl", folder / "log.txt"
         self.accelerator, self.iterations = accelerator, iterations
         self.lines: list[dict[str, Any]] = read_metrics(folder)
         self.console = Console(stderr=True, quiet=not accelerator.is_main_process)
@@ -59,6 +66,11 @@ class Report:
             os.replace(partial, self.path)
 
     def __enter__(self) -> Report:
+        file = logging.FileHandler(self.log, encoding="utf-8", errors="backslashreplace")
+        file.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        self._handlers = [file, _Terminal(self.console)]
+        for handler in self._handlers:
+            LOGGER.addHandler(handler)
         return self
 
     def start(self, step: int) -> None:
@@ -69,6 +81,9 @@ class Report:
 
     def __exit__(self, *error: object) -> None:
         self._progress.stop()
+        for handler in self._handlers:
+            LOGGER.removeHandler(handler)
+            handler.close()
 
     def write(self, line: dict[str, Any]) -> None:
         """Append one line of numbers: to the file, to the trackers, to the terminal."""
@@ -82,8 +97,9 @@ class Report:
         self._show(line)
 
     def warn(self, sentence: str) -> None:
-        """Say something that a person should look at."""
-        self.console.print(f"[yellow]warning[/yellow] {sentence}", highlight=False, soft_wrap=True)
+        """Say something that a person should look at, once for all processes."""
+        if self.accelerator.is_main_process:
+            LOGGER.warning("%s", sentence)
 
     def _show(self, line: dict[str, Any]) -> None:
         step = line["step"]
@@ -104,6 +120,17 @@ class Report:
             left = (time.perf_counter() - self._started) / max(step - self._first, 1) * (self.iterations - step)
             eta = f"{int(left) // 60}:{int(left) % 60:02d}"
             self.console.print(f"step {step}/{self.iterations}  {numbers}  ETA {eta}", highlight=False)
+
+
+class _Terminal(logging.Handler):
+    """Warnings above the progress display."""
+
+    def __init__(self, console: Console):
+        super().__init__()
+        self.console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.console.print(Text.assemble(("warning", "yellow"), f" {record.getMessage()}"), soft_wrap=True)
 
 
 def _finite(value: Any) -> Any:

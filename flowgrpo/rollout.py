@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import time
-import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +15,7 @@ from flowgrpo.advantage import combined
 from flowgrpo.policy import Policy, Row
 from flowgrpo.selection import extremes
 from rewards import Reward
+from rewards.base import told
 from samplers import noise
 from samplers.trees import Plan, Root, Tree, grow
 
@@ -22,6 +23,7 @@ Samples = torch.Tensor | Sequence[str]  # pictures, videos and sounds, or texts
 
 ATTEMPTS = 3
 WAITING = 4  # decoded groups that may wait for their scores, so that a slow reward does not fill the memory
+LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -142,15 +144,20 @@ def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row]) -> torch.Ten
     attempts = 1 if getattr(reward.function, "remote", False) else ATTEMPTS  # a client has its own retries
     for attempt in range(1, attempts + 1):
         try:
-            return reward(samples, prompts, columns)
-        except Exception as error:  # a plug-in may raise anything; what it raised is reported
-            problem = f"{type(error).__name__}: {error}"
+            values = reward(samples, prompts, columns)
+            if odd := int(values.isinf().sum()):
+                LOGGER.warning(
+                    "the reward %r returned NaN or infinity for %d of %d samples, which are dropped",
+                    reward.name,
+                    odd,
+                    len(rows),
+                )
+            return values
+        except (Exception, SystemExit) as error:  # a plug-in may raise anything; what it raised is reported
+            problem = told(error, reward.function)
             time.sleep(0.1 * (attempt - 1))
-    warnings.warn(
-        f"the reward {reward.name!r} failed {'' if attempts == 1 else f'{attempts} times '}({problem}); "
-        f"its {len(prompts)} samples are dropped",
-        stacklevel=2,
-    )
+    times = "" if attempts == 1 else f"{attempts} times "
+    LOGGER.warning("the reward %r failed %s(%s); its %d samples are dropped", reward.name, times, problem, len(rows))
     return torch.full((len(prompts),), torch.inf, dtype=torch.float64)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType, set_seed
 
-from flowgrpo import config, loading, prompts, report
+from flowgrpo import config, launch, loading, prompts, report
 from flowgrpo.config import AnyConfig
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.gallery import write_gallery
@@ -22,8 +23,9 @@ from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.parts import check_geometry
 from flowgrpo.policy import DiffusersPolicy
 from flowgrpo.prompts import Prompt
+from flowgrpo.sections import RewardUse
 from flowgrpo.sections import Run as Place
-from rewards import Reward
+from rewards.base import last_part, matches
 
 MAY_DIFFER = (
     "train.iterations",
@@ -48,7 +50,7 @@ def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -
 
     Raises:
         InputError, RewardError: the input is wrong; nothing expensive has happened.
-        Interrupted: asked to stop; a checkpoint is written.
+        Stopped: asked to stop, or nothing to learn; a checkpoint is written.
     """
     return train_config(config.load(path, overrides))
 
@@ -56,12 +58,15 @@ def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -
 def train_config(settings: AnyConfig) -> Run:
     """Run a configuration; see `train`."""
     folder = settings.run.folder
+    launch.check_environment(os.environ)
     _check_folder(settings, folder)
     _check_trackers(settings.run.trackers)
     train_prompts = prompts.load_split(settings.prompts, "train")
-    eval_prompts = prompts.load_split(settings.prompts, "eval")[: settings.eval.prompts]
+    eval_prompts = prompts.load_split(settings.prompts, "eval")
+    _check_only(settings.rewards, train_prompts, "rewards", "training")
+    _check_only(settings.eval_rewards, eval_prompts, "eval_rewards", "held-out")
+    eval_prompts = eval_prompts[: settings.eval.prompts]
     rewards, eval_rewards = loading.rewards(settings.rewards, settings.eval_rewards)
-    _check_only([*rewards, *eval_rewards], [*train_prompts, *eval_prompts])
     if settings.prompts.pick.by == "variance" and settings.train.groups > len(train_prompts):
         raise InputError(
             f"prompts.pick.by: variance takes different prompts, but {settings.train.groups} groups have only "
@@ -102,19 +107,20 @@ def train_config(settings: AnyConfig) -> Run:
     return Run(folder, trainer.report.lines, trainer.policy)
 
 
-def _check_only(rewards: Sequence[Reward], every: Sequence[Prompt]) -> None:
-    """Refuse a reward for rows that no prompt file has."""
-    for reward in rewards:
-        if any(reward.applies(prompt.columns) for prompt in every):
+def _check_only(uses: Sequence[RewardUse], every: Sequence[Prompt], key: str, which: str) -> None:
+    """Refuse a reward for rows that none of the prompts it will meet is."""
+    for use in uses:
+        name = use.name or last_part(use.use)
+        if any(matches(prompt.columns, use.only) for prompt in every):
             continue
-        for column, value in reward.only.items():
+        for column, value in use.only.items():
             known = list(dict.fromkeys(str(prompt.columns.get(column)) for prompt in every))
             if str(value) not in known:
                 hint = nearest(str(value), known[:20])
                 raise InputError(
-                    f"rewards: {reward.name!r} is only for {column} = {value!r}, no prompt has that; {hint}"
+                    f"{key}: {name!r} is only for {column} = {value!r}, no {which} prompt has that; {hint}"
                 )
-        raise InputError(f"rewards: {reward.name!r} is only for {reward.only}, no prompt has all of that")
+        raise InputError(f"{key}: {name!r} is only for {use.only}, no {which} prompt has all of that")
 
 
 def _check_processes(settings: AnyConfig, processes: int) -> None:

@@ -17,6 +17,7 @@ from flowgrpo import conditions
 from flowgrpo.errors import InputError
 from flowgrpo.evaluate import read_manifest
 from rewards import Reward, RewardError
+from rewards.base import told
 
 BATCH = 16
 Sample = torch.Tensor | str
@@ -110,8 +111,9 @@ def _scored(
         values = reward(own if isinstance(own[0], str) else torch.stack(own), [file.prompt for file in chosen], columns)
     except RewardError:
         raise
-    except Exception as error:  # a plug-in may raise anything
-        raise RewardError(f"the reward {reward.name!r} failed on {chosen[0].name}: {error}") from error
+    except (Exception, SystemExit) as error:  # a plug-in may raise anything
+        said = told(error, reward.function)
+        raise RewardError(f"the reward {reward.name!r} failed on {chosen[0].name}: {said}") from error
     if values.isinf().any():
         bad = chosen[int(values.isinf().nonzero()[0])].name
         raise RewardError(f"the reward {reward.name!r} returned NaN or infinity for {bad}, not a float or None")

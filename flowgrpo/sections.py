@@ -64,7 +64,7 @@ class Prompts(Strict):
 class RewardUse(Strict):
     """One reward: what to `use`, its `weight` in the sum, `options` for a class, `name` in the metrics.
 
-    `only` names columns and the value a row must have there for the reward to apply: {task: ocr}.
+    `only` names columns and the value a row must have there for the reward to apply: {task: ocr}. A plain text is a `use`.
     """
 
     use: str
@@ -72,6 +72,11 @@ class RewardUse(Strict):
     options: dict[str, Any] = {}
     name: str | None = None
     only: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _use(cls, written: Any) -> Any:
+        return {"use": written} if isinstance(written, str) else written
 
 
 class Optimizer(Strict):
@@ -191,7 +196,11 @@ class Checkpoint(Strict):
 
 
 class Run(Strict):
-    """Where and how a run lives."""
+    """Where and how a run lives.
+
+    After `patience` iterations in a row without anything to learn, no group having an advantage other than 0, it stops;
+    null never does. With rewards that are seldom won a few such iterations come by chance.
+    """
 
     name: str = Field("demo", pattern=r"^[\w-][\w.-]*$")
     dir: str = "runs"
@@ -199,6 +208,7 @@ class Run(Strict):
     processes: int = Field(1, ge=1)
     trackers: list[str] = []
     resume: bool = False
+    patience: int | None = Field(10, ge=1)
     checkpoint: Checkpoint = Checkpoint()
 
     @property

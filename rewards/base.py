@@ -15,7 +15,8 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -28,6 +29,7 @@ import torch
 from rewards.cards import BUILT_IN
 
 ENTRY_POINTS = "flowgrpo.rewards"
+LONGEST = 500  # characters of what a plug-in says when it fails
 
 
 class RewardError(ValueError):
@@ -54,7 +56,7 @@ class Reward:
 
     def applies(self, columns: Mapping[str, Any]) -> bool:
         """Whether this reward is asked about a row of these columns."""
-        return all(columns.get(name) == value for name, value in self.only.items())
+        return matches(columns, self.only)
 
     @cached_property
     def takes(self) -> list[str] | None:
@@ -79,6 +81,8 @@ class Reward:
             samples if isinstance(samples, torch.Tensor) else list(samples), list(prompts), **given
         )
         try:
+            if isinstance(returned, (Mapping, Set, str, bytes)):  # lists of keys, in no order, of letters
+                raise TypeError
             values = list(returned)
         except TypeError:
             kind = type(returned).__name__
@@ -93,8 +97,12 @@ class Reward:
         if value is None:
             return math.nan
         try:
+            if isinstance(value, (str, bytes)):
+                raise TypeError
             number = float(value)
-        except (TypeError, ValueError):
+        except OverflowError:
+            return math.inf
+        except (TypeError, ValueError, RuntimeError):  # the last of a tensor of several numbers
             kind = type(value).__name__
             raise RewardError(f"the reward {self.name!r} returned {kind} for sample {i}, not a float or None") from None
         return number if math.isfinite(number) else math.inf
@@ -106,12 +114,34 @@ class Reward:
             RewardError: it fails, or breaks the contract.
         """
         two = torch.stack([sample, sample.flip(-1)]) if isinstance(sample, torch.Tensor) else [sample, sample]
-        with _explained(f"the reward {self.name!r} failed on two synthetic samples"):
+        with _explained(f"the reward {self.name!r} failed on two synthetic samples", self.function):
             values = self(two, [prompt, prompt], {k: [v, v] for k, v in columns.items()})
         if values.isinf().any():
             raise RewardError(
                 f"the reward {self.name!r} returned NaN or infinity for a synthetic sample, not a float or None"
             )
+
+
+def matches(columns: Mapping[str, Any], only: Mapping[str, Any]) -> bool:
+    """Whether a row of these columns has all values of `only`."""
+    return all(columns.get(name) == value for name, value in only.items())
+
+
+def told(error: BaseException, plugin: Any) -> str:
+    """What a plug-in raised, in one line: its kind, its words, and the last line of the plug-in's own file on the way there.
+
+    Args:
+        plugin: a function, a class, an object, or the name of the module.
+    """
+    words = " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())[:LONGEST]
+    said = f"{type(error).__name__}: {words}".removesuffix(": ")
+    plugin = plugin.func if isinstance(plugin, partial) else plugin
+    module = plugin if isinstance(plugin, str) else getattr(plugin, "__module__", None)
+    own = [at for at in traceback.walk_tb(error.__traceback__) if at[0].f_globals.get("__name__") == module]
+    if isinstance(error, RewardError) or not own:  # a sentence of ours names what is wrong
+        return said
+    file, line = Path(own[-1][0].f_code.co_filename), own[-1][1]
+    return f"{said} at {file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}:{line}"
 
 
 def last_part(use: str) -> str:
@@ -134,7 +164,7 @@ def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None
     """
     found = find(use)
     if inspect.isclass(found) or isinstance(found, partial):
-        with _explained(f"the reward {use!r} could not be made"):
+        with _explained(f"the reward {use!r} could not be made", found):
             found = found(**(options or {}))
     elif options:
         raise RewardError(f"the reward {use!r} is a function and takes no options, but got {', '.join(options)}")
@@ -152,9 +182,13 @@ def find(use: str) -> Any:
         return partial(locate("rewards.client:Client", f"the reward {use!r}"), use)
     if ":" in use:
         return locate(use, f"the reward {use!r}")
+    if use.endswith(".py"):
+        names = _names(_load_file(Path(use), f"the reward {use!r}"))
+        has = f"it has {', '.join(names)}" if names else "but it has no function or class"
+        raise RewardError(f"the reward {use!r}: say which of its names, {use}:{names[0] if names else 'NAME'}; {has}")
     installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if use in installed:
-        with _explained(f"the reward {use!r}: {installed[use].value} could not be imported"):
+        with _explained(f"the reward {use!r}: {installed[use].value} could not be imported", installed[use].module):
             return installed[use].load()
     hint = nearest(use, [*BUILT_IN, *installed])
     raise RewardError(
@@ -181,7 +215,7 @@ def locate(use: str, what: str) -> Any:
     place, _, attribute = use.rpartition(":")
     if place.endswith(".py"):
         return _attribute(_load_file(Path(place), what), attribute, what)
-    with _explained(f"{what}: {place} could not be imported"):
+    with _explained(f"{what}: {place} could not be imported", place):
         module = importlib.import_module(place)
     return _attribute(module, attribute, what)
 
@@ -192,26 +226,32 @@ def _load_file(path: Path, what: str) -> Any:
     digest = hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
     spec = importlib.util.spec_from_file_location(f"flowgrpo_plugin_{path.stem}_{digest}", path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses and pickle look there
-    with _explained(f"{what}: {path} could not be imported"):
+    with _explained(f"{what}: {path} could not be imported", spec.name):
         spec.loader.exec_module(module)
     return module
 
 
 @contextmanager
-def _explained(sentence: str) -> Iterator[None]:
-    """Whatever is raised by a plug-in, which may be anything, as one sentence that ends in its kind and its words."""
+def _explained(sentence: str, plugin: Any) -> Iterator[None]:
+    """Whatever is raised by a plug-in, which may be anything, as one sentence that ends in what `told` says."""
     try:
         yield
     except RewardError:
         raise
-    except Exception as error:
-        raise RewardError(f"{sentence}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+    except (Exception, SystemExit) as error:
+        raise RewardError(f"{sentence}: {told(error, plugin)}") from error
 
 
 def _attribute(module: Any, name: str, what: str) -> Any:
     if not hasattr(module, name):
-        own = [k for k, v in vars(module).items() if callable(v) and not k.startswith("_")]
+        own = _names(module)
         close = difflib.get_close_matches(name, own, 1) or own[:5]
         hint = f", it has {', '.join(close)}" if close else ""
         raise RewardError(f"{what}: nothing is named {name!r} there{hint}")
     return getattr(module, name)
+
+
+def _names(module: Any) -> list[str]:
+    """What can be called in a module and is its own, not imported."""
+    own = {k: v for k, v in vars(module).items() if callable(v) and not k.startswith("_")}
+    return [k for k, v in own.items() if getattr(v, "__module__", None) == module.__name__]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import time
 from collections.abc import Sequence
 from ipaddress import ip_address
@@ -33,7 +34,7 @@ class Endpoint:
         token_env: name of the environment variable with the bearer token, if one is needed.
 
     Raises:
-        RewardError: a URL is none, or the variable is not set.
+        RewardError: a URL is none, or the variable is not set or no token.
     """
 
     def __init__(self, urls: Sequence[str], timeout: float, retries: int, token_env: str | None = None):
@@ -44,6 +45,10 @@ class Endpoint:
         if token_env is not None and not os.environ.get(token_env):
             raise RewardError(
                 f"the environment variable {token_env}, which should hold the token of {urls[0]}, is not set"
+            )
+        if token_env is not None and not re.fullmatch("[!-~]+", os.environ[token_env]):
+            raise RewardError(
+                f"the environment variable {token_env} holds no token: it has a space, a line break or a sign beyond ASCII"
             )
         self.timeout, self.retries = timeout, retries
         headers = {} if token_env is None else {"Authorization": f"Bearer {os.environ[token_env]}"}

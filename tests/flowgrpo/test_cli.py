@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
+from flowgrpo.launch import check_environment
 from flowgrpo.plan import predicted
 from flowgrpo.presets import PRESETS, PUBLISHED
 
@@ -104,6 +105,25 @@ def test_a_manifest_line_reproduces_its_picture_in_the_stock_pipeline(workplace,
         (
             ["train", "tiny.yaml", "rewards=[{use: './odd.py:raises'}]"],
             "the reward 'raises' failed on two synthetic samples",
+        ),
+        (["train", "tiny.yaml", "rewards=['./odd.py']"], "it has nan, short, raises"),
+        (["train", "tiny.yaml", "rewards=['./odd.py:raises']"], "KeyError: 'x' at odd.py:3"),
+        (
+            ["train", "tiny.yaml", "rewards=[{use: './boom.py:f', only: {task: ocr}}]", "prompts.train=rows.jsonl"],
+            "rewards: 'f' is only for task = 'ocr', no training prompt has that; did you mean 'ocr2'?",
+        ),
+        (
+            [
+                "train",
+                "tiny.yaml",
+                "rewards=[{use: './boom.py:f', only: {task: draw, n: 2}}]",
+                "prompts.train=rows.jsonl",
+            ],
+            "rewards: 'f' is only for {'task': 'draw', 'n': 2}, no training prompt has all of that",
+        ),
+        (
+            ["train", "tiny.yaml", "eval_rewards=[{use: './boom.py:f', only: {n: 1}}]", "prompts.train=rows.jsonl"],
+            "eval_rewards: 'f' is only for n = 1, no held-out prompt has that",
         ),
         (["train", "tiny.yaml", "rewards=[{use: jpeg_size}, {use: jpeg_size}]"], "two rewards are named 'jpeg_size'"),
         (
@@ -212,12 +232,58 @@ def test_wrong_input_is_one_sentence_and_status_2(workplace, capsys, arguments, 
         "def short(images, prompts): return [1.0]\n"
         "def raises(images, prompts): raise KeyError('x')\n"
     )
+    (workplace / "boom.py").write_text("raise SystemError('this must not be loaded')\n")
+    rows = ({"prompt": "a", "task": "ocr2", "n": 2}, {"prompt": "b", "task": "draw", "n": 1})
+    (workplace / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert said in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
     assert not (workplace / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "mixed precision (ACCELERATE_MIXED_PRECISION=bf16; set model.dtype)"),
+        (
+            {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"},
+            "gradient accumulation (ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4; set train.micro_batch)",
+        ),
+        (
+            {"ACCELERATE_USE_FSDP": "true", "ACCELERATE_MIXED_PRECISION": "fp16"},
+            "mixed precision (ACCELERATE_MIXED_PRECISION=fp16; set model.dtype) and FSDP (ACCELERATE_USE_FSDP=true; each ",
+        ),
+        (
+            {"ACCELERATE_USE_DEEPSPEED": "true"},
+            "DeepSpeed (ACCELERATE_USE_DEEPSPEED=true; each process holds the whole",
+        ),
+        ({"ACCELERATE_USE_MEGATRON_LM": "true"}, "Megatron-LM (ACCELERATE_USE_MEGATRON_LM=true; each process holds"),
+        (
+            {"ACCELERATE_USE_PARALLELISM_CONFIG": "true"},
+            "a parallelism config (ACCELERATE_USE_PARALLELISM_CONFIG=true; ",
+        ),
+        (
+            {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"},
+            "compilation (ACCELERATE_DYNAMO_BACKEND=INDUCTOR; flow models have mo",
+        ),
+    ],
+)
+def test_what_accelerate_s_environment_asks_for_in_vain_is_refused(workplace, capsys, monkeypatch, environment, said):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", "tiny.yaml"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"flowgrpo: accelerate's environment asks for {said}")
+    assert told.count("\n") == 1
+    assert not (workplace / "runs").exists()
+
+
+def test_what_accelerate_launch_sets_for_nothing_is_let_through():
+    """What accelerate 1.15 puts into the environment of `accelerate launch` without a config."""
+    plain = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO", "ACCELERATE_USE_FSDP": "false"}
+    check_environment({**plain, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1", "ACCELERATE_CPU_AFFINITY": "1"})
 
 
 MISFITS = [

@@ -101,6 +101,8 @@ def path(tmp_path):
         ("train.optimizer.betas=[0.9, 1.5]", "train.optimizer.betas.1: 1.5 is wrong, input should be less than 1"),
         ("train.learning_rate=.inf", "train.learning_rate: inf is wrong, input should be a finite number"),
         ("rewards=[{use: shapes, weight: .nan}]", "rewards.0.weight: nan is wrong, input should be a finite number"),
+        ("rewards=[3]", "rewards.0: 3 is not a map of keys"),
+        ("run.patience=0", "run.patience: 0 is wrong, input should be greater than or equal to 1"),
         ("rewards=[{use: a, use: b}]", "rewards: not valid YAML (the key 'use' is given twice)"),
         ("iterations", "'iterations': an override is written key=value, for example train.iterations=4"),
         ("rewards=[{", "rewards: not valid YAML"),
@@ -197,3 +199,16 @@ def test_weights_that_take_back_a_std_are_refused_where_there_is_none(path):
         config.load(path, ["algorithm.preset=tempflow", "algorithm.kernel=cps", "train.group_size=24"])
     averaged = ["algorithm.preset=tempflow", "algorithm.kernel={name: cps, log_prob: mean}", "train.group_size=24"]
     assert config.load(path, averaged).algorithm.objective.step_weights == "noise_aware"
+
+
+def test_a_text_among_rewards_is_a_use(path):
+    short = config.load(path, ["rewards=[./my_reward.py:redness, {use: shapes}]", "eval_rewards=[jpeg_size]"])
+    uses = "rewards=[{use: './my_reward.py:redness'}, {use: shapes}]", "eval_rewards=[{use: jpeg_size}]"
+    assert short == config.load(path, uses)
+
+
+def test_overrides_apply_to_what_was_written_and_not_to_what_followed(path):
+    written = {"model": {"path": "shapes"}, "rewards": [{"use": "shapes"}]}
+    chosen = ["algorithm.preset=mix_grpo", "train.groups=4", "rewards=[jpeg_size]"]
+    expected = {**written, "algorithm": {"preset": "mix_grpo"}, "train": {"groups": 4}, "rewards": ["jpeg_size"]}
+    assert config.overridden(config.validated(written), chosen) == config.validated(expected)

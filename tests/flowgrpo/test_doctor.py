@@ -42,6 +42,16 @@ def test_a_sound_model_gets_a_clean_bill(workplace, capsys):
     assert checks["drift"]["value"].startswith("0.0e+00")
 
 
+def test_overrides_reach_a_config_and_a_model_alone(workplace, tiny_model, capsys):
+    (workplace / "flat.py").write_text("def flat(images, prompts):\n    return [1.0] * len(prompts)\n")
+    for target, others in (("tiny.yaml", []), (str(tiny_model), ["model.call={height: 16, width: 16}"])):
+        checks = examined(capsys, target, "rewards=[./flat.py:flat]", *others, "model.call.num_inference_steps=3")
+        assert checks["runs"]["value"].startswith("StableDiffusion3Pipeline, 3 steps")
+        assert not checks["group_spread"]["ok"]
+    assert main(["doctor", "shapes", "train.group=3"]) == 2
+    assert "train.group: unknown key, did you mean 'groups'" in capsys.readouterr().err
+
+
 def test_the_embedded_model_gets_a_clean_bill(capsys):
     checks = examined(capsys, "shapes")
     assert list(checks) == NAMES

@@ -83,3 +83,11 @@ def test_the_command_scores_for_people_and_programs(folder, capsys):
     assert "there is no folder" in capsys.readouterr().err
     assert main(["score", "shapes", "--samples", str(folder)]) == 2  # "a red thing" is no caption of its grammar
     assert "a blue thing" in capsys.readouterr().err
+
+
+def test_a_reward_that_raises_is_told_with_its_file_and_line(folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "mine.py").write_text("def broken(images, prompts):\n    return prompts.nothing\n")
+    assert main(["score", "./mine.py:broken", "--samples", "."]) == 2
+    said = "failed on a_blue_thing.png: AttributeError: 'list' object has no attribute 'nothing' at mine.py:2\n"
+    assert capsys.readouterr().err == f"flowgrpo: the reward 'broken' {said}"

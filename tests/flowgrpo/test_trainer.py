@@ -411,7 +411,6 @@ def test_in_half_precision_a_process_without_a_loss_takes_part_in_the_step():
     assert found[1][:3] == (pytest.approx(0.8), 2.0, 0)
 
 
-@pytest.mark.filterwarnings("ignore:the reward")
 def test_samples_whose_reward_is_lost_are_dropped_and_counted(tmp_path):
     def broken_for_a(samples, prompts):
         if prompts[0] == "a":
@@ -427,7 +426,6 @@ def test_samples_whose_reward_is_lost_are_dropped_and_counted(tmp_path):
     assert all(t.isfinite().all() for t in weights_of(run).values())
 
 
-@pytest.mark.filterwarnings("ignore:the reward")
 def test_an_iteration_without_any_reward_changes_nothing(tmp_path):
     def gone(samples, prompts):
         raise ConnectionError("gone")

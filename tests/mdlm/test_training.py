@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from flowgrpo import run, selection
 from flowgrpo.errors import InputError
+from flowgrpo.loop import NothingToLearn
 from flowgrpo.mdlm.predictor import MaskPredictor
 from flowgrpo.mdlm.presets import PRESETS
 from flowgrpo.report import read_metrics
@@ -178,6 +179,19 @@ def test_an_iteration_whose_rewards_are_all_lost_moves_nothing(settings, tmp_pat
     assert [line["cost/trained_edges"] for line in lines(done)] == [0, 0]
     own, first = weights(done), weights(start)
     assert all(torch.allclose(own[name], first[name], atol=1e-8) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("reward", "why"),
+    [("of_nothing", "no reward applies to any of its samples"), ("polite", "the rewards of each group are equal")],
+)
+def test_a_run_of_texts_without_anything_to_learn_stops(settings, tmp_path, reward, why):
+    chosen = settings(rewards=[f"{tmp_path / 'mine.py'}:{reward}"], train__iterations=3, run__patience=2)
+    with pytest.raises(NothingToLearn, match=f"stopped after step 2: nothing to learn since step 0, {why}$"):
+        run.train_config(chosen)
+    written = (chosen.run.folder / "log.txt").read_text().splitlines()
+    assert [line.split(" ", 2)[2] for line in written] == [f"step {i}: nothing to learn, {why}" for i in (1, 2)]
+    assert (chosen.run.folder / "checkpoints" / "step-000002").is_dir()
 
 
 def test_the_answers_of_one_group_are_dealt_to_several_steps(settings, monkeypatch):

@@ -23,6 +23,11 @@ def mine(tmp_path, monkeypatch):
         "    def __call__(self, images, prompts, **columns):\n"
         "        return [self.scale * len(p) for p in prompts]\n"
         "THREE = 3\n"
+        "def _weights():\n"
+        "    raise OSError('no weights')\n"
+        "class Picky:\n"
+        "    def __init__(self):\n"
+        "        _weights()\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -64,6 +69,23 @@ def test_whatever_a_module_raises_is_one_sentence(mine):
             rewards.load(use)
 
 
+def test_what_a_module_raises_is_told_with_its_line(mine):
+    for number, statement in enumerate(("nothing_of_that_name", "import sys; sys.exit(0)", "raise OSError"), start=1):
+        (mine / f"bad{number}.py").write_text("import os\n" * number + statement + "\n")
+    for number in (1, 2, 3):
+        for use in (f"bad{number}:f", f"./bad{number}.py:f"):
+            with pytest.raises(
+                RewardError, match=rf"(NameError: .*|SystemExit: 0|OSError) at bad{number}.py:{number + 1}$"
+            ):
+                rewards.load(use)
+
+
+def test_a_file_without_anything_to_call_has_no_names(mine):
+    (mine / "empty.py").write_text("from pathlib import Path\n")
+    with pytest.raises(RewardError, match=r"./empty.py:NAME; but it has no function or class$"):
+        rewards.load("./empty.py")
+
+
 def test_a_class_is_made_with_its_options(mine):
     reward = rewards.load("./mine.py:Scaled", options={"scale": 2.0})
     assert reward.group_wise
@@ -85,10 +107,17 @@ def test_an_installed_package_offers_a_reward_by_its_entry_point(mine, monkeypat
         ("shape", {}, "there is no reward 'shape', did you mean 'shapes'"),
         ("./nothing.py:f", {}, "there is no file nothing.py"),
         ("./mine.py:rednes", {}, "nothing is named 'rednes' there, it has redness"),
+        (
+            "./mine.py",
+            {},
+            r"'./mine.py': say which of its names, ./mine.py:redness; it has redness, counted, Scaled, Picky$",
+        ),
+        ("./nothing.py", {}, "there is no file nothing.py"),
         ("no.such.module:f", {}, "no.such.module could not be imported: ModuleNotFoundError"),
         ("./mine.py:THREE", {}, "is int, which cannot be called"),
         ("./mine.py:redness", {"scale": 1}, "is a function and takes no options"),
         ("./mine.py:Scaled", {"size": 1}, "could not be made: TypeError"),
+        ("./mine.py:Picky", {}, "could not be made: OSError: no weights at mine.py:13$"),
     ],
 )
 def test_what_cannot_be_found_is_explained(mine, use, options, said):
@@ -108,6 +137,17 @@ def test_a_file_that_does_not_run_is_explained(mine):
         ("[1.0]", "returned 1 values for 2 samples"),
         ("3.0", "returned float, not a list of 2 floats"),
         ("['x', 'y']", "returned str for sample 0"),
+        ("['1', '2']", "returned str for sample 0"),
+        ("[1.0, b'2']", "returned bytes for sample 1"),
+        ("'12'", "returned str, not a list of 2 floats"),
+        ("b'12'", "returned bytes, not a list of 2 floats"),
+        ("{0.5: 'a', 0.25: 'b'}", "returned dict, not a list of 2 floats"),
+        ("{0.5, 0.25}", "returned set, not a list of 2 floats"),
+        ("{0.5: 1, 0.25: 2}.keys()", "returned dict_keys, not a list of 2 floats"),
+        ("images[:, 0, 0, :2]", "returned Tensor for sample 0"),
+        ("[1.0, 10**400]", "returned NaN or infinity"),
+        ("__import__('math').sqrt(-1)", r"failed on two synthetic samples: ValueError: .* at odd.py:2$"),
+        ("__import__('sys').exit(0)", r"failed on two synthetic samples: SystemExit: 0 at odd.py:2$"),
         ("[1.0, float('nan')]", "returned NaN or infinity"),
         ("[1.0, float('inf')]", "returned NaN or infinity"),
         ("1 / 0", "failed on two synthetic samples: ZeroDivisionError"),

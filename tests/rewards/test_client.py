@@ -1,4 +1,5 @@
 import itertools
+import re
 import subprocess
 import sys
 import time
@@ -146,7 +147,7 @@ def test_a_slow_server_is_given_up_in_time():
         assert time.monotonic() - started < 0.9
 
 
-def test_a_killed_server_costs_its_samples_and_not_the_run(tmp_path):
+def test_a_killed_server_costs_its_samples_and_not_the_run(tmp_path, caplog):
     (tmp_path / "mine.py").write_text(
         "import time\ndef late(images, prompts):\n    time.sleep(60 * (prompts[0] == 'hang'))\n"
         "    return [1.0] * len(prompts)\n"
@@ -164,9 +165,8 @@ def test_a_killed_server_costs_its_samples_and_not_the_run(tmp_path):
     with pytest.raises(RewardError, match=r"/late could not be reached \(.*refused\)"):
         reward(TWO, ["a", "b"], {})
     assert time.monotonic() - started < 2
-    with pytest.warns(UserWarning, match=r"failed.*\(RewardError: .*refused.*; its 2 samples are dropped"):
-        lost = score([reward], TWO, rows)
-    assert lost.lost.all()
+    assert score([reward], TWO, rows).lost.all()
+    assert re.search(r"failed \(RewardError: .*refused.*; its 2 samples are dropped", caplog.text)
 
 
 def test_replicas_share_a_batch():
@@ -249,3 +249,11 @@ def test_what_is_no_reward_server_and_replicas_that_differ_are_refused():
         pytest.raises(RewardError, match="serve different rewards"),
     ):
         rewards.load(f"{one}/bright,{two}/bright")
+
+
+@pytest.mark.parametrize("token", ["secret\n", "sec ret", "s\x01ecret", "secrét"])
+def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(monkeypatch, token):
+    monkeypatch.setenv("TOKEN", token)
+    with pytest.raises(RewardError, match="environment variable TOKEN holds no token") as caught:
+        rewards.load("http://127.0.0.1:1/bright", options={"token_env": "TOKEN", "retries": 0})
+    assert not any(part in str(caught.value) for part in ("sec", "cret", "\x01"))

@@ -330,6 +330,8 @@ def test_a_name_that_cannot_stand_in_a_url_is_refused(names):
     [
         (["shape"], "there is no reward 'shape', did you mean 'shapes'"),
         (["shapes", "shapes"], "'shapes' needs another name"),
+        (["{use: shapes, only: {task: ocr}}"], "shapes: only belongs into the config of the run"),
+        (["{use: shapes, weight: 2}"], "shapes: weight belongs into the config of the run"),
         (["{use: shapes, weihgt: 2}"], "rewards.0.weihgt: unknown key, did you mean 'weight'"),
         (["shapes", "--host", "0.0.0.0"], "--host: 0.0.0.0 can be reached from other machines"),
         (["shapes", "--host", "0.0.0.0", "--token-env", "NOT_SET"], "--token-env: the environment variable NOT_SET is"),
