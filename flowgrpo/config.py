@@ -114,6 +114,11 @@ class Algorithm(Strict):
         objective, form = self.objective.name, self.kernel.log_prob
         if objective == "normalised_ratio" and form != "mean":
             raise InputError(f"algorithm.kernel.log_prob: normalised_ratio normalises mean, not {form}; take mean")
+        if self.objective.step_weights == "noise_aware" and form == "constant_free":
+            raise InputError(
+                "algorithm.objective.step_weights: noise_aware takes back a 1 / std that constant_free has not; take "
+                "equalised, or algorithm.kernel.log_prob=mean"
+            )
         return self
 
 
@@ -317,6 +322,8 @@ def _set(written: dict[str, Any], key: str, value: Any) -> None:
         inner = at.get(parent)
         if isinstance(inner, str) and (parents[:1] == ["algorithm"] or parent in ("decoder", "schedule")):
             inner = {"name": inner}
+        if isinstance(inner, int | float) and parent == "ema":
+            inner = {"decay": inner}
         if inner is None:
             inner = {}
         if not isinstance(inner, dict):

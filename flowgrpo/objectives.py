@@ -90,7 +90,8 @@ def soft_gate_loss(ratio: Tensor, advantage: Tensor, positive: float, negative: 
 def noise_aware(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
     """Weight of each step: its std over the mean std of all of them, TempFlow-GRPO's noise-aware weighting (2508.04324).
 
-    The gradient of an averaged log-probability grows as 1 / std; this takes it back. The released code multiplies std by a
+    The gradient of an averaged or summed log-probability grows as 1 / std; this takes it back (`constant_free` has std in
+    its place, and is refused). The released code multiplies std by a
     constant, 2.25 for SD3.5, which is 1 / mean(std) over the trained steps of that setting; here it is computed.
     """
     stds = [slope(*step, sigma_cap)[1] for step in steps]
@@ -144,6 +145,20 @@ def adapted(beta: float, kl: float, target: float, low: float, high: float) -> f
 def velocity_kl(terms: Terms) -> Tensor:
     """Squared distance (E,) of the velocities, averaged over dimensions; knows nothing of the kernel."""
     return _mean_square(terms.velocity, terms.reference_velocity)
+
+
+def hold(form: str, step: TrainedStep, sigma_cap: float) -> float:
+    """How strictly a form of divergence holds the velocity at a step: D times its second derivative in an element of v.
+
+    (d mean / d v)^2 / std^2, for `flow_grpo` times the step where the kernel's noise is a diffusion over it; 2 for
+    `velocity`.
+    """
+    if form == "velocity":
+        return 2.0
+    kernel, sigma, sigma_next = step
+    moved, std = slope(*step, sigma_cap)
+    over = sigma - sigma_next if form == "flow_grpo" and kernel.diffuses else 1.0
+    return (moved / std) ** 2 * over if std > 0 else 0.0
 
 
 KL = {"exact": exact_kl, "flow_grpo": flow_grpo_kl, "velocity": velocity_kl}

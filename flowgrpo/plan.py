@@ -15,15 +15,18 @@ from flowgrpo import loading, memory, presets, prompts, published, selection, sw
 from flowgrpo.config import Config
 from flowgrpo.credit import step_signs
 from flowgrpo.errors import InputError
+from flowgrpo.objectives import TrainedStep
 from flowgrpo.parts import of_roots
 from flowgrpo.picture import drawn
 from flowgrpo.policy import checked_call
-from flowgrpo.pruning import updated
+from flowgrpo.replay import replayed
 from samplers.schedule import linear_sigmas
 from samplers.scheduler import FlowSDEScheduler
 from samplers.trees import Root, Tree, grow
 
 UNEVEN = 100  # times as hard as another that a step may pull at the velocity without a warning
+UNEVEN_KL = 100_000  # times as strictly as another that a step may be held by the divergence; these are squares
+LOOKS = 32  # iterations whose trained steps are looked at
 
 
 def plan(config: Config) -> dict[str, Any]:
@@ -183,7 +186,7 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     if algorithm.kernel.calibrate is not None:
         _check_calibration(tree, rewards)
     algorithm.tree.check(tree)
-    left = updated(config, tree, units, torch.zeros(len(units.values)), trained, iteration)
+    left = replayed(config, tree, units, torch.zeros(len(units.values)), trained, iteration)
     evaluations = [e for e in left.evaluations if e.trained]
     forwards = sum(len(e.rows) for e in evaluations)
     states = forwards // train.groups
@@ -211,25 +214,53 @@ def sigma_table(path: str, num_steps: int) -> list[float]:
 
 
 def uneven(config: Config, sigmas: list[float]) -> list[str]:
-    """A sentence if some trained step of the first iteration outweighs another, see `samplers.kernels.pull`; or none."""
-    algorithm, start = config.algorithm, (torch.zeros(1, 1),)
-    plan = algorithm.tree.plan(
-        algorithm.kernel.kernels(len(sigmas) - 1), config.train.group_size, config.run.seed, iteration=0
-    )
-    tree = grow(plan, sigmas, [Root(0, 0, None)], start, lambda x, *_: x, lambda shape, *_: torch.zeros(shape), 1)
-    steps = tree.trained_steps
-    pulls = zip(algorithm.objective.pulls(steps, tree.sigma_cap), steps, strict=True)
-    ranked = sorted((pulled, *step[1:]) for pulled, step in pulls if pulled > 0)
-    if not ranked or ranked[-1][0] <= UNEVEN * ranked[0][0]:
-        return []
-    (least, *soft), (most, *hard) = ranked[0], ranked[-1]
-    form = algorithm.kernel.log_prob
-    free = "" if form == "constant_free" else "algorithm.kernel.log_prob=constant_free or "
-    return [
-        f"of the steps trained, that from sigma {hard[0]:.3g} to {hard[1]:.3g} pulls {most / least:,.0f} times as hard at "
-        f"the velocity as that from {soft[0]:.3g} to {soft[1]:.3g} ({algorithm.kernel.name}, log_prob {form}); take "
-        f"{free}algorithm.objective.step_weights=equalised"
+    """Sentences about trained steps that outweigh others by far: in the loss, and in the divergence; see `UNEVEN`."""
+    algorithm = config.algorithm
+    steps, sigma_cap = _trained_steps(config, sigmas)
+    form, found = algorithm.kernel.log_prob, []
+    pulls = _extremes(steps, algorithm.objective.pulls(steps, sigma_cap), UNEVEN)
+    if pulls is not None:
+        free = "" if form == "constant_free" else "algorithm.kernel.log_prob=constant_free or "
+        found.append(
+            f"of the steps trained, that {pulls[1]} pulls {pulls[0]:,.0f} times as hard at the velocity as that {pulls[2]} "
+            f"({algorithm.kernel.name}, log_prob {form}); take {free}algorithm.objective.step_weights=equalised"
+        )
+    kl = algorithm.objective.kl
+    holds = _extremes(steps, algorithm.objective.holds(steps, sigma_cap), UNEVEN_KL) if kl.beta > 0 else None
+    if holds is not None:
+        found.append(
+            f"the divergence {kl.form} holds the step {holds[1]} {holds[0]:,.0f} times as strictly as that {holds[2]} "
+            f"({algorithm.kernel.name}); take algorithm.objective.kl.form=velocity or algorithm.objective.kl.beta=0"
+        )
+    return found
+
+
+def _trained_steps(config: Config, sigmas: list[float]) -> tuple[list[TrainedStep], float]:
+    """The steps that some iteration of the run trains (of `LOOKS` spread over it), and the schedule's sigma cap."""
+    train, algorithm, start = config.train, config.algorithm, (torch.zeros(1, 1),)
+    kernels = algorithm.kernel.kernels(len(sigmas) - 1)
+    trees = [
+        grow(
+            algorithm.tree.plan(kernels, train.group_size, config.run.seed, iteration),
+            sigmas,
+            [Root(0, 0, None)],
+            start,
+            lambda x, *_: x,
+            lambda shape, *_: torch.zeros(shape),
+            1,
+        )
+        for iteration in sorted({i * train.iterations // LOOKS for i in range(LOOKS)})
     ]
+    return list(dict.fromkeys(step for tree in trees for step in tree.trained_steps)), trees[0].sigma_cap
+
+
+def _extremes(steps: list[TrainedStep], sizes: list[float], most: float) -> tuple[float, str, str] | None:
+    """The largest size over the smallest, and the two steps in words; None if that is no more than `most`."""
+    ranked = sorted((size, *step[1:]) for size, step in zip(sizes, steps, strict=True) if size > 0)
+    if not ranked or ranked[-1][0] <= most * ranked[0][0]:
+        return None
+    large, small = (f"from sigma {sigma:.3g} to {after:.3g}" for _, sigma, after in (ranked[-1], ranked[0]))
+    return ranked[-1][0] / ranked[0][0], large, small
 
 
 def _check_calibration(tree: Tree, rewards: torch.Tensor) -> None:

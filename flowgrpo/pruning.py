@@ -1,4 +1,4 @@
-"""Which edges leave the update: what is not finite, and BranchGRPO's prunings (arXiv 2509.06040), by whole chains.
+"""Which edges leave the update: BranchGRPO's prunings (arXiv 2509.06040), by whole chains.
 
 A *chain* is the unbranched rest of a trajectory below its last split; the split's own edges are no part of it. Rollout,
 rewards and advantages are as without pruning. Each rule keeps equally many edges whatever the rewards, so that all
@@ -9,54 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING
 
 import torch
 
-from flowgrpo.credit import Units, trunk_ends
-from flowgrpo.parts import of_edges
-from samplers.trees import Tree, pruned
-
-if TYPE_CHECKING:
-    from flowgrpo.config import Config
+from flowgrpo.credit import trunk_ends
+from samplers.trees import Tree
 
 Tensor = torch.Tensor
-
-
-def updated(config: Config, tree: Tree, units: Units, advantages: Tensor, trained: Tensor, iteration: int) -> Tree:
-    """The tree whose evaluations the update replays: without what leaves the update, and dealt to parts if edges are.
-
-    They are the rollout's own, and the drift is exactly 0, where all its edges are trained and both have calls of one size;
-    otherwise they are gathered anew into calls of `train.micro_batch`.
-
-    Args:
-        advantages: (U,) of units, NaN where the reward was lost.
-        trained: (U,) bool, whether the edges of each are trained on.
-    """
-    keep, train = finite(tree), config.train
-    left = config.algorithm.tree.pruned(tree, units.to_edges(advantages))
-    if left is not None:
-        keep &= left
-    if not trained.all():
-        keep &= units.to_edges(trained)
-    if train.split == "edges":
-        parts = of_edges(tree, keep, train.updates, config.run.seed, iteration)
-        return pruned(tree, keep, train.micro_batch, parts)
-    whole = keep.all() and train.rollout_rows == train.micro_batch
-    return tree if whole else pruned(tree, keep, train.micro_batch)
-
-
-def finite(tree: Tree) -> Tensor:
-    """Whether (nodes,) the edge to each node can be trained on: not where its states or log-probability are not finite.
-
-    Weight 0 would not do, for 0 x NaN is NaN in every gradient it meets. The log-probability tells for all: it is made
-    of the state, the velocity and the next state.
-    """
-    keep = torch.ones(len(tree.nodes), dtype=torch.bool)
-    for evaluation in tree.evaluations:
-        for edges in evaluation.trained:
-            keep[edges.nodes] = edges.log_prob.isfinite().cpu()
-    return keep
 
 
 def parent_top1(tree: Tree, advantages: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class Scores:
 
     Attributes:
         values: (B, R) float64; NaN where a reward does not apply or the sample is lost.
-        lost: (B,) samples for which some reward failed to the end, or that are not finite: no reward is asked about these.
+        lost: (B,) samples for which some reward failed to the end, or that are not finite.
         seconds: time spent inside the reward functions.
     """
 
@@ -110,11 +110,18 @@ def _timed(
 
 
 def _applied(reward: Reward, samples: Samples, rows: Sequence[Row], one_group: bool) -> torch.Tensor:
-    """A reward of the samples it applies to, NaN for the others; infinity of samples that are not finite."""
-    values = torch.full((len(rows),), torch.nan, dtype=torch.float64)
-    if isinstance(samples, torch.Tensor):
-        values[~samples.flatten(1).isfinite().all(1).cpu()] = torch.inf
-    asked = [i for i, row in enumerate(rows) if reward.applies(row.columns) and values[i] != torch.inf]
+    """A reward of the samples it applies to, NaN for the others; infinite for samples that are not finite, which are lost.
+
+    A reward may make a number of NaN, the best of its group, even.
+    """
+    applies = [reward.applies(row.columns) for row in rows]
+    whole = [True] * len(rows)
+    if isinstance(samples, torch.Tensor) and samples.is_floating_point():
+        whole = samples.flatten(1).isfinite().all(1).tolist()
+    asked = [i for i in range(len(rows)) if applies[i] and whole[i]]
+    values = torch.tensor(
+        [torch.inf if a and not w else torch.nan for a, w in zip(applies, whole, strict=True)]
+    ).double()
     size = len(asked) if one_group or not reward.group_wise else 1
     for at in range(0, len(asked), max(1, size)):
         own = asked[at : at + size]

@@ -103,12 +103,13 @@ class Ema(Strict):
 class Schedule(Strict):
     """What the learning rate is multiplied by, over all optimizer steps of the run.
 
-    It rises in a line from 0 over the first `warmup` steps; then it stays (`constant`) or falls to 0, in a line (`linear`)
-    or as half a wave (`cosine`).
+    It rises in a line from 0 over the first `warmup` steps; then it stays (`constant`) or falls to `floor`, in a line
+    (`linear`) or as half a wave (`cosine`).
     """
 
     name: Literal["constant", "linear", "cosine"] = "constant"
     warmup: int = Field(0, ge=0)
+    floor: float = Field(0.0, ge=0, lt=1)
 
     def factor(self, step: int, total: int) -> float:
         """The factor at optimizer step `step`, counted from 0, of `total`: transformers' formulas.
@@ -118,7 +119,8 @@ class Schedule(Strict):
         if step < self.warmup:
             return step / self.warmup
         done = (step - self.warmup) / max(1, total - self.warmup)
-        return {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[self.name]
+        fallen = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[self.name]
+        return self.floor + (1 - self.floor) * fallen
 
 
 class Train(Strict):

@@ -16,6 +16,7 @@ import torch
 
 from flowgrpo import switches, tables
 from flowgrpo.advantage import combined
+from flowgrpo.axes.kernel import Preserving
 from flowgrpo.config import Config
 from flowgrpo.credit import calibrated, step_signs, trunk_ends
 from flowgrpo.errors import InputError
@@ -23,7 +24,7 @@ from flowgrpo.evaluate import Sample, evaluate
 from flowgrpo.groups import Groups
 from flowgrpo.loop import Loop
 from flowgrpo.policy import Policy, Row
-from flowgrpo.pruning import updated
+from flowgrpo.replay import replayed
 from flowgrpo.report import peak_bytes
 from flowgrpo.rollout import Rollout, drafted, rollout
 from flowgrpo.update import Credited, step
@@ -169,7 +170,7 @@ class Trainer(Loop):
             signs = step_signs(rolled.tree, combined(rolled.scores.values, self.reward_weights))
             positive, negative = self._sum(signs)
             rounds.append({"levels": self.levels, "positive": positive.tolist(), "negative": negative.tolist()})
-            highest = 1.0 if self.config.algorithm.kernel.name in ("cps", "ddim_sde") else math.inf
+            highest = 1.0 if isinstance(self.config.algorithm.kernel, Preserving) else math.inf
             self.levels = calibrated(self.levels, positive, negative, settings.step, settings.balance, highest)
         own = torch.tensor([self.policy.evaluations - evaluations, decoded], dtype=torch.float64)
         evaluated, decoded = (int(n) for n in self._sum(own))
@@ -226,7 +227,7 @@ class Trainer(Loop):
         step_weights = algorithm.objective.weights(tree.trained_steps, tree.sigma_cap)
         group_weight = groups.weights[units.comparison[:, 0]]
         credited = Credited(tree, units, advantages, step_weights, self.beta, group_weight)
-        left = updated(config, tree, units, advantages.where(known, torch.nan), trained, self.done)
+        left = replayed(config, tree, units, advantages.where(known, torch.nan), trained, self.done)
         return replace(credited, tree=left), seen
 
     def _sampled(self) -> list[Sample]:

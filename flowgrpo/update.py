@@ -32,7 +32,7 @@ class Measured:
     """
 
     edges: int = 0
-    drift: float | None = 0.0
+    drift: float | None = None
     ratio: float = 0.0
     clipped: int = 0
     kl: float | None = None
@@ -179,6 +179,7 @@ def _terms(credited: Credited, evaluation: Evaluation, edges: Edges, velocity, r
 def _measure(terms: Terms, objective: Choice, measured: Measured) -> None:
     gap = (terms.log_prob - terms.old_log_prob).abs()
     measured.edges += len(gap)
-    measured.drift = float(torch.tensor([measured.drift, gap.max()]).max())  # unlike Python's max, this keeps NaN
+    before = -1.0 if measured.drift is None else measured.drift
+    measured.drift = float(torch.tensor([before, gap.max()]).max())  # unlike Python's max, this keeps NaN
     measured.ratio += float(gap.sum())
     measured.clipped += int(objective.clipped(terms).sum())

@@ -41,6 +41,8 @@ def normalised(answer: str) -> str:
     """
     text = _DROPPED.sub("", answer.strip().replace("{,}", ",")).strip()
     text = (_WORDS.sub("", text).strip() or _WORDS.sub(r"\1", text)).rstrip(".")
+    if "frac" not in text:
+        text = re.sub(r"(?<=\d)\s+(?=\d)(?!\d{3}\b)", ";", text)  # 1 27 is two numbers, 1 270 is one
     text = re.sub(r"\s+", "", text)
     text = re.sub(r"\\[dtc]frac", r"\\frac", text)
     text = re.sub(r"\\frac(\w)(?=[\w{])", r"\\frac{\1}", text)

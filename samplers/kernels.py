@@ -112,6 +112,9 @@ KERNELS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
 }
 
 
+PRESERVING = ("cps", "ddim_sde")
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A kernel with its noise level and the form of its log-probability (a key of `LOG_PROBS`)."""
@@ -126,12 +129,25 @@ class Kernel:
         return self.name != "ode" and self.level > 0
 
     @property
+    def preserves(self) -> bool:
+        """Whether it keeps the coefficients of the flow: its level is at most 1, and at sigma_next 0 it has no noise."""
+        return self.name in PRESERVING
+
+    @property
     def diffuses(self) -> bool:
         """Whether its std is g sqrt(sigma - sigma_next), the noise of a diffusion g over the step."""
         return self.name in ("flow_sde", "dance_sde")
 
 
 ODE = Kernel()
+
+
+def default_log_prob(kernel: str) -> str:
+    """The form of a kernel's log-probability unless another is asked for: that which it was released with.
+
+    The noise of `cps` and `ddim_sde` shrinks with sigma; averaged, their last steps would outweigh all others.
+    """
+    return "constant_free" if kernel in PRESERVING else "mean"
 
 
 def transition(kernel: Kernel, state: State, velocity: State, sigma, sigma_next, sigma_cap) -> tuple[State, Tensor]:

@@ -23,7 +23,7 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteSchedulerOutput
 from diffusers.utils.torch_utils import randn_tensor
 
-from samplers.kernels import KERNELS, LOG_PROBS, ODE, Kernel, log_prob, transition
+from samplers.kernels import KERNELS, LOG_PROBS, ODE, Kernel, default_log_prob, log_prob, transition
 
 DEFAULT_LEVELS = {"ode": 0.0, "flow_sde": 0.7, "dance_sde": 0.3, "cps": 0.8, "ddim_sde": 0.8, "manifold": 0.5}
 
@@ -52,7 +52,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
     Args:
         kernel: `ode`, `flow_sde`, `dance_sde`, `cps`, `ddim_sde` or `manifold` (see `samplers.kernels`).
         noise_level: the kernel's level; None takes the published default (`DEFAULT_LEVELS`).
-        log_prob: form of the recorded log-probability, a key of `samplers.kernels.LOG_PROBS`.
+        log_prob: form of the recorded log-probability, a key of `samplers.kernels.LOG_PROBS`; None takes the kernel's own.
         last_step_ode: whether the step to sigma 0 is deterministic, whatever the kernel.
 
     Attributes:
@@ -82,12 +82,12 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         stochastic_sampling: bool = False,
         kernel: str = "flow_sde",
         noise_level: float | None = None,
-        log_prob: str = "mean",
+        log_prob: str | None = None,
         last_step_ode: bool = True,
     ):
         if kernel not in KERNELS:
             raise ValueError(f"kernel {kernel!r} is not one of {', '.join(KERNELS)}")
-        if log_prob not in LOG_PROBS:
+        if log_prob not in (None, *LOG_PROBS):
             raise ValueError(f"log_prob {log_prob!r} is not one of {', '.join(LOG_PROBS)}")
         # Spelled out one by one: through **kwargs the config would report the values and the parent run its defaults.
         super().__init__(
@@ -106,7 +106,8 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
             time_shift_type=time_shift_type,
             stochastic_sampling=stochastic_sampling,
         )
-        self.kernel = Kernel(kernel, DEFAULT_LEVELS[kernel] if noise_level is None else noise_level, log_prob)
+        level = DEFAULT_LEVELS[kernel] if noise_level is None else noise_level
+        self.kernel = Kernel(kernel, level, log_prob or default_log_prob(kernel))
         self.history: list[Step] = []
         self.recording = True
         self.generator: torch.Generator | None = None

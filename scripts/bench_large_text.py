@@ -69,7 +69,7 @@ def settings(options: argparse.Namespace, folder: Path) -> config.AnyConfig:
     return config.validated(
         {
             "kind": "mdlm",
-            "model": {"path": "random", "dtype": options.dtype, "length": options.length},
+            "model": {"path": str(folder / "model"), "dtype": options.dtype, "length": options.length},
             "algorithm": {"preset": options.preset, "decoder": blocks, "likelihood": {"scope": "canvas"}},
             "train": {
                 "iterations": options.iterations,
@@ -98,12 +98,13 @@ def measured(options: argparse.Namespace) -> list[dict[str, float]]:
     weights = Weights(modules, lora_config(options.rank, options.rank / 2, "auto", modules))
     rows = [Prompt("a" * options.prompt) for _ in range(options.groups)]
     with tempfile.TemporaryDirectory() as folder:
+        model.config.save_pretrained(Path(folder) / "model")  # from which the plan knows its attention
         chosen = settings(options, Path(folder))
         chosen.run.folder.mkdir()
         arguments = [Reward("alternating", alternating)], rows
         trainer = TextTrainer(chosen, policy, weights, *arguments, accelerator=accelerator)
         trainer.run()
-    cost = predicted(chosen)
+        cost = predicted(chosen)
     lines = [line for line in trainer.report.lines if line["phase"] == "train"]
     assert all(line["cost/model_evaluations"] == cost.rollout + cost.update for line in lines)
     canvas = options.prompt + options.length

@@ -74,6 +74,10 @@ class PolicyGradient(Choice):
         weights = self.weights(steps, sigma_cap)
         return [pull(*step, sigma_cap) * weights[step] for step in steps]
 
+    def holds(self, steps: Sequence[objectives.TrainedStep], sigma_cap: float) -> list[float]:
+        """How strictly the divergence holds the velocity at each of the trained steps: its second derivative, but for D."""
+        return [objectives.hold(self.kl.form, step, sigma_cap) for step in steps]
+
     def divergence(self, terms: objectives.Terms) -> torch.Tensor:
         """Divergence (E,) in the chosen form."""
         pull = objectives.KL[self.kl.form](terms)

@@ -46,7 +46,7 @@ class Rooted(Choice):
         """
 
     def _end(self, kernels: Sequence[Kernel]) -> int:
-        if self.last_step == "sde" and kernels[-1].name in ("cps", "ddim_sde"):
+        if self.last_step == "sde" and kernels[-1].preserves:
             raise InputError(f"algorithm.tree.last_step: {kernels[-1].name} has no noise at the last step, take ode")
         end = len(kernels) if self.last_step == "sde" else len(kernels) - 1
         if not end:

@@ -267,9 +267,18 @@ ARCHITECTURES = {
 }
 
 
+def architecture(written: Written) -> Architecture | None:
+    """The architecture of a model by its config.json; None if it is none of these.
+
+    LLaDA-MoE calls itself llada too, and is another model.
+    """
+    kind = written.get("model_type")
+    return None if kind == "llada" and "num_experts" in written else ARCHITECTURES.get(kind)
+
+
 def is_released(place: str) -> bool:
     """Whether a folder or hub id holds a model of one of these types."""
-    return PreTrainedConfig.get_config_dict(place)[0].get("model_type") in ARCHITECTURES
+    return architecture(PreTrainedConfig.get_config_dict(place)[0]) is not None
 
 
 def translated(path: str, written: Written) -> PreTrainedConfig:

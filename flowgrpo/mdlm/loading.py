@@ -27,7 +27,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm import architectures
-from flowgrpo.mdlm.architectures import ARCHITECTURES
+from flowgrpo.mdlm.architectures import architecture
 from flowgrpo.mdlm.attention import Attention, known_block_size
 from flowgrpo.mdlm.predictor import MaskPredictor
 from flowgrpo.progress import without_progress_bars
@@ -69,7 +69,7 @@ def load_predictor(
     block_size = known_block_size(config, attention, block_size)
     with _explained(path, "no readable weights", config, trust_remote_code), without_progress_bars():
         model = _model(path, model_path, config, dtype, trust_remote_code)
-    known = ARCHITECTURES.get(config.get("model_type"))
+    known = architecture(config)
     with _explained(path, "no tokenizer", config, trust_remote_code):
         if known:
             tokenizer = known.tokenizer.from_pretrained(tokenizer_path)
@@ -155,7 +155,8 @@ def _explained(path: str, lacks: str | None, config: dict[str, Any], trust_remot
         raise
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0]
-        if trust_remote_code and config.get("auto_map"):  # anybody's code, which may raise anything
+        own = trust_remote_code and config.get("auto_map") and architecture(config) is None
+        if own:  # anybody's code, which may raise anything
             raise InputError(
                 f"model.path: {path!r} is a {config.get('model_type')}, whose own code is of transformers "
                 f"{config.get('transformers_version', '(no version named)')} and fails with {transformers.__version__} "
@@ -170,7 +171,7 @@ def _model(
     path: str, place: str, config: dict[str, Any], dtype: torch.dtype, trust_remote_code: bool
 ) -> PreTrainedModel:
     """The weights of a model in their class."""
-    if config.get("model_type") in ARCHITECTURES:
+    if architecture(config) is not None:
         return architectures.load(path, place, config, dtype)
     loads = _model_class(path, config, trust_remote_code)
     return loads.from_pretrained(place, dtype=dtype, trust_remote_code=trust_remote_code)

@@ -183,7 +183,7 @@ _D1 = {  # dllm-reasoning/d1, for GSM8K on 8 devices; many began from it
 PUBLISHED: dict[str, dict[str, Any]] = {
     "diffu_grpo": _D1,
     "diffu_grpo_fast": {},  # ours
-    "coupled_grpo": {  # for DiffuCoder-7B, whose rate falls along a cosine to a tenth
+    "coupled_grpo": {  # for DiffuCoder-7B
         **_ALL_WEIGHTS,
         "model.length": 256,
         "algorithm.decoder.steps": 256,
@@ -191,6 +191,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "train.group_size": 10,
         "train.passes": 2,
         "train.learning_rate": 1e-6,
+        "train.schedule.name": "cosine",
+        "train.schedule.floor": 0.1,
         **_ADAM,
     },
     "gdpo": {**_D1, "train.groups": 32, "train.learning_rate": 3e-7},  # the recipe's

@@ -59,11 +59,6 @@ class Batch:
     unhelped: Tensor
     hinted: int = 0
 
-    @property
-    def finite(self) -> Tensor:
-        """Whether (B,) the model gave an answer's tokens log-probabilities that are numbers."""
-        return self.written.rollout.commit_logp.isfinite().all(1).cpu()
-
 
 @dataclass(frozen=True)
 class Step:
@@ -149,7 +144,7 @@ class TextTrainer(Loop):
             batch.scores,
             groups,
         )
-        kept = trained & batch.scores.values.isfinite().any(1) & batch.finite
+        kept = trained & batch.scores.values.isfinite().any(1)
         dealt = self._parts(self.done, groups)
         parts = torch.tensor([dealt[group][index] for group, index in batch.places])
         measured = self._update(batch, advantages, groups.weights[group] * kept, parts)
@@ -176,7 +171,7 @@ class TextTrainer(Loop):
         seeds = [self._address("answer", *place) for place in places]
         actions = None if self.schedule is None else self.schedule.draw(seeds)
         written = self._write(rows, self._decoder(actions), seeds)
-        scores = self._scored(written.texts, rows, places)
+        scores = self._scored(written, rows, places)
         batch = Batch(places, rows, written, scores, actions, scores.values)
         return batch if config.algorithm.hints.name == "none" else self._helped(batch)
 
@@ -192,8 +187,9 @@ class TextTrainer(Loop):
         texts = [row.prompt for row in rows]
         return self.policy.write(texts, decoder, seeds, self.config.train.rollout_rows, fixed)
 
-    def _scored(self, texts: Sequence[str], rows: Sequence[Row], places: Sequence[tuple[int, int]]) -> Scores:
-        """Rewards of answers, a call for each group."""
+    def _scored(self, written: Written, rows: Sequence[Row], places: Sequence[tuple[int, int]]) -> Scores:
+        """Rewards of answers, a call for each group; lost where a token's log-probability is no number."""
+        texts = written.texts
         starts = [at for at, (group, _) in enumerate(places) if at == 0 or places[at - 1][0] != group]
         with Scorer(self.rewards) as scorer:
             waiting = [
@@ -201,9 +197,9 @@ class TextTrainer(Loop):
                 for start, end in zip(starts, [*starts[1:], len(places)], strict=True)
             ]
             scored = [wait() for wait in waiting]
-        return Scores(
-            torch.cat([s.values for s in scored]), torch.cat([s.lost for s in scored]), sum(s.seconds for s in scored)
-        )
+        broken = ~written.rollout.commit_logp.isfinite().all(1).cpu()
+        values = torch.cat([s.values for s in scored]).masked_fill(broken[:, None], torch.nan)
+        return Scores(values, torch.cat([s.lost for s in scored]) | broken, sum(s.seconds for s in scored))
 
     def _helped(self, batch: Batch) -> Batch:
         """The answers with those of failed groups replaced by ones that hints led to a success."""
@@ -228,7 +224,7 @@ class TextTrainer(Loop):
         asked, seeds = ([x for x, one in zip(row, given.tolist(), strict=True) if one] for row in (asked, seeds))
         rows, places = [batch.rows[at] for at in asked], [batch.places[at] for at in asked]
         written = self._write(rows, self.decoder, seeds, fixed)
-        scores = self._scored(written.texts, rows, places)
+        scores = self._scored(written, rows, places)
         found = scores.values[:, deciding]
         sizes = Counter(group for group, _ in batch.places)
         pairs = []

@@ -173,6 +173,8 @@ def test_a_number_is_short_for_an_average_and_a_word_for_a_schedule(tmp_path):
     assert (short.ema.decay, short.ema.every, short.schedule.name, short.schedule.warmup) == (0.8, 1, "cosine", 0)
     long = config.load(path, ["train.ema={decay: 0.8, every: 8}", "train.schedule.warmup=5"]).train
     assert (long.ema.every, long.schedule.name, long.schedule.warmup) == (8, "cosine", 5)
+    dotted = config.load(path, ["train.ema.every=8"]).train.ema
+    assert (dotted.decay, dotted.every) == (0.8, 8)
     for override, said in {
         "train.ema=1.5": "train.ema.decay: 1.5 is wrong, input should be less than 1",
         "train.schedule=cosin": "train.schedule.name: 'cosin' is not allowed, did you mean 'cosine'",
@@ -245,3 +247,10 @@ def test_configs_that_cannot_be_read_and_endless_keys_are_one_sentence(path):
     path.write_text("model: {path: shapes}\n")
     with pytest.raises(InputError, match="has 100000 dots, at most 64 are read"):
         config.load(path, ["model.call" + ".a" * 99_999 + "=1"])
+
+
+def test_weights_that_take_back_a_std_are_refused_where_there_is_none(path):
+    with pytest.raises(InputError, match=r"^algorithm\.objective\.step_weights: noise_aware takes back a 1 / std"):
+        config.load(path, ["algorithm.preset=tempflow", "algorithm.kernel=cps", "train.group_size=24"])
+    averaged = ["algorithm.preset=tempflow", "algorithm.kernel={name: cps, log_prob: mean}", "train.group_size=24"]
+    assert config.load(path, averaged).algorithm.objective.step_weights == "noise_aware"

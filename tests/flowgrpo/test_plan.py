@@ -346,6 +346,23 @@ def test_a_step_that_outweighs_all_others_is_told():
     assert uneven(chosen({**averaged, "objective": {"step_weights": "equalised"}}), SD3) == []
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_step_that_only_some_iterations_train_is_told_too(seed):
+    drawn = {"preset": "flow_grpo", "tree": {"train_fraction": 0.5}, "kernel": {"name": "cps", "log_prob": "mean"}}
+    settings = chosen(drawn, iterations=40)
+    said = uneven(settings.model_copy(update={"run": settings.run.model_copy(update={"seed": seed})}), SD3)
+    assert int(re.search(r"pulls (\d+) times", said[0])[1]) == pytest.approx(740, abs=10)
+
+
+def test_a_divergence_that_holds_one_step_only_is_told():
+    """(8.28 / 0.0112)^2, the squares of the same table: 544 thousand."""
+    (said,) = uneven(chosen({"preset": "flow_grpo", "kernel": "cps"}), SD3)
+    assert "the divergence flow_grpo holds the step from sigma 0.278 to 0.0089" in said
+    assert int(re.search(r"0089 ([\d,]+) times", said)[1].replace(",", "")) == pytest.approx(544_000, rel=0.01)
+    for cured in ({"form": "velocity"}, {"beta": 0.0}):
+        assert uneven(chosen({"preset": "flow_grpo", "kernel": "cps", "objective": {"kl": cured}}), SD3) == []
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_no_preset_warns_of_itself(preset):
     assert uneven(chosen({"preset": preset}, group_size=16 if "branch" in preset else 24), SD3) == []

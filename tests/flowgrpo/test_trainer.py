@@ -113,6 +113,15 @@ def test_the_rate_of_every_step_is_transformers(name, warmup):
         dummy.step(), theirs.step()
 
 
+def test_a_floor_is_that_of_transformers():
+    dummy = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    theirs = get_scheduler("cosine_with_min_lr", dummy, 3, 20, scheduler_specific_kwargs={"min_lr_rate": 0.1})
+    for step in range(20):
+        found = Schedule(name="cosine", warmup=3, floor=0.1).factor(step, 20)
+        assert found == pytest.approx(theirs.get_last_lr()[0], abs=1e-12)
+        dummy.step(), theirs.step()
+
+
 def test_the_rate_falls_over_the_run_and_goes_on_after_a_resume(tmp_path):
     chosen = {"train__schedule": "linear", "train__learning_rate": 0.06, "train__ema": {"decay": 0.9, "every": 4}}
     whole = trainer(settings(tmp_path, **chosen))
@@ -274,15 +283,21 @@ class Breaking(Network):
         return super().forward(x, sigma, rows) * torch.ones(len(x), 1).masked_fill(broken[:, None], math.nan)
 
 
+def lenient(samples, prompts):
+    """A reward that makes a number of what is none, and a good one."""
+    return closeness(samples, prompts).nan_to_num(100.0)
+
+
+@pytest.mark.parametrize("reward", [closeness, lenient])
 @pytest.mark.parametrize("preset", ["flow_grpo", "branch_grpo"])
-def test_a_sample_that_is_not_a_number_costs_itself_and_not_the_step(tmp_path, preset):
+def test_a_sample_that_is_not_a_number_costs_itself_and_not_the_step(tmp_path, preset, reward):
     """The update of 40 samples of which one breaks is that of the other 39 (of a tree's 20: the other trees')."""
 
     def begin(name):
         chosen = {"train__group_size": 10, "train__iterations": 1, "eval__every": 9}
         if preset == "branch_grpo":
             chosen["algorithm"] = {"preset": preset, "tree": {"factor": 5, "splits": [0]}}
-        run = trainer(settings(tmp_path / name, **chosen), Breaking(), held_out=0)
+        run = trainer(settings(tmp_path / name, **chosen), Breaking(), reward, held_out=0)
         start = run._roots(0, run._groups(0))
         return run, start[len(start) // 2]
 

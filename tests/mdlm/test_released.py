@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from flowgrpo import config, run
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm import architectures, memory
+from flowgrpo.mdlm.checkpointing import checkpoint_gradients
 from flowgrpo.mdlm.decoders import build
 from flowgrpo.mdlm.export import write_weights
 from flowgrpo.mdlm.loading import load_adapter, load_predictor
@@ -115,19 +117,20 @@ def test_a_cache_that_is_renewed_at_every_token_is_exact(folders, name, cache):
 
 @pytest.mark.parametrize("name", ["llada", "dream", "llada2"])
 def test_gradient_checkpointing_changes_no_gradient(folders, name):
+    where = torch.arange(12).expand(2, -1) % 3 == 2  # the head sees these tokens alone
+
     def gradients(checkpointed):
-        model = load_predictor(str(folders(name)), torch.float64)[0].model
+        predictor = load_predictor(str(folders(name)))[0]
         if checkpointed:
-            model.activation_checkpointing_enable()
-            model.train()
-        zeros = torch.zeros(2, 1, 12, 12, dtype=torch.float64)
-        model(IDS, attention_mask=zeros, use_cache=False).logits.square().mean().backward()
-        return {name: p.grad for name, p in model.named_parameters()}
+            checkpoint_gradients(predictor.model)
+        clean = {} if predictor.block_size is None else {"clean": IDS}
+        logits = predictor.logits_at(IDS.masked_fill(where, MASK), None, where, **clean)
+        logits[logits.isfinite()].square().mean().backward()
+        return {name: p.grad for name, p in predictor.model.named_parameters()}
 
     plain, checkpointed = gradients(False), gradients(True)
     assert all(float(g.abs().max()) > 0 for g in plain.values())
-    for key, gradient in plain.items():
-        torch.testing.assert_close(checkpointed[key], gradient)
+    assert all(torch.equal(checkpointed[key], gradient) for key, gradient in plain.items())
 
 
 @pytest.mark.parametrize(
@@ -234,9 +237,9 @@ def test_a_pipeline_of_llada2_is_loaded_and_exported_as_one(settings, tmp_path):
         torch.testing.assert_close(again.logits(IDS), policy.predictor.logits(IDS), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_trains_two_iterations(folders, settings, preset):
-    name = NAMES[list(PRESETS).index(preset) % len(NAMES)]
+def test_every_preset_trains_two_iterations(folders, settings, preset, name):
     tail = {"algorithm__hints__tail": 0} if preset == "igpo" else {}
     done = run.train_config(settings(folders(name), algorithm__preset=preset, **tail))
     for line in (line for line in done.metrics if line["phase"] == "train"):
@@ -345,3 +348,24 @@ def test_files_of_a_hub_repository_come_along_by_its_snapshot(folders, tmp_path,
     patterns = asked["inclusionAI/LLaDA2.0-mini"]
     assert "*.safetensors" not in patterns["allow_patterns"]
     assert patterns["ignore_patterns"] == ["*.index.json"]
+
+
+def test_another_model_that_calls_itself_llada_is_none(folders, tmp_path):
+    folder = tmp_path / "moe"
+    shutil.copytree(folders("llada"), folder)
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(written | {"num_experts": 64, "hidden_size": 32}))
+    with pytest.raises(InputError, match=r"brings its own code, set model\.trust_remote_code"):
+        load_predictor(str(folder))
+
+
+def test_leave_for_remote_code_changes_no_sentence_where_none_runs(folders, tmp_path):
+    folder = tmp_path / "bare"
+    shutil.copytree(folders("llada"), folder, ignore=shutil.ignore_patterns("tokenizer*"))
+    said = []
+    for trusted in (False, True):
+        with pytest.raises(InputError) as error:
+            load_predictor(str(folder), trust_remote_code=trusted)
+        said.append(str(error.value))
+    assert said[0] == said[1]
+    assert "has no tokenizer" in said[0]

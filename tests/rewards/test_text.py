@@ -312,3 +312,14 @@ def test_the_last_box_is_found_with_its_braces():
     assert latex.last_boxed(r"\boxed{1} and \boxed{\frac{a}{b}} {x}") == r"\frac{a}{b}"
     assert latex.last_boxed(r"\boxed{\frac{a}{b}") is None
     assert latex.last_boxed("none") is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"), [("1 27", 0.0), ("12\n7", 0.0), ("127", 1.0), (" 127 ", 1.0), ("1 2 7", 0.0)]
+)
+def test_digits_apart_are_not_one_number(answer, right):
+    assert gsm8k_accuracy([f"<answer>{answer}</answer>"], [""], ["127"]) == [right]
+
+
+def test_thousands_may_be_set_apart():
+    assert gsm8k_accuracy(["<answer>1 270</answer>"], [""], ["1270"]) == [1.0]

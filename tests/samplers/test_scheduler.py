@@ -3,8 +3,9 @@ import tiny
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 
+from flowgrpo.axes import CHOICES
 from samplers import FlowSDEScheduler
-from samplers.kernels import log_prob
+from samplers.kernels import KERNELS, log_prob
 
 CONFIGS = [
     {"shift": 3.0},
@@ -167,3 +168,11 @@ def test_tokens_at_other_times_are_refused():
     x = torch.zeros(1, 2, 3)
     with pytest.raises(ValueError, match="per_token_timesteps: a condition of partial strength"):
         scheduler.step(x, scheduler.timesteps[0], x, per_token_timesteps=torch.tensor([[1000.0, 300.0]]))
+
+
+@pytest.mark.parametrize("kernel", [name for name in KERNELS if name != "ode"])
+def test_a_kernel_has_one_default_form_of_its_log_probability(kernel):
+    released = "constant_free" if kernel in ("cps", "ddim_sde") else "mean"
+    assert FlowSDEScheduler(kernel=kernel).kernel.log_prob == released
+    assert CHOICES["kernel"][kernel]().log_prob == released
+    assert FlowSDEScheduler(kernel=kernel, log_prob="sum").kernel.log_prob == "sum"

@@ -130,3 +130,18 @@ def test_a_method_is_a_preset_or_a_name_for_one_with_options():
         "tempflow": ["algorithm.preset=tempflow"],
         "short": ["algorithm.preset=tempflow", "algorithm.tree.finish=2", "algorithm.tree.profile=[6, 6]"],
     }
+
+
+@pytest.mark.parametrize(
+    ("preset", "clip"),
+    [("flow_grpo", 1e-3), ("branch_grpo", 1e-3), ("grpo_guard", 2e-5), ("flow_grpo_fast", 1e-4)],
+)
+def test_a_clip_range_belongs_to_a_form_of_the_ratio(preset, clip):
+    chosen = [f"algorithm.preset={preset}", "train.group_size=16"]
+    assert compare.clip_range(chosen, compare.CONFIG) == [f"algorithm.objective.clip_range={clip}"]
+
+
+def test_texts_and_gates_have_no_clip_of_flows():
+    assert compare.clip_range(["algorithm.preset=gdpo"], compare.CONFIG.with_name("mdlm.yaml")) == []
+    gate = ["algorithm.objective={name: soft_gate}", "train.group_size=24"]
+    assert compare.clip_range(gate, compare.CONFIG) == []
