@@ -10,15 +10,22 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from flowgrpo import tables
 from flowgrpo.errors import InputError
+from flowgrpo.report import is_number
 from flowgrpo.weights import Weights
 
 
@@ -32,16 +39,20 @@ def save(
     beta: float,
     history: dict[str, Any],
     keep: int,
+    sound: bool = True,
 ) -> Path:
-    """Write the checkpoint of `step` and delete all but the last `keep`.
+    """Write the checkpoint of `step` and delete all but the last `keep`, and but the last `keep` that are sound.
+
+    So a run that diverges does not push out the checkpoints from before it did.
 
     Args:
         folder: the run's `checkpoints`.
         random_states: `random_state()` of every process.
         beta: coefficient of the divergence, which may adapt.
         history: what is remembered of each prompt, as JSON.
+        sound: whether what was sampled last had rewards; a checkpoint with tensors that are not finite never is sound.
     """
-    target = folder / f"step-{step:06d}"
+    target = _place(folder, step)
     for leftover in folder.glob(".step-*"):
         shutil.rmtree(leftover)
     partial = folder / f".{target.name}.partial"
@@ -50,7 +61,8 @@ def save(
     save_file(tensors, partial / "weights.safetensors")
     torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, partial / "optimizer.pt")
     torch.save(random_states, partial / "random.pt")
-    state = {"step": step, "updates": weights.updates, "beta": beta, "history": history}
+    sound = sound and all(bool(t.isfinite().all()) for t in tensors.values())
+    state = {"step": step, "updates": weights.updates, "beta": beta, "history": history, "sound": sound}
     (partial / "state.json").write_text(json.dumps(state))
     for path in (*partial.iterdir(), partial):
         _flush(path)
@@ -58,9 +70,19 @@ def save(
         _delete(target)
     os.replace(partial, target)
     _flush(folder)
-    for old in steps(folder)[:-keep]:
-        _delete(folder / f"step-{old:06d}")
+    every = steps(folder)
+    kept = {*every[-keep:], *[old for old in every if _is_sound(_place(folder, old))][-keep:]}
+    for old in every:
+        if old not in kept:
+            _delete(_place(folder, old))
     return target
+
+
+def _is_sound(checkpoint: Path) -> bool:
+    try:
+        return _state(checkpoint).get("sound", True)
+    except InputError:
+        return False
 
 
 def _delete(checkpoint: Path) -> None:
@@ -70,9 +92,14 @@ def _delete(checkpoint: Path) -> None:
     shutil.rmtree(hidden)
 
 
+def _place(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:06d}"
+
+
 def steps(folder: Path) -> list[int]:
     """Steps of the complete checkpoints in `folder`, ascending."""
-    return sorted(int(state.parent.name.removeprefix("step-")) for state in folder.glob("step-[0-9]*/state.json"))
+    names = (state.parent.name for state in folder.glob("step-*/state.json"))
+    return sorted(int(name.removeprefix("step-")) for name in names if re.fullmatch(r"step-\d{6,9}", name, re.ASCII))
 
 
 def find(folder: Path, step: int | None = None) -> Path:
@@ -86,13 +113,48 @@ def find(folder: Path, step: int | None = None) -> Path:
         raise InputError(f"{folder}: there is no checkpoint")
     if step is not None and step not in known:
         raise InputError(f"{folder}: there is no checkpoint of step {step}, there are {', '.join(map(str, known))}")
-    return folder / f"step-{known[-1] if step is None else step:06d}"
+    return _place(folder, known[-1] if step is None else step)
+
+
+def check(checkpoint: Path) -> None:
+    """Refuse a checkpoint that cannot be read, as far as that costs little: its state, and the ends of its other files.
+
+    Raises:
+        InputError: a file of it is missing, cut off or not what it should be.
+    """
+    _state(checkpoint)
+    with _told(checkpoint):
+        check_tensors(checkpoint / "weights.safetensors")
+        for name in ("optimizer.pt", "random.pt"):
+            with zipfile.ZipFile(checkpoint / name):
+                pass
+
+
+def check_tensors(file: Path) -> None:
+    """Refuse a safetensors file that is cut off or none, by its header and its size.
+
+    Raises:
+        InputError: it is so.
+    """
+    try:
+        with safe_open(file, "pt"):
+            pass
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{file} cannot be read ({error})") from error
 
 
 def load_weights(checkpoint: Path, weights: Weights) -> int:
-    """Put a checkpoint's trained tensors and their average in place; returns its step."""
-    state = json.loads((checkpoint / "state.json").read_text())
-    weights.load(load_file(checkpoint / "weights.safetensors"), state["updates"])
+    """Put a checkpoint's trained tensors and their average in place; returns its step.
+
+    Raises:
+        InputError: they cannot be read, are of another run, or are not finite.
+    """
+    state = _state(checkpoint)
+    with _told(checkpoint):
+        tensors = load_file(checkpoint / "weights.safetensors")
+        if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+            raise ValueError("its tensors are not finite, the run has diverged")
+        weights.load(tensors, state["updates"])
     return state["step"]
 
 
@@ -103,17 +165,50 @@ def load(
     scaler: torch.amp.GradScaler,
     process: int = 0,
 ) -> tuple[int, float, dict[str, Any]]:
-    """Put everything of a checkpoint in place; returns its step, its coefficient of the divergence and its history."""
-    saved = torch.load(checkpoint / "optimizer.pt", weights_only=True, map_location="cpu")
-    optimizer.load_state_dict(saved["optimizer"])
-    scaler.load_state_dict(saved["scaler"])
-    states = torch.load(checkpoint / "random.pt", weights_only=True, map_location="cpu")
-    if process < len(states):
-        set_random_state(states[process])
-    state = json.loads((checkpoint / "state.json").read_text())
+    """Put everything of a checkpoint in place; returns its step, its coefficient of the divergence and its history.
+
+    Raises:
+        InputError: it cannot be read, or is of another run.
+    """
+    state = _state(checkpoint)
     if "history" not in state:
         raise InputError(f"run.resume: {checkpoint} was written by an earlier version of flowgrpo, which kept less")
-    return load_weights(checkpoint, weights), state["beta"], state["history"]
+    step = load_weights(checkpoint, weights)
+    with _told(checkpoint):
+        saved = torch.load(checkpoint / "optimizer.pt", weights_only=True, map_location="cpu")
+        optimizer.load_state_dict(saved["optimizer"])
+        scaler.load_state_dict(saved["scaler"])
+        states = torch.load(checkpoint / "random.pt", weights_only=True, map_location="cpu")
+        if process < len(states):
+            set_random_state(states[process])
+    return step, state["beta"], state["history"]
+
+
+def _state(checkpoint: Path) -> dict[str, Any]:
+    """What `state.json` says; raises InputError where that is not what `save` writes."""
+    with _told(checkpoint):
+        state = tables.document(checkpoint / "state.json")
+        history = state.get("history", {})
+        numbers = [number for prompt, seen in history.items() for number in (int(prompt), *seen)]
+        if len(numbers) != 4 * len(history):
+            raise ValueError("its history is not of a count, a sum and an iteration for each prompt")
+        if not all(map(is_number, (state["step"], state["updates"], state.get("beta", 0.0), *numbers))):
+            raise ValueError("its state.json holds something else than numbers")
+    return state
+
+
+@contextmanager
+def _told(checkpoint: Path) -> Iterator[None]:
+    """Whatever is raised by damaged files, which may be anything, as one sentence."""
+    try:
+        yield
+    except (InputError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        words = " ".join(str(error).split())[:160]
+        raise InputError(
+            f"{checkpoint} cannot be loaded ({type(error).__name__}: {words}); take it away to go on from the one before"
+        ) from error
 
 
 def random_state() -> dict[str, Any]:

@@ -39,9 +39,13 @@ def train(
 ) -> None:
     """Train one run into runs/<name>/; run.resume=true goes on with it."""
     settings = config.load(path, overrides or [])
-    from flowgrpo import launch
+    from flowgrpo import folders, launch
 
     if launch.needed(settings.run.processes):
+        with folders.held(
+            settings.run.folder
+        ):  # is it free? the others would wait for the process that finds it is not
+            pass
         raise typer.Exit(launch.relaunch(settings.run.processes))
     from flowgrpo.loop import Stopped
     from flowgrpo.run import train_config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -9,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers.utils import load_image, load_video
-from PIL import Image, ImageSequence
 
 from flowgrpo.errors import InputError
+from rewards import media
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 VIDEOS = (".gif", ".mp4", ".webm", ".mov")
@@ -31,7 +31,7 @@ def resolved(value: Any, folder: Path) -> Any:
     """A value of a row, with names of files that are there made absolute: they are relative to the prompt file's folder."""
     if isinstance(value, list):
         return [resolved(item, folder) for item in value]
-    return str((folder / value).resolve()) if is_file_name(value) and (folder / value).is_file() else value
+    return str((folder / value).resolve()) if is_file_name(value) and os.path.isfile(folder / value) else value
 
 
 def loaded(value: Any) -> Any:
@@ -62,12 +62,8 @@ def check(columns: Iterable[Mapping[str, Any]], taken: Collection[str], key: str
             raise InputError(f"{key}: {name} is an address, not a file; download it first")
         try:
             _read(name)
-        except ImportError as error:
-            raise InputError(f"{key}: {name} needs a package to be read: {' '.join(str(error).split())}") from error
-        except FileNotFoundError:
-            raise InputError(f"{key}: there is no file {name}") from None
-        except (OSError, ValueError) as error:
-            raise InputError(f"{key}: {name} cannot be read ({' '.join(str(error).split())})") from error
+        except media.MediaError as error:
+            raise InputError(f"{key}: {error}") from error
 
 
 @lru_cache(maxsize=FILES_KEPT)
@@ -76,19 +72,12 @@ def _read(name: str) -> Any:
     if suffix in AUDIO:
         return _sound(name)
     if suffix == ".gif":
-        with Image.open(name) as frames:
-            return [frame.convert("RGB") for frame in ImageSequence.Iterator(frames)]
-    if suffix in VIDEOS:
-        if not Path(name).is_file():
-            raise FileNotFoundError(name)
-        return load_video(name)
-    return load_image(Image.open(name))  # turned as its camera says
+        return media.frames(name)
+    return media.film(name) if suffix in VIDEOS else media.picture(name)
 
 
 def _sound(name: str) -> torch.Tensor:
-    from scipy.io import wavfile
-
-    _, samples = wavfile.read(name)
+    _, samples = media.sound(name)
     values = np.atleast_2d(samples.T).astype(np.float32)
     if samples.dtype == np.uint8:  # 8-bit sounds have their zero at 128
         values = (values - 128) / 128

@@ -15,9 +15,12 @@ from accelerate.utils import gather_object
 from PIL import Image
 from scipy.io import wavfile
 
+from flowgrpo import tables
+from flowgrpo.errors import InputError
 from flowgrpo.modality import SAMPLING_RATE
 from flowgrpo.policy import Row
 from flowgrpo.prompts import Prompt
+from flowgrpo.report import is_number
 from flowgrpo.rollout import score
 from rewards import Reward
 
@@ -55,7 +58,7 @@ def evaluate(
 
     Args:
         generate: samples of rows.
-        keep: the first so many samples come with what was decoded, on the CPU.
+        keep: the first so many samples come with what was decoded, on the CPU, if all of it is finite.
 
     Returns:
         all samples, in the order of the prompts, on every process.
@@ -66,13 +69,19 @@ def evaluate(
         indices = own[at : at + micro_batch]
         rows = [Row(prompts[i].text, i, prompts[i].columns) for i in indices]
         decoded = generate(rows)
-        shown = decoded if isinstance(decoded, torch.Tensor) else [one.text for one in decoded]
-        values = score(rewards, shown, rows, one_group=False).values.tolist()
+        scored = decoded if isinstance(decoded, torch.Tensor) else [one.text for one in decoded]
+        values = score(rewards, scored, rows, one_group=False).values.tolist()
         for index, row, value, one in zip(indices, rows, values, decoded, strict=True):
             named = {r.name: None if v != v else v for r, v in zip(rewards, value, strict=True)}
             kept = one.cpu() if isinstance(one, torch.Tensor) else one
-            samples.append(Sample(index, row, named, kept if index < keep else None))
+            shown = index < keep and is_finite(kept)
+            samples.append(Sample(index, row, named, kept if shown else None))
     return sorted(gather_object(samples), key=lambda sample: sample.index)
+
+
+def is_finite(decoded: torch.Tensor | Text) -> bool:
+    """Whether all that was decoded is a number, as all of a text is."""
+    return not isinstance(decoded, torch.Tensor) or bool(decoded.isfinite().all())
 
 
 def weighted(sample: Sample, rewards: Sequence[Reward]) -> float | None:
@@ -106,7 +115,7 @@ class SampleFolder:
 
     def forget_after(self, step: int) -> None:
         """Drop what was sampled after a checkpoint's step."""
-        kept = [line for line in read_manifest(self.folder) if line["step"] <= step]
+        kept = [line for line in read_manifest(self.folder) if line.get("step", 0) <= step]
         self.folder.mkdir(parents=True, exist_ok=True)
         partial = self.manifest.with_suffix(".partial")
         partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
@@ -126,9 +135,41 @@ def manifest_line(file: str, sample: Sample, step: int, sampler: str = "ode") ->
 
 
 def read_manifest(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a folder's manifest; none if it has none."""
-    path = folder / "manifest.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()] if path.is_file() else []
+    """The lines of a folder's manifest; none if it has none. A last line that was cut off is left out, with a warning.
+
+    Raises:
+        InputError: a line is broken, says what no manifest says, or names a file that is not in the folder.
+    """
+    return [_checked(line, folder, place) for place, line in tables.log(folder / "manifest.jsonl")]
+
+
+def _checked(line: dict[str, Any], folder: Path, place: str) -> dict[str, Any]:
+    file, rewards = line.get("file"), line.get("rewards", {})
+    if not isinstance(file, str) or not isinstance(line.get("prompt"), str):
+        raise InputError(
+            f"{place}: a line needs a file and a prompt, both texts, it has {', '.join(line) or 'nothing'}"
+        )
+    for key, kinds in (("seed", int | None), ("step", int)):
+        if not isinstance(line.get(key, 0), kinds):
+            raise InputError(f"{place}: {key} is {line[key]!r}, not a whole number")
+    if not isinstance(rewards, dict) or not all(value is None or is_number(value) for value in rewards.values()):
+        raise InputError(f"{place}: rewards is {rewards!r}, not a map from names to numbers or null")
+    check_inside(folder, file, place)
+    return line
+
+
+def check_inside(folder: Path, file: str, place: str) -> None:
+    """Refuse the name of a file that leads out of a folder: an absolute one, one with `..`, a link.
+
+    Raises:
+        InputError: it does, or is no name of a file.
+    """
+    try:
+        inside = not Path(file).is_absolute() and (folder / file).resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError) as error:  # a zero byte, a circle of links
+        raise InputError(f"{place}: {file[:80]!r} is no name of a file ({error})") from None
+    if not inside:
+        raise InputError(f"{place}: {file!r} leads out of {folder}; name files in it")
 
 
 def save_sample(sample: torch.Tensor | Text, stem: Path, sampling_rate: int = SAMPLING_RATE) -> Path:
@@ -145,7 +186,12 @@ def save_sample(sample: torch.Tensor | Text, stem: Path, sampling_rate: int = SA
 
     Raises:
         ValueError: it is none of these.
+        InputError: it is not finite: the model gave no numbers.
     """
+    if not is_finite(sample):
+        raise InputError(
+            f"{stem.name}: the model's sample is not finite, so there is nothing to keep; try the dtype float32 or bfloat16"
+        )
     if isinstance(sample, Text):
         file = stem.with_name(f"{stem.name}.json")
         file.write_text(json.dumps(asdict(sample), ensure_ascii=False) + "\n", encoding="utf-8")

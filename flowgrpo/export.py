@@ -12,7 +12,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.loaders.lora_base import LoraBaseMixin
 
-from flowgrpo import checkpoint, conditions, config, loading, prompts, traits
+from flowgrpo import checkpoint, conditions, config, folders, loading, prompts, traits
 from flowgrpo.errors import InputError
 from flowgrpo.evaluate import save_sample
 from flowgrpo.modality import SAMPLING_RATE, modality_of, sampling_rate
@@ -82,12 +82,15 @@ def opened(run: Path, out: Path, step: int | None) -> tuple[config.AnyConfig, Pa
     """The configuration of a run and the checkpoint that is to be exported.
 
     Raises:
-        InputError: there is no such run or checkpoint, or `out` is not empty.
+        InputError: there is no such run or checkpoint, it cannot be read, or `out` is not empty or cannot be written to.
     """
     settings = settings_of(run)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out {out}: exists and is not an empty folder")
-    return settings, checkpoint.find(run / "checkpoints", step)
+    found = checkpoint.find(run / "checkpoints", step)
+    checkpoint.check(found)
+    folders.check_writable(out, "--out")
+    return settings, found
 
 
 def write_weights(policy: DiffusersPolicy, weights: Weights, out: Path) -> None:

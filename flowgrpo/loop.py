@@ -309,6 +309,7 @@ class Loop(ABC):
                 self.beta,
                 self.history.state(),
                 keep,
+                sound=all(line["reward/mean"] is not None for line in self.report.lines if line["step"] == self.done),
             )
         self.accelerator.wait_for_everyone()
 

@@ -32,7 +32,7 @@ class Scores:
 
     Attributes:
         values: (B, R) float64; NaN where a reward does not apply or the sample is lost.
-        lost: (B,) samples for which some reward failed to the end.
+        lost: (B,) samples for which some reward failed to the end, or that are not finite.
         seconds: time spent inside the reward functions.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType, set_seed
 
-from flowgrpo import config, launch, loading, prompts, report
+from flowgrpo import checkpoint, config, folders, launch, loading, prompts, report
 from flowgrpo.config import AnyConfig
 from flowgrpo.errors import InputError, nearest
+from flowgrpo.evaluate import read_manifest
 from flowgrpo.gallery import write_gallery
 from flowgrpo.kinds import KINDS
 from flowgrpo.mdlm.policy import TextPolicy
@@ -56,7 +58,12 @@ def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -
 
 
 def train_config(settings: AnyConfig) -> Run:
-    """Run a configuration; see `train`."""
+    """Run a configuration, in a folder that no other run is in; see `train`."""
+    with folders.held(settings.run.folder) if launch.is_main() else nullcontext():
+        return _train(settings)
+
+
+def _train(settings: AnyConfig) -> Run:
     folder = settings.run.folder
     launch.check_environment(os.environ)
     _check_folder(settings, folder)
@@ -144,9 +151,9 @@ def _check_trackers(names: Iterable[str]) -> None:
 
 
 def _check_folder(settings: AnyConfig, folder: Path) -> None:
-    """Refuse to overwrite a run, and to resume one that is not there or was another."""
+    """Refuse to overwrite a run, and to resume one that is not there, was another, or has files that cannot be read."""
     if not settings.run.resume:
-        if folder.exists():
+        if not folders.is_empty(folder):
             raise InputError(
                 f"run.name: {folder} exists already; set run.resume=true to go on with it, or another run.name"
             )
@@ -161,6 +168,10 @@ def _check_folder(settings: AnyConfig, folder: Path) -> None:
                 f"run.resume: {key} was {before.get(key)!r} in {folder} and is {now.get(key)!r} now; "
                 "a run goes on as it began"
             )
+    report.read_metrics(folder)
+    read_manifest(folder / "samples")
+    if checkpoint.steps(folder / "checkpoints"):
+        checkpoint.check(checkpoint.find(folder / "checkpoints"))
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:

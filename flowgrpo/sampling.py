@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from flowgrpo import conditions, loading, prompts
+from flowgrpo import checkpoint, conditions, folders, loading, prompts, tables
 from flowgrpo.errors import InputError
 from flowgrpo.evaluate import Sample, manifest_line, save_sample
 from flowgrpo.modality import SAMPLING_RATE, sampling_rate
@@ -41,6 +41,8 @@ def sample_to_folder(
         raise InputError(
             f"--adapter {adapter}: there is no pytorch_lora_weights.safetensors, which flowgrpo export writes"
         )
+    if adapter is not None:
+        checkpoint.check_tensors(adapter / loading.LORA_FILE)
     policy = loading.load_policy(model, dtype, call)
     if adapter is not None:
         loading.load_lora(policy.pipe, adapter)
@@ -61,8 +63,9 @@ def asked(texts: Sequence[str] | None, prompts_file: str | None, seed: int) -> l
     """What to sample: texts, or the prompts of a file or a built-in set, prompt i with seed + i.
 
     Raises:
-        InputError: there is no such file.
+        InputError: there is no such file, or a text is none.
     """
+    tables.check_plain(list(texts or []), "--prompt")
     chosen = [Prompt(text) for text in texts] if texts else prompts.load(prompts_file, "--prompts")
     return [Row(prompt.text, seed + i, prompt.columns) for i, prompt in enumerate(chosen)]
 
@@ -84,10 +87,11 @@ def line_of(file: Path, row: Row, sampler: str = "ode") -> dict[str, Any]:
 
 
 def check_folder(out: Path) -> None:
-    """Refuse a folder that holds samples.
+    """Refuse a folder that holds samples, or cannot be written to.
 
     Raises:
-        InputError: it does.
+        InputError: it is so.
     """
     if (out / "manifest.jsonl").exists():
         raise InputError(f"--out {out}: holds samples already (manifest.jsonl), choose another folder")
+    folders.check_writable(out, "--out")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageSequence
 
-from flowgrpo import conditions
+from flowgrpo import conditions, tables
 from flowgrpo.errors import InputError
-from flowgrpo.evaluate import read_manifest
-from rewards import Reward, RewardError
+from flowgrpo.evaluate import check_inside, read_manifest
+from rewards import Reward, RewardError, media
 from rewards.base import told
 
 BATCH = 16
@@ -66,12 +65,14 @@ def listed(folder: Path) -> list[File]:
         raise InputError(f"--samples: there is no folder {folder}")
     lines = read_manifest(folder)
     for line in lines:
-        if not (folder / str(line.get("file"))).is_file() or not isinstance(line.get("prompt"), str):
-            raise InputError(f"{folder / 'manifest.jsonl'}: a line needs a file that exists and a prompt, not {line}")
+        if not os.path.isfile(folder / line["file"]):
+            raise InputError(f"{folder / 'manifest.jsonl'}: there is no file {folder / line['file']}")
     known = ("file", "prompt", "rewards")
     files = [File(line["file"], line["prompt"], {k: v for k, v in line.items() if k not in known}) for line in lines]
     if not files:
         names = sorted(path.name for path in folder.iterdir() if conditions.is_file_name(path.name))
+        for name in names:
+            check_inside(folder, name, "--samples")
         files = [File(name, Path(name).stem.replace("_", " "), {}) for name in names]
     if not files:
         raise InputError(f"--samples: {folder} holds no manifest.jsonl and no picture, video or sound")
@@ -133,11 +134,8 @@ def read(path: Path) -> Sample:
     if path.suffix == ".json":
         return _text(path)
     conditions.check([{"file": str(path)}], ["file"], "--samples")
-    if path.suffix.lower() == ".webp":  # which conditions.py takes for a picture; ours may move
-        with Image.open(path) as file:
-            found = [frame.convert("RGB") for frame in ImageSequence.Iterator(file)]
-    else:
-        found = conditions.loaded(str(path))
+    # A .webp is a picture to conditions.py; ours may move.
+    found = media.frames(path) if path.suffix.lower() == ".webp" else conditions.loaded(str(path))
     if isinstance(found, torch.Tensor):
         return found
     frames = found if isinstance(found, list) else [found]
@@ -146,10 +144,7 @@ def read(path: Path) -> Sample:
 
 
 def _text(path: Path) -> str:
-    try:
-        text = json.loads(path.read_text(encoding="utf-8"))["text"]
-    except (ValueError, KeyError, TypeError):
-        raise InputError(
-            f"--samples: {path} is no text as flowgrpo sample writes them, an object with the key text"
-        ) from None
-    return text
+    written = tables.document(path)
+    if not isinstance(written, dict) or not isinstance(written.get("text"), str):
+        raise InputError(f"--samples: {path} is no text as flowgrpo sample writes them, an object with the key text")
+    return written["text"]

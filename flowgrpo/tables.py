@@ -1,14 +1,18 @@
-"""Rows of a .jsonl or a .parquet file, each with the place that errors name."""
+"""Rows of a .jsonl or a .parquet file, each with the place that errors name, and what JSON of others may hold."""
 
 from __future__ import annotations
 
 import json
+import warnings
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from flowgrpo.errors import InputError
 
 SUFFIXES = (".jsonl", ".parquet")
+LARGEST = 1 << 30  # bytes of a file that is read whole
+DEEPEST = 64  # lists and maps in each other
 
 Row = dict[str, Any]
 
@@ -23,7 +27,7 @@ def lines(path: Path, key: str) -> list[tuple[int, str]]:
         InputError: the file is not UTF-8.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = _bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{key}: {path} is not UTF-8 text (byte {error.start})") from None
     stripped = ((number, line.strip()) for number, line in enumerate(text.split("\n"), start=1))
@@ -42,6 +46,78 @@ def rows(path: Path, key: str) -> list[tuple[str, Row]]:
     if path.suffix == ".parquet":
         return [(f"{path}:{number}", row) for number, row in enumerate(_parquet(path, key), start=1)]
     return [(f"{path}:{number}", _object(line, f"{path}:{number}")) for number, line in lines(path, key)]
+
+
+def log(path: Path) -> list[tuple[str, Row]]:
+    """The objects of a .jsonl file that is written line by line, each with its place; none if there is no such file.
+
+    A last line that a crash or a full disk cut off is left out, with a warning.
+
+    Raises:
+        InputError: another line is no JSON object, or the file cannot be read.
+    """
+    written = enumerate(_bytes(path).split(b"\n") if path.is_file() else [], start=1)
+    lines = [(f"{path}:{number}", line) for number, line in written if line.strip()]
+    found = []
+    for place, line in lines:
+        try:
+            found.append((place, _object(line.decode(errors="replace"), place)))
+        except InputError as error:
+            if place != lines[-1][0]:
+                raise
+            warnings.warn(f"{error}; it is the last line, cut off, and left out", stacklevel=2)
+    return found
+
+
+def document(path: Path) -> Any:
+    """The value of a JSON file.
+
+    Raises:
+        InputError: it cannot be read, or is not valid JSON.
+    """
+    return value(_bytes(path).decode(errors="replace"), str(path))
+
+
+def value(text: str, place: str) -> Any:
+    """The value of a JSON text.
+
+    Args:
+        place: named in errors.
+
+    Raises:
+        InputError: it is not valid JSON, or holds what `check_plain` refuses.
+    """
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{place}: not valid JSON ({error.msg} at column {error.colno})") from None
+    except RecursionError:
+        raise InputError(f"{place}: lists and maps are nested deeper than {DEEPEST}") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise InputError(f"{place}: not valid JSON ({error})") from None
+    check_plain(found, place)
+    return found
+
+
+def check_plain(value: Any, place: str) -> None:
+    """Refuse what no further step can be expected to take, though JSON and YAML can write it.
+
+    Raises:
+        InputError: lists and maps are nested deeper than `DEEPEST`, or a text has half of a surrogate pair, which is no
+            character and cannot be encoded.
+    """
+    waiting = [(value, 0)]
+    while waiting:
+        item, depth = waiting.pop()
+        if isinstance(item, str):
+            try:
+                item.encode()
+            except UnicodeEncodeError as error:
+                raise InputError(f"{place}: the text {item[:40]!a} has half a character ({error.reason})") from None
+        elif isinstance(item, dict | list | tuple | set):
+            if depth == DEEPEST:
+                raise InputError(f"{place}: lists and maps are nested deeper than {DEEPEST}")
+            waiting += [(inner, depth + 1) for inner in (chain(*item.items()) if isinstance(item, dict) else item)]
 
 
 def text(row: Row, column: str, place: str) -> str:
@@ -71,10 +147,17 @@ def _parquet(path: Path, key: str) -> list[Row]:
 
 
 def _object(line: str, place: str) -> Row:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{place}: not valid JSON ({error.msg} at column {error.colno})") from None
+    row = value(line, place)
     if not isinstance(row, dict):
         raise InputError(f'{place}: a row is an object such as {{"prompt": "a red circle"}}, not {type(row).__name__}')
     return row
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        size = path.stat().st_size
+        if size > LARGEST:
+            raise InputError(f"{path}: has {size} bytes, at most {LARGEST} are read")
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from flowgrpo import switches
+from flowgrpo import switches, tables
 from flowgrpo.advantage import combined
 from flowgrpo.axes.kernel import Preserving
 from flowgrpo.config import Config
@@ -147,10 +147,16 @@ class Trainer(Loop):
             self.policy.evaluations,
         )
         if kept.is_file():
-            found = json.loads(kept.read_text())
-            self.levels = found["levels"]
+            found = tables.document(kept)
+            try:
+                self.levels = [float(level) for level in found["levels"]]
+                line = dict(found["metrics"])
+            except (LookupError, TypeError, ValueError):
+                raise InputError(
+                    f"{kept} is not what a calibration writes; begin again with another run.name"
+                ) from None
             if not self.done:  # the line of a run that was killed before its first checkpoint was dropped
-                self.report.write(found["metrics"])
+                self.report.write(line)
             return
         if self.done:
             raise InputError(f"run.resume: {kept} is missing, which holds the noise levels that the run began with")

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from PIL import Image, ImageOps
 from torch import nn
 from torchvision.transforms.functional import pil_to_tensor
 from transformers import AutoModel
 
+from rewards import media
 from rewards.base import RewardError
 from rewards.image import check_images
 from rewards.model import PictureReward, pooled
@@ -123,7 +123,6 @@ class Diversity(_Features):
 
 def _read(file: str) -> torch.Tensor:
     try:
-        with Image.open(file) as picture:
-            return pil_to_tensor(ImageOps.exif_transpose(picture).convert("RGB")).float() / 255
-    except OSError as error:
+        return pil_to_tensor(media.picture(file)).float() / 255
+    except media.MediaError as error:
         raise RewardError(f"image_similarity: the reference {file} is no picture that can be read ({error})") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -9,16 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
+from flowgrpo.config import read_map
 from flowgrpo.errors import InputError
 from flowgrpo.evaluate import read_manifest
+from flowgrpo.folders import check_writable
 from flowgrpo.gallery.curve import PART, curve
 from flowgrpo.gallery.media import LONGEST, data_url, outline
 from flowgrpo.gallery.text import answer
 from flowgrpo.report import read_metrics
+from rewards.media import MediaError
 
 LARGEST_MEDIA = 64 << 20  # bytes of a folder's video and audio files, above which the steps between are left out
 LARGEST_TEXTS = 4 << 20  # the same of texts, which take several times as much of a page as of the folder
@@ -119,9 +122,10 @@ def write_gallery(folders: Sequence[Path], out: Path) -> Path:
     """Write the page of runs and folders of samples (with a manifest.jsonl) to `out`.
 
     Raises:
-        InputError: a folder holds no samples, or a text that cannot be read.
+        InputError: a folder holds no samples, or files that cannot be read; or the page cannot be written.
     """
-    sections = [_section(Path(folder)) for folder in folders]
+    check_writable(out.parent, str(out))
+    sections = [_read(Path(folder)) for folder in folders]
     templates = Environment(loader=PackageLoader("flowgrpo.gallery", "."), autoescape=True, trim_blocks=True)
     page = templates.get_template("page.html.jinja")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -129,13 +133,26 @@ def write_gallery(folders: Sequence[Path], out: Path) -> Path:
     return out
 
 
+def _read(folder: Path) -> Section:
+    """The section of a folder, which may be anyone's."""
+    try:
+        return _section(folder)
+    except MediaError as error:
+        raise InputError(f"{folder}: {error}") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{folder}: its config.yaml or metrics.jsonl is not of a run ({error!r})") from error
+
+
 def _section(folder: Path) -> Section:
     samples = folder / "samples" if (folder / "config.yaml").is_file() else folder
     lines = [{"seed": None, "step": 0, "rewards": {}, **line} for line in read_manifest(samples)]
+    for line in lines:
+        if not os.path.isfile(samples / line["file"]):
+            raise InputError(f"{samples / 'manifest.jsonl'}: there is no file {samples / line['file']}")
     manifest = _worth_showing(samples, lines)
     if not manifest and samples == folder:  # a run that keeps no pictures still has its curve
         raise InputError(f"{folder}: there are no samples to show, it has no manifest.jsonl with lines")
-    config = yaml.safe_load((folder / "config.yaml").read_text()) if samples != folder else {}
+    config = read_map(folder / "config.yaml") if samples != folder else {}
     weights = {_name(use): use["weight"] for use in config.get("rewards", [])}
     by_prompt, seen = defaultdict(list), Counter()
     for line in manifest:

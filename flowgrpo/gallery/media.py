@@ -7,9 +7,11 @@ import io
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageSequence
+from PIL import ImageSequence
 from scipy.io import wavfile
 from scipy.signal import resample_poly
+
+from rewards import media
 
 LARGEST_SIDE = 384  # pixels of an embedded picture or video
 LONGEST = 15  # seconds of embedded sound
@@ -35,11 +37,11 @@ def outline(path: Path) -> str | None:
 
 def _picture(path: Path) -> bytes:
     frames, durations = [], []
-    with Image.open(path) as image:
+    with media.opened(path) as image:
         if getattr(image, "n_frames", 1) > 1 and max(image.size) <= LARGEST_SIDE:
             return path.read_bytes()
-        for frame in ImageSequence.Iterator(image):
-            small = frame.convert("RGB")
+        for frame in media.bounded(path, ImageSequence.Iterator(image)):
+            small = media.rgb(frame)
             small.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
             frames.append(small)
             durations.append(frame.info.get("duration", 0))
@@ -63,7 +65,7 @@ def _sound(path: Path) -> bytes:
 
 def _read(path: Path) -> tuple[int, np.ndarray]:
     """The rate and the beginning of a .wav file, float32 (N, C) in [-1, 1]."""
-    rate, samples = wavfile.read(path)
+    rate, samples = media.sound(path)
     samples = samples[: LONGEST * rate]
     scale = np.iinfo(samples.dtype).max if np.issubdtype(samples.dtype, np.integer) else 1
     return rate, (samples.astype(np.float32) / scale).reshape(len(samples), -1)

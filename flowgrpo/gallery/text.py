@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
 from markupsafe import Markup
 
+from flowgrpo import tables
 from flowgrpo.errors import InputError
 
 SPACES = {" ": "·", "\n": "↵", "\r": "␍", "\t": "⇥"}
@@ -24,7 +24,7 @@ def answer(path: Path) -> Markup:
         InputError: it is none.
     """
     try:
-        sample = json.loads(path.read_text(encoding="utf-8"))
+        sample = tables.document(path)
         text, tokens = sample["text"], sample["tokens"]
         cells = strip(tokens, sample["steps"], _ends(text, tokens))
     except (ValueError, KeyError, TypeError):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from flowgrpo import templates
+from flowgrpo import checkpoint, tables, templates
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.evaluate import save_sample
 from flowgrpo.mdlm.axes import Decoding
@@ -54,6 +54,9 @@ def sample_to_folder(
     for name in ADAPTER_FILES if adapter is not None else ():
         if not (adapter / name).is_file():
             raise InputError(f"--adapter {adapter}: there is no {name}, which flowgrpo export writes")
+    if adapter is not None:
+        tables.document(adapter / ADAPTER_FILES[0])
+        checkpoint.check_tensors(adapter / ADAPTER_FILES[1])
     chosen, decoding = options(model, dtype, call)
     predictor, tokenizer = load_predictor(
         model,

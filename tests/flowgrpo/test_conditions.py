@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -22,6 +24,7 @@ def test_files_of_a_row_are_found_beside_the_prompt_file_and_texts_stay_texts(tm
     picture = conditions.loaded(row.columns["image"])
     assert (picture.mode, picture.size, picture.getpixel((0, 0))) == ("RGB", (4, 2), (255, 0, 0))
     assert conditions.loaded(row.columns["images"]) == [picture]
+    assert conditions.resolved("a" * 300 + ".png", tmp_path) == "a" * 300 + ".png"  # a text that ends so
     assert conditions.loaded(row.columns["n"]) == 3
 
 
@@ -52,11 +55,18 @@ def test_an_animation_is_a_list_of_pictures(tmp_path):
         (["no.png"], "prompts.train: there is no file no.png"),
         ("https://example.org/a.png", "is an address, not a file; download it first"),
         ("broken.png", "broken.png cannot be read"),
+        ("broken.gif", "broken.gif cannot be read"),
+        ("broken.wav", "broken.wav cannot be read"),
+        ("a.mp4", "a.mp4 (cannot be read|needs a package)"),
+        ("fifo.png", "fifo.png is not a regular file"),
+        ("a" * 300 + ".png", "cannot be read .*File name too long"),
     ],
 )
 def test_what_cannot_be_read_is_one_sentence(tmp_path, monkeypatch, value, said):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "broken.png").write_text("no picture")
+    for name in ("broken.png", "broken.gif", "broken.wav", "a.mp4"):
+        (tmp_path / name).write_text("no picture")
+    os.mkfifo(tmp_path / "fifo.png")
     with pytest.raises(InputError, match=said):
         conditions.check([{"image": value}], {"image"}, "prompts.train")
     conditions.check([{"image": value}], {"video"}, "prompts.train")  # not a condition of this pipeline

@@ -194,6 +194,63 @@ def test_what_a_source_says_of_the_loop_can_be_asked_for(preset):
         assert reduce(lambda at, name: at[name], key.split("."), chosen) == value
 
 
+def laughs(link):
+    """Nine of nine of nine ... : 9^9 values in a few hundred letters."""
+    lines = ["a: &a {k: 1}"]
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True):
+        lines.append(f"{name}: &{name} {link.format(', '.join([f'*{before}'] * 9))}")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (laughs("[{}]"), "place:6: not valid YAML (holds more than 131072 values where its aliases are followed)"),
+        (
+            laughs("{{<<: [{}]}}"),
+            "place:6: not valid YAML (holds more than 131072 values where its aliases are followed)",
+        ),
+        ("&a [*a]", "place: not valid YAML (*a stands in what it stands for)"),
+        ("a: &a {b: 1, <<: *a}", "place: not valid YAML (*a stands in what it stands for)"),
+        ("[" * 100_000, "place: not valid YAML (lists and maps are nested deeper than 64)"),
+        ("{a: " * 1000, "place: not valid YAML (lists and maps are nested deeper than 64)"),
+        ("x" * 300_000, "place: has 300000 characters, at most 262144 are read"),
+        ("day: 2024-99-99", "place: not valid YAML (a value is not of its kind: month must be in 1..12)"),
+        ("a: !!int x", "place: not valid YAML (a value is not of its kind: invalid literal"),
+        ("a: !!bool x", "place: not valid YAML (a value is not of its kind"),
+        ("a: !!timestamp x", "place: not valid YAML (a value is not of its kind"),
+        ("a: " + "9" * 5000, "place: not valid YAML (a value is not of its kind: Exceeds the limit"),
+        (r'a: "\ud800"', r"place: the text '\ud800' has half a character"),
+        ("a: \udc80", "place: not valid YAML (unacceptable character #xdc80"),
+        ("a: \x00", "place: not valid YAML (unacceptable character #x0000"),
+    ],
+)
+def test_hostile_yaml_is_one_sentence(text, said):
+    with pytest.raises(InputError) as error:
+        config.parse_yaml(text, "place")
+    assert str(error.value).startswith(said)
+    assert "\n" not in str(error.value)
+
+
+def test_aliases_and_merged_maps_still_serve_and_a_key_of_a_long_map_is_found_twice():
+    assert config.parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 3e-4}\nc: [*a, *a]", "place") == {
+        "a": {"x": 1}, "b": {"x": 1, "y": 0.0003}, "c": [{"x": 1}] * 2,
+    }  # fmt: skip
+    with pytest.raises(InputError, match="place:3001: not valid YAML .the key 'k7' is given twice"):
+        config.parse_yaml("".join(f"k{i}: 1\n" for i in range(3000)) + "k7: 1\n", "place")
+
+
+def test_configs_that_cannot_be_read_and_endless_keys_are_one_sentence(path):
+    with pytest.raises(InputError, match="/proc/self/mem: cannot be read"):
+        config.load("/proc/self/mem")
+    path.write_text("a" * 300_000)
+    with pytest.raises(InputError, match="run.yaml: has 262145 characters, at most 262144 are read"):
+        config.load(path)
+    path.write_text("model: {path: shapes}\n")
+    with pytest.raises(InputError, match="has 100000 dots, at most 64 are read"):
+        config.load(path, ["model.call" + ".a" * 99_999 + "=1"])
+
+
 def test_weights_that_take_back_a_std_are_refused_where_there_is_none(path):
     with pytest.raises(InputError, match=r"^algorithm\.objective\.step_weights: noise_aware takes back a 1 / std"):
         config.load(path, ["algorithm.preset=tempflow", "algorithm.kernel=cps", "train.group_size=24"])

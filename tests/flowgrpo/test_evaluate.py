@@ -6,7 +6,8 @@ import pytest
 import torch
 from PIL import Image
 
-from flowgrpo.evaluate import Sample, SampleFolder, save_sample
+from flowgrpo.errors import InputError
+from flowgrpo.evaluate import Sample, SampleFolder, read_manifest, save_sample
 from flowgrpo.policy import Row
 
 
@@ -65,3 +66,61 @@ def test_a_folder_of_samples_takes_every_modality(tmp_path):
     for line, rate in zip(lines[2:], (8000, 44100), strict=True):
         with wave.open(str(tmp_path / "samples" / line["file"])) as sound:
             assert sound.getframerate() == rate
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_not_written_as_black(tmp_path, value):
+    picture = torch.full((3, 4, 4), 0.5)
+    picture[1, 2, 3] = value
+    with pytest.raises(InputError, match="a: the model's sample is not finite"):
+        save_sample(picture, tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def manifest(folder, **changed):
+    line = {"file": "a.png", "prompt": "p", "seed": 0, "step": 0, "rewards": {"r": 0.5}} | changed
+    (folder / "manifest.jsonl").write_text(
+        json.dumps(line) + "\n" + json.dumps({"file": "b.png", "prompt": "q"}) + "\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"file": "../secret.png"}, "leads out of"),
+        ({"file": "a/../../secret.png"}, "leads out of"),
+        ({"file": "{folder}/a.png"}, "leads out of"),  # as absolute as /etc/passwd
+        ({"file": "link.png"}, "leads out of"),
+        ({"file": "links/secret.png"}, "leads out of"),
+        ({"file": "a\0.png"}, "no name of a file"),
+        ({"file": 3}, "a line needs a file and a prompt"),
+        ({"prompt": None}, "a line needs a file and a prompt"),
+        ({"prompt": "\ud800"}, "half a character"),
+        ({"seed": "0"}, "seed is '0', not a whole number"),
+        ({"step": None}, "step is None, not a whole number"),
+        ({"step": 0.5}, "step is 0.5, not a whole number"),
+        ({"rewards": [1.0]}, "rewards is"),
+        ({"rewards": {"r": "1"}}, "rewards is"),
+        ({"rewards": {"r": float("nan")}}, "rewards is"),
+    ],
+)
+def test_a_manifest_of_others_stays_in_its_folder_and_says_what_manifests_say(tmp_path, changed, said):
+    folder = tmp_path / "given"
+    folder.mkdir()
+    (tmp_path / "secret.png").touch()
+    (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    (folder / "links").symlink_to(tmp_path)
+    changed = {k: v.replace("{folder}", str(folder)) if isinstance(v, str) else v for k, v in changed.items()}
+    manifest(folder, **changed)
+    with pytest.raises(InputError, match=rf"manifest\.jsonl:1: .*({said})") as error:
+        read_manifest(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_links_inside_of_a_folder_and_folders_that_are_links_are_fine(tmp_path):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "there.png").touch()
+    (tmp_path / "far" / "a.png").symlink_to("there.png")
+    (tmp_path / "near").symlink_to(tmp_path / "far")
+    manifest(tmp_path / "near")
+    assert [line["file"] for line in read_manifest(tmp_path / "near")] == ["a.png", "b.png"]

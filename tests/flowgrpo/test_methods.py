@@ -264,6 +264,14 @@ def test_a_calibrated_run_resumes_with_its_levels_bit_for_bit(tmp_path):
     assert all(torch.equal(tensor, weights_of(rest)[name]) for name, tensor in weights_of(whole).items())
 
 
+@pytest.mark.parametrize("written", ['{"levels": [0.7', "[]", '{"levels": ["a"], "metrics": {}}', '{"levels": [0.7]}'])
+def test_a_calibration_that_was_cut_off_is_one_sentence(tmp_path, written):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "calibration.json").write_text(written)
+    with pytest.raises(InputError, match="calibration.json"):
+        trainer(tmp_path, CALIBRATED, iterations=1).run()
+
+
 def test_a_run_killed_while_it_calibrates_calibrates_anew(tmp_path):
     whole = trainer(tmp_path / "a", CALIBRATED, iterations=1)
     whole.run()

@@ -1,4 +1,5 @@
 import json
+import os
 
 import numpy as np
 import pytest
@@ -91,3 +92,52 @@ def test_a_reward_that_raises_is_told_with_its_file_and_line(folder, capsys, mon
     assert main(["score", "./mine.py:broken", "--samples", "."]) == 2
     said = "failed on a_blue_thing.png: AttributeError: 'list' object has no attribute 'nothing' at mine.py:2\n"
     assert capsys.readouterr().err == f"flowgrpo: the reward 'broken' {said}"
+
+
+@pytest.mark.parametrize("command", [["score", "jpeg_size", "--samples"], ["gallery"]])
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ({"file": "../secret.png"}, "'../secret.png' leads out of"),
+        ({"file": "none.png"}, "there is no file"),
+        ({"file": "fifo.png"}, "there is no file"),
+        ({"file": "a" * 300 + ".png"}, "there is no file"),
+        ({"file": "circle.png"}, "circle.png"),
+        ({"file": "broken.png"}, "broken.png cannot be read"),
+        ({"file": "broken.wav"}, "broken.wav cannot be read"),
+        ({"file": "eps.png"}, "eps.png cannot be read"),
+        ({"file": "deep.json"}, "deep.json"),
+        ({"file": "half.json"}, "half.json"),
+    ],
+)
+def test_a_folder_of_others_is_scored_and_shown_or_one_sentence(folder, capsys, command, line, said):
+    Image.new("RGB", (8, 8)).save(folder.parent / "secret.png")
+    os.mkfifo(folder / "fifo.png")
+    (folder / "circle.png").symlink_to("circle.png")
+    for name in ("broken.png", "broken.wav"):
+        (folder / name).write_bytes(b"no sample")
+    Image.new("RGB", (8, 8)).save(folder / "eps.png", "EPS")
+    (folder / "deep.json").write_text('{"text": ' + "[" * 100_000)
+    (folder / "half.json").write_text(r'{"text": "\ud800", "tokens": ["a"], "steps": [0]}')
+    (folder / "manifest.jsonl").write_text(
+        json.dumps({"prompt": "p", **line}) + "\n" + json.dumps({"prompt": "p", **line})
+    )
+    assert main([*command, str(folder)]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+    (folder.parent / "secret.png").unlink()
+
+
+def test_a_link_in_a_folder_without_a_manifest_does_not_lead_out_of_it(folder, tmp_path_factory, capsys):
+    (folder / "link.png").symlink_to(tmp_path_factory.mktemp("other") / "secret.png")
+    assert main(["score", "jpeg_size", "--samples", str(folder)]) == 2
+    assert "'link.png' leads out of" in capsys.readouterr().err
+
+
+def test_a_manifest_that_was_cut_off_is_scored_as_far_as_it_goes(folder, capsys):
+    line = json.dumps({"file": "a_red_thing.png", "prompt": "p"})
+    (folder / "manifest.jsonl").write_text(line + "\n" + line[:20])
+    with pytest.warns(UserWarning, match="the last line, cut off, and left out"):
+        assert main(["score", "jpeg_size", "--samples", str(folder), "--format", "json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 1

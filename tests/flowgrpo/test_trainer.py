@@ -315,6 +315,48 @@ def test_a_sample_that_is_not_a_number_costs_itself_and_not_the_step(tmp_path, p
         torch.testing.assert_close(weights_of(broken)[name], tensor, rtol=0, atol=1e-6)
 
 
+class Diverging(Network):
+    """Not a number for every sample, from the iteration `after` on."""
+
+    run, after = None, 0
+
+    def forward(self, x, sigma, rows):
+        diverged = self.run is not None and self.run.done >= self.after
+        return super().forward(x, sigma, rows) * (math.nan if diverged else 1.0)
+
+
+def test_samples_that_are_not_finite_are_lost_without_asking_a_reward_and_good_checkpoints_stay(tmp_path):
+    """A reward that takes NaN for black, as every one that makes 8-bit pictures does, saw nothing wrong."""
+    asked = []
+
+    def of_pictures(samples, prompts):
+        asked.append(len(samples))
+        assert samples.isfinite().all()
+        return closeness(samples.nan_to_num(0.0), prompts)
+
+    chosen = settings(tmp_path, eval__every=1, eval__save=2, run__checkpoint={"every": 1, "keep": 2})
+    run = trainer(chosen, Diverging(), reward=of_pictures)
+    run.policy.modules["field"].run, run.policy.modules["field"].after = run, 3
+    run.samples = NoFiles()
+    run.run()
+    assert [line["reward/lost"] for line in lines(run)] == [0, 0, 0, 32, 32, 32]
+    assert [line["reward/mean"] is None for line in lines(run)] == [False] * 3 + [True] * 3
+    assert sum(asked) == 3 * (32 + 2)  # three iterations, and the evaluations before them
+    assert run.samples.kept == {0: 2, 1: 2, 2: 2, 3: 0, 4: 0, 5: 0, 6: 0}
+    kept = sorted(path.name for path in (tmp_path / "r" / "checkpoints").iterdir())
+    assert kept == ["step-000001", "step-000002", "step-000005", "step-000006"]  # 3 gave nothing but NaN
+
+
+class NoFiles:
+    """Counts the samples that would have been written, by step."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def write(self, samples, step):
+        self.kept[step] = sum(sample.decoded is not None for sample in samples)
+
+
 class Poisoned(Network):
     """Not a number as soon as a gradient is asked for."""
 

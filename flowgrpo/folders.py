@@ -1,0 +1,100 @@
+"""A run's folder: one process at a time holds it, and it can be written to before anything expensive happens."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from flowgrpo.errors import InputError
+
+LOCK = ".lock"
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Make a run's folder and hold it for this process; it is gone again afterwards if nothing was put into it.
+
+    The kernel lets go when the process dies, however it dies, so nothing has to be cleaned up.
+
+    Raises:
+        InputError: another process holds it, or it cannot be written to.
+    """
+    with _made(folder, "run.dir"):
+        handle = _lock(folder)
+        try:
+            yield
+        finally:
+            (folder / LOCK).unlink(missing_ok=True)
+            os.close(handle)
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether nothing is in a folder but what holds it; one that does not exist is empty."""
+    return not folder.exists() or (folder.is_dir() and all(path.name == LOCK for path in folder.iterdir()))
+
+
+def check_writable(folder: Path, place: str) -> None:
+    """See whether files can be written to a folder, which need not be there.
+
+    Args:
+        place: named in errors.
+
+    Raises:
+        InputError: they cannot.
+    """
+    with _made(folder, place), _explained(folder, place):
+        probe = folder / f".{os.getpid()}.probe"
+        probe.write_bytes(b"0")
+        probe.unlink()
+
+
+@contextmanager
+def _made(folder: Path, place: str) -> Iterator[None]:
+    """A folder that is there, and gone again afterwards if it was not before and nothing was put into it."""
+    with _explained(folder, place):
+        new = [path for path in (folder, *folder.parents) if not path.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        for path in new:
+            with suppress(OSError):  # of one that something is in
+                path.rmdir()
+
+
+@contextmanager
+def _explained(folder: Path, place: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{place}: {folder} cannot be written to ({error.strerror})") from None
+
+
+def _lock(folder: Path) -> int:
+    """The open file that holds a folder, with the number of this process in it."""
+    with _explained(folder, "run.dir"):
+        while True:
+            handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                with os.fdopen(handle) as file:
+                    other = file.read().strip() or "unknown"
+                raise InputError(
+                    f"run.name: another run goes on in {folder}, process {other}; wait for its end, or take another run.name"
+                ) from None
+            if _is_there(handle, folder / LOCK):
+                os.truncate(handle, 0)
+                os.write(handle, str(os.getpid()).encode())
+                return handle
+            os.close(handle)  # its holder ended, and took the file away, between our two calls
+
+
+def _is_there(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,150 @@
+"""Pictures, videos and sounds in files, which may be anyone's: what cannot be read as one is one sentence.
+
+Only regular files are opened, for a FIFO would be waited for; only by the decoders named in `FORMATS`, for an EPS file would
+start another program; and never more of them than the bounds below, for a small file may unpack to any size.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image, ImageOps, ImageSequence, UnidentifiedImageError
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
+LARGEST_FILE = 256 << 20  # bytes
+LARGEST_PICTURE = 1 << 25  # pixels, a frame of 8K
+LARGEST_VIDEO = 1 << 28  # pixels of all its frames
+MOST_FRAMES = 1 << 12
+HIGHEST_RATE = 384_000  # samples of a sound per second
+WORDS = 160  # characters of what a decoder says
+
+
+class MediaError(ValueError):
+    """A file cannot be read as what it should be. The message is one sentence that names it."""
+
+
+def picture(path: str | Path) -> Image.Image:
+    """An RGB picture, turned as its camera says; of a moving one the first frame.
+
+    Raises:
+        MediaError: it cannot be read.
+    """
+    with opened(path) as image:
+        return rgb(ImageOps.exif_transpose(image))
+
+
+def frames(path: str | Path) -> list[Image.Image]:
+    """The RGB frames of a moving picture, one of a still one.
+
+    Raises:
+        MediaError: it cannot be read, or its frames are too many.
+    """
+    with opened(path) as image:
+        return [rgb(frame) for frame in bounded(path, ImageSequence.Iterator(image))]
+
+
+def film(path: str | Path) -> list[Image.Image]:
+    """The RGB frames of a video file, which imageio reads.
+
+    Raises:
+        MediaError: it cannot be read, its frames are too many, or imageio is not installed.
+    """
+    with _regular(path):
+        import imageio
+
+        with imageio.get_reader(str(path)) as reader:
+            return [rgb(frame) for frame in bounded(path, map(Image.fromarray, reader))]
+
+
+def sound(path: str | Path) -> tuple[int, np.ndarray]:
+    """The rate of a .wav file and its samples as they are, (N,) of one channel or (N, C).
+
+    Raises:
+        MediaError: it cannot be read, has no samples, or some that are no numbers.
+    """
+    from scipy.io import wavfile
+
+    with _regular(path) as file:
+        rate, samples = wavfile.read(file)
+        if not samples.size:
+            raise MediaError(f"{path} cannot be read (it holds no samples)")
+        if not 0 < rate <= HIGHEST_RATE:
+            raise MediaError(f"{path} cannot be read ({rate} samples per second are not between 1 and {HIGHEST_RATE})")
+        if not np.isfinite(samples).all():
+            raise MediaError(f"{path} cannot be read (some of its samples are not finite)")
+        return rate, samples
+
+
+@contextmanager
+def opened(path: str | Path) -> Iterator[Image.Image]:
+    """A picture whose size is known and whose pixels are not read yet; whatever happens inside is one sentence.
+
+    Raises:
+        MediaError: it cannot be read, or is too large.
+    """
+    with _regular(path) as file, Image.open(file, formats=FORMATS) as image:
+        if image.width * image.height > LARGEST_PICTURE:
+            raise MediaError(f"{path} has {image.width} x {image.height} pixels, at most {LARGEST_PICTURE} are read")
+        yield image
+
+
+def bounded(path: str | Path, frames: Iterable[Image.Image]) -> Iterator[Image.Image]:
+    """The same frames, as long as they are few enough.
+
+    Raises:
+        MediaError: they are not.
+    """
+    pixels = 0
+    for number, frame in enumerate(frames, start=1):
+        pixels += frame.width * frame.height
+        if number > MOST_FRAMES or pixels > LARGEST_VIDEO:
+            raise MediaError(f"{path} has more than {MOST_FRAMES} frames or {LARGEST_VIDEO} pixels in all of them")
+        yield frame
+
+
+def rgb(image: Image.Image) -> Image.Image:
+    """A picture in RGB. Of 16 bits a pixel the upper ones count: PIL's own conversion shows all above 255 as white."""
+    if image.mode.startswith("I"):
+        deep = np.asarray(image).clip(0, 65535).astype(np.uint32)
+        image = Image.fromarray(((deep + 128) // 257).astype(np.uint8))
+    return image.convert("RGB")
+
+
+@contextmanager
+def _regular(path: str | Path) -> Iterator[BinaryIO]:
+    """A regular file, opened; whatever is raised inside is one sentence, for decoders of foreign bytes raise anything."""
+    try:
+        with open(path, "rb", opener=_opener) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > LARGEST_FILE:
+                raise MediaError(f"{path} has {size} bytes, at most {LARGEST_FILE} are read")
+            yield file
+    except MediaError:
+        raise
+    except FileNotFoundError:
+        raise MediaError(f"there is no file {path}") from None
+    except UnidentifiedImageError:
+        raise MediaError(f"{path} cannot be read (it is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]})") from None
+    except ImportError as error:
+        raise MediaError(f"{path} needs a package to be read: {_words(error)}") from error
+    except Exception as error:
+        raise MediaError(f"{path} cannot be read ({_words(error)})") from error
+
+
+def _opener(path: str, flags: int) -> int:
+    """The open file; `O_NONBLOCK` because opening a FIFO would wait for a writer."""
+    handle = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise MediaError(f"{path} is not a regular file")
+    return handle
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split())[:WORDS] or type(error).__name__

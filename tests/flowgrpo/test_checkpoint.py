@@ -1,0 +1,113 @@
+"""Checkpoints that are damaged are one sentence, and a run that diverges keeps those from before it did."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from flowgrpo import checkpoint
+from flowgrpo.errors import InputError
+from flowgrpo.weights import Weights
+
+
+def parts():
+    """Small weights with what moves them."""
+    weights = Weights({"net": torch.nn.Linear(3, 2)}, None)
+    return weights, torch.optim.AdamW(weights.parameters), torch.amp.GradScaler("cpu", enabled=False)
+
+
+def saved(folder, step=1, keep=2, fill=0.5, **options):
+    weights, optimizer, scaler = parts()
+    weights.parameters[0].data.fill_(fill)
+    weights.parameters[0].grad = torch.ones(2, 3)
+    optimizer.step() if math.isfinite(fill) else None
+    history = {"3": [1.0, 0.5, 0]}
+    states = [checkpoint.random_state()]
+    return checkpoint.save(folder, step, weights, optimizer, scaler, states, 0.0, history, keep, **options)
+
+
+def cut(path, share):
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.pt", "random.pt", "state.json"])
+@pytest.mark.parametrize("share", [0, 0.5, 0.99])
+def test_a_file_that_was_cut_off_is_one_sentence_without_a_model_and_with_one(tmp_path, name, share):
+    place = saved(tmp_path)
+    checkpoint.check(place)
+    cut(place / name, share)
+    for read in (lambda: checkpoint.check(place), lambda: checkpoint.load(place, *parts())):
+        with pytest.raises(InputError, match="step-000001") as error:
+            read()
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.pt", "random.pt", "state.json"])
+def test_a_missing_file_is_one_sentence(tmp_path, name):
+    place = saved(tmp_path)
+    (place / name).unlink()
+    with pytest.raises(InputError, match="step-000001"):
+        checkpoint.check(place)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"step": "1"},
+        {"step": None},
+        {"updates": math.nan},
+        {"beta": []},
+        {"history": []},
+        {"history": {"a": [1, 2, 3]}},
+        {"history": {"1": [1, 2]}},
+        {"history": {"1": [1, 2, "3"]}},
+    ],
+)
+def test_a_state_that_no_run_writes_is_one_sentence(tmp_path, changed):
+    place = saved(tmp_path)
+    state = json.loads((place / "state.json").read_text())
+    (place / "state.json").write_text(json.dumps(state | changed))
+    with pytest.raises(InputError, match=r"step-000001 cannot be loaded \(.*take it away to go on from the one before"):
+        checkpoint.check(place)
+
+
+def test_an_optimizer_or_generators_of_something_else_are_one_sentence(tmp_path):
+    place = saved(tmp_path)
+    torch.save({"optimizer": {"state": {}, "param_groups": []}}, place / "optimizer.pt")
+    with pytest.raises(InputError, match=r"step-000001 cannot be loaded \(ValueError: "):
+        checkpoint.load(place, *parts())
+    saved(tmp_path, step=2)
+    torch.save([{"torch": 3}], tmp_path / "step-000002" / "random.pt")
+    with pytest.raises(InputError, match="step-000002 cannot be loaded"):
+        checkpoint.load(tmp_path / "step-000002", *parts())
+
+
+def test_other_folders_are_no_checkpoints(tmp_path):
+    saved(tmp_path, step=3)
+    for name in ("step-1", "step-1abc", "step-000004.old", "step-²²²²²²"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state.json").write_text("{}")
+    assert checkpoint.steps(tmp_path) == [3]
+
+
+def test_the_last_checkpoint_that_is_finite_is_never_deleted(tmp_path):
+    for step, fill in enumerate((0.1, 0.2, 0.3, math.nan, math.inf, math.nan, math.nan), start=1):
+        saved(tmp_path, step, keep=2, fill=fill)
+    assert checkpoint.steps(tmp_path) == [2, 3, 6, 7]
+    with pytest.raises(InputError, match="step-000007 cannot be loaded .*not finite.* to go on from the one before"):
+        checkpoint.load_weights(tmp_path / "step-000007", parts()[0])
+    weights = parts()[0]
+    assert checkpoint.load_weights(tmp_path / "step-000003", weights) == 3
+
+
+def test_checkpoints_without_rewards_do_not_push_others_out_and_go_when_there_are_rewards_again(tmp_path):
+    for step in range(1, 6):
+        saved(tmp_path, step, keep=1, sound=step < 3)
+    assert checkpoint.steps(tmp_path) == [2, 5]
+    checkpoint.load(tmp_path / "step-000005", *parts())  # when the reward is back
+    saved(tmp_path, 6, keep=1)
+    assert checkpoint.steps(tmp_path) == [6]
+    (tmp_path / "step-000006" / "state.json").write_text("{")  # as a full disk leaves it
+    saved(tmp_path, 7, keep=1)
+    assert checkpoint.steps(tmp_path) == [7]

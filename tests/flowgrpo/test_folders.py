@@ -1,0 +1,144 @@
+"""One run at a time in a folder, whatever becomes of it."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from flowgrpo import config, folders
+from flowgrpo.cli import main
+from flowgrpo.errors import InputError
+
+
+def test_a_held_folder_is_refused_and_free_afterwards(tmp_path):
+    folder = tmp_path / "runs" / "a"
+    with folders.held(folder):
+        said = f"another run goes on in {folder}, process {os.getpid()}; wait for its end"
+        with pytest.raises(InputError, match=said), folders.held(folder):
+            pass
+        (folder / "file").touch()
+    with folders.held(folder):
+        assert sorted(path.name for path in folder.iterdir()) == [folders.LOCK, "file"]
+    assert [path.name for path in folder.iterdir()] == ["file"]
+
+
+def test_a_folder_that_nothing_was_put_into_is_gone(tmp_path):
+    with pytest.raises(KeyError), folders.held(tmp_path / "runs" / "a"):
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_kernel_lets_go_of_a_killed_run(tmp_path):
+    code = "import pathlib, sys, time; from flowgrpo import folders\n"
+    code += "with folders.held(pathlib.Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path / "a"], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(InputError, match=f"process {other.pid};"), folders.held(tmp_path / "a"):
+            pass
+        other.send_signal(signal.SIGKILL)
+    assert (tmp_path / "a" / folders.LOCK).exists()
+    assert folders.is_empty(tmp_path / "a")  # to a new run it is as if nothing had been there
+    with folders.held(tmp_path / "a"):
+        pass
+
+
+@pytest.mark.parametrize("parent", ["file", "/proc/no"])
+def test_what_cannot_be_written_to_is_one_sentence(tmp_path, monkeypatch, parent):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    folder = type(tmp_path)(parent) / "a"
+    with pytest.raises(InputError, match=rf"^run\.dir: {folder} cannot be written to \(.+\)$"), folders.held(folder):
+        pass
+    with pytest.raises(InputError, match=rf"^--out: {folder} cannot be written to \(.+\)$"):
+        folders.check_writable(folder, "--out")
+    folders.check_writable(tmp_path / "new" / "one", "--out")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.fixture
+def unloaded(monkeypatch):
+    """No model is loaded."""
+    monkeypatch.setattr("flowgrpo.loading.load_policy", lambda *a, **k: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("flowgrpo.loading.policy_and_weights", lambda *a, **k: pytest.fail("the model was loaded"))
+
+
+@pytest.mark.parametrize("resume", ["false", "true"])
+def test_a_second_run_in_a_folder_ends_with_status_2_before_its_model(workplace, unloaded, capsys, resume):
+    with folders.held(workplace / "runs" / "t"):
+        (workplace / "runs" / "t" / "config.yaml").write_text(yaml.safe_dump(config.load("tiny.yaml").model_dump()))
+        assert main(["train", "tiny.yaml", f"run.resume={resume}"]) == 2
+    said = f"flowgrpo: run.name: another run goes on in runs/t, process {os.getpid()}; wait for its end"
+    assert capsys.readouterr().err.startswith(said)
+
+
+def test_several_processes_are_not_even_started(workplace, monkeypatch, capsys):
+    monkeypatch.setattr("flowgrpo.launch.relaunch", lambda processes: pytest.fail("they were"))
+    with folders.held(workplace / "runs" / "t"):
+        assert main(["train", "tiny.yaml", "run.processes=2", "train.groups=4"]) == 2
+    assert "another run goes on in runs/t" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "written", "said"),
+    [
+        ("metrics.jsonl", '{"step": 1}\n{"step": 2, "phase": "train"}\n', "metrics.jsonl:1: a line needs a step"),
+        ("samples/manifest.jsonl", '{"file": \n{"file": "a", "prompt": "b"}\n', "manifest.jsonl:1: not valid JSON"),
+        ("checkpoints/step-000001/state.json", "{", "step-000001/state.json: not valid JSON"),
+        ("config.yaml", "a: &a [*a]", "config.yaml: not valid YAML (*a stands in what it stands for)"),
+    ],
+)
+def test_a_resume_reads_everything_before_its_model(workplace, unloaded, capsys, file, written, said):
+    folder = workplace / "runs" / "t"
+    (folder / file).parent.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config.load("tiny.yaml").model_dump()))
+    (folder / file).write_text(written)
+    assert main(["train", "tiny.yaml", "run.resume=true"]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["sample", "shapes", "--prompt", "a"], ["gallery", "here"]])
+def test_commands_that_cannot_write_say_so_before_they_begin(tmp_path, monkeypatch, unloaded, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "here").mkdir()
+    assert main([*command, "--out", "file/out/page"]) == 2
+    assert "cannot be written to (Not a directory)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "content"),
+    [
+        ("shapes", "pytorch_lora_weights.safetensors", b"\x40"),
+        ("digits", "adapter_model.safetensors", b"\x40" + b"\0" * 7 + b"{"),
+        ("digits", "adapter_config.json", b'{"r": '),
+    ],
+)
+def test_an_adapter_that_was_cut_off_is_one_sentence_before_the_model(
+    tmp_path, monkeypatch, unloaded, capsys, kind, file, content
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("flowgrpo.mdlm.sampling.load_predictor", lambda *a: pytest.fail("the model was loaded"))
+    (tmp_path / "adapter").mkdir()
+    for name in ("pytorch_lora_weights.safetensors", "adapter_model.safetensors", "adapter_config.json"):
+        (tmp_path / "adapter" / name).write_bytes(b"{}" if name.endswith(".json") else b"\x02" + b"\0" * 7 + b"{}")
+    (tmp_path / "adapter" / file).write_bytes(content)
+    assert main(["sample", kind, "--prompt", "a", "--out", "out", "--adapter", "adapter"]) == 2
+    told = capsys.readouterr().err
+    assert f"adapter/{file}" in told
+    assert told.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["shapes", "digits"])
+def test_half_a_character_in_a_prompt_is_one_sentence_before_the_model(tmp_path, monkeypatch, unloaded, capsys, kind):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("flowgrpo.mdlm.sampling.load_predictor", lambda *a: pytest.fail("the model was loaded"))
+    (tmp_path / "p.jsonl").write_text(r'{"prompt": "a \ud800"}')
+    for asked, place in ((["--prompt", "a \udcff"], "--prompt"), (["--prompts", "p.jsonl"], "p.jsonl:1")):
+        assert main(["sample", kind, *asked, "--out", "out"]) == 2
+        assert capsys.readouterr().err.startswith(f"flowgrpo: {place}: the text 'a \\u")
