@@ -83,7 +83,8 @@ class Report:
 
     def warn(self, sentence: str) -> None:
         """Say something that a person should look at."""
-        self.console.print(f"[yellow]warning[/yellow] {sentence}", highlight=False, soft_wrap=True)
+        self.console.print("warning", style="yellow", end=" ")
+        self.console.print(sentence, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def _show(self, line: dict[str, Any]) -> None:
         step = line["step"]
