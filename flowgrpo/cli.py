@@ -19,11 +19,12 @@ from rich.table import Column, Table
 
 from flowgrpo import config
 from flowgrpo.errors import InputError, nearest
+from flowgrpo.readable import readable
 from rewards import BUILT_IN as BUILT_IN_REWARDS
 from rewards import RewardError
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, rich_markup_mode=None, help=__doc__.splitlines()[0])
-out = Console(highlight=False)
+out = Console(highlight=False, markup=False, emoji=False)  # what it prints are others' words
 UsageError = typer.BadParameter.__base__  # click's, which typer ships under a private name
 
 Overrides = Annotated[
@@ -159,9 +160,11 @@ def score(
         print(json.dumps(found, indent=1))
         return
     names = list(found[0]["rewards"])
-    table = Table("file", Column("prompt", overflow="fold"), *names, box=None, padding=(0, 2))
+    words = [Column(name, overflow="fold") for name in ("file", "prompt")]
+    table = Table(*words, *map(readable, names), box=None, padding=(0, 2))
     for line in found:
-        table.add_row(line["file"], line["prompt"], *(_shown(line["rewards"][name]) for name in names))
+        texts = [readable(line[key]) for key in ("file", "prompt")]
+        table.add_row(*texts, *(_shown(line["rewards"][name]) for name in names))
     known = [[line["rewards"][name] for line in found if line["rewards"][name] is not None] for name in names]
     table.add_row("mean", f"{len(found)} samples", *(_shown(sum(own) / len(own) if own else None) for own in known))
     out.print(table)
@@ -349,8 +352,8 @@ def doctor(
     for check in KINDS[settings.kind].examine(settings):
         checks.append(check)
         if form == "human":
-            mark = "[green]ok[/]  " if check.ok else "[red]FAIL[/]"
-            out.print(f"{mark} {check.name:13} ", end="")
+            out.print("ok  " if check.ok else "FAIL", style="green" if check.ok else "red", end="")
+            out.print(f" {check.name:13} ", end="")
             out.print(check.value, markup=False, soft_wrap=True)
             if not check.ok:
                 out.print(f"     {check.advice}", markup=False, soft_wrap=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,11 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.loaders.lora_base import LoraBaseMixin
 
-from flowgrpo import checkpoint, conditions, config, folders, loading, prompts, traits
+from flowgrpo import card, checkpoint, conditions, config, folders, loading, prompts, traits
 from flowgrpo.errors import InputError
 from flowgrpo.evaluate import save_sample
 from flowgrpo.modality import SAMPLING_RATE, modality_of, sampling_rate
 from flowgrpo.policy import DiffusersPolicy, Row
-from flowgrpo.report import read_metrics
 from flowgrpo.weights import Weights
 
 SAMPLES = 4
@@ -115,53 +113,15 @@ def write_weights(policy: DiffusersPolicy, weights: Weights, out: Path) -> None:
 
 def _card(run: Path, settings: config.Config, policy: DiffusersPolicy, kind: str, step: int, call, pairs) -> str:
     """A model card that says how it was made, what it scored, and the exact lines that reproduce its samples."""
-    model = settings.model
+    model, row = settings.model, pairs[0][0]
     tag = "lora" if kind == "lora" else f"text-to-{modality_of(type(policy.pipe))}"
-    return "\n".join(
-        [
-            *heading(run, settings, "diffusers", tag, step),
-            "```python",
-            _snippet(policy, model.path, kind, model.dtype, call, pairs[0][0]),
-            "```",
-            "",
-            "Or from the command line:",
-            "",
-            "```sh",
-            _command(model.path, kind, model.dtype, call, pairs[0][0]),
-            "```",
-            "",
-            "| prompt | seed | sample |",
-            "|---|---|---|",
-            *(f"| {row.prompt} | {row.seed} | {_shown(file)} |" for row, file in pairs),
-            "",
-        ]
+    return card.text(
+        card.heading(run, settings, "diffusers", tag, step),
+        _snippet(policy, model.path, kind, model.dtype, call, row),
+        _command(model.path, kind, model.dtype, call, row),
+        "sample",
+        ((row.prompt, row.seed, _shown(file)) for row, file in pairs),
     )
-
-
-def heading(run: Path, settings: config.AnyConfig, library: str, tag: str, step: int) -> list[str]:
-    """The first lines of a model card: how it was made and what it scored."""
-    model, algorithm, train = settings.model, settings.algorithm, settings.train
-    held_out = [
-        m for m in read_metrics(run) if m["phase"] == "eval" and m["step"] <= step and m["reward/mean"] is not None
-    ]
-    first, last = (held_out[0], held_out[-1]) if held_out else (None, None)
-    return [
-        "---",
-        f"library_name: {library}",
-        f"base_model: {model.path}",
-        f"tags: [flowgrpo, reinforcement-learning, {tag}]",
-        "---",
-        f"# {settings.run.name}, step {step}",
-        "",
-        f"`{model.path}` aligned by flowgrpo: preset `{algorithm.preset}`, "
-        f"{train.groups} prompts x {train.group_size} samples, learning rate {train.learning_rate:g}, "
-        f"rewards {', '.join(use.use for use in settings.rewards)}.",
-        "",
-        f"Held-out reward: {first['reward/mean']:.3f} before training, {last['reward/mean']:.3f} at step {last['step']}."
-        if held_out
-        else "",
-        "",
-    ]
 
 
 def _shown(file: str) -> str:
@@ -169,30 +129,17 @@ def _shown(file: str) -> str:
 
 
 def _command(source: str, kind: str, dtype: str, call: dict[str, Any], row: Row) -> str:
-    model = [source, "--adapter", "."] if kind == "lora" else ["."]
-    arguments = [f"{k}={json.dumps(v)}" for k, v in call.items()]
-    if _conditions(row):
-        return (
-            "# rows.jsonl holds a line with prompt, "
-            + ", ".join(_conditions(row))
-            + "\n"
-            + shlex.join(
-                [
-                    "flowgrpo",
-                    "sample",
-                    *model,
-                    "--prompts",
-                    "rows.jsonl",
-                    "--dtype",
-                    dtype,
-                    "--out",
-                    "samples",
-                    *arguments,
-                ]
-            )
-        )
-    options = ["--prompt", row.prompt, "--seed", str(row.seed), "--dtype", dtype, "--out", "samples"]
-    return shlex.join(["flowgrpo", "sample", *model, *options, *arguments])
+    given = _conditions(row)
+    line = card.command(
+        [
+            *("flowgrpo", "sample"),
+            *([source, "--adapter", "."] if kind == "lora" else ["."]),
+            *(["--prompts", "rows.jsonl"] if given else ["--prompt", row.prompt, "--seed", str(row.seed)]),
+            *("--dtype", dtype, "--out", "samples"),
+            *(f"{key}={card.written(value)}" for key, value in call.items()),
+        ]
+    )
+    return f"# rows.jsonl holds a line with {', '.join(map(json.dumps, ['prompt', *given]))}\n{line}" if given else line
 
 
 def _conditions(row: Row) -> list[str]:
@@ -207,7 +154,7 @@ def _snippet(policy: DiffusersPolicy, source: str, kind: str, dtype: str, call: 
     given = {k: v for k, v in row.columns.items() if k in policy.takes and v is not None}
     files = [v for v in given.values() if conditions.is_file_name(v)]
     lines += ["from flowgrpo.conditions import loaded"] * bool(files)
-    place = json.dumps("." if kind == "full" else source)
+    place = repr("." if kind == "full" else source)
     if kind == "lora" and source in loading.BUILT_IN:
         lines.append(f"from flowgrpo.{source} import PATH")
         place = "PATH"
@@ -225,5 +172,5 @@ def _snippet(policy: DiffusersPolicy, source: str, kind: str, dtype: str, call: 
     made = modality_of(type(policy.pipe))
     output = {"image": "images", "video": "frames", "audio": "audios"}[made]
     seeded = f"generator=torch.Generator().manual_seed({row.seed})"
-    lines.append(f"{made} = pipe(prompt={json.dumps(row.prompt)}, {seeded}, {arguments}).{output}[0]")
+    lines.append(f"{made} = pipe(prompt={row.prompt!r}, {seeded}, {arguments}).{output}[0]")
     return "\n".join(lines)

@@ -22,6 +22,7 @@ from flowgrpo.advantage import combined, zero_std_fraction
 from flowgrpo.config import AnyConfig
 from flowgrpo.credit import Units
 from flowgrpo.evaluate import Sample, SampleFolder, weighted
+from flowgrpo.gallery import write_gallery
 from flowgrpo.groups import Groups, groups_of
 from flowgrpo.history import History
 from flowgrpo.prompts import Prompt
@@ -273,6 +274,7 @@ class Loop(ABC):
                 "phase": "eval",
                 "reward/mean": _mean(totals),
                 "reward/std": float(finite.std(correction=0)) if len(finite) else None,
+                "reward/count": len(finite),
                 **named,
                 "cost/model_evaluations": int(self._sum(torch.tensor(self._evaluations - evaluations))),
                 "cost/decoded": len(samples),
@@ -282,6 +284,7 @@ class Loop(ABC):
         self._watch()
         if self.accelerator.is_main_process:
             self.samples.write(samples, self.done)
+            write_gallery([self.folder], self.folder / "gallery.html")
 
     def _watch(self) -> None:
         """Warn of watched rewards that fall while the trained one rises."""

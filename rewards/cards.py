@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,12 @@ class Card:
     weights: str | None
     licence: str
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The lowest and the highest value that `range` names, the last pair of them; None where it names none."""
+        pairs = re.findall(r"(-?[\d.]+)(?:, [\d.]+)* (?:to|or) (-?[\d.]+)", self.range)
+        return (float(pairs[-1][0]), float(pairs[-1][1])) if pairs else None
 
 
 _OCR = "PP-OCRv6 (30 MB), part of rapidocr, extra `ocr`"

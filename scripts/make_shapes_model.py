@@ -6,8 +6,9 @@ Three stages: the autoencoder on drawn scenes, the latents of a pool of scenes, 
 together by flow matching, in three passes. The model is imperfect on purpose: a share of its training captions describes
 another picture, as captions of the web do, and a larger share in the short second pass, so that what the first has taught
 is there but loosely followed: its pictures are clean, and alignment has something to do. Dropped captions make guidance
-work. Weights are written as float16 safetensors. The transformer's step is compiled, so the script needs a C++ compiler,
-and torch 2.9 for Muon; on two cores it takes some 47 minutes.
+work. Transformer and autoencoder are written as float16 safetensors, which diffusers loads as float32; the text encoders,
+which transformers loads as they are written, as float32. The transformer's step is compiled, so the script needs a C++
+compiler, and torch 2.9 for Muon; on two cores it takes some 47 minutes.
 """
 
 from __future__ import annotations
@@ -24,8 +25,14 @@ from diffusers import (
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
 )
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import CLIPTextConfig, CLIPTextModelWithProjection, PreTrainedTokenizerFast
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModelWithProjection,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5EncoderModel,
+)
 
 from flowgrpo.shapes.scenes import arrange, captions, draw, every_caption, is_held_out
 from rewards.shapes import COLOURS, COUNTS, RELATIONS, SHAPES, shapes
@@ -33,7 +40,7 @@ from rewards.shapes import COLOURS, COUNTS, RELATIONS, SHAPES, shapes
 TEXT_TOKENS = 12
 TEXT_WIDTH = 64
 WIDTH = 128
-T5_TOKENS = 1  # the pipeline appends this many zero tokens in the place of T5
+T5_TOKENS = 1  # the pipeline appends this many tokens of T5, here zeros
 POOL = 24_000
 BATCH = 64
 PASSES = ((4000, 0.15), (1500, 0.35), (1300, 0.2))  # steps, share of captions that describe another picture
@@ -60,9 +67,25 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+def silent_t5() -> tuple[T5EncoderModel, PreTrainedTokenizerFast]:
+    """A T5 without layers that reads nothing and says zeros, which is what the pipeline has in the place of an absent T5.
+
+    Without one `from_pretrained` would have to be told that there is none, for it takes text_encoder_3 to be required.
+    """
+    sizes = {"d_model": 2 * TEXT_WIDTH, "d_kv": 1, "d_ff": 1, "num_heads": 1, "num_layers": 0}
+    model = T5EncoderModel(T5Config(vocab_size=2, **sizes, pad_token_id=0, eos_token_id=1))
+    model.shared.weight.data.zero_()
+    inner = Tokenizer(models.WordLevel({"<pad>": 0, "<end>": 1}, unk_token="<pad>"))
+    inner.normalizer = normalizers.Replace(Regex(r"[\s\S]+"), "")
+    inner.post_processor = processors.TemplateProcessing(single="$A <end>", special_tokens=[("<end>", 1)])
+    names = {"pad_token": "<pad>", "eos_token": "<end>", "unk_token": "<pad>"}
+    return model, PreTrainedTokenizerFast(tokenizer_object=inner, **names, model_max_length=TEXT_TOKENS)
+
+
 def build() -> StableDiffusion3Pipeline:
-    """The untrained pipeline: two CLIP text encoders, no T5, an f = 4 autoencoder and a 4-layer SD3 transformer."""
+    """The untrained pipeline: two CLIP text encoders, a silent T5, an f = 4 autoencoder and a 4-layer SD3 transformer."""
     words = tokenizer()
+    t5, nothing = silent_t5()
     text = CLIPTextConfig(
         vocab_size=len(words),
         hidden_size=TEXT_WIDTH,
@@ -102,10 +125,10 @@ def build() -> StableDiffusion3Pipeline:
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
         text_encoder=CLIPTextModelWithProjection(text),
         text_encoder_2=CLIPTextModelWithProjection(text),
-        text_encoder_3=None,
+        text_encoder_3=t5,
         tokenizer=words,
         tokenizer_2=tokenizer(),
-        tokenizer_3=None,
+        tokenizer_3=nothing,
     )
 
 
@@ -233,6 +256,14 @@ def held_out_reward(pipe: StableDiffusion3Pipeline, **call) -> float:
     return float(np.mean(shapes(images, prompts)))
 
 
+def save(pipe: StableDiffusion3Pipeline, out: Path) -> None:
+    """Write every number in half precision, of the text encoders in the form of float32; see the top of this file."""
+    pipe.to(torch.float16)
+    for encoder in (pipe.text_encoder, pipe.text_encoder_2, pipe.text_encoder_3):
+        encoder.float()
+    pipe.save_pretrained(out)
+
+
 def main() -> None:
     """Train, save, load again and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -248,10 +279,8 @@ def main() -> None:
     latents, texts = make_pool(pipe.vae, POOL, rng)
     for steps, wrong_captions in PASSES:
         train_flow(pipe, latents, texts, steps, wrong_captions, rng)
-    pipe.to(torch.float16).save_pretrained(arguments.out)
-    pipe = StableDiffusion3Pipeline.from_pretrained(
-        arguments.out, dtype=torch.float32, text_encoder_3=None, tokenizer_3=None
-    )
+    save(pipe, arguments.out)
+    pipe = StableDiffusion3Pipeline.from_pretrained(arguments.out)
     print(
         f"held-out reward {held_out_reward(pipe):.3f}, with guidance 3 {held_out_reward(pipe, guidance_scale=3.0):.3f}"
     )

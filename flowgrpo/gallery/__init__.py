@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,22 @@ from flowgrpo.evaluate import read_manifest
 from flowgrpo.folders import check_writable
 from flowgrpo.gallery.curve import PART, curve
 from flowgrpo.gallery.media import LONGEST, data_url, outline
+from flowgrpo.gallery.numbers import Mean, difference, number, share
 from flowgrpo.gallery.text import answer
 from flowgrpo.report import read_metrics
+from rewards import BUILT_IN
 from rewards.media import MediaError
 
 LARGEST_MEDIA = 64 << 20  # bytes of a folder's video and audio files, above which the steps between are left out
 LARGEST_TEXTS = 4 << 20  # the same of texts, which take several times as much of a page as of the folder
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A reward that is trained on: its weight, and the bounds of its values; None where nobody has stated any."""
+
+    weight: float
+    bounds: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,7 @@ class Shown:
         step: it was made at.
         reward: in total; None where unknown.
         rewards: by name.
+        bounds: between which the total lies.
         url: of its data, a picture's (moving or not) or a sound's; None of a text.
         outline: of a sound, as an SVG path; None of anything else.
         answer: of a text, as HTML; None of anything else.
@@ -43,15 +54,15 @@ class Shown:
     step: int
     reward: float | None
     rewards: dict[str, float | None]
+    bounds: tuple[float, float]
     url: str | None
     outline: str | None
     answer: Markup | None
 
     @property
-    def frame(self) -> dict[str, Any]:
-        """What the page needs to show this sample when scrubbing through the steps."""
-        data = {"url": self.url, "outline": self.outline} if self.answer is None else {}
-        return {"step": self.step, "reward": self.reward, "rewards": self.rewards, **data}
+    def bar(self) -> int | None:
+        """How far the total is between its bounds, in percent."""
+        return share(self.reward, *self.bounds)
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,30 @@ class Card:
         """Gain in one reward; None if it is unknown."""
         first, last = self.samples[0].rewards.get(name), self.samples[-1].rewards.get(name)
         return None if len(self.samples) < 2 or first is None or last is None else last - first
+
+    def gained(self, sample: Shown, name: str | None = None) -> str:
+        """How a sample's total, or one reward, differs from the first sample's."""
+        if name is None:
+            return difference(self.samples[0].reward, sample.reward)
+        return difference(self.samples[0].rewards.get(name), sample.rewards.get(name))
+
+    @property
+    def frames(self) -> list[dict[str, Any]]:
+        """What the page needs to show each sample when scrubbing through the steps."""
+        return [
+            {
+                "step": sample.step,
+                "reward": sample.reward,
+                "total": [number(sample.reward), self.gained(sample)],
+                "parts": {
+                    name: [number(sample.rewards.get(name)), self.gained(sample, name)]
+                    for name in self.samples[-1].rewards
+                },
+                "bar": sample.bar,
+                **({"url": sample.url, "outline": sample.outline} if sample.answer is None else {}),
+            }
+            for sample in self.samples
+        ]
 
 
 def gaps(cards: Sequence[Card], watched: Sequence[str]) -> list[float]:
@@ -105,7 +140,7 @@ class Section:
     cards: list[Card]
     steps: list[int]
     facts: list[tuple[str, str]]
-    headline: tuple[float, float] | None
+    headline: tuple[Mean, Mean] | None  # of the held-out reward, before and after
     curve: str | None
     parts: list[tuple[str, bool, str]]  # of each of several rewards: name, whether it is only watched, curve
     watched: list[str]  # rewards that nobody trains on
@@ -119,7 +154,7 @@ class Section:
 
 
 def write_gallery(folders: Sequence[Path], out: Path) -> Path:
-    """Write the page of runs and folders of samples (with a manifest.jsonl) to `out`.
+    """Write the page of runs and folders of samples (with a manifest.jsonl) to `out`, all at once.
 
     Raises:
         InputError: a folder holds no samples, or files that cannot be read; or the page cannot be written.
@@ -129,7 +164,10 @@ def write_gallery(folders: Sequence[Path], out: Path) -> Path:
     templates = Environment(loader=PackageLoader("flowgrpo.gallery", "."), autoescape=True, trim_blocks=True)
     page = templates.get_template("page.html.jinja")
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page.render(sections=sections, longest=LONGEST), encoding="utf-8")
+    partial = out.with_name(f"{out.name}.partial")
+    text = page.render(sections=sections, longest=LONGEST, number=number, difference=difference)
+    partial.write_text(text, encoding="utf-8", errors="backslashreplace")  # half a character is none
+    os.replace(partial, out)
     return out
 
 
@@ -144,36 +182,44 @@ def _read(folder: Path) -> Section:
 
 
 def _section(folder: Path) -> Section:
-    samples = folder / "samples" if (folder / "config.yaml").is_file() else folder
+    is_run = any((folder / name).is_file() for name in ("config.yaml", "metrics.jsonl"))
+    samples = folder / "samples" if is_run else folder
     lines = [{"seed": None, "step": 0, "rewards": {}, **line} for line in read_manifest(samples)]
     for line in lines:
         if not os.path.isfile(samples / line["file"]):
             raise InputError(f"{samples / 'manifest.jsonl'}: there is no file {samples / line['file']}")
     manifest = _worth_showing(samples, lines)
-    if not manifest and samples == folder:  # a run that keeps no pictures still has its curve
+    if not manifest and not is_run:  # a run that keeps no pictures still has its curve
         raise InputError(f"{folder}: there are no samples to show, it has no manifest.jsonl with lines")
-    config = read_map(folder / "config.yaml") if samples != folder else {}
-    weights = {_name(use): use["weight"] for use in config.get("rewards", [])}
+    config = read_map(folder / "config.yaml") if (folder / "config.yaml").is_file() else {}
+    trained = {_name(use): Trained(use["weight"], _bounds(use)) for use in config.get("rewards", [])}
+    totals = [total for line in lines if (total := _total(line["rewards"], trained)) is not None]
+    seen_bounds = min(totals, default=0.0), max(totals, default=0.0)
     by_prompt, seen = defaultdict(list), Counter()
     for line in manifest:
         place = line["prompt"], line["seed"], line["step"]
         by_prompt[line["prompt"], line["seed"], seen[place]].append(line)  # alike in all three: another card
         seen[place] += 1
     cards = [
-        Card(prompt, seed, [_shown(samples, line, weights) for line in sorted(lines, key=lambda line: line["step"])])
+        Card(
+            prompt,
+            seed,
+            [_shown(samples, line, trained, seen_bounds) for line in sorted(lines, key=lambda line: line["step"])],
+        )
         for (prompt, seed, _), lines in by_prompt.items()
     ]
     metrics = read_metrics(folder)
     held_out, train = _points(metrics, "eval", "reward/mean"), _points(metrics, "train", "reward/mean")
+    means = [Mean.of(m) for m in metrics if m["phase"] == "eval" and m["reward/mean"] is not None]
     watched = [_name(use) for use in config.get("eval_rewards", [])]
     return Section(
         folder.resolve().name,
         cards,
         sorted({line["step"] for line in manifest}),
         _facts(config, metrics),
-        (held_out[0][1], held_out[-1][1]) if len(held_out) > 1 else None,
+        (means[0], means[-1]) if len(means) > 1 else None,
         curve(held_out, train) if len(held_out) > 1 or len(train) > 1 else None,
-        _parts(metrics, list(weights), watched),
+        _parts(metrics, list(trained), watched),
         watched,
         gaps(cards, watched),
         config.get("kind") == "mdlm" or any(line["file"].endswith(".json") for line in manifest),
@@ -183,6 +229,11 @@ def _section(folder: Path) -> Section:
 def _name(use: dict[str, Any]) -> str:
     """How metrics call a reward of a config."""
     return use["name"] or use["use"].rpartition(":")[2]
+
+
+def _bounds(use: dict[str, Any]) -> tuple[float, float] | None:
+    """The bounds that a built-in reward's card states."""
+    return BUILT_IN[use["use"]].bounds if use["use"] in BUILT_IN else None
 
 
 def _points(metrics: list[dict[str, Any]], phase: str, key: str) -> list[tuple[int, float]]:
@@ -213,16 +264,33 @@ def _worth_showing(samples: Path, manifest: list[dict[str, Any]]) -> list[dict[s
     return [line for line in manifest if line["step"] in (min(steps), max(steps))]
 
 
-def _shown(samples: Path, line: dict[str, Any], weights: dict[str, float]) -> Shown:
+def _shown(
+    samples: Path, line: dict[str, Any], trained: Mapping[str, Trained], seen_bounds: tuple[float, float]
+) -> Shown:
     rewards = line["rewards"]
-    known = [
-        weights.get(name, 1.0) * value
-        for name, value in rewards.items()
-        if value is not None and (not weights or name in weights)
-    ]
     file = samples / line["file"]
     data = (None, None, answer(file)) if file.suffix == ".json" else (data_url(file), outline(file), None)
-    return Shown(line["step"], sum(known) if known else None, rewards, *data)
+    bounds = _total_bounds(rewards, trained) or seen_bounds
+    return Shown(line["step"], _total(rewards, trained), rewards, bounds, *data)
+
+
+def _total(rewards: Mapping[str, float | None], trained: Mapping[str, Trained]) -> float | None:
+    """The weighted sum of the rewards that apply, of those trained on; without a config of all, unweighted."""
+    known = [
+        value * (trained[name].weight if trained else 1.0)
+        for name, value in rewards.items()
+        if value is not None and (not trained or name in trained)
+    ]
+    return sum(known) if known else None
+
+
+def _total_bounds(rewards: Mapping[str, float | None], trained: Mapping[str, Trained]) -> tuple[float, float] | None:
+    """The bounds of that sum; None where one of its parts has none."""
+    uses = [trained[name] for name, value in rewards.items() if value is not None and name in trained]
+    if not uses or any(use.bounds is None for use in uses):
+        return None
+    ends = [sorted(use.weight * end for end in use.bounds) for use in uses]
+    return sum(low for low, _ in ends), sum(high for _, high in ends)
 
 
 def _facts(config: dict[str, Any], metrics: list[dict[str, Any]]) -> list[tuple[str, str]]:

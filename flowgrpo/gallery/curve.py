@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from flowgrpo.gallery.numbers import number
+
 WIDTH, HEIGHT = 640, 240
 PART = 340, 180  # the size of one of several
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 14, 30  # the left margin holds labels of five letters
@@ -48,7 +50,7 @@ def curve(held_out: Points, train: Points, size: tuple[int, int] = (WIDTH, HEIGH
     for x, y in held_out:
         px, py = place(x, y)
         parts.append(
-            f'<circle class="held-out" cx="{px:.1f}" cy="{py:.1f}" r="3.5"><title>step {x:g}: {y:.3f}</title></circle>'
+            f'<circle class="held-out" cx="{px:.1f}" cy="{py:.1f}" r="3.5"><title>step {x:g}: {number(y)}</title></circle>'
         )
     parts.append("</svg>")
     return "".join(parts)

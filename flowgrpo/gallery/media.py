@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,15 @@ BARS = 72  # of a sound's outline
 
 
 def data_url(path: Path) -> str:
-    """A picture or a video as WebP, both at most `LARGEST_SIDE` wide and high, or the beginning of a .wav file."""
+    """A picture or a video as WebP, both at most `LARGEST_SIDE` wide and high, or the beginning of a .wav file.
+
+    It is kept for the next page: a run writes one at every evaluation, of files that stay as they are.
+    """
+    return _data_url(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _data_url(path: Path, changed: int) -> str:
     kind, data = ("audio/wav", _sound(path)) if path.suffix == ".wav" else ("image/webp", _picture(path))
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 

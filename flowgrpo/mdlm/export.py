@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 from collections.abc import Sequence
 from copy import copy
@@ -14,9 +13,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from flowgrpo import checkpoint, prompts
+from flowgrpo import card, checkpoint, prompts
 from flowgrpo.evaluate import Text, save_sample
-from flowgrpo.export import SAMPLES, Exported, heading, opened
+from flowgrpo.export import SAMPLES, Exported, opened
 from flowgrpo.mdlm.architectures import copy_beside, is_released, released_paths
 from flowgrpo.mdlm.config import EMBEDDED, TextConfig, TextModel
 from flowgrpo.mdlm.decode import Decoder
@@ -158,31 +157,13 @@ def _card(
     """A model card that says how it was made, what it scored, and the exact lines that reproduce its answers."""
     tag = "lora" if kind == "lora" else "text-generation"
     library = "peft" if kind == "lora" else "transformers"
-    return "\n".join(
-        [
-            *heading(run, settings, library, tag, step),
-            *([note] if note else []),
-            "```python",
-            _snippet(settings, kind, rows[0]),
-            "```",
-            "",
-            "Or from the command line:",
-            "",
-            "```sh",
-            _command(settings, kind, rows[0]),
-            "```",
-            "",
-            "| prompt | seed | answer |",
-            "|---|---|---|",
-            *(f"| {_cell(row.prompt)} | {row.seed} | {_cell(a.text)} |" for row, a in zip(rows, answers, strict=True)),
-            "",
-        ]
+    return card.text(
+        [*card.heading(run, settings, library, tag, step), *([note] if note else [])],
+        _snippet(settings, kind, rows[0]),
+        _command(settings, kind, rows[0]),
+        "answer",
+        ((row.prompt, row.seed, card.escaped(a.text)) for row, a in zip(rows, answers, strict=True)),
     )
-
-
-def _cell(text: str) -> str:
-    """A text as it can stand in a table."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("\n", "<br>")
 
 
 def _decoder(settings: TextConfig) -> dict[str, Any]:
@@ -205,7 +186,7 @@ def _dtype(model: TextModel) -> str:
 def _snippet(settings: TextConfig, kind: str, row: Row) -> str:
     model, lora, decoder = settings.model, kind == "lora", _decoder(settings)
     learned = settings.algorithm.schedule.name != "none" and decoder["name"] == "scheduled"
-    place = json.dumps(model.path if lora else ".")
+    place = repr(model.path if lora else ".")
     options = "".join(f", {key}={value!r}" for key, value in _loading(model).items())
     chat = ", chat=True" if model.chat else ""
     lines = [
@@ -223,10 +204,10 @@ def _snippet(settings: TextConfig, kind: str, row: Row) -> str:
     if learned:
         lines += [
             f'decoder = with_schedule(build({decoder!r}, policy.length, policy.eos_id, policy.predictor), Path("."))',
-            f"answer = policy.write([{json.dumps(row.prompt)}], decoder, [({row.seed},)], 1).texts[0]",
+            f"answer = policy.write([{row.prompt!r}], decoder, [({row.seed},)], 1).texts[0]",
         ]
     else:
-        lines += [f"answer = policy.sample([{json.dumps(row.prompt)}], {row.seed}, {decoder!r})[0]"]
+        lines += [f"answer = policy.sample([{row.prompt!r}], {row.seed}, {decoder!r})[0]"]
     return "\n".join(lines)
 
 
@@ -236,4 +217,4 @@ def _command(settings: TextConfig, kind: str, row: Row) -> str:
     given = {"length": model.length} if model.path != EMBEDDED or kind == "full" else {}
     given |= {**_loading(model), **({"chat": True} if model.chat else {}), "decoder": _decoder(settings)}
     options = ["--prompt", row.prompt, "--seed", str(row.seed), "--dtype", _dtype(model), "--out", "samples"]
-    return shlex.join(["flowgrpo", "sample", *place, *options, *(f"{k}={json.dumps(v)}" for k, v in given.items())])
+    return card.command(["flowgrpo", "sample", *place, *options, *(f"{k}={card.written(v)}" for k, v in given.items())])

@@ -376,6 +376,7 @@ def test_an_interruption_finishes_the_step_and_says_how_to_go_on(workplace, sent
     run = workplace / "runs" / "t"
     last = metrics(run)[-1]["step"]
     assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step-{last:06d}"]
+    assert (run / "gallery.html").read_text().count("<figure") == 2  # of the one evaluation there was
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,25 @@ import base64
 import io
 import itertools
 import json
+import os
 import re
+import statistics
 import wave
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from flowgrpo import gallery
 from flowgrpo.errors import InputError
 from flowgrpo.evaluate import save_sample
-from flowgrpo.gallery import write_gallery
+from flowgrpo.gallery import media, write_gallery
 from flowgrpo.gallery.curve import _ticks, curve
 from flowgrpo.gallery.media import data_url, outline
+from flowgrpo.gallery.numbers import Mean, difference, number
+from rewards import BUILT_IN
 
 
 def folder_of_samples(path, rewards_by_step, shape=(3, 8, 8)):
@@ -47,9 +52,9 @@ def test_pairs_are_before_and_after_and_know_their_gain(tmp_path):
     ).read_text()
     first, second = page.split("<figure")[1:3]
     assert 'class="up"' in first
-    assert "0.20" in first
-    assert "0.90" in first
     assert 'class="down"' in second
+    assert re.findall(r"<b>([^<]*)</b>", first) == ["0.200", "0.900"]
+    assert [re.findall(r'class="gain">([^<]*)<', card) for card in (first, second)] == [["+0.700"], ["−0.400"]]
 
 
 def test_steps_between_can_be_scrubbed_to(tmp_path):
@@ -168,10 +173,13 @@ def test_several_rewards_are_told_apart_on_the_card_and_follow_the_slider(tmp_pa
         line["rewards"]["other"] = line["step"] / 10
     (folder / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = write_gallery([folder], tmp_path / "g.html").read_text()
-    values = re.findall(r'<dt title="(\w+)">\1</dt><dd>([\d.]+)</dd>', page)
-    assert values == [("mine", "0.20"), ("other", "0.00"), ("mine", "0.90"), ("other", "0.80")]
+    rows = re.findall(
+        r'<th scope="row">(.*?)</th><td>(.*?)</td><td class="now">(.*?)</td><td class="more">(.*?)<', page
+    )
+    assert rows == [("mine", "0.200", "0.900", "+0.700"), ("other", "0.00", "0.800", "+0.800")]
     frames = json.loads(re.search(r'<script type="application/json">(.*?)</script>', page).group(1))
-    assert frames[1]["rewards"] == {"mine": 0.4, "other": 0.4}
+    assert frames[1]["parts"] == {"mine": ["0.400", "+0.200"], "other": ["0.400", "+0.400"]}
+    assert frames[1]["total"] == ["0.800", "+0.600"]
 
 
 def test_a_curve_fills_the_size_it_is_given():
@@ -179,3 +187,128 @@ def test_a_curve_fills_the_size_it_is_given():
     assert 'viewBox="0 0 300 150"' in svg
     xs = [float(x) for x in re.findall(r'cx="([\d.]*)"', svg)]
     assert max(xs) == pytest.approx(300 - 12)  # up to the margin on the right
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.27341, "0.273"), (0.0, "0.00"), (-0.0, "0.00"), (1.0, "1.00"), (21.449, "21.4"), (-17.35, "−17.4"),
+        (123.4, "123"), (999.4, "999"), (999.7, "1000"), (54321.0, "54321"), (0.000123, "0.000123"), (None, "–"),
+    ],
+)  # fmt: skip
+def test_numbers_have_three_significant_digits_and_no_powers_of_ten(value, shown):
+    assert number(value) == shown
+
+
+def test_a_change_that_two_decimals_hide_is_told(tmp_path):
+    page = write_gallery(
+        [folder_of_samples(tmp_path / "s", {0: [0.2734], 4: [0.2741]})], tmp_path / "g.html"
+    ).read_text()
+    assert re.findall(r"<b>([^<]*)</b>", page) == ["0.273", "0.274"]
+    assert 'class="gain">+0.000700<' in page
+    assert difference(0.5, 0.5) == "±0"
+    assert difference(None, 0.5) == difference(0.5, None) == ""
+
+
+def run_of_pictures(path, uses, rewards_by_step):
+    """A run with the samples of two prompts, whose rewards are given by name."""
+    path.mkdir()
+    samples = path / "samples"
+    folder_of_samples(samples, {step: [0, 0] for step in rewards_by_step})
+    lines = [json.loads(line) for line in (samples / "manifest.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["rewards"] = {name: values[line["seed"]] for name, values in rewards_by_step[line["step"]].items()}
+    (samples / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = {
+        "kind": "flow",
+        "model": {"path": "tiny", "lora": None},
+        "algorithm": {"preset": "flow_grpo"},
+        "rewards": [{"use": use, "name": None, "weight": weight} for use, weight in uses.items()],
+        "train": {"groups": 2, "group_size": 6, "updates": 3},
+    }
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    return path
+
+
+def widths(page):
+    return [int(width) for width in re.findall(r'style="width:(\d+)%"', page)]
+
+
+@pytest.mark.parametrize(
+    ("uses", "rewards", "expected"),
+    [
+        ({"gsm8k": 1.0}, {0: {"gsm8k": [1, 3]}, 4: {"gsm8k": [4, 2]}}, [25, 100, 75, 50]),  # 0 to 4
+        ({"clap": 1.0}, {0: {"clap": [-1, 0]}, 4: {"clap": [0.5, 1]}}, [0, 75, 50, 100]),  # -1 to 1
+        (  # from 16 - 2 to 26 + 0: a weight below 0 turns a range around
+            {"pickscore": 1.0, "shapes": -2.0},
+            {0: {"pickscore": [17, 20], "shapes": [1, 1]}, 4: {"pickscore": [26, 20], "shapes": [0, None]}},
+            [8, 100, 33, 40],
+        ),
+        ({"jpeg_size": 1.0}, {0: {"jpeg_size": [-30, -20]}, 4: {"jpeg_size": [-10, -15]}}, [0, 100, 50, 75]),  # as seen
+        ({"./mine.py:own": 1.0}, {0: {"own": [7, 7]}, 4: {"own": [7, 7]}}, []),  # all alike: nothing to draw
+    ],
+)
+def test_bars_lie_in_the_rewards_own_range(tmp_path, uses, rewards, expected):
+    page = write_gallery([run_of_pictures(tmp_path / "run", uses, rewards)], tmp_path / "g.html").read_text()
+    assert widths(page) == expected
+
+
+def test_the_bounds_of_every_built_in_reward():
+    """Read off the ranges that `flowgrpo rewards` prints."""
+    others = {
+        "jpeg_size": None, "temporal_consistency": (-1, 1), "clip_score": (0, 2.5), "pickscore": (16, 26), "hpsv2": (-1, 1),
+        "aesthetic": (1, 10), "image_reward": (-2.3, 2), "image_similarity": (-1, 1), "diversity": (0, 2), "clap": (-1, 1),
+        "tags": (0, 0.5), "gsm8k": (0, 4), "math_answer": (0, 3),
+    }  # fmt: skip
+    assert {name: card.bounds for name, card in BUILT_IN.items()} == {
+        name: others.get(name, (0, 1)) for name in BUILT_IN
+    }
+
+
+def test_the_headline_tells_how_many_and_how_sure(tmp_path):
+    run = run_of_pictures(tmp_path / "run", {"shapes": 1.0}, {0: {"shapes": [0, 1]}, 4: {"shapes": [1, 1]}})
+    metrics = [
+        {"step": step, "phase": "eval", "reward/mean": mean, "reward/std": std, "reward/count": 65}
+        for step, mean, std in ((0, 0.25, 0.48), (4, 0.75, 0.32))
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+    page = write_gallery([run], tmp_path / "g.html").read_text()
+    headline = re.search(r'<p class="headline">(.*?)</p>\s*<p class="caption">(.*?)</p>', page)
+    words = [" ".join(re.sub("<[^>]*>", "", part).split()) for part in headline.groups()]
+    assert words == [
+        "0.250 → 0.750 +0.500",
+        "mean held-out reward, before and after training; n = 65, standard errors 0.060 and 0.040",  # std / sqrt(65 - 1)
+    ]
+
+
+def test_the_standard_error_of_a_mean_is_the_unbiased_one():
+    values = [0.1, 0.4, 0.4, 0.9]
+    line = {"reward/mean": 0.45, "reward/std": statistics.pstdev(values), "reward/count": 4}
+    assert Mean.of(line).error == pytest.approx(statistics.stdev(values) / 2)
+    assert Mean.of({**line, "reward/count": 1}).error is None
+    assert Mean.of({"reward/mean": 0.45, "reward/std": 0.1}) == Mean(
+        0.45, None, None
+    )  # a run from before they were counted
+
+
+def test_a_picture_is_encoded_once_until_it_changes(tmp_path, monkeypatch):
+    file = save_sample(torch.zeros(3, 8, 8), tmp_path / "a")
+    first = data_url(file)
+    monkeypatch.setattr(media, "_picture", lambda path: b"other")
+    assert data_url(file) == first
+    os.utime(file, ns=(1, 1))
+    assert embedded(data_url(file))[1].read() == b"other"
+
+
+def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    folder = folder_of_samples(tmp_path / "s", {0: [0.2]})
+    page = write_gallery([folder], tmp_path / "g.html")
+    before = page.read_text()
+
+    def full(*words, **options):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    with pytest.raises(OSError, match="no space"):
+        write_gallery([folder], page)
+    assert page.read_text() == before

@@ -48,7 +48,7 @@ class Reader(HTMLParser):
     def _found(self, tag, attributes):
         if tag == "p" and attributes.get("class") == "text":
             return self.paragraphs
-        return {"figcaption": self.captions, "dd": self.rewards}.get(tag)
+        return {"figcaption": self.captions, "td": self.rewards}.get(tag)
 
 
 def written(path, text, tokens, steps):
@@ -141,18 +141,19 @@ def test_a_card_shows_the_answers_before_and_after_and_keeps_those_between_for_t
     assert read.paragraphs == ["0+0", "5+0", "10+0", "0+1", "5+1", "10+1"]
     first = figures(page)[0]
     assert 'class="up"' in first
-    assert re.findall(r"<b>([\d.]+)</b>", first) == ["0.12", "0.62"]  # the sums of the trained rewards
+    assert re.findall(r"<b>([\d.]+)</b>", first) == ["0.125", "0.625"]  # the sums of the trained rewards
     frames = json.loads(re.search(r'<script type="application/json">(.*?)</script>', first).group(1))
     assert [(frame["step"], frame["reward"]) for frame in frames] == [(0, 0.125), (5, 0.375), (10, 0.625)]
-    assert frames[1]["rewards"] == {"exact": 0.25, "brief": 0.125, "readable": 0.75}
+    assert frames[1]["parts"] == {"exact": ["0.250", "+0.250"], "brief": ["0.125", "±0"], "readable": ["0.750", "±0"]}
 
 
 def test_each_reward_is_on_the_card_and_the_watched_one_is_told_apart(tmp_path):
     page = write_gallery([run_of_texts(tmp_path / "run")], tmp_path / "g.html").read_text()
     first, second = figures(page)
-    assert Reader(first).rewards == ["0.00", "0.12", "0.75", "0.50", "0.12", "0.75"]
-    assert Reader(second).rewards == ["0.00", "0.12", "–", "0.50", "0.12", "–"]
-    assert re.findall(r'<dt class="watched"[^>]*>(\w+)', first) == ["readable"] * 2
+    shown = ["0.00", "0.500", "+0.500", "0.125", "0.125", "±0"]
+    assert Reader(first).rewards == [*shown, "0.750", "0.750", "±0"]
+    assert Reader(second).rewards == [*shown, "–", "–", ""]
+    assert re.findall(r'<tr class="watched"[^>]*><th scope="row">(\w+)', first) == ["readable"]
 
 
 def test_a_page_of_texts_explains_its_colours_and_has_nothing_of_noise_or_from_elsewhere(tmp_path):

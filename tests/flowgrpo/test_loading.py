@@ -5,6 +5,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
+
+from flowgrpo.shapes import PATH
 
 FAULTS_OF_TEN_TENSORS = """
 import resource, torch, flowgrpo
@@ -24,3 +28,26 @@ print(faults() - before)
 def test_freed_memory_is_handed_out_again_without_a_page_fault():
     ran = subprocess.run([sys.executable, "-c", FAULTS_OF_TEN_TENSORS], capture_output=True, text=True, check=True)
     assert int(ran.stdout.split()[-1]) < 1000  # 40,960 pages of 4 KiB if each tensor is mapped afresh
+
+
+def pictures(pipe, words):
+    pipe.set_progress_bar_config(disable=True)
+    call = {"num_inference_steps": 2, "guidance_scale": 3.0, "height": 64, "width": 64, "max_sequence_length": words}
+    return pipe("two red circles", generator=torch.Generator().manual_seed(0), output_type="pt", **call).images
+
+
+def test_the_folder_of_the_embedded_model_loads_by_itself():
+    pipe = StableDiffusion3Pipeline.from_pretrained(PATH)
+    assert {model.dtype for model in pipe.components.values() if isinstance(model, torch.nn.Module)} == {torch.float32}
+    without = StableDiffusion3Pipeline.from_pretrained(PATH, text_encoder_3=None, tokenizer_3=None)
+    for words in (1, 256):  # the pipeline itself puts zeros in the place of an absent T5
+        assert torch.equal(pictures(pipe, words), pictures(without, words))
+    assert sum(file.stat().st_size for file in PATH.rglob("*") if file.is_file()) < 7_000_000
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_embedded_model_draws_the_same_in_half_precision(dtype):
+    pipe = StableDiffusion3Pipeline.from_pretrained(PATH, dtype=dtype)
+    assert {model.dtype for model in pipe.components.values() if isinstance(model, torch.nn.Module)} == {dtype}
+    whole = pictures(StableDiffusion3Pipeline.from_pretrained(PATH), 1)
+    assert (pictures(pipe, 1).float() - whole).abs().mean() < 0.02

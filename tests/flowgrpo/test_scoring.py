@@ -141,3 +141,33 @@ def test_a_manifest_that_was_cut_off_is_scored_as_far_as_it_goes(folder, capsys)
     with pytest.warns(UserWarning, match="the last line, cut off, and left out"):
         assert main(["score", "jpeg_size", "--samples", str(folder), "--format", "json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 1
+
+
+def test_prompts_are_printed_as_they_are_and_do_not_steer_the_terminal(tmp_path, capsys):
+    prompts = [
+        "[/INST] a [bold]red[/bold] :smile: thing",
+        "[INST]",
+        "clear \x1b[2J\x9b1m bell\x07\ud83c end",
+        "zwei\nZeilen",
+    ]
+    for i in range(4):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"[i]{i}.png")
+    lines = [{"file": f"[i]{i}.png", "prompt": prompt} for i, prompt in enumerate(prompts)]
+    (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "mine.py").write_text("def red(images, prompts):\n    return [0.5] * len(prompts)\n")
+    assert main(["score", f"{tmp_path / 'mine.py'}:red", "--samples", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    words = " ".join(said.split())
+    assert "[i]0.png [/INST] a [bold]red[/bold] :smile: thing 0.500" in words
+    assert "[i]1.png [INST] 0.500" in words
+    assert r"clear \x1b[2J\x9b1m bell\x07\ud83c end" in words
+    assert not set(said) & {"\x1b", "\x9b", "\x07"}
+    assert "mean 4 samples 0.500" in words
+
+
+def test_a_long_file_name_is_not_cut_short(tmp_path, capsys):
+    name = "a_" + "very_" * 30 + "long_name.png"
+    Image.new("RGB", (8, 8)).save(tmp_path / name)
+    (tmp_path / "manifest.jsonl").write_text(json.dumps({"file": name, "prompt": "a"}) + "\n")
+    assert main(["score", "jpeg_size", "--samples", str(tmp_path)]) == 0
+    assert "".join(line.split()[0] for line in capsys.readouterr().out.splitlines()[1:-1]) == name

@@ -9,6 +9,7 @@ import pytest
 import torch
 from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
 from peft import PeftModel
+from read_card import HOSTILE, as_shown, blocks, table, words
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flowgrpo import checkpoint, run
@@ -148,3 +149,21 @@ def test_an_earlier_step_is_exported_and_what_is_wrong_is_said(settings, capsys)
     assert "--out out: exists and is not an empty folder" in capsys.readouterr().err
     assert main(["export", str(done.folder), "--out", "new", "--step", "7"]) == 2
     assert "there is no checkpoint of step 7, there are 1, 2" in capsys.readouterr().err
+
+
+def test_a_card_holds_hostile_prompts_as_they_are(settings, tmp_path, capsys):
+    chosen = [HOSTILE[at] for at in (1, 0, 2, 3)]
+    rows = tmp_path / "hostile.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"ab {prompt}"[:80]}) + "\n" for prompt in chosen))
+    done = run.train_config(settings(prompts__eval=str(rows), train__iterations=1, eval__save=0))
+    exported(done.folder, capsys)
+    page = Path("out/README.md").read_text()
+    answers = [json.loads(Path(f"out/sample-{i}.json").read_text())["text"] for i in range(4)]
+    shown = [as_shown(f"ab {prompt}"[:80]) for prompt in chosen]
+    assert [[row[0], row[2]] for row in table(page)] == [[a, b] for a, b in zip(shown, answers, strict=True)]
+    names = {}
+    os.chdir("out")
+    exec(blocks(page)["python"], names)
+    assert names["answer"] == answers[0]
+    assert main(words(blocks(page)["sh"])) == 0
+    assert Path("samples/0000.json").read_text() == Path("sample-0.json").read_text()

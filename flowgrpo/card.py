@@ -1,0 +1,124 @@
+"""A model card: how a run was made, what it scored, and lines that make its samples again.
+
+Prompts and answers are anybody's text. Here they stand in tables, code and commands so that they are shown, and run, as
+they were written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flowgrpo.config import AnyConfig
+from flowgrpo.readable import readable
+from flowgrpo.report import read_metrics
+
+PLAIN = set(" .,;?!'\"()=+-/%")  # punctuation that means nothing inside a line of Markdown
+
+
+def text(head: Sequence[str], snippet: str, command: str, made: str, rows: Iterable[tuple[str, int, str]]) -> str:
+    """A whole card.
+
+    Args:
+        head: its first lines; see `heading`.
+        snippet, command: Python and shell lines that make the first sample.
+        made: what a sample is.
+        rows: prompt, seed and Markdown of each sample.
+    """
+    return "\n".join(
+        [
+            *head,
+            fenced("python", snippet),
+            "",
+            "Or from the command line:",
+            "",
+            fenced("sh", command),
+            "",
+            f"| prompt | seed | {made} |",
+            "|---|---|---|",
+            *(f"| {escaped(prompt)} | {seed} | {shown} |" for prompt, seed, shown in rows),
+            "",
+        ]
+    )
+
+
+def heading(run: Path, settings: AnyConfig, library: str, tag: str, step: int) -> list[str]:
+    """The first lines of a model card: how it was made and what it scored."""
+    model, algorithm, train = settings.model, settings.algorithm, settings.train
+    held_out = [
+        m for m in read_metrics(run) if m["phase"] == "eval" and m["step"] <= step and m["reward/mean"] is not None
+    ]
+    first, last = (held_out[0], held_out[-1]) if held_out else (None, None)
+    facts = {
+        "library_name": library,
+        "base_model": model.path,
+        "tags": ["flowgrpo", "reinforcement-learning", tag],
+    }
+    return [
+        "---",
+        yaml.safe_dump(facts, sort_keys=False, default_flow_style=None, allow_unicode=True, width=10_000).strip(),
+        "---",
+        f"# {escaped(settings.run.name)}, step {step}",
+        "",
+        f"{span(model.path)} aligned by flowgrpo: preset `{algorithm.preset}`, "
+        f"{train.groups} prompts x {train.group_size} samples, learning rate {train.learning_rate:g}, "
+        f"rewards {', '.join(span(use.use) for use in settings.rewards)}.",
+        "",
+        f"Held-out reward: {first['reward/mean']:.3f} before training, {last['reward/mean']:.3f} at step {last['step']}."
+        if held_out
+        else "",
+        "",
+    ]
+
+
+def escaped(words: str) -> str:
+    """A text as one line of Markdown, also in a table's cell, that shows it and means nothing else."""
+    lines = re.split("\r\n|\r|\n", words)
+    return "<br>".join("".join(_shown(character) for character in readable(line)) for line in lines)
+
+
+def _shown(character: str) -> str:
+    plain = character.isalnum() or character in PLAIN or ord(character) > 0x7F
+    return character if plain else f"&#{ord(character)};"
+
+
+def span(words: str) -> str:
+    """A text of one line as inline code."""
+    ticks, space = _ticks(words, 1), " " * ("`" in words)
+    return f"{ticks}{space}{words}{space}{ticks}"
+
+
+def fenced(language: str, code: str) -> str:
+    """A block of code that nothing in it can close."""
+    ticks = _ticks(code, 3)
+    return f"{ticks}{language}\n{code}\n{ticks}"
+
+
+def _ticks(words: str, least: int) -> str:
+    """So many backticks as nowhere stand together in a text."""
+    return "`" * max([least, *(len(run) + 1 for run in re.findall("`+", words))])
+
+
+def command(words: Iterable[str]) -> str:
+    """A command line that a POSIX shell splits into these words."""
+    return " ".join(_quoted(word) for word in words)
+
+
+def _quoted(word: str) -> str:
+    """A word of a command line; control characters, which Markdown or a terminal would not keep, by their numbers."""
+    if not re.search("[\x01-\x08\x0b-\x1f\x7f]", word):
+        return shlex.quote(word)
+    numbered = re.sub(r"[\x01-\x1f\x7f'\\]", lambda found: f"\\{ord(found[0]):03o}", word)
+    return f"$'{numbered}'"
+
+
+def written(value: Any) -> str:
+    """A value as YAML in one line, which is how the command line reads it."""
+    line = json.dumps(value, ensure_ascii=False)
+    return re.sub("[\x7f-\x9f\u2028\u2029\ufeff]", lambda found: f"\\u{ord(found[0]):04x}", line)
