@@ -14,6 +14,8 @@ from collections.abc import Mapping
 
 from flowgrpo.errors import InputError
 
+from torch.distributed import TCPStore
+
 GRACE = 20  # seconds
 
 WHOLE = "each process holds the whole model"
@@ -61,13 +63,20 @@ def is_main() -> bool:
 def relaunch(processes: int) -> int:
     """Run this command line in so many processes and wait; returns the status of the first that did not end well, or 0.
 
+    They talk over loopback alone.
     Ctrl-C and SIGTERM are passed on, so each process finishes its iteration. When one dies, the others are ended, and
     what it said is shown.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    store = _store(processes)
+    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    shared = {
+        "WORLD_SIZE": str(processes),
+        "MASTER_ADDR": store.host,
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is here, and no process opens one
+        "GLOO_SOCKET_IFNAME": loopback,
+        "NCCL_SOCKET_IFNAME": loopback,
+    }
     shared["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     with tempfile.TemporaryDirectory() as folder:
         heard = [open(os.path.join(folder, str(rank)), "w+") for rank in range(processes)]  # noqa: SIM115
@@ -90,6 +99,15 @@ def relaunch(processes: int) -> int:
             heard[failed].seek(0)
             sys.stderr.write(f"process {failed} of {processes} failed:\n{heard[failed].read()}")
         return status if status > 0 else 128 - status
+
+
+def _store(processes: int) -> TCPStore:
+    """Where the processes find each other. The one that torch would open listens on all interfaces and asks for no token."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    return TCPStore(
+        "127.0.0.1", listening.getsockname()[1], processes, is_master=True, wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )  # fmt: skip
 
 
 def _first_failure(children: list[subprocess.Popen]) -> int | None:

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-import httpx2 as httpx
 import torch
 
-from rewards import memory
 from rewards.base import RewardError, nearest
 from rewards.endpoint import Endpoint
-from rewards.wire import CONTENT_TYPE, NOT_FINITE, TRANSPORTS, encode
+from rewards.wire import CONTENT_TYPE, MOST_HEADER, NOT_FINITE, TRANSPORTS, encode
 
 
 class Client:
     """A served reward by its URL.
 
     A batch is shared out among the replicas, and cut where it is larger than the server takes; a group-wise reward gets its
-    group whole. Samples travel in memory where all servers can read ours, otherwise in the body of a request.
+    group whole.
 
     Args:
         url: `http://host:port/name`; several, separated by commas, are replicas.
         replicas: further URLs of the same reward.
-        timeout: seconds after which a call has failed, its retries included.
+        timeout: seconds after which a call has failed, all its parts and retries included.
         retries: further rounds over the replicas after a failure, each after twice the pause.
         token_env: name of the environment variable that holds the server's token.
         transport: `float32`, exact, or `uint8`, four times smaller and rounded to 256 levels.
@@ -55,14 +54,12 @@ class Client:
         bases, names = zip(*(part.rpartition("/")[::2] for part in urls), strict=True)
         self._endpoint = Endpoint(bases, timeout, retries, token_env)
         self._transport = transport
-        self._spare = [memory.Memory()] if memory.POSSIBLE else []
         said = [self._asked(base, name) for base, name in zip(bases, names, strict=True)]
         for i, other in enumerate(urls):
-            if (names[i], said[i][:2]) != (names[0], said[0][:2]):
+            if (names[i], said[i][:-1]) != (names[0], said[0][:-1]):
                 raise RewardError(f"{urls[0]} and {other} serve different rewards, replicas serve the same")
-        self.name, (self.group_wise, self._takes, *_) = names[0], said[0]
-        self._most_bytes = min(most for _, _, most, _ in said)
-        self._shares = all(shares for *_, shares in said)
+        self.name, (self.group_wise, self._takes, _) = names[0], said[0]
+        self._most_bytes = min(most for *_, most in said)
 
     def __call__(
         self, samples: torch.Tensor | Sequence[str], prompts: Sequence[str], **columns: Any
@@ -73,67 +70,65 @@ class Client:
             RewardError: no replica answered, or one answered something else than B numbers.
         """
         columns = {k: v for k, v in columns.items() if self._takes is None or k in self._takes}
-        size = len(prompts)
+        size, deadline = len(prompts), time.monotonic() + self._endpoint.timeout
         parts = 1 if self.group_wise else min(len(self._endpoint.urls), size)
         cuts = [slice(size * i // parts, size * (i + 1) // parts) for i in range(parts)]
         if parts == 1:
-            return self._ask(samples, prompts, columns)
+            return self._ask(samples, prompts, columns, deadline)
         with ThreadPoolExecutor(parts) as pool:
-            jobs = [pool.submit(self._ask, samples[c], prompts[c], _cut(columns, c)) for c in cuts]
+            jobs = [pool.submit(self._ask, samples[c], prompts[c], _cut(columns, c), deadline) for c in cuts]
             return [value for job in jobs for value in job.result()]
 
     def _ask(
-        self, samples: torch.Tensor | Sequence[str], prompts: Sequence[str], columns: Mapping[str, Sequence[Any]]
+        self,
+        samples: torch.Tensor | Sequence[str],
+        prompts: Sequence[str],
+        columns: Mapping[str, Sequence[Any]],
+        deadline: float,
     ) -> list:
-        body, size = encode(samples, prompts, columns, self._transport), len(prompts)
-        length = sum(map(len, body))
-        if length > self._most_bytes:
+        size = len(prompts)
+        start, header, data = encode(samples, prompts, columns, self._transport)
+        if len(header) > MOST_HEADER and (self.group_wise or size == 1):
+            raise RewardError(
+                f"{self.name} takes {MOST_HEADER} bytes of prompts, columns and texts at most, not the {len(header)} of "
+                f"{size} samples"
+            )
+        length = len(start) + len(header) + len(data)
+        if length > self._most_bytes or len(header) > MOST_HEADER:
             if self.group_wise or size == 1:
                 raise RewardError(
                     f"{self.name} takes {self._most_bytes} bytes at most, not the {length} of "
                     f"{size} samples: use the option transport: uint8, or serve it with a larger --max-mib"
                 )
             halves = slice(0, size // 2), slice(size // 2, size)
-            return [v for half in halves for v in self._ask(samples[half], prompts[half], _cut(columns, half))]
-        response = self._post(body)
+            return [
+                v for half in halves for v in self._ask(samples[half], prompts[half], _cut(columns, half), deadline)
+            ]
+        body = b"".join((start, header, data))
+        response = self._endpoint.ask(
+            "POST", f"/{self.name}", deadline=deadline, content=body, headers={"Content-Type": CONTENT_TYPE}
+        )
         try:
             values = response.json()["rewards"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise RewardError(f"{response.url} answered with no rewards: {response.text[:100]!r}") from None
         if not isinstance(values, list) or len(values) != size:
             count = f"{len(values)} rewards" if isinstance(values, list) else type(values).__name__
             raise RewardError(f"{response.url} answered with {count} for {size} samples")
         return [math.nan if value == NOT_FINITE else value for value in values]
 
-    def _post(self, body: Sequence[bytes | memoryview]) -> httpx.Response:
-        """The answer to a request, left in memory where the servers read it there."""
-        headers = {"Content-Type": CONTENT_TYPE}
-        if not self._shares:
-            return self._endpoint.ask("POST", f"/{self.name}", content=b"".join(body), headers=headers)
-        try:
-            own = self._spare.pop()
-        except IndexError:  # other threads have them all
-            own = memory.Memory()
-        headers[memory.HEADER] = own.write(body)
-        response = self._endpoint.ask("POST", f"/{self.name}", headers=headers)
-        self._spare.append(own)  # not after a failure: a server that is late may still read it
-        return response
-
-    def _asked(self, base: str, name: str) -> tuple[bool, list[str] | None, int, bool]:
-        """Whether a replica's reward is group-wise, the columns it receives (None: all), the largest body of a request,
-        and whether it reads our memory.
-        """
-        headers = {memory.HEADER: self._spare[0].write([b"?"])} if self._spare else {}
-        response = self._endpoint.ask("GET", "/health", only=base, headers=headers)
+    def _asked(self, base: str, name: str) -> tuple[bool, list[str] | None, int]:
+        """Whether a replica's reward is group-wise, the columns it receives (None: all), the largest body of a request."""
+        response = self._endpoint.ask("GET", "/health", only=base)
         try:
             health = response.json()
             cards = {k: (card["group_wise"], card["columns"]) for k, card in health["rewards"].items()}
-            most_bytes, shares = health["max_bytes"], health.get("shared", False)
-        except (ValueError, KeyError, TypeError, AttributeError):
+            most_bytes = health["max_bytes"]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise RewardError(f"{base} is no reward server of flowgrpo serve") from None
         if name not in cards:
             raise RewardError(f"{base} serves no reward {name!r}, {nearest(name, cards)}")
-        return *cards[name], most_bytes, shares
+        return *cards[name], most_bytes
 
 
 def _cut(columns: Mapping[str, Sequence[Any]], rows: slice) -> dict[str, Sequence[Any]]:

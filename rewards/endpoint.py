@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import itertools
 import os
 import re
+import threading
 import time
 from collections.abc import Sequence
+from functools import cache
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +22,7 @@ from rewards.base import RewardError
 PASSING = (408, 429, 500, 502, 503, 504)  # statuses that another try may not meet
 FIRST_PAUSE = 0.5  # seconds before the second round; doubles from round to round
 REST = 30.0  # seconds for which a replica that failed is asked last
+MOST_BYTES = 8 << 20  # of an answer: in memory JSON may take forty times as much
 
 
 class Endpoint:
@@ -51,25 +56,31 @@ class Endpoint:
                 f"the environment variable {token_env} holds no token: it has a space, a line break or a sign beyond ASCII"
             )
         self.timeout, self.retries = timeout, retries
-        headers = {} if token_env is None else {"Authorization": f"Bearer {os.environ[token_env]}"}
+        headers = {"Accept-Encoding": "identity"}  # what is packed may be of any size
+        if token_env is not None:
+            headers["Authorization"] = f"Bearer {os.environ[token_env]}"
         local = all(is_loopback(urlsplit(url).hostname) for url in self.urls)
-        self._http = httpx.Client(headers=headers, trust_env=not local)  # no proxy reaches what is on this machine
+        self._http = httpx.AsyncClient(headers=headers, trust_env=not local)  # no proxy reaches what is on this machine
+        self._loop = _loop()
         self._turns = itertools.count()
         self._failed_at: dict[str, float] = {}
 
-    def ask(self, method: str, path: str, only: str | None = None, **content: Any) -> httpx.Response:
+    def ask(
+        self, method: str, path: str, only: str | None = None, deadline: float | None = None, **content: Any
+    ) -> httpx.Response:
         """The answer to one request; safe to call from several threads.
 
         Args:
             path: behind the URL of a replica.
             only: the one replica to ask.
+            deadline: when to give up, as `time.monotonic` counts; by default `timeout` from now.
             content: of the request, as httpx takes it (`content`, `json`, `headers`).
 
         Raises:
             RewardError: there was none, or one that is no success.
         """
-        deadline = time.monotonic() + self.timeout
-        problem = ""
+        deadline = time.monotonic() + self.timeout if deadline is None else deadline
+        problem = f"{only or self.urls[0]}{path} was not asked any more, after {self.timeout:.3g} s"
         for round_ in range(1 + self.retries):
             if round_:
                 time.sleep(max(0.0, min(FIRST_PAUSE * 2 ** (round_ - 1), deadline - time.monotonic())))
@@ -79,11 +90,12 @@ class Endpoint:
                 if left <= 0:
                     break
                 try:
-                    response = self._http.request(method, url + path, timeout=left, **content)
-                except httpx.TimeoutException:
+                    coroutine = self._answer(method, url + path, left, **content)
+                    response = asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+                except TimeoutError:
                     problem = f"{url}{path} did not answer within {left:.3g} s"
                 except httpx.RequestError as error:
-                    problem = f"{url}{path} could not be reached ({str(error) or type(error).__name__})"
+                    problem = f"{url}{path} could not be reached ({_reason(error)})"
                 else:
                     if response.is_success:
                         self._failed_at.pop(url, None)
@@ -94,6 +106,19 @@ class Endpoint:
                 self._failed_at[url] = time.monotonic()
         raise RewardError(problem)
 
+    async def _answer(self, method: str, url: str, seconds: float, **content: Any) -> httpx.Response:
+        """A whole answer. Only an event loop can give up at a certain time: httpx gives each read its seconds anew."""
+        body = bytearray()
+        async with (
+            asyncio.timeout(seconds),
+            self._http.stream(method, url, timeout=None, **content) as response,
+        ):
+            async for part in response.aiter_raw():
+                body += part
+                if len(body) > MOST_BYTES:
+                    raise RewardError(f"{url} answered with more than {MOST_BYTES} bytes")
+        return httpx.Response(response.status_code, content=bytes(body), request=response.request)
+
     def _in_turn(self) -> list[str]:
         """All replicas, beginning with the next; those that failed lately come last."""
         start = next(self._turns) % len(self.urls)
@@ -101,6 +126,14 @@ class Endpoint:
         return sorted(
             self.urls[start:] + self.urls[:start], key=lambda url: self._failed_at.get(url, long_ago) > long_ago
         )
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """An event loop that runs in a thread of its own, as long as this process."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="requests", daemon=True).start()
+    return loop
 
 
 def is_loopback(host: str) -> bool:
@@ -111,12 +144,24 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _reason(error: BaseException) -> str:
+    """Why a request was not answered; where none could be made, what lies at the bottom of that."""
+    if isinstance(error, httpx.ConnectError):
+        while (
+            below := error.exceptions[0] if isinstance(error, ExceptionGroup) else error.__cause__ or error.__context__
+        ):
+            error = below
+    if isinstance(error, OSError) and error.errno in errno.errorcode:
+        return os.strerror(error.errno)
+    return str(error) or type(error).__name__
+
+
 def _complaint(response: httpx.Response) -> str:
     """What an answer says of its failure: our `error`, the `error.message` of OpenAI's, or how its text begins."""
     try:
         said = response.json()
         said = said.get("error") or said.get("message") or said
         said = said.get("message", said) if isinstance(said, dict) else said
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         said = response.text
     return " ".join(str(said).split())[:300] or response.reason_phrase

@@ -1,21 +1,19 @@
 """The reward server behind `flowgrpo serve`: rewards over HTTP, for runs in other environments or on other machines.
 
     POST /NAME     a request of `rewards.wire` -> {"rewards": [...]}: a number each, null (not applicable) or "NaN"
-    GET /health    {"rewards": {NAME: {"group_wise": ..., "columns": [...] or null}}, "max_bytes": ..., "shared": ...}
+    GET /health    {"rewards": {NAME: {"group_wise": ..., "columns": [...] or null, "waiting": ..., "busy": seconds}},
+                   "max_bytes": ..., "refused": {STATUS: number}}; 503 while a reward does not return
     GET /metrics   counters as Prometheus reads them
 
-A request lies in the body, or in memory that the client names in a header (`rewards.memory`); `shared` says of memory named
-there whether it can be read here.
 A fault is {"error": "one sentence"}: 422 for a request that is no batch, or one that the reward refuses with a ValueError;
-500 where it failed otherwise, and may be asked again; 401, 404, 405, 413, 415.
-A reward is called in one thread; requests that wait for it meanwhile are joined into one call.
+500 where it failed otherwise, and may be asked again, as after 408 and 503; 401, 404, 405, 411, 413, 415, 421.
+A reward is called in one thread; requests that wait for it meanwhile are joined into one call, and are bounded (`ROOM`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import hmac
 import logging
 import math
 import os
@@ -23,8 +21,9 @@ import re
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import torch
@@ -34,15 +33,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rewards import memory
 from rewards.base import Reward, RewardError, nearest
 from rewards.endpoint import is_loopback
+from rewards.guard import Guard, configured
 from rewards.heap import keep_freed_memory
-from rewards.wire import CONTENT_TYPE, NOT_FINITE, Batch, decode
+from rewards.wire import CONTENT_TYPE, MOST_HEADER, NOT_FINITE, Batch, as_floats, decode, header_bytes
 
-KEEP_ALIVE = 75  # seconds that an idle connection stays open: longer than clients keep theirs
+ROOM = 4  # requests of the largest size that are held for one reward; the rest waits unread in its sockets
+ARRIVAL = 60  # seconds for a body to arrive
+STALLED = 300  # seconds after which a call counts as one that does not return
 log = logging.getLogger(__name__)
 
 
@@ -52,7 +52,7 @@ def app(
     batch_size: int = 64,
     max_bytes: int = 256 << 20,
     device: torch.device | str = "cpu",
-) -> ASGIApp:
+) -> Guard:
     """The ASGI application.
 
     Args:
@@ -65,39 +65,51 @@ def app(
         RewardError: a reward's name cannot stand in a URL, or stands twice.
     """
     lanes: dict[str, _Lane] = {}
+    refused: Counter[str] = Counter()
     for reward in rewards:
         if not re.fullmatch(r"\w[\w.-]*", reward.name) or reward.name in ("health", "metrics", *lanes):
             raise RewardError(
                 f"the reward {reward.name!r} needs another name to be served: letters, digits, '.', '_' and '-', none "
                 "twice, not health or metrics"
             )
-        lanes[reward.name] = _Lane(reward, batch_size, device)
+        lanes[reward.name] = _Lane(reward, batch_size, max_bytes, device)
 
     async def score(request: Request) -> JSONResponse:
         lane = _found(lanes, request.path_params["name"])
         if request.headers.get("content-type") != CONTENT_TYPE:
             raise HTTPException(415, f"the content type must be {CONTENT_TYPE}")
-        place = request.headers.get(memory.HEADER)
-        try:
-            batch = decode(await _body(request, max_bytes) if place is None else memory.read(place, max_bytes))
-        except ValueError as error:
-            raise HTTPException(422, str(error)) from None
-        return JSONResponse({"rewards": await lane.score(batch, request)})
+        lane.check()
+        size = _announced(request, max_bytes)
+        async with lane.bodies.taken(size):
+            body = await _body(request, size)
+            async with lane.headers.taken(min(header_bytes(body), MOST_HEADER)):
+                try:
+                    batch = decode(body)
+                except ValueError as error:
+                    raise HTTPException(422, str(error)) from None
+                return JSONResponse({"rewards": await lane.score(batch, request)})
 
     async def health(request: Request) -> JSONResponse:
-        cards = {k: {"group_wise": lane.reward.group_wise, "columns": lane.reward.takes} for k, lane in lanes.items()}
-        shared = _reads(request.headers.get(memory.HEADER, ""))
-        return JSONResponse({"rewards": cards, "max_bytes": max_bytes, "shared": shared})
+        said = {"rewards": {k: lane.card() for k, lane in lanes.items()}, "max_bytes": max_bytes, "refused": refused}
+        try:
+            for lane in lanes.values():
+                lane.check()
+        except HTTPException as error:
+            return JSONResponse({"error": error.detail, **said}, error.status_code)
+        return JSONResponse(said)
 
     async def metrics(request: Request) -> PlainTextResponse:
-        return PlainTextResponse("".join(f"{line}\n" for lane in lanes.values() for line in lane.metrics()))
+        lines = [line for lane in lanes.values() for line in lane.metrics()]
+        lines += [f'flowgrpo_refused_total{{status="{status}"}} {number}' for status, number in refused.items()]
+        return PlainTextResponse("".join(f"{line}\n" for line in lines))
 
     async def fault(request: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+        sentence = error.detail.encode(errors="backslashreplace").decode()  # JSON may have held half a character
+        return JSONResponse({"error": sentence}, error.status_code, error.headers)
 
     routes = [Route("/health", health), Route("/metrics", metrics), Route("/{name}", score, methods=["POST"])]
     application = Starlette(routes=routes, exception_handlers={HTTPException: fault})
-    return application if token is None else _guarded(application, token)
+    return Guard(application, token, refused)
 
 
 def listen(host: str, port: int, token: str | None) -> socket.socket:
@@ -131,14 +143,29 @@ def token_of(variable: str) -> str:
     return os.environ[variable]
 
 
-def run(application: ASGIApp, listening: socket.socket) -> None:
+def run(application: Guard, listening: socket.socket) -> None:
     """Serve until interrupted."""
     keep_freed_memory()
-    settings = uvicorn.Config(
-        application, log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=5, ws="none",
-    )  # fmt: skip
-    uvicorn.Server(settings).run(sockets=[listening])
+    uvicorn.Server(configured(application)).run(sockets=[listening])
+
+
+class _Room:
+    """So many bytes that requests may take together; one that finds too few free waits."""
+
+    def __init__(self, size: int):
+        self.free, self.changed = size, asyncio.Condition()
+
+    @asynccontextmanager
+    async def taken(self, size: int) -> AsyncIterator[None]:
+        async with self.changed:
+            await self.changed.wait_for(lambda: self.free >= size)
+            self.free -= size
+        try:
+            yield
+        finally:
+            async with self.changed:
+                self.free += size
+                self.changed.notify_all()
 
 
 @dataclass(eq=False)
@@ -146,17 +173,34 @@ class _Call:
     """One request for a reward, and in the end what came of it."""
 
     batch: Batch
-    outcome: list[float | str | None] | Exception | None = None
+    outcome: list[float | str | None] | BaseException | None = None
 
 
 class _Lane:
     """One reward and the requests that wait for it."""
 
-    def __init__(self, reward: Reward, batch_size: int, device: torch.device | str):
+    def __init__(self, reward: Reward, batch_size: int, max_bytes: int, device: torch.device | str):
         self.reward, self.batch_size, self.device = reward, batch_size, device
+        self.bodies, self.headers = _Room(ROOM * max_bytes), _Room(ROOM * MOST_HEADER)
         self.waiting: deque[_Call] = deque()
         self.free, self.thread = asyncio.Lock(), ThreadPoolExecutor(1)
         self.counted: Counter[str] = Counter()
+        self.started: float | None = None  # the call that is under way
+
+    def card(self) -> dict[str, object]:
+        """What /health says of the reward."""
+        about = {"group_wise": self.reward.group_wise, "columns": self.reward.takes}
+        return {**about, "waiting": len(self.waiting), "busy": self.busy()}
+
+    def busy(self) -> float:
+        """Seconds since the call that is under way began; 0 where there is none."""
+        started = self.started  # by a thread
+        return 0.0 if started is None else time.perf_counter() - started
+
+    def check(self) -> None:
+        """Raise an HTTPException where the reward does not return: what waited for it would wait with it."""
+        if self.busy() > STALLED:
+            raise HTTPException(503, f"the reward {self.reward.name!r} has not returned for {self.busy():.0f} s")
 
     async def score(self, batch: Batch, request: Request) -> list[float | str | None]:
         """The rewards of one request, which waits for its turn unless it is joined with another's.
@@ -174,7 +218,7 @@ class _Lane:
                 raise HTTPException(400, "the client left before its turn")
             while call.outcome is None:
                 await asyncio.get_running_loop().run_in_executor(self.thread, self._settle, self._next())
-        if isinstance(call.outcome, Exception):
+        if isinstance(call.outcome, BaseException):
             self.counted["failures"] += 1
             problem = f"{type(call.outcome).__name__}: {' '.join(str(call.outcome).split())}"
             status = 422 if isinstance(call.outcome, ValueError) else 500
@@ -198,7 +242,7 @@ class _Lane:
         """Give each of some requests its outcome; where they fail together, each is tried alone."""
         try:
             outcomes = self._scored([call.batch for call in calls])
-        except Exception as error:  # a plug-in may raise anything; the server outlives it
+        except BaseException as error:  # a plug-in may raise anything, SystemExit too; the server outlives it
             if len(calls) > 1:
                 for call in calls:
                     self._settle([call])
@@ -210,7 +254,7 @@ class _Lane:
 
     def _scored(self, batches: Sequence[Batch]) -> list[list[float | str | None]]:
         """The rewards of some batches, in one call."""
-        started = time.perf_counter()
+        self.started = started = time.perf_counter()
         try:
             with torch.no_grad():
                 values = self.reward(
@@ -219,6 +263,7 @@ class _Lane:
                     {name: [v for batch in batches for v in batch.columns[name]] for name in batches[0].columns},
                 )
         finally:
+            self.started = None
             self.counted["calls"] += 1
             self.counted["seconds"] += time.perf_counter() - started
         self.counted["samples"] += len(values)
@@ -242,7 +287,8 @@ def _shape(batch: Batch) -> torch.Size | None:
 
 def _joined(parts: Sequence[torch.Tensor | list[str]], device: torch.device | str) -> torch.Tensor | list[str]:
     if isinstance(parts[0], torch.Tensor):
-        return (torch.cat(parts) if len(parts) > 1 else parts[0]).to(device)
+        floats = [as_floats(part) for part in parts]
+        return (torch.cat(floats) if len(floats) > 1 else floats[0]).to(device)
     return [text for part in parts for text in part]
 
 
@@ -252,43 +298,27 @@ def _found(lanes: dict[str, _Lane], name: str) -> _Lane:
     return lanes[name]
 
 
-def _reads(place: str) -> bool:
-    """Whether that memory can be read from here."""
-    try:
-        memory.read(place, 1)
-    except ValueError:
-        return False
-    return True
+def _announced(request: Request, most: int) -> int:
+    """The size of a body that is still to come."""
+    said = request.headers.get("content-length", "")
+    if not re.fullmatch("[0-9]{1,18}", said) or "transfer-encoding" in request.headers:
+        raise HTTPException(411, "the size of the body must be announced, in Content-Length")
+    if int(said) > most:
+        raise HTTPException(413, f"the body may have {most} bytes at most")
+    return int(said)
 
 
-async def _body(request: Request, most: int) -> bytearray:
-    """The body of a request, refused as soon as it is known to be too large."""
-    too_large = HTTPException(413, f"the body may have {most} bytes at most")
-    announced = request.headers.get("content-length", "0")
-    if announced.isdecimal() and int(announced) > most:
-        raise too_large
-    parts, size = [], 0
+async def _body(request: Request, size: int) -> bytearray:
+    """The body of a request, of the size that was announced."""
+    body = bytearray()
     try:
-        async for part in request.stream():
-            parts.append(part)
-            size += len(part)
-            if size > most:
-                raise too_large
+        async with asyncio.timeout(ARRIVAL):
+            async for part in request.stream():
+                body += part
     except ClientDisconnect:
         raise HTTPException(400, "the client left before its request was complete") from None
-    return bytearray().join(parts)
-
-
-def _guarded(application: ASGIApp, token: str) -> ASGIApp:
-    """An application that answers only requests with `Authorization: Bearer TOKEN`."""
-    expected = f"Bearer {token}".encode()
-
-    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        if hmac.compare_digest(given, expected):
-            await application(scope, receive, send)
-        else:
-            refusal = JSONResponse({"error": "the token is missing or wrong"}, 401, {"WWW-Authenticate": "Bearer"})
-            await refusal(scope, receive, send)
-
-    return guarded
+    except TimeoutError:
+        raise HTTPException(408, f"the body did not arrive within {ARRIVAL} s") from None
+    if len(body) != size:
+        raise HTTPException(400, f"the body has {len(body)} bytes, not the {size} that were announced")
+    return body

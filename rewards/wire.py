@@ -11,18 +11,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 CONTENT_TYPE = "application/x-safetensors"
 NOT_FINITE = "NaN"  # stands in an answer for a number that is not finite; null there is: not applicable
+MOST_HEADER = 8 << 20  # bytes of prompts, columns and texts: in memory JSON may take forty times as much
 TRANSPORTS = ("float32", "uint8")
 DTYPES = {"F32": torch.float32, "U8": torch.uint8}
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a reward is called with: samples (B, ...) or B texts, B prompts, columns of B values."""
+    """What a reward is called with: samples (B, ...) as they travelled (see `as_floats`) or B texts, B prompts, columns of B
+    values.
+    """
 
     samples: torch.Tensor | list[str]
     prompts: list[str]
@@ -70,16 +72,28 @@ def _as_json(columns: Mapping[str, Sequence[Any]]) -> str:
     return "{" + ", ".join(parts) + "}"
 
 
-def decode(body: bytearray | np.ndarray) -> Batch:
-    """What `encode` was given; uint8 as float32 in [0, 1].
+def header_bytes(body: bytes | bytearray) -> int:
+    """How long the header says that it is."""
+    return int.from_bytes(body[:8], "little")
+
+
+def as_floats(samples: torch.Tensor) -> torch.Tensor:
+    """Samples as a reward receives them: float32, uint8 being levels in [0, 1]."""
+    return samples / 255 if samples.dtype == torch.uint8 else samples
+
+
+def decode(body: bytearray) -> Batch:
+    """What `encode` was given.
 
     Args:
-        body: bytes, of which float32 samples are a view: the `load` of safetensors copies them.
+        body: bytes, of which the samples are a view: the `load` of safetensors copies them.
 
     Raises:
         ValueError: the body is nothing of the kind; the sentence says where.
     """
-    start = 8 + int.from_bytes(body[:8], "little")
+    if header_bytes(body) > min(MOST_HEADER, len(body)):
+        raise ValueError(f"the body is no safetensors file with a header of {MOST_HEADER} bytes at most")
+    start = 8 + header_bytes(body)
     try:
         tensors = json.loads(bytes(body[8:start]))
     except (ValueError, RecursionError) as error:
@@ -98,7 +112,7 @@ def decode(body: bytearray | np.ndarray) -> Batch:
     return Batch(samples, prompts, columns)
 
 
-def _tensor(tensors: Mapping[str, Any], body: bytearray | np.ndarray, start: int) -> torch.Tensor:
+def _tensor(tensors: Mapping[str, Any], body: bytearray, start: int) -> torch.Tensor:
     """The samples, whose data begin at a place in the body."""
     if list(tensors) != ["samples"]:
         raise ValueError("the body must hold one tensor, named samples, or texts in its header")
@@ -113,8 +127,7 @@ def _tensor(tensors: Mapping[str, Any], body: bytearray | np.ndarray, start: int
     size = math.prod(shape) * DTYPES[kind].itemsize
     if offsets != [0, size] or len(body) != start + size:
         raise ValueError(f"the body is no safetensors file (samples need {size} bytes, and nothing else stands there)")
-    samples = torch.frombuffer(body, dtype=DTYPES[kind], offset=start).view(shape)
-    return samples / 255 if samples.dtype == torch.uint8 else samples
+    return torch.frombuffer(body, dtype=DTYPES[kind], offset=start).view(shape)
 
 
 def _texts(header: Mapping[str, str]) -> list[str]:

@@ -1,6 +1,6 @@
 """How fast a served reward is: images a second through `flowgrpo serve` in another process, against a call in this one.
 
-    python scripts/bench_serve.py [--reward shapes] [--batch 16 32 64 512] [--seconds 5] [--transport float32] [--bodies]
+    python scripts/bench_serve.py [--reward shapes] [--batch 16 32 64 512] [--seconds 5] [--transport float32]
 
 The pictures are drawn captions of the embedded model, 64 x 64. The two take turns, batch by batch, one thread each, so that
 whatever else the machine does slows both. It slows the served call more, which takes turns with two processes: next to the
@@ -23,7 +23,6 @@ import torch
 
 import rewards
 from flowgrpo.shapes.scenes import arrange, draw, every_caption
-from rewards import memory
 from rewards.heap import keep_freed_memory
 
 
@@ -64,12 +63,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[16, 32, 64, 512])
     parser.add_argument("--seconds", type=float, default=5.0, help="for each batch size")
     parser.add_argument("--transport", default="float32")
-    parser.add_argument(
-        "--bodies", action="store_true", help="send samples, as to another machine, and share no memory"
-    )
     options = parser.parse_args()
     keep_freed_memory()  # as training does
-    memory.POSSIBLE = memory.POSSIBLE and not options.bodies
     command = [sys.executable, "-m", "flowgrpo", "serve", options.reward, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:

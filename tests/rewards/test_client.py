@@ -1,8 +1,11 @@
 import itertools
 import re
+import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import contextmanager, suppress
 
 import pytest
 import torch
@@ -11,8 +14,8 @@ from fakes import http_server
 import rewards
 from flowgrpo.policy import Row
 from flowgrpo.rollout import score
-from rewards import RewardError, memory
-from rewards.wire import decode
+from rewards import RewardError, client, endpoint
+from rewards.wire import as_floats, decode
 
 TWO = torch.tensor([0.25, 0.5]).view(2, 1, 1, 1).expand(2, 3, 8, 8)
 
@@ -24,7 +27,7 @@ def server(answer, group_wise=False, columns=None, max_bytes=1 << 20):
 
 
 def honest(asked):
-    return {"rewards": decode(bytearray(asked.body)).samples.mean((1, 2, 3)).tolist()}
+    return {"rewards": as_floats(decode(bytearray(asked.body)).samples).mean((1, 2, 3)).tolist()}
 
 
 def slow(asked):
@@ -57,30 +60,6 @@ def test_numbers_and_columns_that_are_wanted_travel():
     (batch,) = seen
     assert batch.samples.equal(TWO)
     assert (batch.prompts, batch.columns) == (["a", "b"], {"n": [1, None]})
-
-
-def test_a_server_that_reads_our_memory_is_sent_no_body():
-    seen = []
-
-    def answer(asked):
-        seen.append((asked.body, asked.headers["shared-memory"]))
-        if asked.path == "/health":
-            return {"rewards": {"bright": {"group_wise": False, "columns": []}}, "max_bytes": 1 << 20, "shared": True}
-        samples = decode(memory.read(seen[-1][1], 1 << 20)).samples
-        return {"rewards": samples.mean((1, 2, 3)).tolist()} if len(samples) < 4 else (422, {"error": "too many"})
-
-    with http_server(answer) as url:
-        reward = rewards.load(f"{url}/bright")
-        assert reward(TWO, ["a", "b"], {}).tolist() == [0.25, 0.5]
-        assert reward(TWO[1:], ["b"], {}).tolist() == [0.5]
-        with pytest.raises(RewardError, match="422: too many"):
-            reward(torch.rand(4, 3, 8, 8), ["a"] * 4, {})
-        assert reward(TWO, ["a", "b"], {}).tolist() == [0.25, 0.5]
-    bodies, places = zip(*seen, strict=True)
-    assert set(bodies) == {b""}
-    names = [place.split()[2] for place in places]
-    assert names[:4] == names[:1] * 4  # written again and again
-    assert names[4] != names[3]  # but not after a failure, when the server may still be reading
 
 
 def test_uint8_on_request_rounds_to_256_levels():
@@ -145,6 +124,80 @@ def test_a_slow_server_is_given_up_in_time():
         with pytest.raises(RewardError, match=r"/bright did not answer within 0.5 s"):
             reward(TWO, ["a", "b"], {})
         assert time.monotonic() - started < 0.9
+
+
+@contextmanager
+def dripping(begun):
+    """A server that says something at once and then a byte every 0.1 s, for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve():
+            with suppress(OSError):
+                sock, _ = listening.accept()
+                with sock:
+                    sock.sendall(begun)
+                    while True:
+                        sock.sendall(b"x")
+                        time.sleep(0.1)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [b"", b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n"],
+)
+def test_the_timeout_is_that_of_the_whole_answer(begun):
+    with dripping(begun) as url:
+        started = time.monotonic()
+        with pytest.raises(RewardError, match=r"/health did not answer within 0.5 s"):
+            rewards.load(f"{url}/bright", options={"timeout": 0.5})
+        assert 0.4 < time.monotonic() - started < 0.9
+
+
+def test_the_timeout_is_that_of_all_parts_of_a_batch():
+    def unhurried(asked):
+        time.sleep(0.2)
+        return honest(asked)
+
+    with server(unhurried, max_bytes=1200) as url:  # one sample of 768 bytes each
+        reward = rewards.load(f"{url}/bright", options={"timeout": 0.5})
+        started = time.monotonic()
+        with pytest.raises(RewardError, match="did not answer within|was not asked any more, after 0.5 s"):
+            reward(torch.rand(8, 3, 8, 8), ["a"] * 8, {})
+        assert time.monotonic() - started < 0.9
+
+
+def test_an_answer_without_end_is_not_read(monkeypatch):
+    monkeypatch.setattr(endpoint, "MOST_BYTES", 1000)
+    asked = []
+
+    def endless(request):
+        asked.append(request.headers["accept-encoding"])
+        return b"[" * 2000
+
+    with server(endless) as url, pytest.raises(RewardError, match="/bright answered with more than 1000 bytes"):
+        rewards.load(f"{url}/bright")(TWO, ["a", "b"], {})
+    assert asked == ["identity"]  # once, and nothing that is small only on its way
+
+
+def test_a_deep_answer_is_none():
+    with server(lambda asked: b"[" * 100_000) as url, pytest.raises(RewardError, match="answered with no rewards"):
+        rewards.load(f"{url}/bright")(TWO, ["a", "b"], {})
+
+
+def test_texts_beyond_what_a_header_holds_are_cut_too(monkeypatch):
+    monkeypatch.setattr(client, "MOST_HEADER", 250)
+    answer, sizes = counted(lambda asked: {"rewards": [len(t) for t in decode(bytearray(asked.body)).samples]})
+    texts = ["x" * n for n in (60, 50, 40, 30)]
+    with server(answer) as url:
+        assert rewards.load(f"{url}/bright")(texts, ["a"] * 4, {}).tolist() == [60, 50, 40, 30]
+        with pytest.raises(
+            RewardError, match="takes 250 bytes of prompts, columns and texts at most, not the .* of 1 sa"
+        ):
+            rewards.load(f"{url}/bright")(["x" * 300], ["a"], {})
+    assert sizes == [2, 2]
 
 
 def test_a_killed_server_costs_its_samples_and_not_the_run(tmp_path, caplog):

@@ -6,11 +6,14 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
+from contextlib import contextmanager, suppress
 
 import httpx2
 import numpy as np
 import pytest
 import torch
+import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
@@ -19,9 +22,9 @@ from starlette.testclient import TestClient
 import rewards
 from flowgrpo.cli import main
 from flowgrpo.shapes.scenes import arrange, draw, every_caption
-from rewards import Reward, RewardError, memory
+from rewards import Reward, RewardError, guard, server
 from rewards.server import app
-from rewards.wire import CONTENT_TYPE, decode, encode
+from rewards.wire import CONTENT_TYPE, MOST_HEADER, as_floats, decode, encode
 
 MINE = """
 import time
@@ -47,6 +50,8 @@ def size(images, prompts):
     wait()
     if "broken" in prompts:
         raise RuntimeError("out of luck")
+    if "leave" in prompts:
+        raise SystemExit(3)
     return [len(prompts)] * len(prompts)
 
 class Ranked:
@@ -160,6 +165,9 @@ def test_requests_that_wait_are_joined_and_a_broken_one_hurts_itself_alone(serve
     assert (first, good, other) == ([1], [2, 2], [1])  # after the four together failed, each alone
     assert isinstance(broken, RewardError)
     assert re.search(r"500: the reward 'size' failed: RuntimeError: out of luck", str(broken))
+    *others, left = in_a_row(served, "size", call("a"), call("b", "c"), call("d"), call("leave"))
+    assert others == [[1], [2, 2], [1]]
+    assert re.search(r"500: the reward 'size' failed: SystemExit: 3", str(left))
 
     def larger():
         return reward(torch.rand(1, 3, 9, 9), ["c"], {}).tolist()
@@ -183,31 +191,16 @@ def test_metrics_count(served):
     assert grown == {"requests_total": 1, "failures_total": 0, "calls_total": 1, "samples_total": 3, "waiting": 0}
 
 
-def test_a_body_and_what_lies_in_memory_of_another_process_are_the_same(served):
-    images, texts = pictures(30)
-    own = memory.Memory()
-    for part in (slice(0, 30), slice(1, 2)):  # the second shorter than what stood there
-        body, kind = encode(images[part], texts[part], {}, "float32"), {"Content-Type": CONTENT_TYPE}
-        headers = {**kind, "Shared-Memory": own.write(body)}
-        answers = (
-            httpx2.post(served["checksum"], headers=headers),
-            httpx2.post(served["checksum"], headers=kind, content=b"".join(body)),
-        )
-        expected = images[part].double().mul(2.0**30).sum((1, 2, 3)).tolist()
-        assert [answer.json() for answer in answers] == [{"rewards": expected}] * 2
-    base = served["checksum"].rpartition("/")[0]
-    assert httpx2.get(f"{base}/health", headers={"Shared-Memory": own.write([b"?"])}).json()["shared"]
-    del own
-    assert not httpx2.get(f"{base}/health", headers=headers).json()["shared"]
-    refusal = httpx2.post(served["checksum"], headers=headers)
-    assert (refusal.status_code, list(refusal.json())) == (422, ["error"])
-
-
 # What comes in, in this process.
 
 
 def bright(images, prompts):
     return images.mean((1, 2, 3))
+
+
+def here(application):
+    """A client of an application in this process."""
+    return TestClient(application, base_url="http://127.0.0.1")
 
 
 BODY = b"".join(encode(torch.rand(2, 3, 4, 4), ["a", "b"], {"n": [1, 2]}, "float32"))
@@ -268,7 +261,7 @@ def test_the_card_of_the_samples_is_right_but_for_what_is_changed():
     ],
 )
 def test_a_body_that_is_no_batch_is_refused_in_a_sentence(body, said):
-    client = TestClient(app([Reward("bright", bright)]))
+    client = here(app([Reward("bright", bright)]))
     answer = client.post("/bright", content=body, headers={"Content-Type": CONTENT_TYPE})
     assert answer.status_code == 422
     assert re.search(said, answer.json()["error"])
@@ -286,7 +279,7 @@ def test_no_body_whatever_raises_anything_but_a_sentence(place, data):
 
 
 def test_what_is_too_large_or_elsewhere_or_of_another_type_is_refused():
-    client = TestClient(app([Reward("bright", bright)], max_bytes=len(BODY)))
+    client = here(app([Reward("bright", bright)], max_bytes=len(BODY)))
     headers = {"Content-Type": CONTENT_TYPE}
 
     def refused(answer):
@@ -295,20 +288,22 @@ def test_what_is_too_large_or_elsewhere_or_of_another_type_is_refused():
     assert client.post("/bright", content=BODY, headers=headers).status_code == 200
     too_large = (413, f"the body may have {len(BODY)} bytes at most")
     assert refused(client.post("/bright", content=BODY + b".", headers=headers)) == too_large
-    assert refused(client.post("/bright", content=iter([BODY, b"."]), headers=headers)) == too_large  # unannounced
+    unannounced = (411, "the size of the body must be announced, in Content-Length")
+    assert refused(client.post("/bright", content=iter([BODY, b"."]), headers=headers)) == unannounced
     unknown = (404, "there is no reward 'brigt' here, did you mean 'bright'?")
     assert refused(client.post("/brigt", content=BODY, headers=headers)) == unknown
     assert refused(client.post("/bright", content=BODY)) == (415, f"the content type must be {CONTENT_TYPE}")
     assert refused(client.get("/bright")) == (405, "Method Not Allowed")
     assert client.get("/health").json() == {
-        "rewards": {"bright": {"group_wise": False, "columns": []}},
+        "rewards": {"bright": {"group_wise": False, "columns": [], "waiting": 0, "busy": 0.0}},
         "max_bytes": len(BODY),
-        "shared": False,
+        "refused": {"413": 1, "411": 1, "404": 1, "415": 1, "405": 1},
     }
+    assert 'flowgrpo_refused_total{status="413"} 1\n' in client.get("/metrics").text
 
 
 def test_a_token_is_asked_for_everywhere():
-    client = TestClient(app([Reward("bright", bright)], token="secret"))
+    client = TestClient(app([Reward("bright", bright)], token="secret"))  # whatever it calls this machine
     for path in ("/health", "/metrics", "/bright", "/nothing"):
         for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
             answer = client.request("POST" if path == "/bright" else "GET", path, headers=header)
@@ -320,6 +315,200 @@ def test_a_token_is_asked_for_everywhere():
 def test_a_name_that_cannot_stand_in_a_url_is_refused(names):
     with pytest.raises(RewardError, match="needs another name to be served"):
         app([Reward(name, bright) for name in names])
+
+
+# What is meant to hurt.
+
+
+@contextmanager
+def serving(reward, **options):
+    """Serve a function from a thread; yields the address."""
+    with server.listen("127.0.0.1", 0, None) as listening:
+        own = uvicorn.Server(guard.configured(app([Reward("bright", reward)], **options)))
+        thread = threading.Thread(target=own.run, args=([listening],))
+        thread.start()
+        try:
+            yield listening.getsockname()
+        finally:
+            own.should_exit = True
+            thread.join()
+
+
+def health(address):
+    answer = httpx2.get(f"http://127.0.0.1:{address[1]}/health")
+    return answer.status_code, answer.json()
+
+
+def head(*lines):
+    return b"\r\n".join([b"POST /bright HTTP/1.1", b"Host: 127.0.0.1", *lines, b"", b""])
+
+
+def asking(body):
+    return head(f"Content-Type: {CONTENT_TYPE}".encode(), f"Content-Length: {len(body)}".encode())
+
+
+def ended(sock):
+    """Whether the other side has closed, after what it may have said."""
+    sock.settimeout(2)
+    try:
+        while sock.recv(1 << 16):
+            pass
+    except ConnectionResetError:
+        pass
+    except TimeoutError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("begun", [b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", b"GET /", b"X" * 100])
+def test_a_head_without_end_is_refused_after_16_kib(begun):
+    with serving(bright) as address, socket.create_connection(address) as sock:
+        sock.sendall(begun + b"x" * (2 * guard.HEAD))
+        assert sock.recv(100).startswith(b"HTTP/1.1 400")
+        assert ended(sock)
+        assert health(address)[1]["refused"] == {"400": 1}
+
+
+def test_who_says_nothing_keeps_nobody_out(monkeypatch):
+    monkeypatch.setattr(guard, "CONNECTIONS", 8)
+    with serving(bright) as address, httpx2.Client(base_url=f"http://127.0.0.1:{address[1]}") as early:
+        assert early.get("/health").status_code == 200
+        silent = [socket.create_connection(address) for _ in range(20)]
+        for sock in silent:
+            with suppress(OSError):
+                sock.sendall(b"GET /health HTTP/1.1\r\nX: ")
+        assert early.get("/health").status_code == 200  # whose connection stays
+        assert health(address)[0] == 200
+        assert all(ended(sock) for sock in silent[:10])
+        for sock in silent:
+            sock.close()
+
+
+def test_a_head_that_drips_is_waited_for_in_vain(monkeypatch):
+    monkeypatch.setattr(guard, "FIRST", 0.3)
+    with serving(bright) as address, socket.create_connection(address) as sock:
+        sock.settimeout(0.05)
+        started = time.monotonic()
+        with pytest.raises(OSError, match="reset|pipe|abort"):  # noqa: PT012
+            while time.monotonic() < started + 3:
+                sock.sendall(b"x")
+                time.sleep(0.02)
+        assert 0.2 < time.monotonic() - started < 1.5
+        assert health(address)[1]["refused"] == {"late": 1}
+
+
+def test_a_body_that_drips_is_waited_for_in_vain(monkeypatch):
+    monkeypatch.setattr(server, "ARRIVAL", 0.3)
+    with serving(bright) as address, socket.create_connection(address, 3) as sock:
+        sock.sendall(asking(BODY) + BODY[:-1])
+        assert sock.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_what_waits_is_left_in_its_sockets_beyond_four_bodies():
+    held, asked = threading.Event(), 12
+
+    def late(images, prompts):
+        held.wait(10)
+        return images.mean((1, 2, 3))
+
+    with serving(late, max_bytes=len(BODY), batch_size=2) as address:
+        url = f"http://127.0.0.1:{address[1]}/bright"
+        statuses = []
+
+        def ask():
+            answer = httpx2.post(url, content=BODY, headers={"Content-Type": CONTENT_TYPE}, timeout=10)
+            statuses.append(answer.status_code)
+
+        threads = [threading.Thread(target=ask) for _ in range(asked)]
+        for thread in threads:
+            thread.start()
+        most, until = 0, time.monotonic() + 5
+        while most < 3 and time.monotonic() < until:
+            most = max(most, health(address)[1]["rewards"]["bright"]["waiting"])
+        for _ in range(20):
+            most = max(most, health(address)[1]["rewards"]["bright"]["waiting"])
+            time.sleep(0.02)
+        held.set()
+        for thread in threads:
+            thread.join()
+        assert most == server.ROOM - 1  # and one in its call
+        assert statuses == [200] * asked
+
+
+def test_a_lane_that_hangs_is_told_and_asked_no_more(monkeypatch):
+    held = threading.Event()
+
+    def hanging(images, prompts):
+        held.wait(10)
+        return images.mean((1, 2, 3))
+
+    monkeypatch.setattr(server, "STALLED", 0.2)
+    with serving(hanging) as address:
+        url, kind = f"http://127.0.0.1:{address[1]}/bright", {"Content-Type": CONTENT_TYPE}
+        first = threading.Thread(target=httpx2.post, args=(url,), kwargs={"content": BODY, "headers": kind})
+        first.start()
+        until = time.monotonic() + 5
+        while health(address)[0] == 200 and time.monotonic() < until:
+            time.sleep(0.02)
+        status, said = health(address)
+        assert status == 503
+        assert re.fullmatch(r"the reward 'bright' has not returned for \d s", said["error"])
+        assert 0.2 < said["rewards"]["bright"]["busy"] < 5
+        assert httpx2.post(url, content=BODY, headers=kind).status_code == 503
+        held.set()
+        first.join()
+        assert health(address)[0] == 200
+        assert health(address)[1]["refused"]["503"] >= 3
+
+
+def test_a_header_is_short_and_takes_forty_times_its_size_at_most():
+    long = b"[" + b" " * MOST_HEADER + b"]"
+    with pytest.raises(ValueError, match=f"a header of {MOST_HEADER} bytes at most"):
+        decode(bytearray(len(long).to_bytes(8, "little") + long))
+    for value in ("[]", "{}", "[{}]", "0.5", '"\U0001f600"', '{"":0}'):
+        # a wide letter makes all text four times as large
+        columns = f'{{"n": [{",".join([value] * (200_000 // len(value)))}], "\U0001f600": 0}}'
+        metadata = {"texts": json.dumps(["a"]), "prompts": json.dumps(["a"]), "columns": columns}
+        header = json.dumps({"__metadata__": metadata}, ensure_ascii=False).encode()
+        body = bytearray(len(header).to_bytes(8, "little") + header)
+        tracemalloc.start()
+        with pytest.raises(ValueError, match="the column 'n' must be a list of 1"):
+            decode(body)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 40 * len(header)
+
+
+def test_levels_are_made_floats_when_their_turn_comes():
+    body = b"".join(encode(torch.tensor([[[[0.0, 0.2, 1.0]]]]), ["a"], {}, "uint8"))
+    samples = decode(bytearray(body)).samples
+    assert samples.dtype == torch.uint8
+    assert as_floats(samples).flatten().tolist() == pytest.approx([0, 0.2, 1])
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8100", 200), ("localhost", 200), ("[::1]:8100", 200), ("127.9.9.9", 200),
+        ("evil.example:8100", 421), ("127.0.0.1.evil.example", 421), ("localhost@evil.example", 421), ("[::1", 421),
+        ("", 421), ("0.0.0.0", 421), ("192.0.2.1", 421),
+    ],
+)  # fmt: skip
+def test_without_a_token_only_names_of_this_machine_are_answered(host, status):
+    answer = here(app([Reward("bright", bright)])).get("/health", headers={"Host": host})
+    assert answer.status_code == status
+    if status == 421:
+        assert answer.json()["error"].startswith("without a token only 127.0.0.1 and localhost")
+
+
+def test_half_a_character_in_a_fault_is_written_out():
+    def complaining(images, prompts):
+        raise ValueError(f"what is {prompts[0]}")
+
+    body = tensors(torch.rand(2, 3, 4, 4), prompts='["\\ud800", "b"]')
+    client = here(app([Reward("bright", complaining)]))
+    answer = client.post("/bright", content=body, headers={"Content-Type": CONTENT_TYPE})
+    assert (answer.status_code, answer.json()["error"][-14:]) == (422, "what is \\ud800")
 
 
 # The command.
