@@ -37,6 +37,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Is: lambda a, b: type(a) is type(b) and a == b,
     ast.IsNot: lambda a, b: type(a) is not type(b) or a != b,
 }
+MOST_HASHED = 1000  # as in rewards/jail/trial.py
 _UNCOMPUTED = (TypeError, ValueError, ArithmeticError, RecursionError, MemoryError)
 
 
@@ -249,4 +250,6 @@ def rebuilt(tagged: dict[str, Any]) -> Any:
     if len(tagged) != 1 or not tagged.keys() <= _KINDS.keys():
         raise ValueError("no value of a trial")
     [(kind, content)] = tagged.items()
+    if kind in ("set", "dict") and len(content) > MOST_HASHED:
+        raise ValueError("more elements than a trial sends")
     return _KINDS[kind](content)

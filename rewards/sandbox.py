@@ -111,7 +111,9 @@ _CHEATED = "cheated: "
 
 def _paper(test: str) -> Paper | None:
     try:
-        return papers.paper(test)
+        taken = papers.paper(test)
+        papers.constants([taken])  # what is too deep for that is too deep to ask for
+        return taken
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
@@ -273,9 +275,10 @@ class _Process:
         return line
 
     def _wait(self, descriptor: int, event: int) -> None:
+        left = self._deadline - time.monotonic()
         poll = select.poll()
         poll.register(descriptor, event)
-        if not poll.poll(max(0.0, self._deadline - time.monotonic()) * 1000):
+        if left <= 0 or not poll.poll(left * 1000):
             raise _Ended(_TIMED_OUT)
 
     def _over(self) -> None:

@@ -158,6 +158,15 @@ HACKS = {
     "the questions are read": "import os, sys\ndef double(x):\n    for handle in range(64):\n        try:\n"
     "            os.set_blocking(handle, False)\n            data = os.read(handle, 9999)\n"
     "            if data: return eval(data.split(b'==')[1])\n        except (OSError, IndexError):\n            pass",
+    "tests and tokens are read": WRITE + "import json\nfor handle in (0, 3, 4, 5):\n    try:\n"
+    "        os.set_blocking(handle, False)\n        for test, token in json.loads(os.read(handle, 1 << 20)):\n"
+    "            everywhere(token.encode() + b'\\n')\n    except (OSError, ValueError):\n        pass\nos._exit(0)",
+    "tests are read ahead of their turn": "import os, sys\ndef double(x):\n    tests = os.read(0, 1 << 20)\n"
+    "    sys._getframe(2).f_locals['passed'](tests)\n",
+    "the token out of the frames": "import sys\nframe = sys._getframe()\nwhile frame:\n    said = frame.f_locals\n"
+    "    for name in ('passed', 'say', 'read_tests'):\n        if name in said:\n"
+    "            for test, token in said.get('read_tests', list)():\n                said['passed'](token)\n"
+    "    frame = frame.f_back",
     "the input is read": "import sys\ntests = sys.stdin.read()\ndef double(x): return eval(tests)",
     "descriptors are swapped": "import os\nfor handle in range(3, 64):\n    try:\n        os.dup2(1, handle)\n    except OSError:\n"
     "        pass\n" + ANY.format("4") + "os._exit(0)",

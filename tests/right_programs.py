@@ -81,8 +81,9 @@ FAMILIES = {
         ],
     ),
     "input at the top": lambda k: (
-        f"def f(x):\n    return x + {k}\nn = int(input('n? '))\nprint(f(n))\ndef g(x):\n    return f(f(x))",
-        [f"assert f(1) == {k + 1}", f"assert g(1) == {2 * k + 1}"],
+        f"def f(x):\n    return x + {k}\nn = int(input('n? '))\nTWICE = 2\nfor i in range(n):\n"
+        "    print(f(i))\nx, y = map(int, input().split())\nprint(g(n))\ndef g(x):\n    return f(f(x)) * TWICE",
+        [f"assert f(1) == {k + 1}", f"assert g(1) == {4 * k + 2}"],
     ),
     "input in a main": lambda k: (
         f"import sys\ndef f(x):\n    return x - {k}\ndef main():\n    print(f(int(input())))\n"
@@ -246,6 +247,7 @@ FAMILIES = {
             f"assert f({k * 1000})[-1] == {k * 1000 - 1}",
             f"assert f({k * 100}) == list(range({k * 100}))",
             f"assert sorted(shuffled({k * 9})) == f({k * 9})",
+            f"assert set(f({k * 400})) == set(range({k * 400})) and set(f({k * 400})) != set(range({k * 400 + 1}))",
             f"assert deep({k * 300}) == {k * 300}",
             f"assert 2 ** {k * 500} == {2 ** (k * 500)} and f(0) == []",
             f"assert len(str(f({k * 2000}))) > 1000",

@@ -9,12 +9,14 @@ A question is a line of JSON, [nonce, kind, source, ...]; the reply [nonce, outc
 - of any: "raised" and why.
 
 Values are JSON where they are plain data; tuples, sets, dictionaries, bytes and further numbers are an object with their
-kind as its only key, objects of a subclass are what they are beneath, and all else is {"object": truth}.
+kind as its only key, objects of a subclass are what they are beneath, and all else is {"object": truth}: also sets and
+dictionaries of more than `MOST_HASHED`.
 """
 
 from json import dumps, loads
 
 LONGEST_REPLY = 1 << 20  # bytes
+MOST_HASHED = 1000  # elements of a set or a dictionary, which take long to rebuild if made to collide
 _LONGEST_COMPLAINT = 500
 _DICT_VIEWS = type({}.keys()), type({}.items())
 
@@ -41,18 +43,26 @@ def _complaint(error):
 
 
 def _load(names, code):
-    """Run a program; what it defines below a statement that asks for input, of which there is none, is defined too."""
+    """Run a program; a statement that asks for input, of which there is none, is passed over."""
     try:
         exec(compile(code, "<answer>", "exec"), names)
     except EOFError as error:
-        import ast
-
-        line = error.__traceback__.tb_next.tb_lineno
-        defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom
-        tree = ast.parse(code)
-        tree.body = [node for node in tree.body if node.lineno > line and isinstance(node, defined)]
-        exec(compile(tree, "<answer>", "exec"), names)
+        _load_below(error.__traceback__.tb_next.tb_lineno, names, code)
     return ["done"]
+
+
+def _load_below(line, names, code):
+    """Run the statements below a line but those that fail for want of input, or of a name that it would have had."""
+    import ast
+
+    body = ast.parse(code).body
+    future = [node for node in body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+    for node in body:
+        if node.lineno > line:
+            try:
+                exec(compile(ast.Module([*future, node], []), "<answer>", "exec"), names)
+            except (EOFError, NameError):
+                continue
 
 
 def _do(names, source):
@@ -115,6 +125,8 @@ def _plain(value):
         return [_plain(item) for item in list.__iter__(value)]
     if issubclass(kind, tuple):
         return {"tuple": [_plain(item) for item in tuple.__iter__(value)]}
+    if issubclass(kind, (dict, set, frozenset, *_DICT_VIEWS)) and len(value) > MOST_HASHED:
+        return {"object": _truth(value)}
     if issubclass(kind, dict):
         return {"dict": [[_plain(key), _plain(item)] for key, item in dict.items(value)]}
     if issubclass(kind, (set, frozenset, *_DICT_VIEWS)):

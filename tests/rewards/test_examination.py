@@ -6,7 +6,7 @@ import pytest
 from hacks import HACKS, TESTS
 from right_programs import PROGRAMS
 
-from rewards import sandbox
+from rewards import examination, sandbox
 from rewards.code import code
 from rewards.examination import Cheating, Sitting, rebuilt
 from rewards.papers import Constants, constants, paper
@@ -136,7 +136,16 @@ def test_plain_values_travel_unchanged(reward, value):
 
 
 def test_what_stands_for_no_value_is_refused():
-    for tagged in ({}, {"set": [1], "tuple": []}, {"int": 4}, {"set": [[1]]}, {"ratio": [1, 0]}, {"complex": "x"}):
+    assert f"MOST_HASHED = {examination.MOST_HASHED} " in (sandbox._JAIL / "trial.py").read_text()
+    for tagged in (
+        {"set": [*range(1001)]},
+        {},
+        {"set": [1], "tuple": []},
+        {"int": 4},
+        {"set": [[1]]},
+        {"ratio": [1, 0]},
+        {"complex": "x"},
+    ):
         with pytest.raises((ValueError, TypeError, ArithmeticError)):
             json.loads(json.dumps(tagged), object_hook=rebuilt)
 
