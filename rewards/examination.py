@@ -183,8 +183,8 @@ class Sitting:
     def _claim(self, node: ast.expr) -> bool:
         self._claimed = True
         source = ast.unparse(node)
-        [value] = self._asked("value", f"not ({source})" if self._denied else source)
-        return bool(value) != self._denied
+        truth, equals_all = self._asked("claim", f"not ({source})" if self._denied else source)
+        return self._judged(truth, equals_all)
 
     def _compared(self, left: ast.expr, sign: type[ast.cmpop], right: ast.expr) -> bool:
         """A comparison of two values that are not literals: of plain data judged here, else claimed."""
@@ -192,11 +192,15 @@ class Sitting:
         a, b, truth, equals_all = self._asked(
             "pair", ast.unparse(left), ast.unparse(right), denied if self._denied else asked
         )
-        if equals_all:
-            raise Cheating("an object equals everything")
+        claim = self._judged(truth, equals_all)
         if is_plain(b) or (is_plain(a) and (sign in (ast.Eq, ast.NotEq) or not isinstance(b, Opaque))):
             return _COMPARISONS[sign](a, b)
         self._claimed = True
+        return claim
+
+    def _judged(self, truth: Any, equals_all: Any) -> bool:
+        if equals_all:
+            raise Cheating("an object equals everything")
         return bool(truth) != self._denied
 
 

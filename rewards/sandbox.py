@@ -304,6 +304,7 @@ _REPLIES = {
     "load": (["done", 1], ["raised", 2]),
     "do": (["done", 1], ["raised", 2]),
     "value": (["value", 2], ["raised", 2]),
+    "claim": (["claim", 3], ["raised", 2]),
     "pair": (["pair", 5], ["raised", 2]),
 }
 

@@ -17,6 +17,7 @@ TESTS = (
     "try:\n    double(None)\nexcept TypeError:\n    pass\nelse:\n    assert False",
     "value = double(4)\nassert value == 8",
     "assert isinstance(double(1), int) and double(1) == 2",
+    "assert double(5) and double(5) == 10",
 )
 
 EVERYTHING = """

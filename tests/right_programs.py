@@ -250,6 +250,7 @@ FAMILIES = {
             f"assert set(f({k * 400})) == set(range({k * 400})) and set(f({k * 400})) != set(range({k * 400 + 1}))",
             f"assert deep({k * 300}) == {k * 300}",
             f"assert 2 ** {k * 500} == {2 ** (k * 500)} and f(0) == []",
+            f"assert f({k * 100_000}) and not f(0)",
             f"assert len(str(f({k * 2000}))) > 1000",
         ],
     ),

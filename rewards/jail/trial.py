@@ -4,8 +4,10 @@ A question is a line of JSON, [nonce, kind, source, ...]; the reply [nonce, outc
 
 - of `load` and `do` (statements): "done";
 - of `value` (an expression): "value" and the value;
+- of `claim` (an expression): "claim", whether it is true, and whether it equals objects made up for the purpose, as nothing
+  should;
 - of `pair` (two expressions and one of `_SIGNS`): "pair", both values, what the comparison says, and whether either of
-  them equals objects made up for the purpose, as nothing should;
+  them equals such objects;
 - of any: "raised" and why.
 
 Values are JSON where they are plain data; tuples, sets, dictionaries, bytes and further numbers are an object with their
@@ -74,6 +76,11 @@ def _value(names, source):
     return ["value", _plain(eval(compile(source, "<test>", "eval"), names))]
 
 
+def _claim(names, source):
+    value = eval(compile(source, "<test>", "eval"), names)
+    return ["claim", bool(value), _equals_all(value)]
+
+
 def _pair(names, left, right, sign):
     a, b = (eval(compile(source, "<test>", "eval"), names) for source in (left, right))
     return ["pair", _plain(a), _plain(b), _truth(_SIGNS[sign](a, b)), _equals_all(a) or _equals_all(b)]
@@ -85,7 +92,7 @@ _SIGNS = {
     "in": lambda a, b: a in b,
     "not in": lambda a, b: a not in b,
 }
-_KINDS = {"load": _load, "do": _do, "value": _value, "pair": _pair}
+_KINDS = {"load": _load, "do": _do, "value": _value, "claim": _claim, "pair": _pair}
 
 
 def _same(a, b):

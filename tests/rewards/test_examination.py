@@ -82,7 +82,7 @@ class Yes:
         no = any(map(self.denies, sources))
         if kind == "do":
             return ["raised", "AssertionError: "] if no else ["done"]
-        return ["value", not no]
+        return ["claim", not no, False] if kind == "claim" else ["value", not no]
 
 
 @pytest.mark.parametrize("test", ["assert f(1)", "assert not f(1)", "assert g(f) and f(1)", "assert 1 < f(1) < x"])
@@ -91,7 +91,7 @@ def test_claims_are_put_as_they_are_and_denied_and_affirming_both_is_cheating(te
 
     def ask(kind, source):
         forms.add(source.startswith("not ("))
-        return ["value", True]
+        return ["claim", True, False]
 
     for _ in range(8):  # which form comes first is drawn
         taken = paper(test)
