@@ -16,10 +16,12 @@ from PIL import Image
 
 from rewards.base import RewardError, nearest
 from rewards.endpoint import Endpoint
+from rewards.text import last_tagged
 
 METHODS = ("logprobs", "guided", "guided_choice", "guided_regex", "text")
 LEAST_MASS = 0.5  # probability of the answers among all tokens, below which a distribution is no answer
 TOP = 20  # tokens whose probabilities are asked for, the most that OpenAI gives
+_LABELLED = re.compile(r"\W*(?:final )?(?:score|answer)\W*?:(.*)", re.IGNORECASE)
 AGAIN = 1.0  # temperature of a question that is asked again
 
 
@@ -175,9 +177,9 @@ def read(words: str, answers: Mapping[str, float]) -> float | None:
     `Score: ...` or `Answer: ...`; in upper or lower case. Where answers are numbers, one between them counts as itself.
     """
     words = words.strip()
-    tagged = re.findall(r"<answer>(.*?)</answer>", words, re.DOTALL | re.IGNORECASE)
-    labelled = re.search(r"(?:^|\n)\W*(?:final )?(?:score|answer)\W*?:([^\n]*)$", words, re.IGNORECASE)
-    said = tagged[-1] if tagged else labelled[1] if labelled else words
+    tagged = last_tagged(words, any_case=True)
+    labelled = _LABELLED.fullmatch(words.rpartition("\n")[2])
+    said = tagged if tagged is not None else labelled[1] if labelled else words
     try:
         parsed = json.loads(words)
         said = str(parsed["answer"]) if isinstance(parsed, dict) and list(parsed) == ["answer"] else said

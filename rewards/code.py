@@ -43,20 +43,25 @@ def _format(program: str | None) -> float:
 class code:
     """Share of a row's tests that the program in its text passes, in [0, 1]; 0 where it does not parse, load or end.
 
-    The program is the last block of Python in the text, or the whole text where the column `bare` is true. It is loaded once
-    and its tests (the column `tests`, a list of statements such as "assert double(2) == 4") are tried one after the other,
-    all within `seconds`. A row whose column `tests` is None does not concern the reward.
+    The program is the last block of Python in the text, or the whole text where the column `bare` is true. It is loaded and
+    its tests (the column `tests`, a list of statements such as "assert double(2) == 4") are tried one after the other, all
+    within `seconds`; where their truth rests on the program's process alone, in a second process once more. What literals
+    it is compared with never enters, and a program that is found cheating scores 0 (`rewards/examination.py`). It finds no
+    input; statements at its top that ask for some are passed over. A row whose column `tests` is None does not
+    concern the reward.
 
-    It runs in a sandbox of the Linux kernel. It may import the standard library and has an empty folder of 16 MB; a new
-    process or thread, a signal to another, memory beyond `megabytes`, any other file but Python's own, and any socket are
-    refused, which the program sees as an exception; a program that does not end is killed. What it breaks is its own score.
-    Whether this machine can refuse all that is tried out when the reward is made, with real attempts; where it cannot, the
-    reward is refused unless `unsafe` names what is missing. Nothing is run while a layer that was there then is not.
+    It runs in a sandbox of the Linux kernel. It may import the standard library and has an empty folder of 16 MB and 1,000
+    files; a new process or thread, a signal to another, memory beyond `megabytes`, more in its folder, any other file but
+    Python's own, and any socket are refused, which the program sees as an exception; a program that does not end is killed.
+    What it breaks is its own score. Whether this machine can refuse all that is tried out when the reward is made, with
+    real attempts; where it cannot, the reward is refused unless `unsafe` names what is missing. Nothing is run while a
+    layer that was there then is not.
 
     Args:
-        seconds: for loading and all tests of one text.
+        seconds: for loading and all tests of one text, in each process.
         megabytes: of memory for each program.
-        unsafe: protections to do without where this machine cannot give them, of `processes`, `memory`, `files`, `network`.
+        unsafe: protections to do without where this machine cannot give them, of `processes`, `memory`, `files`,
+            `disk`, `network`.
         workers: programs run at the same time; by default one per processor.
 
     Raises:

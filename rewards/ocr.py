@@ -24,7 +24,10 @@ from rewards.base import RewardError
 from rewards.image import check_images
 from rewards.video import check_videos
 
-_QUOTED = re.compile(r'"([^"]+)"|„([^“”]+)[“”]|“([^”]+)”|«([^»]+)»|「([^」]+)」')
+_OPENING = re.compile('["„“«「]')
+_CLOSING = {
+    sign: re.compile(f"[{ends}]") for sign, ends in (('"', '"'), ("„", "“”"), ("“", "”"), ("«", "»"), ("「", "」"))
+}
 _ALIKE = str.maketrans("‘’‛`´“”„«»‐‑‒–—−", "'''''" + '"""""' + "------")
 
 
@@ -37,8 +40,21 @@ def asked_text(prompt: str, text: Any = None) -> str | None:
         None where nothing is asked for.
     """
     if text is None:
-        text = " ".join(part for groups in _QUOTED.findall(prompt) for part in groups if part)
+        text = " ".join(_quoted(prompt))
     return str(text) if normalised(str(text)) else None
+
+
+def _quoted(prompt: str) -> Iterator[str]:
+    """What stands in quotes, from left to right, in one pass: a sign that is closed nowhere is looked up once."""
+    at, unclosed = 0, set()
+    while opening := _OPENING.search(prompt, at):
+        sign, at = opening[0], opening.end()
+        closing = None if sign in unclosed else _CLOSING[sign].search(prompt, at)
+        if closing is None:
+            unclosed.add(sign)
+        elif closing.start() > at:
+            yield prompt[at : closing.start()]
+            at = closing.end()
 
 
 def normalised(text: str) -> str:

@@ -6,30 +6,38 @@ Namespaces, a root folder in memory, an unprivileged user, dropped capabilities,
 do part of it, and overlap: whatever the machine has is used, and `missing` attempts what must fail. Python's audit hooks and
 removed builtins are no such thing: a program in the same process can undo them.
 
-It keeps the machine safe from the answer, not the score: a program that hunts through the memory of its own process for the
-tokens of its tests, or returns an object that equals everything, passes them.
+How far it keeps the score safe, too, stands in `rewards/examination.py` and docs/rewards.md.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import random
 import secrets
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rewards import examination, papers
+from rewards.examination import Cheating, Sitting
+from rewards.papers import Constants, Paper
+
 _JAIL = Path(__file__).parent / "jail"
 _GRACE = 1.0  # seconds after which the process is ended from outside, if it was not from inside
-_LONGEST_OUTPUT = 1 << 16  # bytes that a pipe holds: the tokens of 3,000 tests
-_TIMED_OUT = 124  # exit status of a jail that ended its program for taking too long
+_LONGEST_REPLY = (1 << 20) + (1 << 10)  # bytes; what the jail sends is shorter
+_GOODBYE = 0.1  # seconds that a process has to end when nothing more is asked
+_TIMED_OUT, _TIMED_OUT_STATUS = "timed out", 124  # the exit status of a jail that ended its program for taking too long
 
 
 class SandboxError(RuntimeError):
@@ -38,11 +46,12 @@ class SandboxError(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What one program may use: wall clock from the start of its process, address space, and files in its folder."""
+    """What one process of a program may use: wall clock from its start, address space, and its folder's size and files."""
 
     seconds: float = 5.0
     megabytes: int = 512
     disk_megabytes: int = 16
+    files: int = 1000
 
 
 @dataclass(frozen=True)
@@ -50,8 +59,8 @@ class Outcome:
     """What became of a program.
 
     Attributes:
-        passed: for each test, whether it raised nothing.
-        problem: why the program itself did not load, or None; "timed out" if it was ended.
+        passed: for each test, whether it holds; none does for a program that was found cheating.
+        problem: why the program did not load, how its process ended, or how it cheated; None where nothing was wrong.
         layers: for each means of isolation, None where it was in place, or what the kernel said.
     """
 
@@ -69,8 +78,9 @@ def run(
 ) -> Outcome:
     """Load a program and try each test (Python statements, such as an assert) in its names, all in one sandboxed process.
 
-    Tests after one that ends the process or uses up the time have failed. What the program prints is lost. There may be
-    3,000 tests.
+    Tests after one that ends the process or uses up the time have failed. What the program prints is lost, and there is
+    nothing for it to read. Where a test cannot be judged outside, all are tried a second time in another process (see
+    `rewards/examination.py`).
 
     Args:
         without: layers to leave out, to see what the others hold; names as in `Outcome.layers`.
@@ -79,30 +89,224 @@ def run(
     Raises:
         SandboxError: Python does not start inside the sandbox, or a needed layer is not in place.
     """
-    tokens = [secrets.token_hex(8) for _ in tests]
-    place = tempfile.mkdtemp(prefix="flowgrpo-sandbox-")
-    megabyte = 1 << 20
-    job = {
-        "code": code,
-        "place": os.path.realpath(place),
-        "seconds": limits.seconds,
-        "bytes": limits.megabytes * megabyte,
-        "disk": limits.disk_megabytes * megabyte,
-        "without": list(without),
-        "needed": list(needed),
-    }
+    taken = [_paper(test) for test in tests]
+    known = _known(papers.constants(filter(None, taken)), limits, tuple(without), tuple(needed))
+
+    def sitting(unproved: Sequence[bool] | None = None) -> tuple[list[bool], list[bool], str | None, dict]:
+        with _Process(limits, without, needed) as process:
+            return *_examined(process, code, taken, known, unproved), process.layers
+
+    passed, claimed, problem, layers = sitting()
+    unproved = [held and word for held, word in zip(passed, claimed, strict=True)]
+    if any(unproved):
+        again, _, second_problem, _ = sitting(unproved)
+        passed = [held and (twice or not word) for held, twice, word in zip(passed, again, claimed, strict=True)]
+        if second_problem and second_problem.startswith(_CHEATED):
+            passed, problem = [False] * len(taken), second_problem
+    return Outcome(tuple(passed), problem, layers)
+
+
+_CHEATED = "cheated: "
+
+
+def _paper(test: str) -> Paper | None:
     try:
-        with tempfile.TemporaryFile() as given:
-            given.write(f"{json.dumps(job)}\n{json.dumps(list(zip(tests, tokens, strict=True)))}\n".encode())
-            given.seek(0)
-            status, lines = _ended(given, limits.seconds + _GRACE)
-    finally:
-        _remove(place)
-    outcome = _read(lines, tokens, status, limits)
-    lost = [layer for layer in needed if outcome.layers.get(layer, "not tried") is not None]
-    if lost:
-        raise SandboxError(f"the sandbox lost {lost[0]} ({outcome.layers.get(lost[0], 'not tried')}), and runs nothing")
-    return outcome
+        taken = papers.paper(test)
+        papers.constants([taken])  # what is too deep for that is too deep to ask for
+        return taken
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _known(
+    constants: Constants, limits: Limits, without: tuple[str, ...], needed: tuple[str, ...]
+) -> Mapping[str, Any]:
+    """The values of constant expressions, as far as they are plain data, from a process without a program."""
+    known: dict[str, Any] = {}
+    if not constants.expressions:
+        return known
+    with _Process(limits, without, needed) as process:
+        try:
+            for statement in constants.imports:
+                process.ask("do", statement)
+            for expression in constants.expressions:
+                outcome, value = process.ask("value", expression)
+                if outcome == "value" and examination.is_plain(value):
+                    known[expression] = value
+        except (_Ended, Cheating):  # a test that breaks its own process; the program's process will tell
+            pass
+    return known
+
+
+def _examined(
+    process: _Process, code: str, taken: Sequence[Paper | None], known: Mapping[str, Any], unproved: Sequence | None
+) -> tuple[list[bool], list[bool], str | None]:
+    """For each test whether it passed, and whether by the process's own word; and an `Outcome`'s problem.
+
+    Args:
+        unproved: for a second process, which tests passed by the word of the first.
+    """
+    passed, claimed = [False] * len(taken), [False] * len(taken)
+    sitting = Sitting(process.ask, known, second=unproved is not None)
+    canaries = random.Random(secrets.randbits(64)).choices(range(len(taken) + 1), k=examination.CANARIES)
+    try:
+        outcome, *why = process.ask("load", code)
+        if outcome == "raised":
+            return passed, claimed, str(*why)
+        for i, paper in enumerate([*taken, None]):
+            for _ in range(canaries.count(i)):
+                sitting.canary()
+            if paper is not None:
+                passed[i], claimed[i] = sitting.passes(paper, bool(unproved and unproved[i]))
+    except _Ended as ended:
+        return passed, claimed, str(ended)
+    except Cheating as cheating:
+        return [False] * len(taken), claimed, f"{_CHEATED}{cheating}"
+    return passed, claimed, None
+
+
+class _Ended(Exception):
+    """A process answers no more; the message says why."""
+
+
+class _Process:
+    """A sandboxed process that answers questions while it lives and its time lasts; use it in a `with`.
+
+    Attributes:
+        layers: for each means of isolation, None where it is in place, or what the kernel said.
+    """
+
+    def __init__(self, limits: Limits, without: Sequence[str], needed: Sequence[str]):
+        self._limits = limits
+        self._deadline = time.monotonic() + limits.seconds + _GRACE
+        self._place = tempfile.mkdtemp(prefix="flowgrpo-sandbox-")
+        self._unread = b""
+        job = {
+            "place": os.path.realpath(self._place),
+            "seconds": limits.seconds,
+            "bytes": limits.megabytes << 20,
+            "disk": limits.disk_megabytes << 20,
+            "files": limits.files,
+            "without": list(without),
+            "needed": list(needed),
+        }
+        command = [sys.executable, "-S", "-s", "-P", str(_JAIL)]
+        # An empty environment carries no secrets; the seed makes the order of a set the same for every sample.
+        options: dict[str, Any] = {"env": {"PYTHONHASHSEED": "0"}, "cwd": "/", "start_new_session": True, "bufsize": 0}
+        pipe = subprocess.PIPE
+        try:
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, **options)
+        except BaseException:
+            _remove(self._place)
+            raise
+        try:
+            os.set_blocking(self._process.stdin.fileno(), False)
+            self.layers = self._ready(job)
+            self._check(needed)
+        except BaseException:
+            self._end()
+            raise
+
+    def __enter__(self) -> _Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def ask(self, kind: str, *sources: str) -> list[Any]:
+        """The outcome of a question and what belongs to it, see `rewards/jail/trial.py`.
+
+        Raises:
+            _Ended: no reply came.
+            Cheating: what came is no reply to this question.
+        """
+        nonce = secrets.token_hex(8)
+        self._write([nonce, kind, *sources])
+        try:
+            said, *reply = json.loads(self._line(), object_hook=examination.rebuilt)
+        except (TypeError, ValueError, ArithmeticError, RecursionError):
+            raise Cheating("it wrote what was not asked for") from None
+        if said != nonce or [*reply[:1], len(reply)] not in _REPLIES[kind]:
+            raise Cheating("it wrote what was not asked for")
+        return reply
+
+    def _ready(self, job: dict[str, Any]) -> dict[str, str | None]:
+        line = ""
+        try:
+            self._write(job)
+            while not line.startswith('{"layers"'):
+                line = ""
+                line = self._line().decode(errors="replace")
+        except _Ended as ended:
+            rest = " ".join(self._unread.decode(errors="replace").splitlines()[-1:])
+            late = f"it was not ready after {self._limits.seconds:g} seconds" if str(ended) == _TIMED_OUT else ""
+            said = late or rest or str(ended).removeprefix("ended with ")
+            raise SandboxError(f"the sandbox cannot start Python here: {said}") from None
+        return json.loads(line)["layers"]
+
+    def _check(self, needed: Sequence[str]) -> None:
+        for layer in needed:
+            said = self.layers.get(layer, "not tried")
+            if said is not None:
+                raise SandboxError(f"the sandbox lost {layer} ({said}), and runs nothing")
+
+    def _write(self, message: Any) -> None:
+        rest = memoryview(json.dumps(message).encode() + b"\n")
+        while rest:
+            self._wait(self._process.stdin.fileno(), select.POLLOUT)
+            try:
+                rest = rest[os.write(self._process.stdin.fileno(), rest) :]
+            except BlockingIOError:  # room for less than the pipe takes in one piece
+                time.sleep(0.001)
+            except BrokenPipeError:
+                self._over()
+
+    def _line(self) -> bytes:
+        while b"\n" not in self._unread:
+            if len(self._unread) > _LONGEST_REPLY:
+                raise Cheating("it writes without end")
+            self._wait(self._process.stdout.fileno(), select.POLLIN)
+            said = os.read(self._process.stdout.fileno(), 1 << 16)
+            if not said:
+                self._over()
+            self._unread += said
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+    def _wait(self, descriptor: int, event: int) -> None:
+        left = self._deadline - time.monotonic()
+        poll = select.poll()
+        poll.register(descriptor, event)
+        if left <= 0 or not poll.poll(left * 1000):
+            raise _Ended(_TIMED_OUT)
+
+    def _over(self) -> None:
+        """Raise why a process that closed its pipes has ended."""
+        try:
+            status = self._process.wait(max(0.0, self._deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            status = _TIMED_OUT_STATUS
+        raise _Ended(_TIMED_OUT if status == _TIMED_OUT_STATUS else f"ended with status {status}")
+
+    def _end(self) -> None:
+        self._process.stdin.close()
+        try:
+            self._process.wait(_GOODBYE)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._process.stdout.close()
+        _remove(self._place)
+
+
+_REPLIES = {
+    "load": (["done", 1], ["raised", 2]),
+    "do": (["done", 1], ["raised", 2]),
+    "value": (["value", 2], ["raised", 2]),
+    "claim": (["claim", 3], ["raised", 2]),
+    "pair": (["pair", 5], ["raised", 2]),
+}
 
 
 def _remove(place: str) -> None:
@@ -114,42 +318,6 @@ def _remove(place: str) -> None:
             if not os.path.islink(path):
                 os.chmod(path, 0o700)
     shutil.rmtree(place, ignore_errors=True)
-
-
-def _ended(given: Any, seconds: float) -> tuple[int, list[str]]:
-    """Run the jail: its exit status, `_TIMED_OUT` where it had to be killed, and what it wrote.
-
-    Its output is a pipe that is read when it has ended: what is written stands, and a flood stops at the pipe's size.
-    """
-    command = [sys.executable, "-S", "-s", "-P", str(_JAIL)]
-    # An empty environment carries no secrets; the seed makes the order of a set the same for every sample.
-    options = {"env": {"PYTHONHASHSEED": "0"}, "cwd": "/", "start_new_session": True}
-    with subprocess.Popen(
-        command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0, **options
-    ) as process:
-        try:
-            status = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            status = _TIMED_OUT
-        finally:
-            if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
-        os.set_blocking(process.stdout.fileno(), False)
-        said = process.stdout.read(_LONGEST_OUTPUT) or b""
-    return status, said.decode(errors="replace").splitlines()
-
-
-def _read(lines: list[str], tokens: list[str], status: int, limits: Limits) -> Outcome:
-    start = next((i for i, line in enumerate(lines) if line.startswith('{"layers"')), None)
-    if start is None:
-        said = f"it was not ready after {limits.seconds:g} seconds" if status == _TIMED_OUT else " ".join(lines[-1:])
-        raise SandboxError(f"the sandbox cannot start Python here: {said or f'status {status}'}")
-    problem = next((line.removeprefix("! ") for line in lines[start:] if line.startswith("! ")), None)
-    if status == _TIMED_OUT:
-        problem = "timed out"
-    elif status != 0:
-        problem = f"ended with status {status}"
-    return Outcome(tuple(token in lines for token in tokens), problem, json.loads(lines[start])["layers"])
 
 
 # What a program must not be able to do, as tests of a program that tries.
@@ -172,12 +340,20 @@ def connect(kind):
         caller.settimeout(1)
         caller.connect(("127.0.0.1", PORT))
         caller.send(b"x")
+
+def fill(folder, count, size):
+    os.mkdir(folder)
+    for i in range(count):
+        with open(f"{folder}/{i}", "wb") as file:
+            if size:
+                os.posix_fallocate(file.fileno(), 0, size)
 """
 _MUST_HOLD = {  # memory is asked for and not touched, so that trying costs nothing where it is granted
     "processes": "assert refused(fork) and refused(os.kill, PARENT, 0)",
     "memory": "assert refused(bytes, 2 * BYTES) and refused(mmap.mmap, -1, 2 * BYTES)",
     "files": "assert all(refused(open, SECRET, mode) for mode in ('r', 'a', 'w')) and refused(os.truncate, SECRET, 0)"
     " and refused(open, SECRET + '2', 'w') and refused(os.listdir, os.path.dirname(SECRET))",
+    "disk": "assert refused(fill, 'large', 3, DISK // 2) and refused(fill, 'many', FILES + 1, 0)",
     "network": "assert refused(connect, socket.SOCK_STREAM) and refused(connect, socket.SOCK_DGRAM)",
 }
 PROTECTIONS = tuple(_MUST_HOLD)
@@ -199,14 +375,14 @@ def missing(limits: Limits = Limits(), without: Sequence[str] = ()) -> dict[str,
         known = {
             "PARENT": os.getpid(),
             "BYTES": limits.megabytes << 20,
+            "DISK": limits.disk_megabytes << 20,
+            "FILES": limits.files,
             "SECRET": str(secret),
             "PORT": listener.getsockname()[1],
         }
         code = "".join(f"{name} = {value!r}\n" for name, value in known.items()) + _ATTEMPTS
-        outcome = run(code, [*_MUST_HOLD.values(), "open('own', 'w').write('x')"], limits, without)
-    if not outcome.passed[-1]:
+        outcome = run(code, ["open('own', 'w').write('x')", *_MUST_HOLD.values()], limits, without)
+    if not outcome.passed[0]:
         raise SandboxError(f"the sandbox cannot run a program here: {outcome.problem or 'its folder is not writable'}")
     reasons = "; ".join(f"{layer}: {said}" for layer, said in outcome.layers.items() if said is not None)
-    return {
-        name: reasons for name, holds in zip(PROTECTIONS, outcome.passed[: len(PROTECTIONS)], strict=True) if not holds
-    }
+    return {name: reasons for name, holds in zip(PROTECTIONS, outcome.passed[1:], strict=True) if not holds}

@@ -15,11 +15,10 @@ from typing import Any
 from rewards import latex
 from rewards.expression import NotArithmetic, value
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_TAG = re.compile("<(/?)answer>", re.IGNORECASE)
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
-_LOOSE = re.compile(r"\s*<reasoning>.*?</reasoning>\s*<answer>.*?</answer>", re.DOTALL)
-_STRICT = re.compile(r"<reasoning>\n.*?\n</reasoning>\n<answer>\n.*?\n</answer>\n?", re.DOTALL)
+_TURN = re.compile(r"</reasoning>\s*<answer>")
 
 Scores = list[float | None]
 
@@ -28,8 +27,40 @@ def answer_of(text: str, bare: bool | None = False) -> str | None:
     """What stands between the last pair of answer tags (or, `bare`, the whole text), stripped; None if nothing does."""
     if bare:
         return text.strip() or None
-    found = _ANSWER.findall(text)
-    return found[-1].strip() if found else None
+    found = last_tagged(text)
+    return None if found is None else found.strip()
+
+
+def last_tagged(text: str, any_case: bool = False) -> str | None:
+    """What stands in the last <answer>...</answer>, from the first opening tag after the one before; None if in none.
+
+    One pass over the text, however many tags it has.
+    """
+    start, found = None, None
+    for tag in _TAG.finditer(text):
+        if not any_case and tag[0] not in _TAGS:
+            continue
+        if tag[1]:
+            found, start = (found if start is None else text[start : tag.start()]), None
+        elif start is None:
+            start = tag.end()
+    return found
+
+
+def _is_loose(text: str) -> bool:
+    """Whether a text begins with reasoning and then an answer, each in its tags; white space may stand around them."""
+    text = text.lstrip()
+    turn = _TURN.search(text, len("<reasoning>"))
+    return text.startswith("<reasoning>") and turn is not None and "</answer>" in text[turn.end() :]
+
+
+def _is_strict(text: str) -> bool:
+    """Whether a text is reasoning and then an answer and nothing else, with one line break on either side of each tag."""
+    start, turn, end = "<reasoning>\n", "\n</reasoning>\n<answer>\n", "\n</answer>"
+    text = text.removesuffix("\n")
+    if not text.startswith(start) or not text.endswith(end):
+        return False
+    return turn in text[len(start) : len(text) - len(end)]
 
 
 def _scored(rule: Callable[..., float], texts: Sequence[str], bare: Sequence | None, *columns: Sequence) -> Scores:
@@ -98,11 +129,22 @@ def arithmetic(texts: Sequence[str], prompts: Sequence[str], answer: Sequence, b
     Args:
         answer: B integers, as numbers or texts.
     """
-    return _scored(lambda text, right: float(_integer(text) == int(right)), texts, bare, answer)
+    return _scored(_arithmetic, texts, bare, answer)
 
 
-def _integer(text: str) -> int | None:
-    return int(text) if len(text) < 64 and _INTEGER.fullmatch(text) else None
+def _arithmetic(text: str, right: Any) -> float:
+    expected = _integer(right.strip() if isinstance(right, str) else str(int(right)))
+    if expected is None:
+        raise ValueError(f"arithmetic takes an integer as the answer, not {right[:80]!r}")
+    return float(_integer(text) == expected)
+
+
+def _integer(text: str) -> str | None:
+    """The one spelling of an integer of any length, which Python may refuse to read; None of anything else."""
+    if not _INTEGER.fullmatch(text):
+        return None
+    digits = text.lstrip("+-").lstrip("0")
+    return "-" + digits if digits and text[0] == "-" else digits
 
 
 def solved(texts: Sequence[str], prompts: Sequence[str], **columns: Sequence) -> Scores:
@@ -173,8 +215,8 @@ def gsm8k(texts: Sequence[str], prompts: Sequence[str], answer: Sequence) -> Sco
         if right is None
         else (
             _tags(text)
-            + 0.5 * bool(_LOOSE.match(text))
-            + 0.5 * bool(_STRICT.fullmatch(text))
+            + 0.5 * _is_loose(text)
+            + 0.5 * _is_strict(text)
             + 0.5 * bool(_INTEGER.fullmatch(final_answer(text) or ""))
             + 2.0 * _same_number(text, right)
         )
@@ -222,7 +264,7 @@ def math_answer(texts: Sequence[str], prompts: Sequence[str], answer: Sequence) 
         None
         if right is None
         else (
-            0.5 * bool(_LOOSE.match(text))
+            0.5 * _is_loose(text)
             + 0.5 * (latex.last_boxed(answer_of(text) or "") is not None)
             + 2.0 * _same_answer(text, right)
         )

@@ -1,8 +1,8 @@
-"""Lock this process up as far as the kernel allows, say how far that was, and run the trial on the standard input.
+"""Lock this process up as far as the kernel allows, say how far that was, and run a trial.
 
-Input: a line of JSON with `code`, `place` (an empty folder), `bytes`, `seconds`, `disk`, `without` (layers to leave out)
-and `needed` (layers without which nothing is run); then a line with the tests and their tokens. Output: a line of JSON with
-what each layer said (null: it is in place), then the token of every test passed or, after "! ", why the answer did not load.
+Input: a line of JSON with `place` (an empty folder), `bytes`, `seconds`, `disk`, `files`, `without` (layers to leave out)
+and `needed` (layers without which nothing is run); then the trial's questions. Output: a line of JSON with what each layer
+said (null: it is in place), then the replies. Both have descriptors of their own: the answer finds the standard ones empty.
 It imports the standard library only.
 """
 
@@ -28,8 +28,9 @@ TIMED_OUT = 124  # exit status
 
 def main():
     """Everything; ends the process."""
-    job = json.loads(_line())
+    given = open(os.dup(0), "rb")  # noqa: SIM115, open to the end
     out, nothing = os.dup(1), os.open(os.devnull, os.O_RDWR)
+    job = json.loads(given.readline())
     layers = dict.fromkeys(job["without"], "left out")
     sys.path.remove(os.path.dirname(os.path.abspath(__file__)))
     candidates = [*sys.path, os.path.dirname(os.path.dirname(os.__file__)), *LIBRARIES]
@@ -39,7 +40,7 @@ def main():
 
     _attempt(layers, "namespaces", namespaces.enter)
     if layers["namespaces"] is None:
-        _attempt(layers, "root folder", namespaces.change_root, job["place"], readable, job["disk"])
+        _attempt(layers, "root folder", namespaces.change_root, job["place"], readable, job["disk"], job["files"])
         _continue_as_first_process(job["seconds"])
     own_root = layers.get("root folder", "") is None
     folder = "/tmp" if own_root else job["place"]
@@ -50,17 +51,14 @@ def main():
     _attempt(layers, "limits", _limit, job)
     _attempt(layers, "privileges", kernel.give_up_privileges)
     _attempt(layers, "landlock", landlock.restrict, readable, [folder])
-    for stream in (1, 2):
+    for stream in (0, 1, 2):
         os.dup2(nothing, stream)
     _attempt(layers, "seccomp", seccomp.restrict)
 
     _say(out, json.dumps({"layers": layers}))
     if any(layers.get(layer, "not tried") is not None for layer in job["needed"]):
         os._exit(0)
-    try:
-        trial.run(job["code"], lambda: json.loads(_line()), lambda token: _say(out, token))
-    except BaseException as error:
-        _say(out, "! " + " ".join(f"{type(error).__name__}: {error}".split())[:500])
+    trial.run(given, lambda reply: _say(out, reply))
     os._exit(0)
 
 
@@ -120,16 +118,10 @@ def _limit(job):
         resource.setrlimit(limit, (value, value))
 
 
-def _line():
-    """The next line of the standard input, not a byte more."""
-    line = bytearray()
-    while (byte := os.read(0, 1)) not in (b"", b"\n"):
-        line += byte
-    return line
-
-
 def _say(out, line):
-    os.write(out, line.encode(errors="replace") + b"\n")
+    rest = memoryview(line.encode() + b"\n")
+    while rest:
+        rest = rest[os.write(out, rest) :]
 
 
 main()

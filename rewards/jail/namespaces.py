@@ -34,12 +34,13 @@ def enter():
     kernel.call("mount", b"none", b"/", None, _REC | _PRIVATE, None)
 
 
-def change_root(place, readable, size):
-    """Make `place` the root: an empty folder in memory of `size` bytes with `readable` folders, read-only, and /tmp.
+def change_root(place, readable, size, files):
+    """Make `place` the root: a folder in memory of `size` bytes and `files` files, with `readable` folders and /tmp.
 
-    A folder that is a link (as /lib is to /usr/lib) becomes that link again.
+    Of what is readable nothing may be written. A folder that is a link (as /lib is to /usr/lib) becomes that link again.
     """
-    kernel.call("mount", b"tmpfs", place.encode(), b"tmpfs", _NOSUID | _NODEV, f"size={size},mode=755".encode())
+    options = f"size={size},nr_inodes={files},mode=755"
+    kernel.call("mount", b"tmpfs", place.encode(), b"tmpfs", _NOSUID | _NODEV, options.encode())
     bound = []
     for folder in sorted({os.path.realpath(folder) for folder in readable}):
         if not any(os.path.commonpath([folder, above]) == above for above in bound):

@@ -193,12 +193,12 @@ def test_a_folder_that_a_program_made_unreadable_is_deleted_by_an_ordinary_user(
     ("without", "lacking"),
     [
         (("seccomp",), set()),
-        (ROOT_FOLDER, set()),
+        (ROOT_FOLDER, {"disk"}),
         (("landlock",), set()),
         (("user", "privileges"), set()),
         (("limits",), {"memory"}),
-        ((*ROOT_FOLDER, "landlock"), {"files"}),
-        ((*ROOT_FOLDER, "seccomp"), {"network"}),
+        ((*ROOT_FOLDER, "landlock"), {"files", "disk"}),
+        ((*ROOT_FOLDER, "seccomp"), {"network", "disk"}),
         (("namespaces", "user", "limits", "privileges", "landlock", "seccomp"), set(sandbox.PROTECTIONS)),
     ],
 )
@@ -216,10 +216,10 @@ def test_the_reward_is_refused_in_a_sentence_that_names_what_is_missing(layers, 
         pytest.skip(f"this machine has not every layer: {layers}")
     monkeypatch.setattr(sandbox, "missing", partial(sandbox.missing, without=(*ROOT_FOLDER, "landlock")))
     with pytest.raises(
-        RewardError, match=r"cannot shield files .*landlock: left out.* set the option unsafe: \[files\]"
+        RewardError, match=r"cannot shield files, disk .*landlock: left out.* set the option unsafe: \[files, disk\]"
     ):
         rewards.load("code")
-    reward = rewards.load("code", options={"unsafe": ["files"]})
+    reward = rewards.load("code", options={"unsafe": ["files", "disk"]})
     assert reward([GOOD], [""], {"tests": [["assert answer == 42"]], "bare": [True]}).tolist() == [1.0]
 
 
@@ -266,12 +266,12 @@ def test_nothing_is_run_while_a_layer_is_lost_and_the_program_is_tried_again(lay
 
 
 def test_a_lost_layer_ends_the_jail_before_the_program(layers, monkeypatch):
-    ended, said = sandbox._ended, []
-    monkeypatch.setattr(sandbox, "_ended", lambda *given: said.append(ended(*given)) or said[-1])
     assert sandbox.run("x = 1", ["assert x == 1"], without=["seccomp"], needed=["limits"]).passed == (True,)
     with pytest.raises(sandbox.SandboxError, match="lost seccomp"):
         sandbox.run("x = 1", ["assert x == 1"], without=["seccomp"], needed=["limits", "seccomp"])
-    assert [len(lines) for _, lines in said] == [2, 1]  # what the layers said, and the token
+    monkeypatch.setattr(sandbox._Process, "_check", lambda *_: None)
+    outcome = sandbox.run("x = 1", ["assert x == 1"], without=["seccomp"], needed=["limits", "seccomp"])
+    assert (outcome.passed, outcome.problem) == ((False,), "ended with status 0")
 
 
 def test_the_reward_is_described(capsys):
@@ -282,8 +282,8 @@ def test_the_reward_is_described(capsys):
 
 
 def test_an_unknown_protection_is_refused():
-    with pytest.raises(RewardError, match="unsafe names 'disk'; choose of processes, memory, files, network"):
-        rewards.load("code", options={"unsafe": ["disk"]})
+    with pytest.raises(RewardError, match="unsafe names 'colour'; choose of processes, memory, files, disk, network"):
+        rewards.load("code", options={"unsafe": ["colour"]})
 
 
 def test_the_score_is_the_share_of_tests_passed(layers):
@@ -352,6 +352,22 @@ def test_loading_the_answer_cannot_print_the_tests_away(layers):
         "    except OSError:\n        pass\n"
     )
     assert sandbox.run(forged + "os._exit(0)", ["assert False", "assert True"]).passed == (False, False)
+
+
+def test_a_folder_holds_no_more_files_than_it_should_and_says_where_it_does(layers):
+    program = (
+        "made = 0\ntry:\n    while made < 5000:\n        open(str(made), 'w').close()\n        made += 1\n"
+        "except OSError:\n    pass"
+    )
+    tests = [f"assert made < {bound}" for bound in (sandbox.Limits().files + 1, sandbox.Limits().files - 200)]
+    assert sandbox.run(program, tests).passed == (True, False)
+    assert "disk" in sandbox.missing(without=ROOT_FOLDER)
+
+
+def test_thousands_of_tests_all_count(layers):
+    tests = [f"assert double({n}) == {2 * n}" for n in range(4000)]
+    outcome = sandbox.run("def double(x):\n    return 2 * x", tests, sandbox.Limits(seconds=30))
+    assert outcome.passed == (True,) * 4000
 
 
 def test_programs_stand_in_the_last_block_and_their_format_is_scored():

@@ -1,0 +1,188 @@
+"""Take tests apart: the statements that a program runs, the conditions that must hold, what can be known without it."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import copy
+import itertools
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+_MOST_ROUNDS = 1000  # of a loop that is unrolled
+
+
+@dataclass(frozen=True)
+class Do:
+    """Statements that are run; `decides` says that the test passes by their raising nothing."""
+
+    source: str
+    decides: bool
+
+
+@dataclass(frozen=True)
+class Check:
+    """An asserted condition."""
+
+    condition: ast.expr
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A test: its steps in order, and whether claims are asked for denied in the first process (else in the second)."""
+
+    steps: tuple[Do | Check, ...]
+    denied: bool
+
+
+def paper(test: str) -> Paper:
+    """A test taken apart. A function of one parameter that is called once (`check(candidate)`) is taken apart as well.
+
+    Raises:
+        SyntaxError, ValueError: it is no Python.
+    """
+    body = _unfolded(ast.parse(test).body)
+    checked = any(isinstance(statement, ast.Assert) for statement in body)
+    steps: list[Do | Check] = []
+    for asserted, statements in itertools.groupby(body, lambda statement: isinstance(statement, ast.Assert)):
+        if asserted:
+            steps += [Check(statement.test) for statement in statements]
+        else:
+            block = ast.fix_missing_locations(_Guarded().visit(ast.Module(list(statements), [])))
+            inner = any(isinstance(node, ast.Assert) for node in ast.walk(block))
+            steps.append(Do(ast.unparse(block), inner or not checked))
+    return Paper(tuple(steps), secrets.randbelow(2) == 1)
+
+
+def _unfolded(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Statements in place of a check of one parameter that is called at the end, and of loops over literals."""
+    *before, check, call = body if len(body) > 1 else [None, None]
+    match check, call:
+        case (
+            ast.FunctionDef(
+                name=name, args=ast.arguments(posonlyargs=[], args=[parameter], vararg=None, kwonlyargs=[], kwarg=None)
+            ),
+            ast.Expr(ast.Call(ast.Name(called), [ast.Name() as argument], [])),
+        ) if name == called and not any(isinstance(node, _SCOPED) for node in ast.walk(ast.Module(check.body, []))):
+            filled = _filled(check.body, {parameter.arg: argument})
+            body = [*before, *filled] if filled else body
+    return [plain for statement in body for plain in _unrolled(statement)]
+
+
+_SCOPED = (ast.Return, ast.Yield, ast.YieldFrom, ast.Global, ast.Nonlocal, ast.FunctionDef, ast.Lambda, ast.ClassDef)
+
+
+def _unrolled(statement: ast.stmt) -> list[ast.stmt]:
+    """The assertions of a loop over literals one by one; any other statement as it is."""
+    match statement:
+        case ast.For(target, ast.List(items) | ast.Tuple(items), body, []) if all(
+            isinstance(inner, ast.Assert) for inner in body
+        ):
+            rounds = [_bound(target, item, body) for item in items]
+        case ast.For(ast.Name(name), ast.Call(ast.Name("range"), [*ends], []), body, []) if all(
+            isinstance(inner, ast.Assert) for inner in body
+        ) and all(isinstance(end, ast.Constant) and isinstance(end.value, int) for end in ends):
+            numbers = range(*(end.value for end in ends))[: _MOST_ROUNDS + 1]
+            rounds = [{name: ast.Constant(number)} for number in numbers]
+        case _:
+            return [statement]
+    unrolled = [_filled(body, names) for names in rounds if names is not None]
+    if len(unrolled) < len(rounds) or None in unrolled or len(rounds) > _MOST_ROUNDS:
+        return [statement]
+    return [inner for assertions in unrolled for inner in assertions]
+
+
+def _bound(target: ast.expr, item: ast.expr, body: list[ast.stmt]) -> dict[str, ast.expr] | None:
+    """What each name of a loop stands for in one round; None where that is no literal, or one that `body` may change."""
+    if isinstance(target, ast.Tuple) and isinstance(item, ast.Tuple) and len(target.elts) == len(item.elts):
+        pairs = list(zip(target.elts, item.elts, strict=True))
+    else:
+        pairs = [(target, item)]
+    used = [node.id for node in ast.walk(ast.Module(body, [])) if isinstance(node, ast.Name)]
+    for name, literal in pairs:
+        if not isinstance(name, ast.Name) or not is_literal(literal):
+            return None
+        if used.count(name.id) > 1 and any(isinstance(part, _CHANGEABLE) for part in ast.walk(literal)):
+            return None
+    return {name.id: literal for name, literal in pairs}
+
+
+_CHANGEABLE = (ast.List, ast.Set, ast.Dict)
+
+
+def _filled(body: list[ast.stmt], names: dict[str, ast.expr]) -> list[ast.stmt] | None:
+    """`body` with other expressions in place of names; None where it gives them another meaning itself."""
+    for node in ast.walk(ast.Module(body, [])):
+        if isinstance(node, ast.Name) and node.id in names and not isinstance(node.ctx, ast.Load):
+            return None
+    return [_Filled(names).visit(copy.deepcopy(statement)) for statement in body]
+
+
+class _Filled(ast.NodeTransformer):
+    def __init__(self, names: dict[str, ast.expr]):
+        self.names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self.names.get(node.id, node)
+
+
+class _Guarded(ast.NodeTransformer):
+    """Makes equality that is asserted within other statements see through objects equal to everything."""
+
+    def visit_Assert(self, node: ast.Assert) -> ast.Assert:
+        match node.test:
+            case ast.Compare(left, [ast.Eq()], [right]):
+                node.test = ast.Call(ast.Name("__same__", ast.Load()), [left, right], [])
+        return node
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What tests compare with and can be known without the program: statements that import, and expressions."""
+
+    imports: tuple[str, ...]
+    expressions: tuple[str, ...]
+
+
+def constants(papers: Iterable[Paper]) -> Constants:
+    """The expressions in comparisons that use no names but builtins and what the tests import."""
+    imports, expressions = {}, {}
+    for paper in papers:
+        names = set(dir(builtins))
+        for step in paper.steps:
+            if isinstance(step, Do):
+                for statement in ast.parse(step.source).body:
+                    if isinstance(statement, ast.Import | ast.ImportFrom):
+                        imports[ast.unparse(statement)] = True
+                        names |= {(each.asname or each.name).partition(".")[0] for each in statement.names}
+            else:
+                for side in _sides(step.condition):
+                    loaded = {node.id for node in ast.walk(side) if isinstance(node, ast.Name)}
+                    bound = {arg.id for node in ast.walk(side) if isinstance(node, ast.comprehension)
+                             for arg in ast.walk(node.target) if isinstance(arg, ast.Name)}  # fmt: skip
+                    if loaded - bound <= names:
+                        expressions[ast.unparse(side)] = True
+    return Constants(tuple(imports), tuple(expressions))
+
+
+def _sides(node: ast.expr) -> Iterator[ast.expr]:
+    match node:
+        case ast.BoolOp(_, values):
+            for value in values:
+                yield from _sides(value)
+        case ast.UnaryOp(ast.Not(), operand):
+            yield from _sides(operand)
+        case ast.Compare(left, [sign], [right]) if not is_literal(left) and not is_literal(right):
+            yield right
+            if not isinstance(sign, ast.In | ast.NotIn):
+                yield left
+
+
+def is_literal(node: ast.expr) -> bool:
+    """Whether an expression says what it is without names, as `ast.literal_eval` reads it."""
+    try:
+        ast.literal_eval(node)
+    except (TypeError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
