@@ -12,9 +12,9 @@ import tempfile
 import time
 from collections.abc import Mapping
 
-from flowgrpo.errors import InputError
-
 from torch.distributed import TCPStore
+
+from flowgrpo.errors import InputError
 
 GRACE = 20  # seconds
 

@@ -121,6 +121,10 @@ def _applied(reward: Reward, samples: Samples, rows: Sequence[Row], one_group: b
     if isinstance(samples, torch.Tensor) and samples.is_floating_point():
         whole = samples.flatten(1).isfinite().all(1).tolist()
     asked = [i for i in range(len(rows)) if applies[i] and whole[i]]
+    if broken := sum(applies) - len(asked):
+        LOGGER.warning(
+            "%d of %d samples are not finite and are dropped, unseen by the reward %r", broken, len(rows), reward.name
+        )
     values = torch.tensor(
         [torch.inf if a and not w else torch.nan for a, w in zip(applies, whole, strict=True)]
     ).double()
