@@ -177,7 +177,7 @@ def test_published_numbers_stand_beside_those_of_the_run(settings):
     shown = dict(table(planned))["published"]
     assert shown.startswith("lora none, ema none (here ")
     assert "updates 1 (here 2), length 256 (here 4), decoder.steps 256 (here none), groups 8 (here 4)" in shown
-    assert "learning_rate 1e-06, optimizer.betas 0.9 0.99 (here 0.9 0.999)" in shown
+    assert "learning_rate 1e-06, schedule.name cosine (here constant), schedule.floor 0.1 (here 0.0)" in shown
     d1 = plan(settings(algorithm__preset="diffu_grpo"))["published"]
     assert d1["model.lora.rank"] == {"source": 128, "run": None}  # of a run without adapters
 

@@ -364,7 +364,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(settings, tmp_path, ov
 def test_a_reward_for_rows_that_do_not_exist_is_refused(settings, tmp_path):
     reward = {"use": f"{tmp_path / 'mine.py'}:vowels", "name": "mine"}
     with pytest.raises(
-        InputError, match="'mine' is only for completion = 'aaab', no prompt has that; did you mean 'aaaa'"
+        InputError, match="'mine' is only for completion = 'aaab', no held-out prompt has that; did you mean 'aaaa'"
     ):
         run.train_config(settings(eval_rewards=[reward | {"only": {"completion": "aaab"}}]))
     assert not (tmp_path / "runs").exists()
