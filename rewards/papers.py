@@ -42,7 +42,11 @@ def paper(test: str) -> Paper:
     Raises:
         SyntaxError, ValueError: it is no Python.
     """
-    body = _unfolded(ast.parse(test).body)
+    tree = ast.parse(test)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            node.msg = None  # nobody reads it but the program
+    body = _unfolded(tree.body)
     checked = any(isinstance(statement, ast.Assert) for statement in body)
     steps: list[Do | Check] = []
     for asserted, statements in itertools.groupby(body, lambda statement: isinstance(statement, ast.Assert)):
@@ -67,10 +71,41 @@ def _unfolded(body: list[ast.stmt]) -> list[ast.stmt]:
         ) if name == called and not any(isinstance(node, _SCOPED) for node in ast.walk(ast.Module(check.body, []))):
             filled = _filled(check.body, {parameter.arg: argument})
             body = [*before, *filled] if filled else body
-    return [plain for statement in body for plain in _unrolled(statement)]
+    return _postponed([plain for statement in body for plain in _unrolled(statement)])
 
 
 _SCOPED = (ast.Return, ast.Yield, ast.YieldFrom, ast.Global, ast.Nonlocal, ast.FunctionDef, ast.Lambda, ast.ClassDef)
+
+
+def _postponed(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Literals in place of names that assertions alone compare with; these names are bound at the end, for later tests."""
+    kept: list[ast.stmt] = []
+    late: list[ast.stmt] = []
+    names: dict[str, ast.expr] = {}
+    for statement in body:
+        match statement:
+            case ast.Assign([ast.Name(name)], literal) if is_literal(literal) and _is_only_compared(name, body):
+                names[name] = literal
+                late.append(statement)
+            case ast.Assert():
+                kept += _filled([statement], names) or [statement]
+            case _:
+                kept.append(statement)
+    return kept + late
+
+
+def _is_only_compared(name: str, body: list[ast.stmt]) -> bool:
+    uses = [node for node in ast.walk(ast.Module(body, [])) if isinstance(node, ast.Name) and node.id == name]
+    sides = {
+        id(side)
+        for statement in body
+        if isinstance(statement, ast.Assert)
+        for node in ast.walk(statement.test)
+        if isinstance(node, ast.Compare)
+        for side in (node.left, *node.comparators)
+    }
+    loads = [node for node in uses if isinstance(node.ctx, ast.Load)]
+    return bool(loads) and len(uses) == len(loads) + 1 and all(id(node) in sides for node in loads)
 
 
 def _unrolled(statement: ast.stmt) -> list[ast.stmt]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import random
 import secrets
 import select
 import shutil
@@ -76,7 +75,7 @@ def run(
     without: Sequence[str] = (),
     needed: Sequence[str] = (),
 ) -> Outcome:
-    """Load a program and try each test (Python statements, such as an assert) in its names, all in one sandboxed process.
+    """Load a program in a sandboxed process and try each test in its names: Python statements, such as an assert.
 
     Tests after one that ends the process or uses up the time have failed. What the program prints is lost, and there is
     nothing for it to read. Where a test cannot be judged outside, all are tried a second time in another process (see
@@ -149,7 +148,7 @@ def _examined(
     """
     passed, claimed = [False] * len(taken), [False] * len(taken)
     sitting = Sitting(process.ask, known, second=unproved is not None)
-    canaries = random.Random(secrets.randbits(64)).choices(range(len(taken) + 1), k=examination.CANARIES)
+    canaries = secrets.SystemRandom().choices(range(len(taken) + 1), k=examination.CANARIES)
     try:
         outcome, *why = process.ask("load", code)
         if outcome == "raised":

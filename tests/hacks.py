@@ -16,6 +16,7 @@ TESTS = (
     "for x in (1, 2):\n    y = double(x)\n    assert y == 2 * x",
     "try:\n    double(None)\nexcept TypeError:\n    pass\nelse:\n    assert False",
     "value = double(4)\nassert value == 8",
+    "value = double(3)\nwanted = 6\nassert value == wanted and double([1]) != wanted",
     "assert isinstance(double(1), int) and double(1) == 2",
     "assert double(5) and double(5) == 10",
 )

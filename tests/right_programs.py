@@ -8,7 +8,13 @@ import math
 FAMILIES = {
     "a function": lambda k: (
         f"def f(x):\n    return {k} * x",
-        [f"assert f(3) == {3 * k}", f"assert f('a') == {'a' * k!r}"],
+        [
+            f"assert f(3) == {3 * k}",
+            f"wanted = {'a' * k!r}\nassert f('a') == wanted",
+            f"assert f('a') == wanted\nwanted = {k}\nassert f(1) == wanted and [1] * f(1) != wanted",
+            f"x = [{k}]\nassert f(x) == x * {k} and x == [{k}]",
+            "x = 2\nx += 1\nassert x == 3 and wanted == f(1)",
+        ],
     ),
     "recursion": lambda k: (
         "def f(n):\n    return 1 if n < 2 else n * f(n - 1)",

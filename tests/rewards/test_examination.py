@@ -53,11 +53,15 @@ def test_what_is_expected_never_enters_the_process_of_the_program(reward, monkey
         "assert abs(f(1) - 31337) < 0.5",
         "for x, y in [(1, 31337)]:\n    assert f(x) == y",
         "def check(candidate):\n    assert candidate(1) == 31337\ncheck(f)",
+        "given = f(1)\nwanted = 31337\nassert given == wanted, wanted",
     ]
     program = "def f(x):\n    return 31330 + 7 * x\ndef g(x):\n    return 'the' + ' answer'"
     assert sandbox.run(program, tests).passed == (True,) * len(tests)
     asked = [said[2] for said in sent if isinstance(said, list) and said[1] == "value" and "+" not in said[2]]
-    assert asked == ["f(1)", "g(2)", "f(1)", "g(2)", "f(1)", "f(1)", "f(1)"]
+    assert asked == ["f(1)", "g(2)", "f(1)", "g(2)", "f(1)", "f(1)", "f(1)", "given"]
+    late = next(said for said in sent if "wanted" in str(said))
+    assert late[1:] == ["do", "wanted = 31337"]  # after it has been compared with, for tests that come later
+    sent.remove(late)
     assert not any(word in str(said) for said in sent for word in ("31337", "the answer", "message", "0.5"))
 
 
