@@ -312,3 +312,14 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         write_gallery([folder], page)
     assert page.read_text() == before
+
+
+def test_nothing_on_the_page_insists_on_more_than_a_phones_width(tmp_path):
+    """Columns may shrink to the width there is, and words break anywhere."""
+    page = write_gallery([folder_of_samples(tmp_path / "s", {0: [0.2]})], tmp_path / "g.html").read_text()
+    style = page.split("<style>")[1].split("</style>")[0]
+    least = re.findall(r"minmax\((min\([^)]*\)|[^,]*),", style)
+    assert len(least) > 6
+    assert all(width == "0" or re.fullmatch(r"min\(100%, \d+px\)", width) for width in least)
+    assert "overflow-wrap: anywhere" in re.search(r"^body {.*?}", style, re.MULTILINE).group()
+    assert style.count("white-space: nowrap") == 2  # of numbers
