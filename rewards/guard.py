@@ -11,6 +11,7 @@ import hmac
 from collections import Counter
 from urllib.parse import urlsplit
 
+import h11
 import uvicorn
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -98,9 +99,14 @@ class Connection(H11Protocol):
         self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no head of a request, or a longer one than `HEAD`."""
+        """Refuse what is no HTTP, or a longer head than `HEAD`; nobody answers besides, or a second time."""
         self.config.app.refused["400"] += 1
-        super().send_400_response(msg)
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.abort()
 
     def _close_at(self, when: float) -> None:
         self.timeout_keep_alive_task = self.loop.call_at(when, self.timeout_keep_alive_handler)

@@ -301,7 +301,7 @@ def _found(lanes: dict[str, _Lane], name: str) -> _Lane:
 def _announced(request: Request, most: int) -> int:
     """The size of a body that is still to come."""
     said = request.headers.get("content-length", "")
-    if not re.fullmatch("[0-9]{1,18}", said) or "transfer-encoding" in request.headers:
+    if not re.fullmatch("[0-9]{1,20}", said) or "transfer-encoding" in request.headers:
         raise HTTPException(411, "the size of the body must be announced, in Content-Length")
     if int(said) > most:
         raise HTTPException(413, f"the body may have {most} bytes at most")
