@@ -56,36 +56,26 @@ def llama(layers: int = 2, **options) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).double().eval()
 
 
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB,
+    "initializer_range": 0.4,
+    "max_position_embeddings": 128,
+    "pad_token_id": PAD,
+}
+
+
 def qwen() -> Qwen2ForCausalLM:
     """The same as a Qwen2."""
     torch.manual_seed(1)
-    config = Qwen2Config(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=VOCAB,
-        initializer_range=0.4,
-        max_position_embeddings=128,
-        pad_token_id=PAD,
-    )
-    return Qwen2ForCausalLM(config).double().eval()
+    return Qwen2ForCausalLM(Qwen2Config(**SMALL)).double().eval()
 
 
 def qwen3() -> Qwen3ForCausalLM:
     """The same as a Qwen3."""
     torch.manual_seed(2)
-    config = Qwen3Config(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        vocab_size=VOCAB,
-        initializer_range=0.4,
-        max_position_embeddings=128,
-        pad_token_id=PAD,
-    )
-    return Qwen3ForCausalLM(config).double().eval()
+    return Qwen3ForCausalLM(Qwen3Config(**SMALL, head_dim=8)).double().eval()

@@ -15,13 +15,7 @@ RIGHT = "def double(x):\n    return x * 2"
 
 
 @pytest.fixture(scope="module")
-def reward():
-    try:
-        lacking = sandbox.missing()
-    except sandbox.SandboxError as error:
-        pytest.skip(str(error))
-    if lacking:
-        pytest.skip(f"this machine lacks protections: {lacking}")
+def reward(protected):
     return code(seconds=5)
 
 

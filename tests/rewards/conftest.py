@@ -1,0 +1,16 @@
+"""What several tests of rewards start from."""
+
+import pytest
+
+from rewards import sandbox
+
+
+@pytest.fixture(scope="session")
+def protected():
+    """A machine with all protections of the sandbox, or the tests that ask for one are skipped."""
+    try:
+        lacking = sandbox.missing()
+    except sandbox.SandboxError as error:
+        pytest.skip(str(error))
+    if lacking:
+        pytest.skip(f"this machine lacks protections: {lacking}")
