@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from flowgrpo.config import AnyConfig
-from flowgrpo.readable import readable
 from flowgrpo.report import read_metrics
+from flowgrpo.schema.readable import readable
 
 PLAIN = set(" .,;?!'\"()=+-/%")  # punctuation that means nothing inside a line of Markdown
 

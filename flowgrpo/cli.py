@@ -19,7 +19,7 @@ from rich.table import Column, Table
 
 from flowgrpo import config
 from flowgrpo.errors import InputError, nearest
-from flowgrpo.readable import readable
+from flowgrpo.schema.readable import readable
 from rewards import BUILT_IN as BUILT_IN_REWARDS
 from rewards import RewardError
 

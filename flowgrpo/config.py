@@ -12,12 +12,14 @@ import yaml
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from flowgrpo import presets, tables
-from flowgrpo.axes import CHOICES, Choice, Strict
+from flowgrpo.axes import CHOICES
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.parts import check_geometry
-from flowgrpo.sections import Eval, Lora, Prompts, RewardUse, Run, Train
-from flowgrpo.sentences import sentence
+from flowgrpo.schema import choose
+from flowgrpo.schema.base import Choice, Strict
+from flowgrpo.schema.sections import Eval, Lora, Prompts, RewardUse, Run, Train
+from flowgrpo.schema.sentences import sentence
 
 LARGEST_TEXT = 1 << 18  # characters of YAML
 LARGEST_VALUE = 1 << 17  # values in it, where its aliases are followed
@@ -103,7 +105,7 @@ class Algorithm(Strict):
     @model_validator(mode="before")
     @classmethod
     def _choose(cls, written: Any) -> dict[str, Any]:
-        return presets.chosen(written, presets.PRESETS, CHOICES, "flow_grpo")
+        return choose.chosen(written, presets.PRESETS, CHOICES, "flow_grpo")
 
     def roots(self, group_size: int) -> int:
         """How many starts a group has."""

@@ -11,7 +11,7 @@ from flowgrpo import selection
 from flowgrpo.config import AnyConfig
 from flowgrpo.history import History
 from flowgrpo.prompts import shuffled
-from flowgrpo.sections import Pick
+from flowgrpo.schema.sections import Pick
 from samplers import noise
 
 

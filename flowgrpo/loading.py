@@ -27,7 +27,7 @@ from flowgrpo.modality import SAMPLING_RATE, sampling_rate
 from flowgrpo.policy import DiffusersPolicy
 from flowgrpo.progress import without_progress_bars
 from flowgrpo.prompts import Prompt
-from flowgrpo.sections import Ema, RewardUse
+from flowgrpo.schema.sections import Ema, RewardUse
 from flowgrpo.shapes import BUILT_IN
 from flowgrpo.weights import Weights, lora_config
 from rewards import Reward, RewardError

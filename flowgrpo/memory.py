@@ -19,7 +19,7 @@ from safetensors import safe_open
 from flowgrpo import loading
 from flowgrpo.config import Config
 from flowgrpo.errors import InputError
-from flowgrpo.sections import Lora
+from flowgrpo.schema.sections import Lora
 from flowgrpo.weights import ATTENTION, PROJECTIONS
 
 Shape = tuple[int, ...]

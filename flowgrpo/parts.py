@@ -14,7 +14,7 @@ from samplers import noise
 from samplers.trees import Tree
 
 if TYPE_CHECKING:
-    from flowgrpo.sections import Train
+    from flowgrpo.schema.sections import Train
 
 
 def check_geometry(train: Train, roots: int, processes: int) -> None:

@@ -11,7 +11,7 @@ import diffusers
 import torch
 from diffusers import DiffusionPipeline
 
-from flowgrpo import loading, memory, presets, prompts, published, selection, switches
+from flowgrpo import loading, memory, presets, prompts, selection, switches
 from flowgrpo.config import Config
 from flowgrpo.credit import step_signs
 from flowgrpo.errors import InputError
@@ -20,6 +20,7 @@ from flowgrpo.parts import of_roots
 from flowgrpo.picture import drawn
 from flowgrpo.policy import checked_call
 from flowgrpo.replay import replayed
+from flowgrpo.schema import published
 from samplers.schedule import linear_sigmas
 from samplers.scheduler import FlowSDEScheduler
 from samplers.trees import Root, Tree, grow

@@ -10,7 +10,7 @@ from typing import Any
 from flowgrpo import conditions, corpora, tables, templates
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm import tasks
-from flowgrpo.sections import Prompts
+from flowgrpo.schema.sections import Prompts
 from flowgrpo.shapes import scenes
 from flowgrpo.tables import Row
 from samplers import noise

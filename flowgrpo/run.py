@@ -25,8 +25,8 @@ from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.parts import check_geometry
 from flowgrpo.policy import DiffusersPolicy
 from flowgrpo.prompts import Prompt
-from flowgrpo.sections import RewardUse
-from flowgrpo.sections import Run as Place
+from flowgrpo.schema.sections import RewardUse
+from flowgrpo.schema.sections import Run as Place
 from rewards.base import last_part, matches
 
 MAY_DIFFER = (

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from flowgrpo.advantage import combined
-from flowgrpo.axes import Choice
 from flowgrpo.credit import Units
-from flowgrpo.sections import Select
+from flowgrpo.schema.base import Choice
+from flowgrpo.schema.sections import Select
 
 Tensor = torch.Tensor
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from flowgrpo.axes import Choice
 from flowgrpo.credit import Units
 from flowgrpo.objectives import Terms, TrainedStep
 from flowgrpo.policy import Policy
+from flowgrpo.schema.base import Choice
 from flowgrpo.weights import Weights
 from samplers.kernels import log_prob
 from samplers.trees import Edges, Evaluation, Tree, edge_transition

@@ -14,7 +14,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import PreTrainedModel
 
 from flowgrpo.errors import InputError
-from flowgrpo.sections import Ema
+from flowgrpo.schema.sections import Ema
 
 # The attention projections of language models.
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "attn_out")

@@ -9,8 +9,8 @@ import torch
 from pydantic import Field, model_validator
 
 from flowgrpo import advantage
-from flowgrpo.axes.base import Choice
 from flowgrpo.errors import InputError
+from flowgrpo.schema.base import Choice
 
 Tensor = torch.Tensor
 

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from flowgrpo import credit
-from flowgrpo.axes.base import Choice
+from flowgrpo.schema.base import Choice
 from samplers.trees import Tree
 
 

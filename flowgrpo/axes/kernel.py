@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from flowgrpo.axes.base import Choice, Positive, Strict
 from flowgrpo.errors import InputError
+from flowgrpo.schema.base import Choice, Positive, Strict
 from samplers.kernels import Kernel
 
 

@@ -9,8 +9,8 @@ import torch
 from pydantic import Field, model_validator
 
 from flowgrpo import objectives
-from flowgrpo.axes.base import Choice, Positive, Strict
 from flowgrpo.errors import InputError
+from flowgrpo.schema.base import Choice, Positive, Strict
 from samplers.kernels import pull, slope
 
 ClipRange = Positive | Annotated[list[Positive], Field(min_length=2, max_length=2)]

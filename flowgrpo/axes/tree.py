@@ -12,9 +12,9 @@ import torch
 from pydantic import Field
 
 from flowgrpo import pruning
-from flowgrpo.axes.base import Choice, Positive, Strict
 from flowgrpo.credit import trunk_ends
 from flowgrpo.errors import InputError
+from flowgrpo.schema.base import Choice, Positive, Strict
 from rewards.base import locate
 from samplers import noise, plans, schedule
 from samplers.kernels import ODE, Kernel

@@ -19,7 +19,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from flowgrpo.axes import CHOICES as FLOW
-from flowgrpo.axes.base import Choice, Count, Positive, Rate, Strict
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm import objectives, views
 from flowgrpo.mdlm.aggregation import AGGREGATIONS, Aggregate
@@ -28,6 +27,7 @@ from flowgrpo.mdlm.decode import Decoder
 from flowgrpo.mdlm.decoders import DECODERS, build
 from flowgrpo.mdlm.predictor import MaskPredictor
 from flowgrpo.mdlm.schedule import SchedulePolicy
+from flowgrpo.schema.base import Choice, Count, Positive, Rate, Strict
 
 Pair = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 

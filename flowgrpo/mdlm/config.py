@@ -6,15 +6,15 @@ from typing import Any, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from flowgrpo import presets
-from flowgrpo.axes.base import Choice, Strict
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm.attention import Attention
 from flowgrpo.mdlm.axes import CHOICES, Decoding, Ratio
 from flowgrpo.mdlm.presets import PRESETS
 from flowgrpo.mdlm.schedule import scheduled
 from flowgrpo.parts import check_geometry
-from flowgrpo.sections import Eval, Lora, Prompts, RewardUse, Run, Train
+from flowgrpo.schema import choose
+from flowgrpo.schema.base import Choice, Strict
+from flowgrpo.schema.sections import Eval, Lora, Prompts, RewardUse, Run, Train
 from rewards.base import last_part
 
 EMBEDDED = "digits"
@@ -84,7 +84,7 @@ class TextAlgorithm(Strict):
     @model_validator(mode="before")
     @classmethod
     def _choose(cls, written: Any) -> dict[str, Any]:
-        return presets.chosen(written, PRESETS, CHOICES, "diffu_grpo")
+        return choose.chosen(written, PRESETS, CHOICES, "diffu_grpo")
 
     @model_validator(mode="after")
     def _agree(self) -> TextAlgorithm:

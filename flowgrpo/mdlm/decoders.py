@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import Field, ValidationError, create_model
 
-from flowgrpo.axes.base import Count, NotNegative, Strict
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm import committers, modifiers, regions, scorers
 from flowgrpo.mdlm.decode import Decoder, Scorer
@@ -20,7 +19,8 @@ from flowgrpo.mdlm.predictor import MaskPredictor
 from flowgrpo.mdlm.proposals import Sample
 from flowgrpo.mdlm.step import Fraction, Setting
 from flowgrpo.mdlm.trace_lock import Learned, load_controller
-from flowgrpo.sentences import sentence
+from flowgrpo.schema.base import Count, NotNegative, Strict
+from flowgrpo.schema.sentences import sentence
 
 Row = dict[str, Any]
 Natural = Annotated[int, Field(ge=0)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flowgrpo import loading, prompts, published
+from flowgrpo import loading, prompts
 from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.answers import Answers
 from flowgrpo.mdlm.axes import Likelihood
@@ -25,6 +25,7 @@ from flowgrpo.mdlm.presets import PUBLISHED
 from flowgrpo.mdlm.schedule import Chosen, scheduled
 from flowgrpo.mdlm.step import Step
 from flowgrpo.mdlm.texts import check_hints
+from flowgrpo.schema import published
 
 AXES = ("decoder", "schedule", "hints", "likelihood", "baseline", "objective", "aggregation")
 NO_END = -1  # stands for the end token, which no answer of full length has

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowgrpo.presets import Row
+from flowgrpo.schema.choose import Row
 
 Options = dict[str, Any]
 

@@ -12,8 +12,8 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from flowgrpo.axes.base import Count
 from flowgrpo.mdlm.step import Setting, Step, setting
+from flowgrpo.schema.base import Count
 
 Tensor = torch.Tensor
 

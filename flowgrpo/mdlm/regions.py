@@ -11,8 +11,8 @@ from itertools import pairwise
 
 import torch
 
-from flowgrpo.axes.base import Count
 from flowgrpo.errors import InputError
+from flowgrpo.schema.base import Count
 
 Tensor = torch.Tensor
 

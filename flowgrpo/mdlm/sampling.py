@@ -20,7 +20,7 @@ from flowgrpo.mdlm.export import SCHEDULE_FILE, with_schedule
 from flowgrpo.mdlm.loading import load_adapter, load_predictor
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.sampling import BATCH, asked, batches, check_folder, line_of
-from flowgrpo.sentences import sentence
+from flowgrpo.schema.sentences import sentence
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 OPTIONS = ("length", "chat", "trust_remote_code", "mask_id", "shift", "attention", "block_size", "decoder", "template")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flowgrpo.axes.base import NotNegative, Rate
+from flowgrpo.schema.base import NotNegative, Rate
 from samplers.noise import Address, generator
 
 Tensor = torch.Tensor

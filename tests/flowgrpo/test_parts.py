@@ -12,7 +12,7 @@ from field import lines, trainer, weights_of
 from flowgrpo import config, parts, update
 from flowgrpo.errors import InputError
 from flowgrpo.plan import predicted
-from flowgrpo.sections import Train
+from flowgrpo.schema.sections import Train
 from samplers.kernels import Kernel
 from samplers.trees import TRUNK, Move, Root, grow
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flowgrpo.history import History
-from flowgrpo.sections import Select
+from flowgrpo.schema.sections import Select
 from flowgrpo.selection import chosen, extremes, knapsack, max_variance, most_uncertain, robust_weights
 from samplers import noise
 

@@ -13,7 +13,7 @@ from transformers import get_scheduler
 
 from flowgrpo import config, update
 from flowgrpo.presets import PRESETS
-from flowgrpo.sections import Schedule
+from flowgrpo.schema.sections import Schedule
 from flowgrpo.weights import Weights
 from rewards import Reward
 

@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.kept import Kept
 from flowgrpo.memory import adapter_size
-from flowgrpo.sections import Ema, Lora
+from flowgrpo.schema.sections import Ema, Lora
 from flowgrpo.weights import Weights, lora_config
 
 

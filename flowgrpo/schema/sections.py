@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from flowgrpo.axes import Strict
 from flowgrpo.errors import InputError
+from flowgrpo.schema.base import Strict
 
 
 class Lora(Strict):

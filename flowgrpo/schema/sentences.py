@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from flowgrpo.axes import Strict
 from flowgrpo.errors import nearest
+from flowgrpo.schema.base import Strict
 
 
 def sentence(error: ValidationError, model: type[Strict], prefix: tuple[str, ...] = ()) -> str:
