@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from flowgrpo import tables
+from flowgrpo.data import tables
 from flowgrpo.errors import InputError
 from flowgrpo.report import is_number
 from flowgrpo.weights import Weights

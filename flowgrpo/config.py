@@ -11,8 +11,9 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
-from flowgrpo import presets, tables
+from flowgrpo import presets
 from flowgrpo.axes import CHOICES
+from flowgrpo.data import tables
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.parts import check_geometry

@@ -17,9 +17,10 @@ from typing import Any
 import psutil
 import torch
 
-from flowgrpo import conditions, config, loading, memory, modality, prompts, switches
+from flowgrpo import config, loading, memory, modality, switches
 from flowgrpo.certificate import Check, gap_of, replay, rolled_out
 from flowgrpo.config import Config
+from flowgrpo.data import conditions, prompts
 from flowgrpo.errors import InputError
 from flowgrpo.export import write_weights
 from flowgrpo.plan import pipeline_class, plan

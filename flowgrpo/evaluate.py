@@ -15,11 +15,11 @@ from accelerate.utils import gather_object
 from PIL import Image
 from scipy.io import wavfile
 
-from flowgrpo import tables
+from flowgrpo.data import tables
+from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.modality import SAMPLING_RATE
 from flowgrpo.policy import Row
-from flowgrpo.prompts import Prompt
 from flowgrpo.report import is_number
 from flowgrpo.rollout import score
 from rewards import Reward

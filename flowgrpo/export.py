@@ -11,7 +11,8 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.loaders.lora_base import LoraBaseMixin
 
-from flowgrpo import card, checkpoint, conditions, config, folders, loading, prompts, traits
+from flowgrpo import card, checkpoint, config, folders, loading, traits
+from flowgrpo.data import conditions, prompts
 from flowgrpo.errors import InputError
 from flowgrpo.evaluate import save_sample
 from flowgrpo.modality import SAMPLING_RATE, modality_of, sampling_rate
@@ -153,7 +154,7 @@ def _snippet(policy: DiffusersPolicy, source: str, kind: str, dtype: str, call: 
     lines = ["import torch", f"from diffusers import {', '.join(['FlowMatchEulerDiscreteScheduler'] * euler + [name])}"]
     given = {k: v for k, v in row.columns.items() if k in policy.takes and v is not None}
     files = [v for v in given.values() if conditions.is_file_name(v)]
-    lines += ["from flowgrpo.conditions import loaded"] * bool(files)
+    lines += ["from flowgrpo.data.conditions import loaded"] * bool(files)
     place = repr("." if kind == "full" else source)
     if kind == "lora" and source in loading.BUILT_IN:
         lines.append(f"from flowgrpo.{source} import PATH")

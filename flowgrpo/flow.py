@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from accelerate import Accelerator
 
-from flowgrpo import conditions, loading, memory, switches
+from flowgrpo import loading, memory, switches
 from flowgrpo.config import Config
+from flowgrpo.data import conditions
+from flowgrpo.data.prompts import Prompt
 from flowgrpo.modality import expected_shape
 from flowgrpo.plan import call_and_branches, pipeline_class, predicted
 from flowgrpo.policy import Row
-from flowgrpo.prompts import Prompt
 from flowgrpo.trainer import Trainer
 from rewards import Reward
 

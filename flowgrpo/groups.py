@@ -9,8 +9,8 @@ import torch
 
 from flowgrpo import selection
 from flowgrpo.config import AnyConfig
+from flowgrpo.data.prompts import shuffled
 from flowgrpo.history import History
-from flowgrpo.prompts import shuffled
 from flowgrpo.schema.sections import Pick
 from samplers import noise
 

@@ -20,13 +20,13 @@ from transformers.utils import cached_file
 
 from flowgrpo import switches, traits
 from flowgrpo.config import Config, Model
+from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm.loading import BUILT_IN as TEXT_MODELS
 from flowgrpo.mdlm.loading import PIPELINE
 from flowgrpo.modality import SAMPLING_RATE, sampling_rate
 from flowgrpo.policy import DiffusersPolicy
 from flowgrpo.progress import without_progress_bars
-from flowgrpo.prompts import Prompt
 from flowgrpo.schema.sections import Ema, RewardUse
 from flowgrpo.shapes import BUILT_IN
 from flowgrpo.weights import Weights, lora_config

@@ -21,11 +21,11 @@ from flowgrpo import checkpoint, parts, selection
 from flowgrpo.advantage import combined, zero_std_fraction
 from flowgrpo.config import AnyConfig
 from flowgrpo.credit import Units
+from flowgrpo.data.prompts import Prompt
 from flowgrpo.evaluate import Sample, SampleFolder, weighted
 from flowgrpo.gallery import write_gallery
 from flowgrpo.groups import Groups, groups_of
 from flowgrpo.history import History
-from flowgrpo.prompts import Prompt
 from flowgrpo.report import Report
 from flowgrpo.rollout import Scores
 from flowgrpo.update import Measured

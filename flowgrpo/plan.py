@@ -11,9 +11,10 @@ import diffusers
 import torch
 from diffusers import DiffusionPipeline
 
-from flowgrpo import loading, memory, presets, prompts, selection, switches
+from flowgrpo import loading, memory, presets, selection, switches
 from flowgrpo.config import Config
 from flowgrpo.credit import step_signs
+from flowgrpo.data import prompts
 from flowgrpo.errors import InputError
 from flowgrpo.objectives import TrainedStep
 from flowgrpo.parts import of_roots

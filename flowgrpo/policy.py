@@ -17,7 +17,8 @@ from typing import Any, Protocol
 import torch
 from diffusers import DiffusionPipeline
 
-from flowgrpo import conditions, fitting, switches, traits
+from flowgrpo import fitting, switches, traits
+from flowgrpo.data import conditions
 from flowgrpo.embeddings import EmbeddingCache, Shape, fingerprint
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.latents import Latents

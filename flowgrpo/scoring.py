@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flowgrpo import conditions, tables
+from flowgrpo.data import conditions, tables
 from flowgrpo.errors import InputError
 from flowgrpo.evaluate import check_inside, read_manifest
 from rewards import Reward, RewardError, media

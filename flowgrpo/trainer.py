@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-from flowgrpo import switches, tables
+from flowgrpo import switches
 from flowgrpo.advantage import combined
 from flowgrpo.axes.kernel import Preserving
 from flowgrpo.config import Config
 from flowgrpo.credit import calibrated, step_signs, trunk_ends
+from flowgrpo.data import tables
 from flowgrpo.errors import InputError
 from flowgrpo.evaluate import Sample, evaluate
 from flowgrpo.groups import Groups

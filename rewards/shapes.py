@@ -3,7 +3,7 @@
 Verifiable, not learnt, after GenEval's idea (objects, counts, colours, positions; arXiv 2310.11513): segment the picture
 by colour, take connected components, name each component's shape by comparing it with a drawn circle, square and
 triangle of the same bounding box, and compare what was found with the parsed caption. The vocabulary below is the whole
-language of the captions, `flowgrpo/shapes/scenes.py` draws the pictures.
+language of the captions, `flowgrpo/data/scenes.py` draws the pictures.
 """
 
 from __future__ import annotations

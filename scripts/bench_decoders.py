@@ -16,10 +16,10 @@ import sys
 import time
 from typing import Any
 
+from flowgrpo.data.tasks import TASKS, problems
 from flowgrpo.mdlm.decoders import build
 from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.policy import TextPolicy
-from flowgrpo.mdlm.tasks import TASKS, problems
 from rewards.text import solved
 
 _IN_BLOCKS = {"name": "left_to_right", "region": {"name": "blocks", "block_length": 4}, "eos_early_stop": True}

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import rewards
-from flowgrpo.shapes.scenes import arrange, draw, every_caption
+from flowgrpo.data.scenes import arrange, draw, every_caption
 from rewards.heap import keep_freed_memory
 
 

@@ -3,7 +3,7 @@
     python scripts/make_digits_model.py --out flowgrpo/mdlm/digits
 
 The class is transformers' Llama with `is_causal` off, as LLaDA is one; a token is a character. It learns Countdown, 4 x 4
-Sudoku and integer arithmetic (`flowgrpo/mdlm/tasks.py`, the split `train`) from prompts and solutions, whose tokens are
+Sudoku and integer arithmetic (`flowgrpo/data/tasks.py`, the split `train`) from prompts and solutions, whose tokens are
 masked at a rate t ~ U(0, 1); an answer is filled up with the end token to `LENGTH` tokens, which are learnt too. It departs
 from LLaDA's loss in that masked tokens weigh alike whatever t is. The weights are the average of the late ones, written as
 bfloat16. Training is compiled and in mixed precision.
@@ -25,10 +25,10 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from flowgrpo.data.tasks import ALPHABET, LONGEST_PROMPT, TASKS, draw, problems
 from flowgrpo.mdlm.decode import decode
 from flowgrpo.mdlm.decoders import build
 from flowgrpo.mdlm.loading import load_predictor
-from flowgrpo.mdlm.tasks import ALPHABET, LONGEST_PROMPT, TASKS, draw, problems
 from rewards.text import solved
 
 LENGTH = 20  # tokens of an answer

@@ -2,7 +2,7 @@
 
 import torch
 
-from flowgrpo import prompts
+from flowgrpo.data import prompts
 from flowgrpo.policy import FieldPolicy
 from flowgrpo.trainer import Trainer
 from flowgrpo.weights import Weights

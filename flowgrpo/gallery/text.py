@@ -8,7 +8,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from flowgrpo import tables
+from flowgrpo.data import tables
 from flowgrpo.errors import InputError
 
 SPACES = {" ": "·", "\n": "↵", "\r": "␍", "\t": "⇥"}

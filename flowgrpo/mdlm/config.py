@@ -55,7 +55,7 @@ class TextPrompts(Prompts):
     """Where prompts come from; by default the embedded model's tasks.
 
     Copies of corpora (`gsm8k:train`, `math:test`) are looked for in `folder`. Every prompt is put into a `template` of
-    `flowgrpo.templates`, if one is named.
+    `flowgrpo.data.templates`, if one is named.
     """
 
     train: str = "tasks:train"
@@ -65,7 +65,7 @@ class TextPrompts(Prompts):
 
     @property
     def load_options(self) -> dict[str, Any]:
-        """Further arguments of `flowgrpo.prompts.load`."""
+        """Further arguments of `flowgrpo.data.prompts.load`."""
         return {"folder": self.folder, "template": self.template}
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import torch
 
-from flowgrpo import config, loading, prompts
+from flowgrpo import config, loading
 from flowgrpo.certificate import Check
+from flowgrpo.data import prompts
+from flowgrpo.data.prompts import Prompt
 from flowgrpo.doctor import memory_left, spread
 from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.answers import Answers, in_scope
@@ -26,7 +28,6 @@ from flowgrpo.mdlm.texts import check as check_rewards
 from flowgrpo.mdlm.texts import policy_and_weights
 from flowgrpo.mdlm.views import trajectory
 from flowgrpo.policy import Row
-from flowgrpo.prompts import Prompt
 from flowgrpo.rollout import score
 from flowgrpo.weights import Weights
 from rewards import Reward

@@ -13,7 +13,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from flowgrpo import card, checkpoint, prompts
+from flowgrpo import card, checkpoint
+from flowgrpo.data import prompts
 from flowgrpo.evaluate import Text, save_sample
 from flowgrpo.export import SAMPLES, Exported, opened
 from flowgrpo.mdlm.architectures import copy_beside, is_released, released_paths

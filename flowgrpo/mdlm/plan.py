@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from flowgrpo import loading, prompts
+from flowgrpo import loading
+from flowgrpo.data import prompts
 from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.answers import Answers
 from flowgrpo.mdlm.axes import Likelihood

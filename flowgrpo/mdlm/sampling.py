@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from flowgrpo import checkpoint, tables, templates
+from flowgrpo import checkpoint
+from flowgrpo.data import tables, templates
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.evaluate import save_sample
 from flowgrpo.mdlm.axes import Decoding
@@ -40,7 +41,7 @@ def sample_to_folder(
 
     Args:
         call: keys of the section `model` of a config; `decoder`, a name or a map like `eval.decoder`; and `template`, of
-            `flowgrpo.templates`. The decoder `scheduled` has the learned schedule of the adapter's folder, or else the
+            `flowgrpo.data.templates`. The decoder `scheduled` has the learned schedule of the adapter's folder, or else the
             model's, where there is one.
 
     Raises:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from flowgrpo import prompts
+from flowgrpo.data import prompts
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.answers import in_scope
 from flowgrpo.mdlm.decode import Decoder, Rollout, decode
@@ -114,7 +114,7 @@ def teach(
 
     Args:
         model: folder or hub id.
-        source: of prompts, as `flowgrpo.prompts.load` takes it.
+        source: of prompts, as `flowgrpo.data.prompts.load` takes it.
         out: a folder that is empty or not there yet.
         length: tokens of an answer.
         decoder: the teacher, which makes the answers.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from accelerate import Accelerator
 
+from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.checkpointing import checkpoint_gradients
@@ -14,7 +15,6 @@ from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.trainer import TextTrainer
-from flowgrpo.prompts import Prompt
 from flowgrpo.weights import Weights, lora_config
 from rewards import Reward
 

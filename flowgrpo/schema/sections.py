@@ -57,7 +57,7 @@ class Prompts(Strict):
 
     @property
     def load_options(self) -> dict[str, Any]:
-        """Further arguments of `flowgrpo.prompts.load`."""
+        """Further arguments of `flowgrpo.data.prompts.load`."""
         return {}
 
 

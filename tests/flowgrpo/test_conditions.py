@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from scipy.io import wavfile
 
-from flowgrpo import conditions, prompts
+from flowgrpo.data import conditions, prompts
 from flowgrpo.errors import InputError
 
 

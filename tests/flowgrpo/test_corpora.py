@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from flowgrpo import prompts, templates
+from flowgrpo.data import prompts, templates
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.config import TextPrompts
 from rewards.text import gsm8k, math_answer

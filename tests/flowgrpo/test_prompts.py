@@ -1,8 +1,8 @@
 import pytest
 
-from flowgrpo import prompts
+from flowgrpo.data import prompts
+from flowgrpo.data.prompts import Prompt, shuffled
 from flowgrpo.errors import InputError
-from flowgrpo.prompts import Prompt, shuffled
 
 
 def test_a_text_file_is_one_prompt_per_line(tmp_path):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from flowgrpo import tables
+from flowgrpo.data import tables
 from flowgrpo.errors import InputError
 
 HALF = r'"a \ud800 b"'

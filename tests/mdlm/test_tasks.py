@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 import rewards
-from flowgrpo.mdlm import tasks
+from flowgrpo.data import tasks
 from samplers import noise
 
 NAMES = tuple(tasks.TASKS)

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import rewards
-from flowgrpo.shapes.scenes import arrange, captions, draw
+from flowgrpo.data.scenes import arrange, captions, draw
 from rewards import RewardError
 from rewards import shapes as vision
 from rewards.geneval import Clause, Detection, crop, official, partial_credit, read_clauses, relations, strict, surest

@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 
 import rewards
 from flowgrpo.cli import main
-from flowgrpo.shapes.scenes import arrange, draw, every_caption
+from flowgrpo.data.scenes import arrange, draw, every_caption
 from rewards import Reward, RewardError, guard, server
 from rewards.server import app
 from rewards.wire import CONTENT_TYPE, MOST_HEADER, as_floats, decode, encode

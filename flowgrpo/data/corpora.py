@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowgrpo import tables
+from flowgrpo.data import tables
+from flowgrpo.data.tables import Row
 from flowgrpo.errors import InputError, nearest
-from flowgrpo.tables import Row
 from rewards import latex
 
 SPLITS = ("train", "test")

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flowgrpo import conditions, corpora, tables, templates
+from flowgrpo.data import conditions, corpora, scenes, tables, tasks, templates
+from flowgrpo.data.tables import Row
 from flowgrpo.errors import InputError, nearest
-from flowgrpo.mdlm import tasks
 from flowgrpo.schema.sections import Prompts
-from flowgrpo.shapes import scenes
-from flowgrpo.tables import Row
 from samplers import noise
 
 SPLITS = ("train", "eval")
@@ -45,8 +43,8 @@ def load(source: str, key: str = "prompts", folder: str = "data", template: str 
 
     Args:
         key: the place named in errors.
-        folder: where copies of corpora are; see `flowgrpo.corpora`.
-        template: the name of one, into which every prompt is put; see `flowgrpo.templates`.
+        folder: where copies of corpora are; see `flowgrpo.data.corpora`.
+        template: the name of one, into which every prompt is put; see `flowgrpo.data.templates`.
 
     Raises:
         InputError: there is no such source, or a line of it is wrong.

@@ -1,0 +1,1 @@
+"""What goes in: prompts and their columns, corpora, tasks drawn by us, and the embedded models."""
