@@ -19,7 +19,7 @@ from flowgrpo import traits
 from flowgrpo.export import write_weights
 from flowgrpo.loading import load_lora
 from flowgrpo.policy import DiffusersPolicy, Row
-from flowgrpo.weights import Weights, lora_config
+from flowgrpo.training.weights import Weights, lora_config
 from samplers import noise
 from samplers.kernels import ODE, Kernel, log_prob
 from samplers.plans import chain

@@ -40,7 +40,8 @@ def train(
 ) -> None:
     """Train one run into runs/<name>/; run.resume=true goes on with it."""
     settings = config.load(path, overrides or [])
-    from flowgrpo import folders, launch
+    from flowgrpo import launch
+    from flowgrpo.training import folders
 
     if launch.needed(settings.run.processes):
         with folders.held(
@@ -48,8 +49,8 @@ def train(
         ):  # is it free? the others would wait for the process that finds it is not
             pass
         raise typer.Exit(launch.relaunch(settings.run.processes))
-    from flowgrpo.loop import Stopped
     from flowgrpo.run import train_config
+    from flowgrpo.training.loop import Stopped
 
     try:
         run = train_config(settings)

@@ -16,11 +16,11 @@ from flowgrpo.axes import CHOICES
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm.config import TextConfig
-from flowgrpo.parts import check_geometry
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
 from flowgrpo.schema.sections import Eval, Lora, Prompts, RewardUse, Run, Train
 from flowgrpo.schema.sentences import sentence
+from flowgrpo.training.parts import check_geometry
 
 LARGEST_TEXT = 1 << 18  # characters of YAML
 LARGEST_VALUE = 1 << 17  # values in it, where its aliases are followed

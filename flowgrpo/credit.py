@@ -8,49 +8,16 @@ the sample that ODE steps lead to from it, if the tree walked them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 
-from flowgrpo.advantage import combined
 from flowgrpo.errors import InputError
+from flowgrpo.training.baseline import Units, combined
 from samplers.trees import TWIG, Tree
 
 Tensor = torch.Tensor
-
-
-@dataclass(frozen=True)
-class Units:
-    """The things that are compared: a trajectory, a branch, a step's gain.
-
-    Attributes:
-        values: (U, R) float64, one column per reward; NaN where a reward does not apply or was lost.
-        comparison: (U, C) integers; units of equal rows are one set, the first column is the group.
-        weight: (U,) float64 weight of its edges in the loss.
-        of_edge: (nodes,) unit that the edge to each node belongs to, -1 for none.
-        anchor: (U,) float64 multiple of its value that its advantage gets on top, whatever it is compared with; or None.
-    """
-
-    values: Tensor
-    comparison: Tensor
-    weight: Tensor
-    of_edge: Tensor
-    anchor: Tensor | None = None
-
-    def to_edges(self, values: Tensor) -> Tensor:
-        """What each unit has, values (U,), for the edge to each node (nodes,): 0 where it belongs to no unit."""
-        return values[self.of_edge].where(self.of_edge >= 0, torch.zeros((), dtype=values.dtype))
-
-    @classmethod
-    def joined(cls, parts: Sequence[Units]) -> Units:
-        """The units of several processes as one, to compare them; their edges stay with the processes."""
-        anchors = None if parts[0].anchor is None else torch.cat([part.anchor for part in parts])
-        values, comparison, weight = (
-            torch.cat([getattr(part, name) for part in parts]) for name in ("values", "comparison", "weight")
-        )
-        return cls(values, comparison, weight, torch.empty(0, dtype=torch.long), anchors)
 
 
 def terminal(tree: Tree, rewards: Tensor) -> Units:

@@ -25,9 +25,9 @@ from flowgrpo.errors import InputError
 from flowgrpo.export import write_weights
 from flowgrpo.plan import pipeline_class, plan
 from flowgrpo.policy import DiffusersPolicy, Row
-from flowgrpo.report import peak_bytes
-from flowgrpo.rollout import score
-from flowgrpo.weights import Weights
+from flowgrpo.training.report import peak_bytes
+from flowgrpo.training.scorer import score
+from flowgrpo.training.weights import Weights
 from rewards import Reward
 
 SPREAD_GROUPS, SPREAD_SIZE = 2, 4

@@ -11,13 +11,14 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.loaders.lora_base import LoraBaseMixin
 
-from flowgrpo import card, checkpoint, config, folders, loading, traits
+from flowgrpo import config, loading, traits
 from flowgrpo.data import conditions, prompts
 from flowgrpo.errors import InputError
-from flowgrpo.evaluate import save_sample
-from flowgrpo.modality import SAMPLING_RATE, modality_of, sampling_rate
+from flowgrpo.modality import modality_of, sampling_rate
 from flowgrpo.policy import DiffusersPolicy, Row
-from flowgrpo.weights import Weights
+from flowgrpo.training import card, checkpoint, folders
+from flowgrpo.training.samples import SAMPLING_RATE, save_sample
+from flowgrpo.training.weights import Weights
 
 SAMPLES = 4
 

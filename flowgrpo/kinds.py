@@ -8,12 +8,12 @@ from typing import Any
 
 from flowgrpo import doctor, export, flow, plan, sampling
 from flowgrpo.certificate import Check
-from flowgrpo.loop import Loop
 from flowgrpo.mdlm import doctor as text_doctor
 from flowgrpo.mdlm import export as text_export
 from flowgrpo.mdlm import plan as text_plan
 from flowgrpo.mdlm import sampling as text_sampling
 from flowgrpo.mdlm import texts
+from flowgrpo.training.loop import Loop
 
 
 @dataclass(frozen=True)

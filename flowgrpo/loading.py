@@ -24,18 +24,18 @@ from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm.loading import BUILT_IN as TEXT_MODELS
 from flowgrpo.mdlm.loading import PIPELINE
-from flowgrpo.modality import SAMPLING_RATE, sampling_rate
+from flowgrpo.modality import sampling_rate
 from flowgrpo.policy import DiffusersPolicy
-from flowgrpo.progress import without_progress_bars
 from flowgrpo.schema.sections import Ema, RewardUse
 from flowgrpo.shapes import BUILT_IN
-from flowgrpo.weights import Weights, lora_config
+from flowgrpo.training.hub import HUB_ID, without_progress_bars
+from flowgrpo.training.samples import SAMPLING_RATE
+from flowgrpo.training.weights import Weights, lora_config
 from rewards import Reward, RewardError
 from rewards import load as load_reward
 from rewards.heap import keep_freed_memory
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
-HUB_ID = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
 
 
 def load_pipeline(path: str, dtype: torch.dtype = torch.float32) -> DiffusionPipeline:

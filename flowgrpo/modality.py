@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 from diffusers import DiffusionPipeline
 
+from flowgrpo.training.samples import SAMPLING_RATE
+
 FRAMES = ("num_frames", "frames")  # what pipelines call the length of a video
 DURATIONS = ("duration", "audio_duration", "audio_duration_s", "audio_end_in_s", "audio_length_in_s")  # and of a sound
-SAMPLING_RATE = 44100  # where nobody says
 
 
 def modality_of(pipeline: type) -> Literal["image", "video", "audio"]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from flowgrpo.training.surrogate import bounded_exp
 from samplers.kernels import Kernel, State, pull, slope
 
 Tensor = torch.Tensor
-LIMIT = 20.0  # of a log ratio before exp; beyond it there is no gradient
 TrainedStep = tuple[Kernel, float, float]  # kernel, sigma, sigma_next
 
 
@@ -49,11 +49,6 @@ def plain_ratio(terms: Terms) -> Tensor:
     return bounded_exp(terms.log_prob - terms.old_log_prob)
 
 
-def bounded_exp(log_ratio: Tensor) -> Tensor:
-    """exp of log ratios, cut to +-`LIMIT`: an infinite ratio that a clip stops would have the gradient 0 x inf."""
-    return torch.exp(log_ratio.clamp(-LIMIT, LIMIT))
-
-
 def normalised_ratio(terms: Terms) -> Tensor:
     """GRPO-Guard (arXiv 2510.22319): exp((log_prob - old_log_prob + mean (mu - mu_old)^2 / (2 std^2)) std), shape (E,).
 
@@ -62,29 +57,6 @@ def normalised_ratio(terms: Terms) -> Tensor:
     """
     bias = _mean_square(terms.mean, terms.old_mean) / (2 * terms.std**2)
     return bounded_exp((terms.log_prob - terms.old_log_prob + bias) * terms.std)
-
-
-def clip_loss(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
-    """PPO's loss (E,): max(-A r, -A clip(r, 1 - low, 1 + high)).
-
-    Clip ranges belong to a form of log-probability: averaged over D dimensions, ratios stay within about 1e-3 of 1.
-    """
-    return torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - low, 1 + high))
-
-
-def clipped(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
-    """Which edges (E,) the clip stops: their gradient is zero."""
-    return torch.where(advantage > 0, ratio > 1 + high, ratio < 1 - low) & (advantage != 0)
-
-
-def soft_gate_loss(ratio: Tensor, advantage: Tensor, positive: float, negative: float) -> Tensor:
-    """SAPO (arXiv 2511.20347): -A f(r) (E,), f(r) = 4 / t sigmoid(t (r - 1)), t `positive` or `negative` as A is.
-
-    Its gradient is that of -A r times sech^2(t (r - 1) / 2): full at r = 1, fading where a clip would cut. Temperatures
-    belong to a form of log-probability as clip ranges do; 1 / t plays the range's part.
-    """
-    temperature = torch.where(advantage > 0, positive, negative)
-    return -advantage * 4 / temperature * torch.sigmoid(temperature * (ratio - 1))
 
 
 def noise_aware(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:

@@ -11,17 +11,18 @@ import diffusers
 import torch
 from diffusers import DiffusionPipeline
 
-from flowgrpo import loading, memory, presets, selection, switches
+from flowgrpo import loading, memory, presets, switches
 from flowgrpo.config import Config
 from flowgrpo.credit import step_signs
 from flowgrpo.data import prompts
 from flowgrpo.errors import InputError
 from flowgrpo.objectives import TrainedStep
-from flowgrpo.parts import of_roots
 from flowgrpo.picture import drawn
 from flowgrpo.policy import checked_call
 from flowgrpo.replay import replayed
 from flowgrpo.schema import published
+from flowgrpo.training import selection
+from flowgrpo.training.parts import of_roots
 from samplers.schedule import linear_sigmas
 from samplers.scheduler import FlowSDEScheduler
 from samplers.trees import Root, Tree, grow

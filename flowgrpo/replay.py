@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from flowgrpo.config import Config
-from flowgrpo.credit import Units
-from flowgrpo.parts import of_edges
+from flowgrpo.training.baseline import Units
+from flowgrpo.training.parts import of_edges
 from samplers.trees import Tree, pruned
 
 Tensor = torch.Tensor

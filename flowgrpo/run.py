@@ -15,19 +15,20 @@ from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType, set_seed
 
-from flowgrpo import checkpoint, config, folders, launch, loading, report
+from flowgrpo import config, launch, loading
 from flowgrpo.config import AnyConfig
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError, nearest
-from flowgrpo.evaluate import read_manifest
 from flowgrpo.gallery import write_gallery
 from flowgrpo.kinds import KINDS
 from flowgrpo.mdlm.policy import TextPolicy
-from flowgrpo.parts import check_geometry
 from flowgrpo.policy import DiffusersPolicy
 from flowgrpo.schema.sections import RewardUse
 from flowgrpo.schema.sections import Run as Place
+from flowgrpo.training import checkpoint, folders, report
+from flowgrpo.training.parts import check_geometry
+from flowgrpo.training.samples import read_manifest
 from rewards.base import last_part, matches
 
 MAY_DIFFER = (

@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from flowgrpo import checkpoint, folders, loading
+from flowgrpo import loading
 from flowgrpo.data import conditions, prompts, tables
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
-from flowgrpo.evaluate import Sample, manifest_line, save_sample
-from flowgrpo.modality import SAMPLING_RATE, sampling_rate
+from flowgrpo.modality import sampling_rate
 from flowgrpo.policy import Row
+from flowgrpo.training import checkpoint, folders
+from flowgrpo.training.samples import SAMPLING_RATE, Sample, manifest_line, save_sample
 
 BATCH = 16
 SECONDS = 10  # between two lines of progress

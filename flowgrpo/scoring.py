@@ -14,7 +14,7 @@ import torch
 
 from flowgrpo.data import conditions, tables
 from flowgrpo.errors import InputError
-from flowgrpo.evaluate import check_inside, read_manifest
+from flowgrpo.training.samples import check_inside, read_manifest
 from rewards import Reward, RewardError, media
 from rewards.base import told
 
@@ -126,7 +126,7 @@ def read(path: Path) -> Sample:
 
     Returns:
         a picture (3, H, W) or, of several frames, a video (F, 3, H, W), float32 in [0, 1]; audio (C, N) in [-1, 1]; or a
-            text, of a `.json` with the fields of `flowgrpo.evaluate.Text`.
+            text, of a `.json` with the fields of `flowgrpo.training.samples.Text`.
 
     Raises:
         InputError: it cannot be read.

@@ -15,21 +15,22 @@ from typing import Any
 import torch
 
 from flowgrpo import switches
-from flowgrpo.advantage import combined
 from flowgrpo.axes.kernel import Preserving
 from flowgrpo.config import Config
 from flowgrpo.credit import calibrated, step_signs, trunk_ends
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
-from flowgrpo.evaluate import Sample, evaluate
-from flowgrpo.groups import Groups
-from flowgrpo.loop import Loop
 from flowgrpo.policy import Policy, Row
 from flowgrpo.replay import replayed
-from flowgrpo.report import peak_bytes
 from flowgrpo.rollout import Rollout, drafted, rollout
+from flowgrpo.training.baseline import combined
+from flowgrpo.training.evaluate import evaluate
+from flowgrpo.training.groups import Groups
+from flowgrpo.training.loop import Loop
+from flowgrpo.training.report import peak_bytes
+from flowgrpo.training.samples import Sample
+from flowgrpo.training.weights import Weights
 from flowgrpo.update import Credited, step
-from flowgrpo.weights import Weights
 from samplers import noise
 from samplers.trees import Root
 

@@ -25,8 +25,8 @@ from flowgrpo.mdlm import aggregation, views
 from flowgrpo.mdlm.answers import Answers
 from flowgrpo.mdlm.backward import backward
 from flowgrpo.mdlm.estimate import estimate
-from flowgrpo.mdlm.kept import Kept
 from flowgrpo.mdlm.objectives import Clip, LinearBound, SequenceRatio
+from flowgrpo.training.kept import Kept
 
 MASK, START, VOCABULARY = 10, 11, 12
 PLANS = {

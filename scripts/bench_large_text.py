@@ -28,7 +28,7 @@ from flowgrpo.mdlm.plan import predicted
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.predictor import MaskPredictor
 from flowgrpo.mdlm.trainer import TextTrainer
-from flowgrpo.weights import Weights, lora_config
+from flowgrpo.training.weights import Weights, lora_config
 from rewards import Reward
 
 PAD, MASK, END = "<pad>", "<mask>", "<end>"

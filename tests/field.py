@@ -5,7 +5,7 @@ import torch
 from flowgrpo.data import prompts
 from flowgrpo.policy import FieldPolicy
 from flowgrpo.trainer import Trainer
-from flowgrpo.weights import Weights
+from flowgrpo.training.weights import Weights
 from rewards import Reward
 from samplers.schedule import linear_sigmas
 

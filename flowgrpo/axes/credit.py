@@ -9,6 +9,7 @@ from pydantic import Field
 
 from flowgrpo import credit
 from flowgrpo.schema.base import Choice
+from flowgrpo.training import baseline
 from samplers.trees import Tree
 
 
@@ -17,7 +18,7 @@ class Terminal(Choice):
 
     name: Literal["terminal"] = "terminal"
 
-    def units(self, tree: Tree, rewards: torch.Tensor, reward_weights: torch.Tensor) -> credit.Units:
+    def units(self, tree: Tree, rewards: torch.Tensor, reward_weights: torch.Tensor) -> baseline.Units:
         """The units of a scored tree."""
         return credit.terminal(tree, rewards)
 
@@ -28,7 +29,7 @@ class Siblings(Choice):
     name: Literal["siblings"] = "siblings"
     within: Literal["seed", "prompt"] = "seed"
 
-    def units(self, tree: Tree, rewards: torch.Tensor, reward_weights: torch.Tensor) -> credit.Units:
+    def units(self, tree: Tree, rewards: torch.Tensor, reward_weights: torch.Tensor) -> baseline.Units:
         """The units of a scored tree."""
         return credit.siblings(tree, rewards, self.within)
 
@@ -40,7 +41,7 @@ class Depthwise(Choice):
     weights: Literal["uniform", "path"] = "uniform"
     beta: float = Field(1.0, ge=0)
 
-    def units(self, tree: Tree, rewards: torch.Tensor, reward_weights: torch.Tensor) -> credit.Units:
+    def units(self, tree: Tree, rewards: torch.Tensor, reward_weights: torch.Tensor) -> baseline.Units:
         """The units of a scored tree."""
         return credit.depthwise(tree, rewards, self.weights, self.beta)
 
@@ -51,7 +52,7 @@ class StepGain(Choice):
     name: Literal["step_gain"] = "step_gain"
     compare: Literal["step", "joint"] = "step"
 
-    def units(self, tree: Tree, rewards: torch.Tensor, reward_weights: torch.Tensor) -> credit.Units:
+    def units(self, tree: Tree, rewards: torch.Tensor, reward_weights: torch.Tensor) -> baseline.Units:
         """The units of a scored tree."""
         return credit.step_gain(tree, rewards, self.compare)
 
@@ -64,6 +65,6 @@ class DiscountedValue(Choice):
     anchor: float = Field(0.1, ge=0)
     anchored_steps: int = Field(5, ge=0)
 
-    def units(self, tree: Tree, rewards: torch.Tensor, reward_weights: torch.Tensor) -> credit.Units:
+    def units(self, tree: Tree, rewards: torch.Tensor, reward_weights: torch.Tensor) -> baseline.Units:
         """The units of a scored tree."""
         return credit.discounted_value(tree, rewards, reward_weights, self.discount, self.anchor, self.anchored_steps)

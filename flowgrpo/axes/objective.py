@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from flowgrpo import objectives
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, Positive, Strict
+from flowgrpo.training import surrogate
 from samplers.kernels import pull, slope
 
 ClipRange = Positive | Annotated[list[Positive], Field(min_length=2, max_length=2)]
@@ -95,11 +96,11 @@ class Clipped(PolicyGradient):
 
     def loss(self, terms: objectives.Terms) -> torch.Tensor:
         """Loss (E,) of the edges, without the divergence."""
-        return objectives.clip_loss(self.ratio(terms), terms.advantage, *self._range)
+        return surrogate.clip_loss(self.ratio(terms), terms.advantage, *self._range)
 
     def clipped(self, terms: objectives.Terms) -> torch.Tensor:
         """Which edges (E,) the clip stops."""
-        return objectives.clipped(self.ratio(terms), terms.advantage, *self._range)
+        return surrogate.clipped(self.ratio(terms), terms.advantage, *self._range)
 
     def ratio(self, terms: objectives.Terms) -> torch.Tensor:
         """The ratio (E,) that is clipped."""
@@ -151,7 +152,7 @@ class SoftGate(PolicyGradient):
 
     def loss(self, terms: objectives.Terms) -> torch.Tensor:
         """Loss (E,) of the edges, without the divergence."""
-        return objectives.soft_gate_loss(objectives.plain_ratio(terms), terms.advantage, *self.temperature)
+        return surrogate.soft_gate_loss(objectives.plain_ratio(terms), terms.advantage, *self.temperature)
 
     def clipped(self, terms: objectives.Terms) -> torch.Tensor:
         """Which edges (E,) are stopped: none is."""

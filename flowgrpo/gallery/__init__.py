@@ -15,13 +15,13 @@ from markupsafe import Markup
 
 from flowgrpo.config import read_map
 from flowgrpo.errors import InputError
-from flowgrpo.evaluate import read_manifest
-from flowgrpo.folders import check_writable
 from flowgrpo.gallery.curve import PART, curve
 from flowgrpo.gallery.media import LONGEST, data_url, outline
 from flowgrpo.gallery.numbers import Mean, difference, number, share
 from flowgrpo.gallery.text import answer
-from flowgrpo.report import read_metrics
+from flowgrpo.training.folders import check_writable
+from flowgrpo.training.report import read_metrics
+from flowgrpo.training.samples import read_manifest
 from rewards import BUILT_IN
 from rewards.media import MediaError
 

@@ -11,10 +11,10 @@ from flowgrpo.mdlm.attention import Attention
 from flowgrpo.mdlm.axes import CHOICES, Decoding, Ratio
 from flowgrpo.mdlm.presets import PRESETS
 from flowgrpo.mdlm.schedule import scheduled
-from flowgrpo.parts import check_geometry
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
 from flowgrpo.schema.sections import Eval, Lora, Prompts, RewardUse, Run, Train
+from flowgrpo.training.parts import check_geometry
 from rewards.base import last_part
 
 EMBEDDED = "digits"

@@ -28,8 +28,8 @@ from flowgrpo.mdlm.texts import check as check_rewards
 from flowgrpo.mdlm.texts import policy_and_weights
 from flowgrpo.mdlm.views import trajectory
 from flowgrpo.policy import Row
-from flowgrpo.rollout import score
-from flowgrpo.weights import Weights
+from flowgrpo.training.scorer import score
+from flowgrpo.training.weights import Weights
 from rewards import Reward
 
 SIZE = 4  # answers of a group

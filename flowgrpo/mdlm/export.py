@@ -13,9 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from flowgrpo import card, checkpoint
 from flowgrpo.data import prompts
-from flowgrpo.evaluate import Text, save_sample
 from flowgrpo.export import SAMPLES, Exported, opened
 from flowgrpo.mdlm.architectures import copy_beside, is_released, released_paths
 from flowgrpo.mdlm.config import EMBEDDED, TextConfig, TextModel
@@ -25,8 +23,10 @@ from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.schedule import SchedulePolicy, scheduled
 from flowgrpo.mdlm.texts import policy_and_weights
 from flowgrpo.policy import Row
-from flowgrpo.progress import without_progress_bars
-from flowgrpo.weights import Weights
+from flowgrpo.training import card, checkpoint
+from flowgrpo.training.hub import without_progress_bars
+from flowgrpo.training.samples import Text, save_sample
+from flowgrpo.training.weights import Weights
 
 SCHEDULE_FILE = "schedule.safetensors"
 

@@ -30,8 +30,8 @@ from flowgrpo.mdlm import architectures
 from flowgrpo.mdlm.architectures import architecture
 from flowgrpo.mdlm.attention import Attention, known_block_size
 from flowgrpo.mdlm.predictor import MaskPredictor
-from flowgrpo.progress import without_progress_bars
 from flowgrpo.shapes import BUILT_IN as FLOW_MODELS
+from flowgrpo.training.hub import without_progress_bars
 
 BUILT_IN = {"digits": Path(__file__).parent / "digits"}
 PIPELINE = "LLaDA2Pipeline"  # the class of diffusers whose folders are taken

@@ -10,7 +10,8 @@ from flowgrpo.loading import explained
 from flowgrpo.mdlm import architectures
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.loading import places
-from flowgrpo.memory import adapter_size, refuse_too_large, shapes
+from flowgrpo.training.hub import refuse_too_large, shapes
+from flowgrpo.training.weights import adapter_size
 
 
 def estimate(config: TextConfig) -> dict[str, int]:

@@ -11,9 +11,8 @@ from typing import Literal, Protocol
 
 import torch
 
-from flowgrpo import objectives
 from flowgrpo.mdlm.views import Views
-from flowgrpo.objectives import LIMIT
+from flowgrpo.training.surrogate import LIMIT, clip_loss, clipped, soft_gate_loss
 
 Tensor = torch.Tensor
 
@@ -97,14 +96,14 @@ class Clip:
 
     def loss(self, ratio: Tensor, advantage: Tensor) -> Tensor:
         """Loss of each ratio."""
-        loss = objectives.clip_loss(ratio, advantage, self.low, self.high)
+        loss = clip_loss(ratio, advantage, self.low, self.high)
         if self.dual is None:
             return loss
         return torch.where(advantage < 0, torch.minimum(loss, -self.dual * advantage), loss)
 
     def stopped(self, ratio: Tensor, advantage: Tensor) -> Tensor:
         """Which ratios have no gradient, bool."""
-        stopped = objectives.clipped(ratio, advantage, self.low, self.high)
+        stopped = clipped(ratio, advantage, self.low, self.high)
         return stopped if self.dual is None else stopped | ((advantage < 0) & (ratio > self.dual))
 
 
@@ -117,7 +116,7 @@ class SoftGate:
 
     def loss(self, ratio: Tensor, advantage: Tensor) -> Tensor:
         """Loss of each ratio."""
-        return objectives.soft_gate_loss(ratio, advantage, self.positive, self.negative)
+        return soft_gate_loss(ratio, advantage, self.positive, self.negative)
 
     def stopped(self, ratio: Tensor, advantage: Tensor) -> Tensor:
         """Which ratios have no gradient, bool: none."""

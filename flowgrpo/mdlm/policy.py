@@ -9,10 +9,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from flowgrpo.errors import InputError
-from flowgrpo.evaluate import Text
 from flowgrpo.mdlm.decode import Decoder, Rollout, decode
 from flowgrpo.mdlm.decoders import build
 from flowgrpo.mdlm.predictor import MaskPredictor
+from flowgrpo.training.samples import Text
 from samplers.noise import Address
 
 Tensor = torch.Tensor

@@ -11,10 +11,8 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from flowgrpo import checkpoint
 from flowgrpo.data import tables, templates
 from flowgrpo.errors import InputError, nearest
-from flowgrpo.evaluate import save_sample
 from flowgrpo.mdlm.axes import Decoding
 from flowgrpo.mdlm.config import TextModel
 from flowgrpo.mdlm.export import SCHEDULE_FILE, with_schedule
@@ -22,6 +20,8 @@ from flowgrpo.mdlm.loading import load_adapter, load_predictor
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.sampling import BATCH, asked, batches, check_folder, line_of
 from flowgrpo.schema.sentences import sentence
+from flowgrpo.training import checkpoint
+from flowgrpo.training.samples import save_sample
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 OPTIONS = ("length", "chat", "trust_remote_code", "mask_id", "shift", "attention", "block_size", "decoder", "template")

@@ -15,7 +15,7 @@ from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.trainer import TextTrainer
-from flowgrpo.weights import Weights, lora_config
+from flowgrpo.training.weights import Weights, lora_config
 from rewards import Reward
 
 SYNTHETIC = "<answer>1 + 2</answer>"

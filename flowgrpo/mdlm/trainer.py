@@ -13,10 +13,6 @@ from typing import Any
 
 import torch
 
-from flowgrpo.credit import Units
-from flowgrpo.evaluate import Sample, Text, evaluate
-from flowgrpo.groups import Groups
-from flowgrpo.loop import Loop
 from flowgrpo.mdlm import hinted
 from flowgrpo.mdlm.answers import Answers, in_scope
 from flowgrpo.mdlm.backward import Outcome, backward
@@ -28,10 +24,15 @@ from flowgrpo.mdlm.policy import TextPolicy, Written
 from flowgrpo.mdlm.schedule import Actions, SchedulePolicy, acted, scheduled
 from flowgrpo.mdlm.views import Views
 from flowgrpo.policy import Row
-from flowgrpo.report import peak_bytes
-from flowgrpo.rollout import Scorer, Scores
-from flowgrpo.update import Measured, moved
-from flowgrpo.weights import Weights
+from flowgrpo.training.baseline import Units
+from flowgrpo.training.evaluate import evaluate
+from flowgrpo.training.groups import Groups
+from flowgrpo.training.loop import Loop
+from flowgrpo.training.optimize import Measured, moved
+from flowgrpo.training.report import peak_bytes
+from flowgrpo.training.samples import Sample, Text
+from flowgrpo.training.scorer import Scorer, Scores
+from flowgrpo.training.weights import Weights
 from samplers.noise import Address
 
 Tensor = torch.Tensor

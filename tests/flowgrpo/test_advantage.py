@@ -5,9 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowgrpo.advantage import against, combined, group_mean, leave_one_out, median, zero_std_fraction
-from flowgrpo.axes.baseline import Absolute, GroupMean, Tracker
 from flowgrpo.errors import InputError
+from flowgrpo.training.baseline import (
+    Absolute,
+    GroupMean,
+    Tracker,
+    against,
+    combined,
+    group_mean,
+    leave_one_out,
+    median,
+    zero_std_fraction,
+)
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "group_advantages.json").read_text())
 

@@ -6,8 +6,9 @@ import pytest
 import yaml
 from read_card import HOSTILE, as_shown, blocks, table, words
 
-from flowgrpo import card, config
+from flowgrpo import config
 from flowgrpo.cli import main
+from flowgrpo.training import card
 
 
 @pytest.mark.parametrize("prompt", HOSTILE)

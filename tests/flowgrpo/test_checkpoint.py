@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
-from flowgrpo import checkpoint
 from flowgrpo.errors import InputError
-from flowgrpo.weights import Weights
+from flowgrpo.training import checkpoint
+from flowgrpo.training.weights import Weights
 
 
 def parts():

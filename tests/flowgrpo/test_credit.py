@@ -4,8 +4,6 @@ import statistics
 import pytest
 import torch
 
-from flowgrpo.advantage import group_mean
-from flowgrpo.axes.baseline import GroupMean
 from flowgrpo.credit import (
     calibrated,
     depthwise,
@@ -17,6 +15,7 @@ from flowgrpo.credit import (
     terminal,
 )
 from flowgrpo.errors import InputError
+from flowgrpo.training.baseline import GroupMean, group_mean
 from samplers.kernels import Kernel
 from samplers.plans import branch, brush, chain, twigs
 from samplers.trees import TRUNK, TWIG, Move, Root, grow

@@ -7,8 +7,8 @@ import torch
 from PIL import Image
 
 from flowgrpo.errors import InputError
-from flowgrpo.evaluate import Sample, SampleFolder, read_manifest, save_sample
 from flowgrpo.policy import Row
+from flowgrpo.training.samples import Sample, SampleFolder, read_manifest, save_sample
 
 
 def test_an_image_is_a_png_of_its_very_pixels(tmp_path):

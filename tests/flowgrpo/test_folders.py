@@ -8,9 +8,10 @@ import sys
 import pytest
 import yaml
 
-from flowgrpo import config, folders
+from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
+from flowgrpo.training import folders
 
 
 def test_a_held_folder_is_refused_and_free_afterwards(tmp_path):

@@ -15,11 +15,11 @@ from PIL import Image
 
 from flowgrpo import gallery
 from flowgrpo.errors import InputError
-from flowgrpo.evaluate import save_sample
 from flowgrpo.gallery import media, write_gallery
 from flowgrpo.gallery.curve import _ticks, curve
 from flowgrpo.gallery.media import data_url, outline
 from flowgrpo.gallery.numbers import Mean, difference, number
+from flowgrpo.training.samples import save_sample
 from rewards import BUILT_IN
 
 

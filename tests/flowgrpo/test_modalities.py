@@ -11,8 +11,8 @@ from zoo.base import picture
 
 import flowgrpo
 from flowgrpo.cli import main
-from flowgrpo.evaluate import read_manifest
 from flowgrpo.policy import Row
+from flowgrpo.training.samples import read_manifest
 
 
 @pytest.fixture

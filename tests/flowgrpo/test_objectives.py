@@ -8,23 +8,12 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from flowgrpo.axes.objective import Clip, Divergence, NormalisedRatio, SoftGate
-from flowgrpo.credit import Units
-from flowgrpo.objectives import (
-    KL,
-    Terms,
-    adapted,
-    clip_loss,
-    clipped,
-    equalised,
-    noise_aware,
-    normalised_ratio,
-    plain_ratio,
-    previous_kl,
-    soft_gate_loss,
-)
+from flowgrpo.objectives import KL, Terms, adapted, equalised, noise_aware, normalised_ratio, plain_ratio, previous_kl
 from flowgrpo.policy import FieldPolicy
+from flowgrpo.training.baseline import Units
+from flowgrpo.training.surrogate import clip_loss, clipped, soft_gate_loss
+from flowgrpo.training.weights import Weights
 from flowgrpo.update import Credited, step
-from flowgrpo.weights import Weights
 from samplers.kernels import Kernel, cps, flow_sde, log_prob
 from samplers.plans import chain
 from samplers.schedule import linear_sigmas

@@ -9,10 +9,11 @@ import pytest
 import torch
 from field import lines, trainer, weights_of
 
-from flowgrpo import config, parts, update
+from flowgrpo import config, update
 from flowgrpo.errors import InputError
 from flowgrpo.plan import predicted
 from flowgrpo.schema.sections import Train
+from flowgrpo.training import parts
 from samplers.kernels import Kernel
 from samplers.trees import TRUNK, Move, Root, grow
 

@@ -12,8 +12,8 @@ from field import closeness, lines, trainer
 
 from flowgrpo import config
 from flowgrpo.cli import main
-from flowgrpo.loop import NothingToLearn
 from flowgrpo.presets import PRESETS
+from flowgrpo.training.loop import NothingToLearn
 
 
 def settings(folder, preset="flow_grpo", **overrides):

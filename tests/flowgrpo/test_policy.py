@@ -3,9 +3,9 @@ import tiny
 import torch
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.kept import Kept
 from flowgrpo.policy import DiffusersPolicy, FieldPolicy, Row
-from flowgrpo.weights import Weights, lora_config
+from flowgrpo.training.kept import Kept
+from flowgrpo.training.weights import Weights, lora_config
 from samplers import noise
 from samplers.kernels import Kernel, log_prob
 from samplers.plans import chain

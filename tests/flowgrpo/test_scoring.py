@@ -8,8 +8,8 @@ from PIL import Image
 
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
-from flowgrpo.evaluate import save_sample
 from flowgrpo.scoring import read, score_folder
+from flowgrpo.training.samples import save_sample
 from rewards import Reward
 
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from flowgrpo.history import History
 from flowgrpo.schema.sections import Select
-from flowgrpo.selection import chosen, extremes, knapsack, max_variance, most_uncertain, robust_weights
+from flowgrpo.training.history import History
+from flowgrpo.training.selection import chosen, extremes, knapsack, max_variance, most_uncertain, robust_weights
 from samplers import noise
 
 

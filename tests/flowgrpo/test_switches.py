@@ -10,7 +10,7 @@ from diffusers.models.attention_dispatch import AttentionBackendName, _Attention
 from flowgrpo import config, loading, run, switches
 from flowgrpo.errors import InputError
 from flowgrpo.policy import DiffusersPolicy, Row
-from flowgrpo.weights import Weights, lora_config
+from flowgrpo.training.weights import Weights, lora_config
 from samplers import noise
 from samplers.kernels import Kernel, log_prob
 from samplers.plans import chain

@@ -14,7 +14,8 @@ from transformers import get_scheduler
 from flowgrpo import config, update
 from flowgrpo.presets import PRESETS
 from flowgrpo.schema.sections import Schedule
-from flowgrpo.weights import Weights
+from flowgrpo.training import optimize
+from flowgrpo.training.weights import Weights
 from rewards import Reward
 
 
@@ -440,8 +441,8 @@ def test_in_half_precision_a_process_without_a_loss_takes_part_in_the_step():
         optimizer, scaler = torch.optim.SGD(weights.parameters, lr=0.1), torch.amp.GradScaler("cpu")
         if number == 0:
             scaler.scale(2 * weights.parameters[0].sum()).backward()
-        measured = update.Measured()
-        update.moved(weights, optimizer, scaler, 9.0, meeting.reduce(number), measured)
+        measured = optimize.Measured()
+        optimize.moved(weights, optimizer, scaler, 9.0, meeting.reduce(number), measured)
         found[number] = weights.parameters[0].item(), measured.grad_norm, measured.skipped, scaler.state_dict()
 
     threads = [threading.Thread(target=process, args=(number,)) for number in (0, 1)]

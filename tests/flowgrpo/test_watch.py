@@ -1,6 +1,6 @@
 import pytest
 
-from flowgrpo.watch import parted
+from flowgrpo.training.evaluate import parted
 
 
 @pytest.mark.parametrize(

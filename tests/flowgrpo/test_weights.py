@@ -5,10 +5,9 @@ from peft import LoraConfig, inject_adapter_in_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.kept import Kept
-from flowgrpo.memory import adapter_size
 from flowgrpo.schema.sections import Ema, Lora
-from flowgrpo.weights import Weights, lora_config
+from flowgrpo.training.kept import Kept
+from flowgrpo.training.weights import Weights, adapter_size, lora_config
 
 
 def module():

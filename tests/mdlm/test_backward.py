@@ -5,8 +5,8 @@ from toy_predictor import PLANS, Toy, answers
 from flowgrpo.mdlm import aggregation, views
 from flowgrpo.mdlm.backward import backward
 from flowgrpo.mdlm.estimate import CHUNK, _Picked, calls, estimate
-from flowgrpo.mdlm.kept import Kept
 from flowgrpo.mdlm.objectives import Clip, Divergence, LinearBound, Sandwich, SequenceRatio, SoftGate, Terms, TokenRatio
+from flowgrpo.training.kept import Kept
 
 OBJECTIVES = {
     "token": TokenRatio(Clip(0.2, 0.3), Divergence(0.1, "k3")),

@@ -8,7 +8,7 @@ from released import released
 from transformers import AutoTokenizer
 
 from flowgrpo.cli import main
-from flowgrpo.report import read_metrics
+from flowgrpo.training.report import read_metrics
 
 CONFIG = str(Path(__file__).parents[2] / "configs/llada_gsm8k.yaml")
 PROBLEMS = [

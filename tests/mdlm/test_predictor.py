@@ -15,9 +15,9 @@ from transformers import (
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.answers import Answers
 from flowgrpo.mdlm.estimate import Call, log_probs
-from flowgrpo.mdlm.kept import Kept
 from flowgrpo.mdlm.predictor import Form, MaskPredictor
 from flowgrpo.mdlm.views import autoregressive
+from flowgrpo.training.kept import Kept
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [MASK, 7, 1, MASK, 2, 8, MASK, 8]])
 

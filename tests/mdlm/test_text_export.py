@@ -12,10 +12,11 @@ from peft import PeftModel
 from read_card import HOSTILE, as_shown, blocks, table, words
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from flowgrpo import checkpoint, run
+from flowgrpo import run
 from flowgrpo.cli import main
 from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.texts import policy_and_weights
+from flowgrpo.training import checkpoint
 
 IDS = torch.tensor([[3, 4, 1, 1, 1, 1]])
 LORA = {"rank": 2, "alpha": 4.0}

@@ -8,12 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flowgrpo import run, selection
+from flowgrpo import run
 from flowgrpo.errors import InputError
-from flowgrpo.loop import NothingToLearn
 from flowgrpo.mdlm.predictor import MaskPredictor
 from flowgrpo.mdlm.presets import PRESETS
-from flowgrpo.report import read_metrics
+from flowgrpo.training import selection
+from flowgrpo.training.loop import NothingToLearn
+from flowgrpo.training.report import read_metrics
 from rewards import RewardError
 
 

@@ -13,7 +13,7 @@ from fakes import http_server
 
 import rewards
 from flowgrpo.policy import Row
-from flowgrpo.rollout import score
+from flowgrpo.training.scorer import score
 from rewards import RewardError, client, endpoint
 from rewards.wire import as_floats, decode
 

@@ -17,20 +17,19 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from flowgrpo import checkpoint, parts, selection
-from flowgrpo.advantage import combined, zero_std_fraction
 from flowgrpo.config import AnyConfig
-from flowgrpo.credit import Units
 from flowgrpo.data.prompts import Prompt
-from flowgrpo.evaluate import Sample, SampleFolder, weighted
 from flowgrpo.gallery import write_gallery
-from flowgrpo.groups import Groups, groups_of
-from flowgrpo.history import History
-from flowgrpo.report import Report
-from flowgrpo.rollout import Scores
-from flowgrpo.update import Measured
-from flowgrpo.watch import parted
-from flowgrpo.weights import Weights
+from flowgrpo.training import checkpoint, parts, selection
+from flowgrpo.training.baseline import Units, combined, zero_std_fraction
+from flowgrpo.training.evaluate import parted, weighted
+from flowgrpo.training.groups import Groups, groups_of
+from flowgrpo.training.history import History
+from flowgrpo.training.optimize import Measured
+from flowgrpo.training.report import Report
+from flowgrpo.training.samples import Sample, SampleFolder
+from flowgrpo.training.scorer import Scores
+from flowgrpo.training.weights import Weights
 from rewards import Reward
 
 ROUNDING = 1e-9  # an advantage below it is what sums of equal rewards leave

@@ -1,30 +1,27 @@
-"""Held-out evaluation: samples of fixed prompts at fixed seeds, scored, and some of them kept as files."""
+"""Samples of an evaluation that are kept: files, and a manifest of them."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import gather_object
 from PIL import Image
 from scipy.io import wavfile
 
 from flowgrpo.data import tables
-from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
-from flowgrpo.modality import SAMPLING_RATE
 from flowgrpo.policy import Row
-from flowgrpo.report import is_number
-from flowgrpo.rollout import score
-from rewards import Reward
+from flowgrpo.training.report import is_number
 
 FRAMES_PER_SECOND = 8  # of video files
+
+
+SAMPLING_RATE = 44100  # where nobody says
 
 
 @dataclass(frozen=True)
@@ -46,48 +43,9 @@ class Sample:
     decoded: torch.Tensor | Text | None
 
 
-def evaluate(
-    generate: Callable[[Sequence[Row]], torch.Tensor | Sequence[Text]],
-    prompts: Sequence[Prompt],
-    rewards: Sequence[Reward],
-    micro_batch: int,
-    accelerator: Accelerator,
-    keep: int = 0,
-) -> list[Sample]:
-    """Sample and score every prompt once; prompt i always has seed i. The work is shared by the processes.
-
-    Args:
-        generate: samples of rows.
-        keep: the first so many samples come with what was decoded, on the CPU, if all of it is finite.
-
-    Returns:
-        all samples, in the order of the prompts, on every process.
-    """
-    own = list(range(accelerator.process_index, len(prompts), accelerator.num_processes))
-    samples = []
-    for at in range(0, len(own), micro_batch):
-        indices = own[at : at + micro_batch]
-        rows = [Row(prompts[i].text, i, prompts[i].columns) for i in indices]
-        decoded = generate(rows)
-        scored = decoded if isinstance(decoded, torch.Tensor) else [one.text for one in decoded]
-        values = score(rewards, scored, rows, one_group=False).values.tolist()
-        for index, row, value, one in zip(indices, rows, values, decoded, strict=True):
-            named = {r.name: None if v != v else v for r, v in zip(rewards, value, strict=True)}
-            kept = one.cpu() if isinstance(one, torch.Tensor) else one
-            shown = index < keep and is_finite(kept)
-            samples.append(Sample(index, row, named, kept if shown else None))
-    return sorted(gather_object(samples), key=lambda sample: sample.index)
-
-
 def is_finite(decoded: torch.Tensor | Text) -> bool:
     """Whether all that was decoded is a number, as all of a text is."""
     return not isinstance(decoded, torch.Tensor) or bool(decoded.isfinite().all())
-
-
-def weighted(sample: Sample, rewards: Sequence[Reward]) -> float | None:
-    """The training reward of a sample: the weighted sum of the rewards that apply; None where none does."""
-    values = [r.weight * v for r in rewards if (v := sample.rewards[r.name]) is not None]
-    return sum(values) if values else None
 
 
 class SampleFolder:

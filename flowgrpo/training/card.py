@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from flowgrpo.config import AnyConfig
-from flowgrpo.report import read_metrics
 from flowgrpo.schema.readable import readable
+from flowgrpo.training.report import read_metrics
 
 PLAIN = set(" .,;?!'\"()=+-/%")  # punctuation that means nothing inside a line of Markdown
 

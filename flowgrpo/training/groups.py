@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from flowgrpo import selection
 from flowgrpo.config import AnyConfig
 from flowgrpo.data.prompts import shuffled
-from flowgrpo.history import History
 from flowgrpo.schema.sections import Pick
+from flowgrpo.training import selection
+from flowgrpo.training.history import History
 from samplers import noise
 
 

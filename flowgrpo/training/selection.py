@@ -10,10 +10,9 @@ import heapq
 import numpy as np
 import torch
 
-from flowgrpo.advantage import combined
-from flowgrpo.credit import Units
 from flowgrpo.schema.base import Choice
 from flowgrpo.schema.sections import Select
+from flowgrpo.training.baseline import Units, combined
 
 Tensor = torch.Tensor
 

@@ -25,8 +25,8 @@ from safetensors.torch import load_file, save_file
 
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
-from flowgrpo.report import is_number
-from flowgrpo.weights import Weights
+from flowgrpo.training.report import is_number
+from flowgrpo.training.weights import Weights
 
 
 def save(

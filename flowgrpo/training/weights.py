@@ -14,7 +14,11 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import PreTrainedModel
 
 from flowgrpo.errors import InputError
-from flowgrpo.schema.sections import Ema
+from flowgrpo.schema.sections import Ema, Lora
+from flowgrpo.training.hub import Shape
+
+EMBEDDINGS = tuple(f"{name}.weight" for name in ("embed_tokens", "wte", "word_embeddings", "tok_embeddings"))
+
 
 # The attention projections of language models.
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "attn_out")
@@ -216,3 +220,21 @@ def lora_config(
         ends = sorted({path.split(".")[-1] for path in paths if not path.split(".")[-1].isdigit()})
         raise InputError(f"model.lora.targets: no linear layer is named {missing[0]!r}, there are {', '.join(ends)}")
     return LoraConfig(r=rank, lora_alpha=alpha, target_modules=found, init_lora_weights="gaussian")
+
+
+def adapter_size(tensors: Mapping[str, Shape], lora: Lora) -> int:
+    """How many numbers the adapters of a network have; with `all-linear`, small embeddings are counted as layers.
+
+    Args:
+        tensors: shapes of the network's, by name.
+    """
+    matrices = [(key, s) for key, s in tensors.items() if len(s) == 2]
+    if lora.targets == "all-linear":  # a language model's head has the shape of its embedding
+        embeddings = {shape for key, shape in matrices if key.endswith(EMBEDDINGS)}
+        return sum(lora.rank * sum(s) for key, s in matrices if key.endswith(".weight") and s not in embeddings)
+    targets = ATTENTION if lora.targets == "auto" else tuple(lora.targets)
+    layers = [s for key, s in matrices if key.endswith(tuple(f"{t}.weight" for t in targets))]
+    if not layers:  # `auto` on a model with other names takes all within attention
+        within = ("attn", "attention", *PROJECTIONS)
+        layers = [s for key, s in matrices if any(word in key for word in within)]
+    return sum(lora.rank * sum(shape) for shape in layers)

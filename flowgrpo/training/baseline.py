@@ -1,0 +1,289 @@
+"""Compared with what?"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from flowgrpo.errors import InputError
+from flowgrpo.schema.base import Choice
+
+Tensor = torch.Tensor
+
+
+Tensor = torch.Tensor
+
+
+class Baseline(Choice):
+    """Options of every baseline.
+
+    `combine` says how several rewards become one advantage: `sum` compares their weighted sum; `per_reward` compares each by
+    itself and adds the advantages by weight (Pref-GRPO); `decoupled` also normalises that over the batch (GDPO).
+    """
+
+    eps: float = Field(1e-4, ge=0)
+    ddof: Literal[0, 1] = 0
+    clip: float = Field(5.0, gt=0)
+    combine: Literal["sum", "per_reward", "decoupled"] = "sum"
+    drop_zero: bool = False  # whether edges of advantage 0 leave the update
+
+    def advantages(
+        self,
+        values: Tensor,
+        weights: Tensor,
+        comparison: Tensor,
+        anchor: Tensor | None = None,
+        expected: Tensor | None = None,
+    ) -> Tensor:
+        """Advantages (U,) of units within their sets.
+
+        Args:
+            values: (U, R) float64, a column for each reward; NaN where it does not apply or was lost.
+            weights: (R,) of the rewards.
+            comparison: (U, C) integers.
+            anchor: (U,) multiple of the value that comes on top.
+            expected: (U,) the prompt's mean reward before this iteration, NaN if unknown; for baselines that remember.
+        """
+        total = combined(values, weights)
+        if self.combine == "sum":
+            found = self.relative(total, comparison, expected)
+        else:
+            columns = torch.stack([self.relative(column, comparison, expected) for column in values.unbind(1)], 1)
+            found = columns @ weights
+            # What cancels up to a rounding error would be blown up by a later normalisation.
+            found = found.where(found.abs() > 1e-12 * (columns.abs() @ weights.abs()), 0.0)
+        if self.combine == "decoupled":
+            found = whitened(found.where(total.isfinite(), torch.nan), self.eps, self.ddof)
+        if anchor is not None:
+            found = found + anchor * total.nan_to_num()
+        return found.clamp(-self.clip, self.clip)
+
+    @abstractmethod
+    def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
+        """Advantages (U,) of one column of values (U,)."""
+
+
+class GroupMean(Baseline):
+    """The mean of the set. Where the standard deviation that divides is below `min_std`, nothing is learnt."""
+
+    name: Literal["group_mean"] = "group_mean"
+    std: Literal["group", "global", "none"] = "group"
+    min_std: float = Field(0.0, ge=0)
+
+    def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
+        """Advantages (U,) of one column of values (U,)."""
+        return group_mean(values, comparison, self.std, self.eps, self.ddof, self.min_std)
+
+
+class LeaveOneOut(Baseline):
+    """The mean of the others of the set."""
+
+    name: Literal["leave_one_out"] = "leave_one_out"
+    std: Literal["group", "global", "none"] = "none"
+
+    def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
+        """Advantages (U,) of one column of values (U,)."""
+        return leave_one_out(values, comparison, self.std, self.eps, self.ddof)
+
+
+class Median(Baseline):
+    """The median of the set; the sample that is it, the pivot of an odd group, leaves the update."""
+
+    name: Literal["median"] = "median"
+    std: Literal["group", "global", "mad", "none"] = "mad"
+    drop_zero: bool = True
+
+    def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
+        """Advantages (U,) of one column of values (U,)."""
+        return median(values, comparison, self.std, self.eps, self.ddof)
+
+
+class Tracker(Baseline):
+    """What the prompt gave before, in this run; the mean of the others of the set where it is new (SPO, `train.memory`)."""
+
+    name: Literal["tracker"] = "tracker"
+    std: Literal["global", "none"] = "global"
+
+    @model_validator(mode="after")
+    def _one_number(self) -> Tracker:
+        if self.combine != "sum":
+            raise InputError("algorithm.baseline.combine: tracker remembers one number for each prompt, take sum")
+        return self
+
+    def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
+        """Advantages (U,) of one column of values (U,)."""
+        if comparison.shape[1] > 1:
+            raise InputError("algorithm.baseline: tracker remembers what whole trajectories gave, take credit=terminal")
+        others = values - leave_one_out(values, comparison)
+        known = others if expected is None else expected.where(expected.isfinite(), others)
+        return against(values, known, self.std, self.eps, self.ddof)
+
+
+class Absolute(Baseline):
+    """A number that is given: samples above it are good, those below it bad, whatever the others are."""
+
+    name: Literal["absolute"] = "absolute"
+    std: Literal["global", "none"] = "none"
+    value: float
+
+    def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
+        """Advantages (U,) of one column of values (U,)."""
+        deviation = (values - self.value).nan_to_num()
+        if self.std == "none":
+            return deviation
+        spread = values[values.isfinite()].std(correction=self.ddof)
+        return deviation / (spread + self.eps)
+
+
+@dataclass(frozen=True)
+class Units:
+    """The things that are compared: a trajectory, a branch, a step's gain.
+
+    Attributes:
+        values: (U, R) float64, one column per reward; NaN where a reward does not apply or was lost.
+        comparison: (U, C) integers; units of equal rows are one set, the first column is the group.
+        weight: (U,) float64 weight of its edges in the loss.
+        of_edge: (nodes,) unit that the edge to each node belongs to, -1 for none.
+        anchor: (U,) float64 multiple of its value that its advantage gets on top, whatever it is compared with; or None.
+    """
+
+    values: Tensor
+    comparison: Tensor
+    weight: Tensor
+    of_edge: Tensor
+    anchor: Tensor | None = None
+
+    def to_edges(self, values: Tensor) -> Tensor:
+        """What each unit has, values (U,), for the edge to each node (nodes,): 0 where it belongs to no unit."""
+        return values[self.of_edge].where(self.of_edge >= 0, torch.zeros((), dtype=values.dtype))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Units]) -> Units:
+        """The units of several processes as one, to compare them; their edges stay with the processes."""
+        anchors = None if parts[0].anchor is None else torch.cat([part.anchor for part in parts])
+        values, comparison, weight = (
+            torch.cat([getattr(part, name) for part in parts]) for name in ("values", "comparison", "weight")
+        )
+        return cls(values, comparison, weight, torch.empty(0, dtype=torch.long), anchors)
+
+
+def group_mean(
+    values: Tensor, comparison: Tensor, std: str = "group", eps: float = 1e-4, ddof: int = 0, min_std: float = 0.0
+) -> Tensor:
+    """Advantages (U,): value minus the mean of its set, over the spread. A set of one value, or of equal ones, gives 0.
+
+    Flow-GRPO's code has std global, eps 1e-4, ddof 0; DanceGRPO and MixGRPO have std group, eps 1e-8, ddof 1. BranchGRPO's
+    code has those of DanceGRPO and `min_std` 1e-6.
+
+    Args:
+        values: (U,) float64.
+        comparison: (U,) or (U, C) integers, equal (in all columns) for units of one set.
+        min_std: a smaller standard deviation teaches nothing, and gives 0.
+    """
+    deviation, _, _ = _set_statistics(values, comparison)
+    return _scaled(deviation, values, comparison, std, eps, ddof, min_std)
+
+
+def leave_one_out(values: Tensor, comparison: Tensor, std: str = "none", eps: float = 1e-4, ddof: int = 0) -> Tensor:
+    """Advantages (U,): value minus the mean of the *others* of its set, n / (n - 1) times the deviation (RLOO, 2402.14740).
+
+    Its baseline does not depend on the unit's own action, so without a std the gradient is unbiased.
+    """
+    deviation, count, _ = _set_statistics(values, comparison)
+    return _scaled(deviation * count / (count - 1).clamp(min=1), values, comparison, std, eps, ddof)
+
+
+def median(values: Tensor, comparison: Tensor, std: str = "group", eps: float = 1e-4, ddof: int = 0) -> Tensor:
+    """Advantages (U,): value minus the median of its set, over the spread (MC-GRPO, arXiv 2601.22582).
+
+    One outlier of a small group moves the mean so far that others change their sign, but not the median. A set of odd
+    size has its pivot at exactly 0; one of even size has the mean of its two middle values, and no pivot.
+
+    Args:
+        std: as for the others, or `mad`: the median of the absolute deviations within the set.
+    """
+    middle, known = _set_medians(values, comparison), values.isfinite()
+    deviation = (values - middle).where(known, 0.0)
+    if std == "mad":
+        return deviation / (_set_medians(deviation.abs().where(known, torch.nan), comparison) + eps).where(known, 1.0)
+    return _scaled(deviation, values, comparison, std, eps, ddof)
+
+
+def against(values: Tensor, expected: Tensor, std: str = "global", eps: float = 1e-4, ddof: int = 0) -> Tensor:
+    """Advantages (U,): value minus what was expected of it before it was seen.
+
+    Such a baseline needs no group: a group of equal values still teaches whether they are better than expected.
+
+    Args:
+        expected: (U,) float64; see `flowgrpo.training.history`.
+        std: `global` takes the mean of all deviations off and divides by their standard deviation, as SPO
+            (arXiv 2509.13232) does; `none` leaves the deviation.
+    """
+    deviation = values - expected
+    return whitened(deviation, eps, ddof) if std == "global" else deviation.nan_to_num()
+
+
+def whitened(values: Tensor, eps: float = 1e-4, ddof: int = 0) -> Tensor:
+    """Values (U,) minus their mean, over their standard deviation; 0 where a value is NaN."""
+    return group_mean(values, torch.zeros(len(values), dtype=torch.long), "group", eps, ddof)
+
+
+def combined(values: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sum (U,) of the rewards (U, R) that apply to a unit; NaN where none does."""
+    total = (values.nan_to_num() * weights).sum(1)
+    return total.where(values.isfinite().any(1), torch.nan)
+
+
+def zero_std_fraction(values: Tensor, comparison: Tensor) -> float:
+    """Fraction of the sets whose values are all equal, and so teach nothing."""
+    sets, index = comparison.unique(dim=0, return_inverse=True)
+    differing = torch.zeros(len(sets)).index_add(0, index, varied(values, comparison).float())
+    return float((differing == 0).float().mean())
+
+
+def varied(values: Tensor, comparison: Tensor) -> Tensor:
+    """Whether (U,) the values of a unit's set differ at all."""
+    _, _, square = _set_statistics(values, comparison)
+    return square > 0
+
+
+def _set_medians(values: Tensor, comparison: Tensor) -> Tensor:
+    """Median (U,) of each unit's set: the mean of the two middle values where their number is even, NaN without values."""
+    _, index = comparison.unique(dim=0, return_inverse=True)
+    medians = values.new_full((int(index.max()) + 1,), torch.nan)
+    for i in range(len(medians)):
+        own = values[(index == i) & values.isfinite()]
+        if len(own):
+            medians[i] = own.quantile(0.5)
+    return medians[index]
+
+
+def _scaled(
+    deviation: Tensor, values: Tensor, comparison: Tensor, std: str, eps: float, ddof: int, min_std: float = 0.0
+) -> Tensor:
+    if std == "none":
+        return deviation
+    everyone = comparison if std == "group" else torch.zeros(len(values), dtype=torch.long)
+    _, count, square = _set_statistics(values, everyone)
+    spread = torch.sqrt(square / (count - ddof).clamp(min=1))
+    # The first also where all are equal and eps is 0.
+    return (deviation / (spread + eps)).where((deviation != 0) & (spread >= min_std), 0.0)
+
+
+def _set_statistics(values: Tensor, comparison: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Deviation of each unit from its set's mean (0 where the value is NaN), and its set's count and squared deviations."""
+    _, index = comparison.unique(dim=0, return_inverse=True)
+    known = values.isfinite()
+    zeros = values.new_zeros(int(index.max()) + 1)
+    count = zeros.index_add(0, index, known.to(values))
+    mean = zeros.index_add(0, index, values.where(known, 0.0)) / count.clamp(min=1)
+    deviation = (values - mean[index]).where(known, 0.0)
+    # The mean of equal values is off by a rounding error, which a small eps would blow up into an advantage.
+    deviation = deviation.where(deviation.abs() > 1e-12 * values.abs(), 0.0)
+    square = zeros.index_add(0, index, deviation**2)
+    return deviation, count[index], square[index]

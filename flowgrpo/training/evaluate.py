@@ -1,0 +1,68 @@
+"""Held-out evaluation: samples of fixed prompts at fixed seeds, scored, and some of them kept as files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+from flowgrpo.data.prompts import Prompt
+from flowgrpo.policy import Row
+from flowgrpo.training.samples import Sample, Text, is_finite
+from flowgrpo.training.scorer import score
+from rewards import Reward
+
+
+def evaluate(
+    generate: Callable[[Sequence[Row]], torch.Tensor | Sequence[Text]],
+    prompts: Sequence[Prompt],
+    rewards: Sequence[Reward],
+    micro_batch: int,
+    accelerator: Accelerator,
+    keep: int = 0,
+) -> list[Sample]:
+    """Sample and score every prompt once; prompt i always has seed i. The work is shared by the processes.
+
+    Args:
+        generate: samples of rows.
+        keep: the first so many samples come with what was decoded, on the CPU, if all of it is finite.
+
+    Returns:
+        all samples, in the order of the prompts, on every process.
+    """
+    own = list(range(accelerator.process_index, len(prompts), accelerator.num_processes))
+    samples = []
+    for at in range(0, len(own), micro_batch):
+        indices = own[at : at + micro_batch]
+        rows = [Row(prompts[i].text, i, prompts[i].columns) for i in indices]
+        decoded = generate(rows)
+        scored = decoded if isinstance(decoded, torch.Tensor) else [one.text for one in decoded]
+        values = score(rewards, scored, rows, one_group=False).values.tolist()
+        for index, row, value, one in zip(indices, rows, values, decoded, strict=True):
+            named = {r.name: None if v != v else v for r, v in zip(rewards, value, strict=True)}
+            kept = one.cpu() if isinstance(one, torch.Tensor) else one
+            shown = index < keep and is_finite(kept)
+            samples.append(Sample(index, row, named, kept if shown else None))
+    return sorted(gather_object(samples), key=lambda sample: sample.index)
+
+
+def weighted(sample: Sample, rewards: Sequence[Reward]) -> float | None:
+    """The training reward of a sample: the weighted sum of the rewards that apply; None where none does."""
+    values = [r.weight * v for r in rewards if (v := sample.rewards[r.name]) is not None]
+    return sum(values) if values else None
+
+
+def parted(trained: Sequence[float | None], watched: Sequence[float | None]) -> int:
+    """Over how many evaluations in a row, up to the last, the trained reward rose while the watched one fell.
+
+    Args:
+        trained, watched: held-out means at each evaluation; None where unknown, which ends a row.
+    """
+    count = 0
+    for (a, b), (c, d) in pairwise(zip(trained, watched, strict=True)):
+        known = None not in (a, b, c, d)
+        count = count + 1 if known and c > a and d < b else 0
+    return count

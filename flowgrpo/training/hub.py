@@ -1,0 +1,76 @@
+"""The progress bars of the libraries that models are loaded with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import torch
+from diffusers.utils import logging as diffusers_logging
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.constants import HF_HUB_OFFLINE
+from safetensors import safe_open
+from transformers.utils import logging as transformers_logging
+
+from flowgrpo.errors import InputError
+
+HUB_ID = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
+
+
+Shape = tuple[int, ...]
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Keep the bars of loading and saving out of the log; those of a download stay."""
+    libraries = [library for library in (diffusers_logging, transformers_logging) if library.is_progress_bar_enabled()]
+    for library in libraries:
+        library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for library in libraries:
+            library.enable_progress_bar()
+
+
+def refuse_too_large(path: str, need: Mapping[str, int], device: torch.device, switch: str) -> None:
+    """Refuse a model that cannot fit.
+
+    Args:
+        need: `gpu_bytes` and `host_bytes`.
+        switch: what to set other than a LoRA.
+
+    Raises:
+        InputError: it cannot.
+    """
+    on_gpu = device.type == "cuda"
+    has = torch.cuda.get_device_properties(device).total_memory if on_gpu else psutil.virtual_memory().total
+    asked = need["gpu_bytes"] if on_gpu else need["gpu_bytes"] + need["host_bytes"]
+    if asked > has:
+        raise InputError(
+            f"model.path: {path} needs at least {asked / 2**30:.1f} GiB for weights and optimizer, "
+            f"{'this GPU' if on_gpu else 'this machine'} has {has / 2**30:.1f} GiB; train a LoRA (model.lora), or set "
+            f"{switch}"
+        )
+
+
+def shapes(place: str, folder: str = "") -> dict[str, Shape]:
+    """Shapes of all tensors, as the headers of the safetensors of a folder, or of a model's folder at the hub, say.
+
+    Args:
+        folder: below the place.
+    """
+    if not Path(place).is_dir() and HF_HUB_OFFLINE:
+        place = snapshot_download(place, local_files_only=True)
+    if Path(place).is_dir():
+        found: dict[str, Shape] = {}
+        for file in sorted((Path(place) / folder).glob("*.safetensors")):
+            with safe_open(file, "pt") as opened:
+                found |= {key: tuple(opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
+        return found
+    api = HfApi()
+    files = [file for file in api.list_repo_files(place) if file.endswith(".safetensors") and ".fp16." not in file]
+    headers = [api.parse_safetensors_file_metadata(place, f) for f in files if f.rpartition("/")[0] == folder]
+    return {key: tuple(tensor.shape) for header in headers for key, tensor in header.tensors.items()}

@@ -1,0 +1,62 @@
+"""One optimizer step: reduce the gradients, cut them, and step; and what was measured of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from flowgrpo.training.weights import Weights
+
+
+@dataclass
+class Measured:
+    """Sums over the edges of one optimizer step, on this process.
+
+    Attributes:
+        edges: how many were trained.
+        drift: largest |log ratio|, None if it was not measured; before the first update of an iteration it must be 0.
+        ratio: sum of |log ratio|.
+        clipped: how many the clip stopped.
+        kl: sum of the divergence from the reference, None if none is computed.
+        grad_norm: of the whole gradient, before it is cut.
+        skipped: 1 if the gradient was not finite, so that no step was taken.
+    """
+
+    edges: int = 0
+    drift: float | None = None
+    ratio: float = 0.0
+    clipped: int = 0
+    kl: float | None = None
+    grad_norm: float = 0.0
+    skipped: int = 0
+
+
+def moved(
+    weights: Weights,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    max_grad_norm: float,
+    reduce: Callable[[torch.Tensor], torch.Tensor],
+    measured: Measured,
+) -> None:
+    """Sum the gradients of all processes, cut them to a norm and take the step, unless one is not finite."""
+    reached = reduce(torch.tensor([float(p.grad is not None) for p in weights.parameters]))
+    for p, by in zip(weights.parameters, reached.tolist(), strict=True):
+        if by and p.grad is None:  # experts, say, that another process's rows chose, or no row here is trained on
+            p.grad = torch.zeros_like(p)
+    grads = [p.grad for p in weights.parameters if p.grad is not None]
+    everyone = reduce(torch.cat([grad.flatten() for grad in grads]))  # one message, not one for each tensor
+    for grad, summed in zip(grads, everyone.split([grad.numel() for grad in grads]), strict=True):
+        grad.copy_(summed.view_as(grad))
+    scaler.scale(everyone[:0])  # a process without a loss in the run's first step has not set its scale up yet
+    scaler.unscale_(optimizer)
+    measured.grad_norm = float(torch.nn.utils.clip_grad_norm_(weights.parameters, max_grad_norm))
+    if math.isfinite(measured.grad_norm):
+        optimizer.step()
+        weights.after_update()
+    else:
+        measured.skipped = 1
+    scaler.update()

@@ -1,0 +1,160 @@
+"""Rewards, called while something else goes on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from flowgrpo.policy import Row
+from rewards import Reward
+from rewards.base import told
+
+Samples = torch.Tensor | Sequence[str]  # pictures, videos and sounds, or texts
+
+ATTEMPTS = 3
+
+LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Rewards of samples.
+
+    Attributes:
+        values: (B, R) float64; NaN where a reward does not apply or the sample is lost.
+        lost: (B,) samples for which some reward failed to the end, or that are not finite.
+        seconds: time spent inside the reward functions.
+    """
+
+    values: torch.Tensor
+    lost: torch.Tensor
+    seconds: float
+
+
+class Scorer:
+    """Calls rewards while something else goes on; a reward that raises is tried again, then its samples count as lost.
+
+    Local rewards run one after another in one thread, so that what they draw from global generators keeps its order; one
+    that waits for another machine (`remote = True` on the function) has a thread of its own. On a GPU each call has a
+    stream of its own.
+
+    Args:
+        rewards: each is called by one thread at a time.
+    """
+
+    def __init__(self, rewards: Sequence[Reward]):
+        self.rewards = rewards
+        local = ThreadPoolExecutor(1)
+        self._threads = [ThreadPoolExecutor(1) if getattr(r.function, "remote", False) else local for r in rewards]
+
+    def __enter__(self) -> Scorer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for thread in self._threads:
+            thread.shutdown(cancel_futures=True)
+
+    def submit(self, samples: Samples, rows: Sequence[Row], one_group: bool = True) -> Callable[[], Scores]:
+        """Begin to score samples; what is returned waits for the scores.
+
+        Args:
+            one_group: whether the samples are one group; otherwise each is a group of its own, and group-wise rewards meet
+                them one by one.
+        """
+        ready = None
+        if isinstance(samples, torch.Tensor) and samples.is_cuda:
+            ready = torch.cuda.Event()
+            ready.record()
+        jobs = [
+            thread.submit(_timed, reward, samples, rows, one_group, ready)
+            for reward, thread in zip(self.rewards, self._threads, strict=True)
+        ]
+
+        def wait() -> Scores:
+            columns, seconds = zip(*(job.result() for job in jobs), strict=True)
+            values = torch.stack(columns, dim=1)
+            lost = values.isinf().any(1)
+            values[lost] = torch.nan
+            return Scores(values, lost, sum(seconds))
+
+        return wait
+
+
+def score(rewards: Sequence[Reward], samples: Samples, rows: Sequence[Row], one_group: bool = True) -> Scores:
+    """Every reward of every sample, now; see `Scorer`."""
+    with Scorer(rewards) as scorer:
+        return scorer.submit(samples, rows, one_group)()
+
+
+@torch.no_grad()
+def _timed(
+    reward: Reward, samples: Samples, rows: Sequence[Row], one_group: bool, ready: torch.cuda.Event | None
+) -> tuple[torch.Tensor, float]:
+    started = time.perf_counter()
+    if ready is None:
+        return _applied(reward, samples, rows, one_group), time.perf_counter() - started
+    stream = torch.cuda.Stream(samples.device)
+    stream.wait_event(ready)
+    with torch.cuda.stream(stream):
+        values = _applied(reward, samples, rows, one_group)
+    stream.synchronize()  # before anyone may reuse the memory of the samples
+    return values, time.perf_counter() - started
+
+
+def _applied(reward: Reward, samples: Samples, rows: Sequence[Row], one_group: bool) -> torch.Tensor:
+    """A reward of the samples it applies to, NaN for the others; infinite for samples that are not finite, which are lost.
+
+    A reward may make a number of NaN, the best of its group, even.
+    """
+    applies = [reward.applies(row.columns) for row in rows]
+    whole = [True] * len(rows)
+    if isinstance(samples, torch.Tensor) and samples.is_floating_point():
+        whole = samples.flatten(1).isfinite().all(1).tolist()
+    asked = [i for i in range(len(rows)) if applies[i] and whole[i]]
+    if broken := sum(applies) - len(asked):
+        LOGGER.warning(
+            "%d of %d samples are not finite and are dropped, unseen by the reward %r", broken, len(rows), reward.name
+        )
+    values = torch.tensor(
+        [torch.inf if a and not w else torch.nan for a, w in zip(applies, whole, strict=True)]
+    ).double()
+    size = len(asked) if one_group or not reward.group_wise else 1
+    for at in range(0, len(asked), max(1, size)):
+        own = asked[at : at + size]
+        values[own] = _attempt(reward, _some(samples, own), [rows[i] for i in own])
+    return values
+
+
+def _some(samples: Samples, places: Sequence[int]) -> Samples:
+    """Samples at some places; the same object for all of them."""
+    if len(places) == len(samples):
+        return samples
+    return samples[places] if isinstance(samples, torch.Tensor) else [samples[i] for i in places]
+
+
+def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row]) -> torch.Tensor:
+    prompts = [row.prompt for row in rows]
+    columns = {name: [row.columns[name] for row in rows] for name in rows[0].columns}
+    attempts = 1 if getattr(reward.function, "remote", False) else ATTEMPTS  # a client has its own retries
+    for attempt in range(1, attempts + 1):
+        try:
+            values = reward(samples, prompts, columns)
+            if odd := int(values.isinf().sum()):
+                LOGGER.warning(
+                    "the reward %r returned NaN or infinity for %d of %d samples, which are dropped",
+                    reward.name,
+                    odd,
+                    len(rows),
+                )
+            return values
+        except (Exception, SystemExit) as error:  # a plug-in may raise anything; what it raised is reported
+            problem = told(error, reward.function)
+            time.sleep(0.1 * (attempt - 1))
+    times = "" if attempts == 1 else f"{attempts} times "
+    LOGGER.warning("the reward %r failed %s(%s); its %d samples are dropped", reward.name, times, problem, len(rows))
+    return torch.full((len(prompts),), torch.inf, dtype=torch.float64)
