@@ -17,7 +17,7 @@ def train(config: Any, overrides: Any = ()) -> Any:
 
 
 def load_policy(path: str, **options: Any) -> Any:
-    """A pipeline as a policy; see `flowgrpo.loading.load_policy`."""
-    from flowgrpo import loading
+    """A pipeline as a policy; see `flowgrpo.flow.pipeline.loading.load_policy`."""
+    from flowgrpo.flow.pipeline import loading
 
     return loading.load_policy(path, **options)

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 
-from flowgrpo import traits
 from flowgrpo.export import write_weights
-from flowgrpo.loading import load_lora
-from flowgrpo.policy import DiffusersPolicy, Row
+from flowgrpo.flow.pipeline import traits
+from flowgrpo.flow.pipeline.loading import load_lora
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Row
 from flowgrpo.training.weights import Weights, lora_config
 from samplers import noise
 from samplers.kernels import ODE, Kernel, log_prob

@@ -116,8 +116,8 @@ def sample(
     form: Format = "human",
 ) -> None:
     """Sample pictures, or the answers of a language model, into a folder with a manifest."""
+    from flowgrpo.flow.pipeline.loading import kind_of
     from flowgrpo.kinds import KINDS
-    from flowgrpo.loading import kind_of
 
     if (prompt is None) == (prompts_file is None):
         raise InputError("give either --prompt TEXT (once or more) or --prompts FILE")
@@ -341,8 +341,8 @@ def doctor(
     form: Format = "human",
 ) -> None:
     """Check a model or a config before spending GPU hours on it; exit status 1 if a check fails."""
+    from flowgrpo.flow.pipeline.loading import kind_of
     from flowgrpo.kinds import KINDS
-    from flowgrpo.loading import kind_of
 
     is_config = Path(target).suffix in (".yaml", ".yml")
     if is_config:

@@ -15,6 +15,7 @@ from flowgrpo import presets
 from flowgrpo.axes import CHOICES
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError, nearest
+from flowgrpo.flow.pipeline.attention import AttentionBackend, refuse_lossy_attention
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
@@ -25,52 +26,12 @@ from flowgrpo.training.parts import check_geometry
 LARGEST_TEXT = 1 << 18  # characters of YAML
 LARGEST_VALUE = 1 << 17  # values in it, where its aliases are followed
 
-# diffusers' attention backends that compute attention as it is defined; the others quantise.
-AttentionBackend = Literal[
-    "native",
-    "_native_cudnn",
-    "_native_efficient",
-    "_native_flash",
-    "_native_math",
-    "_native_npu",
-    "_native_xla",
-    "flash",
-    "flash_hub",
-    "flash_varlen",
-    "flash_varlen_hub",
-    "flash_4_hub",
-    "_flash_3",
-    "_flash_3_hub",
-    "_flash_varlen_3",
-    "_flash_3_varlen_hub",
-    "aiter_fa2_hub",
-    "flex",
-    "xformers",
-]
-
-
-def refuse_lossy_attention(name: str, key: str) -> None:
-    """Let no rollout compute with an attention that quantises.
-
-    Args:
-        name: of a backend, known or not.
-        key: where it was set.
-
-    Raises:
-        InputError: the name is that of a quantising backend.
-    """
-    if re.search("sage|int8|fp8|fp4", name):
-        raise InputError(
-            f"{key}: {name!r} quantises, so the log-probs of a rollout would not be the model's; it may serve previews "
-            f"(DIFFUSERS_ATTN_BACKEND={name} flowgrpo sample ...), not training"
-        )
-
 
 class Model(Strict):
     """What is trained. `call` is handed to the pipeline as it is; `lora: null` trains every weight.
 
     `text_encoders` says what becomes of them once the run's prompts are encoded: `keep`, `offload` to host memory, `free`.
-    The keys after it are switches of memory and speed; see `flowgrpo.switches`.
+    The keys after it are switches of memory and speed; see `flowgrpo.flow.pipeline.switches`.
     """
 
     path: str

@@ -17,14 +17,16 @@ from typing import Any
 import psutil
 import torch
 
-from flowgrpo import config, loading, memory, modality, switches
+from flowgrpo import config, memory
 from flowgrpo.certificate import Check, gap_of, replay, rolled_out
 from flowgrpo.config import Config
 from flowgrpo.data import conditions, prompts
 from flowgrpo.errors import InputError
 from flowgrpo.export import write_weights
-from flowgrpo.plan import pipeline_class, plan
-from flowgrpo.policy import DiffusersPolicy, Row
+from flowgrpo.flow.pipeline import guidance, loading, modality
+from flowgrpo.flow.pipeline.loading import pipeline_class
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Row
+from flowgrpo.plan import plan
 from flowgrpo.training.report import peak_bytes
 from flowgrpo.training.scorer import score
 from flowgrpo.training.weights import Weights
@@ -68,7 +70,7 @@ def examine(settings: Config) -> Iterator[Check]:
     policy, weights = loading.policy_and_weights(settings, device)
     chosen = loading.with_sampling_rate(chosen, policy)
     conditions.check((prompt.columns for prompt in chosen), policy.takes, "prompts.train")
-    with policy.calling(**switches.training_call(settings.model, policy)):
+    with policy.calling(**guidance.training_call(settings.model, policy)):
         yield from _examined(settings, cost, policy, weights, rewards, chosen, device)
 
 
@@ -87,7 +89,7 @@ def _examined(
     try:
         policy.check(rows)
         if settings.model.guidance == "none":
-            switches.check_unguided(policy, rows)
+            guidance.check_unguided(policy, rows)
     except InputError as error:
         yield _cause(policy, rows[0], str(error))
         return

@@ -11,11 +11,12 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.loaders.lora_base import LoraBaseMixin
 
-from flowgrpo import config, loading, traits
+from flowgrpo import config
 from flowgrpo.data import conditions, prompts
 from flowgrpo.errors import InputError
-from flowgrpo.modality import modality_of, sampling_rate
-from flowgrpo.policy import DiffusersPolicy, Row
+from flowgrpo.flow.pipeline import loading, traits
+from flowgrpo.flow.pipeline.modality import modality_of, sampling_rate
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Row
 from flowgrpo.training import card, checkpoint, folders
 from flowgrpo.training.samples import SAMPLING_RATE, save_sample
 from flowgrpo.training.weights import Weights

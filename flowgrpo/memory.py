@@ -10,8 +10,8 @@ import math
 
 import torch
 
-from flowgrpo import loading
 from flowgrpo.config import Config
+from flowgrpo.flow.pipeline import loading
 from flowgrpo.training.hub import Shape, refuse_too_large, shapes
 from flowgrpo.training.weights import adapter_size
 

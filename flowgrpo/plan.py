@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
-import diffusers
 import torch
-from diffusers import DiffusionPipeline
 
-from flowgrpo import loading, memory, presets, switches
+from flowgrpo import memory, presets
 from flowgrpo.config import Config
 from flowgrpo.credit import step_signs
 from flowgrpo.data import prompts
 from flowgrpo.errors import InputError
+from flowgrpo.flow.pipeline import guidance, loading
+from flowgrpo.flow.pipeline.guidance import guidance_branches
+from flowgrpo.flow.pipeline.loading import pipeline_class
+from flowgrpo.flow.pipeline.policy import checked_call
 from flowgrpo.objectives import TrainedStep
 from flowgrpo.picture import drawn
-from flowgrpo.policy import checked_call
 from flowgrpo.replay import replayed
 from flowgrpo.schema import published
 from flowgrpo.training import selection
@@ -44,7 +44,7 @@ def plan(config: Config) -> dict[str, Any]:
     train, algorithm = config.train, config.algorithm
     columns = prompts.load_split(config.prompts, "train")[0].columns
     unguided = config.model.guidance == "none"
-    over = switches.unguided(pipeline_class(config.model.path)) if unguided else None
+    over = guidance.unguided(pipeline_class(config.model.path)) if unguided else None
     call, branches = call_and_branches(config, over, {} if unguided else columns)
     eval_call, eval_branches = call_and_branches(config, config.eval.call, columns)
     if call["num_inference_steps"] is None:
@@ -304,37 +304,3 @@ def call_and_branches(
     call.setdefault("num_inference_steps", parameters["num_inference_steps"].default)
     given = {k: v for k, v in (columns or {}).items() if k in parameters and v is not None}
     return call, guidance_branches(pipeline, {**call, **given})
-
-
-def pipeline_class(path: str) -> type[DiffusionPipeline]:
-    """The class of a model, from its index alone.
-
-    Raises:
-        InputError: there is no such model, or diffusers has no such class.
-    """
-    name = loading.index_of(path).get("_class_name")
-    found = getattr(diffusers, str(name), None)
-    if found is None:
-        raise InputError(
-            f"model.path: diffusers {diffusers.__version__} has no pipeline class {name!r}, which {path} asks for"
-        )
-    return found
-
-
-def guidance_branches(pipeline: type, call: dict[str, Any]) -> int:
-    """How many samples the model evaluates for one guided sample: 2 under classifier-free guidance, otherwise 1.
-
-    Read off the class: its own property where it has one, and `true_cfg_scale` where the call takes it.
-    """
-    parameters = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
-    value = {name: call.get(name, p.default) for name, p in parameters.items()}
-    if "true_cfg_scale" in value:
-        negative = value.get("negative_prompt") is not None or value.get("negative_prompt_embeds") is not None
-        return 2 if (value["true_cfg_scale"] or 1) > 1 and negative else 1
-    own = getattr(pipeline, "do_classifier_free_guidance", None)
-    if isinstance(own, property) and value.get("guidance_scale") is not None:
-        try:
-            return 2 if own.fget(SimpleNamespace(_guidance_scale=value["guidance_scale"])) else 1
-        except AttributeError:  # it reads more of the pipeline than its scale
-            return 2 if value["guidance_scale"] > 1 else 1
-    return 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flowgrpo.policy import Policy, Row
+from flowgrpo.flow.pipeline.policy import Policy, Row
 from flowgrpo.training.baseline import combined
 from flowgrpo.training.scorer import Scorer, Scores, score
 from flowgrpo.training.selection import extremes

@@ -15,15 +15,16 @@ from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType, set_seed
 
-from flowgrpo import config, launch, loading
+from flowgrpo import config, launch
 from flowgrpo.config import AnyConfig
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError, nearest
+from flowgrpo.flow.pipeline import loading
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.gallery import write_gallery
 from flowgrpo.kinds import KINDS
 from flowgrpo.mdlm.policy import TextPolicy
-from flowgrpo.policy import DiffusersPolicy
 from flowgrpo.schema.sections import RewardUse
 from flowgrpo.schema.sections import Run as Place
 from flowgrpo.training import checkpoint, folders, report

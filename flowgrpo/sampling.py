@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from flowgrpo import loading
 from flowgrpo.data import conditions, prompts, tables
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
-from flowgrpo.modality import sampling_rate
-from flowgrpo.policy import Row
+from flowgrpo.flow.pipeline import loading
+from flowgrpo.flow.pipeline.modality import sampling_rate
+from flowgrpo.flow.pipeline.policy import Row
 from flowgrpo.training import checkpoint, folders
 from flowgrpo.training.samples import SAMPLING_RATE, Sample, manifest_line, save_sample
 

@@ -3,7 +3,7 @@
 import torch
 
 from flowgrpo.data import prompts
-from flowgrpo.policy import FieldPolicy
+from flowgrpo.flow.pipeline.field import FieldPolicy
 from flowgrpo.trainer import Trainer
 from flowgrpo.training.weights import Weights
 from rewards import Reward

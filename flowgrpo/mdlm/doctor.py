@@ -9,11 +9,13 @@ from pathlib import Path
 
 import torch
 
-from flowgrpo import config, loading
+from flowgrpo import config
 from flowgrpo.certificate import Check
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.doctor import memory_left, spread
+from flowgrpo.flow.pipeline import loading
+from flowgrpo.flow.pipeline.policy import Row
 from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.answers import Answers, in_scope
 from flowgrpo.mdlm.backward import backward
@@ -27,7 +29,6 @@ from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.texts import check as check_rewards
 from flowgrpo.mdlm.texts import policy_and_weights
 from flowgrpo.mdlm.views import trajectory
-from flowgrpo.policy import Row
 from flowgrpo.training.scorer import score
 from flowgrpo.training.weights import Weights
 from rewards import Reward

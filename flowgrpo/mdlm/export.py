@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from flowgrpo.data import prompts
 from flowgrpo.export import SAMPLES, Exported, opened
+from flowgrpo.flow.pipeline.policy import Row
 from flowgrpo.mdlm.architectures import copy_beside, is_released, released_paths
 from flowgrpo.mdlm.config import EMBEDDED, TextConfig, TextModel
 from flowgrpo.mdlm.decode import Decoder
@@ -22,7 +23,6 @@ from flowgrpo.mdlm.loading import places
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.schedule import SchedulePolicy, scheduled
 from flowgrpo.mdlm.texts import policy_and_weights
-from flowgrpo.policy import Row
 from flowgrpo.training import card, checkpoint
 from flowgrpo.training.hub import without_progress_bars
 from flowgrpo.training.samples import Text, save_sample

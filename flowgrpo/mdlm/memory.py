@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from flowgrpo.loading import explained
+from flowgrpo.flow.pipeline.loading import explained
 from flowgrpo.mdlm import architectures
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.loading import places

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from flowgrpo import loading
 from flowgrpo.data import prompts
+from flowgrpo.flow.pipeline import loading
 from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.answers import Answers
 from flowgrpo.mdlm.axes import Likelihood

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from flowgrpo.flow.pipeline.policy import Row
 from flowgrpo.mdlm import hinted
 from flowgrpo.mdlm.answers import Answers, in_scope
 from flowgrpo.mdlm.backward import Outcome, backward
@@ -23,7 +24,6 @@ from flowgrpo.mdlm.objectives import LIMIT, Objective
 from flowgrpo.mdlm.policy import TextPolicy, Written
 from flowgrpo.mdlm.schedule import Actions, SchedulePolicy, acted, scheduled
 from flowgrpo.mdlm.views import Views
-from flowgrpo.policy import Row
 from flowgrpo.training.baseline import Units
 from flowgrpo.training.evaluate import evaluate
 from flowgrpo.training.groups import Groups

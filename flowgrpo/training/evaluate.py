@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from flowgrpo.data.prompts import Prompt
-from flowgrpo.policy import Row
+from flowgrpo.flow.pipeline.policy import Row
 from flowgrpo.training.samples import Sample, Text, is_finite
 from flowgrpo.training.scorer import score
 from rewards import Reward

@@ -15,7 +15,7 @@ from scipy.io import wavfile
 
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
-from flowgrpo.policy import Row
+from flowgrpo.flow.pipeline.policy import Row
 from flowgrpo.training.report import is_number
 
 FRAMES_PER_SECOND = 8  # of video files

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flowgrpo.policy import Row
+from flowgrpo.flow.pipeline.policy import Row
 from rewards import Reward
 from rewards.base import told
 

@@ -8,7 +8,7 @@ from zoo import REPRESENTATIVE, SPECIMENS
 
 import flowgrpo
 from flowgrpo.certificate import certify
-from flowgrpo.traits import TRAITS
+from flowgrpo.flow.pipeline.traits import TRAITS
 
 TABLE = json.loads((Path(flowgrpo.__file__).parent / "models.json").read_text())
 CERTIFIED = [r["class"] + (f" ({r['variant']})" if r["variant"] else "") for r in TABLE if r["certified"]]

@@ -7,8 +7,8 @@ import tiny
 import torch
 from zoo import SPECIMENS
 
-from flowgrpo import loading
 from flowgrpo.cli import main
+from flowgrpo.flow.pipeline import loading
 
 NAMES = ["runs", "conditioning", "times", "drift", "gradients", "group_spread", "time", "memory", "lora_reload"]
 

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from flowgrpo.errors import InputError
-from flowgrpo.policy import Row
+from flowgrpo.flow.pipeline.policy import Row
 from flowgrpo.training.samples import Sample, SampleFolder, read_manifest, save_sample
 
 

@@ -5,7 +5,7 @@ import torch
 from zoo import SPECIMENS
 
 from flowgrpo.errors import InputError
-from flowgrpo.policy import DiffusersPolicy, Row
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Row
 
 
 def policy_of(name):

@@ -62,8 +62,12 @@ def test_what_cannot_be_written_to_is_one_sentence(tmp_path, monkeypatch, parent
 @pytest.fixture
 def unloaded(monkeypatch):
     """No model is loaded."""
-    monkeypatch.setattr("flowgrpo.loading.load_policy", lambda *a, **k: pytest.fail("the model was loaded"))
-    monkeypatch.setattr("flowgrpo.loading.policy_and_weights", lambda *a, **k: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(
+        "flowgrpo.flow.pipeline.loading.load_policy", lambda *a, **k: pytest.fail("the model was loaded")
+    )
+    monkeypatch.setattr(
+        "flowgrpo.flow.pipeline.loading.policy_and_weights", lambda *a, **k: pytest.fail("the model was loaded")
+    )
 
 
 @pytest.mark.parametrize("resume", ["false", "true"])

@@ -3,8 +3,9 @@ import pytest
 import tiny
 import torch
 
-from flowgrpo import config, loading, memory
+from flowgrpo import config, memory
 from flowgrpo.errors import InputError
+from flowgrpo.flow.pipeline import loading
 
 
 def settings(tiny_model, **model):

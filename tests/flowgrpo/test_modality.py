@@ -7,7 +7,7 @@ from PIL import Image
 from zoo import audio, wan
 
 from flowgrpo.cli import main
-from flowgrpo.modality import expected_shape, modality_of, sampling_rate
+from flowgrpo.flow.pipeline.modality import expected_shape, modality_of, sampling_rate
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@ import tiny
 import torch
 
 from flowgrpo.errors import InputError
-from flowgrpo.policy import DiffusersPolicy, FieldPolicy, Row
+from flowgrpo.flow.pipeline.field import FieldPolicy
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Row
 from flowgrpo.training.kept import Kept
 from flowgrpo.training.weights import Weights, lora_config
 from samplers import noise

@@ -7,9 +7,10 @@ import torch
 from diffusers import TransformerTemporalModel
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 
-from flowgrpo import config, loading, run, switches
+from flowgrpo import config, run
 from flowgrpo.errors import InputError
-from flowgrpo.policy import DiffusersPolicy, Row
+from flowgrpo.flow.pipeline import attention, guidance, loading, switches
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Row
 from flowgrpo.training.weights import Weights, lora_config
 from samplers import noise
 from samplers.kernels import Kernel, log_prob
@@ -119,7 +120,7 @@ def test_an_exact_attention_gives_the_same_numbers(backend):
         policy_of("flux"),
         _AttentionBackendRegistry.get_active_backend(),
     )
-    switches.set_attention(policy.modules.values(), backend)
+    attention.set_attention(policy.modules.values(), backend)
     processors = policy.pipe.transformer.attn_processors.values()
     assert {processor._attention_backend.value for processor in processors} == {backend}
     assert _AttentionBackendRegistry.get_active_backend() == active  # for other models of the process
@@ -131,7 +132,7 @@ def test_an_exact_attention_gives_the_same_numbers(backend):
 
 def test_attention_names_are_those_of_diffusers_that_do_not_quantise():
     everything = {backend.value for backend in AttentionBackendName}
-    assert set(typing.get_args(config.AttentionBackend)) == {name for name in everything if "sage" not in name}
+    assert set(typing.get_args(attention.AttentionBackend)) == {name for name in everything if "sage" not in name}
 
 
 def compiling(policy):
@@ -268,7 +269,7 @@ def test_a_pipeline_with_a_cache_or_a_lossy_attention_is_no_policy():
     ],
 )
 def test_guidance_is_switched_off_as_each_pipeline_understands_it(pipeline, embedded, off):
-    found = switches.unguided(getattr(diffusers, pipeline), embedded)
+    found = guidance.unguided(getattr(diffusers, pipeline), embedded)
     assert found.pop("negative_prompt", None) is None
     assert found == off
 
@@ -290,7 +291,7 @@ def test_without_guidance_one_branch_is_trained_and_two_are_evaluated(workplace)
 
 def test_a_guidance_that_no_argument_switches_off_is_refused():
     with pytest.raises(InputError, match=r"model.guidance: StableDiffusion3Pipeline .*evaluates 2 branches"):
-        switches.check_unguided(policy_of("sd3_guided"), ROWS)
+        guidance.check_unguided(policy_of("sd3_guided"), ROWS)
 
 
 def test_a_run_with_the_exact_switches_is_the_plain_run(workplace):

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from flowgrpo import run, sampling
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
-from flowgrpo.loading import kind_of
+from flowgrpo.flow.pipeline.loading import kind_of
 from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.policy import TextPolicy
 

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 from accelerate import Accelerator
 
-from flowgrpo import loading, memory, switches
+from flowgrpo import memory
 from flowgrpo.config import Config
 from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Prompt
-from flowgrpo.modality import expected_shape
-from flowgrpo.plan import call_and_branches, pipeline_class, predicted
-from flowgrpo.policy import Row
+from flowgrpo.flow.pipeline import guidance, loading
+from flowgrpo.flow.pipeline.loading import pipeline_class
+from flowgrpo.flow.pipeline.modality import expected_shape
+from flowgrpo.flow.pipeline.policy import Row
+from flowgrpo.plan import call_and_branches, predicted
 from flowgrpo.trainer import Trainer
 from rewards import Reward
 
@@ -53,10 +55,10 @@ def trainer(
     conditions.check((p.columns for p in train_prompts), policy.takes, "prompts.train")
     conditions.check((p.columns for p in eval_prompts), policy.takes, "prompts.eval")
     steps = call_and_branches(settings)[0]["num_inference_steps"]
-    with policy.calling(**switches.training_call(settings.model, policy)):
+    with policy.calling(**guidance.training_call(settings.model, policy)):
         policy.check(_unequal(train_prompts))
         if settings.model.guidance == "none":
-            switches.check_unguided(policy, _unequal(train_prompts))
+            guidance.check_unguided(policy, _unequal(train_prompts))
         if len(policy.sigmas) - 1 != steps:  # some pipelines walk another number of steps than they are asked for
             predicted(settings, len(policy.sigmas) - 1)
     if settings.eval.call or settings.model.guidance == "none":

@@ -8,20 +8,19 @@ rollout and update are the same code on the same numbers. `FieldPolicy` is any `
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
 from diffusers import DiffusionPipeline
 
-from flowgrpo import fitting, switches, traits
 from flowgrpo.data import conditions
-from flowgrpo.embeddings import EmbeddingCache, Shape, fingerprint
 from flowgrpo.errors import InputError, nearest
-from flowgrpo.latents import Latents
+from flowgrpo.flow.pipeline import attention, fitting, traits
+from flowgrpo.flow.pipeline.embeddings import EmbeddingCache, Shape, fingerprint
+from flowgrpo.flow.pipeline.latents import Latents
 from samplers.kernels import State
 from samplers.scheduler import FlowSDEScheduler, Step
 
@@ -130,7 +129,7 @@ class DiffusersPolicy:
             if isinstance(component, torch.nn.Module):
                 component.requires_grad_(False).eval()
         traits.apply(pipe)
-        switches.refuse_inexact(pipe)
+        attention.refuse_inexact(pipe)
         self.evaluations = 0
         for module in self.modules.values():
             module.register_forward_pre_hook(self._count, with_kwargs=True)
@@ -236,7 +235,7 @@ class DiffusersPolicy:
 
     @torch.no_grad()
     def check(self, rows: Sequence[Row], key: str = "model.call") -> None:
-        """Run a few samples, to see that the pipeline can be walked in steps, and how; see `flowgrpo.fitting`.
+        """Run a few samples, to see that the pipeline can be walked in steps, and how; see `flowgrpo.flow.pipeline.fitting`.
 
         Args:
             rows: some of those to come, best of unequal prompts.
@@ -348,71 +347,6 @@ def checked_call(pipeline: type, call: dict[str, Any], key: str = "model.call") 
     if steps is not None and not (isinstance(steps, int) and steps > 0):
         raise InputError(f"{key}.num_inference_steps: {steps!r} is not a number of steps")
     return dict(call)
-
-
-class FieldPolicy:
-    """Any velocity field as the policy: `field(x, sigma, rows)` with x (B, ...), sigma (B,) gives the velocity (B, ...).
-
-    Args:
-        field: the network.
-        shape: shape of one state, without the batch.
-        sigmas: the schedule, float32 values from 1 down to 0, as `samplers.schedule.linear_sigmas` makes them.
-        decode: states to samples; by default a state is its own sample.
-    """
-
-    def __init__(
-        self,
-        field: torch.nn.Module,
-        shape: Sequence[int],
-        sigmas: Sequence[float] | torch.Tensor,
-        decode: Callable[[torch.Tensor], torch.Tensor] | None = None,
-    ):
-        self.modules = {"field": field}
-        self.shape = tuple(shape)
-        self.sigmas = tuple(float(sigma) for sigma in sigmas)
-        self.evaluations = 0
-        self._decode = decode
-
-    def prepare(self, rows: Sequence[Row]) -> None:
-        """Nothing depends on prompts only."""
-
-    def rest(self) -> None:
-        """Nothing rests."""
-
-    def calling(self, **call: Any) -> AbstractContextManager[None]:
-        """A field has no call arguments.
-
-        Raises:
-            InputError: some are given.
-        """
-        if call:
-            raise InputError(f"eval.call.{next(iter(call))}: a velocity field takes no call arguments")
-        return nullcontext()
-
-    def start(self, rows: Sequence[Row]) -> State:
-        """Standard normal states, from each row's seed."""
-        device = next(self.modules["field"].parameters()).device
-        noise = [torch.randn(self.shape, generator=torch.Generator().manual_seed(row.seed)) for row in rows]
-        return (torch.stack(noise).to(device),)
-
-    def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
-        """The field at `sigma`."""
-        (x,) = state
-        self.evaluations += len(x)
-        return (self.modules["field"](x, torch.full((len(x),), sigma, device=x.device), rows),)
-
-    @torch.no_grad()
-    def decode(self, state: State, rows: Sequence[Row]) -> torch.Tensor:
-        """The given decoder, or the states themselves."""
-        return state[0].float() if self._decode is None else self._decode(state[0])
-
-    @torch.no_grad()
-    def generate(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Whole runs by Euler's method."""
-        (x,) = self.start(rows)
-        for sigma, following in pairwise(self.sigmas):
-            x = x + self.velocity((x,), sigma, rows)[0] * (following - sigma)
-        return self.decode((x,), rows)
 
 
 def _joined(parts: Sequence[State]) -> State:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 from diffusers.utils import logging as diffusers_logging
@@ -18,14 +19,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers.utils import cached_file
 
-from flowgrpo import switches, traits
 from flowgrpo.config import Config, Model
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError, nearest
+from flowgrpo.flow.pipeline import switches, traits
+from flowgrpo.flow.pipeline.modality import sampling_rate
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.mdlm.loading import BUILT_IN as TEXT_MODELS
 from flowgrpo.mdlm.loading import PIPELINE
-from flowgrpo.modality import sampling_rate
-from flowgrpo.policy import DiffusersPolicy
 from flowgrpo.schema.sections import Ema, RewardUse
 from flowgrpo.shapes import BUILT_IN
 from flowgrpo.training.hub import HUB_ID, without_progress_bars
@@ -252,3 +253,18 @@ def _synthetic(shape: Sequence[int]) -> torch.Tensor:
     ramp = torch.linspace(0, 1, width).expand(height, width)
     picture = torch.stack([ramp, ramp.flip(1), torch.full((height, width), 0.5)])
     return torch.stack([picture.roll(i, -1) for i in range(min(frames[0], 8))]) if frames else picture
+
+
+def pipeline_class(path: str) -> type[DiffusionPipeline]:
+    """The class of a model, from its index alone.
+
+    Raises:
+        InputError: there is no such model, or diffusers has no such class.
+    """
+    name = index_of(path).get("_class_name")
+    found = getattr(diffusers, str(name), None)
+    if found is None:
+        raise InputError(
+            f"model.path: diffusers {diffusers.__version__} has no pipeline class {name!r}, which {path} asks for"
+        )
+    return found

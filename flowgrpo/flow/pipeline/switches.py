@@ -6,42 +6,25 @@ What would change it (caches of activations, attention that quantises) is refuse
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import compile_regions_fsdp2
 from diffusers import DiffusionPipeline
-from diffusers.models.attention_dispatch import AttentionBackendName, attention_backend, dispatch_attention_fn
 from diffusers.utils.constants import DIFFUSERS_ATTN_BACKEND
 
-from flowgrpo.config import Model, refuse_lossy_attention
+from flowgrpo.config import Model
 from flowgrpo.errors import InputError
+from flowgrpo.flow.pipeline.attention import _try_attention, refuse_lossy_attention, set_attention
 
 if TYPE_CHECKING:
-    from flowgrpo.policy import DiffusersPolicy, Policy, Row
+    from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 
 DECODERS = ("vae", "audio_vae", "vocoder")
 ENTRANCES = ("encode", "_encode", "decode", "forward")  # of a decoder; pipelines call one of these
-
-# What switches a guidance argument of diffusers' pipelines off; None leaves it out of the call.
-OFF = {
-    "true_cfg_scale": 1.0,
-    "guidance_scale": 1.0,
-    "guidance_scale_2": None,
-    "audio_guidance_scale": 1.0,
-    "img_guidance_scale": 1.0,
-    "stg_scale": 0.0,
-    "audio_stg_scale": 0.0,
-    "modality_scale": 1.0,
-    "audio_modality_scale": 1.0,
-    "pag_scale": 0.0,
-    "negative_prompt": None,
-}
 
 
 def check(model: Model, device: torch.device) -> None:
@@ -83,25 +66,6 @@ def apply(model: Model, policy: DiffusersPolicy) -> None:
         compile_blocks(modules)
 
 
-def refuse_inexact(pipe: DiffusionPipeline) -> None:
-    """Let nothing pass whose output at a step depends on other steps, or that quantises its attention.
-
-    Raises:
-        InputError: a cache is enabled in a transformer, or a lossy attention backend is set.
-    """
-    for name, module in pipe.components.items():
-        if not name.startswith(("transformer", "unet")) or not isinstance(module, torch.nn.Module):
-            continue
-        if getattr(module, "is_cache_enabled", False):
-            raise InputError(
-                f"model.path: {name} has a cache enabled ({type(module._cache_config).__name__}), which reuses activations "
-                f"of other steps, so a replay would not score what was rolled out; call {name}.disable_cache() first"
-            )
-        for processor in _dispatching(module):
-            if processor._attention_backend is not None:
-                refuse_lossy_attention(AttentionBackendName(processor._attention_backend).value, name)
-
-
 def checkpoint_gradients(modules: Iterable[torch.nn.Module]) -> None:
     """Keep only the inputs of blocks for the backward pass, and compute the rest again there: the same numbers.
 
@@ -114,21 +78,6 @@ def checkpoint_gradients(modules: Iterable[torch.nn.Module]) -> None:
                 f"model.gradient_checkpointing: {type(module).__name__} does not support it, set it to false"
             )
         module.enable_gradient_checkpointing()
-
-
-def set_attention(modules: Iterable[torch.nn.Module], name: str) -> None:
-    """Compute the attention of modules with one of diffusers' backends, and no other module's.
-
-    Raises:
-        InputError: a module calls PyTorch's attention directly, past diffusers' choice (SD3 does).
-    """
-    for module in modules:
-        if not _dispatching(module):
-            raise InputError(
-                f"model.attention: {type(module).__name__} has its attention fixed to PyTorch's own, remove model.attention"
-            )
-        with attention_backend(name):  # gives back the choice for the whole process, which the next line also sets
-            module.set_attention_backend(name)
 
 
 def tile(pipe: DiffusionPipeline) -> None:
@@ -193,70 +142,5 @@ def compile_blocks(modules: Iterable[torch.nn.Module], backend: str | Callable[.
             compile_regions_fsdp2(module, backend=backend)  # in place, unlike accelerate's compile_regions
 
 
-def unguided(pipeline: type, embedded: bool = False) -> dict[str, Any]:
-    """The call arguments that switch a pipeline's guidance off, None for one to be left out.
-
-    Args:
-        pipeline: the class.
-        embedded: whether `guidance_scale` is an input of its transformer (guidance-distilled models); it stays as it is.
-    """
-    takes = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
-    off = {name: value for name, value in OFF.items() if name in takes}
-    own = getattr(pipeline, "do_classifier_free_guidance", None)
-    if embedded or ("true_cfg_scale" in takes and own is None):
-        off.pop("guidance_scale", None)
-    elif isinstance(own, property):
-        try:
-            if own.fget(SimpleNamespace(_guidance_scale=1.0, guidance_scale=1.0)):
-                off["guidance_scale"] = 0.0  # pipelines that add guidance_scale * (cond - uncond) to cond
-        except AttributeError:  # it reads more of the pipeline than its scale
-            pass
-    return off
-
-
-def training_call(model: Model, policy: Policy) -> dict[str, Any]:
-    """What goes over `model.call` while a run rolls out and updates: nothing, or whatever switches guidance off."""
-    if model.guidance == "pipeline":
-        return {}
-    embedded = any(module.config.get("guidance_embeds") for module in policy.modules.values())
-    return unguided(type(policy.pipe), embedded)
-
-
-def check_unguided(policy: DiffusersPolicy, rows: Sequence[Row]) -> None:
-    """Under the `training_call` of guidance `none`, see that a step really evaluates one branch.
-
-    Raises:
-        InputError: it evaluates more.
-    """
-    state, before = policy.start(rows[:1]), policy.evaluations
-    with torch.no_grad():
-        policy.velocity(state, policy.sigmas[0], rows[:1])
-    branches, policy.evaluations = policy.evaluations - before, before
-    if branches > 1:
-        raise InputError(
-            f"model.guidance: {type(policy.pipe).__name__} has no call argument that switches its guidance off (a step "
-            f"still evaluates {branches} branches), set model.guidance=pipeline"
-        )
-
-
 def _decoders(pipe: DiffusionPipeline) -> dict[str, torch.nn.Module]:
     return {n: m for n, m in pipe.components.items() if n in DECODERS and isinstance(m, torch.nn.Module)}
-
-
-def _dispatching(module: torch.nn.Module) -> list[Any]:
-    """The attention processors that let their backend be chosen."""
-    processors = [getattr(m, "processor", None) for m in module.modules()]
-    return [p for p in processors if hasattr(p, "_attention_backend")]
-
-
-def _try_attention(name: str, dtype: str, device: torch.device) -> None:
-    """One small attention with its gradient: whether package, device and dtype go together."""
-    q, k, v = (torch.ones(1, 8, 2, 64, dtype=getattr(torch, dtype), device=device, requires_grad=True) for _ in "qkv")
-    try:
-        with torch.enable_grad(), attention_backend(name):
-            dispatch_attention_fn(q, k, v).sum().backward()
-    except Exception as error:  # kernels of other packages raise anything; what was raised is reported
-        reason = " ".join(str(error).split())[:300]
-        raise InputError(
-            f"model.attention: {name} cannot train in {dtype} on {device.type} here ({type(error).__name__}: {reason})"
-        ) from error

@@ -1,0 +1,1 @@
+"""Flow models: images, videos and sounds."""

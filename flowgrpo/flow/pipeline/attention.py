@@ -1,0 +1,109 @@
+"""Which attention may compute a rollout, and setting it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.models.attention_dispatch import AttentionBackendName, attention_backend, dispatch_attention_fn
+
+from flowgrpo.errors import InputError
+
+if TYPE_CHECKING:
+    pass
+
+# diffusers' attention backends that compute attention as it is defined; the others quantise.
+AttentionBackend = Literal[
+    "native",
+    "_native_cudnn",
+    "_native_efficient",
+    "_native_flash",
+    "_native_math",
+    "_native_npu",
+    "_native_xla",
+    "flash",
+    "flash_hub",
+    "flash_varlen",
+    "flash_varlen_hub",
+    "flash_4_hub",
+    "_flash_3",
+    "_flash_3_hub",
+    "_flash_varlen_3",
+    "_flash_3_varlen_hub",
+    "aiter_fa2_hub",
+    "flex",
+    "xformers",
+]
+
+
+def refuse_inexact(pipe: DiffusionPipeline) -> None:
+    """Let nothing pass whose output at a step depends on other steps, or that quantises its attention.
+
+    Raises:
+        InputError: a cache is enabled in a transformer, or a lossy attention backend is set.
+    """
+    for name, module in pipe.components.items():
+        if not name.startswith(("transformer", "unet")) or not isinstance(module, torch.nn.Module):
+            continue
+        if getattr(module, "is_cache_enabled", False):
+            raise InputError(
+                f"model.path: {name} has a cache enabled ({type(module._cache_config).__name__}), which reuses activations "
+                f"of other steps, so a replay would not score what was rolled out; call {name}.disable_cache() first"
+            )
+        for processor in _dispatching(module):
+            if processor._attention_backend is not None:
+                refuse_lossy_attention(AttentionBackendName(processor._attention_backend).value, name)
+
+
+def set_attention(modules: Iterable[torch.nn.Module], name: str) -> None:
+    """Compute the attention of modules with one of diffusers' backends, and no other module's.
+
+    Raises:
+        InputError: a module calls PyTorch's attention directly, past diffusers' choice (SD3 does).
+    """
+    for module in modules:
+        if not _dispatching(module):
+            raise InputError(
+                f"model.attention: {type(module).__name__} has its attention fixed to PyTorch's own, remove model.attention"
+            )
+        with attention_backend(name):  # gives back the choice for the whole process, which the next line also sets
+            module.set_attention_backend(name)
+
+
+def _dispatching(module: torch.nn.Module) -> list[Any]:
+    """The attention processors that let their backend be chosen."""
+    processors = [getattr(m, "processor", None) for m in module.modules()]
+    return [p for p in processors if hasattr(p, "_attention_backend")]
+
+
+def _try_attention(name: str, dtype: str, device: torch.device) -> None:
+    """One small attention with its gradient: whether package, device and dtype go together."""
+    q, k, v = (torch.ones(1, 8, 2, 64, dtype=getattr(torch, dtype), device=device, requires_grad=True) for _ in "qkv")
+    try:
+        with torch.enable_grad(), attention_backend(name):
+            dispatch_attention_fn(q, k, v).sum().backward()
+    except Exception as error:  # kernels of other packages raise anything; what was raised is reported
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(
+            f"model.attention: {name} cannot train in {dtype} on {device.type} here ({type(error).__name__}: {reason})"
+        ) from error
+
+
+def refuse_lossy_attention(name: str, key: str) -> None:
+    """Let no rollout compute with an attention that quantises.
+
+    Args:
+        name: of a backend, known or not.
+        key: where it was set.
+
+    Raises:
+        InputError: the name is that of a quantising backend.
+    """
+    if re.search("sage|int8|fp8|fp4", name):
+        raise InputError(
+            f"{key}: {name!r} quantises, so the log-probs of a rollout would not be the model's; it may serve previews "
+            f"(DIFFUSERS_ATTN_BACKEND={name} flowgrpo sample ...), not training"
+        )

@@ -1,0 +1,79 @@
+"""Any `nn.Module` velocity field as a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from flowgrpo.errors import InputError
+from flowgrpo.flow.pipeline.policy import Row
+from samplers.kernels import State
+
+
+class FieldPolicy:
+    """Any velocity field as the policy: `field(x, sigma, rows)` with x (B, ...), sigma (B,) gives the velocity (B, ...).
+
+    Args:
+        field: the network.
+        shape: shape of one state, without the batch.
+        sigmas: the schedule, float32 values from 1 down to 0, as `samplers.schedule.linear_sigmas` makes them.
+        decode: states to samples; by default a state is its own sample.
+    """
+
+    def __init__(
+        self,
+        field: torch.nn.Module,
+        shape: Sequence[int],
+        sigmas: Sequence[float] | torch.Tensor,
+        decode: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ):
+        self.modules = {"field": field}
+        self.shape = tuple(shape)
+        self.sigmas = tuple(float(sigma) for sigma in sigmas)
+        self.evaluations = 0
+        self._decode = decode
+
+    def prepare(self, rows: Sequence[Row]) -> None:
+        """Nothing depends on prompts only."""
+
+    def rest(self) -> None:
+        """Nothing rests."""
+
+    def calling(self, **call: Any) -> AbstractContextManager[None]:
+        """A field has no call arguments.
+
+        Raises:
+            InputError: some are given.
+        """
+        if call:
+            raise InputError(f"eval.call.{next(iter(call))}: a velocity field takes no call arguments")
+        return nullcontext()
+
+    def start(self, rows: Sequence[Row]) -> State:
+        """Standard normal states, from each row's seed."""
+        device = next(self.modules["field"].parameters()).device
+        noise = [torch.randn(self.shape, generator=torch.Generator().manual_seed(row.seed)) for row in rows]
+        return (torch.stack(noise).to(device),)
+
+    def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
+        """The field at `sigma`."""
+        (x,) = state
+        self.evaluations += len(x)
+        return (self.modules["field"](x, torch.full((len(x),), sigma, device=x.device), rows),)
+
+    @torch.no_grad()
+    def decode(self, state: State, rows: Sequence[Row]) -> torch.Tensor:
+        """The given decoder, or the states themselves."""
+        return state[0].float() if self._decode is None else self._decode(state[0])
+
+    @torch.no_grad()
+    def generate(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Whole runs by Euler's method."""
+        (x,) = self.start(rows)
+        for sigma, following in pairwise(self.sigmas):
+            x = x + self.velocity((x,), sigma, rows)[0] * (following - sigma)
+        return self.decode((x,), rows)
