@@ -11,10 +11,9 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
-from flowgrpo import presets
-from flowgrpo.axes import CHOICES
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError, nearest
+from flowgrpo.flow.methods import CHOICES, presets
 from flowgrpo.flow.pipeline.attention import AttentionBackend, refuse_lossy_attention
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.schema import choose
@@ -55,7 +54,7 @@ class Model(Strict):
 
 
 class Algorithm(Strict):
-    """A preset with any of its five axes replaced; see `flowgrpo.presets`."""
+    """A preset with any of its five axes replaced; see `flowgrpo.flow.methods.presets`."""
 
     preset: str
     tree: SerializeAsAny[Choice]

@@ -8,16 +8,17 @@ from typing import Any
 
 import torch
 
-from flowgrpo import memory, presets
+from flowgrpo import memory
 from flowgrpo.config import Config
-from flowgrpo.credit import step_signs
 from flowgrpo.data import prompts
 from flowgrpo.errors import InputError
+from flowgrpo.flow.methods import presets
+from flowgrpo.flow.methods.credit import step_signs
+from flowgrpo.flow.methods.objective import TrainedStep
 from flowgrpo.flow.pipeline import guidance, loading
 from flowgrpo.flow.pipeline.guidance import guidance_branches
 from flowgrpo.flow.pipeline.loading import pipeline_class
 from flowgrpo.flow.pipeline.policy import checked_call
-from flowgrpo.objectives import TrainedStep
 from flowgrpo.picture import drawn
 from flowgrpo.replay import replayed
 from flowgrpo.schema import published

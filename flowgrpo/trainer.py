@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from flowgrpo.axes.kernel import Preserving
 from flowgrpo.config import Config
-from flowgrpo.credit import calibrated, step_signs, trunk_ends
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
+from flowgrpo.flow.methods.credit import calibrated, step_signs, trunk_ends
+from flowgrpo.flow.methods.kernel import Preserving
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy, Row
 from flowgrpo.replay import replayed

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from flowgrpo.flow.methods.objective import Terms, TrainedStep
 from flowgrpo.flow.pipeline.policy import Policy
-from flowgrpo.objectives import Terms, TrainedStep
 from flowgrpo.schema.base import Choice
 from flowgrpo.training.baseline import Units
 from flowgrpo.training.optimize import Measured, moved

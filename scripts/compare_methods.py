@@ -36,9 +36,9 @@ from pathlib import Path
 from typing import Any
 
 from flowgrpo import config
+from flowgrpo.flow.methods.presets import PRESETS
 from flowgrpo.kinds import KINDS
 from flowgrpo.mdlm.presets import PRESETS as TEXT_PRESETS
-from flowgrpo.presets import PRESETS
 
 CONFIG = Path(__file__).parents[1] / "configs" / "shapes.yaml"
 Lines = Sequence[dict[str, Any]]

@@ -18,8 +18,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from flowgrpo.axes import CHOICES as FLOW
 from flowgrpo.errors import InputError
+from flowgrpo.flow.methods import CHOICES as FLOW
 from flowgrpo.mdlm import objectives, views
 from flowgrpo.mdlm.aggregation import AGGREGATIONS, Aggregate
 from flowgrpo.mdlm.answers import Answers, Scope

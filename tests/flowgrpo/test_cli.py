@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
+from flowgrpo.flow.methods.presets import PRESETS, PUBLISHED
 from flowgrpo.launch import check_environment
 from flowgrpo.plan import predicted
-from flowgrpo.presets import PRESETS, PUBLISHED
 
 CALL = {"num_inference_steps": 4, "guidance_scale": 1.0, "height": 16, "width": 16, "max_sequence_length": 1}
 

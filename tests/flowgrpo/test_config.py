@@ -7,7 +7,7 @@ import yaml
 
 from flowgrpo import config
 from flowgrpo.errors import InputError
-from flowgrpo.presets import PRESETS, PUBLISHED
+from flowgrpo.flow.methods.presets import PRESETS, PUBLISHED
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ import statistics
 import pytest
 import torch
 
-from flowgrpo.credit import (
+from flowgrpo.errors import InputError
+from flowgrpo.flow.methods.credit import (
     calibrated,
     depthwise,
     discounted_value,
@@ -14,7 +15,6 @@ from flowgrpo.credit import (
     step_signs,
     terminal,
 )
-from flowgrpo.errors import InputError
 from flowgrpo.training.baseline import GroupMean, group_mean
 from samplers.kernels import Kernel
 from samplers.plans import branch, brush, chain, twigs

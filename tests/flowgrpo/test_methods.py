@@ -12,7 +12,7 @@ from field import Network, lines, nearness, weights_of
 
 from flowgrpo import config
 from flowgrpo.errors import InputError
-from flowgrpo.presets import PRESETS
+from flowgrpo.flow.methods.presets import PRESETS
 from flowgrpo.update import step
 from samplers.trees import pruned
 

@@ -7,9 +7,21 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from flowgrpo.axes.objective import Clip, Divergence, NormalisedRatio, SoftGate
+from flowgrpo.flow.methods.objective import (
+    KL,
+    Clip,
+    Divergence,
+    NormalisedRatio,
+    SoftGate,
+    Terms,
+    adapted,
+    equalised,
+    noise_aware,
+    normalised_ratio,
+    plain_ratio,
+    previous_kl,
+)
 from flowgrpo.flow.pipeline.field import FieldPolicy
-from flowgrpo.objectives import KL, Terms, adapted, equalised, noise_aware, normalised_ratio, plain_ratio, previous_kl
 from flowgrpo.training.baseline import Units
 from flowgrpo.training.surrogate import clip_loss, clipped, soft_gate_loss
 from flowgrpo.training.weights import Weights

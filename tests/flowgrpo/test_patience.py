@@ -12,7 +12,7 @@ from field import closeness, lines, trainer
 
 from flowgrpo import config
 from flowgrpo.cli import main
-from flowgrpo.presets import PRESETS
+from flowgrpo.flow.methods.presets import PRESETS
 from flowgrpo.training.loop import NothingToLearn
 
 

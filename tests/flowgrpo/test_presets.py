@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flowgrpo.axes import CHOICES
-from flowgrpo.presets import PRESETS, PUBLISHED
+from flowgrpo.flow.methods import CHOICES
+from flowgrpo.flow.methods.presets import PRESETS, PUBLISHED
 from flowgrpo.schema.choose import chosen
 
 RELEASED = json.loads((Path(__file__).parents[1] / "data" / "released_flow_configs.json").read_text())

@@ -5,8 +5,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from flowgrpo.axes.tree import Branch, Pruning
-from flowgrpo.pruning import extremes, parent_top1
+from flowgrpo.flow.methods.pruning import extremes, parent_top1
+from flowgrpo.flow.methods.tree import Branch, Pruning
 from samplers.kernels import Kernel
 from samplers.schedule import linear_sigmas
 from samplers.trees import TRUNK, Root, grow, pruned

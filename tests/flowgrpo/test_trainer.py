@@ -12,7 +12,7 @@ from field import TARGET, GaussianFlow, Network, closeness, lines, nearness, tra
 from transformers import get_scheduler
 
 from flowgrpo import config, update
-from flowgrpo.presets import PRESETS
+from flowgrpo.flow.methods.presets import PRESETS
 from flowgrpo.schema.sections import Schedule
 from flowgrpo.training import optimize
 from flowgrpo.training.weights import Weights

@@ -3,7 +3,7 @@ import tiny
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 
-from flowgrpo.axes import CHOICES
+from flowgrpo.flow.methods import CHOICES
 from samplers import FlowSDEScheduler
 from samplers.kernels import KERNELS, log_prob
 

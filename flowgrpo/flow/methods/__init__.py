@@ -5,10 +5,10 @@ A choice is a small configuration and the one call that builds what it names. Ma
 
 from __future__ import annotations
 
-from flowgrpo.axes.credit import Depthwise, DiscountedValue, Siblings, StepGain, Terminal
-from flowgrpo.axes.kernel import CPS, DDIMSDE, DanceSDE, FlowSDE, Manifold
-from flowgrpo.axes.objective import Clip, NormalisedRatio, SoftGate
-from flowgrpo.axes.tree import Branch, BranchWindow, Brush, Chain, Custom, Twigs, Window
+from flowgrpo.flow.methods.credit import Depthwise, DiscountedValue, Siblings, StepGain, Terminal
+from flowgrpo.flow.methods.kernel import CPS, DDIMSDE, DanceSDE, FlowSDE, Manifold
+from flowgrpo.flow.methods.objective import Clip, NormalisedRatio, SoftGate
+from flowgrpo.flow.methods.tree import Branch, BranchWindow, Brush, Chain, Custom, Twigs, Window
 from flowgrpo.schema.base import Choice, Strict
 from flowgrpo.training.baseline import Absolute, GroupMean, LeaveOneOut, Median, Tracker
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 
-from flowgrpo import pruning
-from flowgrpo.credit import trunk_ends
 from flowgrpo.errors import InputError
+from flowgrpo.flow.methods import pruning
+from flowgrpo.flow.methods.credit import trunk_ends
 from flowgrpo.schema.base import Choice, Positive, Strict
 from rewards.base import locate
 from samplers import noise, plans, schedule
@@ -145,7 +145,7 @@ class Brush(Rooted):
 
 
 class Pruning(Strict):
-    """What leaves the update of a branch tree; see `flowgrpo.pruning`.
+    """What leaves the update of a branch tree; see `flowgrpo.flow.methods.pruning`.
 
     `parent_top1` keeps the best chain of each last split; `extremes` the best and the worst `fraction` of a group's chains;
     `depth` does not train a window of `size` steps, which begins before the last stochastic one (leading to depths 15

@@ -12,7 +12,7 @@ from collections import defaultdict
 
 import torch
 
-from flowgrpo.credit import trunk_ends
+from flowgrpo.flow.methods.credit import trunk_ends
 from samplers.trees import Tree
 
 Tensor = torch.Tensor

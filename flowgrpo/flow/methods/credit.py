@@ -10,10 +10,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import torch
+from pydantic import Field
 
 from flowgrpo.errors import InputError
+from flowgrpo.schema.base import Choice
+from flowgrpo.training import baseline
 from flowgrpo.training.baseline import Units, combined
 from samplers.trees import TWIG, Tree
 
@@ -265,3 +269,60 @@ def calibrated(
         level if not n else min(level + step, highest) if even else max(level - step, step)
         for level, n, even in zip(levels, total.tolist(), balanced.tolist(), strict=True)
     ]
+
+
+class Terminal(Choice):
+    """The reward of the end goes to every edge that led there."""
+
+    name: Literal["terminal"] = "terminal"
+
+    def units(self, tree: Tree, rewards: torch.Tensor, reward_weights: torch.Tensor) -> baseline.Units:
+        """The units of a scored tree."""
+        return terminal(tree, rewards)
+
+
+class Siblings(Choice):
+    """The reward of a branch's end goes to the edge that began it; compared with its siblings, or all of its step."""
+
+    name: Literal["siblings"] = "siblings"
+    within: Literal["seed", "prompt"] = "seed"
+
+    def units(self, tree: Tree, rewards: torch.Tensor, reward_weights: torch.Tensor) -> baseline.Units:
+        """The units of a scored tree."""
+        return siblings(tree, rewards, self.within)
+
+
+class Depthwise(Choice):
+    """The fused reward of the leaves below a node goes to the edge above it; compared within its depth."""
+
+    name: Literal["depthwise"] = "depthwise"
+    weights: Literal["uniform", "path"] = "uniform"
+    beta: float = Field(1.0, ge=0)
+
+    def units(self, tree: Tree, rewards: torch.Tensor, reward_weights: torch.Tensor) -> baseline.Units:
+        """The units of a scored tree."""
+        return depthwise(tree, rewards, self.weights, self.beta)
+
+
+class StepGain(Choice):
+    """What a step changed of the value goes to it; compared within its step, or jointly over all steps."""
+
+    name: Literal["step_gain"] = "step_gain"
+    compare: Literal["step", "joint"] = "step"
+
+    def units(self, tree: Tree, rewards: torch.Tensor, reward_weights: torch.Tensor) -> baseline.Units:
+        """The units of a scored tree."""
+        return step_gain(tree, rewards, self.compare)
+
+
+class DiscountedValue(Choice):
+    """The discounted value to come, with an absolute anchor (VGPO, reconstructed)."""
+
+    name: Literal["discounted_value"] = "discounted_value"
+    discount: float = Field(0.9, ge=0, le=1)
+    anchor: float = Field(0.1, ge=0)
+    anchored_steps: int = Field(5, ge=0)
+
+    def units(self, tree: Tree, rewards: torch.Tensor, reward_weights: torch.Tensor) -> baseline.Units:
+        """The units of a scored tree."""
+        return discounted_value(tree, rewards, reward_weights, self.discount, self.anchor, self.anchored_steps)

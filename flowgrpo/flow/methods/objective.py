@@ -1,0 +1,290 @@
+"""How the policy moves: the loss of an edge, its weight by the step, and the divergences that are added to it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from flowgrpo.errors import InputError
+from flowgrpo.schema.base import Choice, Positive, Strict
+from flowgrpo.training import surrogate
+from flowgrpo.training.surrogate import bounded_exp
+from samplers.kernels import Kernel, State, pull, slope
+
+ClipRange = Positive | Annotated[list[Positive], Field(min_length=2, max_length=2)]
+
+
+Tensor = torch.Tensor
+TrainedStep = tuple[Kernel, float, float]  # kernel, sigma, sigma_next
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What an objective sees of E edges of one evaluation; gradients come through `log_prob`, `mean` and `velocity`.
+
+    Attributes:
+        log_prob: (E,) of the stored next state under the policy as it is.
+        old_log_prob: (E,) as the rollout recorded it.
+        advantage: (E,)
+        mean, std: of the step; tensors (E, ...), and one number.
+        step_size: sigma - sigma_next, positive.
+        velocity: tensors (E, ...).
+        diffuses: whether std is g sqrt(step_size), see `samplers.kernels.Kernel`.
+        old_mean: of the step as the rollout recorded it; None if the objective asks for none.
+        reference_mean, reference_velocity: the same under the reference; None without a divergence.
+    """
+
+    log_prob: Tensor
+    old_log_prob: Tensor
+    advantage: Tensor
+    mean: State
+    std: Tensor
+    step_size: float
+    velocity: State
+    diffuses: bool = True
+    old_mean: State | None = None
+    reference_mean: State | None = None
+    reference_velocity: State | None = None
+
+
+def plain_ratio(terms: Terms) -> Tensor:
+    """exp(log_prob - old_log_prob) (E,): how much likelier the policy has made the step."""
+    return bounded_exp(terms.log_prob - terms.old_log_prob)
+
+
+def normalised_ratio(terms: Terms) -> Tensor:
+    """GRPO-Guard (arXiv 2510.22319): exp((log_prob - old_log_prob + mean (mu - mu_old)^2 / (2 std^2)) std), shape (E,).
+
+    For the averaged log-probability the exponent is mean (mu - mu_old) noise: the bias that makes plain ratios smaller than
+    1 is gone, and its variance is the same at every step.
+    """
+    bias = _mean_square(terms.mean, terms.old_mean) / (2 * terms.std**2)
+    return bounded_exp((terms.log_prob - terms.old_log_prob + bias) * terms.std)
+
+
+def noise_aware(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
+    """Weight of each step: its std over the mean std of all of them, TempFlow-GRPO's noise-aware weighting (2508.04324).
+
+    The gradient of an averaged or summed log-probability grows as 1 / std; this takes it back (`constant_free` has std in
+    its place, and is refused). The released code multiplies std by a
+    constant, 2.25 for SD3.5, which is 1 / mean(std) over the trained steps of that setting; here it is computed.
+    """
+    stds = [slope(*step, sigma_cap)[1] for step in steps]
+    return [std * len(stds) / sum(stds) for std in stds]
+
+
+def equalised(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
+    """Weight of each step: median of N over its N, SAGE-GRPO's equaliser (2603.21872).
+
+    N is the size of the gradient of the log-probability with respect to the velocity (`samplers.kernels.pull`), which is
+    the paper's |d mean / d v| / std where it is averaged; so all steps pull alike, by any kernel and form. Where one has no
+    slope or no noise the weight is 1. Of an even number of steps the median is the lower one of the two in the middle, as
+    in the released code.
+    """
+    sizes = [pull(*step, sigma_cap) for step in steps]
+    middle = statistics.median_low(sizes)
+    return [middle / size if size > 0 else 1.0 for size in sizes]
+
+
+STEP_WEIGHTS = {"noise_aware": noise_aware, "equalised": equalised}
+
+
+def exact_kl(terms: Terms) -> Tensor:
+    """KL (E,) of the step's Gaussian from the reference's, averaged over dimensions: mean (mu - mu_ref)^2 / (2 std^2)."""
+    return _mean_square(terms.mean, terms.reference_mean) / (2 * terms.std**2)
+
+
+def flow_grpo_kl(terms: Terms) -> Tensor:
+    """Flow-GRPO's form (E,), as its code has it: mean (mu - mu_ref)^2 / (2 s^2), s what it calls `std_dev_t`.
+
+    For `flow_sde` that is g, and the divergence the exact one without the step in std = g sqrt(h). For `cps` it is the std
+    itself, and the divergence the exact one; so it is here for all kernels whose noise is no diffusion over the step.
+    """
+    return exact_kl(terms) * (terms.step_size if terms.diffuses else 1.0)
+
+
+def previous_kl(terms: Terms) -> Tensor:
+    """KL (E,) of the step from the one of the policy that made the rollout, averaged over dimensions."""
+    return _mean_square(terms.mean, terms.old_mean) / (2 * terms.std**2)
+
+
+def adapted(beta: float, kl: float, target: float, low: float, high: float) -> float:
+    """PPO's adaptive coefficient (arXiv 1707.06347, section 4): doubled above 1.5 target, halved below target / 1.5.
+
+    Bounded to [low, high]. SAGE-GRPO adapts its coefficient too, between 1e-7 and 1e-5, by a rule that was not at hand.
+    """
+    beta = beta * 2 if kl > 1.5 * target else beta / 2 if kl < target / 1.5 else beta
+    return min(max(beta, low), high)
+
+
+def velocity_kl(terms: Terms) -> Tensor:
+    """Squared distance (E,) of the velocities, averaged over dimensions; knows nothing of the kernel."""
+    return _mean_square(terms.velocity, terms.reference_velocity)
+
+
+def hold(form: str, step: TrainedStep, sigma_cap: float) -> float:
+    """How strictly a form of divergence holds the velocity at a step: D times its second derivative in an element of v.
+
+    (d mean / d v)^2 / std^2, for `flow_grpo` times the step where the kernel's noise is a diffusion over it; 2 for
+    `velocity`.
+    """
+    if form == "velocity":
+        return 2.0
+    kernel, sigma, sigma_next = step
+    moved, std = slope(*step, sigma_cap)
+    over = sigma - sigma_next if form == "flow_grpo" and kernel.diffuses else 1.0
+    return (moved / std) ** 2 * over if std > 0 else 0.0
+
+
+KL = {"exact": exact_kl, "flow_grpo": flow_grpo_kl, "velocity": velocity_kl}
+
+
+def _mean_square(a: State, b: State) -> Tensor:
+    return torch.cat([(x.float() - y.float()).flatten(1) for x, y in zip(a, b, strict=True)], dim=1).square().mean(1)
+
+
+class Divergence(Strict):
+    """A pull to the reference: `beta` times the form of KL (see `flowgrpo.flow.methods.objective`); 0 computes no reference.
+
+    The reference is the `fixed` start of training, or `moving`: the policy itself, copied every `refresh` optimizer steps.
+    `previous` adds so many times the KL from the policy that made the rollout (with it, SAGE-GRPO's dual region), which is 0
+    in the first of an iteration's updates.
+    With a `target` the coefficient adapts between `beta` and `max_beta`, after each iteration.
+    """
+
+    form: Literal["flow_grpo", "exact", "velocity"] = "flow_grpo"
+    beta: float = Field(0.0, ge=0)
+    reference: Literal["fixed", "moving"] = "fixed"
+    refresh: int = Field(10, ge=1)
+    previous: float = Field(0.0, ge=0)
+    target: Positive | None = None
+    max_beta: Positive | None = None
+
+    @model_validator(mode="after")
+    def _adapts(self) -> Divergence:
+        if (self.target is None) != (self.max_beta is None) or (self.max_beta or self.beta) < self.beta:
+            raise InputError(
+                "algorithm.objective.kl: to adapt the coefficient give target and max_beta, with 0 < beta <= max_beta"
+            )
+        if self.beta == 0 and (self.previous or self.target or self.reference == "moving"):
+            raise InputError(
+                "algorithm.objective.kl.beta: 0 switches previous, target and a moving reference off, raise it"
+            )
+        return self
+
+    def adapted(self, beta: float, measured: float | None) -> float:
+        """The coefficient after an iteration that had `beta` and measured this divergence."""
+        if self.target is None or measured is None:
+            return beta
+        return adapted(beta, measured, self.target, self.beta, self.max_beta)
+
+
+class PolicyGradient(Choice):
+    """Options of objectives of the ratio: weights of the steps, and divergences, which the weights do not touch."""
+
+    step_weights: Literal["none", "noise_aware", "equalised"] = "none"
+    kl: Divergence = Divergence()
+
+    @property
+    def needs_old_means(self) -> bool:
+        """Whether the rollout must keep the means of its steps."""
+        return self.kl.previous > 0
+
+    def weights(self, steps: Sequence[TrainedStep], sigma_cap: float) -> dict[TrainedStep, float]:
+        """Weight of each of the trained steps."""
+        if self.step_weights == "none":
+            return dict.fromkeys(steps, 1.0)
+        return dict(zip(steps, STEP_WEIGHTS[self.step_weights](steps, sigma_cap), strict=True))
+
+    def pulls(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
+        """How hard the loss of each of the trained steps pulls at the velocity, see `samplers.kernels.pull`."""
+        weights = self.weights(steps, sigma_cap)
+        return [pull(*step, sigma_cap) * weights[step] for step in steps]
+
+    def holds(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
+        """How strictly the divergence holds the velocity at each of the trained steps: its second derivative, but for D."""
+        return [hold(self.kl.form, step, sigma_cap) for step in steps]
+
+    def divergence(self, terms: Terms) -> torch.Tensor:
+        """Divergence (E,) in the chosen form."""
+        pull = KL[self.kl.form](terms)
+        return pull + self.kl.previous * previous_kl(terms) if self.kl.previous else pull
+
+
+class Clipped(PolicyGradient):
+    """Options of clipped objectives. `clip_range` is one bound for both sides, or [low, high]."""
+
+    clip_range: ClipRange = 1e-4
+
+    @property
+    def _range(self) -> tuple[float, float]:
+        return tuple(self.clip_range) if isinstance(self.clip_range, list) else (self.clip_range, self.clip_range)
+
+    def loss(self, terms: Terms) -> torch.Tensor:
+        """Loss (E,) of the edges, without the divergence."""
+        return surrogate.clip_loss(self.ratio(terms), terms.advantage, *self._range)
+
+    def clipped(self, terms: Terms) -> torch.Tensor:
+        """Which edges (E,) the clip stops."""
+        return surrogate.clipped(self.ratio(terms), terms.advantage, *self._range)
+
+    def ratio(self, terms: Terms) -> torch.Tensor:
+        """The ratio (E,) that is clipped."""
+        return plain_ratio(terms)
+
+
+class Clip(Clipped):
+    """PPO's clipped ratio."""
+
+    name: Literal["clip"] = "clip"
+
+
+class NormalisedRatio(Clipped):
+    """GRPO-Guard: a ratio of equal variance at every step, clipped; the loss is divided by the step's size."""
+
+    name: Literal["normalised_ratio"] = "normalised_ratio"
+    clip_range: ClipRange = 2e-6
+
+    @property
+    def needs_old_means(self) -> bool:
+        """Whether the rollout must keep the means of its steps."""
+        return True
+
+    def ratio(self, terms: Terms) -> torch.Tensor:
+        """The ratio (E,) that is clipped."""
+        return normalised_ratio(terms)
+
+    def pulls(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
+        """How hard the loss of each of the trained steps pulls at the velocity: std / step size times the plain ratio's."""
+        plain = super().pulls(steps, sigma_cap)
+        return [
+            size * slope(*step, sigma_cap)[1] / (step[1] - step[2]) for size, step in zip(plain, steps, strict=True)
+        ]
+
+    def loss(self, terms: Terms) -> torch.Tensor:
+        """Loss (E,) of the edges, without the divergence."""
+        return super().loss(terms) / terms.step_size
+
+
+class SoftGate(PolicyGradient):
+    """SAPO: a gate that closes softly instead of a clip.
+
+    `temperature` is [for A > 0, for A <= 0]; its inverse plays the part of a clip range. The paper's ratios are of tokens
+    and its temperatures 1.0 and 1.05; ours belong to averaged log-probabilities.
+    """
+
+    name: Literal["soft_gate"] = "soft_gate"
+    temperature: Annotated[list[Positive], Field(min_length=2, max_length=2)] = [1.0e4, 1.05e4]
+
+    def loss(self, terms: Terms) -> torch.Tensor:
+        """Loss (E,) of the edges, without the divergence."""
+        return surrogate.soft_gate_loss(plain_ratio(terms), terms.advantage, *self.temperature)
+
+    def clipped(self, terms: Terms) -> torch.Tensor:
+        """Which edges (E,) are stopped: none is."""
+        return torch.zeros_like(terms.advantage, dtype=torch.bool)
