@@ -77,8 +77,8 @@ def plan(
 ) -> None:
     """Show the resolved config, the axes, the batch geometry and the model evaluations, without any training."""
     settings = config.load(path, overrides or [])
+    from flowgrpo.flow.picture import LEGEND
     from flowgrpo.kinds import KINDS
-    from flowgrpo.picture import LEGEND
 
     kind = KINDS[settings.kind]
     planned = kind.plan(settings)
@@ -255,7 +255,7 @@ def export(
     form: Format = "human",
 ) -> None:
     """Write a run's LoRA in diffusers' (texts: peft's) format, or its full weights, with a model card and samples."""
-    from flowgrpo.export import settings_of
+    from flowgrpo.flow.export import settings_of
     from flowgrpo.kinds import KINDS
 
     done = KINDS[settings_of(run).kind].export(run, out_folder, step)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from flowgrpo import doctor, export, plan, sampling
-from flowgrpo.certificate import Check
+from flowgrpo.flow import doctor, export, plan, sampling
 from flowgrpo.flow import setup as flow
+from flowgrpo.flow.certificate import Check
 from flowgrpo.mdlm import doctor as text_doctor
 from flowgrpo.mdlm import export as text_export
 from flowgrpo.mdlm import plan as text_plan

@@ -25,7 +25,7 @@ sys.path.append(str(ROOT / "tests"))
 
 from zoo import SPECIMENS, Specimen  # noqa: E402
 
-from flowgrpo.certificate import Check, certify  # noqa: E402
+from flowgrpo.flow.certificate import Check, certify  # noqa: E402
 from flowgrpo.flow.pipeline.traits import TRAITS  # noqa: E402
 
 TABLE, PAGE = ROOT / "flowgrpo" / "models.json", ROOT / "docs" / "models.md"

@@ -4,7 +4,7 @@ import torch
 
 from flowgrpo.data import prompts
 from flowgrpo.flow.pipeline.field import FieldPolicy
-from flowgrpo.trainer import Trainer
+from flowgrpo.flow.trainer import Trainer
 from flowgrpo.training.weights import Weights
 from rewards import Reward
 from samplers.schedule import linear_sigmas

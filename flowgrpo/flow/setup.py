@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 from accelerate import Accelerator
 
-from flowgrpo import memory
-from flowgrpo.config import Config
 from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Prompt
+from flowgrpo.flow import memory
+from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline import guidance, loading
 from flowgrpo.flow.pipeline.loading import pipeline_class
 from flowgrpo.flow.pipeline.modality import expected_shape
 from flowgrpo.flow.pipeline.policy import Row
-from flowgrpo.plan import call_and_branches, predicted
-from flowgrpo.trainer import Trainer
+from flowgrpo.flow.plan import call_and_branches, predicted
+from flowgrpo.flow.trainer import Trainer
 from rewards import Reward
 
 

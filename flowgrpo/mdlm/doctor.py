@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 from flowgrpo import config
-from flowgrpo.certificate import Check
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Prompt
-from flowgrpo.doctor import memory_left, spread
+from flowgrpo.flow.certificate import Check
+from flowgrpo.flow.doctor import memory_left, spread
 from flowgrpo.flow.pipeline import loading
 from flowgrpo.flow.pipeline.policy import Row
 from flowgrpo.mdlm import memory

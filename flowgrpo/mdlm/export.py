@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from flowgrpo.data import prompts
-from flowgrpo.export import SAMPLES, Exported, opened
+from flowgrpo.flow.export import SAMPLES, Exported, opened
 from flowgrpo.flow.pipeline.policy import Row
 from flowgrpo.mdlm.architectures import copy_beside, is_released, released_paths
 from flowgrpo.mdlm.config import EMBEDDED, TextConfig, TextModel

@@ -1,4 +1,4 @@
-"""Memory that a run of a language model needs at the least; see `flowgrpo.memory`."""
+"""Memory that a run of a language model needs at the least; see `flowgrpo.flow.memory`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The one loop: rollout -> score -> credit -> update -> log -> checkpoint, whatever kind of model is trained.
 
-What an iteration does with its model is a subclass's: `flowgrpo.trainer` for flows, `flowgrpo.mdlm.trainer` for texts.
+What an iteration does with its model is a subclass's: `flowgrpo.flow.trainer` for flows, `flowgrpo.mdlm.trainer` for texts.
 """
 
 from __future__ import annotations

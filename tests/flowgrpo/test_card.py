@@ -8,6 +8,7 @@ from read_card import HOSTILE, as_shown, blocks, table, words
 
 from flowgrpo import config
 from flowgrpo.cli import main
+from flowgrpo.flow.config import Config
 from flowgrpo.training import card
 
 
@@ -28,7 +29,7 @@ def test_a_prompt_is_itself_in_table_code_and_command(prompt, tmp_path, monkeypa
 
 def test_names_stand_in_the_head_as_they_are(tmp_path):
     for path in ("a: b # c", "`x``", "- [y]"):
-        settings = config.Config.model_validate({"model": {"path": path}, "rewards": [{"use": "./my`reward.py:a_b"}]})
+        settings = Config.model_validate({"model": {"path": path}, "rewards": [{"use": "./my`reward.py:a_b"}]})
         head = "\n".join(card.heading(tmp_path, settings, "diffusers", "lora", 1))
         front = yaml.safe_load(head.split("---\n")[1])
         assert front == {

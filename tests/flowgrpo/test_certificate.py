@@ -7,7 +7,7 @@ import pytest
 from zoo import REPRESENTATIVE, SPECIMENS
 
 import flowgrpo
-from flowgrpo.certificate import certify
+from flowgrpo.flow.certificate import certify
 from flowgrpo.flow.pipeline.traits import TRAITS
 
 TABLE = json.loads((Path(flowgrpo.__file__).parent / "models.json").read_text())

@@ -16,8 +16,8 @@ from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.presets import PRESETS, PUBLISHED
+from flowgrpo.flow.plan import predicted
 from flowgrpo.launch import check_environment
-from flowgrpo.plan import predicted
 
 CALL = {"num_inference_steps": 4, "guidance_scale": 1.0, "height": 16, "width": 16, "max_sequence_length": 1}
 

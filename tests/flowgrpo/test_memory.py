@@ -3,8 +3,9 @@ import pytest
 import tiny
 import torch
 
-from flowgrpo import config, memory
+from flowgrpo import config
 from flowgrpo.errors import InputError
+from flowgrpo.flow import memory
 from flowgrpo.flow.pipeline import loading
 
 

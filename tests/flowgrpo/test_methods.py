@@ -13,7 +13,7 @@ from field import Network, lines, nearness, weights_of
 from flowgrpo import config
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.presets import PRESETS
-from flowgrpo.update import step
+from flowgrpo.flow.update import step
 from samplers.trees import pruned
 
 ONE_ROUND = {"kernel": {"calibrate": {"rounds": 1}}}

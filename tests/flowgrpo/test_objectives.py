@@ -22,10 +22,10 @@ from flowgrpo.flow.methods.objective import (
     previous_kl,
 )
 from flowgrpo.flow.pipeline.field import FieldPolicy
+from flowgrpo.flow.update import Credited, step
 from flowgrpo.training.baseline import Units
 from flowgrpo.training.surrogate import clip_loss, clipped, soft_gate_loss
 from flowgrpo.training.weights import Weights
-from flowgrpo.update import Credited, step
 from samplers.kernels import Kernel, cps, flow_sde, log_prob
 from samplers.plans import chain
 from samplers.schedule import linear_sigmas

@@ -9,9 +9,10 @@ import pytest
 import torch
 from field import lines, trainer, weights_of
 
-from flowgrpo import config, update
+from flowgrpo import config
 from flowgrpo.errors import InputError
-from flowgrpo.plan import predicted
+from flowgrpo.flow import update
+from flowgrpo.flow.plan import predicted
 from flowgrpo.schema.sections import Train
 from flowgrpo.training import parts
 from samplers.kernels import Kernel

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from flowgrpo import config
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.presets import PRESETS
-from flowgrpo.picture import drawn
-from flowgrpo.plan import picture, predicted, sigma_table, uneven
+from flowgrpo.flow.picture import drawn
+from flowgrpo.flow.plan import picture, predicted, sigma_table, uneven
 from samplers.kernels import Kernel
 from samplers.trees import TRUNK, Move
 

@@ -11,7 +11,8 @@ import torch
 from field import TARGET, GaussianFlow, Network, closeness, lines, nearness, trainer, weights_of
 from transformers import get_scheduler
 
-from flowgrpo import config, update
+from flowgrpo import config
+from flowgrpo.flow import update
 from flowgrpo.flow.methods.presets import PRESETS
 from flowgrpo.schema.sections import Schedule
 from flowgrpo.training import optimize
@@ -171,7 +172,7 @@ def test_the_last_checkpoints_are_kept(tmp_path):
 
 
 def test_the_drift_metric_sees_a_wrong_state(tmp_path, monkeypatch):
-    from flowgrpo import trainer as module
+    from flowgrpo.flow import trainer as module
 
     honest = module.rollout
 

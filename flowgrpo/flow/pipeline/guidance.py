@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flowgrpo.config import Model
 from flowgrpo.errors import InputError
+from flowgrpo.flow.config import Model
 
 if TYPE_CHECKING:
     from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Policy, Row

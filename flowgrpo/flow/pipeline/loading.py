@@ -19,9 +19,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers.utils import cached_file
 
-from flowgrpo.config import Config, Model
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError, nearest
+from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.pipeline import switches, traits
 from flowgrpo.flow.pipeline.modality import sampling_rate
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy

@@ -16,8 +16,8 @@ from accelerate.utils import compile_regions_fsdp2
 from diffusers import DiffusionPipeline
 from diffusers.utils.constants import DIFFUSERS_ATTN_BACKEND
 
-from flowgrpo.config import Model
 from flowgrpo.errors import InputError
+from flowgrpo.flow.config import Model
 from flowgrpo.flow.pipeline.attention import _try_attention, refuse_lossy_attention, set_attention
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 
-from flowgrpo.export import write_weights
+from flowgrpo.flow.export import write_weights
 from flowgrpo.flow.pipeline import traits
 from flowgrpo.flow.pipeline.loading import load_lora
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Row

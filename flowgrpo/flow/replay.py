@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flowgrpo.config import Config
+from flowgrpo.flow.config import Config
 from flowgrpo.training.baseline import Units
 from flowgrpo.training.parts import of_edges
 from samplers.trees import Tree, pruned

@@ -14,6 +14,7 @@ from diffusers.loaders.lora_base import LoraBaseMixin
 from flowgrpo import config
 from flowgrpo.data import conditions, prompts
 from flowgrpo.errors import InputError
+from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline import loading, traits
 from flowgrpo.flow.pipeline.modality import modality_of, sampling_rate
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Row
@@ -114,7 +115,7 @@ def write_weights(policy: DiffusersPolicy, weights: Weights, out: Path) -> None:
         pipe.scheduler = policy.scheduler
 
 
-def _card(run: Path, settings: config.Config, policy: DiffusersPolicy, kind: str, step: int, call, pairs) -> str:
+def _card(run: Path, settings: Config, policy: DiffusersPolicy, kind: str, step: int, call, pairs) -> str:
     """A model card that says how it was made, what it scored, and the exact lines that reproduce its samples."""
     model, row = settings.model, pairs[0][0]
     tag = "lora" if kind == "lora" else f"text-to-{modality_of(type(policy.pipe))}"

@@ -14,15 +14,16 @@ from typing import Any
 
 import torch
 
-from flowgrpo.config import Config
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
+from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods.credit import calibrated, step_signs, trunk_ends
 from flowgrpo.flow.methods.kernel import Preserving
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy, Row
-from flowgrpo.replay import replayed
-from flowgrpo.rollout import Rollout, drafted, rollout
+from flowgrpo.flow.replay import replayed
+from flowgrpo.flow.rollout import Rollout, drafted, rollout
+from flowgrpo.flow.update import Credited, step
 from flowgrpo.training.baseline import combined
 from flowgrpo.training.evaluate import evaluate
 from flowgrpo.training.groups import Groups
@@ -30,7 +31,6 @@ from flowgrpo.training.loop import Loop
 from flowgrpo.training.report import peak_bytes
 from flowgrpo.training.samples import Sample
 from flowgrpo.training.weights import Weights
-from flowgrpo.update import Credited, step
 from samplers import noise
 from samplers.trees import Root
 

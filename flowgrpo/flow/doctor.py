@@ -17,16 +17,17 @@ from typing import Any
 import psutil
 import torch
 
-from flowgrpo import config, memory
-from flowgrpo.certificate import Check, gap_of, replay, rolled_out
-from flowgrpo.config import Config
+from flowgrpo import config
 from flowgrpo.data import conditions, prompts
 from flowgrpo.errors import InputError
-from flowgrpo.export import write_weights
+from flowgrpo.flow import memory
+from flowgrpo.flow.certificate import Check, gap_of, replay, rolled_out
+from flowgrpo.flow.config import Config
+from flowgrpo.flow.export import write_weights
 from flowgrpo.flow.pipeline import guidance, loading, modality
 from flowgrpo.flow.pipeline.loading import pipeline_class
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Row
-from flowgrpo.plan import plan
+from flowgrpo.flow.plan import plan
 from flowgrpo.training.report import peak_bytes
 from flowgrpo.training.scorer import score
 from flowgrpo.training.weights import Weights

@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 
-from flowgrpo import memory
-from flowgrpo.config import Config
 from flowgrpo.data import prompts
 from flowgrpo.errors import InputError
+from flowgrpo.flow import memory
+from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods import presets
 from flowgrpo.flow.methods.credit import step_signs
 from flowgrpo.flow.methods.objective import TrainedStep
+from flowgrpo.flow.picture import drawn
 from flowgrpo.flow.pipeline import guidance, loading
 from flowgrpo.flow.pipeline.guidance import guidance_branches
 from flowgrpo.flow.pipeline.loading import pipeline_class
 from flowgrpo.flow.pipeline.policy import checked_call
-from flowgrpo.picture import drawn
-from flowgrpo.replay import replayed
+from flowgrpo.flow.replay import replayed
 from flowgrpo.schema import published
 from flowgrpo.training import selection
 from flowgrpo.training.parts import of_roots
@@ -278,7 +278,7 @@ def _check_calibration(tree: Tree, rewards: torch.Tensor) -> None:
 
 
 def picture(config: Config, num_steps: int) -> list[str]:
-    """The tree of one root in the first iteration, drawn; see `flowgrpo.picture`."""
+    """The tree of one root in the first iteration, drawn; see `flowgrpo.flow.picture`."""
     train, algorithm = config.train, config.algorithm
     kernels = algorithm.kernel.kernels(num_steps)
     return drawn(algorithm.tree.plan(kernels, train.group_size, config.run.seed, 0), num_steps)

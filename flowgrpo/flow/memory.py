@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from flowgrpo.config import Config
+from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline import loading
 from flowgrpo.training.hub import Shape, refuse_too_large, shapes
 from flowgrpo.training.weights import adapter_size
