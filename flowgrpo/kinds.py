@@ -13,7 +13,7 @@ from flowgrpo.mdlm import doctor as text_doctor
 from flowgrpo.mdlm import export as text_export
 from flowgrpo.mdlm import plan as text_plan
 from flowgrpo.mdlm import sampling as text_sampling
-from flowgrpo.mdlm import texts
+from flowgrpo.mdlm import setup as texts
 from flowgrpo.training.loop import Loop
 
 

@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 from flowgrpo.data.tasks import TASKS, problems
-from flowgrpo.mdlm.decoders import build
+from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.policy import TextPolicy
 from rewards.text import solved

@@ -24,9 +24,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from flowgrpo import config
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.mdlm.checkpointing import checkpoint_gradients
+from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.plan import predicted
 from flowgrpo.mdlm.policy import TextPolicy
-from flowgrpo.mdlm.predictor import MaskPredictor
 from flowgrpo.mdlm.trainer import TextTrainer
 from flowgrpo.training.weights import Weights, lora_config
 from rewards import Reward

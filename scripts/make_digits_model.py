@@ -26,8 +26,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from flowgrpo.data.tasks import ALPHABET, LONGEST_PROMPT, TASKS, draw, problems
-from flowgrpo.mdlm.decode import decode
-from flowgrpo.mdlm.decoders import build
+from flowgrpo.mdlm.decoding.decode import decode
+from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.loading import load_predictor
 from rewards.text import solved
 

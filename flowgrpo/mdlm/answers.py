@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from flowgrpo.mdlm.attention import positions
+from flowgrpo.mdlm.decoding.attention import positions
 from samplers.noise import Address
 
 Tensor = torch.Tensor

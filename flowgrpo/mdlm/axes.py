@@ -2,7 +2,7 @@
 
 A choice is a small configuration and the one call that builds what it names; the baseline is that of flow models.
 
- - decoder: how answers are made, by `flowgrpo.mdlm.decoders`;
+ - decoder: how answers are made, by `flowgrpo.mdlm.decoding.decoders`;
  - schedule: whether the decoder's numbers are actions of their own;
  - hints: what is given of a known solution where a whole group fails;
  - likelihood: which views of an answer its log-probability is estimated from;
@@ -23,9 +23,9 @@ from flowgrpo.flow.methods import CHOICES as FLOW
 from flowgrpo.mdlm import objectives, views
 from flowgrpo.mdlm.aggregation import AGGREGATIONS, Aggregate
 from flowgrpo.mdlm.answers import Answers, Scope
-from flowgrpo.mdlm.decode import Decoder
-from flowgrpo.mdlm.decoders import DECODERS, build
-from flowgrpo.mdlm.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.decode import Decoder
+from flowgrpo.mdlm.decoding.decoders import DECODERS, build
+from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.schedule import SchedulePolicy
 from flowgrpo.schema.base import Choice, Count, Positive, Rate, Strict
 
@@ -35,7 +35,7 @@ Pair = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 class Decoding(Choice):
     """A decoder of the table by `name`, with any of its words and numbers replaced; a plain word is its name.
 
-    See `flowgrpo.mdlm.decoders.build`, which checks them. Without `steps` it commits one token a step.
+    See `flowgrpo.mdlm.decoding.decoders.build`, which checks them. Without `steps` it commits one token a step.
     """
 
     name: str = "low_confidence"

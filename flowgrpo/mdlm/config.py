@@ -7,8 +7,8 @@ from typing import Any, Literal
 from pydantic import Field, SerializeAsAny, model_validator
 
 from flowgrpo.errors import InputError, nearest
-from flowgrpo.mdlm.attention import Attention
 from flowgrpo.mdlm.axes import CHOICES, Decoding, Ratio
+from flowgrpo.mdlm.decoding.attention import Attention
 from flowgrpo.mdlm.presets import PRESETS
 from flowgrpo.mdlm.schedule import scheduled
 from flowgrpo.schema import choose

@@ -18,11 +18,11 @@ from flowgrpo.flow.export import SAMPLES, Exported, opened
 from flowgrpo.flow.pipeline.policy import Row
 from flowgrpo.mdlm.architectures import copy_beside, is_released, released_paths
 from flowgrpo.mdlm.config import EMBEDDED, TextConfig, TextModel
-from flowgrpo.mdlm.decode import Decoder
+from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.loading import places
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.schedule import SchedulePolicy, scheduled
-from flowgrpo.mdlm.texts import policy_and_weights
+from flowgrpo.mdlm.setup import policy_and_weights
 from flowgrpo.training import card, checkpoint
 from flowgrpo.training.hub import without_progress_bars
 from flowgrpo.training.samples import Text, save_sample
@@ -193,7 +193,7 @@ def _snippet(settings: TextConfig, kind: str, row: Row) -> str:
     lines = [
         "from pathlib import Path" if learned or lora else "",
         "import torch",
-        "from flowgrpo.mdlm.decoders import build" if learned else "",
+        "from flowgrpo.mdlm.decoding.decoders import build" if learned else "",
         "from flowgrpo.mdlm.export import with_schedule" if learned else "",
         f"from flowgrpo.mdlm.loading import {'load_adapter, ' * lora}load_predictor",
         "from flowgrpo.mdlm.policy import TextPolicy",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from flowgrpo.mdlm.axes import Inpainting
-from flowgrpo.mdlm.decode import GIVEN, Rollout
+from flowgrpo.mdlm.decoding.decode import GIVEN, Rollout
 from flowgrpo.mdlm.inpainting import hints
 from flowgrpo.mdlm.policy import TextPolicy
 from samplers.noise import Address

@@ -28,8 +28,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm import architectures
 from flowgrpo.mdlm.architectures import architecture
-from flowgrpo.mdlm.attention import Attention, known_block_size
-from flowgrpo.mdlm.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.attention import Attention, known_block_size
+from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.shapes import BUILT_IN as FLOW_MODELS
 from flowgrpo.training.hub import without_progress_bars
 

@@ -16,16 +16,16 @@ from flowgrpo.flow.pipeline import loading
 from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.answers import Answers
 from flowgrpo.mdlm.axes import Likelihood
-from flowgrpo.mdlm.committers import Ascending, Even, Remaining
 from flowgrpo.mdlm.config import TextConfig
-from flowgrpo.mdlm.decode import Decoder
+from flowgrpo.mdlm.decoding.committers import Ascending, Even, Remaining
+from flowgrpo.mdlm.decoding.decode import Decoder
+from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.step import Step
 from flowgrpo.mdlm.loading import block_size_of
 from flowgrpo.mdlm.objectives import Objective, TokenRatio
-from flowgrpo.mdlm.predictor import MaskPredictor
 from flowgrpo.mdlm.presets import PUBLISHED
 from flowgrpo.mdlm.schedule import Chosen, scheduled
-from flowgrpo.mdlm.step import Step
-from flowgrpo.mdlm.texts import check_hints
+from flowgrpo.mdlm.setup import check_hints
 from flowgrpo.schema import published
 
 AXES = ("decoder", "schedule", "hints", "likelihood", "baseline", "objective", "aggregation")

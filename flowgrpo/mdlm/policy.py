@@ -9,9 +9,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.decode import Decoder, Rollout, decode
-from flowgrpo.mdlm.decoders import build
-from flowgrpo.mdlm.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.decode import Decoder, Rollout, decode
+from flowgrpo.mdlm.decoding.decoders import build
+from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.training.samples import Text
 from samplers.noise import Address
 
@@ -120,7 +120,7 @@ class TextPolicy:
         micro_batch: int,
         fixed: Tensor | None = None,
     ) -> Written:
-        """Answers to prompts; arguments as of `flowgrpo.mdlm.decode.decode`."""
+        """Answers to prompts; arguments as of `flowgrpo.mdlm.decoding.decode.decode`."""
         ids, mask = self.prompts(texts)
         rollout = decode(self.predictor, ids, decoder, seeds, mask, fixed, micro_batch)
         return Written(rollout, self.texts(rollout.completion))
@@ -140,7 +140,7 @@ class TextPolicy:
         """Answers to prompts, of prompt i with seed + i.
 
         Args:
-            decoder: as `flowgrpo.mdlm.decoders.build` takes it.
+            decoder: as `flowgrpo.mdlm.decoding.decoders.build` takes it.
         """
         built = build(decoder, self.length, self.eos_id, self.predictor)
         return self.write(prompts, built, [(seed + i,) for i in range(len(prompts))], len(prompts)).texts

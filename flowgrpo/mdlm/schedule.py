@@ -21,10 +21,10 @@ from types import MappingProxyType
 import torch
 
 from flowgrpo.errors import InputError, nearest
-from flowgrpo.mdlm.committers import Remaining
-from flowgrpo.mdlm.decode import Decoder, Rollout
-from flowgrpo.mdlm.modifiers import Gumbel
-from flowgrpo.mdlm.step import Step
+from flowgrpo.mdlm.decoding.committers import Remaining
+from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
+from flowgrpo.mdlm.decoding.modifiers import Gumbel
+from flowgrpo.mdlm.decoding.step import Step
 from samplers.noise import Address, noise
 
 Tensor = torch.Tensor

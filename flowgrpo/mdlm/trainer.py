@@ -18,7 +18,7 @@ from flowgrpo.mdlm import hinted
 from flowgrpo.mdlm.answers import Answers, in_scope
 from flowgrpo.mdlm.backward import Outcome, backward
 from flowgrpo.mdlm.config import TextConfig
-from flowgrpo.mdlm.decode import GIVEN, Decoder, Rollout
+from flowgrpo.mdlm.decoding.decode import GIVEN, Decoder, Rollout
 from flowgrpo.mdlm.estimate import estimate
 from flowgrpo.mdlm.objectives import LIMIT, Objective
 from flowgrpo.mdlm.policy import TextPolicy, Written

@@ -10,13 +10,13 @@ from released import qwen_tokenizer
 from flowgrpo import run
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.attention import known_block_size
-from flowgrpo.mdlm.decode import decode
-from flowgrpo.mdlm.decoders import build
+from flowgrpo.mdlm.decoding.attention import known_block_size
+from flowgrpo.mdlm.decoding.decode import decode
+from flowgrpo.mdlm.decoding.decoders import build
+from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.doctor import examine
 from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.plan import plan, predicted, walked
-from flowgrpo.mdlm.predictor import MaskPredictor
 from flowgrpo.mdlm.presets import PRESETS
 
 BLOCK = {"model__attention": "block", "model__block_size": 4, "model__length": 7, "train__group_size": 4}

@@ -13,10 +13,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from flowgrpo.mdlm import aggregation, views
 from flowgrpo.mdlm.answers import Answers
-from flowgrpo.mdlm.decode import decode
-from flowgrpo.mdlm.decoders import build
+from flowgrpo.mdlm.decoding.decode import decode
+from flowgrpo.mdlm.decoding.decoders import build
+from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.estimate import estimate
-from flowgrpo.mdlm.predictor import MaskPredictor
 
 SIZE, LENGTH = 4, 9
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5], [8, 9, 7, 9, 3, 2, 3]]

@@ -6,9 +6,9 @@ from transformers import BertConfig, BertForMaskedLM
 
 from flowgrpo import run
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.cache import BlockCache
 from flowgrpo.mdlm.checkpointing import checkpoint_gradients
-from flowgrpo.mdlm.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.cache import BlockCache
+from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.training.kept import Kept
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [MASK, 7, 1, MASK, 2, 8, MASK, 8]]).repeat(4, 4)

@@ -8,12 +8,12 @@ from diffusers import BlockRefinementScheduler
 from predictors import MASK, PAD, VOCAB, llama, qwen, random_table
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.decode import decode
-from flowgrpo.mdlm.decoders import DECODERS, build
-from flowgrpo.mdlm.predictor import MaskPredictor
-from flowgrpo.mdlm.proposals import Proposed
-from flowgrpo.mdlm.regions import ascending, ascending_sizes
-from flowgrpo.mdlm.step import Step
+from flowgrpo.mdlm.decoding.decode import decode
+from flowgrpo.mdlm.decoding.decoders import DECODERS, build
+from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.proposals import Proposed
+from flowgrpo.mdlm.decoding.regions import ascending, ascending_sizes
+from flowgrpo.mdlm.decoding.step import Step
 
 EOS, LENGTH = 13, 8
 NAMES = [name for name in DECODERS if name != "trace_lock"]  # it needs a controller, see test_trace_lock.py

@@ -7,7 +7,7 @@ from toy_predictor import EOS, Toy, answers
 
 from flowgrpo.mdlm import hinted
 from flowgrpo.mdlm.answers import in_scope
-from flowgrpo.mdlm.decode import GIVEN, Rollout
+from flowgrpo.mdlm.decoding.decode import GIVEN, Rollout
 
 
 def rollout(given):

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer, models
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast, T5Config
 
 from flowgrpo.errors import InputError
+from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.loading import load_predictor
-from flowgrpo.mdlm.predictor import MaskPredictor
 
 IDS = torch.tensor([[3, 1, 15, 1, 5]])
 

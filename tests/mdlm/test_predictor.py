@@ -14,8 +14,8 @@ from transformers import (
 
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.answers import Answers
+from flowgrpo.mdlm.decoding.predictor import Form, MaskPredictor
 from flowgrpo.mdlm.estimate import Call, log_probs
-from flowgrpo.mdlm.predictor import Form, MaskPredictor
 from flowgrpo.mdlm.views import autoregressive
 from flowgrpo.training.kept import Kept
 

@@ -10,12 +10,12 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from flowgrpo.cli import main
 from flowgrpo.mdlm import teach
-from flowgrpo.mdlm.decode import decode
-from flowgrpo.mdlm.decoders import build
+from flowgrpo.mdlm.decoding.decode import decode
+from flowgrpo.mdlm.decoding.decoders import build
+from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.trace_lock import Controller, f_half, load_controller, save_controller, train_controller
+from flowgrpo.mdlm.decoding.traces import Replay
 from flowgrpo.mdlm.loading import load_predictor
-from flowgrpo.mdlm.predictor import MaskPredictor
-from flowgrpo.mdlm.trace_lock import Controller, f_half, load_controller, save_controller, train_controller
-from flowgrpo.mdlm.traces import Replay
 
 LETTERS = "abcdefghijklmn"  # n is the end of sequence
 

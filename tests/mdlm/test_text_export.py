@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from flowgrpo import run
 from flowgrpo.cli import main
 from flowgrpo.mdlm.loading import load_predictor
-from flowgrpo.mdlm.texts import policy_and_weights
+from flowgrpo.mdlm.setup import policy_and_weights
 from flowgrpo.training import checkpoint
 
 IDS = torch.tensor([[3, 4, 1, 1, 1, 1]])

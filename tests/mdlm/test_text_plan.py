@@ -9,10 +9,10 @@ from flowgrpo import config, run
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm import memory
-from flowgrpo.mdlm.decoders import build
+from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.plan import AXES, plan, predicted, table, walked
 from flowgrpo.mdlm.presets import PRESETS, PUBLISHED
-from flowgrpo.mdlm.texts import policy_and_weights
+from flowgrpo.mdlm.setup import policy_and_weights
 
 WALKS = [
     ("low_confidence", 8, {}, (8, 1, True)),

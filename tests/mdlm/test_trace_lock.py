@@ -5,10 +5,10 @@ import torch
 from predictors import MASK, PAD, llama
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.decode import decode
-from flowgrpo.mdlm.decoders import build
-from flowgrpo.mdlm.predictor import MaskPredictor
-from flowgrpo.mdlm.trace_lock import (
+from flowgrpo.mdlm.decoding.decode import decode
+from flowgrpo.mdlm.decoding.decoders import build
+from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.trace_lock import (
     Controller,
     Learned,
     f_half,
@@ -17,7 +17,7 @@ from flowgrpo.mdlm.trace_lock import (
     save_controller,
     train_controller,
 )
-from flowgrpo.mdlm.traces import END, LOCKED, OPEN, PROMPT, Replay, Scene, Trace, traces, window
+from flowgrpo.mdlm.decoding.traces import END, LOCKED, OPEN, PROMPT, Replay, Scene, Trace, traces, window
 
 EOS, LENGTH = 13, 8
 PROMPT_IDS = torch.tensor([[PAD, 3, 1], [PAD, 5, 9], [7, 5, 3]])

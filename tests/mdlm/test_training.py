@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from flowgrpo import run
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.presets import PRESETS
 from flowgrpo.training import selection
 from flowgrpo.training.loop import NothingToLearn

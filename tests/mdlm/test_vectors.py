@@ -7,8 +7,8 @@ import pytest
 import torch
 from predictors import table
 
-from flowgrpo.mdlm.decode import decode
-from flowgrpo.mdlm.decoders import build
+from flowgrpo.mdlm.decoding.decode import decode
+from flowgrpo.mdlm.decoding.decoders import build
 
 DATA = Path(__file__).parents[1] / "data"
 ROWS = json.loads((DATA / "mdlm_decoders.json").read_text())

@@ -20,8 +20,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.attention import positions
-from flowgrpo.mdlm.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.attention import positions
+from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 
 Tensor = torch.Tensor
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flowgrpo.mdlm.step import Fraction, Step, setting
+from flowgrpo.mdlm.decoding.step import Fraction, Step, setting
 
 Tensor = torch.Tensor
 
@@ -33,7 +33,7 @@ class Even:
 
 @dataclass(frozen=True)
 class Ascending:
-    """Steps of given sizes, where the last of a block takes the rest; see `flowgrpo.mdlm.regions.ascending_sizes`.
+    """Steps of given sizes, where the last of a block takes the rest; see `flowgrpo.mdlm.decoding.regions.ascending_sizes`.
 
     ASS (arXiv 2509.23924 and its code). Fixed tokens leave the sizes as they are, so that the end comes sooner.
 

@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import Field, ValidationError, create_model
 
 from flowgrpo.errors import InputError, nearest
-from flowgrpo.mdlm import committers, modifiers, regions, scorers
-from flowgrpo.mdlm.decode import Decoder, Scorer
-from flowgrpo.mdlm.predictor import MaskPredictor
-from flowgrpo.mdlm.proposals import Sample
-from flowgrpo.mdlm.step import Fraction, Setting
-from flowgrpo.mdlm.trace_lock import Learned, load_controller
+from flowgrpo.mdlm.decoding import committers, modifiers, regions, scorers
+from flowgrpo.mdlm.decoding.decode import Decoder, Scorer
+from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.proposals import Sample
+from flowgrpo.mdlm.decoding.step import Fraction, Setting
+from flowgrpo.mdlm.decoding.trace_lock import Learned, load_controller
 from flowgrpo.schema.base import Count, NotNegative, Strict
 from flowgrpo.schema.sentences import sentence
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from flowgrpo.mdlm.step import Setting, Step, setting
+from flowgrpo.mdlm.decoding.step import Setting, Step, setting
 from flowgrpo.schema.base import Count
 
 Tensor = torch.Tensor

@@ -7,8 +7,8 @@ from typing import Literal
 
 import torch
 
-from flowgrpo.mdlm.proposals import Proposed
-from flowgrpo.mdlm.step import Setting, Step, setting
+from flowgrpo.mdlm.decoding.proposals import Proposed
+from flowgrpo.mdlm.decoding.step import Setting, Step, setting
 
 Tensor = torch.Tensor
 

@@ -2,7 +2,7 @@
 
 A canvas is `ids` (B, T): a left-padded prompt, then a completion whose unknown tokens are the mask token. Row i of the
 logits is about token i, the mask token is never predicted, and every position sees every other one but padding. Of a
-block-causal model it sees those of its own block and of earlier ones; see `flowgrpo.mdlm.attention`.
+block-causal model it sees those of its own block and of earlier ones; see `flowgrpo.mdlm.decoding.attention`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.attention import block_causal, clean_prefix, positions
+from flowgrpo.mdlm.decoding.attention import block_causal, clean_prefix, positions
 
 Tensor = torch.Tensor
 

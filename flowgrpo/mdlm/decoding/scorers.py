@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from flowgrpo.mdlm.proposals import Proposed
-from flowgrpo.mdlm.step import Step
+from flowgrpo.mdlm.decoding.proposals import Proposed
+from flowgrpo.mdlm.decoding.step import Step
 
 Tensor = torch.Tensor
 

@@ -22,9 +22,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from flowgrpo.errors import InputError, nearest
-from flowgrpo.mdlm.proposals import Proposed
-from flowgrpo.mdlm.step import Step
-from flowgrpo.mdlm.traces import END, OPEN, Scene, Trace, scene, window
+from flowgrpo.mdlm.decoding.proposals import Proposed
+from flowgrpo.mdlm.decoding.step import Step
+from flowgrpo.mdlm.decoding.traces import END, OPEN, Scene, Trace, scene, window
 from samplers.noise import generator, seed
 
 Tensor = torch.Tensor

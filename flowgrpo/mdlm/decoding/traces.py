@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from flowgrpo.mdlm.decode import Rollout
-from flowgrpo.mdlm.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.decode import Rollout
+from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from samplers.noise import generator
 
 Tensor = torch.Tensor

@@ -14,11 +14,11 @@ from typing import Literal
 import torch
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.cache import BlockCache, PrefixCache, cached
-from flowgrpo.mdlm.predictor import MaskPredictor
-from flowgrpo.mdlm.proposals import Proposed, Sample
-from flowgrpo.mdlm.regions import Region
-from flowgrpo.mdlm.step import Setting, Step, setting
+from flowgrpo.mdlm.decoding.cache import BlockCache, PrefixCache, cached
+from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.proposals import Proposed, Sample
+from flowgrpo.mdlm.decoding.regions import Region
+from flowgrpo.mdlm.decoding.step import Setting, Step, setting
 from samplers.noise import Address
 
 Tensor = torch.Tensor
