@@ -21,11 +21,11 @@ from itertools import combinations
 import torch
 from torch import nn
 
-from flowgrpo.mdlm import aggregation, views
-from flowgrpo.mdlm.answers import Answers
-from flowgrpo.mdlm.backward import backward
-from flowgrpo.mdlm.estimate import estimate
-from flowgrpo.mdlm.objectives import Clip, LinearBound, SequenceRatio
+from flowgrpo.mdlm.methods import aggregation, views
+from flowgrpo.mdlm.methods.answers import Answers
+from flowgrpo.mdlm.methods.backward import backward
+from flowgrpo.mdlm.methods.estimate import estimate
+from flowgrpo.mdlm.methods.objectives import Clip, LinearBound, SequenceRatio
 from flowgrpo.training.kept import Kept
 
 MASK, START, VOCABULARY = 10, 11, 12

@@ -38,7 +38,7 @@ from typing import Any
 from flowgrpo import config
 from flowgrpo.flow.methods.presets import PRESETS
 from flowgrpo.kinds import KINDS
-from flowgrpo.mdlm.presets import PRESETS as TEXT_PRESETS
+from flowgrpo.mdlm.methods.presets import PRESETS as TEXT_PRESETS
 
 CONFIG = Path(__file__).parents[1] / "configs" / "shapes.yaml"
 Lines = Sequence[dict[str, Any]]

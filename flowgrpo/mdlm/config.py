@@ -7,10 +7,10 @@ from typing import Any, Literal
 from pydantic import Field, SerializeAsAny, model_validator
 
 from flowgrpo.errors import InputError, nearest
-from flowgrpo.mdlm.axes import CHOICES, Decoding, Ratio
 from flowgrpo.mdlm.decoding.attention import Attention
-from flowgrpo.mdlm.presets import PRESETS
-from flowgrpo.mdlm.schedule import scheduled
+from flowgrpo.mdlm.methods.axes import CHOICES, Decoding, Ratio
+from flowgrpo.mdlm.methods.presets import PRESETS
+from flowgrpo.mdlm.methods.schedule import scheduled
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
 from flowgrpo.schema.sections import Eval, Lora, Prompts, RewardUse, Run, Train
@@ -70,7 +70,7 @@ class TextPrompts(Prompts):
 
 
 class TextAlgorithm(Strict):
-    """A preset with any of its axes replaced; see `flowgrpo.mdlm.presets` and `flowgrpo.mdlm.axes`."""
+    """A preset with any of its axes replaced; see `flowgrpo.mdlm.methods.presets` and `flowgrpo.mdlm.methods.axes`."""
 
     preset: str
     decoder: SerializeAsAny[Choice]

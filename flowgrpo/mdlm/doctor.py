@@ -17,18 +17,18 @@ from flowgrpo.flow.doctor import memory_left, spread
 from flowgrpo.flow.pipeline import loading
 from flowgrpo.flow.pipeline.policy import Row
 from flowgrpo.mdlm import memory
-from flowgrpo.mdlm.answers import Answers, in_scope
-from flowgrpo.mdlm.backward import backward
 from flowgrpo.mdlm.config import EMBEDDED, TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
-from flowgrpo.mdlm.estimate import estimate
 from flowgrpo.mdlm.export import write_weights
 from flowgrpo.mdlm.loading import load_adapter, load_predictor
+from flowgrpo.mdlm.methods.answers import Answers, in_scope
+from flowgrpo.mdlm.methods.backward import backward
+from flowgrpo.mdlm.methods.estimate import estimate
+from flowgrpo.mdlm.methods.views import trajectory
 from flowgrpo.mdlm.plan import plan, training_decoder
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.setup import check as check_rewards
 from flowgrpo.mdlm.setup import policy_and_weights
-from flowgrpo.mdlm.views import trajectory
 from flowgrpo.training.scorer import score
 from flowgrpo.training.weights import Weights
 from rewards import Reward

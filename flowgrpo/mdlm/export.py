@@ -20,8 +20,8 @@ from flowgrpo.mdlm.architectures import copy_beside, is_released, released_paths
 from flowgrpo.mdlm.config import EMBEDDED, TextConfig, TextModel
 from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.loading import places
+from flowgrpo.mdlm.methods.schedule import SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import TextPolicy
-from flowgrpo.mdlm.schedule import SchedulePolicy, scheduled
 from flowgrpo.mdlm.setup import policy_and_weights
 from flowgrpo.training import card, checkpoint
 from flowgrpo.training.hub import without_progress_bars

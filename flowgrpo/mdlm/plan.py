@@ -14,17 +14,17 @@ import torch
 from flowgrpo.data import prompts
 from flowgrpo.flow.pipeline import loading
 from flowgrpo.mdlm import memory
-from flowgrpo.mdlm.answers import Answers
-from flowgrpo.mdlm.axes import Likelihood
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.committers import Ascending, Even, Remaining
 from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.decoding.step import Step
 from flowgrpo.mdlm.loading import block_size_of
-from flowgrpo.mdlm.objectives import Objective, TokenRatio
-from flowgrpo.mdlm.presets import PUBLISHED
-from flowgrpo.mdlm.schedule import Chosen, scheduled
+from flowgrpo.mdlm.methods.answers import Answers
+from flowgrpo.mdlm.methods.axes import Likelihood
+from flowgrpo.mdlm.methods.objectives import Objective, TokenRatio
+from flowgrpo.mdlm.methods.presets import PUBLISHED
+from flowgrpo.mdlm.methods.schedule import Chosen, scheduled
 from flowgrpo.mdlm.setup import check_hints
 from flowgrpo.schema import published
 
@@ -272,7 +272,7 @@ def _trained(config: TextConfig) -> tuple[int, bool]:
 def _views(
     likelihood: Likelihood, objective: Objective, walk: Walk, length: int, micro_batch: int
 ) -> tuple[int, int, bool]:
-    """Views of an answer, evaluations of each for the gradient (see `flowgrpo.mdlm.backward`), and whether that is sure."""
+    """Views of an answer, evaluations of each for the gradient (see `flowgrpo.mdlm.methods.backward`), and whether that is sure."""
     in_order = likelihood.name in ("autoregressive", "trajectory")  # no chance, and many views
     views = likelihood.views(_answers(1 if in_order else ANSWERS, length, walk))
     count, separable = len(views.weight), objective.separable(views)

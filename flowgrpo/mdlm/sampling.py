@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from flowgrpo.data import tables, templates
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.flow.sampling import BATCH, asked, batches, check_folder, line_of
-from flowgrpo.mdlm.axes import Decoding
 from flowgrpo.mdlm.config import TextModel
 from flowgrpo.mdlm.export import SCHEDULE_FILE, with_schedule
 from flowgrpo.mdlm.loading import load_adapter, load_predictor
+from flowgrpo.mdlm.methods.axes import Decoding
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.schema.sentences import sentence
 from flowgrpo.training import checkpoint

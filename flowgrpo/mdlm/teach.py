@@ -21,13 +21,13 @@ import torch
 
 from flowgrpo.data import prompts
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.answers import in_scope
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout, decode
 from flowgrpo.mdlm.decoding.decoders import DECODERS, build
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.decoding.trace_lock import Controller, f_half, save_controller, train_controller
 from flowgrpo.mdlm.decoding.traces import Replay
 from flowgrpo.mdlm.loading import load_predictor
+from flowgrpo.mdlm.methods.answers import in_scope
 from flowgrpo.mdlm.policy import check_room, padded, tokenised
 from samplers import noise
 

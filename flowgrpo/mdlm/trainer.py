@@ -14,16 +14,16 @@ from typing import Any
 import torch
 
 from flowgrpo.flow.pipeline.policy import Row
-from flowgrpo.mdlm import hinted
-from flowgrpo.mdlm.answers import Answers, in_scope
-from flowgrpo.mdlm.backward import Outcome, backward
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import GIVEN, Decoder, Rollout
-from flowgrpo.mdlm.estimate import estimate
-from flowgrpo.mdlm.objectives import LIMIT, Objective
+from flowgrpo.mdlm.methods import hints as hinted
+from flowgrpo.mdlm.methods.answers import Answers, in_scope
+from flowgrpo.mdlm.methods.backward import Outcome, backward
+from flowgrpo.mdlm.methods.estimate import estimate
+from flowgrpo.mdlm.methods.objectives import LIMIT, Objective
+from flowgrpo.mdlm.methods.schedule import Actions, SchedulePolicy, acted, scheduled
+from flowgrpo.mdlm.methods.views import Views
 from flowgrpo.mdlm.policy import TextPolicy, Written
-from flowgrpo.mdlm.schedule import Actions, SchedulePolicy, acted, scheduled
-from flowgrpo.mdlm.views import Views
 from flowgrpo.training.baseline import Units
 from flowgrpo.training.evaluate import evaluate
 from flowgrpo.training.groups import Groups

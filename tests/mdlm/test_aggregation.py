@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from flowgrpo.mdlm.aggregation import AGGREGATIONS
+from flowgrpo.mdlm.methods.aggregation import AGGREGATIONS
 
 SCORED = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]]).bool()
 ADVANTAGE = torch.tensor([1.0, -1.0, -2.0])

@@ -2,10 +2,19 @@ import pytest
 import torch
 from toy_predictor import PLANS, Toy, answers
 
-from flowgrpo.mdlm import aggregation, views
-from flowgrpo.mdlm.backward import backward
-from flowgrpo.mdlm.estimate import CHUNK, _Picked, calls, estimate
-from flowgrpo.mdlm.objectives import Clip, Divergence, LinearBound, Sandwich, SequenceRatio, SoftGate, Terms, TokenRatio
+from flowgrpo.mdlm.methods import aggregation, views
+from flowgrpo.mdlm.methods.backward import backward
+from flowgrpo.mdlm.methods.estimate import CHUNK, _Picked, calls, estimate
+from flowgrpo.mdlm.methods.objectives import (
+    Clip,
+    Divergence,
+    LinearBound,
+    Sandwich,
+    SequenceRatio,
+    SoftGate,
+    Terms,
+    TokenRatio,
+)
 from flowgrpo.training.kept import Kept
 
 OBJECTIVES = {

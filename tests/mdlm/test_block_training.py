@@ -16,8 +16,8 @@ from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.doctor import examine
 from flowgrpo.mdlm.loading import load_predictor
+from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.mdlm.plan import plan, predicted, walked
-from flowgrpo.mdlm.presets import PRESETS
 
 BLOCK = {"model__attention": "block", "model__block_size": 4, "model__length": 7, "train__group_size": 4}
 

@@ -11,12 +11,12 @@ from predictors import MASK, PAD, llama, qwen, qwen3
 from toy_predictor import PLANS
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from flowgrpo.mdlm import aggregation, views
-from flowgrpo.mdlm.answers import Answers
 from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
-from flowgrpo.mdlm.estimate import estimate
+from flowgrpo.mdlm.methods import aggregation, views
+from flowgrpo.mdlm.methods.answers import Answers
+from flowgrpo.mdlm.methods.estimate import estimate
 
 SIZE, LENGTH = 4, 9
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5], [8, 9, 7, 9, 3, 2, 3]]

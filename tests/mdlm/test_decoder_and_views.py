@@ -4,12 +4,12 @@ import pytest
 import torch
 from predictors import MASK, PAD, llama
 
-from flowgrpo.mdlm import views
-from flowgrpo.mdlm.answers import Answers
 from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.decoding.decoders import DECODERS, build
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
-from flowgrpo.mdlm.estimate import estimate
+from flowgrpo.mdlm.methods import views
+from flowgrpo.mdlm.methods.answers import Answers
+from flowgrpo.mdlm.methods.estimate import estimate
 
 EOS, LENGTH = 13, 8
 PROMPT = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]])

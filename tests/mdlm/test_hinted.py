@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import torch
 from toy_predictor import EOS, Toy, answers
 
-from flowgrpo.mdlm import hinted
-from flowgrpo.mdlm.answers import in_scope
 from flowgrpo.mdlm.decoding.decode import GIVEN, Rollout
+from flowgrpo.mdlm.methods import hints as hinted
+from flowgrpo.mdlm.methods.answers import in_scope
 
 
 def rollout(given):

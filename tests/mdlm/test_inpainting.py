@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.inpainting import hints
+from flowgrpo.mdlm.methods.hints import hints
 
 MASK = 999
 REASONING = torch.arange(40)

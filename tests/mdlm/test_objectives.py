@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_predictor import PLANS, Toy, answers
 
-from flowgrpo.mdlm import views
-from flowgrpo.mdlm.backward import backward
-from flowgrpo.mdlm.estimate import estimate
-from flowgrpo.mdlm.objectives import (
+from flowgrpo.mdlm.methods import views
+from flowgrpo.mdlm.methods.backward import backward
+from flowgrpo.mdlm.methods.estimate import estimate
+from flowgrpo.mdlm.methods.objectives import (
     KL,
     Clip,
     Divergence,

@@ -13,10 +13,10 @@ from transformers import (
 )
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.answers import Answers
 from flowgrpo.mdlm.decoding.predictor import Form, MaskPredictor
-from flowgrpo.mdlm.estimate import Call, log_probs
-from flowgrpo.mdlm.views import autoregressive
+from flowgrpo.mdlm.methods.answers import Answers
+from flowgrpo.mdlm.methods.estimate import Call, log_probs
+from flowgrpo.mdlm.methods.views import autoregressive
 from flowgrpo.training.kept import Kept
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [MASK, 7, 1, MASK, 2, 8, MASK, 8]])

@@ -22,8 +22,8 @@ from flowgrpo.mdlm.checkpointing import checkpoint_gradients
 from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.export import write_weights
 from flowgrpo.mdlm.loading import load_adapter, load_predictor
+from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.mdlm.policy import TextPolicy
-from flowgrpo.mdlm.presets import PRESETS
 from flowgrpo.mdlm.setup import policy_and_weights
 
 VECTORS = json.loads((Path(__file__).parents[1] / "data" / "released_logits.json").read_text())

@@ -9,7 +9,7 @@ import torch
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.mdlm import doctor
-from flowgrpo.mdlm.presets import PRESETS
+from flowgrpo.mdlm.methods.presets import PRESETS
 
 NAMES = ["drift", "gradients", "group_spread", "memory", "lora_reload"]
 

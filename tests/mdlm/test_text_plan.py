@@ -10,8 +10,8 @@ from flowgrpo.cli import main
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.decoding.decoders import build
+from flowgrpo.mdlm.methods.presets import PRESETS, PUBLISHED
 from flowgrpo.mdlm.plan import AXES, plan, predicted, table, walked
-from flowgrpo.mdlm.presets import PRESETS, PUBLISHED
 from flowgrpo.mdlm.setup import policy_and_weights
 
 WALKS = [

@@ -9,12 +9,12 @@ import yaml
 from toy_predictor import answers
 
 from flowgrpo import config
-from flowgrpo.mdlm import views
-from flowgrpo.mdlm.answers import in_scope
 from flowgrpo.mdlm.config import TextConfig
-from flowgrpo.mdlm.objectives import Sandwich, Terms
+from flowgrpo.mdlm.methods import views
+from flowgrpo.mdlm.methods.answers import in_scope
+from flowgrpo.mdlm.methods.objectives import Sandwich, Terms
+from flowgrpo.mdlm.methods.presets import PRESETS, PUBLISHED
 from flowgrpo.mdlm.plan import training_decoder
-from flowgrpo.mdlm.presets import PRESETS, PUBLISHED
 
 # passes x updates x groups x answers of a group, rate; steps and blocks of a rollout, temperature, top_p
 RELEASED = {

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from flowgrpo import run
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
-from flowgrpo.mdlm.presets import PRESETS
+from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.training import selection
 from flowgrpo.training.loop import NothingToLearn
 from flowgrpo.training.report import read_metrics
@@ -86,7 +86,7 @@ def test_the_decoder_s_own_numbers_are_those_of_the_old_policy(settings, monkeyp
 @pytest.mark.parametrize("preset", ["just_grpo", "trace_rl", "diffu_grpo_fast"])
 def test_fixed_views_give_every_pass_the_same_old_policy(settings, monkeypatch, preset):
     """Computing it once changes no weight."""
-    from flowgrpo.mdlm import axes
+    from flowgrpo.mdlm.methods import axes
 
     choices = {"algorithm__preset": preset, "train__passes": 3, "train__iterations": 1}
     once = run.train_config(settings(run__name="once", **choices))

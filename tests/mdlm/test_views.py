@@ -8,9 +8,9 @@ import pytest
 import torch
 from toy_predictor import EOS, MASK, PLANS, Toy, answers, copies
 
-from flowgrpo.mdlm import views
-from flowgrpo.mdlm.answers import Answers, in_scope
-from flowgrpo.mdlm.estimate import estimate
+from flowgrpo.mdlm.methods import views
+from flowgrpo.mdlm.methods.answers import Answers, in_scope
+from flowgrpo.mdlm.methods.estimate import estimate
 
 UNBIASED = {
     "coupled": views.coupled,

@@ -140,7 +140,7 @@ def decode(
         decoder: the five choices, for some length L.
         seeds: for each row an address of its random numbers, unique in the run; None for a decoder that draws none.
         attention_mask: (B, P), 0 or False at padding; None where there is none.
-        fixed: (B, L) tokens that are given (inpainting, see `flowgrpo.mdlm.inpainting`), the mask token elsewhere.
+        fixed: (B, L) tokens that are given (inpainting, see `flowgrpo.mdlm.methods.hints`), the mask token elsewhere.
         micro_batch: most rows that are decoded together; None for all.
 
     Raises:

@@ -1,7 +1,7 @@
 """How the policy moves: losses of estimated log-probabilities of answers.
 
 An objective sees l of every view (n, B, L), new, old and of the reference, and sums a loss over rows, with the weights of
-`flowgrpo.mdlm.aggregation` for a mean. Where it is a sum over views too it is `separable`, and may be asked for a part.
+`flowgrpo.mdlm.methods.aggregation` for a mean. Where it is a sum over views too it is `separable`, and may be asked for a part.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from flowgrpo.mdlm.views import Views
+from flowgrpo.mdlm.methods.views import Views
 from flowgrpo.training.surrogate import LIMIT, clip_loss, clipped, soft_gate_loss
 
 Tensor = torch.Tensor

@@ -20,13 +20,13 @@ from pydantic import Field, model_validator
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods import CHOICES as FLOW
-from flowgrpo.mdlm import objectives, views
-from flowgrpo.mdlm.aggregation import AGGREGATIONS, Aggregate
-from flowgrpo.mdlm.answers import Answers, Scope
 from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.decoding.decoders import DECODERS, build
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
-from flowgrpo.mdlm.schedule import SchedulePolicy
+from flowgrpo.mdlm.methods import objectives, views
+from flowgrpo.mdlm.methods.aggregation import AGGREGATIONS, Aggregate
+from flowgrpo.mdlm.methods.answers import Answers, Scope
+from flowgrpo.mdlm.methods.schedule import SchedulePolicy
 from flowgrpo.schema.base import Choice, Count, Positive, Rate, Strict
 
 Pair = Annotated[list[Positive], Field(min_length=2, max_length=2)]
@@ -128,7 +128,7 @@ class Inpainting(Choice):
 
     An answer succeeds where `reward`, a name among `rewards`, is at least `success`; it needs no name where there is one.
     Of those that then succeed, as many as a share `replace` of the group take the place of failed ones. The solution is in
-    the `column`; `chunk`, `share`, `tail` and `stretch` as in `flowgrpo.mdlm.inpainting`; without a `chunk` or a `tail` it
+    the `column`; `chunk`, `share`, `tail` and `stretch` as in `flowgrpo.mdlm.methods.hints`; without a `chunk` or a `tail` it
     is the paper's part of the length, 5 to 10 and 30 of 256. Of the tokens given, the share `entropy` whose prediction is
     least certain is trained on.
     """
@@ -353,7 +353,7 @@ class Sandwich(Unpulled):
 
 
 class Aggregation(Choice):
-    """What a token weighs in the loss, by `name`; see `flowgrpo.mdlm.aggregation`."""
+    """What a token weighs in the loss, by `name`; see `flowgrpo.mdlm.methods.aggregation`."""
 
     name: Literal["token_mean", "sequence_mean", "step_mean", "fixed_length", "balanced"]
 

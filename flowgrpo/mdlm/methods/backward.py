@@ -20,10 +20,10 @@ from functools import partial
 
 import torch
 
-from flowgrpo.mdlm.answers import Answers
-from flowgrpo.mdlm.estimate import Call, Predictor, calls, log_probs, placed
-from flowgrpo.mdlm.objectives import Objective, Terms
-from flowgrpo.mdlm.views import Views
+from flowgrpo.mdlm.methods.answers import Answers
+from flowgrpo.mdlm.methods.estimate import Call, Predictor, calls, log_probs, placed
+from flowgrpo.mdlm.methods.objectives import Objective, Terms
+from flowgrpo.mdlm.methods.views import Views
 
 Tensor = torch.Tensor
 Scale = Callable[[Tensor], Tensor]
@@ -63,7 +63,7 @@ def backward(
 
     Args:
         advantage: (B,) of the answers.
-        token_weight: (B, L), see `flowgrpo.mdlm.aggregation`.
+        token_weight: (B, L), see `flowgrpo.mdlm.methods.aggregation`.
         old: (n, B, L), `LogProb.each` of the policy that made the answers, on the same views; None if this one still is it,
             which saves an estimate and makes every ratio 1.
         reference: the same of the reference, None if the objective needs none.

@@ -25,7 +25,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from flowgrpo.mdlm.answers import Answers
+from flowgrpo.mdlm.methods.answers import Answers
 from samplers.noise import generator
 
 Tensor = torch.Tensor

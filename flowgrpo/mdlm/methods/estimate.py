@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch.autograd.function import once_differentiable
 
-from flowgrpo.mdlm.answers import Answers
-from flowgrpo.mdlm.views import Views
+from flowgrpo.mdlm.methods.answers import Answers
+from flowgrpo.mdlm.methods.views import Views
 
 Tensor = torch.Tensor
 

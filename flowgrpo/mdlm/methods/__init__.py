@@ -1,0 +1,1 @@
+"""Seven axes of methods for texts, their presets and their mathematics."""
