@@ -10,8 +10,8 @@ from typing import Any
 
 
 def train(config: Any, overrides: Any = ()) -> Any:
-    """Run a config file with overrides; see `flowgrpo.run.train`."""
-    from flowgrpo import run
+    """Run a config file with overrides; see `flowgrpo.commands.train.train`."""
+    from flowgrpo.commands import train as run
 
     return run.train(config, overrides)
 

@@ -40,7 +40,7 @@ def train(
 ) -> None:
     """Train one run into runs/<name>/; run.resume=true goes on with it."""
     settings = config.load(path, overrides or [])
-    from flowgrpo import launch
+    from flowgrpo.commands import launch
     from flowgrpo.training import folders
 
     if launch.needed(settings.run.processes):
@@ -49,7 +49,7 @@ def train(
         ):  # is it free? the others would wait for the process that finds it is not
             pass
         raise typer.Exit(launch.relaunch(settings.run.processes))
-    from flowgrpo.run import train_config
+    from flowgrpo.commands.train import train_config
     from flowgrpo.training.loop import Stopped
 
     try:
@@ -77,8 +77,8 @@ def plan(
 ) -> None:
     """Show the resolved config, the axes, the batch geometry and the model evaluations, without any training."""
     settings = config.load(path, overrides or [])
+    from flowgrpo.commands.kinds import KINDS
     from flowgrpo.flow.picture import LEGEND
-    from flowgrpo.kinds import KINDS
 
     kind = KINDS[settings.kind]
     planned = kind.plan(settings)
@@ -116,8 +116,7 @@ def sample(
     form: Format = "human",
 ) -> None:
     """Sample pictures, or the answers of a language model, into a folder with a manifest."""
-    from flowgrpo.flow.pipeline.loading import kind_of
-    from flowgrpo.kinds import KINDS
+    from flowgrpo.commands.kinds import KINDS, kind_of
 
     if (prompt is None) == (prompts_file is None):
         raise InputError("give either --prompt TEXT (once or more) or --prompts FILE")
@@ -136,7 +135,7 @@ def gallery(
     out_file: Annotated[Path | None, typer.Option("--out", metavar="FILE")] = None,
 ) -> None:
     """Write one self-contained page: before and after at the same seeds, rewards, curves."""
-    from flowgrpo.gallery import write_gallery
+    from flowgrpo.commands.gallery import write_gallery
 
     for folder in folders:
         if not folder.is_dir():
@@ -153,7 +152,7 @@ def score(
     form: Format = "human",
 ) -> None:
     """Score existing pictures, videos, sounds or texts."""
-    from flowgrpo.scoring import score_folder
+    from flowgrpo.commands.score import score_folder
     from rewards import load
 
     found = score_folder(samples, [load(use) for use in uses])
@@ -181,7 +180,7 @@ def rewards(
     form: Format = "human",
 ) -> None:
     """List the rewards that can be used by name, or describe one."""
-    from flowgrpo.catalogue import catalogue, description
+    from flowgrpo.commands.rewards import catalogue, description
 
     rows = catalogue()
     if name is not None:
@@ -255,8 +254,8 @@ def export(
     form: Format = "human",
 ) -> None:
     """Write a run's LoRA in diffusers' (texts: peft's) format, or its full weights, with a model card and samples."""
-    from flowgrpo.flow.export import settings_of
-    from flowgrpo.kinds import KINDS
+    from flowgrpo.commands.export import settings_of
+    from flowgrpo.commands.kinds import KINDS
 
     done = KINDS[settings_of(run).kind].export(run, out_folder, step)
     if form == "json":
@@ -341,8 +340,7 @@ def doctor(
     form: Format = "human",
 ) -> None:
     """Check a model or a config before spending GPU hours on it; exit status 1 if a check fails."""
-    from flowgrpo.flow.pipeline.loading import kind_of
-    from flowgrpo.kinds import KINDS
+    from flowgrpo.commands.kinds import KINDS, kind_of
 
     is_config = Path(target).suffix in (".yaml", ".yml")
     if is_config:

@@ -25,8 +25,9 @@ sys.path.append(str(ROOT / "tests"))
 
 from zoo import SPECIMENS, Specimen  # noqa: E402
 
-from flowgrpo.flow.certificate import Check, certify  # noqa: E402
+from flowgrpo.flow.certificate import certify
 from flowgrpo.flow.pipeline.traits import TRAITS  # noqa: E402
+from flowgrpo.training.checks import Check  # noqa: E402
 
 TABLE, PAGE = ROOT / "flowgrpo" / "models.json", ROOT / "docs" / "models.md"
 

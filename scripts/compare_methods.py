@@ -36,8 +36,8 @@ from pathlib import Path
 from typing import Any
 
 from flowgrpo import config
+from flowgrpo.commands.kinds import KINDS
 from flowgrpo.flow.methods.presets import PRESETS
-from flowgrpo.kinds import KINDS
 from flowgrpo.mdlm.methods.presets import PRESETS as TEXT_PRESETS
 
 CONFIG = Path(__file__).parents[1] / "configs" / "shapes.yaml"

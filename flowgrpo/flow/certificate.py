@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from flowgrpo.flow.export import write_weights
 from flowgrpo.flow.pipeline import traits
 from flowgrpo.flow.pipeline.loading import load_lora
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Row
+from flowgrpo.training.checks import Check, gap_of
 from flowgrpo.training.weights import Weights, lora_config
 from samplers import noise
 from samplers.kernels import ODE, Kernel, log_prob
@@ -27,16 +27,6 @@ from samplers.trees import Root, Tree, edge_transition, grow
 
 TOLERANCE = 1e-5  # of float32 samples that went two ways, in standard deviations of the sample
 BFLOAT16_DRIFT = 0.0  # the same rows in the same order give the same numbers in any dtype
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of a certificate: what was measured, whether it is as it must be, and what to do if not."""
-
-    name: str
-    ok: bool
-    value: str
-    advice: str = ""
 
 
 def certify(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: Sequence[Row]) -> list[Check]:
@@ -250,8 +240,3 @@ def replay(policy: DiffusersPolicy, tree: Tree) -> float:
             scored.sum().backward()
             gaps.append(float((scored.detach() - edges.log_prob).abs().max()))
     return float(torch.tensor(gaps).max())  # unlike Python's max, this keeps NaN
-
-
-def gap_of(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Largest difference in standard deviations of `b`; infinity where the shapes differ."""
-    return float((a - b).float().abs().max() / b.float().std().clamp_min(1e-12)) if a.shape == b.shape else float("inf")

@@ -7,28 +7,27 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from flowgrpo import config
 from flowgrpo.data import conditions, prompts
 from flowgrpo.errors import InputError
-from flowgrpo.flow import memory
-from flowgrpo.flow.certificate import Check, gap_of, replay, rolled_out
+from flowgrpo.flow import memory, setup
+from flowgrpo.flow.certificate import replay, rolled_out
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.export import write_weights
 from flowgrpo.flow.pipeline import guidance, loading, modality
 from flowgrpo.flow.pipeline.loading import pipeline_class
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Row
 from flowgrpo.flow.plan import plan
-from flowgrpo.training.report import peak_bytes
+from flowgrpo.training import scorer
+from flowgrpo.training.checks import Check, _seconds, gap_of, memory_left, spread
 from flowgrpo.training.scorer import score
 from flowgrpo.training.weights import Weights
 from rewards import Reward
@@ -63,13 +62,13 @@ def examine(settings: Config) -> Iterator[Check]:
     """
     cost = plan(settings)
     chosen = _prompts(settings)
-    rewards, _ = loading.rewards(settings.rewards)
+    rewards, _ = scorer.rewards(settings.rewards)
     shape = modality.expected_shape(pipeline_class(settings.model.path), settings.model.call)
-    loading.check_rewards(rewards, chosen[0], shape)
+    setup.check_rewards(rewards, chosen[0], shape)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     memory.check(settings, device)
-    policy, weights = loading.policy_and_weights(settings, device)
-    chosen = loading.with_sampling_rate(chosen, policy)
+    policy, weights = setup.policy_and_weights(settings, device)
+    chosen = setup.with_sampling_rate(chosen, policy)
     conditions.check((prompt.columns for prompt in chosen), policy.takes, "prompts.train")
     with policy.calling(**guidance.training_call(settings.model, policy)):
         yield from _examined(settings, cost, policy, weights, rewards, chosen, device)
@@ -213,27 +212,6 @@ def _spread(policy: DiffusersPolicy, rewards: Sequence[Reward], chosen: Sequence
     return spread(rewards, values)
 
 
-def spread(rewards: Sequence[Reward], values: Sequence[torch.Tensor]) -> Check:
-    """Whether every reward differs within a group, for some group at least.
-
-    Args:
-        values: of each group, (B, R) float64.
-    """
-    largest = {}
-    for k, reward in enumerate(rewards):
-        stds = [float(v[:, k].std()) for v in values]
-        largest[reward.name] = max((std for std in stds if std == std), default=0.0)
-    flat = [name for name, std in largest.items() if std == 0]
-    advice = (
-        f"the reward {flat[0]!r} gave every sample of a group the same value, so nothing can be learnt from it: is it "
-        "constant, saturated, or None for these prompts?"
-        if flat
-        else ""
-    )
-    found = ", ".join(f"{name} {std:.2g}" for name, std in largest.items())
-    return Check("group_spread", not flat, f"standard deviation within {len(values[0])} samples: {found}", advice)
-
-
 def _time(
     policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row], settings: Config, cost: dict[str, Any]
 ) -> Check:
@@ -264,22 +242,6 @@ def _time(
     return Check("time", True, f"about {total:.1f} s an iteration of {cost['decoded']} samples, without the rewards")
 
 
-def memory_left(device: torch.device, remedy: str) -> Check:
-    """The most memory that the checks took, and what there is.
-
-    Args:
-        remedy: what to do where that is close to the limit.
-    """
-    host, total_host = psutil.Process().memory_info().rss, psutil.virtual_memory().total
-    value = f"host {_gib(host)} of {_gib(total_host)} GiB"
-    ok = host < 0.9 * total_host
-    if device.type == "cuda":
-        used, total = peak_bytes(device), torch.cuda.get_device_properties(device).total_memory
-        value = f"GPU {_gib(used)} of {_gib(total)} GiB at its peak, {value}"
-        ok = ok and used < 0.9 * total
-    return Check("memory", ok, value, "" if ok else f"close to the limit: {remedy}")
-
-
 def _reload(policy: DiffusersPolicy, weights: Weights, row: Row, settings: Config) -> Check:
     """Changed weights, saved as export does and loaded into a fresh pipeline, give the changed sample."""
     generator = torch.Generator().manual_seed(0)
@@ -305,18 +267,3 @@ def _reload(policy: DiffusersPolicy, weights: Weights, row: Row, settings: Confi
     return Check(
         "lora_reload", ok, f"differs by {gap:.1e}, where training moved the sample by {moved:.1e}", "" if ok else advice
     )
-
-
-def _seconds(work: Callable[[], Any]) -> float:
-    work()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    started = time.perf_counter()
-    work()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
-
-
-def _gib(number: float) -> str:
-    return f"{number / 2**30:.1f}"

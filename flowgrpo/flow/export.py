@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +10,17 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.loaders.lora_base import LoraBaseMixin
 
-from flowgrpo import config
+from flowgrpo.commands.export import opened
 from flowgrpo.data import conditions, prompts
-from flowgrpo.errors import InputError
+from flowgrpo.flow import setup
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline import loading, traits
 from flowgrpo.flow.pipeline.modality import modality_of, sampling_rate
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Row
-from flowgrpo.training import card, checkpoint, folders
+from flowgrpo.training import card, checkpoint
+from flowgrpo.training.card import SAMPLES, Exported
 from flowgrpo.training.samples import SAMPLING_RATE, save_sample
 from flowgrpo.training.weights import Weights
-
-SAMPLES = 4
-
-
-@dataclass(frozen=True)
-class Exported:
-    """What was written: the folder, the step, whether it is a `lora` or `full` weights, and the files of samples."""
-
-    folder: Path
-    step: int
-    kind: str
-    samples: list[str]
 
 
 def export(run: Path, out: Path, step: int | None = None) -> Exported:
@@ -48,7 +36,7 @@ def export(run: Path, out: Path, step: int | None = None) -> Exported:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     without = {"attention": None, "compile": False}  # of the machine that trained; the weights need neither
     settings = settings.model_copy(update={"model": settings.model.model_copy(update=without)})
-    policy, weights = loading.policy_and_weights(settings, device)
+    policy, weights = setup.policy_and_weights(settings, device)
     step = checkpoint.load_weights(found, weights)
     out.mkdir(parents=True, exist_ok=True)
     with weights.averaged():
@@ -67,32 +55,6 @@ def export(run: Path, out: Path, step: int | None = None) -> Exported:
     pairs = list(zip(rows, files, strict=True))
     (out / "README.md").write_text(_card(run, settings, policy, kind, step, call, pairs), encoding="utf-8")
     return Exported(out, step, kind, files)
-
-
-def settings_of(run: Path) -> config.AnyConfig:
-    """The configuration of a run.
-
-    Raises:
-        InputError: there is no such run.
-    """
-    if not (run / "config.yaml").is_file():
-        raise InputError(f"{run}: there is no run here, a run's folder holds config.yaml")
-    return config.load(run / "config.yaml")
-
-
-def opened(run: Path, out: Path, step: int | None) -> tuple[config.AnyConfig, Path]:
-    """The configuration of a run and the checkpoint that is to be exported.
-
-    Raises:
-        InputError: there is no such run or checkpoint, it cannot be read, or `out` is not empty or cannot be written to.
-    """
-    settings = settings_of(run)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"--out {out}: exists and is not an empty folder")
-    found = checkpoint.find(run / "checkpoints", step)
-    checkpoint.check(found)
-    folders.check_writable(out, "--out")
-    return settings, found
 
 
 def write_weights(policy: DiffusersPolicy, weights: Weights, out: Path) -> None:

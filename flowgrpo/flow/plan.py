@@ -22,7 +22,7 @@ from flowgrpo.flow.pipeline.loading import pipeline_class
 from flowgrpo.flow.pipeline.policy import checked_call
 from flowgrpo.flow.replay import replayed
 from flowgrpo.schema import published
-from flowgrpo.training import selection
+from flowgrpo.training import scorer, selection
 from flowgrpo.training.parts import of_roots
 from samplers.schedule import linear_sigmas
 from samplers.scheduler import FlowSDEScheduler
@@ -50,7 +50,7 @@ def plan(config: Config) -> dict[str, Any]:
     eval_call, eval_branches = call_and_branches(config, config.eval.call, columns)
     if call["num_inference_steps"] is None:
         raise InputError("model.call.num_inference_steps: this pipeline decides it while it runs, set it to plan")
-    loading.rewards(config.rewards, config.eval_rewards)
+    scorer.rewards(config.rewards, config.eval_rewards)
     cost = predicted(config, call["num_inference_steps"])
     drafts, draft_evaluations = _draft(config, {**(over or {}), **(train.draft.call if train.draft else {})}, columns)
     rounds = 0 if algorithm.kernel.calibrate is None else algorithm.kernel.calibrate.rounds

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import torch
 from accelerate import Accelerator
 
 from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.flow import memory
-from flowgrpo.flow.config import Config
-from flowgrpo.flow.pipeline import guidance, loading
-from flowgrpo.flow.pipeline.loading import pipeline_class
-from flowgrpo.flow.pipeline.modality import expected_shape
-from flowgrpo.flow.pipeline.policy import Row
+from flowgrpo.flow.config import Config, Model
+from flowgrpo.flow.pipeline import guidance, switches
+from flowgrpo.flow.pipeline.loading import load_policy, pipeline_class
+from flowgrpo.flow.pipeline.modality import expected_shape, sampling_rate
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Row
 from flowgrpo.flow.plan import call_and_branches, predicted
 from flowgrpo.flow.trainer import Trainer
+from flowgrpo.schema.sections import Ema
+from flowgrpo.training.samples import SAMPLING_RATE
+from flowgrpo.training.weights import Weights, lora_config
 from rewards import Reward
 
 
@@ -33,7 +38,7 @@ def check(
         predicted(settings, steps)  # refuses axes that do not fit each other
     shape = expected_shape(pipeline_class(settings.model.path), settings.model.call)
     for prompt in (train_prompts[0], eval_prompts[0]):
-        loading.check_rewards(rewards, prompt, shape)
+        check_rewards(rewards, prompt, shape)
 
 
 def trainer(
@@ -50,8 +55,8 @@ def trainer(
         InputError: it cannot, or does not fit into memory.
     """
     memory.check(settings, accelerator.device)
-    policy, weights = loading.policy_and_weights(settings, accelerator.device)
-    train_prompts, eval_prompts = (loading.with_sampling_rate(part, policy) for part in (train_prompts, eval_prompts))
+    policy, weights = policy_and_weights(settings, accelerator.device)
+    train_prompts, eval_prompts = (with_sampling_rate(part, policy) for part in (train_prompts, eval_prompts))
     conditions.check((p.columns for p in train_prompts), policy.takes, "prompts.train")
     conditions.check((p.columns for p in eval_prompts), policy.takes, "prompts.eval")
     steps = call_and_branches(settings)[0]["num_inference_steps"]
@@ -73,3 +78,61 @@ def _unequal(prompts: Sequence[Prompt]) -> list[Row]:
     """The longest and the shortest prompt."""
     chosen = (max(prompts, key=lambda p: len(p.text)), min(prompts, key=lambda p: len(p.text)))
     return [Row(prompt.text, i, prompt.columns) for i, prompt in enumerate(chosen)]
+
+
+def policy_and_weights(config: Config, device: torch.device) -> tuple[DiffusersPolicy, Weights]:
+    """The policy of a config, with its switches set and its trainable weights in place."""
+    model = config.model
+    switches.check(model, device)
+    full_in_half = model.lora is None and model.dtype != "float32"  # weights in float32, computing in half precision
+    policy = load_policy(
+        model.path,
+        model.dtype,
+        model.call,
+        device,
+        autocast=getattr(torch, model.dtype) if full_in_half else None,
+        text_encoders=model.text_encoders,
+    )
+    switches.apply(model, policy)
+    kl = config.algorithm.objective.kl
+    return policy, trainable(model, policy, config.train.ema, kl.reference if kl.beta > 0 else None, kl.refresh)
+
+
+def trainable(
+    model: Model, policy: DiffusersPolicy, ema: Ema | None, reference: str | None = None, refresh: int = 1
+) -> Weights:
+    """Unfreeze what a config trains: adapters on the policy's modules, or the modules whole; see `Weights`."""
+    lora = model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, policy.modules)
+    return Weights(policy.modules, lora, ema, reference, refresh)
+
+
+def with_sampling_rate(prompts: Sequence[Prompt], policy: DiffusersPolicy) -> list[Prompt]:
+    """Prompts with the column `sampling_rate` that rewards of audio receive; as they are for other modalities."""
+    rate = sampling_rate(policy.pipe)
+    return [replace(p, columns={**p.columns, "sampling_rate": rate}) for p in prompts] if rate else list(prompts)
+
+
+def check_rewards(rewards: Sequence[Reward], prompt: Prompt, shape: Sequence[int]) -> None:
+    """Call every reward on two synthetic samples.
+
+    Args:
+        shape: of one sample: an image (3, H, W), a video (F, 3, H, W) or audio (C, N); see `modality.expected_shape`.
+
+    Raises:
+        RewardError: a reward fails, or breaks the contract.
+    """
+    columns = {"sampling_rate": SAMPLING_RATE, **prompt.columns} if len(shape) == 2 else prompt.columns
+    sample = _synthetic(shape)
+    for reward in rewards:
+        reward.check(sample, prompt.text, columns)
+
+
+def _synthetic(shape: Sequence[int]) -> torch.Tensor:
+    """Colour ramps, which wander in a video of 8 frames at most, or a tone."""
+    if len(shape) == 2:
+        channels, length = shape
+        return 0.5 * torch.linspace(0, 880 * torch.pi, length).sin().expand(channels, length)
+    *frames, _, height, width = shape
+    ramp = torch.linspace(0, 1, width).expand(height, width)
+    picture = torch.stack([ramp, ramp.flip(1), torch.full((height, width), 0.5)])
+    return torch.stack([picture.roll(i, -1) for i in range(min(frames[0], 8))]) if frames else picture

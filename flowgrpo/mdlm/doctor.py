@@ -12,9 +12,6 @@ import torch
 from flowgrpo import config
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Prompt
-from flowgrpo.flow.certificate import Check
-from flowgrpo.flow.doctor import memory_left, spread
-from flowgrpo.flow.pipeline import loading
 from flowgrpo.flow.pipeline.policy import Row
 from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.config import EMBEDDED, TextConfig
@@ -29,6 +26,8 @@ from flowgrpo.mdlm.plan import plan, training_decoder
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.setup import check as check_rewards
 from flowgrpo.mdlm.setup import policy_and_weights
+from flowgrpo.training import scorer
+from flowgrpo.training.checks import Check, memory_left, spread
 from flowgrpo.training.scorer import score
 from flowgrpo.training.weights import Weights
 from rewards import Reward
@@ -65,7 +64,7 @@ def examine(settings: TextConfig) -> Iterator[Check]:
     found = sorted(prompts.load_split(settings.prompts, "train"), key=lambda prompt: -len(prompt.text))
     chosen = [found[0], found[-1]]  # a group each
     between = [found[place * (len(found) - 1) // (GROUPS - 1)] for place in range(1, GROUPS - 1)]
-    rewards, _ = loading.rewards(settings.rewards)
+    rewards, _ = scorer.rewards(settings.rewards)
     check_rewards(settings, found, chosen, rewards)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     memory.check(settings, device)

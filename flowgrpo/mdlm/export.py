@@ -13,8 +13,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from flowgrpo.commands.export import opened
 from flowgrpo.data import prompts
-from flowgrpo.flow.export import SAMPLES, Exported, opened
 from flowgrpo.flow.pipeline.policy import Row
 from flowgrpo.mdlm.architectures import copy_beside, is_released, released_paths
 from flowgrpo.mdlm.config import EMBEDDED, TextConfig, TextModel
@@ -24,6 +24,7 @@ from flowgrpo.mdlm.methods.schedule import SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.setup import policy_and_weights
 from flowgrpo.training import card, checkpoint
+from flowgrpo.training.card import SAMPLES, Exported
 from flowgrpo.training.hub import without_progress_bars
 from flowgrpo.training.samples import Text, save_sample
 from flowgrpo.training.weights import Weights

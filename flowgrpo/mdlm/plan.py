@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from flowgrpo.data import prompts
-from flowgrpo.flow.pipeline import loading
 from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.committers import Ascending, Even, Remaining
@@ -27,6 +26,7 @@ from flowgrpo.mdlm.methods.presets import PUBLISHED
 from flowgrpo.mdlm.methods.schedule import Chosen, scheduled
 from flowgrpo.mdlm.setup import check_hints
 from flowgrpo.schema import published
+from flowgrpo.training import scorer
 
 AXES = ("decoder", "schedule", "hints", "likelihood", "baseline", "objective", "aggregation")
 NO_END = -1  # stands for the end token, which no answer of full length has
@@ -44,7 +44,7 @@ def plan(config: TextConfig) -> dict[str, Any]:
     """
     train, algorithm = config.train, config.algorithm
     check_hints(config, prompts.load_split(config.prompts, "train"))
-    loading.rewards(config.rewards, config.eval_rewards)
+    scorer.rewards(config.rewards, config.eval_rewards)
     walk = walked(training_decoder(config))
     cost = predicted(config)
     held_out = min(config.eval.prompts, len(prompts.load_split(config.prompts, "eval")))

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
+from flowgrpo.commands.sample import BATCH, asked, batches, check_folder, line_of
 from flowgrpo.data import tables, templates
 from flowgrpo.errors import InputError, nearest
-from flowgrpo.flow.sampling import BATCH, asked, batches, check_folder, line_of
 from flowgrpo.mdlm.config import TextModel
 from flowgrpo.mdlm.export import SCHEDULE_FILE, with_schedule
 from flowgrpo.mdlm.loading import load_adapter, load_predictor

@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ import yaml
 from flowgrpo.config import AnyConfig
 from flowgrpo.schema.readable import readable
 from flowgrpo.training.report import read_metrics
+
+SAMPLES = 4
+
 
 PLAIN = set(" .,;?!'\"()=+-/%")  # punctuation that means nothing inside a line of Markdown
 
@@ -122,3 +126,13 @@ def written(value: Any) -> str:
     """A value as YAML in one line, which is how the command line reads it."""
     line = json.dumps(value, ensure_ascii=False)
     return re.sub("[\x7f-\x9f\u2028\u2029\ufeff]", lambda found: f"\\u{ord(found[0]):04x}", line)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written: the folder, the step, whether it is a `lora` or `full` weights, and the files of samples."""
+
+    folder: Path
+    step: int
+    kind: str
+    samples: list[str]

@@ -17,9 +17,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
+from flowgrpo.commands.gallery import write_gallery
 from flowgrpo.config import AnyConfig
 from flowgrpo.data.prompts import Prompt
-from flowgrpo.gallery import write_gallery
 from flowgrpo.training import checkpoint, parts, selection
 from flowgrpo.training.baseline import Units, combined, zero_std_fraction
 from flowgrpo.training.evaluate import parted, weighted

@@ -6,12 +6,14 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from flowgrpo.flow.pipeline.policy import Row
-from rewards import Reward
+from flowgrpo.schema.sections import RewardUse
+from rewards import Reward, RewardError
+from rewards import load as load_reward
 from rewards.base import told
 
 Samples = torch.Tensor | Sequence[str]  # pictures, videos and sounds, or texts
@@ -158,3 +160,20 @@ def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row]) -> torch.Ten
     times = "" if attempts == 1 else f"{attempts} times "
     LOGGER.warning("the reward %r failed %s(%s); its %d samples are dropped", reward.name, times, problem, len(rows))
     return torch.full((len(prompts),), torch.inf, dtype=torch.float64)
+
+
+def rewards(uses: Sequence[RewardUse], eval_uses: Sequence[RewardUse] = ()) -> tuple[list[Reward], list[Reward]]:
+    """Training and evaluation rewards of a config.
+
+    Raises:
+        RewardError: one cannot be found, or two share a name.
+    """
+    found = [
+        [replace(load_reward(use.use, use.weight, use.options, use.name), only=use.only) for use in part]
+        for part in (uses, eval_uses)
+    ]
+    names = [reward.name for part in found for reward in part]
+    for name in names:
+        if names.count(name) > 1:
+            raise RewardError(f"two rewards are named {name!r}: give one of them another name, {{use: ..., name: ...}}")
+    return found[0], found[1]

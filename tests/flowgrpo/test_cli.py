@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 from flowgrpo import config
 from flowgrpo.cli import main
+from flowgrpo.commands.launch import check_environment
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.presets import PRESETS, PUBLISHED
 from flowgrpo.flow.plan import predicted
-from flowgrpo.launch import check_environment
 
 CALL = {"num_inference_steps": 4, "guidance_scale": 1.0, "height": 16, "width": 16, "max_sequence_length": 1}
 
@@ -505,7 +505,7 @@ def test_float16_learns_through_a_scaled_loss(workplace):
 
 
 def test_processes_that_do_not_divide_the_groups_are_refused(workplace):
-    from flowgrpo import run
+    from flowgrpo.commands import train as run
 
     with pytest.raises(InputError, match=r"2 groups do not divide into train.updates = 2 parts on 2 processes, take 4"):
         run._check_processes(config.load("tiny.yaml"), 2)

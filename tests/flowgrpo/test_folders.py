@@ -65,9 +65,7 @@ def unloaded(monkeypatch):
     monkeypatch.setattr(
         "flowgrpo.flow.pipeline.loading.load_policy", lambda *a, **k: pytest.fail("the model was loaded")
     )
-    monkeypatch.setattr(
-        "flowgrpo.flow.pipeline.loading.policy_and_weights", lambda *a, **k: pytest.fail("the model was loaded")
-    )
+    monkeypatch.setattr("flowgrpo.flow.setup.policy_and_weights", lambda *a, **k: pytest.fail("the model was loaded"))
 
 
 @pytest.mark.parametrize("resume", ["false", "true"])
@@ -80,7 +78,7 @@ def test_a_second_run_in_a_folder_ends_with_status_2_before_its_model(workplace,
 
 
 def test_several_processes_are_not_even_started(workplace, monkeypatch, capsys):
-    monkeypatch.setattr("flowgrpo.launch.relaunch", lambda processes: pytest.fail("they were"))
+    monkeypatch.setattr("flowgrpo.commands.launch.relaunch", lambda processes: pytest.fail("they were"))
     with folders.held(workplace / "runs" / "t"):
         assert main(["train", "tiny.yaml", "run.processes=2", "train.groups=4"]) == 2
     assert "another run goes on in runs/t" in capsys.readouterr().err

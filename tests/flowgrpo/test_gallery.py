@@ -13,12 +13,12 @@ import torch
 import yaml
 from PIL import Image
 
-from flowgrpo import gallery
+from flowgrpo.commands import gallery
+from flowgrpo.commands.gallery import media, write_gallery
+from flowgrpo.commands.gallery.curve import _ticks, curve
+from flowgrpo.commands.gallery.media import data_url, outline
+from flowgrpo.commands.gallery.numbers import Mean, difference, number
 from flowgrpo.errors import InputError
-from flowgrpo.gallery import media, write_gallery
-from flowgrpo.gallery.curve import _ticks, curve
-from flowgrpo.gallery.media import data_url, outline
-from flowgrpo.gallery.numbers import Mean, difference, number
 from flowgrpo.training.samples import save_sample
 from rewards import BUILT_IN
 

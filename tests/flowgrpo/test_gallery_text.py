@@ -6,10 +6,10 @@ from html.parser import HTMLParser
 import pytest
 import yaml
 
-from flowgrpo import gallery
 from flowgrpo.cli import main
-from flowgrpo.gallery import write_gallery
-from flowgrpo.gallery.text import answer
+from flowgrpo.commands import gallery
+from flowgrpo.commands.gallery import write_gallery
+from flowgrpo.commands.gallery.text import answer
 
 
 class Reader(HTMLParser):

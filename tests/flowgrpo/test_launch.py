@@ -3,7 +3,7 @@ import signal
 
 import pytest
 
-from flowgrpo import launch
+from flowgrpo.commands import launch
 
 TALK = """
 import json, os, psutil, torch

@@ -5,8 +5,7 @@ import torch
 
 from flowgrpo import config
 from flowgrpo.errors import InputError
-from flowgrpo.flow import memory
-from flowgrpo.flow.pipeline import loading
+from flowgrpo.flow import memory, setup
 
 
 def settings(tiny_model, **model):
@@ -35,7 +34,7 @@ def test_full_fine_tuning_counts_every_copy(tiny_model):
 
 def test_a_lora_counts_what_it_really_trains(tiny_model):
     chosen = settings(tiny_model, lora={"rank": 2, "alpha": 4}, dtype="bfloat16", text_encoders="keep")
-    _, weights = loading.policy_and_weights(chosen, torch.device("cpu"))
+    _, weights = setup.policy_and_weights(chosen, torch.device("cpu"))
     trained = sum(p.numel() for p in weights.parameters)
     pipe = tiny.sd3()
     every = [pipe.transformer, pipe.vae, pipe.text_encoder, pipe.text_encoder_2]

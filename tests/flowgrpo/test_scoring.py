@@ -7,8 +7,8 @@ import torch
 from PIL import Image
 
 from flowgrpo.cli import main
+from flowgrpo.commands.score import read, score_folder
 from flowgrpo.errors import InputError
-from flowgrpo.scoring import read, score_folder
 from flowgrpo.training.samples import save_sample
 from rewards import Reward
 

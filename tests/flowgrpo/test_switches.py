@@ -7,9 +7,11 @@ import torch
 from diffusers import TransformerTemporalModel
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 
-from flowgrpo import config, run
+from flowgrpo import config
+from flowgrpo.commands import train as run
 from flowgrpo.errors import InputError
-from flowgrpo.flow.pipeline import attention, guidance, loading, switches
+from flowgrpo.flow import setup
+from flowgrpo.flow.pipeline import attention, guidance, switches
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Row
 from flowgrpo.training.weights import Weights, lora_config
 from samplers import noise
@@ -207,13 +209,13 @@ def test_a_wrong_switch_is_refused_in_the_config(workplace, override, said):
 def test_what_does_not_work_here_is_refused_at_load(workplace, monkeypatch, overrides, said):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(InputError, match=said):
-        loading.policy_and_weights(config.load("tiny.yaml", overrides), CPU)
+        setup.policy_and_weights(config.load("tiny.yaml", overrides), CPU)
 
 
 def test_a_lossy_attention_of_the_environment_is_refused(workplace, monkeypatch):
     monkeypatch.setattr(switches, "DIFFUSERS_ATTN_BACKEND", "sage")
     with pytest.raises(InputError, match="DIFFUSERS_ATTN_BACKEND: 'sage' quantises"):
-        loading.policy_and_weights(config.load("tiny.yaml"), CPU)
+        setup.policy_and_weights(config.load("tiny.yaml"), CPU)
 
 
 def test_networks_without_what_a_switch_needs_are_refused():

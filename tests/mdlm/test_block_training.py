@@ -7,8 +7,8 @@ import torch
 from predictors import MASK, PAD, llama, qwen, qwen3
 from released import qwen_tokenizer
 
-from flowgrpo import run
 from flowgrpo.cli import main
+from flowgrpo.commands import train as run
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.attention import known_block_size
 from flowgrpo.mdlm.decoding.decode import decode

@@ -4,7 +4,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from predictors import MASK, PAD, VOCAB, llama
 from transformers import BertConfig, BertForMaskedLM
 
-from flowgrpo import run
+from flowgrpo.commands import train as run
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.checkpointing import checkpoint_gradients
 from flowgrpo.mdlm.decoding.cache import BlockCache

@@ -14,8 +14,9 @@ from released import BLOCKWISE, MASK, NAMES, REMOTE, released
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
-from flowgrpo import config, run
+from flowgrpo import config
 from flowgrpo.cli import main
+from flowgrpo.commands import train as run
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm import architectures, memory
 from flowgrpo.mdlm.checkpointing import checkpoint_gradients

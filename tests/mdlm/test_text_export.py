@@ -12,8 +12,8 @@ from peft import PeftModel
 from read_card import HOSTILE, as_shown, blocks, table, words
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from flowgrpo import run
 from flowgrpo.cli import main
+from flowgrpo.commands import train as run
 from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.setup import policy_and_weights
 from flowgrpo.training import checkpoint

@@ -5,8 +5,9 @@ import json
 import pytest
 import torch
 
-from flowgrpo import config, run
+from flowgrpo import config
 from flowgrpo.cli import main
+from flowgrpo.commands import train as run
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.decoding.decoders import build

@@ -7,11 +7,11 @@ import pytest
 from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from flowgrpo import run
 from flowgrpo.cli import main
+from flowgrpo.commands import train as run
+from flowgrpo.commands.kinds import kind_of
 from flowgrpo.errors import InputError
 from flowgrpo.flow import sampling
-from flowgrpo.flow.pipeline.loading import kind_of
 from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.policy import TextPolicy
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flowgrpo import run
+from flowgrpo.commands import train as run
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.methods.presets import PRESETS

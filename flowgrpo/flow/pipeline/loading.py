@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,13 @@ from diffusers.utils import logging as diffusers_logging
 from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers.utils import cached_file
 
-from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError, nearest
-from flowgrpo.flow.config import Config, Model
-from flowgrpo.flow.pipeline import switches, traits
-from flowgrpo.flow.pipeline.modality import sampling_rate
+from flowgrpo.flow.pipeline import traits
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.mdlm.loading import BUILT_IN as TEXT_MODELS
-from flowgrpo.mdlm.loading import PIPELINE
-from flowgrpo.schema.sections import Ema, RewardUse
 from flowgrpo.shapes import BUILT_IN
 from flowgrpo.training.hub import HUB_ID, without_progress_bars
-from flowgrpo.training.samples import SAMPLING_RATE
-from flowgrpo.training.weights import Weights, lora_config
-from rewards import Reward, RewardError
-from rewards import load as load_reward
 from rewards.heap import keep_freed_memory
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
@@ -109,30 +98,6 @@ def scheduler_config(path: str) -> dict[str, Any] | None:
         return dict(FlowMatchEulerDiscreteScheduler.load_config(place_of(path), subfolder="scheduler"))
 
 
-def kind_of(path: str) -> str:
-    """The kind of a model, `flow` or `mdlm`, by what lies in its folder or at the hub.
-
-    Raises:
-        InputError: there is no such model.
-    """
-    if path in BUILT_IN or path in TEXT_MODELS:
-        return "flow" if path in BUILT_IN else "mdlm"
-    if not Path(path).is_dir() and not re.fullmatch(HUB_ID, path):
-        known = [*BUILT_IN, *TEXT_MODELS]
-        raise InputError(
-            f"model.path: there is no folder {path!r} and no built-in model of that name, {nearest(path, known)}"
-        )
-    if Path(path).is_dir() and not any((Path(path) / name).is_file() for name in ("model_index.json", "config.json")):
-        raise InputError(f"model.path: {path} holds no model, neither a pipeline's model_index.json nor a config.json")
-    unless = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    with explained(path):
-        index = cached_file(path, "model_index.json", **unless)
-        if index is None:
-            cached_file(path, "config.json")  # refuses what is no model
-            return "mdlm"
-        return "mdlm" if json.loads(Path(index).read_text()).get("_class_name") == PIPELINE else "flow"
-
-
 def absent_components(path: str) -> list[str]:
     """Components that a saved pipeline was without (SD3 without T5): diffusers wants to be told so again."""
     return [
@@ -178,81 +143,6 @@ def load_policy(
     if pipe.device.type == "cpu":
         keep_freed_memory()
     return DiffusersPolicy(pipe, {**(BUILT_IN[path][1] if path in BUILT_IN else {}), **(call or {})}, **options)
-
-
-def policy_and_weights(config: Config, device: torch.device) -> tuple[DiffusersPolicy, Weights]:
-    """The policy of a config, with its switches set and its trainable weights in place."""
-    model = config.model
-    switches.check(model, device)
-    full_in_half = model.lora is None and model.dtype != "float32"  # weights in float32, computing in half precision
-    policy = load_policy(
-        model.path,
-        model.dtype,
-        model.call,
-        device,
-        autocast=getattr(torch, model.dtype) if full_in_half else None,
-        text_encoders=model.text_encoders,
-    )
-    switches.apply(model, policy)
-    kl = config.algorithm.objective.kl
-    return policy, trainable(model, policy, config.train.ema, kl.reference if kl.beta > 0 else None, kl.refresh)
-
-
-def trainable(
-    model: Model, policy: DiffusersPolicy, ema: Ema | None, reference: str | None = None, refresh: int = 1
-) -> Weights:
-    """Unfreeze what a config trains: adapters on the policy's modules, or the modules whole; see `Weights`."""
-    lora = model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, policy.modules)
-    return Weights(policy.modules, lora, ema, reference, refresh)
-
-
-def rewards(uses: Sequence[RewardUse], eval_uses: Sequence[RewardUse] = ()) -> tuple[list[Reward], list[Reward]]:
-    """Training and evaluation rewards of a config.
-
-    Raises:
-        RewardError: one cannot be found, or two share a name.
-    """
-    found = [
-        [replace(load_reward(use.use, use.weight, use.options, use.name), only=use.only) for use in part]
-        for part in (uses, eval_uses)
-    ]
-    names = [reward.name for part in found for reward in part]
-    for name in names:
-        if names.count(name) > 1:
-            raise RewardError(f"two rewards are named {name!r}: give one of them another name, {{use: ..., name: ...}}")
-    return found[0], found[1]
-
-
-def with_sampling_rate(prompts: Sequence[Prompt], policy: DiffusersPolicy) -> list[Prompt]:
-    """Prompts with the column `sampling_rate` that rewards of audio receive; as they are for other modalities."""
-    rate = sampling_rate(policy.pipe)
-    return [replace(p, columns={**p.columns, "sampling_rate": rate}) for p in prompts] if rate else list(prompts)
-
-
-def check_rewards(rewards: Sequence[Reward], prompt: Prompt, shape: Sequence[int]) -> None:
-    """Call every reward on two synthetic samples.
-
-    Args:
-        shape: of one sample: an image (3, H, W), a video (F, 3, H, W) or audio (C, N); see `modality.expected_shape`.
-
-    Raises:
-        RewardError: a reward fails, or breaks the contract.
-    """
-    columns = {"sampling_rate": SAMPLING_RATE, **prompt.columns} if len(shape) == 2 else prompt.columns
-    sample = _synthetic(shape)
-    for reward in rewards:
-        reward.check(sample, prompt.text, columns)
-
-
-def _synthetic(shape: Sequence[int]) -> torch.Tensor:
-    """Colour ramps, which wander in a video of 8 frames at most, or a tone."""
-    if len(shape) == 2:
-        channels, length = shape
-        return 0.5 * torch.linspace(0, 880 * torch.pi, length).sin().expand(channels, length)
-    *frames, _, height, width = shape
-    ramp = torch.linspace(0, 1, width).expand(height, width)
-    picture = torch.stack([ramp, ramp.flip(1), torch.full((height, width), 0.5)])
-    return torch.stack([picture.roll(i, -1) for i in range(min(frames[0], 8))]) if frames else picture
 
 
 def pipeline_class(path: str) -> type[DiffusionPipeline]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from flowgrpo.gallery.numbers import number
+from flowgrpo.commands.gallery.numbers import number
 
 WIDTH, HEIGHT = 640, 240
 PART = 340, 180  # the size of one of several

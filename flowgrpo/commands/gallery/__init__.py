@@ -13,12 +13,12 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
+from flowgrpo.commands.gallery.curve import PART, curve
+from flowgrpo.commands.gallery.media import LONGEST, data_url, outline
+from flowgrpo.commands.gallery.numbers import Mean, difference, number, share
+from flowgrpo.commands.gallery.text import answer
 from flowgrpo.config import read_map
 from flowgrpo.errors import InputError
-from flowgrpo.gallery.curve import PART, curve
-from flowgrpo.gallery.media import LONGEST, data_url, outline
-from flowgrpo.gallery.numbers import Mean, difference, number, share
-from flowgrpo.gallery.text import answer
 from flowgrpo.training.folders import check_writable
 from flowgrpo.training.report import read_metrics
 from flowgrpo.training.samples import read_manifest
@@ -161,7 +161,7 @@ def write_gallery(folders: Sequence[Path], out: Path) -> Path:
     """
     check_writable(out.parent, str(out))
     sections = [_read(Path(folder)) for folder in folders]
-    templates = Environment(loader=PackageLoader("flowgrpo.gallery", "."), autoescape=True, trim_blocks=True)
+    templates = Environment(loader=PackageLoader("flowgrpo.commands.gallery", "."), autoescape=True, trim_blocks=True)
     page = templates.get_template("page.html.jinja")
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f"{out.name}.partial")

@@ -15,19 +15,19 @@ from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType, set_seed
 
-from flowgrpo import config, launch
+from flowgrpo import config
+from flowgrpo.commands import launch
+from flowgrpo.commands.gallery import write_gallery
+from flowgrpo.commands.kinds import KINDS
 from flowgrpo.config import AnyConfig
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError, nearest
-from flowgrpo.flow.pipeline import loading
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.gallery import write_gallery
-from flowgrpo.kinds import KINDS
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.schema.sections import RewardUse
 from flowgrpo.schema.sections import Run as Place
-from flowgrpo.training import checkpoint, folders, report
+from flowgrpo.training import checkpoint, folders, report, scorer
 from flowgrpo.training.parts import check_geometry
 from flowgrpo.training.samples import read_manifest
 from rewards.base import last_part, matches
@@ -76,7 +76,7 @@ def _train(settings: AnyConfig) -> Run:
     _check_only(settings.rewards, train_prompts, "rewards", "training")
     _check_only(settings.eval_rewards, eval_prompts, "eval_rewards", "held-out")
     eval_prompts = eval_prompts[: settings.eval.prompts]
-    rewards, eval_rewards = loading.rewards(settings.rewards, settings.eval_rewards)
+    rewards, eval_rewards = scorer.rewards(settings.rewards, settings.eval_rewards)
     if settings.prompts.pick.by == "variance" and settings.train.groups > len(train_prompts):
         raise InputError(
             f"prompts.pick.by: variance takes different prompts, but {settings.train.groups} groups have only "

@@ -1,0 +1,81 @@
+"""What the doctors of both kinds say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+
+from flowgrpo.training.report import peak_bytes
+from rewards import Reward
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of a certificate: what was measured, whether it is as it must be, and what to do if not."""
+
+    name: str
+    ok: bool
+    value: str
+    advice: str = ""
+
+
+def gap_of(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Largest difference in standard deviations of `b`; infinity where the shapes differ."""
+    return float((a - b).float().abs().max() / b.float().std().clamp_min(1e-12)) if a.shape == b.shape else float("inf")
+
+
+def spread(rewards: Sequence[Reward], values: Sequence[torch.Tensor]) -> Check:
+    """Whether every reward differs within a group, for some group at least.
+
+    Args:
+        values: of each group, (B, R) float64.
+    """
+    largest = {}
+    for k, reward in enumerate(rewards):
+        stds = [float(v[:, k].std()) for v in values]
+        largest[reward.name] = max((std for std in stds if std == std), default=0.0)
+    flat = [name for name, std in largest.items() if std == 0]
+    advice = (
+        f"the reward {flat[0]!r} gave every sample of a group the same value, so nothing can be learnt from it: is it "
+        "constant, saturated, or None for these prompts?"
+        if flat
+        else ""
+    )
+    found = ", ".join(f"{name} {std:.2g}" for name, std in largest.items())
+    return Check("group_spread", not flat, f"standard deviation within {len(values[0])} samples: {found}", advice)
+
+
+def memory_left(device: torch.device, remedy: str) -> Check:
+    """The most memory that the checks took, and what there is.
+
+    Args:
+        remedy: what to do where that is close to the limit.
+    """
+    host, total_host = psutil.Process().memory_info().rss, psutil.virtual_memory().total
+    value = f"host {_gib(host)} of {_gib(total_host)} GiB"
+    ok = host < 0.9 * total_host
+    if device.type == "cuda":
+        used, total = peak_bytes(device), torch.cuda.get_device_properties(device).total_memory
+        value = f"GPU {_gib(used)} of {_gib(total)} GiB at its peak, {value}"
+        ok = ok and used < 0.9 * total
+    return Check("memory", ok, value, "" if ok else f"close to the limit: {remedy}")
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def _gib(number: float) -> str:
+    return f"{number / 2**30:.1f}"
