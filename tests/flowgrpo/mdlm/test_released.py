@@ -27,7 +27,7 @@ from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.setup import policy_and_weights
 
-VECTORS = json.loads((Path(__file__).parents[1] / "data" / "released_logits.json").read_text())
+VECTORS = json.loads((Path(__file__).parents[2] / "data" / "released_logits.json").read_text())
 IDS = torch.tensor(VECTORS["ids"])
 LORA = {"rank": 2, "alpha": 4.0}
 REWARD = "def letters(texts, prompts):\n    return [sum(c.isalpha() for c in text) / 8 for text in texts]\n"

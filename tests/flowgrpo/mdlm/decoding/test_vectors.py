@@ -10,7 +10,7 @@ from predictors import table
 from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.decoding.decoders import build
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[3] / "data"
 ROWS = json.loads((DATA / "mdlm_decoders.json").read_text())
 EOS_ROWS = json.loads((DATA / "mdlm_eos_decoders.json").read_text())
 

@@ -532,7 +532,7 @@ def test_plan_predicts_what_a_run_counts(workplace, capsys):
         assert planned["reward_calls"] == 8
 
 
-SHAPES = Path(__file__).parents[2] / "configs" / "shapes.yaml"
+SHAPES = Path(__file__).parents[3] / "configs" / "shapes.yaml"
 
 
 @pytest.mark.parametrize("preset", PRESETS)

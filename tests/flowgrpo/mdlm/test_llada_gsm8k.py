@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from flowgrpo.cli import main
 from flowgrpo.training.report import read_metrics
 
-CONFIG = str(Path(__file__).parents[2] / "configs/llada_gsm8k.yaml")
+CONFIG = str(Path(__file__).parents[3] / "configs/llada_gsm8k.yaml")
 PROBLEMS = [
     {"question": f"A hen lays {n} eggs a day. How many is that a week?", "answer": f"{n} * 7 = {7 * n}\n#### {7 * n}"}
     for n in (2, 3, 6)

@@ -18,7 +18,7 @@ from flowgrpo.training.baseline import (
     zero_std_fraction,
 )
 
-CASES = json.loads((Path(__file__).parents[1] / "data" / "group_advantages.json").read_text())
+CASES = json.loads((Path(__file__).parents[2] / "data" / "group_advantages.json").read_text())
 
 
 def tensors(*columns):

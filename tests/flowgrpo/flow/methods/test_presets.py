@@ -11,7 +11,7 @@ from flowgrpo.flow.methods import CHOICES
 from flowgrpo.flow.methods.presets import PRESETS, PUBLISHED
 from flowgrpo.schema.choose import chosen
 
-RELEASED = json.loads((Path(__file__).parents[1] / "data" / "released_flow_configs.json").read_text())
+RELEASED = json.loads((Path(__file__).parents[3] / "data" / "released_flow_configs.json").read_text())
 
 
 def row(preset):
