@@ -116,13 +116,12 @@ def sample(
     form: Format = "human",
 ) -> None:
     """Sample pictures, or the answers of a language model, into a folder with a manifest."""
-    from flowgrpo.commands.kinds import KINDS, kind_of
+    from flowgrpo.commands.sample import sample_to_folder
 
     if (prompt is None) == (prompts_file is None):
         raise InputError("give either --prompt TEXT (once or more) or --prompts FILE")
     arguments = dict(config.override(text) for text in call or [])
-    kind = KINDS[kind_of(model)]
-    lines = kind.sample(model, prompt, prompts_file, out_folder, arguments, adapter, seed, dtype)
+    lines = sample_to_folder(model, prompt, prompts_file, out_folder, arguments, adapter, seed, dtype)
     if form == "json":
         print(json.dumps({"folder": str(out_folder), "samples": lines}, indent=1))
     else:
@@ -254,10 +253,9 @@ def export(
     form: Format = "human",
 ) -> None:
     """Write a run's LoRA in diffusers' (texts: peft's) format, or its full weights, with a model card and samples."""
-    from flowgrpo.commands.export import settings_of
-    from flowgrpo.commands.kinds import KINDS
+    from flowgrpo.commands import export as command
 
-    done = KINDS[settings_of(run).kind].export(run, out_folder, step)
+    done = command.export(run, out_folder, step)
     if form == "json":
         print(
             json.dumps(
@@ -366,7 +364,7 @@ def doctor(
 @app.command()
 def models(form: Format = "human") -> None:
     """List the pipeline classes that were tried, each with its certificate (docs/models.md explains it)."""
-    rows = json.loads((Path(__file__).parent / "models.json").read_text())
+    rows = json.loads((Path(__file__).parent / "data" / "models.json").read_text())
     if form == "json":
         print(json.dumps(rows, indent=1))
         return

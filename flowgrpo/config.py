@@ -15,14 +15,14 @@ from flowgrpo.data import tables
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.flow.config import Config
 from flowgrpo.mdlm.config import TextConfig
+from flowgrpo.schema.sections import RunConfig
 from flowgrpo.schema.sentences import sentence
 
 LARGEST_TEXT = 1 << 18  # characters of YAML
 LARGEST_VALUE = 1 << 17  # values in it, where its aliases are followed
 
 
-AnyConfig = Config | TextConfig
-KINDS: dict[str, type[AnyConfig]] = {"flow": Config, "mdlm": TextConfig}
+KINDS: dict[str, type[RunConfig]] = {"flow": Config, "mdlm": TextConfig}
 
 
 class _Loader(yaml.SafeLoader):
@@ -109,7 +109,7 @@ def read_map(path: Path) -> dict[str, Any]:
     return written
 
 
-def load(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> AnyConfig:
+def load(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> RunConfig:
     """The configuration of a YAML file with overrides applied.
 
     Args:
@@ -122,22 +122,18 @@ def load(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) ->
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path}: no such config file{_similar_file(path)}")
-    return _validated_with(read_map(path), overrides)
+    return overridden(read_map(path), overrides)
 
 
-def overridden(config: AnyConfig, overrides: Iterable[str] | Mapping[str, Any]) -> AnyConfig:
-    """A configuration with overrides applied to what was written of it; raises as `load` does."""
-    return _validated_with(config.model_dump(exclude_unset=True), overrides)
-
-
-def _validated_with(written: dict[str, Any], overrides: Iterable[str] | Mapping[str, Any]) -> AnyConfig:
+def overridden(written: dict[str, Any], overrides: Iterable[str] | Mapping[str, Any] = ()) -> RunConfig:
+    """The configuration of a plain map, which is changed, with overrides applied; arguments and errors as of `load`."""
     items = overrides.items() if isinstance(overrides, Mapping) else map(override, overrides)
     for key, value in items:
         _set(written, key, value)
     return validated(written)
 
 
-def validated(written: Mapping[str, Any]) -> AnyConfig:
+def validated(written: Mapping[str, Any]) -> RunConfig:
     """The configuration of a plain map.
 
     Raises:
@@ -153,7 +149,7 @@ def validated(written: Mapping[str, Any]) -> AnyConfig:
         raise InputError(sentence(error, model)) from None
 
 
-def dumped(config: AnyConfig) -> str:
+def dumped(config: RunConfig) -> str:
     """The resolved configuration as YAML; loading it gives the same configuration."""
     return yaml.safe_dump(config.model_dump(), sort_keys=False)
 

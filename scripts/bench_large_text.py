@@ -28,6 +28,7 @@ from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.plan import predicted
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.trainer import TextTrainer
+from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.weights import Weights, lora_config
 from rewards import Reward
 
@@ -63,7 +64,7 @@ def alternating(texts: Sequence[str], prompts: Sequence[str], **columns: Any) ->
     return [float(i % 2) for i in range(len(texts))]
 
 
-def settings(options: argparse.Namespace, folder: Path) -> config.AnyConfig:
+def settings(options: argparse.Namespace, folder: Path) -> RunConfig:
     """The configuration of the run."""
     blocks = {"steps": options.steps, "region": {"block_length": options.block_length}}
     return config.validated(

@@ -2,8 +2,8 @@
 
     python scripts/certify_models.py [NAME ...]
 
-Writes flowgrpo/models.json and docs/models.md; with names, only those rows are measured anew. About 6 minutes on 2 cores for
-all. A pipeline that fails a check, or refuses to run, is listed with the reason and does not count.
+Writes flowgrpo/data/models.json and docs/models.md; with names, only those rows are measured anew. About 6 minutes on 2
+cores for all. A pipeline that fails a check, or refuses to run, is listed with the reason and does not count.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ sys.path.append(str(ROOT / "tests"))
 
 from zoo import SPECIMENS, Specimen  # noqa: E402
 
-from flowgrpo.flow.certificate import certify
+from flowgrpo.flow.certificate import certify  # noqa: E402
 from flowgrpo.flow.pipeline.traits import TRAITS  # noqa: E402
 from flowgrpo.training.checks import Check  # noqa: E402
 
-TABLE, PAGE = ROOT / "flowgrpo" / "models.json", ROOT / "docs" / "models.md"
+TABLE, PAGE = ROOT / "flowgrpo" / "data" / "models.json", ROOT / "docs" / "models.md"
 
 
 def row(name: str, specimen: Specimen) -> dict[str, Any]:

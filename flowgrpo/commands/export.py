@@ -5,11 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 
 from flowgrpo import config
+from flowgrpo.commands.kinds import KINDS
 from flowgrpo.errors import InputError
+from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import checkpoint, folders
+from flowgrpo.training.card import Exported
 
 
-def settings_of(run: Path) -> config.AnyConfig:
+def export(run: Path, out: Path, step: int | None = None) -> Exported:
+    """Write the weights that evaluation used (the average, when one is kept) of a run's checkpoint to `out`.
+
+    Args:
+        step: the checkpoint's; by default the last.
+
+    Raises:
+        InputError: there is no such run or checkpoint, it cannot be read, or `out` is not empty or cannot be written to.
+    """
+    settings, found = opened(run, out, step)
+    return KINDS[settings.kind].export(settings, run, found, out)
+
+
+def settings_of(run: Path) -> RunConfig:
     """The configuration of a run.
 
     Raises:
@@ -20,7 +36,7 @@ def settings_of(run: Path) -> config.AnyConfig:
     return config.load(run / "config.yaml")
 
 
-def opened(run: Path, out: Path, step: int | None) -> tuple[config.AnyConfig, Path]:
+def opened(run: Path, out: Path, step: int | None) -> tuple[RunConfig, Path]:
     """The configuration of a run and the checkpoint that is to be exported.
 
     Raises:

@@ -11,22 +11,21 @@ from typing import Any
 
 from transformers.utils import cached_file
 
+from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.flow import doctor, export, plan, sampling
 from flowgrpo.flow import setup as flow
-from flowgrpo.flow.pipeline.loading import explained
 from flowgrpo.mdlm import doctor as text_doctor
 from flowgrpo.mdlm import export as text_export
 from flowgrpo.mdlm import plan as text_plan
 from flowgrpo.mdlm import sampling as text_sampling
 from flowgrpo.mdlm import setup as texts
-from flowgrpo.mdlm.loading import BUILT_IN as TEXT_MODELS
 from flowgrpo.mdlm.loading import PIPELINE
-from flowgrpo.shapes import BUILT_IN
 from flowgrpo.training import card
 from flowgrpo.training.checks import Check
-from flowgrpo.training.hub import HUB_ID
+from flowgrpo.training.hub import HUB_ID, explained
 from flowgrpo.training.loop import Loop
+from flowgrpo.training.samples import Sampler
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,9 @@ class Kind:
         trainer: the loop with its model.
         plan: the plan of a run.
         table: its lines for people.
-        export: the weights of a run, written.
-        sample: samples of a model, written.
-        defaults: the configuration that `examine` takes for a model alone.
+        export: a checkpoint's weights, written.
+        sampler: a model that is ready to sample.
+        defaults: the config, as one would write it, of a model alone.
         examine: the doctor's checks.
     """
 
@@ -49,8 +48,8 @@ class Kind:
     plan: Callable[..., dict[str, Any]]
     table: Callable[[dict[str, Any]], list[tuple[str, str]]]
     export: Callable[..., card.Exported]
-    sample: Callable[..., list[dict[str, Any]]]
-    defaults: Callable[[str], Any]
+    sampler: Callable[..., Sampler]
+    defaults: Callable[[str], dict[str, Any]]
     examine: Callable[..., Iterator[Check]]
 
 
@@ -61,7 +60,7 @@ KINDS = {
         plan.plan,
         plan.table,
         export.export,
-        sampling.sample_to_folder,
+        sampling.sampler,
         doctor.defaults,
         doctor.examine,
     ),
@@ -71,7 +70,7 @@ KINDS = {
         text_plan.plan,
         text_plan.table,
         text_export.export,
-        text_sampling.sample_to_folder,
+        text_sampling.sampler,
         text_doctor.defaults,
         text_doctor.examine,
     ),
@@ -84,12 +83,11 @@ def kind_of(path: str) -> str:
     Raises:
         InputError: there is no such model.
     """
-    if path in BUILT_IN or path in TEXT_MODELS:
-        return "flow" if path in BUILT_IN else "mdlm"
+    if path in EMBEDDED:
+        return EMBEDDED[path].kind
     if not Path(path).is_dir() and not re.fullmatch(HUB_ID, path):
-        known = [*BUILT_IN, *TEXT_MODELS]
         raise InputError(
-            f"model.path: there is no folder {path!r} and no built-in model of that name, {nearest(path, known)}"
+            f"model.path: there is no folder {path!r} and no built-in model of that name, {nearest(path, EMBEDDED)}"
         )
     if Path(path).is_dir() and not any((Path(path) / name).is_file() for name in ("model_index.json", "config.json")):
         raise InputError(f"model.path: {path} holds no model, neither a pipeline's model_index.json nor a config.json")

@@ -2,22 +2,52 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from flowgrpo.commands.kinds import KINDS, kind_of
 from flowgrpo.data import prompts, tables
-from flowgrpo.data.prompts import Prompt
+from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow.pipeline.policy import Row
 from flowgrpo.training import folders
-from flowgrpo.training.samples import Sample, manifest_line
+from flowgrpo.training.samples import Sample, manifest_line, save_sample
 
 BATCH = 16
 
 SECONDS = 10  # between two lines of progress
+
+
+def sample_to_folder(
+    model: str,
+    texts: Sequence[str] | None,
+    prompts_file: str | None,
+    out: Path,
+    call: dict[str, Any],
+    adapter: Path | None,
+    seed: int,
+    dtype: str,
+) -> list[dict[str, Any]]:
+    """Sample every prompt once, prompt i from seed + i; returns the manifest's lines.
+
+    Raises:
+        InputError: there is no such model, adapter, prompt file or option, or `out` holds samples already.
+    """
+    rows = asked(texts, prompts_file, seed)
+    check_folder(out)
+    sampler = KINDS[kind_of(model)].sampler(model, rows, call, adapter, dtype)
+    out.mkdir(parents=True, exist_ok=True)
+    lines = []
+    with (out / "manifest.jsonl").open("w") as manifest:
+        for part in batches(sampler.rows, BATCH):
+            for row, sample in zip(part, sampler.generate(part), strict=True):
+                file = save_sample(sample, out / f"{len(lines):04d}", sampler.sampling_rate)
+                lines.append(line_of(file, row, sampler.word))
+                manifest.write(json.dumps(lines[-1]) + "\n")
+    return lines
 
 
 def asked(texts: Sequence[str] | None, prompts_file: str | None, seed: int) -> list[Row]:
@@ -41,7 +71,7 @@ def batches(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
             said = time.monotonic()
 
 
-def line_of(file: Path, row: Row, sampler: str = "ode") -> dict[str, Any]:
+def line_of(file: Path, row: Row, sampler: str) -> dict[str, Any]:
     """The manifest's line of a sample, with the columns of its prompt after its own keys, which win over equal names."""
     own = manifest_line(file.name, Sample(0, row, {}, None), 0, sampler)
     return own | row.columns | own

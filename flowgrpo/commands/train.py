@@ -19,13 +19,12 @@ from flowgrpo import config
 from flowgrpo.commands import launch
 from flowgrpo.commands.gallery import write_gallery
 from flowgrpo.commands.kinds import KINDS
-from flowgrpo.config import AnyConfig
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.mdlm.policy import TextPolicy
-from flowgrpo.schema.sections import RewardUse
+from flowgrpo.schema.sections import RewardUse, RunConfig
 from flowgrpo.schema.sections import Run as Place
 from flowgrpo.training import checkpoint, folders, report, scorer
 from flowgrpo.training.parts import check_geometry
@@ -60,13 +59,13 @@ def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -
     return train_config(config.load(path, overrides))
 
 
-def train_config(settings: AnyConfig) -> Run:
+def train_config(settings: RunConfig) -> Run:
     """Run a configuration, in a folder that no other run is in; see `train`."""
     with folders.held(settings.run.folder) if launch.is_main() else nullcontext():
         return _train(settings)
 
 
-def _train(settings: AnyConfig) -> Run:
+def _train(settings: RunConfig) -> Run:
     folder = settings.run.folder
     launch.check_environment(os.environ)
     _check_folder(settings, folder)
@@ -94,6 +93,8 @@ def _train(settings: AnyConfig) -> Run:
         if hasattr(reward.function, "to"):
             reward.function.to(accelerator.device)
 
+    trainer.after_evaluation = _write_gallery
+
     accelerator.wait_for_everyone()  # nobody makes the folder before all have looked for it
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,8 +114,12 @@ def _train(settings: AnyConfig) -> Run:
         for p, average in zip(weights.parameters, weights.average or weights.parameters, strict=True):
             p.copy_(average)
     if accelerator.is_main_process:
-        write_gallery([folder], folder / "gallery.html")
+        _write_gallery(folder)
     return Run(folder, trainer.report.lines, trainer.policy)
+
+
+def _write_gallery(folder: Path) -> None:
+    write_gallery([folder], folder / "gallery.html")
 
 
 def _check_only(uses: Sequence[RewardUse], every: Sequence[Prompt], key: str, which: str) -> None:
@@ -133,7 +138,7 @@ def _check_only(uses: Sequence[RewardUse], every: Sequence[Prompt], key: str, wh
         raise InputError(f"{key}: {name!r} is only for {use.only}, no {which} prompt has all of that")
 
 
-def _check_processes(settings: AnyConfig, processes: int) -> None:
+def _check_processes(settings: RunConfig, processes: int) -> None:
     """The geometry for the processes that really run, whoever started them."""
     if settings.run.processes not in (1, processes):
         raise InputError(
@@ -153,7 +158,7 @@ def _check_trackers(names: Iterable[str]) -> None:
             raise InputError(f"run.trackers: {name} is not installed here, install it or remove it")
 
 
-def _check_folder(settings: AnyConfig, folder: Path) -> None:
+def _check_folder(settings: RunConfig, folder: Path) -> None:
     """Refuse to overwrite a run, and to resume one that is not there, was another, or has files that cannot be read."""
     if not settings.run.resume:
         if not folders.is_empty(folder):

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from flowgrpo.data import conditions, corpora, scenes, tables, tasks, templates
-from flowgrpo.data.tables import Row
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.schema.sections import Prompts
 from samplers import noise
 
 SPLITS = ("train", "eval")
-BUILT_IN: dict[str, Callable[[], list[Row]]] = {
+BUILT_IN: dict[str, Callable[[], list[tables.Row]]] = {
     **{
         f"shapes:{split}": lambda split=split: [{"prompt": text} for text in scenes.captions(split)] for split in SPLITS
     },
@@ -58,7 +57,7 @@ def load(source: str, key: str = "prompts", folder: str = "data", template: str 
     return found
 
 
-def _rows(source: str, key: str, folder: str) -> list[Row]:
+def _rows(source: str, key: str, folder: str) -> list[tables.Row]:
     """The rows of a source, all with the same columns."""
     if source in BUILT_IN:
         return BUILT_IN[source]()
@@ -81,7 +80,7 @@ def _rows(source: str, key: str, folder: str) -> list[Row]:
     ]
 
 
-def _filled(rows: list[Row]) -> list[Row]:
+def _filled(rows: list[tables.Row]) -> list[tables.Row]:
     names = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in names} for row in rows]
 
@@ -97,3 +96,16 @@ def shuffled(number: int, groups: int, seed: int, iteration: int) -> list[int]:
         epoch, place = divmod(position, number)
         chosen.append(int(noise.generator(seed, "prompts", epoch).permutation(number)[place]))
     return chosen
+
+
+@dataclass(frozen=True)
+class Row:
+    """One condition: a prompt with the further columns of its row, and the seed of its initial noise.
+
+    `torch.Generator("cpu").manual_seed(seed)`, handed to the stock pipeline, starts from the same noise. Columns named like
+    arguments of the pipeline (`image`, `negative_prompt`, ...) are handed to it.
+    """
+
+    prompt: str
+    seed: int
+    columns: dict[str, Any] = field(default_factory=dict, hash=False)

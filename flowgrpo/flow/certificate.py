@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 
+from flowgrpo.data.prompts import Row
 from flowgrpo.flow.export import write_weights
 from flowgrpo.flow.pipeline import traits
 from flowgrpo.flow.pipeline.loading import load_lora
-from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Row
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.training.checks import Check, gap_of
 from flowgrpo.training.weights import Weights, lora_config
 from samplers import noise

@@ -11,7 +11,7 @@ from flowgrpo.flow.methods import CHOICES, presets
 from flowgrpo.flow.pipeline.attention import AttentionBackend, refuse_lossy_attention
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
-from flowgrpo.schema.sections import Eval, Lora, Prompts, RewardUse, Run, Train
+from flowgrpo.schema.sections import Eval, Lora, RewardUse, RunConfig, Train
 from flowgrpo.training.parts import check_geometry
 
 
@@ -97,18 +97,15 @@ class FlowEval(Eval):
     call: dict[str, Any] = {}
 
 
-class Config(Strict):
+class Config(RunConfig):
     """One run of a flow model."""
 
     kind: Literal["flow"] = "flow"
     model: Model
-    prompts: Prompts = Prompts()
     rewards: list[RewardUse] = Field([RewardUse(use="shapes")], min_length=1)
-    eval_rewards: list[RewardUse] = []
     algorithm: Algorithm = Field(default_factory=lambda: Algorithm.model_validate({}))
     train: FlowTrain = FlowTrain()
     eval: FlowEval = FlowEval()
-    run: Run = Run()
 
     @model_validator(mode="after")
     def _geometry(self) -> Config:

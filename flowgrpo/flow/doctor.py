@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from flowgrpo import config
 from flowgrpo.data import conditions, prompts
+from flowgrpo.data.embedded import EMBEDDED
+from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow import memory, setup
 from flowgrpo.flow.certificate import replay, rolled_out
@@ -24,7 +25,7 @@ from flowgrpo.flow.config import Config
 from flowgrpo.flow.export import write_weights
 from flowgrpo.flow.pipeline import guidance, loading, modality
 from flowgrpo.flow.pipeline.loading import pipeline_class
-from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Row
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.plan import plan
 from flowgrpo.training import scorer
 from flowgrpo.training.checks import Check, _seconds, gap_of, memory_left, spread
@@ -42,16 +43,16 @@ DEFAULT_REWARDS = {"image": "jpeg_size", "video": "motion", "audio": "loudness"}
 DEFAULT_PROMPTS = ("a photograph of a red fox in the snow", "a cat")
 
 
-def defaults(model: str) -> Config:
-    """The config that stands for a model alone: a built-in name, a local folder or a hub id.
+def defaults(model: str) -> dict[str, Any]:
+    """The config, as one would write it, that stands for a model alone: a built-in name, a local folder or a hub id.
 
     Raises:
         InputError: there is no such model.
     """
-    if model in loading.BUILT_IN:
-        return config.validated({"model": {"path": model}, "rewards": [{"use": model}]})
+    if model in EMBEDDED:
+        return {"model": {"path": model}, "rewards": [{"use": model}]}
     reward = DEFAULT_REWARDS[modality.modality_of(pipeline_class(model))]
-    return config.validated({"model": {"path": model}, "rewards": [{"use": reward}]})
+    return {"model": {"path": model}, "rewards": [{"use": reward}]}
 
 
 def examine(settings: Config) -> Iterator[Check]:
@@ -70,7 +71,7 @@ def examine(settings: Config) -> Iterator[Check]:
     policy, weights = setup.policy_and_weights(settings, device)
     chosen = setup.with_sampling_rate(chosen, policy)
     conditions.check((prompt.columns for prompt in chosen), policy.takes, "prompts.train")
-    with policy.calling(**guidance.training_call(settings.model, policy)):
+    with policy.calling(**guidance.training_call(settings.model.guidance, policy)):
         yield from _examined(settings, cost, policy, weights, rewards, chosen, device)
 
 
@@ -111,7 +112,7 @@ def _examined(
 
 def _prompts(settings: Config) -> list[prompts.Prompt]:
     """Two groups' worth: the longest prompt first, the shortest last."""
-    if settings.prompts.train in prompts.BUILT_IN and settings.model.path not in loading.BUILT_IN:
+    if settings.prompts.train in prompts.BUILT_IN and settings.model.path not in EMBEDDED:
         return [prompts.Prompt(text) for text in DEFAULT_PROMPTS]
     found = sorted(prompts.load_split(settings.prompts, "train"), key=lambda p: -len(p.text))
     return [found[0], found[-1]]

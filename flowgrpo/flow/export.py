@@ -10,29 +10,27 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.loaders.lora_base import LoraBaseMixin
 
-from flowgrpo.commands.export import opened
 from flowgrpo.data import conditions, prompts
+from flowgrpo.data.embedded import EMBEDDED
+from flowgrpo.data.prompts import Row
 from flowgrpo.flow import setup
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline import loading, traits
 from flowgrpo.flow.pipeline.modality import modality_of, sampling_rate
-from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Row
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.training import card, checkpoint
 from flowgrpo.training.card import SAMPLES, Exported
 from flowgrpo.training.samples import SAMPLING_RATE, save_sample
 from flowgrpo.training.weights import Weights
 
 
-def export(run: Path, out: Path, step: int | None = None) -> Exported:
-    """Write the weights that evaluation used (the average, when one is kept) of a run's checkpoint to `out`.
+def export(settings: Config, run: Path, found: Path, out: Path) -> Exported:
+    """Write the weights that evaluation used (the average, when one is kept) of the checkpoint `found` to `out`.
 
     LoRA goes to `pytorch_lora_weights.safetensors`, which `pipe.load_lora_weights(out)` takes; full weights become a whole
     pipeline for `from_pretrained(out)`, with its stock scheduler.
 
-    Raises:
-        InputError: there is no such run or checkpoint, or `out` is not empty.
     """
-    settings, found = opened(run, out, step)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     without = {"attention": None, "compile": False}  # of the machine that trained; the weights need neither
     settings = settings.model_copy(update={"model": settings.model.model_copy(update=without)})
@@ -121,7 +119,7 @@ def _snippet(policy: DiffusersPolicy, source: str, kind: str, dtype: str, call: 
     files = [v for v in given.values() if conditions.is_file_name(v)]
     lines += ["from flowgrpo.data.conditions import loaded"] * bool(files)
     place = repr("." if kind == "full" else source)
-    if kind == "lora" and source in loading.BUILT_IN:
+    if kind == "lora" and source in EMBEDDED:
         lines.append(f"from flowgrpo.{source} import PATH")
         place = "PATH"
     lines += ["", f"pipe = {name}.from_pretrained({place}, dtype=torch.{dtype}{absent})"]

@@ -10,8 +10,10 @@ import math
 
 import torch
 
+from flowgrpo.data import embedded
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline import loading
+from flowgrpo.training import hub
 from flowgrpo.training.hub import Shape, refuse_too_large, shapes
 from flowgrpo.training.weights import adapter_size
 
@@ -65,7 +67,7 @@ def check(config: Config, device: torch.device) -> None:
 def _component_shapes(path: str) -> dict[str, dict[str, Shape]]:
     """Shapes of all tensors, by component, as the headers of a model's safetensors say."""
     components = [name for name, kind in loading.index_of(path).items() if isinstance(kind, (list, tuple)) and kind[0]]
-    place = loading.place_of(path)
-    with loading.explained(path):
+    place = embedded.place_of(path)
+    with hub.explained(path):
         found = {name: shapes(place, name) for name in components}
     return {name: own for name, own in found.items() if own}

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flowgrpo.data import prompts
+from flowgrpo.data import embedded, prompts
 from flowgrpo.errors import InputError
 from flowgrpo.flow import memory
 from flowgrpo.flow.config import Config
@@ -295,7 +295,7 @@ def call_and_branches(
     """
     pipeline = pipeline_class(config.model.path)
     call = {
-        **(loading.BUILT_IN[config.model.path][1] if config.model.path in loading.BUILT_IN else {}),
+        **embedded.call_of(config.model.path),
         **config.model.call,
     }
     checked_call(pipeline, call)

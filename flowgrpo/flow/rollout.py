@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from flowgrpo.flow.pipeline.policy import Policy, Row
+from flowgrpo.data.prompts import Row
+from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.training.baseline import combined
 from flowgrpo.training.scorer import Scorer, Scores, score
 from flowgrpo.training.selection import extremes

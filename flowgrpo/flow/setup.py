@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from accelerate import Accelerator
+from diffusers.utils.constants import DIFFUSERS_ATTN_BACKEND
 
 from flowgrpo.data import conditions
-from flowgrpo.data.prompts import Prompt
+from flowgrpo.data.prompts import Prompt, Row
+from flowgrpo.errors import InputError
 from flowgrpo.flow import memory
 from flowgrpo.flow.config import Config, Model
-from flowgrpo.flow.pipeline import guidance, switches
+from flowgrpo.flow.pipeline import guidance
+from flowgrpo.flow.pipeline.attention import refuse_lossy_attention, set_attention, try_attention
 from flowgrpo.flow.pipeline.loading import load_policy, pipeline_class
 from flowgrpo.flow.pipeline.modality import expected_shape, sampling_rate
-from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Row
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.flow.pipeline.switches import checkpoint_gradients, compile_blocks, decoders, offload, tile
 from flowgrpo.flow.plan import call_and_branches, predicted
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.schema.sections import Ema
@@ -60,7 +66,7 @@ def trainer(
     conditions.check((p.columns for p in train_prompts), policy.takes, "prompts.train")
     conditions.check((p.columns for p in eval_prompts), policy.takes, "prompts.eval")
     steps = call_and_branches(settings)[0]["num_inference_steps"]
-    with policy.calling(**guidance.training_call(settings.model, policy)):
+    with policy.calling(**guidance.training_call(settings.model.guidance, policy)):
         policy.check(_unequal(train_prompts))
         if settings.model.guidance == "none":
             guidance.check_unguided(policy, _unequal(train_prompts))
@@ -83,7 +89,7 @@ def _unequal(prompts: Sequence[Prompt]) -> list[Row]:
 def policy_and_weights(config: Config, device: torch.device) -> tuple[DiffusersPolicy, Weights]:
     """The policy of a config, with its switches set and its trainable weights in place."""
     model = config.model
-    switches.check(model, device)
+    check_switches(model, device)
     full_in_half = model.lora is None and model.dtype != "float32"  # weights in float32, computing in half precision
     policy = load_policy(
         model.path,
@@ -93,7 +99,7 @@ def policy_and_weights(config: Config, device: torch.device) -> tuple[DiffusersP
         autocast=getattr(torch, model.dtype) if full_in_half else None,
         text_encoders=model.text_encoders,
     )
-    switches.apply(model, policy)
+    set_switches(model, policy)
     kl = config.algorithm.objective.kl
     return policy, trainable(model, policy, config.train.ema, kl.reference if kl.beta > 0 else None, kl.refresh)
 
@@ -136,3 +142,42 @@ def _synthetic(shape: Sequence[int]) -> torch.Tensor:
     ramp = torch.linspace(0, 1, width).expand(height, width)
     picture = torch.stack([ramp, ramp.flip(1), torch.full((height, width), 0.5)])
     return torch.stack([picture.roll(i, -1) for i in range(min(frames[0], 8))]) if frames else picture
+
+
+def check_switches(model: Model, device: torch.device) -> None:
+    """Whether this machine can do what the switches ask for; called before the model is loaded.
+
+    Raises:
+        InputError: the attention backend or a compiler is missing here, or the backend is no good for training.
+    """
+    if model.attention is None:
+        refuse_lossy_attention(DIFFUSERS_ATTN_BACKEND, "DIFFUSERS_ATTN_BACKEND")
+    else:
+        try_attention(model.attention, model.dtype, device)
+    if model.compile:
+        variable, default = ("CXX", "g++") if device.type == "cpu" else ("CC", "gcc")  # of inductor, and of triton
+        if not shutil.which(os.environ.get(variable, default)):
+            raise InputError(
+                f"model.compile: PyTorch compiles for {device.type} with {os.environ.get(variable, default)}, which is not "
+                f"installed here, install it, name another compiler in {variable}, or remove model.compile"
+            )
+
+
+def set_switches(model: Model, policy: DiffusersPolicy) -> None:
+    """Set the switches of a config on a policy's pipeline, before its weights are unfrozen.
+
+    Raises:
+        InputError: a network of the pipeline does not have what a switch asks for.
+    """
+    modules = policy.modules.values()
+    if model.gradient_checkpointing:
+        checkpoint_gradients(modules)
+    if model.attention is not None:
+        set_attention(modules, model.attention)
+    if model.vae_tiling:
+        tile(policy.pipe)
+    if model.vae == "offload":
+        for module in decoders(policy.pipe).values():
+            offload(module, policy.pipe.device)
+    if model.compile:
+        compile_blocks(modules)

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from flowgrpo.data import tables
+from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods.credit import calibrated, step_signs, trunk_ends
 from flowgrpo.flow.methods.kernel import Preserving
 from flowgrpo.flow.pipeline import guidance
-from flowgrpo.flow.pipeline.policy import Policy, Row
+from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.replay import replayed
 from flowgrpo.flow.rollout import Rollout, drafted, rollout
 from flowgrpo.flow.update import Credited, step
@@ -47,7 +48,7 @@ class Trainer(Loop):
     def __init__(self, config: Config, policy: Policy, weights: Weights, *args: Any, **kwargs: Any):
         super().__init__(config, weights, *args, **kwargs)
         self.policy = policy
-        self.training_call = guidance.training_call(config.model, policy)
+        self.training_call = guidance.training_call(config.model.guidance, policy)
         guided = {name: policy.call.get(name) for name in self.training_call}
         self.eval_call = {**guided, **config.eval.call}  # evaluation is guided as the pipeline's user would have it
         self.levels: list[float] | None = None  # of the kernel's noise, where they are calibrated

@@ -13,7 +13,7 @@ from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.mdlm.methods.schedule import scheduled
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
-from flowgrpo.schema.sections import Eval, Lora, Prompts, RewardUse, Run, Train
+from flowgrpo.schema.sections import Eval, Lora, Prompts, RewardUse, RunConfig, Train
 from flowgrpo.training.parts import check_geometry
 from rewards.base import last_part
 
@@ -120,18 +120,16 @@ class TextEval(Eval):
     decoder: Decoding = Decoding()
 
 
-class TextConfig(Strict):
+class TextConfig(RunConfig):
     """One run of a masked-diffusion language model."""
 
     kind: Literal["mdlm"] = "mdlm"
     model: TextModel
     prompts: TextPrompts = TextPrompts()
     rewards: list[RewardUse] = Field([RewardUse(use="solved")], min_length=1)
-    eval_rewards: list[RewardUse] = []
     algorithm: TextAlgorithm = Field(default_factory=lambda: TextAlgorithm.model_validate({}))
     train: TextTrain = TextTrain()
     eval: TextEval = TextEval()
-    run: Run = Run()
 
     @model_validator(mode="after")
     def _fits(self) -> TextConfig:

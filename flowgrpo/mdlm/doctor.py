@@ -6,13 +6,12 @@ import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from flowgrpo import config
 from flowgrpo.data import prompts
-from flowgrpo.data.prompts import Prompt
-from flowgrpo.flow.pipeline.policy import Row
+from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.config import EMBEDDED, TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
@@ -46,12 +45,12 @@ def length(texts: Sequence[str], prompts: Sequence[str]) -> list[float]:
     return [float(len(text)) for text in texts]
 
 
-def defaults(model: str) -> TextConfig:
-    """The config that stands for a model alone: a built-in name, a local folder or a hub id."""
+def defaults(model: str) -> dict[str, Any]:
+    """The config, as one would write it, that stands for a model alone: a built-in name, a local folder or a hub id."""
     if model == EMBEDDED:
-        return config.validated({"kind": "mdlm", "model": {"path": model}})
+        return {"kind": "mdlm", "model": {"path": model}}
     written = {"model": {"path": model, "length": LENGTH}, "rewards": [{"use": f"{__name__}:length"}]}
-    return config.validated({"kind": "mdlm", **written})
+    return {"kind": "mdlm", **written}
 
 
 def examine(settings: TextConfig) -> Iterator[Check]:

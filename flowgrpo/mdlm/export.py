@@ -13,9 +13,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from flowgrpo.commands.export import opened
 from flowgrpo.data import prompts
-from flowgrpo.flow.pipeline.policy import Row
+from flowgrpo.data.prompts import Row
 from flowgrpo.mdlm.architectures import copy_beside, is_released, released_paths
 from flowgrpo.mdlm.config import EMBEDDED, TextConfig, TextModel
 from flowgrpo.mdlm.decoding.decode import Decoder
@@ -32,17 +31,13 @@ from flowgrpo.training.weights import Weights
 SCHEDULE_FILE = "schedule.safetensors"
 
 
-def export(run: Path, out: Path, step: int | None = None) -> Exported:
-    """Write the weights that evaluation used (the average, when one is kept) of a run's checkpoint to `out`.
+def export(settings: TextConfig, run: Path, found: Path, out: Path) -> Exported:
+    """Write the weights that evaluation used (the average, when one is kept) of the checkpoint `found` to `out`.
 
     LoRA becomes an adapter for `peft.PeftModel.from_pretrained(model, out)`; full weights become a model with its tokenizer,
     laid out like the one that was trained. A learned schedule goes to `schedule.safetensors`. Answers are those of
     `eval.decoder`, of one prompt at a time.
-
-    Raises:
-        InputError: there is no such run or checkpoint, or `out` is not empty.
     """
-    settings, found = opened(run, out, step)
     policy, weights = policy_and_weights(settings, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     step = checkpoint.load_weights(found, weights)
     out.mkdir(parents=True, exist_ok=True)

@@ -25,15 +25,15 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from flowgrpo.data import embedded
+from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm import architectures
 from flowgrpo.mdlm.architectures import architecture
 from flowgrpo.mdlm.decoding.attention import Attention, known_block_size
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
-from flowgrpo.shapes import BUILT_IN as FLOW_MODELS
 from flowgrpo.training.hub import without_progress_bars
 
-BUILT_IN = {"digits": Path(__file__).parent / "digits"}
 PIPELINE = "LLaDA2Pipeline"  # the class of diffusers whose folders are taken
 ADAPTER = "adapter_model.safetensors"
 
@@ -94,13 +94,14 @@ def places(path: str) -> tuple[str, str]:
     Raises:
         InputError: there is no model, or it is a flow model.
     """
-    if path in FLOW_MODELS:
+    if path in EMBEDDED and EMBEDDED[path].kind == "flow":
         raise InputError(f"model.path: {path} is a flow model, no language model: its runs have kind: flow")
-    if path not in BUILT_IN and "/" not in path and not Path(path).is_dir():
+    if path not in EMBEDDED and "/" not in path and not Path(path).is_dir():
         raise InputError(
-            f"model.path: there is no folder {path!r} and no built-in model of that name, {nearest(path, BUILT_IN)}"
+            f"model.path: there is no folder {path!r} and no built-in model of that name, "
+            f"{nearest(path, embedded.names('mdlm'))}"
         )
-    place = str(BUILT_IN.get(path, path))
+    place = embedded.place_of(path)
     model_path, tokenizer_path = (f"{place}/model", f"{place}/tokenizer") if is_pipeline(place) else (place, place)
     try:
         config, _ = PreTrainedConfig.get_config_dict(model_path)

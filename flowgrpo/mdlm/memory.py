@@ -6,11 +6,10 @@ import math
 
 import torch
 
-from flowgrpo.flow.pipeline.loading import explained
 from flowgrpo.mdlm import architectures
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.loading import places
-from flowgrpo.training.hub import refuse_too_large, shapes
+from flowgrpo.training.hub import explained, refuse_too_large, shapes
 from flowgrpo.training.weights import adapter_size
 
 

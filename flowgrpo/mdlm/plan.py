@@ -272,7 +272,7 @@ def _trained(config: TextConfig) -> tuple[int, bool]:
 def _views(
     likelihood: Likelihood, objective: Objective, walk: Walk, length: int, micro_batch: int
 ) -> tuple[int, int, bool]:
-    """Views of an answer, evaluations of each for the gradient (see `flowgrpo.mdlm.methods.backward`), and whether that is sure."""
+    """Views of an answer, evaluations of each for the gradient (see `methods.backward`), and whether that is sure."""
     in_order = likelihood.name in ("autoregressive", "trajectory")  # no chance, and many views
     views = likelihood.views(_answers(1 if in_order else ANSWERS, length, walk))
     count, separable = len(views.weight), objective.separable(views)

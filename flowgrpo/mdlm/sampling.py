@@ -1,8 +1,7 @@
-"""Sampling to a folder: answers of a language model to prompts, with an adapter or without, and a manifest of them."""
+"""Sampling of a language model, with an adapter or without."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from flowgrpo.commands.sample import BATCH, asked, batches, check_folder, line_of
 from flowgrpo.data import tables, templates
+from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm.config import TextModel
 from flowgrpo.mdlm.export import SCHEDULE_FILE, with_schedule
@@ -21,37 +20,29 @@ from flowgrpo.mdlm.methods.axes import Decoding
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.schema.sentences import sentence
 from flowgrpo.training import checkpoint
-from flowgrpo.training.samples import save_sample
+from flowgrpo.training.samples import Sampler, Text
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 OPTIONS = ("length", "chat", "trust_remote_code", "mask_id", "shift", "attention", "block_size", "decoder", "template")
 
 
-def sample_to_folder(
-    model: str,
-    texts: Sequence[str] | None,
-    prompts_file: str | None,
-    out: Path,
-    call: dict[str, Any],
-    adapter: Path | None,
-    seed: int,
-    dtype: str,
-) -> list[dict[str, Any]]:
-    """Answer every prompt once, prompt i with seed + i; returns the manifest's lines.
+def sampler(model: str, rows: Sequence[Row], call: dict[str, Any], adapter: Path | None, dtype: str) -> Sampler:
+    """A language model that is ready to answer rows.
 
     Args:
+        model: a built-in name, a local folder or a hub id.
         call: keys of the section `model` of a config; `decoder`, a name or a map like `eval.decoder`; and `template`, of
             `flowgrpo.data.templates`. The decoder `scheduled` has the learned schedule of the adapter's folder, or else the
             model's, where there is one.
+        adapter: a folder that `flowgrpo export` wrote.
 
     Raises:
-        InputError: there is no such model, adapter, prompt file or option, or `out` holds samples already.
+        InputError: there is no such model, adapter or option.
     """
     template = call.get("template")
     if template is not None and template not in templates.TEMPLATES:
         raise InputError(f"template: {template!r} is unknown, {nearest(str(template), templates.TEMPLATES)}")
-    rows = [replace(row, prompt=templates.apply(template, row.prompt)) for row in asked(texts, prompts_file, seed)]
-    check_folder(out)
+    rows = [replace(row, prompt=templates.apply(template, row.prompt)) for row in rows]
     for name in ADAPTER_FILES if adapter is not None else ():
         if not (adapter / name).is_file():
             raise InputError(f"--adapter {adapter}: there is no {name}, which flowgrpo export writes")
@@ -75,17 +66,12 @@ def sample_to_folder(
     decoder = decoding.build(policy.length, policy.eos_id, "decoder", policy.predictor)
     folder = adapter or Path(model)
     learned = decoding.name == "scheduled" and (folder / SCHEDULE_FILE).is_file()
-    out.mkdir(parents=True, exist_ok=True)
-    lines = []
-    with (out / "manifest.jsonl").open("w") as manifest:
-        for part in batches(rows, BATCH):
-            own = with_schedule(decoder, folder, len(part)) if learned else decoder
-            written = policy.write([row.prompt for row in part], own, [(row.seed,) for row in part], BATCH)
-            for row, text in zip(part, policy.shown(written), strict=True):
-                file = save_sample(text, out / f"{len(lines):04d}")
-                lines.append(line_of(file, row, "decoder"))
-                manifest.write(json.dumps(lines[-1]) + "\n")
-    return lines
+
+    def generate(part: Sequence[Row]) -> list[Text]:
+        own = with_schedule(decoder, folder, len(part)) if learned else decoder
+        return policy.shown(policy.write([row.prompt for row in part], own, [(row.seed,) for row in part], len(part)))
+
+    return Sampler(rows, generate, "decoder")
 
 
 def options(model: str, dtype: str, call: dict[str, Any]) -> tuple[TextModel, Decoding]:

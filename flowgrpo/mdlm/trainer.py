@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from flowgrpo.flow.pipeline.policy import Row
+from flowgrpo.data.prompts import Row
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import GIVEN, Decoder, Rollout
 from flowgrpo.mdlm.methods import hints as hinted
@@ -216,9 +216,13 @@ class TextTrainer(Loop):
         if not asked:
             return batch
         seeds = [self._address("hinted", *batch.places[at]) for at in asked]
-        solutions = [batch.rows[at].columns[settings.column] for at in asked]
-        fixed = hinted.revealed(self.policy, settings, solutions, seeds)
-        given = (fixed != self.policy.predictor.mask_id).any(1)
+        policy, mask_id = self.policy, self.policy.predictor.mask_id
+        solutions = [
+            torch.tensor(policy.tokens(batch.rows[at].columns[settings.column]), dtype=torch.long, device=policy.device)
+            for at in asked
+        ]
+        fixed = hinted.revealed(settings, solutions, policy.length, mask_id, seeds)
+        given = (fixed != mask_id).any(1)
         if not given.any():  # the solutions are too short for hints
             return batch
         fixed = fixed[given]
@@ -248,7 +252,7 @@ class TextTrainer(Loop):
         scored = scope & (rollout.step_map != GIVEN) & (rollout.step_map < rollout.steps[:, None])
         if batch.hinted:
             scored |= hinted.uncertain(
-                self.policy, rollout, scope, self.config.algorithm.hints.entropy, train.rollout_rows
+                self.policy.predictor, rollout, scope, self.config.algorithm.hints.entropy, train.rollout_rows
             )
         drawn = 1 if likelihood.fixed else train.passes
         steps = [

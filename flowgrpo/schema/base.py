@@ -22,3 +22,8 @@ class Choice(Strict):
     """One word of an axis."""
 
     name: str
+
+
+def named(*choices: type[Choice]) -> dict[str, type[Choice]]:
+    """Choices by their names."""
+    return {choice.model_fields["name"].default: choice for choice in choices}

@@ -215,3 +215,17 @@ class Run(Strict):
     def folder(self) -> Path:
         """The run's folder."""
         return Path(self.dir) / self.name
+
+
+class RunConfig(Strict):
+    """One run of any kind; a kind says more exactly what its sections are."""
+
+    kind: str
+    model: Strict
+    prompts: Prompts = Prompts()
+    rewards: list[RewardUse] = Field(min_length=1)
+    eval_rewards: list[RewardUse] = []
+    algorithm: Strict
+    train: Train = Train()
+    eval: Eval = Eval()
+    run: Run = Run()

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, model_validator
 
 from flowgrpo.errors import InputError
-from flowgrpo.schema.base import Choice
+from flowgrpo.schema.base import Choice, named
 
 Tensor = torch.Tensor
 
@@ -287,3 +287,6 @@ def _set_statistics(values: Tensor, comparison: Tensor) -> tuple[Tensor, Tensor,
     deviation = deviation.where(deviation.abs() > 1e-12 * values.abs(), 0.0)
     square = zeros.index_add(0, index, deviation**2)
     return deviation, count[index], square[index]
+
+
+BASELINES = named(GroupMean, LeaveOneOut, Median, Tracker, Absolute)

@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from flowgrpo.config import AnyConfig
 from flowgrpo.schema.readable import readable
+from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.report import read_metrics
 
 SAMPLES = 4
@@ -52,7 +52,7 @@ def text(head: Sequence[str], snippet: str, command: str, made: str, rows: Itera
     )
 
 
-def heading(run: Path, settings: AnyConfig, library: str, tag: str, step: int) -> list[str]:
+def heading(run: Path, settings: RunConfig, library: str, tag: str, step: int) -> list[str]:
     """The first lines of a model card: how it was made and what it scored."""
     model, algorithm, train = settings.model, settings.algorithm, settings.train
     held_out = [

@@ -9,8 +9,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from flowgrpo.data.prompts import Prompt
-from flowgrpo.flow.pipeline.policy import Row
+from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.training.samples import Sample, Text, is_finite
 from flowgrpo.training.scorer import score
 from rewards import Reward

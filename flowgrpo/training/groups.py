@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from flowgrpo.config import AnyConfig
 from flowgrpo.data.prompts import shuffled
-from flowgrpo.schema.sections import Pick
+from flowgrpo.schema.sections import Pick, RunConfig
 from flowgrpo.training import selection
 from flowgrpo.training.history import History
 from samplers import noise
@@ -24,7 +23,7 @@ class Groups:
     weights: torch.Tensor
 
 
-def groups_of(config: AnyConfig, number: int, history: History, iteration: int) -> Groups:
+def groups_of(config: RunConfig, number: int, history: History, iteration: int) -> Groups:
     """The groups of an iteration, by `prompts.pick`; a pure function of its arguments.
 
     Args:

@@ -1,7 +1,8 @@
-"""The progress bars of the libraries that models are loaded with."""
+"""Folders and hub ids of models, told apart and measured without loading weights."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from huggingface_hub.constants import HF_HUB_OFFLINE
 from safetensors import safe_open
 from transformers.utils import logging as transformers_logging
 
+from flowgrpo.data.embedded import place_of
 from flowgrpo.errors import InputError
 
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
@@ -74,3 +76,16 @@ def shapes(place: str, folder: str = "") -> dict[str, Shape]:
     files = [file for file in api.list_repo_files(place) if file.endswith(".safetensors") and ".fp16." not in file]
     headers = [api.parse_safetensors_file_metadata(place, f) for f in files if f.rpartition("/")[0] == folder]
     return {key: tuple(tensor.shape) for header in headers for key, tensor in header.tensors.items()}
+
+
+@contextmanager
+def explained(path: str) -> Iterator[None]:
+    """Turn what diffusers raises about a model that cannot be read into one sentence."""
+    try:
+        yield
+    except (OSError, ValueError, json.JSONDecodeError) as error:
+        where = "its folder" if Path(place_of(path)).is_dir() else "the model hub"
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(
+            f"model.path: {path} could not be loaded from {where} ({type(error).__name__}: {reason})"
+        ) from error

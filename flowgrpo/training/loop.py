@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from flowgrpo.commands.gallery import write_gallery
-from flowgrpo.config import AnyConfig
 from flowgrpo.data.prompts import Prompt
+from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import checkpoint, parts, selection
 from flowgrpo.training.baseline import Units, combined, zero_std_fraction
 from flowgrpo.training.evaluate import parted, weighted
@@ -63,11 +62,14 @@ class Loop(ABC):
         train_prompts, eval_prompts: rows of prompts; without eval prompts nothing is evaluated.
         eval_rewards: watched only.
         folder: the run's folder, which exists.
+
+    Attributes:
+        after_evaluation: called with the folder, on the main process, once the samples of an evaluation are written.
     """
 
     def __init__(
         self,
-        config: AnyConfig,
+        config: RunConfig,
         weights: Weights,
         rewards: Sequence[Reward],
         train_prompts: Sequence[Prompt],
@@ -98,6 +100,7 @@ class Loop(ABC):
         self.beta = config.algorithm.objective.kl.beta  # may adapt
         self.report = Report(self.folder, self.accelerator, config.train.iterations)
         self.samples = SampleFolder(self.folder)
+        self.after_evaluation: Callable[[Path], object] = lambda folder: None
 
     @abstractmethod
     def _iterate(self) -> dict[str, Any]:
@@ -283,7 +286,7 @@ class Loop(ABC):
         self._watch()
         if self.accelerator.is_main_process:
             self.samples.write(samples, self.done)
-            write_gallery([self.folder], self.folder / "gallery.html")
+            self.after_evaluation(self.folder)
 
     def _watch(self) -> None:
         """Warn of watched rewards that fall while the trained one rises."""

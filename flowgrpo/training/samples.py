@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from PIL import Image
 from scipy.io import wavfile
 
 from flowgrpo.data import tables
+from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow.pipeline.policy import Row
 from flowgrpo.training.report import is_number
 
 FRAMES_PER_SECOND = 8  # of video files
@@ -170,3 +170,20 @@ def save_sample(sample: torch.Tensor | Text, stem: Path, sampling_rate: int = SA
     milliseconds = 1000 // FRAMES_PER_SECOND
     first.save(file, save_all=True, append_images=others, duration=milliseconds, loop=0, quality=90)
     return file
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """A model that is ready to sample.
+
+    Attributes:
+        rows: what is asked of it.
+        generate: samples of some of the rows.
+        word: the manifest's word for how it samples.
+        sampling_rate: of sounds.
+    """
+
+    rows: Sequence[Row]
+    generate: Callable[[Sequence[Row]], Sequence[Any]]
+    word: str
+    sampling_rate: int = SAMPLING_RATE

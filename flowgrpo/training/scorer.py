@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from flowgrpo.flow.pipeline.policy import Row
+from flowgrpo.data.prompts import Row
 from flowgrpo.schema.sections import RewardUse
 from rewards import Reward, RewardError
 from rewards import load as load_reward

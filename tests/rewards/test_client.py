@@ -12,7 +12,7 @@ import torch
 from fakes import http_server
 
 import rewards
-from flowgrpo.flow.pipeline.policy import Row
+from flowgrpo.data.prompts import Row
 from flowgrpo.training.scorer import score
 from rewards import RewardError, client, endpoint
 from rewards.wire import as_floats, decode

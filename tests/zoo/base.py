@@ -34,7 +34,7 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from flowgrpo.flow.pipeline.policy import Row
+from flowgrpo.data.prompts import Row
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.models.attention_dispatch import AttentionBackendName, attention_backend, dispatch_attention_fn
 
 from flowgrpo.errors import InputError
-
-if TYPE_CHECKING:
-    pass
 
 # diffusers' attention backends that compute attention as it is defined; the others quantise.
 AttentionBackend = Literal[
@@ -79,7 +76,7 @@ def _dispatching(module: torch.nn.Module) -> list[Any]:
     return [p for p in processors if hasattr(p, "_attention_backend")]
 
 
-def _try_attention(name: str, dtype: str, device: torch.device) -> None:
+def try_attention(name: str, dtype: str, device: torch.device) -> None:
     """One small attention with its gradient: whether package, device and dtype go together."""
     q, k, v = (torch.ones(1, 8, 2, 64, dtype=getattr(torch, dtype), device=device, requires_grad=True) for _ in "qkv")
     try:

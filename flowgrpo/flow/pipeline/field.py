@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow.pipeline.policy import Row
 from samplers.kernels import State
 
 

@@ -16,7 +16,8 @@ from flowgrpo.errors import InputError
 from samplers.kernels import State
 
 if TYPE_CHECKING:
-    from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Row
+    from flowgrpo.data.prompts import Row
+    from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 
 EXACT, HALF_PRECISION = 1e-3, 0.1  # tolerance of two ways to the same sample, in its standard deviations
 BATCHING = [(True, None), (False, None), (False, 1)]  # (pads, rows_per_call), from the loosest

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow.config import Model
 
 if TYPE_CHECKING:
-    from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Policy, Row
+    from flowgrpo.data.prompts import Row
+    from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Policy
 
 
 # What switches a guidance argument of diffusers' pipelines off; None leaves it out of the call.
@@ -53,9 +53,13 @@ def unguided(pipeline: type, embedded: bool = False) -> dict[str, Any]:
     return off
 
 
-def training_call(model: Model, policy: Policy) -> dict[str, Any]:
-    """What goes over `model.call` while a run rolls out and updates: nothing, or whatever switches guidance off."""
-    if model.guidance == "pipeline":
+def training_call(guidance: str, policy: Policy) -> dict[str, Any]:
+    """What goes over `model.call` while a run rolls out and updates: nothing, or whatever switches guidance off.
+
+    Args:
+        guidance: `model.guidance`, that of the `pipeline` or `none`.
+    """
+    if guidance == "pipeline":
         return {}
     embedded = any(module.config.get("guidance_embeds") for module in policy.modules.values())
     return unguided(type(policy.pipe), embedded)

@@ -1,11 +1,9 @@
-"""From what a user wrote to what runs: pipelines, policies, weights and rewards."""
+"""From a name, a folder or a hub id to a stock pipeline, and to a policy."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +15,12 @@ from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from flowgrpo.data import embedded
+from flowgrpo.data.embedded import EMBEDDED, place_of
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.flow.pipeline import traits
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.mdlm.loading import BUILT_IN as TEXT_MODELS
-from flowgrpo.shapes import BUILT_IN
-from flowgrpo.training.hub import HUB_ID, without_progress_bars
+from flowgrpo.training.hub import HUB_ID, explained, without_progress_bars
 from rewards.heap import keep_freed_memory
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
@@ -76,11 +74,12 @@ def index_of(path: str) -> dict[str, Any]:
         InputError: there is no such model.
     """
     place = place_of(path)
-    if path in TEXT_MODELS:
+    if path in EMBEDDED and EMBEDDED[path].kind == "mdlm":
         raise InputError(f"model.path: {path} is a language model, set kind: mdlm")
     if not Path(place).is_dir() and not re.fullmatch(HUB_ID, place):
         raise InputError(
-            f"model.path: there is no folder {path!r} and no built-in model of that name, {nearest(path, BUILT_IN)}"
+            f"model.path: there is no folder {path!r} and no built-in model of that name, "
+            f"{nearest(path, embedded.names('flow'))}"
         )
     if Path(place).is_dir() and not (Path(place) / "model_index.json").is_file():
         hint = "; for a language model set kind: mdlm" if (Path(place) / "config.json").is_file() else ""
@@ -105,24 +104,6 @@ def absent_components(path: str) -> list[str]:
     ]
 
 
-def place_of(path: str) -> str:
-    """The folder of a built-in model; any other path as it is."""
-    return str(BUILT_IN[path][0]) if path in BUILT_IN else path
-
-
-@contextmanager
-def explained(path: str) -> Iterator[None]:
-    """Turn what diffusers raises about a model that cannot be read into one sentence."""
-    try:
-        yield
-    except (OSError, ValueError, json.JSONDecodeError) as error:
-        where = "its folder" if Path(place_of(path)).is_dir() else "the model hub"
-        reason = " ".join(str(error).split())[:300]
-        raise InputError(
-            f"model.path: {path} could not be loaded from {where} ({type(error).__name__}: {reason})"
-        ) from error
-
-
 def load_policy(
     path: str,
     dtype: str = "float32",
@@ -142,7 +123,7 @@ def load_policy(
     pipe.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if pipe.device.type == "cpu":
         keep_freed_memory()
-    return DiffusersPolicy(pipe, {**(BUILT_IN[path][1] if path in BUILT_IN else {}), **(call or {})}, **options)
+    return DiffusersPolicy(pipe, {**embedded.call_of(path), **(call or {})}, **options)
 
 
 def pipeline_class(path: str) -> type[DiffusionPipeline]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from diffusers import DiffusionPipeline
 
 from flowgrpo.data import conditions
+from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.flow.pipeline import attention, fitting, traits
 from flowgrpo.flow.pipeline.embeddings import EmbeddingCache, Shape, fingerprint
@@ -25,19 +25,6 @@ from samplers.kernels import State
 from samplers.scheduler import FlowSDEScheduler, Step
 
 OURS = ("prompt", "latents", "generator", "output_type", "return_dict", "num_images_per_prompt", "sigmas", "timesteps")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One condition: a prompt with the further columns of its row, and the seed of its initial noise.
-
-    `torch.Generator("cpu").manual_seed(seed)`, handed to the stock pipeline, starts from the same noise. Columns named like
-    arguments of the pipeline (`image`, `negative_prompt`, ...) are handed to it.
-    """
-
-    prompt: str
-    seed: int
-    columns: dict[str, Any] = field(default_factory=dict, hash=False)
 
 
 class Policy(Protocol):

@@ -6,64 +6,17 @@ What would change it (caches of activations, attention that quantises) is refuse
 from __future__ import annotations
 
 import functools
-import os
-import shutil
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.utils import compile_regions_fsdp2
 from diffusers import DiffusionPipeline
-from diffusers.utils.constants import DIFFUSERS_ATTN_BACKEND
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow.config import Model
-from flowgrpo.flow.pipeline.attention import _try_attention, refuse_lossy_attention, set_attention
-
-if TYPE_CHECKING:
-    from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 
 DECODERS = ("vae", "audio_vae", "vocoder")
 ENTRANCES = ("encode", "_encode", "decode", "forward")  # of a decoder; pipelines call one of these
-
-
-def check(model: Model, device: torch.device) -> None:
-    """Whether this machine can do what the switches ask for; called before the model is loaded.
-
-    Raises:
-        InputError: the attention backend or a compiler is missing here, or the backend is no good for training.
-    """
-    if model.attention is None:
-        refuse_lossy_attention(DIFFUSERS_ATTN_BACKEND, "DIFFUSERS_ATTN_BACKEND")
-    else:
-        _try_attention(model.attention, model.dtype, device)
-    if model.compile:
-        variable, default = ("CXX", "g++") if device.type == "cpu" else ("CC", "gcc")  # of inductor, and of triton
-        if not shutil.which(os.environ.get(variable, default)):
-            raise InputError(
-                f"model.compile: PyTorch compiles for {device.type} with {os.environ.get(variable, default)}, which is not "
-                f"installed here, install it, name another compiler in {variable}, or remove model.compile"
-            )
-
-
-def apply(model: Model, policy: DiffusersPolicy) -> None:
-    """Set the switches of a config on a policy's pipeline, before its weights are unfrozen.
-
-    Raises:
-        InputError: a network of the pipeline does not have what a switch asks for.
-    """
-    modules = policy.modules.values()
-    if model.gradient_checkpointing:
-        checkpoint_gradients(modules)
-    if model.attention is not None:
-        set_attention(modules, model.attention)
-    if model.vae_tiling:
-        tile(policy.pipe)
-    if model.vae == "offload":
-        for module in _decoders(policy.pipe).values():
-            offload(module, policy.pipe.device)
-    if model.compile:
-        compile_blocks(modules)
 
 
 def checkpoint_gradients(modules: Iterable[torch.nn.Module]) -> None:
@@ -90,10 +43,10 @@ def tile(pipe: DiffusionPipeline) -> None:
     Raises:
         InputError: no decoder of the pipeline has tiling.
     """
-    decoders = _decoders(pipe).values()
-    tiling = [module for module in decoders if hasattr(module, "enable_tiling") and hasattr(module, "use_tiling")]
+    found = decoders(pipe).values()
+    tiling = [module for module in found if hasattr(module, "enable_tiling") and hasattr(module, "use_tiling")]
     if not tiling:
-        names = ", ".join(type(module).__name__ for module in decoders) or "a pipeline without a VAE"
+        names = ", ".join(type(module).__name__ for module in found) or "a pipeline without a VAE"
         raise InputError(f"model.vae_tiling: {names} has no tiling, set it to false")
     for module in tiling:
         module.enable_tiling()
@@ -142,5 +95,6 @@ def compile_blocks(modules: Iterable[torch.nn.Module], backend: str | Callable[.
             compile_regions_fsdp2(module, backend=backend)  # in place, unlike accelerate's compile_regions
 
 
-def _decoders(pipe: DiffusionPipeline) -> dict[str, torch.nn.Module]:
+def decoders(pipe: DiffusionPipeline) -> dict[str, torch.nn.Module]:
+    """The components of a pipeline that decode, by name."""
     return {n: m for n, m in pipe.components.items() if n in DECODERS and isinstance(m, torch.nn.Module)}

@@ -13,13 +13,11 @@ A choice is a small configuration and the one call that builds what it names; th
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow.methods import CHOICES as FLOW
 from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.decoding.decoders import DECODERS, build
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
@@ -27,7 +25,8 @@ from flowgrpo.mdlm.methods import objectives, views
 from flowgrpo.mdlm.methods.aggregation import AGGREGATIONS, Aggregate
 from flowgrpo.mdlm.methods.answers import Answers, Scope
 from flowgrpo.mdlm.methods.schedule import SchedulePolicy
-from flowgrpo.schema.base import Choice, Count, Positive, Rate, Strict
+from flowgrpo.schema.base import Choice, Count, Positive, Rate, Strict, named
+from flowgrpo.training.baseline import BASELINES
 
 Pair = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 
@@ -128,7 +127,7 @@ class Inpainting(Choice):
 
     An answer succeeds where `reward`, a name among `rewards`, is at least `success`; it needs no name where there is one.
     Of those that then succeed, as many as a share `replace` of the group take the place of failed ones. The solution is in
-    the `column`; `chunk`, `share`, `tail` and `stretch` as in `flowgrpo.mdlm.methods.hints`; without a `chunk` or a `tail` it
+    the `column`; `chunk`, `share`, `tail` and `stretch` as in `mdlm.methods.hints`; without a `chunk` or a `tail` it
     is the paper's part of the length, 5 to 10 and 30 of 256. Of the tokens given, the share `entropy` whose prediction is
     least certain is trained on.
     """
@@ -363,16 +362,12 @@ class Aggregation(Choice):
         return AGGREGATIONS[self.name]
 
 
-def _named(choices: Sequence[type[Choice]]) -> dict[str, type[Choice]]:
-    return {choice.model_fields["name"].default: choice for choice in choices}
-
-
 CHOICES: dict[str, dict[str, type[Choice]]] = {
     "decoder": dict.fromkeys(DECODERS, Rollouts),
-    "schedule": _named((Unscheduled, LearnedSchedule)),
-    "hints": _named((NoHints, Inpainting)),
-    "likelihood": _named((OneStep, Coupled, MonteCarlo, Quadrature, Autoregressive, Trajectory, Blocks)),
-    "baseline": FLOW["baseline"],
-    "objective": _named((TokenRatio, SequenceRatio, LinearBound, Sandwich)),
+    "schedule": named(Unscheduled, LearnedSchedule),
+    "hints": named(NoHints, Inpainting),
+    "likelihood": named(OneStep, Coupled, MonteCarlo, Quadrature, Autoregressive, Trajectory, Blocks),
+    "baseline": BASELINES,
+    "objective": named(TokenRatio, SequenceRatio, LinearBound, Sandwich),
     "aggregation": dict.fromkeys(AGGREGATIONS, Aggregation),
 }

@@ -8,8 +8,8 @@ import torch
 
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decode import GIVEN, Rollout
+from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.methods.axes import Inpainting
-from flowgrpo.mdlm.policy import TextPolicy
 from samplers.noise import Address, generator
 
 Tensor = torch.Tensor
@@ -29,15 +29,16 @@ def failed(values: Tensor, groups: Sequence[int], success: float) -> list[int]:
     return [group for group in dict.fromkeys(groups) if group not in won]
 
 
-def revealed(policy: TextPolicy, settings: Inpainting, solutions: Sequence[str], seeds: Sequence[Address]) -> Tensor:
-    """Given tokens (B, L) for answers, from their solutions; the mask token elsewhere."""
-    mask_id = policy.predictor.mask_id
-    chunk = settings.chunk or [max(1, policy.length * part // 256) for part in (5, 10)]
-    tail = settings.tail if settings.tail is not None else policy.length * 30 // 256
+def revealed(
+    settings: Inpainting, solutions: Sequence[Tensor], length: int, mask_id: int, seeds: Sequence[Address]
+) -> Tensor:
+    """Given tokens (B, L) for answers of a length, from the tokens of their solutions; the mask token elsewhere."""
+    chunk = settings.chunk or [max(1, length * part // 256) for part in (5, 10)]
+    tail = settings.tail if settings.tail is not None else length * 30 // 256
     rows = [
         hints(
-            torch.tensor(policy.tokens(solution), dtype=torch.long, device=policy.device),
-            policy.length,
+            solution,
+            length,
             mask_id,
             seed,
             tuple(chunk),
@@ -63,7 +64,7 @@ def exchanged(rewards: Tensor, settings: Inpainting, group_size: int) -> list[tu
 
 
 @torch.no_grad()
-def uncertain(policy: TextPolicy, rollout: Rollout, scope: Tensor, share: float, micro_batch: int) -> Tensor:
+def uncertain(predictor: MaskPredictor, rollout: Rollout, scope: Tensor, share: float, micro_batch: int) -> Tensor:
     """The given tokens (B, L) bool that are trained on: of each row the share whose prediction has the largest entropy.
 
     At least one of a row that has any in `scope` (B, L). The prediction is that of the wholly hidden answer, of a wholly
@@ -74,12 +75,10 @@ def uncertain(policy: TextPolicy, rollout: Rollout, scope: Tensor, share: float,
     rows = given.any(1).nonzero()[:, 0]
     for part in rows.split(micro_batch) if len(rows) else ():
         ids = rollout.ids[part].clone()
-        ids[:, rollout.prompt :] = policy.predictor.mask_id
-        known = {} if policy.predictor.block_size is None else {"clean": rollout.ids[part]}
+        ids[:, rollout.prompt :] = predictor.mask_id
+        known = {} if predictor.block_size is None else {"clean": rollout.ids[part]}
         where = torch.nn.functional.pad(given[part], (rollout.prompt, 0))
-        log_probs = (
-            policy.predictor.logits_at(ids, rollout.attention_mask[part], where, **known).float().log_softmax(-1)
-        )
+        log_probs = predictor.logits_at(ids, rollout.attention_mask[part], where, **known).float().log_softmax(-1)
         entropy = torch.special.entr(log_probs.exp()).sum(-1)  # (N,)
         for row, own in zip(part.tolist(), entropy.split(given[part].sum(1).tolist()), strict=True):
             places = given[row].nonzero()[:, 0]

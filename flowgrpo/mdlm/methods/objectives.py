@@ -1,7 +1,8 @@
 """How the policy moves: losses of estimated log-probabilities of answers.
 
-An objective sees l of every view (n, B, L), new, old and of the reference, and sums a loss over rows, with the weights of
-`flowgrpo.mdlm.methods.aggregation` for a mean. Where it is a sum over views too it is `separable`, and may be asked for a part.
+An objective sees l of every view (n, B, L), new, old and of the reference, and sums a loss over rows, with the weights
+of `flowgrpo.mdlm.methods.aggregation` for a mean. Where it is a sum over views too it is `separable`, and may be asked for
+a part.
 """
 
 from __future__ import annotations

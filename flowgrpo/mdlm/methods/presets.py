@@ -1,4 +1,4 @@
-"""The table of methods for masked-diffusion language models: words over the axes of `flowgrpo.mdlm.methods.axes`, and numbers.
+"""The table of methods for masked-diffusion language models: words over the axes of `mdlm.methods.axes`, and numbers.
 
 To add a method, add a row. Numbers of the loop (passes, groups, learning rate) and of sizes (length, steps, blocks) are no
 part of a row, for they go with a model: `PUBLISHED` has those of the released code, as overrides; `flowgrpo plan` shows
@@ -116,7 +116,7 @@ PRESETS: dict[str, Row] = {
         {"name": "group_mean", "std": "group", "eps": 1e-4, "ddof": 1},
         "left_to_right",
     ),
-    # arXiv 2509.10396 and facebookresearch/igpo: the whole canvas, its tokens alike. Hints: see flowgrpo/mdlm/methods/hints.py.
+    # arXiv 2509.10396 and facebookresearch/igpo: the whole canvas, its tokens alike. Hints: see mdlm/methods/hints.py.
     # 1. Given tokens that are not trained on are seen; there the view hides them too.
     # 2. The ratio is a mean over the trained tokens; there over the canvas, with the given ones that are not trained on.
     # 3. Of more successes than places the first are taken; there random ones.

@@ -10,7 +10,7 @@ import flowgrpo
 from flowgrpo.flow.certificate import certify
 from flowgrpo.flow.pipeline.traits import TRAITS
 
-TABLE = json.loads((Path(flowgrpo.__file__).parent / "models.json").read_text())
+TABLE = json.loads((Path(flowgrpo.__file__).parent / "data" / "models.json").read_text())
 CERTIFIED = [r["class"] + (f" ({r['variant']})" if r["variant"] else "") for r in TABLE if r["certified"]]
 
 
@@ -53,6 +53,6 @@ def test_the_families_that_people_train_are_certified():
 
 
 def test_the_policy_knows_no_pipeline_by_name():
-    source = (Path(flowgrpo.__file__).parent / "policy.py").read_text()
+    source = (Path(flowgrpo.__file__).parent / "flow/pipeline/policy.py").read_text()
     assert not [r["class"] for r in TABLE if r["class"] in source]
     assert len(TRAITS) <= 15

@@ -11,7 +11,7 @@ from zoo.base import picture
 
 import flowgrpo
 from flowgrpo.cli import main
-from flowgrpo.flow.pipeline.policy import Row
+from flowgrpo.data.prompts import Row
 from flowgrpo.training.samples import read_manifest
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from PIL import Image
 
+from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow.pipeline.policy import Row
 from flowgrpo.training.samples import Sample, SampleFolder, read_manifest, save_sample
 
 

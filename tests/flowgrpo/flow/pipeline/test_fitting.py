@@ -4,8 +4,9 @@ import pytest
 import torch
 from zoo import SPECIMENS
 
+from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Row
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 
 
 def policy_of(name):

@@ -2,9 +2,10 @@ import pytest
 import tiny
 import torch
 
+from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.field import FieldPolicy
-from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Row
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.training.kept import Kept
 from flowgrpo.training.weights import Weights, lora_config
 from samplers import noise

@@ -9,10 +9,11 @@ from diffusers.models.attention_dispatch import AttentionBackendName, _Attention
 
 from flowgrpo import config
 from flowgrpo.commands import train as run
+from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow import setup
 from flowgrpo.flow.pipeline import attention, guidance, switches
-from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Row
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.training.weights import Weights, lora_config
 from samplers import noise
 from samplers.kernels import Kernel, log_prob
