@@ -117,7 +117,7 @@ def _snippet(policy: DiffusersPolicy, source: str, kind: str, dtype: str, call: 
     lines = ["import torch", f"from diffusers import {', '.join(['FlowMatchEulerDiscreteScheduler'] * euler + [name])}"]
     given = {k: v for k, v in row.columns.items() if k in policy.takes and v is not None}
     files = [v for v in given.values() if conditions.is_file_name(v)]
-    lines += ["from flowgrpo.data.conditions import loaded"] * bool(files)
+    lines += ["from flowgrpo.conditions import loaded"] * bool(files)
     place = repr("." if kind == "full" else source)
     if kind == "lora" and source in EMBEDDED:
         lines.append(f"from flowgrpo.{source} import PATH")

@@ -189,7 +189,7 @@ def _snippet(settings: TextConfig, kind: str, row: Row) -> str:
     lines = [
         "from pathlib import Path" if learned or lora else "",
         "import torch",
-        "from flowgrpo.mdlm.decoding.decoders import build" if learned else "",
+        "from flowgrpo.mdlm.decoders import build" if learned else "",
         "from flowgrpo.mdlm.export import with_schedule" if learned else "",
         f"from flowgrpo.mdlm.loading import {'load_adapter, ' * lora}load_predictor",
         "from flowgrpo.mdlm.policy import TextPolicy",

@@ -268,4 +268,4 @@ def test_overrides_apply_to_what_was_written_and_not_to_what_followed(path):
     written = {"model": {"path": "shapes"}, "rewards": [{"use": "shapes"}]}
     chosen = ["algorithm.preset=mix_grpo", "train.groups=4", "rewards=[jpeg_size]"]
     expected = {**written, "algorithm": {"preset": "mix_grpo"}, "train": {"groups": 4}, "rewards": ["jpeg_size"]}
-    assert config.overridden(config.validated(written), chosen) == config.validated(expected)
+    assert config.overridden(written, chosen) == config.validated(expected)

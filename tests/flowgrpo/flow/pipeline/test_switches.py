@@ -214,7 +214,7 @@ def test_what_does_not_work_here_is_refused_at_load(workplace, monkeypatch, over
 
 
 def test_a_lossy_attention_of_the_environment_is_refused(workplace, monkeypatch):
-    monkeypatch.setattr(switches, "DIFFUSERS_ATTN_BACKEND", "sage")
+    monkeypatch.setattr(setup, "DIFFUSERS_ATTN_BACKEND", "sage")
     with pytest.raises(InputError, match="DIFFUSERS_ATTN_BACKEND: 'sage' quantises"):
         setup.policy_and_weights(config.load("tiny.yaml"), CPU)
 

@@ -1,0 +1,5 @@
+"""What model cards import to open a row's picture; see `flowgrpo.data.conditions`."""
+
+from flowgrpo.data.conditions import loaded
+
+__all__ = ["loaded"]
