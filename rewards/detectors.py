@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from rewards.base import RewardError
-from rewards.geneval import Detection
+from rewards.objects import Detection
 
 MOST_OVERLAP = 0.5  # intersection over union of two boxes of a class, above which OWLv2 has found one object twice
 

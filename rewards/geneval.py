@@ -1,7 +1,7 @@
 """The `geneval` reward: are the objects of a prompt in its picture, in their number, colours and places.
 
 GenEval's evaluation (arXiv 2310.11513; evaluation/evaluate_images.py) with its columns `tag`, `include` and `exclude`, on
-detectors of transformers in place of mmdet's. The rules below are pure functions of what a detector found.
+detectors of transformers in place of mmdet's. The rules are pure functions of what a detector found, in `rewards.objects`.
 Three ways to give credit:
     official    1 or 0 as GenEval counts: at least so many, none of what `exclude` forbids
     strict      1 or 0: exactly so many (the accuracy that Flow-GRPO reports while it trains)
@@ -10,159 +10,18 @@ Three ways to give credit:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import torch
 
 from rewards.base import RewardError
 from rewards.image import check_images
+from rewards.objects import COLOURS, Clause, crop, official, partial_credit, read_clauses, strict, surest
 
-COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
-RELATIONS = ("left of", "right of", "above", "below")
 CREDITS = ("official", "strict", "partial")
-MOST_OBJECTS = 16  # of a class in a picture, the surest ones
-MARGIN = 0.1  # of both objects' extent, by which an offset along an axis is shortened before it tells a place
-GREY = 0.6  # what lies outside an object's mask when its colour is named
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True)
-class Detection:
-    """An object that was found: its box (left, top, right, bottom) in pixels, how sure, its mask (H, W) and its colour."""
-
-    box: tuple[float, float, float, float]
-    score: float
-    mask: torch.Tensor | None = None
-    colour: str | None = None
-
-
-Objects = Mapping[str, Sequence[Detection]]  # of one picture, by class, the surest first
-
-
-@dataclass(frozen=True)
-class Clause:
-    """One row of `include` or `exclude`: `relation` places its objects relative to those of the row numbered `target`."""
-
-    name: str
-    count: int
-    colour: str | None = None
-    relation: str | None = None
-    target: int = 0
-
-
-def read_clauses(rows: Sequence[Mapping[str, Any]], place: str) -> tuple[Clause, ...]:
-    """Rows of GenEval's metadata, such as `{"class": "dog", "count": 1, "color": "red", "position": ["left of", 0]}`.
-
-    Args:
-        place: how errors call the rows.
-
-    Raises:
-        RewardError: a row is not of that form.
-    """
-    clauses = []
-    for row in rows:
-        try:
-            relation, target = row.get("position") or (None, 0)
-            clause = Clause(str(row["class"]), int(row["count"]), row.get("color"), relation, target)
-        except (AttributeError, KeyError, TypeError, ValueError):
-            raise RewardError(f"{place}: {row!r} is no row such as {{'class': 'dog', 'count': 1}}") from None
-        if clause.count < 1:
-            raise RewardError(f"{place}: the count of {clause.name!r} is {clause.count}, not 1 or more")
-        if clause.colour not in (None, *COLOURS):
-            raise RewardError(f"{place}: there is no color {clause.colour!r}, choose one of {', '.join(COLOURS)}")
-        if relation not in (None, *RELATIONS):
-            raise RewardError(f"{place}: there is no position {relation!r}, choose one of {', '.join(RELATIONS)}")
-        if relation and target not in range(len(clauses)):
-            raise RewardError(
-                f"{place}: the position of {clause.name!r} refers to row {target!r}, not to an earlier row"
-            )
-        clauses.append(clause)
-    return tuple(clauses)
-
-
-def relations(a: Detection, b: Detection) -> set[str]:
-    """Where `a` lies, seen from `b`: none, one or two of RELATIONS.
-
-    The offset of the centres is shortened along each axis by MARGIN of the summed extents; an axis tells a place where what
-    is left is more than half of the offset's length.
-    """
-    offset = [(a.box[i] + a.box[i + 2] - b.box[i] - b.box[i + 2]) / 2 for i in (0, 1)]
-    slack = [MARGIN * sum(o.box[i + 2] - o.box[i] for o in (a, b)) for i in (0, 1)]
-    left = [math.copysign(max(abs(o) - s, 0), o) for o, s in zip(offset, slack, strict=True)]
-    if max(abs(part) for part in left) < 1e-3:
-        return set()
-    x, y = (part / math.hypot(*offset) for part in left)
-    holds = {"left of": x < -0.5, "right of": x > 0.5, "above": y < -0.5, "below": y > 0.5}
-    return {relation for relation, true in holds.items() if true}
-
-
-def official(objects: Objects, include: Sequence[Clause], exclude: Sequence[Clause] = ()) -> bool:
-    """Whether GenEval counts a picture as correct.
-
-    Of each class the surest `count` objects are looked at: they must be that many, all in the colour, each in the relation
-    to each object of the target row, which must be right itself. No class of `exclude` may occur `count` times or more.
-    """
-    groups = _matched(objects, include, lambda found, clause: found[: clause.count])
-    surplus = any(len(objects.get(clause.name, ())) >= clause.count for clause in exclude)
-    return None not in groups and not surplus
-
-
-def partial_credit(objects: Objects, include: Sequence[Clause]) -> float:
-    """Mean over all that is asked for: counts, colours and relations; 1 if all is right, below 0 if far too many are found.
-
-    A count earns 1 - |asked - found| / asked. Where the count is right, a colour earns the share of objects that have it and
-    a relation 1 or 0; otherwise nothing. Flow-GRPO's code puts a 1 beside the 0 of a relation that fails, so two objects in
-    the wrong places earn 0.75; we read its paper, where that 1 is not earned (0.67).
-    """
-    groups = _matched(objects, include, lambda found, clause: found)
-    parts = []
-    for clause, group in zip(include, groups, strict=True):
-        found = objects.get(clause.name, ())
-        parts.append(1 - abs(clause.count - len(found)) / clause.count)
-        if clause.colour:
-            alike = sum(o.colour == clause.colour for o in found) / clause.count
-            parts.append(alike if len(found) == clause.count else 0.0)
-        if clause.relation:
-            parts.append(float(group is not None))
-    return sum(parts) / len(parts)
-
-
-def strict(objects: Objects, include: Sequence[Clause]) -> bool:
-    """Whether all that is asked for is right and no object of an asked class is one too many."""
-    return None not in _matched(objects, include, lambda found, clause: found)
-
-
-def _matched(objects: Objects, include: Sequence[Clause], look_at: Callable) -> list[Sequence[Detection] | None]:
-    """For each clause the objects that satisfy it, or None."""
-    groups = []
-    for clause in include:
-        chosen = look_at(objects.get(clause.name, ()), clause)
-        right = len(chosen) == clause.count and (not clause.colour or all(o.colour == clause.colour for o in chosen))
-        if right and clause.relation:
-            target = groups[clause.target]
-            right = target is not None and all(clause.relation in relations(a, b) for a in chosen for b in target)
-        groups.append(chosen if right else None)
-    return groups
-
-
-def surest(found: Objects, threshold: float) -> dict[str, list[Detection]]:
-    """The objects surer than `threshold`, at most MOST_OBJECTS of a class, the surest first."""
-    ordered = {name: sorted(many, key=lambda o: -o.score) for name, many in found.items()}
-    return {name: [o for o in many if o.score > threshold][:MOST_OBJECTS] for name, many in ordered.items()}
-
-
-def crop(image: torch.Tensor, detection: Detection) -> torch.Tensor:
-    """What a picture, float (3, H, W), shows in a detection's box, at least one pixel; GREY outside its mask."""
-    height, width = image.shape[1:]
-    left, top, right, bottom = (round(edge) for edge in detection.box)
-    left, top = min(max(left, 0), width - 1), min(max(top, 0), height - 1)
-    if detection.mask is not None:
-        image = torch.where(detection.mask, image, GREY)
-    return image[:, top : max(bottom, top + 1), left : max(right, left + 1)]
 
 
 class GenEval:

@@ -20,7 +20,7 @@ import rewards
 from rewards import RewardError
 from rewards.colours import ColourNamer
 from rewards.detectors import load_detector
-from rewards.geneval import COLOURS
+from rewards.objects import COLOURS
 
 TEXT = {
     "vocab_size": len(tiny.WORDS),

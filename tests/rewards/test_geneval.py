@@ -6,7 +6,7 @@ import rewards
 from flowgrpo.data.scenes import arrange, captions, draw
 from rewards import RewardError
 from rewards import shapes as vision
-from rewards.geneval import Clause, Detection, crop, official, partial_credit, read_clauses, relations, strict, surest
+from rewards.objects import Clause, Detection, crop, official, partial_credit, read_clauses, relations, strict, surest
 
 
 def at(x, y, width=20, height=20, score=0.9, colour=None):
