@@ -73,10 +73,21 @@ def train(
 def plan(
     path: Annotated[Path, typer.Argument(metavar="CONFIG")],
     overrides: Overrides = None,
+    explain: Annotated[
+        str | None, typer.Option("--explain", metavar="KEY", help="what a key means, and its default")
+    ] = None,
     form: Format = "human",
 ) -> None:
     """Show the resolved config, the axes, the batch geometry and the model evaluations, without any training."""
     settings = config.load(path, overrides or [])
+    if explain is not None:
+        from flowgrpo.commands.explain import explained
+
+        if form == "json":
+            raise InputError("--explain: it is for people, leave --format json out")
+        for label, words in explained(settings, explain):
+            out.print(f"{label:28} {words}", soft_wrap=True, markup=False)
+        return
     from flowgrpo.commands.kinds import KINDS
     from flowgrpo.flow.picture import LEGEND
 

@@ -16,23 +16,30 @@ from flowgrpo.training.parts import check_geometry
 
 
 class Model(Strict):
-    """What is trained. `call` is handed to the pipeline as it is; `lora: null` trains every weight.
-
-    `text_encoders` says what becomes of them once the run's prompts are encoded: `keep`, `offload` to host memory, `free`.
-    The keys after it are switches of memory and speed; see `flowgrpo.flow.pipeline.switches`.
-    """
+    """What is trained."""
 
     path: str
+    """Built-in name, local folder or hub id of a diffusers pipeline; required."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the frozen weights and of what is computed; what is trained is kept in float32."""
     lora: Lora | None = Lora()
+    """Low-rank adapters; null trains every weight."""
     call: dict[str, Any] = {}
+    """Arguments of the pipeline's own call, handed to it as they are."""
     text_encoders: Literal["keep", "offload", "free"] = "offload"
+    """What becomes of them once the run's prompts are encoded; offload: to host memory."""
     guidance: Literal["pipeline", "none"] = "pipeline"
+    """In training: pipeline, as in call, or none, switched off; evaluation stays as in call."""
     gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass: less memory, the same numbers."""
     vae: Literal["keep", "offload"] = "keep"
+    """offload: in host memory but while it encodes or decodes."""
     vae_tiling: bool = False
+    """Decode in tiles: less memory, slightly other pictures, the same latents."""
     attention: AttentionBackend | None = None
+    """A backend of diffusers; null is PyTorch's own choice."""
     compile: bool = False
+    """Compile the repeated blocks."""
 
     @field_validator("attention", mode="before")
     @classmethod
@@ -46,11 +53,17 @@ class Algorithm(Strict):
     """A preset with any of its five axes replaced; see `flowgrpo.flow.methods.presets`."""
 
     preset: str
+    """A row of the table of methods."""
     tree: SerializeAsAny[Choice]
+    """Which latents are visited?"""
     kernel: SerializeAsAny[Choice]
+    """How does one step move?"""
     credit: SerializeAsAny[Choice]
+    """Which edge earned the reward?"""
     baseline: SerializeAsAny[Choice]
+    """Compared with what?"""
     objective: SerializeAsAny[Choice]
+    """How does the policy move?"""
 
     @model_validator(mode="before")
     @classmethod
@@ -75,26 +88,26 @@ class Algorithm(Strict):
 
 
 class Draft(Strict):
-    """Choose the starts of a group's roots by a draft (Sol-RL).
-
-    `pool` times as many are sampled by ODE, with `call` over `model.call`, and the best half and the worst half of what is
-    needed go on. Few steps are enough to rank them.
-    """
+    """Choose the starts of a group's roots by a draft (Sol-RL): the best half and the worst half of what is needed go on."""
 
     pool: int = Field(4, ge=2)
+    """Starts that are sampled by ODE, times those that are needed."""
     call: dict[str, Any] = {"num_inference_steps": 6}
+    """Over model.call; few steps are enough to rank them."""
 
 
 class FlowTrain(Train):
     """The loop's numbers, and how the starts of a group are chosen."""
 
     draft: Draft | None = None
+    """Choose starts by a draft; null: as they come."""
 
 
 class FlowEval(Eval):
-    """Held-out evaluation by ODE, with `call` over `model.call`."""
+    """Held-out evaluation by ODE."""
 
     call: dict[str, Any] = {}
+    """Over model.call."""
 
 
 class Config(RunConfig):

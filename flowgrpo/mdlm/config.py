@@ -22,26 +22,30 @@ EMBEDDED_LENGTH = 20  # tokens of the answers that it was trained on
 
 
 class TextModel(Strict):
-    """What is trained: a built-in name, a folder or a hub id. `lora: null` trains every weight.
-
-    `chat` puts prompts into the tokenizer's chat template, as the user's turn; `trust_remote_code` lets code run that comes
-    with the model. `length` is the number of tokens of an answer, filled up with end tokens. `mask_id`, and `shift` (whether
-    output i is about token i + 1), are known for most models. With `attention` block a position sees no later block of
-    `block_size` tokens; both are known of LLaDA2, SDAR and Fast-dLLM v2, and what is not known has full attention.
-    `gradient_checkpointing` computes activations again in the backward pass.
-    """
+    """What is trained."""
 
     path: str
+    """Built-in name, local folder or hub id of a masked-diffusion language model; required."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the frozen weights and of what is computed; what is trained is kept in float32."""
     lora: Lora | None = Lora()
+    """Low-rank adapters; null trains every weight."""
     length: int = Field(256, ge=1)
+    """Tokens of an answer, filled up with end tokens; 20 for the embedded model."""
     chat: bool = False
+    """Put prompts into the tokenizer's chat template, as the user's turn."""
     trust_remote_code: bool = False
+    """Let code run that comes with the model."""
     mask_id: int | None = None
+    """The mask token; null: as the model or its tokenizer says."""
     shift: bool | None = None
+    """Whether output i is about token i + 1; null: as is known of the model's type, else false."""
     attention: Attention | None = None
+    """block: a position sees no later block; null: as is known of LLaDA2, SDAR and Fast-dLLM v2, else full."""
     block_size: int | None = Field(None, ge=2)
+    """Tokens of a block; null likewise."""
     gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass: less memory, the same numbers."""
 
     @model_validator(mode="before")
     @classmethod
@@ -52,16 +56,16 @@ class TextModel(Strict):
 
 
 class TextPrompts(Prompts):
-    """Where prompts come from; by default the embedded model's tasks.
-
-    Copies of corpora (`gsm8k:train`, `math:test`) are looked for in `folder`. Every prompt is put into a `template` of
-    `flowgrpo.data.templates`, if one is named.
-    """
+    """Where prompts come from; by default the embedded model's tasks."""
 
     train: str = "tasks:train"
+    """Trained on: a built-in set, a corpus (gsm8k:train, math:train), a .txt file or a .jsonl file."""
     eval: str = "tasks:eval"
+    """Held out; likewise."""
     folder: str = "data"
+    """Where copies of corpora are."""
     template: Literal["d1", "boxed", "d1_boxed"] | None = None
+    """The words around each question that ask for an answer in a form that a reward reads; null: none."""
 
     @property
     def load_options(self) -> dict[str, Any]:
@@ -73,13 +77,21 @@ class TextAlgorithm(Strict):
     """A preset with any of its axes replaced; see `flowgrpo.mdlm.methods.presets` and `flowgrpo.mdlm.methods.axes`."""
 
     preset: str
+    """A row of the table of methods."""
     decoder: SerializeAsAny[Choice]
+    """How are answers made?"""
     schedule: SerializeAsAny[Choice]
+    """Are the decoder's numbers actions too?"""
     hints: SerializeAsAny[Choice]
+    """What helps a group that fails?"""
     likelihood: SerializeAsAny[Choice]
+    """From which masked views is log p estimated?"""
     baseline: SerializeAsAny[Choice]
+    """Compared with what?"""
     objective: SerializeAsAny[Choice]
+    """How does the policy move?"""
     aggregation: SerializeAsAny[Choice]
+    """What does a token weigh?"""
 
     @model_validator(mode="before")
     @classmethod
@@ -104,9 +116,10 @@ class TextAlgorithm(Strict):
 
 
 class TextTrain(Train):
-    """The loop's numbers. The iteration's answers are gone through in several `passes`, each with masks of its own."""
+    """The loop's numbers."""
 
     passes: int = Field(1, ge=1)
+    """How often the iteration's answers are gone through, each time with masks of its own."""
 
     @property
     def steps(self) -> int:
@@ -118,6 +131,7 @@ class TextEval(Eval):
     """Held-out evaluation, by a decoder at temperature 0 unless another is given."""
 
     decoder: Decoding = Decoding()
+    """By which answers are made."""
 
 
 class TextConfig(RunConfig):

@@ -22,6 +22,7 @@ class Choice(Strict):
     """One word of an axis."""
 
     name: str
+    """The word."""
 
 
 def named(*choices: type[Choice]) -> dict[str, type[Choice]]:

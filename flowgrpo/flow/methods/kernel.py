@@ -23,18 +23,20 @@ class Calibration(Strict):
     """
 
     rounds: int = Field(10, ge=1)
+    """Rollouts before training."""
     step: Positive = 0.01
+    """By which a level rises or falls in a round."""
     balance: Positive = 0.1
+    """A level rises where gains and losses differ by less than this fraction of all."""
 
 
 class Stochastic(Choice):
-    """Options of every stochastic kernel: its noise `level`, or one for each step of the schedule.
-
-    `log_prob` is the form of its log-probability (see `samplers.kernels`).
-    """
+    """Options of every stochastic kernel; see `samplers.kernels`."""
 
     log_prob: Literal["mean", "sum", "constant_free"] = "mean"
+    """Form of the log-probability: mean over the latent's dimensions, sum (the true joint), or constant_free (CPS')."""
     calibrate: Calibration | None = None
+    """Search the levels before training (DenseGRPO); null: take them as they are."""
 
     def kernels(self, num_steps: int, levels: Sequence[float] | None = None) -> tuple[Kernel, ...]:
         """The kernel of each step.
@@ -63,6 +65,7 @@ class FlowSDE(Stochastic):
 
     name: Literal["flow_sde"] = "flow_sde"
     level: Levels = 0.7
+    """Noise level, or one for each step."""
 
 
 class DanceSDE(Stochastic):
@@ -70,6 +73,7 @@ class DanceSDE(Stochastic):
 
     name: Literal["dance_sde"] = "dance_sde"
     level: Levels = 0.3
+    """Noise level, or one for each step."""
 
 
 class Preserving(Stochastic):
@@ -80,7 +84,9 @@ class Preserving(Stochastic):
     """
 
     log_prob: Literal["mean", "sum", "constant_free"] = "constant_free"
+    """Form of the log-probability: mean over the latent's dimensions, sum (the true joint), or constant_free (CPS')."""
     level: Fraction | Annotated[list[Fraction], Field(min_length=1)] = 0.8
+    """Noise level, at most 1, or one for each step; of ddim_sde DDIM's eta."""
 
 
 class CPS(Preserving):
@@ -100,3 +106,4 @@ class Manifold(Stochastic):
 
     name: Literal["manifold"] = "manifold"
     level: Levels = 0.5
+    """Noise level, or one for each step."""

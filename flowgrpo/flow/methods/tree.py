@@ -22,13 +22,15 @@ from samplers.trees import Plan, Tree
 
 
 class Rooted(Choice):
-    """Options of every tree: `start` draws an initial noise per root or shares one in a group.
+    """Options of every tree.
 
     Every tree has a `plan` of one iteration, from one kernel for each step of the schedule and the size of a group.
     """
 
     start: Literal["independent", "shared"] = "independent"
+    """independent: an initial noise for each root; shared: one for a group."""
     last_step: Literal["ode", "sde"] = "ode"
+    """Whether the last step is ODE or stochastic."""
 
     def roots(self, group_size: int) -> int:
         """How many roots a group has."""
@@ -55,11 +57,10 @@ class Rooted(Choice):
 
 
 class Chain(Rooted):
-    """Chains that are stochastic at every step but the last; a random `train_fraction` of those steps is trained.
+    """Chains that are stochastic at every step but the last.
 
-    `steps` = [first, end) bounds the stochastic ones; an `end` below 0 counts from the schedule's: -2 leaves the last two
-    ODE. Where a table ends just above 0, as SD3's does at 0.0089, the very last step removes none of the noise that the
-    one before it drew, and it would be scored.
+    `steps` [0, -2] leaves the last two ODE. Where a table ends just above 0, as SD3's does at 0.0089, the very last step
+    removes none of the noise that the one before it drew, and it would be scored.
 
     DanceGRPO draws the trained steps per sample; here they are drawn per iteration and shared by all samples, so that an
     evaluation is trained whole and the rollout's log-probabilities are met exactly.
@@ -67,7 +68,9 @@ class Chain(Rooted):
 
     name: Literal["chain"] = "chain"
     train_fraction: float = Field(1.0, gt=0, le=1)
+    """Share of the stochastic steps that is trained, drawn for an iteration."""
     steps: list[int] | None = Field(None, min_length=2, max_length=2)
+    """[first, end) of the stochastic steps, an end below 0 counted from the schedule's; null: all but the last."""
 
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
         """The plan of one iteration."""
@@ -86,19 +89,19 @@ class Chain(Rooted):
 
 
 class Window(Rooted):
-    """Chains that are stochastic, and trained, inside a window of `size` neighbouring steps only, and ODE outside it.
-
-    `move: random` draws its place each iteration (Flow-GRPO-Fast); `sliding` advances it by `stride` steps each `every`
-    iterations (MixGRPO). `steps` = [first, end) bounds it; by default the first half for a random window, and all
-    steps but the deterministic last for a sliding one.
-    """
+    """Chains that are stochastic, and trained, inside a window of neighbouring steps only, and ODE outside it."""
 
     name: Literal["window"] = "window"
     size: int = Field(3, ge=1)
+    """Steps of the window."""
     move: Literal["random", "sliding"] = "random"
+    """random: drawn for each iteration (Flow-GRPO-Fast); sliding: by stride each so many iterations (MixGRPO)."""
     steps: list[int] | None = Field(None, min_length=2, max_length=2)
+    """[first, end) that bounds it; null: the first half if random, all but the last step if sliding."""
     every: int = Field(25, ge=1)
+    """Iterations after which a sliding window moves."""
     stride: int = Field(1, ge=1)
+    """Steps by which it moves."""
 
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
         """The plan of one iteration."""
@@ -119,15 +122,16 @@ class Window(Rooted):
 class Brush(Rooted):
     """An ODE trunk for each seed; every step grows `branches` stochastic children, each finished by ODE (TempFlow-GRPO).
 
-    A group of size S has S / `branches` seeds. `profile` gives each step its own number of children, 0 beyond its end:
-    [6, 6, 6] branches at the first three steps only. `finish` bounds the ODE steps that finish a branch (null: all that
-    remain): a coarser sample, for less.
+    A group of size S has S / `branches` seeds. The `profile` [6, 6, 6] branches at the first three steps only.
     """
 
     name: Literal["brush"] = "brush"
     branches: int = Field(6, ge=2)
+    """Children of each step of a seed's ODE trunk."""
     profile: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
+    """Children of each step by itself, 0 beyond its end; null: branches at all."""
     finish: int | None = Field(None, ge=1)
+    """ODE steps at most that finish a branch, coarser for fewer; null: all that remain."""
 
     def roots(self, group_size: int) -> int:
         """How many seeds a group has."""
@@ -147,31 +151,38 @@ class Brush(Rooted):
 class Pruning(Strict):
     """What leaves the update of a branch tree; see `flowgrpo.flow.methods.pruning`.
 
-    `parent_top1` keeps the best chain of each last split; `extremes` the best and the worst `fraction` of a group's chains;
-    `depth` does not train a window of `size` steps, which begins before the last stochastic one (leading to depths 15
-    to 18 of 20) and moves a step earlier each `every` iterations, as in the released code, until it touches the last split;
-    there the code goes on to the edges of that split.
+    The window of `depth` begins before the last stochastic step (leading to depths 15 to 18 of 20) and moves earlier, as in
+    the released code, until it touches the last split; there the code goes on to the edges of that split.
     """
 
     rule: Literal["parent_top1", "extremes", "depth"]
+    """parent_top1: the best chain of each last split; extremes: the best and the worst chains; depth: no window of steps."""
     fraction: float = Field(0.25, gt=0, lt=0.5)
+    """Of a group's chains, the best and the worst that extremes keeps."""
     size: int = Field(4, ge=1)
+    """Steps of the window that depth does not train."""
     every: int = Field(30, ge=1)
+    """Iterations after which that window moves a step earlier."""
 
 
 class Branching(Rooted):
     """Options of branch trees: `factor` children at the steps `splits`, from a few roots.
 
     Without `splits` a group of size S has as many as its divisors `factor`, `factor`^2, ... allow, at most four, spread over
-    the first half of the steps: 0, 3, 6, 9 of 20. `siblings` says how their noises go together: `correlated` is the paper's
-    form of strength s, `hot` the released code's, s times independent noise, which breaks the marginals; `own` is plain.
+    the first half of the steps: 0, 3, 6, 9 of 20. Noises of siblings: `correlated` is the paper's form of strength s, `hot`
+    the released code's, s times independent noise.
     """
 
     factor: int = Field(2, ge=2)
+    """Children at each split."""
     splits: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
+    """Steps that split; null: as many as the group allows, at most four, over the first half."""
     siblings: Literal["correlated", "hot", "own"] = "correlated"
+    """Siblings' noises: correlated (the paper's), hot (the code's, which breaks the marginals) or own."""
     strength: Positive = 4.0
+    """Of correlated or hot noises."""
     prune: Pruning | None = None
+    """What leaves the update; null: nothing."""
 
     def roots(self, group_size: int) -> int:
         """How many trees a group has."""
@@ -229,8 +240,11 @@ class BranchWindow(Branching):
 
     name: Literal["branch_window"] = "branch_window"
     size: int = Field(4, ge=1)
+    """Steps of the stochastic window."""
     every: int = Field(25, ge=1)
+    """Iterations after which it moves."""
     stride: int = Field(1, ge=1)
+    """Steps by which it moves."""
 
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
         """The plan of one iteration."""
@@ -240,14 +254,13 @@ class BranchWindow(Branching):
 
 
 class Twigs(Rooted):
-    """Chains as in `chain`; from every state an ODE twig of `length` steps (null: all that remain) measures its value.
-
-    `root: false` leaves out the twig of the start, for a credit that needs no value of it.
-    """
+    """Chains as in `chain`; from every state an ODE twig measures its value, from the start only if a credit needs that."""
 
     name: Literal["twigs"] = "twigs"
     length: int | None = Field(None, ge=1)
+    """ODE steps from a state to the sample that measures it; null: all that remain."""
     root: bool = True
+    """Whether the start is measured too."""
 
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
         """The plan of one iteration."""
@@ -255,16 +268,19 @@ class Twigs(Rooted):
 
 
 class Custom(Rooted):
-    """A tree of your own: `function`, as ./file.py:name or pkg.module:name, makes the plan of an iteration.
+    """A tree of your own: a function makes the plan of an iteration.
 
     It is called as function(kernels, **options) with one kernel for each step, the last one ODE unless `last_step` is sde,
-    and returns a `samplers.trees.Plan`: (role, step) -> moves. `trajectories` says how many ends a root has.
+    and returns a `samplers.trees.Plan`: (role, step) -> moves.
     """
 
     name: Literal["custom"] = "custom"
     function: str
+    """./file.py:name or pkg.module:name, called with one kernel for each step; returns a plan."""
     options: dict[str, Any] = {}
+    """Further arguments of the function."""
     trajectories: int = Field(1, ge=1)
+    """Ends of a root."""
 
     def roots(self, group_size: int) -> int:
         """How many roots a group has."""

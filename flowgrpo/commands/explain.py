@@ -1,0 +1,91 @@
+"""`flowgrpo plan CONFIG --explain KEY`, and the page of all keys with their defaults."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic_core import PydanticUndefined
+
+from flowgrpo.schema import explain
+from flowgrpo.schema.base import Choice, Strict
+
+COLUMN = 34  # of the comments of a page
+WIDTH = 120
+
+
+def explained(settings: Strict, key: str) -> list[tuple[str, str]]:
+    """What a key means, as labels and words.
+
+    Raises:
+        InputError: the configuration has no such key.
+    """
+    found = explain.explain(settings, key)
+    lines = [(key, found.meaning), ("takes", found.takes)]
+    if found.default is not PydanticUndefined:
+        lines.append(("default", written(found.default)))
+    lines.append(("here", written(found.value)))
+    lines += [(f"{key}.{name}", meaning) for name, meaning in found.below.items()]
+    return [*lines, *(("used in", place) for place in used(key, found.home))]
+
+
+def used(key: str, home: str = "") -> list[str]:
+    """Files and lines of the package that name a key by that of its section, or, in the module `home`, as its own."""
+    root = Path(__file__).parents[1]
+    *section, name = key.split(".")[-2:]
+    found = []
+    for file in sorted(root.rglob("*.py")):
+        place = str(file.relative_to(root.parent))
+        owners = [*section, *["self"] * (place == home.replace(".", "/") + ".py")]
+        pattern = rf"\b({'|'.join(owners)})\.{name}\b(?!:)" if owners else rf"\b(config|settings)\.{name}\b"
+        lines = enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        if numbers := [str(number) for number, line in lines if re.search(pattern, line)]:
+            found.append(f"{place}:{', '.join(numbers)}")
+    return found
+
+
+def written(value: Any) -> str:
+    """A value as a config has it, in one line."""
+    if isinstance(value, Strict):
+        value = value.model_dump()
+    elif isinstance(value, list):
+        value = [item.model_dump() if isinstance(item, Strict) else item for item in value]
+    line = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
+    return line.removesuffix("\n").removesuffix("\n...")
+
+
+def page(settings: Strict) -> str:
+    """A configuration as YAML with the sentence of every key beside it; what is null, or a preset's, stands in comments."""
+    return "\n".join(_lines(settings, 0)) + "\n"
+
+
+def _lines(section: Strict, indent: int) -> list[str]:
+    sentences, lines = explain.sentences(type(section)), []
+    for name, field in type(section).model_fields.items():
+        value, meaning = getattr(section, name), sentences.get(name, "")
+        inner = explain.section(field.annotation)
+        if isinstance(value, Choice) and name != "decoder":
+            lines += _line(f"# {name}: {value.name}", meaning, indent)  # a word alone would drop the preset's numbers
+        elif isinstance(value, Strict):
+            lines += [*_line(f"{name}:", meaning, indent), *_lines(value, indent + 2)]
+        elif isinstance(value, list) and value and isinstance(value[0], Strict):
+            first, *others = _lines(value[0], indent + 4)
+            lines += [*_line(f"{name}:", meaning, indent), first.replace("    ", "  - ", 1), *others]
+        elif value is None and inner is not None:
+            below = [line.replace(" " * (indent + 2), " " * indent + "# ", 1) for line in _lines(inner(), indent + 2)]
+            lines += [*_line(f"{name}: null", meaning, indent), *below]
+        else:
+            lines += _line(f"{name}: {written(value)}", meaning, indent)
+    return lines
+
+
+def _line(written: str, meaning: str, indent: int) -> list[str]:
+    head = " " * indent + written
+    if not meaning:
+        return [head]
+    start = max(COLUMN, len(head) + 1)
+    first, *others = textwrap.wrap(meaning, WIDTH - start - 2)
+    return [f"{head:{start}}# {first}", *(f"{'':{start}}# {line}" for line in others)]

@@ -1,0 +1,138 @@
+"""What a key of a configuration means: the sentence under its field, what it may be, and its default.
+
+The sentences are read from the sources when somebody asks, so that a run does not pay for them.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from flowgrpo.errors import InputError, nearest
+from flowgrpo.schema.base import Choice, Strict
+
+WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text", dict: "a map", Any: "anything"}
+BOUNDS = {"gt": "above {}", "ge": "at least {}", "lt": "below {}", "le": "at most {}"}
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A key, explained.
+
+    Attributes:
+        key: with dots.
+        meaning: the sentence under its field.
+        takes: what it may be, in words.
+        default: `PydanticUndefined` where it must be given.
+        value: in the configuration that was asked.
+        below: the keys below it, with their sentences.
+        home: the module that defines it.
+    """
+
+    key: str
+    meaning: str
+    takes: str
+    default: Any
+    value: Any
+    below: dict[str, str]
+    home: str
+
+
+def sentences(model: type[Strict]) -> dict[str, str]:
+    """The sentence under each field of a section or choice, its own or that of the section it extends."""
+    found: dict[str, str] = {}
+    for owner in reversed(model.__mro__):
+        if not (issubclass(owner, Strict) and owner is not Strict):
+            continue
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+        for field, below in zip(body.body, body.body[1:], strict=False):
+            if not isinstance(field, ast.AnnAssign) or not isinstance(below, ast.Expr):
+                continue
+            if isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
+                found[field.target.id] = " ".join(below.value.value.split())
+    return found
+
+
+def explain(settings: Strict, key: str) -> Explained:
+    """A key of a configuration.
+
+    Args:
+        settings: the configuration, whose words say which options an axis has.
+        key: with dots; of a list's items without a number (`rewards.weight`).
+
+    Raises:
+        InputError: there is no such key.
+    """
+    model, value, parts = type(settings), settings, key.split(".")
+    for i, part in enumerate(parts):
+        field = model.model_fields.get(part) if isinstance(model, type) else None
+        if field is None:
+            names = list(model.model_fields) if isinstance(model, type) else []
+            place = ".".join(parts[:i])
+            if not names:
+                raise InputError(f"--explain {key}: {place} has no keys of its own")
+            known = [".".join((*parts[:i], name)) for name in names]
+            raise InputError(f"--explain {key}: there is no such key, {nearest('.'.join(parts[: i + 1]), known)}")
+        owner, value = model, _of(value, part)
+        model = type(value) if isinstance(value, Strict) else section(field.annotation)
+    below = model if isinstance(model, type) else None
+    return Explained(
+        key,
+        sentences(owner).get(parts[-1], ""),
+        takes(field),
+        field.default,
+        value,
+        {name: text for name, text in sentences(below).items() if name != "name"} if below else {},
+        owner.__module__,
+    )
+
+
+def _of(value: Any, name: str) -> Any:
+    """A field of a value, of each item of a list."""
+    if isinstance(value, list):
+        return [getattr(item, name) for item in value]
+    return getattr(value, name, None)
+
+
+def section(annotation: Any) -> type[Strict] | None:
+    """The section that an annotation holds, alone, in a list or beside null; None if there is none."""
+    if isinstance(annotation, type) and issubclass(annotation, Strict):
+        return annotation
+    return next((found for inner in get_args(annotation) if (found := section(inner))), None)
+
+
+def takes(field: FieldInfo) -> str:
+    """What a field may be, in words."""
+    bounds = [
+        BOUNDS[name].format(f"{getattr(rule, name):g}")
+        for rule in field.metadata
+        for name in BOUNDS
+        if hasattr(rule, name)
+    ]
+    return ", ".join([_words(field.annotation), *bounds])
+
+
+def _words(annotation: Any) -> str:
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _words(inner[0])
+    if origin is Literal:
+        return " | ".join(map(str, inner))
+    if origin in (Union, UnionType):
+        return " or ".join(_words(one) for one in inner if one is not NoneType) + " or null" * (NoneType in inner)
+    if origin in (list, tuple):
+        return f"a list, each {_words(inner[0])}" if inner else "a list"
+    if isinstance(annotation, type) and issubclass(annotation, Choice):
+        return "a word or a map with a name"
+    if isinstance(annotation, type) and issubclass(annotation, Strict):
+        return "a map of keys"
+    if origin in (dict, Mapping):
+        return "a map"
+    return WORDS.get(annotation, str(annotation))
