@@ -104,7 +104,7 @@ class Median(Baseline):
 
 
 class Tracker(Baseline):
-    """What the prompt gave before in this run (SPO, `train.half_life`); the mean of the others of its set where it is new."""
+    """What the prompt gave before in this run (SPO, `train.half_life`); the mean of the others of the set where new."""
 
     name: Literal["tracker"] = "tracker"
     std: Literal["global", "none"] = "global"
