@@ -1,4 +1,4 @@
-"""Throw broken configs, media files or server requests at the code that reads them: each is accepted, or refused in a sentence.
+"""Throw broken configs, media files or server requests at what reads them: each is accepted, or refused in a sentence.
 
     python scripts/fuzz.py {configs,media,server} [--seed 0] [--count N]
 
