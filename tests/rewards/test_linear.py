@@ -8,7 +8,7 @@ import pytest
 
 from rewards.chat import read
 from rewards.code import code_format, program_of
-from rewards.ocr import asked_text
+from rewards.ocr import asked_text, edit_distance, similarity
 from rewards.text import answer_of, arithmetic, final_answer, gsm8k, gsm8k_accuracy, math_accuracy, math_answer, tags
 
 HOSTILE = (
@@ -82,6 +82,29 @@ def test_every_reader_takes_40_kilobytes_in_a_second(piece):
             start = time.process_time()
             reader(text)
             assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize("piece", ["ab", "a", "\u0301\u0323"])  # the last are put in order, which is quadratic
+@pytest.mark.parametrize("asked", ["bx", "b" * 100_000, "ba" * 50_000])
+def test_what_is_read_is_compared_with_what_is_asked_in_a_second(piece, asked):
+    start = time.process_time()
+    assert 0 <= similarity(piece * 50_000, asked) < 1
+    assert time.process_time() - start < 1
+
+
+def test_the_edit_distance_of_any_texts_is_that_of_the_table():
+    def table(a, b):
+        row = list(range(len(b) + 1))
+        for i, letter in enumerate(a, start=1):
+            diagonal, row[0] = row[0], i
+            for j, other in enumerate(b, start=1):
+                diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (letter != other))
+        return row[-1]
+
+    dice = random.Random(0)
+    for _ in range(300):
+        a, b = ("".join(dice.choices("abc日", k=dice.randrange(100))) for _ in range(2))
+        assert edit_distance(a, b) == table(a, b)
 
 
 # The plain patterns that say what is meant, and take a time quadratic in the text.
