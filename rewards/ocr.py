@@ -82,8 +82,8 @@ def similarity(read: str, asked: str, substring: bool = True) -> float:
 def edit_distance(a: str, b: str) -> int:
     """The least number of letters to insert, delete or replace that makes `b` of `a` (Levenshtein).
 
-    A column of the table at a time, as differences of neighbours in the bits of integers (Myers 1999 as Hyyrö 2003 has it): two
-    texts of `LONGEST` characters take 30 ms.
+    A column of the table at a time, as differences of neighbours in the bits of integers (Myers 1999, as Hyyrö 2003 has it):
+    two texts of `LONGEST` characters take 30 ms.
     """
     a, b = sorted((a, b), key=len)
     whole, places = (1 << len(b)) - 1, dict.fromkeys(b, 0)

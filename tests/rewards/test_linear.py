@@ -9,7 +9,17 @@ import pytest
 from rewards.chat import read
 from rewards.code import code_format, program_of
 from rewards.ocr import asked_text, edit_distance, similarity
-from rewards.text import answer_of, arithmetic, final_answer, gsm8k, gsm8k_accuracy, math_accuracy, math_answer, tags
+from rewards.text import (
+    answer_of,
+    arithmetic,
+    countdown,
+    final_answer,
+    gsm8k,
+    gsm8k_accuracy,
+    math_accuracy,
+    math_answer,
+    tags,
+)
 
 HOSTILE = (
     "<answer>",
@@ -162,3 +172,12 @@ def test_integers_of_any_length_are_compared():
     assert arithmetic(answers, [""] * 6, rights, [True] * 6) == [1.0, 0.0, 0.0, 1.0, 1.0, 1.0]
     with pytest.raises(ValueError, match="arithmetic takes an integer as the answer, not 'twelve'"):
         arithmetic(["12"], [""], ["twelve"], [True])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "target"),
+    [("9" * 4400, 1), (["9" * 4400], 1), ([1], "9" * 4400), ([1], "one"), (1, 1), ([1], float("inf"))],
+)
+def test_columns_of_a_countdown_that_are_no_integers_are_one_sentence(numbers, target):
+    with pytest.raises(ValueError, match="countdown takes integers as numbers and target, not"):
+        countdown(["1"], [""], [numbers], [target], [True])
