@@ -22,7 +22,7 @@ import psutil
 import torch
 
 from fuzzing.requests import CASES, GOOD, TOKEN, Case
-from fuzzing.runner import is_sentence, run
+from fuzzing.runner import LONGEST, is_sentence, run
 from fuzzing.summary import Summary
 from rewards.wire import CONTENT_TYPE, encode
 
@@ -111,10 +111,10 @@ def received(port: int, case: Case) -> list[tuple[int, bytes]]:
     """Status and body of each answer to a case.
 
     Raises:
-        AssertionError: they are no HTTP, too few, or take longer than three seconds.
+        AssertionError: they are no HTTP, too few, or take longer than a case may.
     """
-    data, until, reset = bytearray(), time.monotonic() + 3, False
-    with socket.create_connection(("127.0.0.1", port), 3) as sock:
+    data, until, reset = bytearray(), time.monotonic() + LONGEST, False
+    with socket.create_connection(("127.0.0.1", port), LONGEST) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with suppress(ConnectionError):  # refused before it was read
             for piece in case.pieces:
