@@ -50,7 +50,7 @@ def save(
         random_states: `random_state()` of every process.
         beta: coefficient of the divergence, which may adapt.
         history: what is remembered of each prompt, as JSON.
-        sound: whether what was sampled last had rewards; a checkpoint with tensors that are not finite never is sound.
+        sound: whether what was sampled last had rewards, and could be learnt from where there was something.
     """
     target = _place(folder, step)
     for leftover in folder.glob(".step-*"):
@@ -61,7 +61,6 @@ def save(
     save_file(tensors, partial / "weights.safetensors")
     torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, partial / "optimizer.pt")
     torch.save(random_states, partial / "random.pt")
-    sound = sound and all(bool(t.isfinite().all()) for t in tensors.values())
     state = {"step": step, "updates": weights.updates, "beta": beta, "history": history, "sound": sound}
     (partial / "state.json").write_text(json.dumps(state))
     for path in (*partial.iterdir(), partial):
@@ -114,6 +113,24 @@ def find(folder: Path, step: int | None = None) -> Path:
     if step is not None and step not in known:
         raise InputError(f"{folder}: there is no checkpoint of step {step}, there are {', '.join(map(str, known))}")
     return _place(folder, known[-1] if step is None else step)
+
+
+def resumed(folder: Path) -> int | None:
+    """The step that a resume goes on from, of the latest sound checkpoint, or of the latest if none is; None without any.
+
+    Raises:
+        InputError: a checkpoint that was looked at cannot be read.
+    """
+    known = steps(folder)
+    sound = (step for step in reversed(known) if _state(_place(folder, step)).get("sound", True))
+    return next(sound, known[-1]) if known else None
+
+
+def forget_after(folder: Path, step: int) -> None:
+    """Delete the checkpoints of later steps."""
+    for known in steps(folder):
+        if known > step:
+            _delete(_place(folder, known))
 
 
 def check(checkpoint: Path) -> None:

@@ -52,7 +52,7 @@ def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -
 
     Raises:
         InputError, RewardError: the input is wrong; nothing expensive has happened.
-        Stopped: asked to stop, or nothing to learn; a checkpoint is written.
+        Stopped: asked to stop, nothing to learn, or diverged; a checkpoint is written, or was before it diverged.
     """
     return train_config(config.load(path, overrides))
 
@@ -170,8 +170,9 @@ def _check_folder(settings: AnyConfig, folder: Path) -> None:
             )
     report.read_metrics(folder)
     read_manifest(folder / "samples")
-    if checkpoint.steps(folder / "checkpoints"):
-        checkpoint.check(checkpoint.find(folder / "checkpoints"))
+    step = checkpoint.resumed(folder / "checkpoints")
+    if step is not None:
+        checkpoint.check(checkpoint.find(folder / "checkpoints", step))
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
