@@ -17,7 +17,11 @@ from rewards import Reward
 
 
 def check(
-    settings: Config, train_prompts: Sequence[Prompt], eval_prompts: Sequence[Prompt], rewards: Sequence[Reward]
+    settings: Config,
+    train_prompts: Sequence[Prompt],
+    eval_prompts: Sequence[Prompt],
+    rewards: Sequence[Reward],
+    eval_rewards: Sequence[Reward],
 ) -> None:
     """Refuse what can be refused without the model.
 
@@ -29,8 +33,8 @@ def check(
     if steps is not None:  # otherwise the pipeline decides, and is asked later
         predicted(settings, steps)  # refuses axes that do not fit each other
     shape = expected_shape(pipeline_class(settings.model.path), settings.model.call)
-    for prompt in (train_prompts[0], eval_prompts[0]):
-        loading.check_rewards(rewards, prompt, shape)
+    loading.check_rewards(rewards, train_prompts, shape)
+    loading.check_rewards([*rewards, *eval_rewards], eval_prompts, shape)
 
 
 def trainer(

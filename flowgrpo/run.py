@@ -80,7 +80,7 @@ def _train(settings: AnyConfig) -> Run:
             f"{len(train_prompts)}; take shuffle, or fewer train.groups"
         )
     kind = KINDS[settings.kind]
-    kind.check(settings, train_prompts, eval_prompts, [*rewards, *eval_rewards])
+    kind.check(settings, train_prompts, eval_prompts, rewards, eval_rewards)
 
     cpu = not torch.accelerator.is_available()  # unless told, accelerate leaves several CPU processes unconnected
     accelerator = Accelerator(cpu=cpu, log_with=settings.run.trackers or None, project_dir=str(folder))
