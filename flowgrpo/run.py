@@ -18,8 +18,7 @@ from accelerate.utils import LoggerType, set_seed
 from flowgrpo import checkpoint, config, folders, launch, loading, prompts, report
 from flowgrpo.config import AnyConfig
 from flowgrpo.errors import InputError, nearest
-from flowgrpo.evaluate import read_manifest
-from flowgrpo.gallery import write_gallery
+from flowgrpo.gallery import check_readable, write_gallery
 from flowgrpo.kinds import KINDS
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.parts import check_geometry
@@ -168,8 +167,7 @@ def _check_folder(settings: AnyConfig, folder: Path) -> None:
                 f"run.resume: {key} was {before.get(key)!r} in {folder} and is {now.get(key)!r} now; "
                 "a run goes on as it began"
             )
-    report.read_metrics(folder)
-    read_manifest(folder / "samples")
+    check_readable(folder)
     step = checkpoint.resumed(folder / "checkpoints")
     if step is not None:
         checkpoint.check(checkpoint.find(folder / "checkpoints", step))

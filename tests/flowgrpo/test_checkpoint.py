@@ -55,6 +55,10 @@ def test_a_missing_file_is_one_sentence(tmp_path, name):
     "changed",
     [
         {"step": "1"},
+        {"step": 2},
+        {"step": 1.5},
+        {"updates": 0.5},
+        {"sound": "no"},
         {"step": None},
         {"updates": math.nan},
         {"beta": []},
@@ -78,9 +82,18 @@ def test_an_optimizer_or_generators_of_something_else_are_one_sentence(tmp_path)
     with pytest.raises(InputError, match=r"step-000001 cannot be loaded \(ValueError: "):
         checkpoint.load(place, *parts())
     saved(tmp_path, step=2)
-    torch.save([{"torch": 3}], tmp_path / "step-000002" / "random.pt")
+    torch.save([{**checkpoint.random_state(), "torch": 3}], tmp_path / "step-000002" / "random.pt")
     with pytest.raises(InputError, match="step-000002 cannot be loaded"):
         checkpoint.load(tmp_path / "step-000002", *parts())
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.pt", "random.pt"])
+@pytest.mark.parametrize("written", [3, {}, [3], {"optimizer": {}, "scaler": {}}, [{"torch": 3}]])
+def test_a_file_of_another_kind_is_one_sentence_without_a_model(tmp_path, name, written):
+    place = saved(tmp_path)
+    torch.save(written, place / name)
+    with pytest.raises(InputError, match=r"step-000001 cannot be loaded|weights\.safetensors cannot be read"):
+        checkpoint.check(place)
 
 
 def test_other_folders_are_no_checkpoints(tmp_path):
