@@ -1,16 +1,23 @@
-"""A run of texts whose model diverges says so and stops, and what it had learnt before is kept."""
+"""A run of texts whose model diverges or whose reward dies says so and stops, and what it had learnt before is kept."""
 
 import math
+import re
+import shlex
+import threading
+from contextlib import ExitStack
 
 import pytest
 import torch
+from fakes import http_server
 from safetensors.torch import load_file
 
 from flowgrpo import run
+from flowgrpo.cli import main
 from flowgrpo.loop import Diverged, NothingToLearn
 from flowgrpo.mdlm.predictor import MaskPredictor
 from flowgrpo.report import read_metrics
 from flowgrpo.weights import Weights
+from rewards.wire import decode
 
 
 def broken(monkeypatch, method, when=lambda: True):
@@ -79,4 +86,44 @@ def test_texts_go_on_from_before_the_weights_were_no_numbers(settings, monkeypat
     assert (stopped.value.status, stopped.value.rest) == (1, "go on from step 2, the last that was sound,")
     parts = run.train_config(settings(run__name="parts", run__resume=True, **choices))
     one, other = (load_file(done.folder / "checkpoints/step-000004/weights.safetensors") for done in (whole, parts))
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def vowels(asked):
+    """The answers of a server of the reward of the same name in conftest.py."""
+    if asked.path == "/health":
+        return {"rewards": {"vowels": {"group_wise": False, "columns": []}}, "max_bytes": 1 << 20}
+    return {"rewards": [sum(c in "ae" for c in text) / 4 for text in decode(bytearray(asked.body)).samples]}
+
+
+def test_a_run_whose_reward_server_dies_stops_and_goes_on_when_it_is_back(settings, tmp_path, capsys):
+    """As if the server had never been away."""
+    path = str(tmp_path / "run.yaml")
+    options = ["train.iterations=4", "train.updates=1", "eval.every=9", "run.patience=2"]
+    assert main(["train", path, *options, "run.name=whole"]) == 0
+    folder, life = tmp_path / "runs" / "served", ExitStack()
+
+    def mortal(asked):
+        if not (folder / "metrics.jsonl").exists() or '"train"' not in (folder / "metrics.jsonl").read_text():
+            return vowels(asked)
+        threading.Thread(target=life.close).start()
+        return 500, b""
+
+    url = life.enter_context(http_server(mortal))
+    options += ["run.name=served", f"rewards=[{{use: '{url}/vowels', options: {{timeout: 2, retries: 0}}}}]"]
+    assert main(["train", path, *options]) == 1
+    command = shlex.join(["flowgrpo", "train", path, *options, "run.resume=true"])
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "stopped after step 3: nothing to learn since step 1, every sample was lost; go on from step 1, the last that was "
+        f"sound, with: {command}"
+    )
+    told = (folder / "log.txt").read_text()
+    assert (
+        len(re.findall(rf"the reward 'vowels' failed \(RewardError: {url}.*\); its 8 samples are dropped", told)) == 8
+    )
+    with http_server(vowels, int(url.rpartition(":")[2])):
+        assert main(["train", path, *options, "run.resume=true"]) == 0
+    one, other = (
+        load_file(tmp_path / "runs" / n / "checkpoints/step-000004/weights.safetensors") for n in ("whole", "served")
+    )
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
