@@ -50,7 +50,7 @@ def save(
         random_states: `random_state()` of every process.
         beta: coefficient of the divergence, which may adapt.
         history: what is remembered of each prompt, as JSON.
-        sound: whether what was sampled last had rewards, and could be learnt from where there was something.
+        sound: whether the weights can be trusted, see `flowgrpo.idle`.
     """
     target = _place(folder, step)
     for leftover in folder.glob(".step-*"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -11,10 +11,13 @@ def is_idle(line: Mapping[str, Any]) -> bool:
     return not line["groups/teaching"] or not line["policy/updates"]
 
 
-def is_sound(line: Mapping[str, Any]) -> bool:
-    """Whether the samples of an iteration or an evaluation had rewards, and what they had to teach could be learnt."""
-    stuck = line["phase"] == "train" and line["groups/teaching"] and not line["policy/updates"]
-    return line["reward/mean"] is not None and not stuck
+def is_sound(lines: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the weights after an iteration can be trusted, by its metric line and that of an evaluation after it, if any.
+
+    The samples that were seen last must have rewards, and what the iteration had to teach must have been learnt.
+    """
+    stuck = lines[0]["groups/teaching"] and not lines[0]["policy/updates"]
+    return lines[-1]["reward/mean"] is not None and not stuck
 
 
 def why(line: Mapping[str, Any]) -> str:

@@ -332,7 +332,7 @@ class Loop(ABC):
                 self.beta,
                 self.history.state(),
                 self.config.run.checkpoint.keep,
-                sound=all(idle.is_sound(line) for line in self.report.lines if line["step"] == self.done),
+                sound=idle.is_sound([line for line in self.report.lines if line["step"] == self.done]),
             )
         self.accelerator.wait_for_everyone()
 

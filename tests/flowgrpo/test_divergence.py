@@ -7,7 +7,7 @@ import torch
 from field import Network, lines, trainer
 from safetensors.torch import load_file
 
-from flowgrpo import config
+from flowgrpo import config, idle
 from flowgrpo.cli import main
 from flowgrpo.loop import NothingToLearn
 from flowgrpo.weights import Weights
@@ -61,6 +61,23 @@ def test_a_model_that_cannot_be_updated_has_nothing_to_learn_though_it_has_rewar
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-000001", "step-000003"]
 
 
+@pytest.mark.parametrize(
+    ("trained", "evaluated", "sound"),
+    [
+        ((0.5, 2, 1), [], True),
+        ((0.5, 0, 0), [], True),  # nothing was to be learnt
+        ((0.5, 2, 0), [], False),
+        ((None, 0, 0), [], False),
+        ((None, 0, 0), [0.5], True),  # the rewards are back
+        ((0.5, 2, 1), [None], False),
+        ((0.5, 2, 0), [0.5], False),
+    ],
+)
+def test_what_was_sampled_last_says_whether_a_checkpoint_is_sound(trained, evaluated, sound):
+    line = dict(zip(("reward/mean", "groups/teaching", "policy/updates"), trained, strict=True))
+    assert idle.is_sound([line, *({"reward/mean": mean} for mean in evaluated)]) == sound
+
+
 def poisoned(monkeypatch, value, at):
     """The trained weights become a value in one update."""
     real = Weights.after_update
@@ -83,7 +100,8 @@ def poisoned(monkeypatch, value, at):
 )
 def test_the_command_stops_and_goes_on_from_before_the_model_diverged(workplace, monkeypatch, capsys, value, stopped):
     (workplace / "prompts.txt").write_text("a red circle\n")
-    options = ["train.iterations=5", "train.updates=1", "train.groups=1", "run.patience=2", "run.checkpoint.keep=1"]
+    options = ["train.iterations=4", "train.updates=1", "train.groups=1", "run.patience=2", "run.checkpoint.keep=1"]
+    options += ["eval.prompts=1", "eval.save=0"]
     assert main(["train", "tiny.yaml", *options, "run.name=whole"]) == 0
     with monkeypatch.context() as patched:
         poisoned(patched, value, at=2)
@@ -105,7 +123,7 @@ def test_the_command_stops_and_goes_on_from_before_the_model_diverged(workplace,
 
     assert main(["train", "tiny.yaml", *options, "run.resume=true"]) == 0
     whole, rest = (
-        load_file(workplace / "runs" / n / "checkpoints/step-000005/weights.safetensors") for n in ("whole", "t")
+        load_file(workplace / "runs" / n / "checkpoints/step-000004/weights.safetensors") for n in ("whole", "t")
     )
     assert all(torch.equal(tensor, rest[name]) for name, tensor in whole.items())
-    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000005"]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000004"]
