@@ -57,7 +57,7 @@ def train(
         kept = [o for o in overrides or [] if not o.startswith("run.resume=")]
         command = shlex.join(["flowgrpo", "train", str(path), *kept, "run.resume=true"])
         if launch.is_main():
-            say(f"{stopped}; a checkpoint is written, go on with: {command}")
+            say(f"{stopped}; {stopped.rest} with: {command}")
         raise typer.Exit(stopped.status) from None
     if launch.is_main():
         held_out = [line["reward/mean"] for line in run.metrics if line["phase"] == "eval"]

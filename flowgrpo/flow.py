@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from accelerate import Accelerator
 
-from flowgrpo import conditions, loading, memory, switches
+from flowgrpo import calibration, checkpoint, conditions, loading, memory, switches
 from flowgrpo.config import Config
 from flowgrpo.modality import expected_shape
 from flowgrpo.plan import call_and_branches, pipeline_class, predicted
@@ -17,20 +17,27 @@ from rewards import Reward
 
 
 def check(
-    settings: Config, train_prompts: Sequence[Prompt], eval_prompts: Sequence[Prompt], rewards: Sequence[Reward]
+    settings: Config,
+    train_prompts: Sequence[Prompt],
+    eval_prompts: Sequence[Prompt],
+    rewards: Sequence[Reward],
+    eval_rewards: Sequence[Reward],
 ) -> None:
     """Refuse what can be refused without the model.
 
     Raises:
-        InputError: the axes do not fit each other.
+        InputError: the axes do not fit each other, or the folder's calibration cannot be read.
         RewardError: a reward fails on synthetic samples.
     """
+    if settings.algorithm.kernel.calibrate is not None:
+        folder = settings.run.folder
+        calibration.read(folder, begun=checkpoint.resumed(folder / "checkpoints") is not None)
     steps = call_and_branches(settings)[0]["num_inference_steps"]
     if steps is not None:  # otherwise the pipeline decides, and is asked later
         predicted(settings, steps)  # refuses axes that do not fit each other
     shape = expected_shape(pipeline_class(settings.model.path), settings.model.call)
-    for prompt in (train_prompts[0], eval_prompts[0]):
-        loading.check_rewards(rewards, prompt, shape)
+    loading.check_rewards(rewards, train_prompts, shape)
+    loading.check_rewards([*rewards, *eval_rewards], eval_prompts, shape)
 
 
 def trainer(

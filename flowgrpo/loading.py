@@ -228,8 +228,16 @@ def with_sampling_rate(prompts: Sequence[Prompt], policy: DiffusersPolicy) -> li
     return [replace(p, columns={**p.columns, "sampling_rate": rate}) for p in prompts] if rate else list(prompts)
 
 
-def check_rewards(rewards: Sequence[Reward], prompt: Prompt, shape: Sequence[int]) -> None:
-    """Call every reward on two synthetic samples.
+def tried(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> Iterator[tuple[Reward, Prompt]]:
+    """Each reward with the first prompt that it is for; not those that are for none."""
+    for reward in rewards:
+        first = next((prompt for prompt in prompts if reward.applies(prompt.columns)), None)
+        if first is not None:
+            yield reward, first
+
+
+def check_rewards(rewards: Sequence[Reward], prompts: Sequence[Prompt], shape: Sequence[int]) -> None:
+    """Call every reward on two synthetic samples of the first prompt that it is for.
 
     Args:
         shape: of one sample: an image (3, H, W), a video (F, 3, H, W) or audio (C, N); see `modality.expected_shape`.
@@ -237,10 +245,9 @@ def check_rewards(rewards: Sequence[Reward], prompt: Prompt, shape: Sequence[int
     Raises:
         RewardError: a reward fails, or breaks the contract.
     """
-    columns = {"sampling_rate": SAMPLING_RATE, **prompt.columns} if len(shape) == 2 else prompt.columns
-    sample = _synthetic(shape)
-    for reward in rewards:
-        reward.check(sample, prompt.text, columns)
+    sample, own = _synthetic(shape), {"sampling_rate": SAMPLING_RATE} if len(shape) == 2 else {}
+    for reward, prompt in tried(rewards, prompts):
+        reward.check(sample, prompt.text, {**own, **prompt.columns})
 
 
 def _synthetic(shape: Sequence[int]) -> torch.Tensor:

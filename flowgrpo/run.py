@@ -18,8 +18,7 @@ from accelerate.utils import LoggerType, set_seed
 from flowgrpo import checkpoint, config, folders, launch, loading, prompts, report
 from flowgrpo.config import AnyConfig
 from flowgrpo.errors import InputError, nearest
-from flowgrpo.evaluate import read_manifest
-from flowgrpo.gallery import write_gallery
+from flowgrpo.gallery import check_readable, write_gallery
 from flowgrpo.kinds import KINDS
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.parts import check_geometry
@@ -52,7 +51,7 @@ def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -
 
     Raises:
         InputError, RewardError: the input is wrong; nothing expensive has happened.
-        Stopped: asked to stop, or nothing to learn; a checkpoint is written.
+        Stopped: asked to stop, nothing to learn, or diverged; a checkpoint is written, or was before it diverged.
     """
     return train_config(config.load(path, overrides))
 
@@ -80,7 +79,7 @@ def _train(settings: AnyConfig) -> Run:
             f"{len(train_prompts)}; take shuffle, or fewer train.groups"
         )
     kind = KINDS[settings.kind]
-    kind.check(settings, train_prompts, eval_prompts, [*rewards, *eval_rewards])
+    kind.check(settings, train_prompts, eval_prompts, rewards, eval_rewards)
 
     cpu = not torch.accelerator.is_available()  # unless told, accelerate leaves several CPU processes unconnected
     accelerator = Accelerator(cpu=cpu, log_with=settings.run.trackers or None, project_dir=str(folder))
@@ -168,10 +167,10 @@ def _check_folder(settings: AnyConfig, folder: Path) -> None:
                 f"run.resume: {key} was {before.get(key)!r} in {folder} and is {now.get(key)!r} now; "
                 "a run goes on as it began"
             )
-    report.read_metrics(folder)
-    read_manifest(folder / "samples")
-    if checkpoint.steps(folder / "checkpoints"):
-        checkpoint.check(checkpoint.find(folder / "checkpoints"))
+    check_readable(folder)
+    step = checkpoint.resumed(folder / "checkpoints")
+    if step is not None:
+        checkpoint.check(checkpoint.find(folder / "checkpoints", step))
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:

@@ -198,8 +198,8 @@ class Checkpoint(Strict):
 class Run(Strict):
     """Where and how a run lives.
 
-    After `patience` iterations in a row without anything to learn, no group having an advantage other than 0, it stops;
-    null never does. With rewards that are seldom won a few such iterations come by chance.
+    After `patience` iterations in a row without anything to learn, no group having an advantage other than 0 or no update
+    being possible, it stops; null never does. With rewards that are seldom won a few such iterations come by chance.
     """
 
     name: str = Field("demo", pattern=r"^[\w-][\w.-]*$")

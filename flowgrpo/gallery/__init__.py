@@ -171,6 +171,15 @@ def write_gallery(folders: Sequence[Path], out: Path) -> Path:
     return out
 
 
+def check_readable(folder: Path) -> None:
+    """Refuse a run's folder, or one of samples, that a page cannot be written of: its metrics, its manifest and their files.
+
+    Raises:
+        InputError: something there is damaged.
+    """
+    _read(folder)
+
+
 def _read(folder: Path) -> Section:
     """The section of a folder, which may be anyone's."""
     try:

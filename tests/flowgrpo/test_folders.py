@@ -1,16 +1,19 @@
 """One run at a time in a folder, whatever becomes of it."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 
 import pytest
+import torch
 import yaml
 
-from flowgrpo import config, folders
+from flowgrpo import checkpoint, config, folders
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
+from flowgrpo.weights import Weights
 
 
 def test_a_held_folder_is_refused_and_free_afterwards(tmp_path):
@@ -88,6 +91,8 @@ def test_several_processes_are_not_even_started(workplace, monkeypatch, capsys):
         ("samples/manifest.jsonl", '{"file": \n{"file": "a", "prompt": "b"}\n', "manifest.jsonl:1: not valid JSON"),
         ("checkpoints/step-000001/state.json", "{", "step-000001/state.json: not valid JSON"),
         ("config.yaml", "a: &a [*a]", "config.yaml: not valid YAML (*a stands in what it stands for)"),
+        ("metrics.jsonl", '{"step": 1, "phase": "eval"}\n', "metrics.jsonl is not of a run (KeyError('reward/mean'))"),
+        ("samples/manifest.jsonl", '{"file": "a.png", "prompt": "b"}\n', "there is no file runs/t/samples/a.png"),
     ],
 )
 def test_a_resume_reads_everything_before_its_model(workplace, unloaded, capsys, file, written, said):
@@ -99,6 +104,60 @@ def test_a_resume_reads_everything_before_its_model(workplace, unloaded, capsys,
     told = capsys.readouterr().err
     assert said in told
     assert told.count("\n") == 1
+
+
+def test_a_resume_reads_the_samples_before_its_model(workplace, unloaded, capsys):
+    """At its first evaluation it would write a page of them."""
+    samples = workplace / "runs" / "t" / "samples"
+    samples.mkdir(parents=True)
+    (samples.parent / "config.yaml").write_text(yaml.safe_dump(config.load("tiny.yaml").model_dump()))
+    (samples / "manifest.jsonl").write_text('{"file": "a.png", "prompt": "b"}\n')
+    (samples / "a.png").write_bytes(b"\x89PNG")
+    assert main(["train", "tiny.yaml", "run.resume=true"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("flowgrpo: runs/t: ")
+    assert "a.png" in told
+    assert told.count("\n") == 1
+
+
+DENSE = ["algorithm={preset: dense_grpo}", "train={group_size: 4, groups: 2, micro_batch: 4}", "run.resume=true"]
+LINE = '{"step": 0, "phase": "calibration", "cost/model_evaluations": 1, "cost/decoded": 1, "time/calibration": 0.5}'
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "",
+        "{",
+        "[]",
+        "[[]]",
+        "3",
+        '{"levels": [0.7]}',
+        f'{{"levels": [], "metrics": {LINE}}}',
+        f'{{"levels": 0.7, "metrics": {LINE}}}',
+        f'{{"levels": ["a"], "metrics": {LINE}}}',
+        f'{{"levels": [NaN], "metrics": {LINE}}}',
+        f'{{"levels": [-0.7], "metrics": {LINE}}}',
+        '{"levels": [0.7], "metrics": {}}',
+        '{"levels": [0.7], "metrics": []}',
+        f'{{"levels": [0.7], "metrics": {LINE.replace("0.5", "null")}}}',
+    ],
+)
+def test_a_resume_reads_its_calibration_before_its_model(workplace, unloaded, capsys, written):
+    folder = workplace / "runs" / "t"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config.load("tiny.yaml", DENSE).model_dump()))
+    (folder / "calibration.json").write_text(written)
+    assert main(["train", "tiny.yaml", *DENSE]) == 2
+    told = capsys.readouterr().err
+    assert re.match(r"flowgrpo: runs/t/calibration\.json(: not valid JSON| is not what a calibration writes)", told)
+    assert told.count("\n") == 1
+    (folder / "calibration.json").unlink()
+    weights = Weights({"net": torch.nn.Linear(3, 2)}, None)
+    optimizer, scaler = torch.optim.AdamW(weights.parameters), torch.amp.GradScaler("cpu", enabled=False)
+    checkpoint.save(folder / "checkpoints", 1, weights, optimizer, scaler, [checkpoint.random_state()], 0.0, {}, 1)
+    assert main(["train", "tiny.yaml", *DENSE]) == 2
+    assert "calibration.json is missing, which holds the noise levels" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["sample", "shapes", "--prompt", "a"], ["gallery", "here"]])
