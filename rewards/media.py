@@ -54,7 +54,7 @@ def frames(path: str | Path) -> list[Image.Image]:
 def film(path: str | Path) -> list[Image.Image]:
     """The RGB frames of a video file, which imageio reads with ffmpeg.
 
-    ffmpeg is told the container: left to guess, it would read a playlist of other files, or a drawing.
+    ffmpeg is told the container: left to guess, it would read whatever it knows, an SVG for one.
 
     Raises:
         MediaError: it cannot be read, its frames are too large or too many, or imageio is not installed.
