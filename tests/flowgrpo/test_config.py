@@ -102,6 +102,14 @@ def path(tmp_path):
             "train.groups=7",
             "train.groups: 7 groups do not divide into train.updates = 2 parts on 1 processes, take 6 or 8",
         ),
+        (
+            "train.groups=1000000000000",
+            "train.groups: 1000000000000 groups of train.group_size = 16 samples are more than",
+        ),
+        (
+            "train.group_size=1000000000",
+            "train.groups: 8 groups of train.group_size = 1000000000 samples are more than",
+        ),
         ("run.name=a/b", "run.name: 'a/b' may hold only letters, digits, '.', '_' and '-'"),
         ("run.name=..", "run.name: '..' may hold only"),
         ("train.optimizer.betas=[0.9, 1.5]", "train.optimizer.betas.1: 1.5 is wrong, input should be less than 1"),
@@ -152,6 +160,11 @@ def test_a_word_replaces_an_axis_and_an_option_replaces_an_option(path):
     assert (inner.clip_range, inner.kl.form, inner.kl.beta) == (1e-4, "flow_grpo", 0.1)
     both = config.load(path, ["algorithm.kernel=cps", "algorithm.kernel.level=0.5"]).algorithm.kernel
     assert (both.name, both.level) == ("cps", 0.5)
+
+
+def test_an_answer_whose_blocks_fill_the_memory_is_refused():
+    with pytest.raises(InputError, match=r"^model\.length: 1000000000000 is wrong, .* less than or equal to 131072$"):
+        config.validated({"kind": "mdlm", "model": {"path": "digits", "length": 10**12}})
 
 
 def test_numbers_are_read_as_people_write_them(path):
