@@ -19,7 +19,7 @@ from rich.table import Column, Table
 
 from flowgrpo import config
 from flowgrpo.errors import InputError, nearest
-from flowgrpo.readable import readable
+from flowgrpo.readable import one_line, readable
 from rewards import BUILT_IN as BUILT_IN_REWARDS
 from rewards import RewardError
 
@@ -394,10 +394,10 @@ def main(arguments: list[str] | None = None) -> Any:
     try:
         status = app(args=arguments, prog_name="flowgrpo", standalone_mode=False)
     except (InputError, RewardError) as error:
-        say(f"flowgrpo: {error}")
+        say(f"flowgrpo: {one_line(str(error))}")
         return 2
     except UsageError as error:
-        say(f"flowgrpo: {error.format_message()}")
+        say(f"flowgrpo: {one_line(error.format_message())}")
         return 2
     except (KeyboardInterrupt, typer.Abort):
         say("flowgrpo: interrupted")

@@ -12,6 +12,7 @@ from flowgrpo.errors import InputError
 
 SUFFIXES = (".jsonl", ".parquet")
 LARGEST = 1 << 30  # bytes of a file that is read whole
+LARGEST_INTEGER = 14_000  # bits, some 4,200 digits
 DEEPEST = 64  # lists and maps in each other
 
 Row = dict[str, Any]
@@ -103,8 +104,8 @@ def check_plain(value: Any, place: str) -> None:
     """Refuse what no further step can be expected to take, though JSON and YAML can write it.
 
     Raises:
-        InputError: lists and maps are nested deeper than `DEEPEST`, or a text has half of a surrogate pair, which is no
-            character and cannot be encoded.
+        InputError: lists and maps are nested deeper than `DEEPEST`; a whole number is larger than Python writes down; or a
+            text has half of a surrogate pair, which is no character and cannot be encoded.
     """
     waiting = [(value, 0)]
     while waiting:
@@ -114,6 +115,8 @@ def check_plain(value: Any, place: str) -> None:
                 item.encode()
             except UnicodeEncodeError as error:
                 raise InputError(f"{place}: the text {item[:40]!a} has half a character ({error.reason})") from None
+        elif isinstance(item, int) and item.bit_length() > LARGEST_INTEGER:
+            raise InputError(f"{place}: a whole number of {item.bit_length()} bits is more than Python writes down")
         elif isinstance(item, dict | list | tuple | set):
             if depth == DEEPEST:
                 raise InputError(f"{place}: lists and maps are nested deeper than {DEEPEST}")

@@ -17,6 +17,8 @@ import numpy as np
 from PIL import Image, ImageOps, ImageSequence, UnidentifiedImageError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
+EBML = b"\x1a\x45\xdf\xa3"  # how WebM and Matroska begin
+BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")  # of which one begins an MP4 or MOV, after its size
 LARGEST_FILE = 256 << 20  # bytes
 LARGEST_PICTURE = 1 << 25  # pixels, a frame of 8K
 LARGEST_VIDEO = 1 << 28  # pixels of all its frames
@@ -50,15 +52,20 @@ def frames(path: str | Path) -> list[Image.Image]:
 
 
 def film(path: str | Path) -> list[Image.Image]:
-    """The RGB frames of a video file, which imageio reads.
+    """The RGB frames of a video file, which imageio reads with ffmpeg.
+
+    ffmpeg is told the container: left to guess, it would read whatever it knows, an SVG for one.
 
     Raises:
-        MediaError: it cannot be read, its frames are too many, or imageio is not installed.
+        MediaError: it cannot be read, its frames are too large or too many, or imageio is not installed.
     """
-    with _regular(path):
+    with _regular(path) as file:
+        container = _container(path, file.read(8))
         import imageio
 
-        with imageio.get_reader(str(path)) as reader:
+        only = ["-f", container, "-protocol_whitelist", "file"]
+        with imageio.get_reader(str(path), "FFMPEG", input_params=only) as reader:
+            _check_size(path, *reader.get_meta_data()["source_size"])
             return [rgb(frame) for frame in bounded(path, map(Image.fromarray, reader))]
 
 
@@ -89,8 +96,7 @@ def opened(path: str | Path) -> Iterator[Image.Image]:
         MediaError: it cannot be read, or is too large.
     """
     with _regular(path) as file, Image.open(file, formats=FORMATS) as image:
-        if image.width * image.height > LARGEST_PICTURE:
-            raise MediaError(f"{path} has {image.width} x {image.height} pixels, at most {LARGEST_PICTURE} are read")
+        _check_size(path, *image.size)
         yield image
 
 
@@ -98,14 +104,16 @@ def bounded(path: str | Path, frames: Iterable[Image.Image]) -> Iterator[Image.I
     """The same frames, as long as they are few enough.
 
     Raises:
-        MediaError: they are not.
+        MediaError: they are not, or there are none.
     """
-    pixels = 0
+    pixels = number = 0
     for number, frame in enumerate(frames, start=1):
         pixels += frame.width * frame.height
         if number > MOST_FRAMES or pixels > LARGEST_VIDEO:
             raise MediaError(f"{path} has more than {MOST_FRAMES} frames or {LARGEST_VIDEO} pixels in all of them")
         yield frame
+    if not number:
+        raise MediaError(f"{path} cannot be read (it holds no frames)")
 
 
 def rgb(image: Image.Image) -> Image.Image:
@@ -146,5 +154,20 @@ def _opener(path: str, flags: int) -> int:
     return handle
 
 
+def _check_size(path: str | Path, width: int, height: int) -> None:
+    if width * height > LARGEST_PICTURE:
+        raise MediaError(f"{path} has {width} x {height} pixels, at most {LARGEST_PICTURE} are read")
+
+
+def _container(path: str | Path, head: bytes) -> str:
+    """What ffmpeg calls the container of a video that begins so."""
+    if head.startswith(EBML):
+        return "matroska"
+    if head[4:] in BOXES:
+        return "mov"
+    raise MediaError(f"{path} cannot be read (it is no MP4, MOV or WebM)")
+
+
 def _words(error: Exception) -> str:
-    return " ".join(str(error).split())[:WORDS] or type(error).__name__
+    said, _, _ = str(error).partition("=== stderr ===")  # after which imageio has all that ffmpeg printed
+    return " ".join(said.split())[:WORDS] or type(error).__name__

@@ -18,6 +18,7 @@ from flowgrpo.sections import Eval, Lora, Prompts, RewardUse, Run, Train
 from rewards.base import last_part
 
 EMBEDDED = "digits"
+LONGEST = 1 << 17  # tokens of an answer; a decoder lists its blocks
 EMBEDDED_LENGTH = 20  # tokens of the answers that it was trained on
 
 
@@ -34,7 +35,7 @@ class TextModel(Strict):
     path: str
     dtype: Literal["float32", "bfloat16"] = "float32"
     lora: Lora | None = Lora()
-    length: int = Field(256, ge=1)
+    length: int = Field(256, ge=1, le=LONGEST)
     chat: bool = False
     trust_remote_code: bool = False
     mask_id: int | None = None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable
 from typing import TypeVar
+from unicodedata import category
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, strategies
@@ -57,10 +59,11 @@ def run(
     try:
         once()
     except Exception as error:
-        failures = (f"{smallest!r}: {type(error).__name__}: {error}",)
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        failures = (f"{smallest!r}: {type(error).__name__}: {error} ({at.filename}:{at.lineno})",)
     return Summary(subject, accepted + refused + len(failures), accepted, refused, failures, slowest)
 
 
 def is_sentence(said: str) -> bool:
     """Whether a message is one line that can be printed anywhere."""
-    return 0 < len(said) <= LONGEST_SENTENCE and said.isprintable()
+    return 0 < len(said) <= LONGEST_SENTENCE and not {category(c) for c in said} & {"Cc", "Cs", "Zl", "Zp"}

@@ -6,6 +6,7 @@ import struct
 import threading
 import wave
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -151,3 +152,37 @@ def test_sounds_that_nobody_can_hear_are_refused(tmp_path, rate, samples, said):
     (tmp_path / "a.wav").write_bytes(b"RIFF" + struct.pack("<I", len(body)) + body)
     with pytest.raises(media.MediaError, match=f"a.wav cannot be read .*{said}"):
         media.sound(tmp_path / "a.wav")
+
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def test_no_frames_are_no_film():
+    with pytest.raises(media.MediaError, match=r"^a\.mp4 cannot be read \(it holds no frames\)$"):
+        list(media.bounded("a.mp4", []))
+
+
+@pytest.mark.parametrize(
+    "data", [b"#EXTM3U\nfile:///dev/zero\n", b"ffconcat version 1.0\nfile /etc/passwd\n", b"<svg/>", b""]
+)
+def test_only_films_are_given_to_ffmpeg(tmp_path, data):
+    (tmp_path / "a.mp4").write_bytes(data)
+    with pytest.raises(media.MediaError, match=r"a\.mp4 cannot be read \(it is no MP4, MOV or WebM\)$"):
+        media.film(tmp_path / "a.mp4")
+
+
+@pytest.mark.parametrize("kind", ["mp4", "webm"])
+def test_a_film_is_its_frames(kind, monkeypatch):
+    pytest.importorskip("imageio_ffmpeg")
+    path = DATA / f"film.{kind}"
+    assert [frame.size for frame in media.film(path)] == [(16, 16)] * 2
+    monkeypatch.setattr(media, "LARGEST_PICTURE", 255)
+    with pytest.raises(media.MediaError, match=f"{kind} has 16 x 16 pixels, at most 255 are read"):
+        media.film(path)
+
+
+def test_what_ffmpeg_prints_is_left_out(tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+    (tmp_path / "a.mp4").write_bytes((DATA / "film.mp4").read_bytes()[:40])
+    with pytest.raises(media.MediaError, match=r"a\.mp4 cannot be read \(Could not load meta information\)$"):
+        media.film(tmp_path / "a.mp4")
