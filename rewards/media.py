@@ -1,15 +1,20 @@
 """Pictures, videos and sounds in files, which may be anyone's: what cannot be read as one is one sentence.
 
 Only regular files are opened, for a FIFO would be waited for; only by the decoders named in `FORMATS`, for an EPS file would
-start another program; and never more of them than the bounds below, for a small file may unpack to any size.
+start another program; and never more of them than the bounds below, for a small file may unpack to any size. Videos are
+decoded by ffmpeg, which is told what format they have and gets the open file and nothing else: it would follow a playlist,
+whatever its name, to other files and over the network.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
+import subprocess
+import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -50,16 +55,39 @@ def frames(path: str | Path) -> list[Image.Image]:
 
 
 def film(path: str | Path) -> list[Image.Image]:
-    """The RGB frames of a video file, which imageio reads.
+    """The RGB frames of a .mp4, .mov or .webm file; a .webm that was cut off has those that are whole.
 
     Raises:
-        MediaError: it cannot be read, its frames are too many, or imageio is not installed.
+        MediaError: it cannot be read, its frames are too many, or ffmpeg is not installed.
     """
-    with _regular(path):
-        import imageio
+    with _regular(path) as file, closing(_decoded(file, Path(path).suffix[1:].lower())) as frames:
+        return list(bounded(path, frames))
 
-        with imageio.get_reader(str(path)) as reader:
-            return [rgb(frame) for frame in bounded(path, map(Image.fromarray, reader))]
+
+def _decoded(file: BinaryIO, kind: str) -> Iterator[Image.Image]:
+    """The frames that ffmpeg finds in an open file, each written as a PPM: size, depth, pixels."""
+    try:
+        from imageio_ffmpeg import get_ffmpeg_exe
+    except ModuleNotFoundError:
+        raise ImportError("pip install 'flowgrpo[video]'") from None
+    bounds = ["-max_pixels", str(LARGEST_PICTURE), "-threads", "1"]  # each thread holds frames
+    source = ["-protocol_whitelist", "fd", "-f", kind, "-fd", "0", "-i", "fd:", "-map", "0:v:0"]
+    target = ["-c:v", "ppm", "-f", "image2pipe", "pipe:1"]
+    command = [get_ffmpeg_exe(), "-v", "error", "-xerror", "-nostdin", *bounds, *source, *target]
+    with (
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(command, stdin=file, stdout=subprocess.PIPE, stderr=said) as ffmpeg,
+    ):
+        try:
+            while ffmpeg.stdout.readline():
+                width, height = map(int, ffmpeg.stdout.readline().split())
+                ffmpeg.stdout.readline()
+                yield Image.frombytes("RGB", (width, height), ffmpeg.stdout.read(3 * width * height))
+            if ffmpeg.wait():
+                said.seek(0)
+                raise ValueError(re.sub(r"^(\[[^]]*\] *)*", "", said.readline().decode(errors="replace")))
+        finally:
+            ffmpeg.kill()  # who reads may have had enough
 
 
 def sound(path: str | Path) -> tuple[int, np.ndarray]:

@@ -1,14 +1,17 @@
 """Files of others: each is read as what it is, or refused in one sentence that names it."""
 
 import os
+import select
 import socket
 import struct
+import subprocess
 import threading
 import wave
 import zlib
 
 import numpy as np
 import pytest
+from imageio_ffmpeg import get_ffmpeg_exe
 from PIL import Image
 
 from rewards import media
@@ -102,6 +105,76 @@ def test_frames_are_bounded(tmp_path, monkeypatch, name, bound, kind):
         media.frames(tmp_path / f"a.{kind}")
 
 
+def a_film(path, frames=3, *options):
+    """A video file of 32 x 16 pixels."""
+    source = ["-f", "lavfi", "-i", f"testsrc=s=32x16:r=8:d={frames / 8}", "-pix_fmt", "yuv420p"]
+    subprocess.run([get_ffmpeg_exe(), "-v", "error", *source, *options, str(path)], check=True)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["mp4", "mov", "webm"])
+def test_a_film_is_its_frames(tmp_path, kind):
+    red = ["-vf", "drawbox=c=red:t=fill"]
+    frames = media.film(a_film(tmp_path / f"A.{kind.upper()}", 3, *red))
+    assert [(frame.mode, frame.size) for frame in frames] == [("RGB", (32, 16))] * 3
+    low, high = np.asarray(frames).min((0, 1, 2)), np.asarray(frames).max((0, 1, 2))
+    assert low[0] > 240
+    assert max(high[1:]) < 15
+
+
+@pytest.mark.parametrize(
+    ("name", "bound", "said"),
+    [
+        ("MOST_FRAMES", 2, "has more than 2 frames"),
+        ("LARGEST_VIDEO", 32 * 16 * 3 - 1, "or 1535 pixels in all of them"),
+        ("LARGEST_PICTURE", 32 * 16 - 1, r"cannot be read \(Picture size 32x16 exceeds specified max pixel count 511"),
+        ("LARGEST_FILE", 20, "bytes, at most 20 are read"),
+    ],
+)
+def test_films_are_bounded(tmp_path, monkeypatch, name, bound, said):
+    path = a_film(tmp_path / "a.mp4")
+    assert len(media.film(path)) == 3
+    monkeypatch.setattr(media, name, bound)
+    with pytest.raises(media.MediaError, match=f"a.mp4 .*{said}"):
+        media.film(path)
+
+
+@pytest.mark.parametrize("where", [[], ["-movflags", "faststart"]])  # what a player looks for first: at the end, or not
+def test_a_film_that_was_cut_off_is_one_sentence(tmp_path, where):
+    path = a_film(tmp_path / "a.mp4", 8, *where)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 7 // 8])
+    with pytest.raises(media.MediaError, match=r"^.*a\.mp4 cannot be read \(.+\)$"):
+        media.film(path)
+
+
+@pytest.mark.parametrize("kind", ["mp4", "mov", "webm"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no film\n",
+        "ffconcat version 1.0\nfile whole.mp4\n",
+        "ffconcat version 1.0\nfile http://127.0.0.1:{port}/a.mp4\n",
+        "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nwhole.mp4\n#EXT-X-ENDLIST\n",
+        "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nhttp://127.0.0.1:{port}/a.mp4\n#EXT-X-ENDLIST\n",
+        '<MPD xmlns="urn:mpeg:dash:schema:mpd:2011"><BaseURL>http://127.0.0.1:{port}/</BaseURL></MPD>',
+    ],
+)
+def test_a_playlist_is_no_film_and_nothing_in_it_is_followed(tmp_path, kind, text):
+    a_film(tmp_path / "whole.mp4")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        (tmp_path / f"a.{kind}").write_text(text.format(port=listening.getsockname()[1]))
+        with pytest.raises(media.MediaError, match=rf"a\.{kind} cannot be read \(.+\)$"):
+            media.film(tmp_path / f"a.{kind}")
+        assert select.select([listening], [], [], 0)[0] == []  # nobody has called
+
+
+def test_a_film_s_name_is_no_address_and_no_option(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("concat:b.mp4", "-y.mp4", "%d.mp4", "http:a.mp4"):
+        a_film(tmp_path / "a.mp4").rename(name)
+        assert len(media.film(name)) == 3
+
+
 def broken(data, seed):
     """Copies of a file with a tail cut off, or with some bytes replaced."""
     random = np.random.default_rng(seed)
@@ -113,13 +186,15 @@ def broken(data, seed):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["png", "jpeg", "webp", "bmp", "gif", "wav"])
+@pytest.mark.parametrize("kind", ["png", "jpeg", "webp", "bmp", "gif", "wav", "mp4"])
 def test_a_broken_file_is_read_or_one_sentence(tmp_path, kind):
     whole, path = tmp_path / f"whole.{kind}", tmp_path / f"a.{kind}"
     if kind == "wav":
         with wave.open(str(whole), "wb") as file:
             file.setparams((2, 2, 8000, 0, "NONE", ""))
             file.writeframes(bytes(range(200)))
+    elif kind == "mp4":
+        a_film(whole)
     else:
         pixels = np.random.default_rng(0).integers(0, 256, (2, 12, 12, 3), dtype=np.uint8)
         first, second = map(Image.fromarray, pixels)
@@ -128,7 +203,7 @@ def test_a_broken_file_is_read_or_one_sentence(tmp_path, kind):
     for data in broken(whole.read_bytes(), seed=0):
         path.write_bytes(data)
         try:
-            media.sound(path) if kind == "wav" else media.frames(path)
+            {"wav": media.sound, "mp4": media.film}.get(kind, media.frames)(path)
         except media.MediaError as error:
             said.append(str(error))
     assert len(said) > 5
