@@ -17,12 +17,20 @@ from PIL import Image
 from rewards import media
 
 
-def test_of_16_bits_the_upper_ones_are_seen(tmp_path):
-    values = np.array([[0, 128, 129, 257, 32768, 65535]], dtype=np.uint16)
-    Image.fromarray(values).save(tmp_path / "deep.png")
+@pytest.mark.parametrize(("colours", "channels"), [(0, 1), (2, 3), (4, 2), (6, 4)])  # grey, RGB, and both with opacity
+def test_of_16_bits_the_upper_ones_are_seen(tmp_path, colours, channels):
+    values = (0, 100, 514, 32768, 65535)
+    opaque = [65535] * (channels in (2, 4))
+    pixels = [[value] * (channels - len(opaque)) + opaque for value in values]
+    (tmp_path / "deep.png").write_bytes(a_png(5, 1, b"\0" + np.array(pixels, ">u2").tobytes(), 16, colours))
     picture = media.picture(tmp_path / "deep.png")
-    # value / 257, rounded: 0, 0.498, 0.502, 1, 127.502, 255
-    assert (picture.mode, np.asarray(picture)[0].tolist()) == ("RGB", [[v] * 3 for v in (0, 0, 1, 1, 128, 255)])
+    assert (picture.mode, np.asarray(picture)[0].tolist()) == ("RGB", [[v] * 3 for v in (0, 0, 2, 128, 255)])
+
+
+def test_grey_of_16_bits_is_rounded(tmp_path):
+    Image.fromarray(np.array([[128, 129, 257]], dtype=np.uint16)).save(tmp_path / "deep.png")
+    seen = np.asarray(media.picture(tmp_path / "deep.png"))[0, :, 0]
+    assert seen.tolist() == [0, 1, 1]  # 0.498, 0.502 and 1 of 255
 
 
 def test_pictures_of_other_modes_are_as_ever(tmp_path):
@@ -72,14 +80,14 @@ def test_only_regular_files_are_opened(tmp_path, monkeypatch, kind, read):
     assert said  # nobody waits for a writer
 
 
-def a_png(width, height):
+def a_png(width, height, rows=b"", depth=8, colours=2):
     """A PNG whose header promises so many pixels."""
 
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    header = struct.pack(">IIBBBBB", width, height, depth, colours, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 def test_memory_is_bounded_by_what_a_header_promises(tmp_path, monkeypatch):
