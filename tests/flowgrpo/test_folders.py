@@ -1,5 +1,6 @@
 """One run at a time in a folder, whatever becomes of it."""
 
+import json
 import os
 import signal
 import subprocess
@@ -99,6 +100,24 @@ def test_a_resume_reads_everything_before_its_model(workplace, unloaded, capsys,
     told = capsys.readouterr().err
     assert said in told
     assert told.count("\n") == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*cut off, and left out")
+def test_what_a_full_disk_cut_off_ends_no_command(workplace):
+    """The last lines of metrics and manifest, in the middle of which the disk was full."""
+    run = workplace / "runs" / "t"
+    assert main(["train", "tiny.yaml", "train.iterations=1"]) == 0
+    (run / "gallery.html").unlink()
+    cut = {name: (run / name).read_text()[:-30] for name in ("metrics.jsonl", "samples/manifest.jsonl")}
+    for name, text in cut.items():
+        (run / name).write_text(text)
+    assert main(["gallery", "runs/t"]) == 0
+    assert main(["score", "jpeg_size", "--samples", "runs/t/samples"]) == 0
+    assert main(["train", "tiny.yaml", "run.resume=true"]) == 0
+    for name in cut:
+        lines = [json.loads(line) for line in (run / name).read_text().splitlines()]
+        assert {line["step"] for line in lines} == {0, 1, 2}
+    assert (run / "gallery.html").stat().st_size > 0
 
 
 COMMANDS = [
