@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers.utils import cached_file
 
-from flowgrpo import switches, traits
+from flowgrpo import switches, tables, traits
 from flowgrpo.config import Config, Model
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm.loading import BUILT_IN as TEXT_MODELS
@@ -96,7 +96,7 @@ def index_of(path: str) -> dict[str, Any]:
         hint = "; for a language model set kind: mdlm" if (Path(place) / "config.json").is_file() else ""
         raise InputError(f"model.path: {path} is no diffusers pipeline, it has no model_index.json{hint}")
     with explained(path):
-        return dict(DiffusionPipeline.load_config(place))
+        return _map(DiffusionPipeline.load_config(place))
 
 
 def scheduler_config(path: str) -> dict[str, Any] | None:
@@ -129,7 +129,14 @@ def kind_of(path: str) -> str:
         if index is None:
             cached_file(path, "config.json")  # refuses what is no model
             return "mdlm"
-        return "mdlm" if json.loads(Path(index).read_text()).get("_class_name") == PIPELINE else "flow"
+        return "mdlm" if _map(tables.document(Path(index))).get("_class_name") == PIPELINE else "flow"
+
+
+def _map(written: Any) -> dict[str, Any]:
+    """What a model's index is, as long as it is what diffusers writes."""
+    if not isinstance(written, dict) or not isinstance(written.get("_class_name", ""), str):
+        raise ValueError("its model_index.json is no map with the name of a class")
+    return dict(written)
 
 
 def absent_components(path: str) -> list[str]:
@@ -146,10 +153,12 @@ def place_of(path: str) -> str:
 
 @contextmanager
 def explained(path: str) -> Iterator[None]:
-    """Turn what diffusers raises about a model that cannot be read into one sentence."""
+    """Turn what diffusers raises about a model that cannot be read, which may be anything, into one sentence."""
     try:
         yield
-    except (OSError, ValueError, json.JSONDecodeError) as error:
+    except InputError:
+        raise
+    except Exception as error:
         where = "its folder" if Path(place_of(path)).is_dir() else "the model hub"
         reason = " ".join(str(error).split())[:300]
         raise InputError(

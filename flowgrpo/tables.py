@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flowgrpo.errors import InputError
+from flowgrpo.readable import one_line
 
 SUFFIXES = (".jsonl", ".parquet")
 LARGEST = 1 << 30  # bytes of a file that is read whole
@@ -66,7 +67,7 @@ def log(path: Path) -> list[tuple[str, Row]]:
         except InputError as error:
             if place != lines[-1][0]:
                 raise
-            warnings.warn(f"{error}; it is the last line, cut off, and left out", stacklevel=2)
+            warnings.warn(one_line(f"{error}; it is the last line, cut off, and left out"), stacklevel=2)
     return found
 
 

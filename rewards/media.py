@@ -1,15 +1,20 @@
 """Pictures, videos and sounds in files, which may be anyone's: what cannot be read as one is one sentence.
 
 Only regular files are opened, for a FIFO would be waited for; only by the decoders named in `FORMATS`, for an EPS file would
-start another program; and never more of them than the bounds below, for a small file may unpack to any size.
+start another program; and never more of them than the bounds below, for a small file may unpack to any size. Videos are
+decoded by ffmpeg, which is told what format they have and gets the open file and nothing else: it would follow a playlist,
+whatever its name, to other files and over the network.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
+import subprocess
+import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -52,21 +57,43 @@ def frames(path: str | Path) -> list[Image.Image]:
 
 
 def film(path: str | Path) -> list[Image.Image]:
-    """The RGB frames of a video file, which imageio reads with ffmpeg.
+    """The RGB frames of a .mp4, .mov or .webm file; a .webm that was cut off has those that are whole.
 
     ffmpeg is told the container: left to guess, it would read whatever it knows, an SVG for one.
 
     Raises:
-        MediaError: it cannot be read, its frames are too large or too many, or imageio is not installed.
+        MediaError: it cannot be read, its frames are too many, or ffmpeg is not installed.
     """
     with _regular(path) as file:
-        container = _container(path, file.read(8))
-        import imageio
+        container = _container(path, os.pread(file.fileno(), 8, 0))  # ffmpeg begins where the descriptor stands
+        with closing(_decoded(file, container)) as frames:
+            return list(bounded(path, frames))
 
-        only = ["-f", container, "-protocol_whitelist", "file"]
-        with imageio.get_reader(str(path), "FFMPEG", input_params=only) as reader:
-            _check_size(path, *reader.get_meta_data()["source_size"])
-            return [rgb(frame) for frame in bounded(path, map(Image.fromarray, reader))]
+
+def _decoded(file: BinaryIO, container: str) -> Iterator[Image.Image]:
+    """The frames that ffmpeg finds in an open file, each written as a PPM: size, depth, pixels."""
+    try:
+        from imageio_ffmpeg import get_ffmpeg_exe
+    except ModuleNotFoundError:
+        raise ImportError("pip install 'flowgrpo[video]'") from None
+    bounds = ["-max_pixels", str(LARGEST_PICTURE), "-threads", "1"]  # each thread holds frames
+    source = ["-protocol_whitelist", "fd", "-f", container, "-fd", "0", "-i", "fd:", "-map", "0:v:0"]
+    target = ["-c:v", "ppm", "-f", "image2pipe", "pipe:1"]
+    command = [get_ffmpeg_exe(), "-v", "error", "-xerror", "-nostdin", *bounds, *source, *target]
+    with (
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(command, stdin=file, stdout=subprocess.PIPE, stderr=said) as ffmpeg,
+    ):
+        try:
+            while ffmpeg.stdout.readline():
+                width, height = map(int, ffmpeg.stdout.readline().split())
+                ffmpeg.stdout.readline()
+                yield Image.frombytes("RGB", (width, height), ffmpeg.stdout.read(3 * width * height))
+            if ffmpeg.wait():
+                said.seek(0)
+                raise ValueError(re.sub(r"^(\[[^]]*\] *)*", "", said.readline().decode(errors="replace")))
+        finally:
+            ffmpeg.kill()  # who reads may have had enough
 
 
 def sound(path: str | Path) -> tuple[int, np.ndarray]:
@@ -169,5 +196,4 @@ def _container(path: str | Path, head: bytes) -> str:
 
 
 def _words(error: Exception) -> str:
-    said, _, _ = str(error).partition("=== stderr ===")  # after which imageio has all that ffmpeg printed
-    return " ".join(said.split())[:WORDS] or type(error).__name__
+    return " ".join(str(error).split())[:WORDS] or type(error).__name__

@@ -159,6 +159,8 @@ def write_gallery(folders: Sequence[Path], out: Path) -> Path:
     Raises:
         InputError: a folder holds no samples, or files that cannot be read; or the page cannot be written.
     """
+    if out.exists() and not out.is_file():  # a folder, or a device, which would be replaced
+        raise InputError(f"--out: {out} is there and no ordinary file; name one, such as gallery.html")
     check_writable(out.parent, str(out))
     sections = [_read(Path(folder)) for folder in folders]
     templates = Environment(loader=PackageLoader("flowgrpo.gallery", "."), autoescape=True, trim_blocks=True)

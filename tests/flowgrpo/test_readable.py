@@ -5,7 +5,7 @@ from flowgrpo.readable import one_line
 
 
 def test_a_line_is_one_and_steers_nothing():
-    assert one_line("a\nb\tc\u2028d \x1b[31m \x85 \ud800") == r"a b c d \x1b[31m \x85 \ud800"
+    assert one_line("a\nb\tc\u2028d \x1b[31m \x85 \ud800") == r"a\nb c\u2028d \x1b[31m \x85 \ud800"
 
 
 def test_of_a_long_line_both_ends_are_kept():
