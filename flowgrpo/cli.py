@@ -6,6 +6,7 @@ nothing to learn.
 
 from __future__ import annotations
 
+import errno
 import json
 import shlex
 import sys
@@ -14,17 +15,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Column, Table
 
 from flowgrpo import config
+from flowgrpo.commands.terminal import out, say
 from flowgrpo.errors import InputError, nearest
-from flowgrpo.schema.readable import readable
 from rewards import BUILT_IN as BUILT_IN_REWARDS
 from rewards import RewardError
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, rich_markup_mode=None, help=__doc__.splitlines()[0])
-out = Console(highlight=False, markup=False, emoji=False)  # what it prints are others' words
+# What the file system says of names that nobody could know: too long, forbidden, a circle of links.
+UNUSABLE = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EROFS)
 UsageError = typer.BadParameter.__base__  # click's, which typer ships under a private name
 
 Overrides = Annotated[
@@ -34,20 +35,15 @@ Format = Annotated[Literal["human", "json"], typer.Option("--format", help="json
 
 
 @app.command()
-def train(
-    path: Annotated[Path, typer.Argument(metavar="CONFIG")],
-    overrides: Overrides = None,
-) -> None:
+def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Overrides = None) -> None:
     """Train one run into runs/<name>/; run.resume=true goes on with it."""
     settings = config.load(path, overrides or [])
     from flowgrpo.commands import launch
     from flowgrpo.training import folders
 
     if launch.needed(settings.run.processes):
-        with folders.held(
-            settings.run.folder
-        ):  # is it free? the others would wait for the process that finds it is not
-            pass
+        with folders.held(settings.run.folder):
+            pass  # it is free; the others would wait for the process that finds it is not
         raise typer.Exit(launch.relaunch(settings.run.processes))
     from flowgrpo.commands.train import train_config
     from flowgrpo.training.loop import Stopped
@@ -58,15 +54,15 @@ def train(
         kept = [o for o in overrides or [] if not o.startswith("run.resume=")]
         command = shlex.join(["flowgrpo", "train", str(path), *kept, "run.resume=true"])
         if launch.is_main():
-            say(f"{stopped}; a checkpoint is written, go on with: {command}")
+            say(f"{stopped}; {stopped.rest} with: {command}")
         raise typer.Exit(stopped.status) from None
     if launch.is_main():
         held_out = [line["reward/mean"] for line in run.metrics if line["phase"] == "eval"]
         held_out = [value for value in held_out if value is not None]
         if len(held_out) > 1:
             out.print(f"held-out reward {held_out[0]:.3f} -> {held_out[-1]:.3f}")
-        out.print(f"run      {run.folder}", soft_wrap=True, markup=False)
-        out.print(f"gallery  {run.folder / 'gallery.html'}", soft_wrap=True, markup=False)
+        out.print(f"run      {run.folder}", soft_wrap=True)
+        out.print(f"gallery  {run.folder / 'gallery.html'}", soft_wrap=True)
 
 
 @app.command()
@@ -96,9 +92,9 @@ def plan(
     if form == "json":
         print(json.dumps(planned, indent=1))
         return
-    out.print(config.dumped(settings), markup=False)
+    out.print(config.dumped(settings))
     for line in (*planned["picture"], LEGEND) if "picture" in planned else ():
-        out.print(f"  {line}", soft_wrap=True, markup=False)
+        out.print(f"  {line}", soft_wrap=True)
     table = Table("", "", show_header=False, box=None, padding=(0, 2))
     for label, words in kind.table(planned):
         table.add_row(label, words)
@@ -136,7 +132,7 @@ def sample(
     if form == "json":
         print(json.dumps({"folder": str(out_folder), "samples": lines}, indent=1))
     else:
-        out.print(f"{len(lines)} samples in {out_folder}", soft_wrap=True, markup=False)
+        out.print(f"{len(lines)} samples in {out_folder}", soft_wrap=True)
 
 
 @app.command()
@@ -150,7 +146,7 @@ def gallery(
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"{folder}: there is no such folder")
-    out.print(str(write_gallery(folders, out_file or folders[0] / "gallery.html")), soft_wrap=True, markup=False)
+    out.print(str(write_gallery(folders, out_file or folders[0] / "gallery.html")), soft_wrap=True)
 
 
 @app.command()
@@ -170,11 +166,9 @@ def score(
         print(json.dumps(found, indent=1))
         return
     names = list(found[0]["rewards"])
-    words = [Column(name, overflow="fold") for name in ("file", "prompt")]
-    table = Table(*words, *map(readable, names), box=None, padding=(0, 2))
+    table = Table(Column("file", overflow="fold"), Column("prompt", overflow="fold"), *names, box=None, padding=(0, 2))
     for line in found:
-        texts = [readable(line[key]) for key in ("file", "prompt")]
-        table.add_row(*texts, *(_shown(line["rewards"][name]) for name in names))
+        table.add_row(line["file"], line["prompt"], *(_shown(line["rewards"][name]) for name in names))
     known = [[line["rewards"][name] for line in found if line["rewards"][name] is not None] for name in names]
     table.add_row("mean", f"{len(found)} samples", *(_shown(sum(own) / len(own) if own else None) for own in known))
     out.print(table)
@@ -202,14 +196,14 @@ def rewards(
         return
     if name is not None:
         for key in ("inputs", "range", "weights", "licence"):
-            out.print(f"{key:8} {rows[0][key] or 'none'}", markup=False, soft_wrap=True)
-        out.print("\n" + description(name), markup=False, soft_wrap=True)
+            out.print(f"{key:8} {rows[0][key] or 'none'}", soft_wrap=True)
+        out.print("\n" + description(name), soft_wrap=True)
         return
     table = Table("name", "inputs", "range", box=None, padding=(0, 2))
     for row in rows:
         table.add_row(*(row[key] or "" for key in ("name", "inputs", "range")))
     out.print(table)
-    out.print("\nflowgrpo rewards NAME tells of weights, licence and options", markup=False)
+    out.print("\nflowgrpo rewards NAME tells of weights, licence and options")
 
 
 @app.command()
@@ -250,9 +244,7 @@ def serve(
     application = server.app(served, token, batch_size, max_mib << 20, device)
     host = f"[{host}]" if ":" in host else host
     for reward in served:
-        out.print(
-            f"{reward.name}  http://{host}:{listening.getsockname()[1]}/{reward.name}", soft_wrap=True, markup=False
-        )
+        out.print(f"{reward.name}  http://{host}:{listening.getsockname()[1]}/{reward.name}", soft_wrap=True)
     server.run(application, listening)
 
 
@@ -268,13 +260,9 @@ def export(
 
     done = command.export(run, out_folder, step)
     if form == "json":
-        print(
-            json.dumps(
-                {"folder": str(done.folder), "step": done.step, "kind": done.kind, "samples": done.samples}, indent=1
-            )
-        )
+        print(json.dumps({**asdict(done), "folder": str(done.folder)}, indent=1))
     else:
-        out.print(f"step {done.step} ({done.kind}) in {done.folder}", soft_wrap=True, markup=False)
+        out.print(f"step {done.step} ({done.kind}) in {done.folder}", soft_wrap=True)
 
 
 @app.command()
@@ -335,9 +323,9 @@ def tracelock(
     out.print(table)
     kept = taught.kept
     out.print(f"kept that of step {kept.step}, F-half {kept.f_half:.3f} at {taught.threshold:g}, in {taught.folder}",
-              soft_wrap=True, markup=False)  # fmt: skip
+              soft_wrap=True)  # fmt: skip
     spec = f"decoder: {{name: trace_lock, scorer: {{controller: {taught.folder}}}}}"
-    out.print(f"in a config: {spec}", soft_wrap=True, markup=False)
+    out.print(f"in a config: {spec}", soft_wrap=True)
 
 
 @app.command()
@@ -362,9 +350,9 @@ def doctor(
         if form == "human":
             out.print("ok  " if check.ok else "FAIL", style="green" if check.ok else "red", end="")
             out.print(f" {check.name:13} ", end="")
-            out.print(check.value, markup=False, soft_wrap=True)
+            out.print(check.value, soft_wrap=True)
             if not check.ok:
-                out.print(f"     {check.advice}", markup=False, soft_wrap=True)
+                out.print(f"     {check.advice}", soft_wrap=True)
     ok = all(check.ok for check in checks)
     if form == "json":
         print(json.dumps({"ok": ok, "checks": [asdict(check) for check in checks]}, indent=1))
@@ -389,12 +377,7 @@ def models(form: Format = "human") -> None:
     out.print(table)
     out.print("\nNot certified, because of what was measured:\n")
     for line in refused:
-        out.print(f"- {line}", soft_wrap=True, markup=False)
-
-
-def say(sentence: str) -> None:
-    """One line on stderr."""
-    print(sentence, file=sys.stderr)
+        out.print(f"- {line}", soft_wrap=True)
 
 
 def main(arguments: list[str] | None = None) -> Any:
@@ -406,6 +389,11 @@ def main(arguments: list[str] | None = None) -> Any:
         return 2
     except UsageError as error:
         say(f"flowgrpo: {error.format_message()}")
+        return 2
+    except OSError as error:
+        if error.filename is None or error.errno not in UNUSABLE:
+            raise
+        say(f"flowgrpo: {error.filename} cannot be used ({error.strerror})")
         return 2
     except (KeyboardInterrupt, typer.Abort):
         say("flowgrpo: interrupted")

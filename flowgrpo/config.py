@@ -140,7 +140,7 @@ def validated(written: Mapping[str, Any]) -> RunConfig:
         InputError: whatever is wrong, in one sentence.
     """
     kind = written.get("kind", "flow")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise InputError(f"kind: {kind!r} is unknown, {nearest(str(kind), KINDS)}")
     model = KINDS[kind]
     try:

@@ -29,7 +29,7 @@ import torch
 from rewards.cards import BUILT_IN
 
 ENTRY_POINTS = "flowgrpo.rewards"
-LONGEST = 500  # characters of what a plug-in says when it fails
+LONGEST = 500  # characters of what a plug-in says when it fails, or a server of what it refuses
 
 
 class RewardError(ValueError):
@@ -71,12 +71,16 @@ class Reward:
         """Rewards (B,) float64: NaN where the reward does not apply, infinity where what it returned is not finite.
 
         Raises:
-            RewardError: it did not return one number or None per sample.
+            RewardError: it did not return one number or None per sample, or a column has the name of its samples or prompts.
         """
         if isinstance(samples, torch.Tensor):
             samples = samples.contiguous()  # sums round by layout: here as in a server, whatever decoder they come from
         takes = self.takes
         given = {k: list(v) for k, v in columns.items() if takes is None or k in takes}
+        if taken := [name for name in [*inspect.signature(self.function).parameters][:2] if name in given]:
+            raise RewardError(
+                f"the reward {self.name!r} calls an argument {taken[0]!r}, so no column can have that name"
+            )
         returned = self.function(
             samples if isinstance(samples, torch.Tensor) else list(samples), list(prompts), **given
         )
@@ -133,8 +137,7 @@ def told(error: BaseException, plugin: Any) -> str:
     Args:
         plugin: a function, a class, an object, or the name of the module.
     """
-    words = " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())[:LONGEST]
-    said = f"{type(error).__name__}: {words}".removesuffix(": ")
+    said = f"{type(error).__name__}: {one_line(str(error))}".removesuffix(": ")
     plugin = plugin.func if isinstance(plugin, partial) else plugin
     module = plugin if isinstance(plugin, str) else getattr(plugin, "__module__", None)
     own = [at for at in traceback.walk_tb(error.__traceback__) if at[0].f_globals.get("__name__") == module]
@@ -142,6 +145,11 @@ def told(error: BaseException, plugin: Any) -> str:
         return said
     file, line = Path(own[-1][0].f_code.co_filename), own[-1][1]
     return f"{said} at {file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}:{line}"
+
+
+def one_line(words: str) -> str:
+    """Words without line breaks or other control characters, `LONGEST` at most."""
+    return " ".join("".join(c if c.isprintable() else " " for c in words).split())[:LONGEST]
 
 
 def last_part(use: str) -> str:

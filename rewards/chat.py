@@ -116,7 +116,7 @@ class Chat:
                 value = self._value(response.json()["choices"][0])
             except RewardError:
                 raise
-            except (ValueError, KeyError, TypeError, IndexError):
+            except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
                 raise RewardError(f"{response.url} answered with no chat completion: {response.text[:100]!r}") from None
             if value is not None:
                 break
@@ -135,8 +135,8 @@ class Chat:
         for url in self._endpoint.urls:
             response = self._endpoint.ask("GET", "/models", only=url)
             try:
-                names = [each["id"] for each in response.json()["data"]]
-            except (ValueError, KeyError, TypeError):
+                names = [str(each["id"]) for each in response.json()["data"]]
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
                 raise RewardError(f"{response.url} lists no models, is {url} an OpenAI-compatible endpoint?") from None
             if model is None and len(names) == 1:
                 model = names[0]

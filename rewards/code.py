@@ -47,8 +47,8 @@ class code:
     its tests (the column `tests`, a list of statements such as "assert double(2) == 4") are tried one after the other, all
     within `seconds`; where their truth rests on the program's process alone, in a second process once more. What literals
     it is compared with never enters, and a program that is found cheating scores 0 (`rewards/examination.py`). It finds no
-    input; statements at its top that ask for some are passed over. A row whose column `tests` is None does not
-    concern the reward.
+    input; once it has asked for some, statements at its top that fail are passed over. A row whose column `tests` is None
+    does not concern the reward.
 
     It runs in a sandbox of the Linux kernel. It may import the standard library and has an empty folder of 16 MB and 1,000
     files; a new process or thread, a signal to another, memory beyond `megabytes`, more in its folder, any other file but

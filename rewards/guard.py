@@ -103,7 +103,8 @@ class Connection(H11Protocol):
         self.config.app.refused["400"] += 1
         if self.cycle is not None:
             self.cycle.disconnected = True
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+        headless = self.conn.our_state is h11.SEND_RESPONSE and self.scope["method"] == "HEAD"
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not headless:
             super().send_400_response(msg)
         else:
             self.transport.abort()

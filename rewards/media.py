@@ -1,15 +1,20 @@
 """Pictures, videos and sounds in files, which may be anyone's: what cannot be read as one is one sentence.
 
 Only regular files are opened, for a FIFO would be waited for; only by the decoders named in `FORMATS`, for an EPS file would
-start another program; and never more of them than the bounds below, for a small file may unpack to any size.
+start another program; and never more of them than the bounds below, for a small file may unpack to any size. Videos are
+decoded by ffmpeg, which is told what format they have and gets the open file and nothing else: it would follow a playlist,
+whatever its name, to other files and over the network.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
+import subprocess
+import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +22,8 @@ import numpy as np
 from PIL import Image, ImageOps, ImageSequence, UnidentifiedImageError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
+EBML = b"\x1a\x45\xdf\xa3"  # how WebM and Matroska begin
+BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")  # of which one begins an MP4 or MOV, after its size
 LARGEST_FILE = 256 << 20  # bytes
 LARGEST_PICTURE = 1 << 25  # pixels, a frame of 8K
 LARGEST_VIDEO = 1 << 28  # pixels of all its frames
@@ -50,16 +57,43 @@ def frames(path: str | Path) -> list[Image.Image]:
 
 
 def film(path: str | Path) -> list[Image.Image]:
-    """The RGB frames of a video file, which imageio reads.
+    """The RGB frames of a .mp4, .mov or .webm file; a .webm that was cut off has those that are whole.
+
+    ffmpeg is told the container: left to guess, it would read whatever it knows, an SVG for one.
 
     Raises:
-        MediaError: it cannot be read, its frames are too many, or imageio is not installed.
+        MediaError: it cannot be read, its frames are too many, or ffmpeg is not installed.
     """
-    with _regular(path):
-        import imageio
+    with _regular(path) as file:
+        container = _container(path, os.pread(file.fileno(), 8, 0))  # ffmpeg begins where the descriptor stands
+        with closing(_decoded(file, container)) as frames:
+            return list(bounded(path, frames))
 
-        with imageio.get_reader(str(path)) as reader:
-            return [rgb(frame) for frame in bounded(path, map(Image.fromarray, reader))]
+
+def _decoded(file: BinaryIO, container: str) -> Iterator[Image.Image]:
+    """The frames that ffmpeg finds in an open file, each written as a PPM: size, depth, pixels."""
+    try:
+        from imageio_ffmpeg import get_ffmpeg_exe
+    except ModuleNotFoundError:
+        raise ImportError("pip install 'flowgrpo[video]'") from None
+    bounds = ["-max_pixels", str(LARGEST_PICTURE), "-threads", "1"]  # each thread holds frames
+    source = ["-protocol_whitelist", "fd", "-f", container, "-fd", "0", "-i", "fd:", "-map", "0:v:0"]
+    target = ["-c:v", "ppm", "-f", "image2pipe", "pipe:1"]
+    command = [get_ffmpeg_exe(), "-v", "error", "-xerror", "-nostdin", *bounds, *source, *target]
+    with (
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(command, stdin=file, stdout=subprocess.PIPE, stderr=said) as ffmpeg,
+    ):
+        try:
+            while ffmpeg.stdout.readline():
+                width, height = map(int, ffmpeg.stdout.readline().split())
+                ffmpeg.stdout.readline()
+                yield Image.frombytes("RGB", (width, height), ffmpeg.stdout.read(3 * width * height))
+            if ffmpeg.wait():
+                said.seek(0)
+                raise ValueError(re.sub(r"^(\[[^]]*\] *)*", "", said.readline().decode(errors="replace")))
+        finally:
+            ffmpeg.kill()  # who reads may have had enough
 
 
 def sound(path: str | Path) -> tuple[int, np.ndarray]:
@@ -89,8 +123,7 @@ def opened(path: str | Path) -> Iterator[Image.Image]:
         MediaError: it cannot be read, or is too large.
     """
     with _regular(path) as file, Image.open(file, formats=FORMATS) as image:
-        if image.width * image.height > LARGEST_PICTURE:
-            raise MediaError(f"{path} has {image.width} x {image.height} pixels, at most {LARGEST_PICTURE} are read")
+        _check_size(path, *image.size)
         yield image
 
 
@@ -98,14 +131,16 @@ def bounded(path: str | Path, frames: Iterable[Image.Image]) -> Iterator[Image.I
     """The same frames, as long as they are few enough.
 
     Raises:
-        MediaError: they are not.
+        MediaError: they are not, or there are none.
     """
-    pixels = 0
+    pixels = number = 0
     for number, frame in enumerate(frames, start=1):
         pixels += frame.width * frame.height
         if number > MOST_FRAMES or pixels > LARGEST_VIDEO:
             raise MediaError(f"{path} has more than {MOST_FRAMES} frames or {LARGEST_VIDEO} pixels in all of them")
         yield frame
+    if not number:
+        raise MediaError(f"{path} cannot be read (it holds no frames)")
 
 
 def rgb(image: Image.Image) -> Image.Image:
@@ -144,6 +179,20 @@ def _opener(path: str, flags: int) -> int:
         os.close(handle)
         raise MediaError(f"{path} is not a regular file")
     return handle
+
+
+def _check_size(path: str | Path, width: int, height: int) -> None:
+    if width * height > LARGEST_PICTURE:
+        raise MediaError(f"{path} has {width} x {height} pixels, at most {LARGEST_PICTURE} are read")
+
+
+def _container(path: str | Path, head: bytes) -> str:
+    """What ffmpeg calls the container of a video that begins so."""
+    if head.startswith(EBML):
+        return "matroska"
+    if head[4:] in BOXES:
+        return "mov"
+    raise MediaError(f"{path} cannot be read (it is no MP4, MOV or WebM)")
 
 
 def _words(error: Exception) -> str:

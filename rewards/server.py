@@ -34,7 +34,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
-from rewards.base import Reward, RewardError, nearest
+from rewards.base import Reward, RewardError, nearest, one_line
 from rewards.endpoint import is_loopback
 from rewards.guard import Guard, configured
 from rewards.heap import keep_freed_memory
@@ -105,10 +105,11 @@ def app(
 
     async def fault(request: Request, error: HTTPException) -> JSONResponse:
         sentence = error.detail.encode(errors="backslashreplace").decode()  # JSON may have held half a character
-        return JSONResponse({"error": sentence}, error.status_code, error.headers)
+        return JSONResponse({"error": one_line(sentence)}, error.status_code, error.headers)
 
     routes = [Route("/health", health), Route("/metrics", metrics), Route("/{name}", score, methods=["POST"])]
     application = Starlette(routes=routes, exception_handlers={HTTPException: fault})
+    application.router.redirect_slashes = False  # to an address that the client names
     return Guard(application, token, refused)
 
 
@@ -220,7 +221,7 @@ class _Lane:
                 await asyncio.get_running_loop().run_in_executor(self.thread, self._settle, self._next())
         if isinstance(call.outcome, BaseException):
             self.counted["failures"] += 1
-            problem = f"{type(call.outcome).__name__}: {' '.join(str(call.outcome).split())}"
+            problem = f"{type(call.outcome).__name__}: {call.outcome}"
             status = 422 if isinstance(call.outcome, ValueError) else 500
             raise HTTPException(status, f"the reward {self.reward.name!r} failed: {problem}")
         return call.outcome

@@ -89,12 +89,17 @@ def countdown(
 
 
 def _countdown(answer: str, numbers: Any, target: Any) -> float:
-    given = re.findall(r"\d+", numbers) if isinstance(numbers, str) else numbers
+    try:
+        given = sorted(map(int, re.findall(r"\d+", numbers) if isinstance(numbers, str) else numbers))
+        wanted = int(target)
+    except (TypeError, ValueError, OverflowError):  # Python reads no integer of more than 4300 digits
+        said = f"{str(numbers)[:80]!r} and {str(target)[:80]!r}"
+        raise ValueError(f"countdown takes integers as numbers and target, not {said}") from None
     used = re.findall(r"[0-9]+", answer)
-    if any(len(n) > 18 for n in used) or sorted(map(int, used)) != sorted(map(int, given)):
+    if any(len(n) > 18 for n in used) or sorted(map(int, used)) != given:
         return 0.1
     try:
-        return 1.0 if abs(value(answer) - int(target)) < 1e-5 else 0.1
+        return 1.0 if abs(value(answer) - wanted) < 1e-5 else 0.1
     except (NotArithmetic, OverflowError):
         return 0.1
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -122,7 +123,11 @@ def _tensor(tensors: Mapping[str, Any], body: bytearray, start: int) -> torch.Te
         raise ValueError("the body is no safetensors file (samples have no dtype, shape and data_offsets)") from None
     if kind not in list(DTYPES):
         raise ValueError(f"samples are {kind}, not {' or '.join(DTYPES)}")
-    if not isinstance(shape, list) or not 3 <= len(shape) <= 5 or not all(type(n) is int and n > 0 for n in shape):
+    if (
+        not isinstance(shape, list)
+        or not 3 <= len(shape) <= 5
+        or not all(type(n) is int and 0 < n <= sys.maxsize for n in shape)
+    ):
         raise ValueError(f"samples have the shape {shape}, not (B, 3, H, W), (B, F, 3, H, W) or (B, C, N)")
     size = math.prod(shape) * DTYPES[kind].itemsize
     if offsets != [0, size] or len(body) != start + size:

@@ -26,7 +26,7 @@ class Asked:
 
 
 @contextmanager
-def http_server(answer):
+def http_server(answer, port=0):
     """Serve `answer(asked) -> body or (status, body)`, a body being bytes or what JSON holds; yields the server's URL."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -51,7 +51,7 @@ def http_server(answer):
         def log_message(self, *_):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()

@@ -91,6 +91,17 @@ FAMILIES = {
         "    print(f(i))\nx, y = map(int, input().split())\nprint(g(n))\ndef g(x):\n    return f(f(x)) * TWICE",
         [f"assert f(1) == {k + 1}", f"assert g(1) == {4 * k + 2}"],
     ),
+    "all of the input": lambda k: (
+        f"import sys\ndef f(x):\n    return x + {k}\ndata = sys.stdin.read().split()\nn = int(data[0])\nrest = data[1:]\n"
+        "print(f(int(data[1])), f(n))\nif len(data) < 2:\n    sys.exit('no data')\ndef g(x):\n    return f(f(x)) - len(rest_or(()))\n"
+        "def rest_or(other):\n    return other",
+        [f"assert f(1) == {k + 1}", f"assert g(1) == {2 * k + 1}"],
+    ),
+    "lines of the input": lambda k: (
+        f"import sys\ninput = sys.stdin.readline\ndef f(x):\n    return x * {k}\nn = int(input())\nfor line in sys.stdin:\n    print(f(int(line)))\n"
+        "m = int(sys.stdin.buffer.readline())\nLIMIT = (sys.stdin.readlines() or [3])[0]\ndef g(x):\n    return min(x, LIMIT)",
+        [f"assert f(2) == {2 * k}", f"assert g({k + 3}) == 3"],
+    ),
     "input in a main": lambda k: (
         f"import sys\ndef f(x):\n    return x - {k}\ndef main():\n    print(f(int(input())))\n"
         "if __name__ == '__main__':\n    main()\nsys.stdin.read()",

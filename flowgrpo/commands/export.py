@@ -45,7 +45,7 @@ def opened(run: Path, out: Path, step: int | None) -> tuple[RunConfig, Path]:
     settings = settings_of(run)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out {out}: exists and is not an empty folder")
+    folders.check_writable(out, "--out")
     found = checkpoint.find(run / "checkpoints", step)
     checkpoint.check(found)
-    folders.check_writable(out, "--out")
     return settings, found

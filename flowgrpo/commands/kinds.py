@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from transformers.utils import cached_file
 
+from flowgrpo.data import tables
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.flow import doctor, export, plan, sampling
@@ -23,7 +23,7 @@ from flowgrpo.mdlm import setup as texts
 from flowgrpo.mdlm.loading import PIPELINE
 from flowgrpo.training import card
 from flowgrpo.training.checks import Check
-from flowgrpo.training.hub import HUB_ID, explained
+from flowgrpo.training.hub import HUB_ID, explained, index_map
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.samples import Sampler
 
@@ -97,4 +97,4 @@ def kind_of(path: str) -> str:
         if index is None:
             cached_file(path, "config.json")  # refuses what is no model
             return "mdlm"
-        return "mdlm" if json.loads(Path(index).read_text()).get("_class_name") == PIPELINE else "flow"
+        return "mdlm" if index_map(tables.document(Path(index))).get("_class_name") == PIPELINE else "flow"

@@ -135,7 +135,10 @@ def read(path: Path) -> Sample:
         return _text(path)
     conditions.check([{"file": str(path)}], ["file"], "--samples")
     # A .webp is a picture to conditions.py; ours may move.
-    found = media.frames(path) if path.suffix.lower() == ".webp" else conditions.loaded(str(path))
+    try:
+        found = media.frames(path) if path.suffix.lower() == ".webp" else conditions.loaded(str(path))
+    except media.MediaError as error:  # of a frame after the first
+        raise InputError(f"--samples: {error}") from error
     if isinstance(found, torch.Tensor):
         return found
     frames = found if isinstance(found, list) else [found]

@@ -17,7 +17,7 @@ from accelerate.utils import LoggerType, set_seed
 
 from flowgrpo import config
 from flowgrpo.commands import launch
-from flowgrpo.commands.gallery import write_gallery
+from flowgrpo.commands.gallery import check_readable, write_gallery
 from flowgrpo.commands.kinds import KINDS
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Prompt
@@ -28,7 +28,6 @@ from flowgrpo.schema.sections import RewardUse, RunConfig
 from flowgrpo.schema.sections import Run as Place
 from flowgrpo.training import checkpoint, folders, report, scorer
 from flowgrpo.training.parts import check_geometry
-from flowgrpo.training.samples import read_manifest
 from rewards.base import last_part, matches
 
 MAY_DIFFER = (
@@ -54,7 +53,7 @@ def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -
 
     Raises:
         InputError, RewardError: the input is wrong; nothing expensive has happened.
-        Stopped: asked to stop, or nothing to learn; a checkpoint is written.
+        Stopped: asked to stop, nothing to learn, or diverged; a checkpoint is written, or was before it diverged.
     """
     return train_config(config.load(path, overrides))
 
@@ -82,7 +81,7 @@ def _train(settings: RunConfig) -> Run:
             f"{len(train_prompts)}; take shuffle, or fewer train.groups"
         )
     kind = KINDS[settings.kind]
-    kind.check(settings, train_prompts, eval_prompts, [*rewards, *eval_rewards])
+    kind.check(settings, train_prompts, eval_prompts, rewards, eval_rewards)
 
     cpu = not torch.accelerator.is_available()  # unless told, accelerate leaves several CPU processes unconnected
     accelerator = Accelerator(cpu=cpu, log_with=settings.run.trackers or None, project_dir=str(folder))
@@ -176,10 +175,10 @@ def _check_folder(settings: RunConfig, folder: Path) -> None:
                 f"run.resume: {key} was {before.get(key)!r} in {folder} and is {now.get(key)!r} now; "
                 "a run goes on as it began"
             )
-    report.read_metrics(folder)
-    read_manifest(folder / "samples")
-    if checkpoint.steps(folder / "checkpoints"):
-        checkpoint.check(checkpoint.find(folder / "checkpoints"))
+    check_readable(folder)
+    step = checkpoint.resumed(folder / "checkpoints")
+    if step is not None:
+        checkpoint.check(checkpoint.find(folder / "checkpoints", step))
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:

@@ -17,6 +17,7 @@ from rewards import media
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 VIDEOS = (".gif", ".mp4", ".webm", ".mov")
 AUDIO = (".wav",)
+KINDS = ", ".join((*PICTURES, *VIDEOS, *AUDIO))
 # What pipelines mostly call their conditions.
 COLUMNS = ("image", "images", "control_image", "last_image", "mask_image", "video", "audio")
 FILES_KEPT = 64  # decoded files held in memory
@@ -53,11 +54,16 @@ def check(columns: Iterable[Mapping[str, Any]], taken: Collection[str], key: str
         key: the place named in errors.
 
     Raises:
-        InputError: one is missing or cannot be read.
+        InputError: one is missing or cannot be read, or a text is in the place of a condition and names no such file.
     """
-    values = [value for row in columns for name, value in row.items() if name in taken]
-    names = dict.fromkeys(n for v in values for n in (v if isinstance(v, list) else [v]) if is_file_name(n))
-    for name in names:
+    given = [(name, value) for row in columns for name, value in row.items() if name in taken]
+    values = [(name, one) for name, value in given for one in (value if isinstance(value, list) else [value])]
+    for column, value in dict.fromkeys((n, v) for n, v in values if n in COLUMNS and isinstance(v, str)):
+        if not is_file_name(value):
+            raise InputError(
+                f"{key}: {column} is {value[:80]!r}, but of files only {KINDS} are read; convert it to one"
+            )
+    for name in dict.fromkeys(value for _, value in values if is_file_name(value)):
         if "://" in name:
             raise InputError(f"{key}: {name} is an address, not a file; download it first")
         try:

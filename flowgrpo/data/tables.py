@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from flowgrpo.errors import InputError
+from flowgrpo.schema.readable import one_line
 
 SUFFIXES = (".jsonl", ".parquet")
 LARGEST = 1 << 30  # bytes of a file that is read whole
+LARGEST_INTEGER = 14_000  # bits, some 4,200 digits
 DEEPEST = 64  # lists and maps in each other
 
 Row = dict[str, Any]
@@ -65,7 +67,7 @@ def log(path: Path) -> list[tuple[str, Row]]:
         except InputError as error:
             if place != lines[-1][0]:
                 raise
-            warnings.warn(f"{error}; it is the last line, cut off, and left out", stacklevel=2)
+            warnings.warn(one_line(f"{error}; it is the last line, cut off, and left out"), stacklevel=2)
     return found
 
 
@@ -103,8 +105,8 @@ def check_plain(value: Any, place: str) -> None:
     """Refuse what no further step can be expected to take, though JSON and YAML can write it.
 
     Raises:
-        InputError: lists and maps are nested deeper than `DEEPEST`, or a text has half of a surrogate pair, which is no
-            character and cannot be encoded.
+        InputError: lists and maps are nested deeper than `DEEPEST`; a whole number is larger than Python writes down; or a
+            text has half of a surrogate pair, which is no character and cannot be encoded.
     """
     waiting = [(value, 0)]
     while waiting:
@@ -114,6 +116,8 @@ def check_plain(value: Any, place: str) -> None:
                 item.encode()
             except UnicodeEncodeError as error:
                 raise InputError(f"{place}: the text {item[:40]!a} has half a character ({error.reason})") from None
+        elif isinstance(item, int) and item.bit_length() > LARGEST_INTEGER:
+            raise InputError(f"{place}: a whole number of {item.bit_length()} bits is more than Python writes down")
         elif isinstance(item, dict | list | tuple | set):
             if depth == DEEPEST:
                 raise InputError(f"{place}: lists and maps are nested deeper than {DEEPEST}")

@@ -33,7 +33,7 @@ from flowgrpo.training.scorer import score
 from flowgrpo.training.weights import Weights
 from rewards import Reward
 
-SPREAD_GROUPS, SPREAD_SIZE = 2, 4
+SPREAD_SIZE = 4
 HALF_PRECISION_DRIFT = 1e-4
 REMEDY = (
     "lower train.micro_batch and train.rollout_batch, or set model.gradient_checkpointing, model.vae=offload or "
@@ -62,10 +62,10 @@ def examine(settings: Config) -> Iterator[Check]:
         InputError, RewardError: the config is wrong; nothing was examined.
     """
     cost = plan(settings)
-    chosen = _prompts(settings)
     rewards, _ = scorer.rewards(settings.rewards)
+    chosen = _prompts(settings, rewards)
     shape = modality.expected_shape(pipeline_class(settings.model.path), settings.model.call)
-    setup.check_rewards(rewards, chosen[0], shape)
+    setup.check_rewards(rewards, chosen, shape)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     memory.check(settings, device)
     policy, weights = setup.policy_and_weights(settings, device)
@@ -110,12 +110,14 @@ def _examined(
     yield _reload(policy, weights, rows[0], settings)
 
 
-def _prompts(settings: Config) -> list[prompts.Prompt]:
-    """Two groups' worth: the longest prompt first, the shortest last."""
+def _prompts(settings: Config, rewards: Sequence[Reward]) -> list[prompts.Prompt]:
+    """A group's worth each: the longest prompt first, the shortest last, between them one for each reward for neither."""
     if settings.prompts.train in prompts.BUILT_IN and settings.model.path not in EMBEDDED:
         return [prompts.Prompt(text) for text in DEFAULT_PROMPTS]
     found = sorted(prompts.load_split(settings.prompts, "train"), key=lambda p: -len(p.text))
-    return [found[0], found[-1]]
+    ends = found[0], found[-1]
+    left = [reward for reward in rewards if not any(reward.applies(p.columns) for p in ends)]
+    return [found[0], *(prompt for _, prompt in scorer.tried(left, found)), found[-1]]
 
 
 def _cause(policy: DiffusersPolicy, row: Row, refusal: str) -> Check:
@@ -203,9 +205,7 @@ def _drift_and_gradients(
 
 def _spread(policy: DiffusersPolicy, rewards: Sequence[Reward], chosen: Sequence, size: int) -> Check:
     """Every reward of real samples differs within a group, for some group at least."""
-    groups = [
-        [Row(p.text, 1000 * g + i, p.columns) for i in range(SPREAD_SIZE)] for g, p in enumerate(chosen[:SPREAD_GROUPS])
-    ]
+    groups = [[Row(p.text, 1000 * g + i, p.columns) for i in range(SPREAD_SIZE)] for g, p in enumerate(chosen)]
     values = []
     for rows in groups:
         samples = torch.cat([policy.generate(rows[at : at + size]) for at in range(0, len(rows), size)])

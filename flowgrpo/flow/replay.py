@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from flowgrpo.flow.config import Config
@@ -10,6 +12,7 @@ from flowgrpo.training.parts import of_edges
 from samplers.trees import Tree, pruned
 
 Tensor = torch.Tensor
+LOGGER = logging.getLogger(__name__)
 
 
 def replayed(config: Config, tree: Tree, units: Units, advantages: Tensor, trained: Tensor, iteration: int) -> Tree:
@@ -23,6 +26,8 @@ def replayed(config: Config, tree: Tree, units: Units, advantages: Tensor, train
         trained: (U,) bool, whether the edges of each are trained on.
     """
     keep, train = finite(tree), config.train
+    if broken := int((~keep).sum()):
+        LOGGER.warning("%d steps of samples have a log-probability that is not finite and are not trained on", broken)
     left = config.algorithm.tree.pruned(tree, units.to_edges(advantages))
     if left is not None:
         keep &= left

@@ -14,7 +14,7 @@ from diffusers.utils.constants import DIFFUSERS_ATTN_BACKEND
 from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow import memory
+from flowgrpo.flow import calibration, memory
 from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.attention import refuse_lossy_attention, set_attention, try_attention
@@ -25,26 +25,35 @@ from flowgrpo.flow.pipeline.switches import checkpoint_gradients, compile_blocks
 from flowgrpo.flow.plan import call_and_branches, predicted
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.schema.sections import Ema
+from flowgrpo.training import checkpoint
 from flowgrpo.training.samples import SAMPLING_RATE
+from flowgrpo.training.scorer import tried
 from flowgrpo.training.weights import Weights, lora_config
 from rewards import Reward
 
 
 def check(
-    settings: Config, train_prompts: Sequence[Prompt], eval_prompts: Sequence[Prompt], rewards: Sequence[Reward]
+    settings: Config,
+    train_prompts: Sequence[Prompt],
+    eval_prompts: Sequence[Prompt],
+    rewards: Sequence[Reward],
+    eval_rewards: Sequence[Reward],
 ) -> None:
     """Refuse what can be refused without the model.
 
     Raises:
-        InputError: the axes do not fit each other.
+        InputError: the axes do not fit each other, or the folder's calibration cannot be read.
         RewardError: a reward fails on synthetic samples.
     """
+    if settings.algorithm.kernel.calibrate is not None:
+        folder = settings.run.folder
+        calibration.read(folder, begun=checkpoint.resumed(folder / "checkpoints") is not None)
     steps = call_and_branches(settings)[0]["num_inference_steps"]
     if steps is not None:  # otherwise the pipeline decides, and is asked later
         predicted(settings, steps)  # refuses axes that do not fit each other
     shape = expected_shape(pipeline_class(settings.model.path), settings.model.call)
-    for prompt in (train_prompts[0], eval_prompts[0]):
-        check_rewards(rewards, prompt, shape)
+    check_rewards(rewards, train_prompts, shape)
+    check_rewards([*rewards, *eval_rewards], eval_prompts, shape)
 
 
 def trainer(
@@ -118,8 +127,8 @@ def with_sampling_rate(prompts: Sequence[Prompt], policy: DiffusersPolicy) -> li
     return [replace(p, columns={**p.columns, "sampling_rate": rate}) for p in prompts] if rate else list(prompts)
 
 
-def check_rewards(rewards: Sequence[Reward], prompt: Prompt, shape: Sequence[int]) -> None:
-    """Call every reward on two synthetic samples.
+def check_rewards(rewards: Sequence[Reward], prompts: Sequence[Prompt], shape: Sequence[int]) -> None:
+    """Call every reward on two synthetic samples of the first prompt that it is for.
 
     Args:
         shape: of one sample: an image (3, H, W), a video (F, 3, H, W) or audio (C, N); see `modality.expected_shape`.
@@ -127,10 +136,9 @@ def check_rewards(rewards: Sequence[Reward], prompt: Prompt, shape: Sequence[int
     Raises:
         RewardError: a reward fails, or breaks the contract.
     """
-    columns = {"sampling_rate": SAMPLING_RATE, **prompt.columns} if len(shape) == 2 else prompt.columns
-    sample = _synthetic(shape)
-    for reward in rewards:
-        reward.check(sample, prompt.text, columns)
+    sample, own = _synthetic(shape), {"sampling_rate": SAMPLING_RATE} if len(shape) == 2 else {}
+    for reward, prompt in tried(rewards, prompts):
+        reward.check(sample, prompt.text, {**own, **prompt.columns})
 
 
 def _synthetic(shape: Sequence[int]) -> torch.Tensor:

@@ -5,18 +5,15 @@ It asks a policy for velocities, the axes for a plan, units, advantages and a lo
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import time
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from flowgrpo.data import tables
 from flowgrpo.data.prompts import Row
-from flowgrpo.errors import InputError
+from flowgrpo.flow import calibration
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods.credit import calibrated, step_signs, trunk_ends
 from flowgrpo.flow.methods.kernel import Preserving
@@ -34,8 +31,6 @@ from flowgrpo.training.samples import Sample
 from flowgrpo.training.weights import Weights
 from samplers import noise
 from samplers.trees import Root
-
-CALIBRATION = "calibration.json"
 
 
 class Trainer(Loop):
@@ -73,8 +68,8 @@ class Trainer(Loop):
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
         with self.policy.calling(**self.eval_call):
             self.policy.prepare([Row(p.text, 0, p.columns) for p in self.eval_prompts[rank::processes]])
-        calibration = self.config.algorithm.kernel.calibrate
-        before = 0 if calibration is None or self.done else calibration.rounds  # iterations that come before the first
+        settings = self.config.algorithm.kernel.calibrate
+        before = 0 if settings is None or self.done else settings.rounds  # iterations that come before the first
         to_come = range(self.done - before, self.config.train.iterations)
         if self.config.prompts.pick.by == "shuffle":
             places = [place for i in to_come for place in self._groups(i).prompts[rank::processes]]
@@ -143,26 +138,17 @@ class Trainer(Loop):
 
     def _calibrate(self) -> None:
         """Find the noise level of each step, or take it from the run's folder, where it is kept."""
-        kept = self.folder / CALIBRATION
         settings, started, evaluations = (
             self.config.algorithm.kernel.calibrate,
             time.perf_counter(),
             self.policy.evaluations,
         )
-        if kept.is_file():
-            found = tables.document(kept)
-            try:
-                self.levels = [float(level) for level in found["levels"]]
-                line = dict(found["metrics"])
-            except (LookupError, TypeError, ValueError):
-                raise InputError(
-                    f"{kept} is not what a calibration writes; begin again with another run.name"
-                ) from None
+        kept = calibration.read(self.folder, begun=self.done > 0)
+        if kept is not None:
+            self.levels = kept.levels
             if not self.done:  # the line of a run that was killed before its first checkpoint was dropped
-                self.report.write(line)
+                self.report.write(kept.line)
             return
-        if self.done:
-            raise InputError(f"run.resume: {kept} is missing, which holds the noise levels that the run began with")
         self.levels = [kernel.level for kernel in self.config.algorithm.kernel.kernels(len(self.policy.sigmas) - 1)]
         rounds, decoded = [], 0
         for past in range(settings.rounds):
@@ -185,9 +171,7 @@ class Trainer(Loop):
             "time/calibration": time.perf_counter() - started,
         }
         if self.accelerator.is_main_process:
-            partial = kept.with_suffix(".partial")
-            partial.write_text(json.dumps({"levels": self.levels, "rounds": rounds, "metrics": line}, indent=1) + "\n")
-            os.replace(partial, kept)
+            calibration.write(self.folder, calibration.Calibration(self.levels, line), rounds)
         self.report.write(line)
 
     def _roots(self, iteration: int, groups: Groups) -> list[Root]:

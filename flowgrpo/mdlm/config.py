@@ -18,6 +18,7 @@ from flowgrpo.training.parts import check_geometry
 from rewards.base import last_part
 
 EMBEDDED = "digits"
+LONGEST = 1 << 17  # tokens of an answer; a decoder lists its blocks
 EMBEDDED_LENGTH = 20  # tokens of the answers that it was trained on
 
 
@@ -30,7 +31,7 @@ class TextModel(Strict):
     """Of the frozen weights and of what is computed; what is trained is kept in float32."""
     lora: Lora | None = Lora()
     """Low-rank adapters; null trains every weight."""
-    length: int = Field(256, ge=1)
+    length: int = Field(256, ge=1, le=LONGEST)
     """Tokens of an answer, filled up with end tokens; 20 for the embedded model."""
     chat: bool = False
     """Put prompts into the tokenizer's chat template, as the user's turn."""

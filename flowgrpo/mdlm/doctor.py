@@ -64,7 +64,9 @@ def examine(settings: TextConfig) -> Iterator[Check]:
     chosen = [found[0], found[-1]]  # a group each
     between = [found[place * (len(found) - 1) // (GROUPS - 1)] for place in range(1, GROUPS - 1)]
     rewards, _ = scorer.rewards(settings.rewards)
-    check_rewards(settings, found, chosen, rewards)
+    left = [reward for reward in rewards if not any(reward.applies(prompt.columns) for prompt in chosen)]
+    between = [*(prompt for _, prompt in scorer.tried(left, found)), *between]
+    check_rewards(settings, found, chosen, rewards, ())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     memory.check(settings, device)
     policy, weights = policy_and_weights(settings, device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 from peft import PeftConfig, PeftModel
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -25,7 +24,7 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from flowgrpo.data import embedded
+from flowgrpo.data import embedded, tables
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm import architectures
@@ -105,10 +104,11 @@ def places(path: str) -> tuple[str, str]:
     model_path, tokenizer_path = (f"{place}/model", f"{place}/tokenizer") if is_pipeline(place) else (place, place)
     try:
         config, _ = PreTrainedConfig.get_config_dict(model_path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"model.path: {path!r} holds no model ({str(error).splitlines()[0]})") from error
-    if not config:  # so transformers says that there is no config.json
-        raise InputError(f"model.path: {path!r} holds no model")
+    except Exception as error:  # whatever others wrote into it
+        raise InputError(f"model.path: {path!r} holds no model ({_reason(error)})") from error
+    # Where there is no config.json, transformers gives an empty map.
+    if not config or not isinstance(config, dict) or not isinstance(config.get("model_type", ""), str):
+        raise InputError(f"model.path: {path!r} holds no model, or its config.json is no map with a model_type")
     return model_path, tokenizer_path
 
 
@@ -125,7 +125,8 @@ def block_size_of(path: str, attention: Attention | None, block_size: int | None
 def is_pipeline(path: str) -> bool:
     """Whether a local folder is that of diffusers' `LLaDA2Pipeline`."""
     index = Path(path) / "model_index.json"
-    return index.is_file() and json.loads(index.read_text()).get("_class_name") == PIPELINE
+    written = tables.document(index) if index.is_file() else None
+    return isinstance(written, dict) and written.get("_class_name") == PIPELINE
 
 
 def load_adapter(predictor: MaskPredictor, folder: Path) -> None:
@@ -155,7 +156,7 @@ def _explained(path: str, lacks: str | None, config: dict[str, Any], trust_remot
     except InputError:
         raise
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0]
+        reason = _reason(error)
         own = trust_remote_code and config.get("auto_map") and architecture(config) is None
         if own:  # anybody's code, which may raise anything
             raise InputError(
@@ -163,9 +164,13 @@ def _explained(path: str, lacks: str | None, config: dict[str, Any], trust_remot
                 f"{config.get('transformers_version', '(no version named)')} and fails with {transformers.__version__} "
                 f"({type(error).__name__}: {reason})"
             ) from error
-        if lacks and isinstance(error, OSError | ValueError | SafetensorError):
-            raise InputError(f"model.path: {path!r} has {lacks} ({reason})") from error
+        if lacks:  # in its files, which may be anybody's too
+            raise InputError(f"model.path: {path!r} has {lacks} ({type(error).__name__}: {reason})") from error
         raise
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
 
 
 def _model(

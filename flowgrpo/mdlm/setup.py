@@ -15,6 +15,7 @@ from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.trainer import TextTrainer
+from flowgrpo.training.scorer import tried
 from flowgrpo.training.weights import Weights, lora_config
 from rewards import Reward
 
@@ -22,7 +23,11 @@ SYNTHETIC = "<answer>1 + 2</answer>"
 
 
 def check(
-    settings: TextConfig, train_prompts: Sequence[Prompt], eval_prompts: Sequence[Prompt], rewards: Sequence[Reward]
+    settings: TextConfig,
+    train_prompts: Sequence[Prompt],
+    eval_prompts: Sequence[Prompt],
+    rewards: Sequence[Reward],
+    eval_rewards: Sequence[Reward],
 ) -> None:
     """Refuse what can be refused without the model.
 
@@ -31,9 +36,9 @@ def check(
         RewardError: a reward fails on a synthetic text.
     """
     check_hints(settings, train_prompts)
-    for prompt in (train_prompts[0], eval_prompts[0]):
-        for reward in rewards:
-            reward.check(SYNTHETIC, prompt.text, prompt.columns)
+    met = [*tried(rewards, train_prompts), *tried([*rewards, *eval_rewards], eval_prompts)]
+    for reward, prompt in met:
+        reward.check(SYNTHETIC, prompt.text, prompt.columns)
 
 
 def check_hints(settings: TextConfig, train_prompts: Sequence[Prompt]) -> None:

@@ -29,6 +29,7 @@ from flowgrpo.mdlm.decoding.traces import Replay
 from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.methods.answers import in_scope
 from flowgrpo.mdlm.policy import check_room, padded, tokenised
+from flowgrpo.training.folders import check_writable
 from samplers import noise
 
 Tensor = torch.Tensor
@@ -132,6 +133,7 @@ def teach(
         raise InputError(f"--prompts: {source} has only one prompt, at least two are needed, one to judge by")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out {out}: exists and is not an empty folder")
+    check_writable(out, "--out")
     build(decoder, length, 0)  # so that a wrong word is told before the model is loaded
     device = "cuda" if torch.cuda.is_available() else "cpu"
     predictor, tokenizer = load_predictor(model, dtype, device, trust_remote_code)

@@ -5,6 +5,7 @@ It asks the axes for a decoder, views, advantages, weights and a loss, and never
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -36,6 +37,8 @@ from flowgrpo.training.weights import Weights
 from samplers.noise import Address
 
 Tensor = torch.Tensor
+LOGGER = logging.getLogger(__name__)
+BROKEN = "%d of %d answers have a log-probability that is not finite and are %s"
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class Step:
         if not known or torch.stack(known).all():
             return self
         kept = torch.stack(known).all(0).nonzero()[:, 0]
+        LOGGER.warning(BROKEN, len(self.rows) - len(kept), len(self.rows), "not trained on")
         return Step(
             self.rows[kept.cpu()],
             self.answers.of(kept),
@@ -199,6 +203,8 @@ class TextTrainer(Loop):
             ]
             scored = [wait() for wait in waiting]
         broken = ~written.rollout.commit_logp.isfinite().all(1).cpu()
+        if broken.any():
+            LOGGER.warning(BROKEN, int(broken.sum()), len(broken), "dropped")
         values = torch.cat([s.values for s in scored]).masked_fill(broken[:, None], torch.nan)
         return Scores(values, torch.cat([s.lost for s in scored]) | broken, sum(s.seconds for s in scored))
 
@@ -328,8 +334,7 @@ class TextTrainer(Loop):
         """Loss of the schedule's actions, the weighted sum over answers of the mean over the steps they took."""
         actions, rows = batch.actions, step.rows
         took = acted(batch.written.rollout, actions)[rows]
-        gap = self.schedule.log_prob(actions.raw[rows]) - actions.log_prob[rows]
-        ratio = gap.clamp(-LIMIT, LIMIT).exp()
+        ratio = (self.schedule.log_prob(actions.raw[rows]) - actions.log_prob[rows]).clamp(-LIMIT, LIMIT).exp()
         loss = self.config.algorithm.objective.surrogate().loss(ratio, step.advantage.float()[:, None])
         each = (loss * took).sum(1) / took.sum(1).clamp(min=1)
         return (each * step.weight.float()).sum()

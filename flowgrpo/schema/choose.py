@@ -31,19 +31,19 @@ def resolved(algorithm: Mapping[str, Any], table: Mapping[str, Row], choices: Ch
         InputError: the preset, an axis or a choice is unknown.
     """
     name = algorithm.get("preset", default)
-    if name not in table:
+    if not isinstance(name, str) or name not in table:
         raise InputError(f"algorithm.preset: {name!r} is unknown, {nearest(str(name), table)}")
     row: dict[str, Any] = {"preset": name, **table[name]}
     for axis, written in algorithm.items():
         if axis == "preset":
             continue
         if axis not in choices:
-            raise InputError(f"algorithm.{axis}: unknown key, {nearest(axis, ['preset', *choices])}")
+            raise InputError(f"algorithm.{axis}: unknown key, {nearest(str(axis), ['preset', *choices])}")
         if not isinstance(written, (str, Mapping)):
             raise InputError(f"algorithm.{axis}: {written!r} is neither a name nor a map with a name")
         options = {"name": written} if isinstance(written, str) else dict(written)
         word = options.get("name", row[axis]["name"])
-        if word not in choices[axis]:
+        if not isinstance(word, str) or word not in choices[axis]:
             raise InputError(f"algorithm.{axis}: {word!r} is unknown, {nearest(str(word), choices[axis])}")
         row[axis] = _merged(
             row[axis] if word == row[axis]["name"] and not isinstance(written, str) else {}, options, word

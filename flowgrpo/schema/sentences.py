@@ -24,12 +24,9 @@ def sentence(error: ValidationError, model: type[Strict], prefix: tuple[str, ...
         ),
     )
     kind, value, context = first["type"], first["input"], first.get("ctx", {})
-    path = [
-        part
-        for part in first["loc"]
-        if not (isinstance(part, str) and re.search(r"[\[(]|^(str|float|constrained-float|literal)$", part))
-    ]
-    place = ".".join(map(str, (*prefix, *path)))
+    *above, last = first["loc"] or ("",)
+    path = [*filter(_is_key, above), *([last] if kind == "extra_forbidden" or _is_key(last) else [])]
+    place = ".".join(str(part) or repr(part) for part in (*prefix, *path))
     if kind == "value_error":  # raised by us, and already a sentence
         return str(context["error"])
     if kind == "extra_forbidden":
@@ -45,6 +42,11 @@ def sentence(error: ValidationError, model: type[Strict], prefix: tuple[str, ...
     if kind == "string_pattern_mismatch":
         return f"{place}: {value!r} may hold only letters, digits, '.', '_' and '-', and not begin with '.'"
     return f"{place}: {value!r} is wrong, {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def _is_key(part: Any) -> bool:
+    """Whether a part of pydantic's place is a key or an index, not the name of a type that was tried there."""
+    return not (isinstance(part, str) and re.search(r"[\[(]|^(str|float|constrained-float|literal)$", part))
 
 
 def _keys(model: type[Strict], path: list[Any]) -> list[str]:

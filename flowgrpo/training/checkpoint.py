@@ -50,7 +50,7 @@ def save(
         random_states: `random_state()` of every process.
         beta: coefficient of the divergence, which may adapt.
         history: what is remembered of each prompt, as JSON.
-        sound: whether what was sampled last had rewards; a checkpoint with tensors that are not finite never is sound.
+        sound: whether the weights can be trusted, see `flowgrpo.training.idle`.
     """
     target = _place(folder, step)
     for leftover in folder.glob(".step-*"):
@@ -61,7 +61,6 @@ def save(
     save_file(tensors, partial / "weights.safetensors")
     torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, partial / "optimizer.pt")
     torch.save(random_states, partial / "random.pt")
-    sound = sound and all(bool(t.isfinite().all()) for t in tensors.values())
     state = {"step": step, "updates": weights.updates, "beta": beta, "history": history, "sound": sound}
     (partial / "state.json").write_text(json.dumps(state))
     for path in (*partial.iterdir(), partial):
@@ -116,8 +115,26 @@ def find(folder: Path, step: int | None = None) -> Path:
     return _place(folder, known[-1] if step is None else step)
 
 
+def resumed(folder: Path) -> int | None:
+    """The step that a resume goes on from, of the latest sound checkpoint, or of the latest if none is; None without any.
+
+    Raises:
+        InputError: a checkpoint that was looked at cannot be read.
+    """
+    known = steps(folder)
+    sound = (step for step in reversed(known) if _state(_place(folder, step)).get("sound", True))
+    return next(sound, known[-1]) if known else None
+
+
+def forget_after(folder: Path, step: int) -> None:
+    """Delete the checkpoints of later steps."""
+    for known in steps(folder):
+        if known > step:
+            _delete(_place(folder, known))
+
+
 def check(checkpoint: Path) -> None:
-    """Refuse a checkpoint that cannot be read, as far as that costs little: its state, and the ends of its other files.
+    """Refuse a checkpoint that cannot be read, as far as that costs little: its state, and all but its tensors' values.
 
     Raises:
         InputError: a file of it is missing, cut off or not what it should be.
@@ -126,8 +143,10 @@ def check(checkpoint: Path) -> None:
     with _told(checkpoint):
         check_tensors(checkpoint / "weights.safetensors")
         for name in ("optimizer.pt", "random.pt"):
-            with zipfile.ZipFile(checkpoint / name):
+            with zipfile.ZipFile(checkpoint / name):  # which tells a file that is cut off
                 pass
+        _optimizer(checkpoint, mmap=True)
+        _generators(checkpoint)
 
 
 def check_tensors(file: Path) -> None:
@@ -175,10 +194,10 @@ def load(
         raise InputError(f"run.resume: {checkpoint} was written by an earlier version of flowgrpo, which kept less")
     step = load_weights(checkpoint, weights)
     with _told(checkpoint):
-        saved = torch.load(checkpoint / "optimizer.pt", weights_only=True, map_location="cpu")
+        saved = _optimizer(checkpoint)
         optimizer.load_state_dict(saved["optimizer"])
         scaler.load_state_dict(saved["scaler"])
-        states = torch.load(checkpoint / "random.pt", weights_only=True, map_location="cpu")
+        states = _generators(checkpoint)
         if process < len(states):
             set_random_state(states[process])
     return step, state["beta"], state["history"]
@@ -194,7 +213,27 @@ def _state(checkpoint: Path) -> dict[str, Any]:
             raise ValueError("its history is not of a count, a sum and an iteration for each prompt")
         if not all(map(is_number, (state["step"], state["updates"], state.get("beta", 0.0), *numbers))):
             raise ValueError("its state.json holds something else than numbers")
+        if _place(checkpoint.parent, state["step"]).name != checkpoint.name:
+            raise ValueError(f"its state.json is of step {state['step']}")
+        if not isinstance(state["updates"], int) or not isinstance(state.get("sound", True), bool):
+            raise ValueError("its state.json holds no count of updates, or is sound neither true nor false")
     return state
+
+
+def _optimizer(checkpoint: Path, mmap: bool = False) -> dict[str, Any]:
+    """What `optimizer.pt` holds, as `save` wrote it; its tensors are not read before they are asked for if `mmap`."""
+    saved = torch.load(checkpoint / "optimizer.pt", weights_only=True, map_location="cpu", mmap=mmap)
+    if saved.keys() != {"optimizer", "scaler"} or saved["optimizer"].keys() != {"state", "param_groups"}:
+        raise ValueError("its optimizer.pt holds no optimizer and scaler")
+    return saved
+
+
+def _generators(checkpoint: Path) -> list[dict[str, Any]]:
+    """What `random.pt` holds: `random_state()` of every process."""
+    states = torch.load(checkpoint / "random.pt", weights_only=True, map_location="cpu")
+    if not isinstance(states, list) or any(state.keys() != {"torch", "cuda", "numpy", "python"} for state in states):
+        raise ValueError("its random.pt holds no states of generators")
+    return states
 
 
 @contextmanager

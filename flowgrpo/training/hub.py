@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -80,12 +80,25 @@ def shapes(place: str, folder: str = "") -> dict[str, Shape]:
 
 @contextmanager
 def explained(path: str) -> Iterator[None]:
-    """Turn what diffusers raises about a model that cannot be read into one sentence."""
+    """Turn what diffusers raises about a model that cannot be read, which may be anything, into one sentence."""
     try:
         yield
-    except (OSError, ValueError, json.JSONDecodeError) as error:
+    except InputError:
+        raise
+    except Exception as error:
         where = "its folder" if Path(place_of(path)).is_dir() else "the model hub"
         reason = " ".join(str(error).split())[:300]
         raise InputError(
             f"model.path: {path} could not be loaded from {where} ({type(error).__name__}: {reason})"
         ) from error
+
+
+def index_map(written: Any) -> dict[str, Any]:
+    """A pipeline's index (model_index.json), as long as it is what diffusers writes.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not isinstance(written, dict) or not isinstance(written.get("_class_name", ""), str):
+        raise ValueError("its model_index.json is no map with the name of a class")
+    return dict(written)

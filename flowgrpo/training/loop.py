@@ -19,7 +19,7 @@ from accelerate.utils import gather_object
 
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training import checkpoint, parts, selection
+from flowgrpo.training import checkpoint, idle, parts, selection
 from flowgrpo.training.baseline import Units, combined, zero_std_fraction
 from flowgrpo.training.evaluate import parted, weighted
 from flowgrpo.training.groups import Groups, groups_of
@@ -35,9 +35,18 @@ ROUNDING = 1e-9  # an advantage below it is what sums of equal rewards leave
 
 
 class Stopped(Exception):
-    """The run ended early, after a whole iteration and with a checkpoint; `status` is what the command exits with."""
+    """The run ended early, after a whole iteration; `status` is what the command exits with.
+
+    Args:
+        sentence: where, and why.
+        rest: which checkpoint a resume goes on from, as the head of the command.
+    """
 
     status: int
+
+    def __init__(self, sentence: str, rest: str):
+        super().__init__(sentence)
+        self.rest = rest
 
 
 class Interrupted(Stopped):
@@ -47,7 +56,13 @@ class Interrupted(Stopped):
 
 
 class NothingToLearn(Stopped):
-    """So many iterations in a row as `run.patience` says had no advantage other than 0."""
+    """So many iterations in a row as `run.patience` says had no advantage other than 0, or no update that could be made."""
+
+    status = 1
+
+
+class Diverged(Stopped):
+    """The trained weights are not finite, and no iteration can mend them; checkpoints are of before."""
 
     status = 1
 
@@ -101,6 +116,7 @@ class Loop(ABC):
         self.report = Report(self.folder, self.accelerator, config.train.iterations)
         self.samples = SampleFolder(self.folder)
         self.after_evaluation: Callable[[Path], object] = lambda folder: None
+        self.checkpoints = self.folder / "checkpoints"
 
     @abstractmethod
     def _iterate(self) -> dict[str, Any]:
@@ -131,27 +147,30 @@ class Loop(ABC):
             group["lr"] = rate * factor
 
     def resume(self) -> None:
-        """Go back to the latest checkpoint of the folder, or to the start if it has none, and forget what came after."""
-        checkpoints = self.folder / "checkpoints"
-        if checkpoint.steps(checkpoints):
-            latest = checkpoint.find(checkpoints)
+        """Go back to a checkpoint of the folder (`checkpoint.resumed`), or to the start, and forget what came after."""
+        step = checkpoint.resumed(self.checkpoints)
+        if step is not None:
+            found = checkpoint.find(self.checkpoints, step)
             self.done, self.beta, history = checkpoint.load(
-                latest, self.weights, self.optimizer, self.scaler, self.accelerator.process_index
+                found, self.weights, self.optimizer, self.scaler, self.accelerator.process_index
             )
             self.history.restore(history)
+        self.accelerator.wait_for_everyone()  # nobody deletes a checkpoint before all have looked at it
         self.report.forget_after(self.done if self.done else -1)
         if self.accelerator.is_main_process:
             self.samples.forget_after(self.done if self.done else -1)
+            checkpoint.forget_after(self.checkpoints, self.done)
 
     def run(self) -> None:
         """Train to the last iteration.
 
         Raises:
             Interrupted: Ctrl-C or SIGTERM came; the iteration was finished and a checkpoint written.
-            NothingToLearn: there was none for `run.patience` iterations; a checkpoint was written.
+            NothingToLearn: there was nothing for `run.patience` iterations; a checkpoint was written.
+            Diverged: a checkpoint was due, and the weights are not finite; none was written.
         """
         train, run = self.config.train, self.config.run
-        idle = 0  # iterations in a row without anything to learn
+        empty = 0  # iterations in a row without anything to learn
         with self.report, _stop_requests() as stop:
             self.report.start(self.done)
             self._before()
@@ -161,22 +180,20 @@ class Loop(ABC):
                 line = self._iterate()
                 self.done += 1
                 self.report.write({"step": self.done, "phase": "train", **line})
-                idle = 0 if line["groups/teaching"] else idle + 1
-                if idle:
-                    self.report.warn(f"step {self.done}: nothing to learn, {_why(line)}")
-                last, tired = self.done == train.iterations, idle == run.patience
+                empty = empty + 1 if idle.is_idle(line) else 0
+                if empty:
+                    self.report.warn(f"step {self.done}: nothing to learn, {idle.why(line)}")
+                last, tired = self.done == train.iterations, empty == run.patience
                 if self.done % self.config.eval.every == 0 or last:
                     self._evaluate()
                 stopping = bool(self._sum(torch.tensor(float(stop.is_set))) > 0)
                 if self.done % run.checkpoint.every == 0 or last or stopping or tired:
                     self._checkpoint()
                 if tired:
-                    since = self.done - idle
-                    raise NothingToLearn(
-                        f"stopped after step {self.done}: nothing to learn since step {since}, {_why(line)}"
-                    )
+                    reason = f"nothing to learn since step {self.done - empty}, {idle.why(line)}"
+                    raise NothingToLearn(f"stopped after step {self.done}: {reason}", self._rest())
                 if stopping and not last:
-                    raise Interrupted(f"interrupted after step {self.done}")
+                    raise Interrupted(f"interrupted after step {self.done}", self._rest())
 
     def _groups(self, iteration: int) -> Groups:
         return groups_of(self.config, len(self.train_prompts), self.history, iteration)
@@ -241,6 +258,7 @@ class Loop(ABC):
             "policy/clip_fraction": sum(m.clipped for m in every) / edges,
             "policy/kl": sum(kls) / edges if kls else None,
             "policy/grad_norm": float(torch.tensor([m.grad_norm for m in measured]).max()),
+            "policy/updates": sum(m.taken for m in measured),
             "policy/skipped_updates": sum(m.skipped for m in measured),
             "policy/learning_rate": self.optimizer.param_groups[0]["lr"],
         }
@@ -301,11 +319,13 @@ class Loop(ABC):
                 )
 
     def _checkpoint(self) -> None:
+        if not all(bool(tensor.isfinite().all()) for tensor in self.weights.tensors().values()):
+            self.report.warn(f"step {self.done}: the trained weights are not finite")
+            raise Diverged(f"stopped after step {self.done}: the trained weights are not finite", self._rest())
         states = gather_object([checkpoint.random_state()])
         if self.accelerator.is_main_process:
-            folder, keep = self.folder / "checkpoints", self.config.run.checkpoint.keep
             checkpoint.save(
-                folder,
+                self.checkpoints,
                 self.done,
                 self.weights,
                 self.optimizer,
@@ -313,10 +333,19 @@ class Loop(ABC):
                 states,
                 self.beta,
                 self.history.state(),
-                keep,
-                sound=all(line["reward/mean"] is not None for line in self.report.lines if line["step"] == self.done),
+                self.config.run.checkpoint.keep,
+                sound=idle.is_sound([line for line in self.report.lines if line["step"] == self.done]),
             )
         self.accelerator.wait_for_everyone()
+
+    def _rest(self) -> str:
+        """Which checkpoint a resume goes on from, as the head of the command."""
+        step = checkpoint.resumed(self.checkpoints)
+        if step is None:
+            return "there is no checkpoint, begin again"
+        if step < self.done:
+            return f"go on from step {step}, the last that was sound,"
+        return "a checkpoint is written, go on"
 
     def _sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over the processes."""
@@ -348,14 +377,6 @@ def _stop_requests() -> Iterator[_Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _why(line: dict[str, Any]) -> str:
-    """Why an iteration had nothing to learn, by its metrics."""
-    lost = line["reward/lost"]
-    if line["reward/mean"] is None:
-        return "every sample was lost" if lost else "no reward applies to any of its samples"
-    return "the rewards of each group are equal" + (f", and {lost} samples were lost" if lost else "")
 
 
 def _nan(value: float | None) -> float:

@@ -22,6 +22,7 @@ class Measured:
         clipped: how many the clip stopped.
         kl: sum of the divergence from the reference, None if none is computed.
         grad_norm: of the whole gradient, before it is cut.
+        taken: 1 if the step was taken; it is not where nothing weighs anything, or the gradient is not finite.
         skipped: 1 if the gradient was not finite, so that no step was taken.
     """
 
@@ -31,6 +32,7 @@ class Measured:
     clipped: int = 0
     kl: float | None = None
     grad_norm: float = 0.0
+    taken: int = 0
     skipped: int = 0
 
 
@@ -57,6 +59,7 @@ def moved(
     if math.isfinite(measured.grad_norm):
         optimizer.step()
         weights.after_update()
+        measured.taken = 1
     else:
         measured.skipped = 1
     scaler.update()

@@ -17,15 +17,23 @@ if TYPE_CHECKING:
     from flowgrpo.schema.sections import Train
 
 
+MOST_SAMPLES = 1 << 20  # of an iteration, each of which has a place in lists
+
+
 def check_geometry(train: Train, roots: int, processes: int) -> None:
-    """Every process must have as many groups, and as many groups or roots of each part.
+    """Samples must not be too many; every process must have as many groups, and as many groups or roots of each part.
 
     Args:
         roots: of a group.
 
     Raises:
-        InputError: they do not divide; names the nearest numbers that do.
+        InputError: they do not divide, and it names the nearest numbers that do; or they are too many.
     """
+    if train.groups * train.group_size > MOST_SAMPLES:
+        raise InputError(
+            f"train.groups: {train.groups} groups of train.group_size = {train.group_size} samples are more than "
+            f"{MOST_SAMPLES} in an iteration, take less"
+        )
     unit = _together(train, roots) * processes
     if train.groups % unit == 0:
         return

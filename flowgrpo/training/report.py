@@ -24,6 +24,7 @@ from rich.text import Text
 
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
+from flowgrpo.schema.readable import one_line
 
 LIBRARIES = ("flowgrpo", "torch", "diffusers", "transformers", "accelerate", "peft", "safetensors", "numpy")
 
@@ -69,9 +70,10 @@ class Report:
             os.replace(partial, self.path)
 
     def __enter__(self) -> Report:
-        file = logging.FileHandler(self.log, encoding="utf-8", errors="backslashreplace")
-        file.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-        self._handlers = [file, _Terminal(self.console)]
+        file, terminal = logging.FileHandler(self.log, encoding="utf-8"), _Terminal(self.console)
+        file.setFormatter(_Lines("%(asctime)s %(message)s"))
+        terminal.setFormatter(_Lines())
+        self._handlers = [file, terminal]
         for handler in self._handlers:
             LOGGER.addHandler(handler)
         return self
@@ -125,6 +127,13 @@ class Report:
             self.console.print(f"step {step}/{self.iterations}  {numbers}  ETA {eta}", highlight=False)
 
 
+class _Lines(logging.Formatter):
+    """A warning in one line, whatever is in it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return one_line(super().format(record))
+
+
 class _Terminal(logging.Handler):
     """Warnings above the progress display."""
 
@@ -133,7 +142,7 @@ class _Terminal(logging.Handler):
         self.console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.console.print(Text.assemble(("warning", "yellow"), f" {record.getMessage()}"), soft_wrap=True)
+        self.console.print(Text.assemble(("warning", "yellow"), f" {self.format(record)}"), soft_wrap=True)
 
 
 def _finite(value: Any) -> Any:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
 
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.schema.sections import RewardUse
 from rewards import Reward, RewardError
 from rewards import load as load_reward
@@ -177,3 +177,11 @@ def rewards(uses: Sequence[RewardUse], eval_uses: Sequence[RewardUse] = ()) -> t
         if names.count(name) > 1:
             raise RewardError(f"two rewards are named {name!r}: give one of them another name, {{use: ..., name: ...}}")
     return found[0], found[1]
+
+
+def tried(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> Iterator[tuple[Reward, Prompt]]:
+    """Each reward with the first prompt that it is for; not those that are for none."""
+    for reward in rewards:
+        first = next((prompt for prompt in prompts if reward.applies(prompt.columns)), None)
+        if first is not None:
+            yield reward, first

@@ -15,6 +15,8 @@ kind as its only key, objects of a subclass are what they are beneath, and all e
 dictionaries of more than `MOST_HASHED`.
 """
 
+import io
+import sys
 from json import dumps, loads
 
 LONGEST_REPLY = 1 << 20  # bytes
@@ -44,17 +46,37 @@ def _complaint(error):
         return "an exception that cannot be told"
 
 
+class _NoInput(io.RawIOBase):
+    """An empty standard input that knows whether it was read."""
+
+    asked = False
+
+    def readable(self):
+        return True
+
+    def fileno(self):
+        return 0
+
+    def readinto(self, buffer):
+        self.asked = True
+        return 0
+
+
 def _load(names, code):
-    """Run a program; a statement that asks for input, of which there is none, is passed over."""
+    """Run a program; once it has asked for input, of which there is none, statements that fail are passed over."""
+    nothing = _NoInput()
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(nothing))
     try:
         exec(compile(code, "<answer>", "exec"), names)
-    except EOFError as error:
+    except (Exception, SystemExit) as error:
+        if not nothing.asked:
+            raise
         _load_below(error.__traceback__.tb_next.tb_lineno, names, code)
     return ["done"]
 
 
 def _load_below(line, names, code):
-    """Run the statements below a line but those that fail for want of input, or of a name that it would have had."""
+    """Run the statements below a line but those that fail."""
     import ast
 
     body = ast.parse(code).body
@@ -63,7 +85,7 @@ def _load_below(line, names, code):
         if node.lineno > line:
             try:
                 exec(compile(ast.Module([*future, node], []), "<answer>", "exec"), names)
-            except (EOFError, NameError):
+            except (Exception, SystemExit):
                 continue
 
 

@@ -28,6 +28,12 @@ def path(tmp_path):
         ("train.iterations=true", "train.iterations: True is wrong, input should be a valid integer"),
         ("train.iterations=0", "train.iterations: 0 is wrong, input should be greater than or equal to 1"),
         ("train=3", "train: 3 is not a map of keys"),
+        ("kind=[flow]", "kind: ['flow'] is unknown, did you mean 'flow'?"),
+        ("algorithm.preset={a: b}", "algorithm.preset: {'a': 'b'} is unknown, choose one of "),
+        ("algorithm.kernel.name=[x]", "algorithm.kernel: ['x'] is unknown, choose one of "),
+        ("algorithm={1: cps}", "algorithm.1: unknown key, choose one of preset, "),
+        ("train={'a[b]': 3}", "train.a[b]: unknown key, choose one of "),
+        ("train={'': 3}", "train.'': unknown key, choose one of "),
         ("model.dtype=float23", "model.dtype: 'float23' is not allowed, did you mean 'float32'?"),
         ("algorithm.preset=flowgrpo", "algorithm.preset: 'flowgrpo' is unknown, did you mean 'flow_grpo'?"),
         ("algorithm.kernal=cps", "algorithm.kernal: unknown key, did you mean 'kernel'?"),
@@ -96,6 +102,14 @@ def path(tmp_path):
             "train.groups=7",
             "train.groups: 7 groups do not divide into train.updates = 2 parts on 1 processes, take 6 or 8",
         ),
+        (
+            "train.groups=1000000000000",
+            "train.groups: 1000000000000 groups of train.group_size = 16 samples are more than",
+        ),
+        (
+            "train.group_size=1000000000",
+            "train.groups: 8 groups of train.group_size = 1000000000 samples are more than",
+        ),
         ("run.name=a/b", "run.name: 'a/b' may hold only letters, digits, '.', '_' and '-'"),
         ("run.name=..", "run.name: '..' may hold only"),
         ("train.optimizer.betas=[0.9, 1.5]", "train.optimizer.betas.1: 1.5 is wrong, input should be less than 1"),
@@ -146,6 +160,11 @@ def test_a_word_replaces_an_axis_and_an_option_replaces_an_option(path):
     assert (inner.clip_range, inner.kl.form, inner.kl.beta) == (1e-4, "flow_grpo", 0.1)
     both = config.load(path, ["algorithm.kernel=cps", "algorithm.kernel.level=0.5"]).algorithm.kernel
     assert (both.name, both.level) == ("cps", 0.5)
+
+
+def test_an_answer_whose_blocks_fill_the_memory_is_refused():
+    with pytest.raises(InputError, match=r"^model\.length: 1000000000000 is wrong, .* less than or equal to 131072$"):
+        config.validated({"kind": "mdlm", "model": {"path": "digits", "length": 10**12}})
 
 
 def test_numbers_are_read_as_people_write_them(path):
@@ -222,6 +241,7 @@ def laughs(link):
         ("a: " + "9" * 5000, "place: not valid YAML (a value is not of its kind: Exceeds the limit"),
         (r'a: "\ud800"', r"place: the text '\ud800' has half a character"),
         ("a: \udc80", "place: not valid YAML (unacceptable character #xdc80"),
+        ("a: 0x" + "f" * 5000, "place: a whole number of 20000 bits is more than Python writes down"),
         ("a: \x00", "place: not valid YAML (unacceptable character #x0000"),
     ],
 )

@@ -222,8 +222,17 @@ def test_a_model_must_be_named_where_there_are_several():
         pytest.raises(RewardError, match="serves no model None, choose one of a, b"),
     ):
         judge(url)
-    with http_server(lambda asked: {"hello": 1}) as url, pytest.raises(RewardError, match="lists no models"):
-        judge(url)
+    for listed in ({"hello": 1}, ["data"], {"data": [1]}, b"[" * 100_000):
+        with (
+            http_server(lambda asked, listed=listed: listed) as url,
+            pytest.raises(RewardError, match="lists no models"),
+        ):
+            judge(url)
+
+
+def likely(token, log_prob):
+    """A completion whose only token is this."""
+    return {"choices": [{"logprobs": {"content": [{"top_logprobs": [{"token": token, "logprob": log_prob}]}]}}]}
 
 
 @pytest.mark.parametrize(
@@ -232,7 +241,13 @@ def test_a_model_must_be_named_where_there_are_several():
         ((400, {"error": {"message": "image too large", "code": 400}}), "answered 400: image too large"),
         ((404, {"object": "error", "message": "no such route"}), "answered 404: no such route"),
         ((200, b"garbage"), "answered with no chat completion: 'garbage'"),
+        ((200, b"[" * 100_000), "answered with no chat completion"),
         ((200, {"choices": []}), "answered with no chat completion"),
+        ((200, {"choices": {}}), "answered with no chat completion"),
+        ((200, {"choices": ["words"]}), "answered with no chat completion"),
+        ((200, likely(4, 0.0)), "answered with no chat completion"),
+        ((200, likely("4", "0")), "answered with no chat completion"),
+        ((200, likely("4", 1e9)), "answered with no chat completion"),
         ((200, {"choices": [{"message": {"content": "4"}}]}), "gives no logprobs: take the method guided"),
     ],
 )

@@ -8,8 +8,18 @@ import pytest
 
 from rewards.chat import read
 from rewards.code import code_format, program_of
-from rewards.ocr import asked_text
-from rewards.text import answer_of, arithmetic, final_answer, gsm8k, gsm8k_accuracy, math_accuracy, math_answer, tags
+from rewards.ocr import asked_text, edit_distance, similarity
+from rewards.text import (
+    answer_of,
+    arithmetic,
+    countdown,
+    final_answer,
+    gsm8k,
+    gsm8k_accuracy,
+    math_accuracy,
+    math_answer,
+    tags,
+)
 
 HOSTILE = (
     "<answer>",
@@ -84,6 +94,29 @@ def test_every_reader_takes_40_kilobytes_in_a_second(piece):
             assert time.process_time() - start < 1
 
 
+@pytest.mark.parametrize("piece", ["ab", "a", "\u0301\u0323"])  # the last are put in order, which is quadratic
+@pytest.mark.parametrize("asked", ["bx", "b" * 100_000, "ba" * 50_000])
+def test_what_is_read_is_compared_with_what_is_asked_in_a_second(piece, asked):
+    start = time.process_time()
+    assert 0 <= similarity(piece * 50_000, asked) < 1
+    assert time.process_time() - start < 1
+
+
+def test_the_edit_distance_of_any_texts_is_that_of_the_table():
+    def table(a, b):
+        row = list(range(len(b) + 1))
+        for i, letter in enumerate(a, start=1):
+            diagonal, row[0] = row[0], i
+            for j, other in enumerate(b, start=1):
+                diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (letter != other))
+        return row[-1]
+
+    dice = random.Random(0)
+    for _ in range(300):
+        a, b = ("".join(dice.choices("abc日", k=dice.randrange(100))) for _ in range(2))
+        assert edit_distance(a, b) == table(a, b)
+
+
 # The plain patterns that say what is meant, and take a time quadratic in the text.
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 QUOTED = re.compile(r'"([^"]+)"|„([^“”]+)[“”]|“([^”]+)”|«([^»]+)»|「([^」]+)」')
@@ -139,3 +172,12 @@ def test_integers_of_any_length_are_compared():
     assert arithmetic(answers, [""] * 6, rights, [True] * 6) == [1.0, 0.0, 0.0, 1.0, 1.0, 1.0]
     with pytest.raises(ValueError, match="arithmetic takes an integer as the answer, not 'twelve'"):
         arithmetic(["12"], [""], ["twelve"], [True])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "target"),
+    [("9" * 4400, 1), (["9" * 4400], 1), ([1], "9" * 4400), ([1], "one"), (1, 1), ([1], float("inf"))],
+)
+def test_columns_of_a_countdown_that_are_no_integers_are_one_sentence(numbers, target):
+    with pytest.raises(ValueError, match="countdown takes integers as numbers and target, not"):
+        countdown(["1"], [""], [numbers], [target], [True])

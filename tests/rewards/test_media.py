@@ -1,25 +1,37 @@
 """Files of others: each is read as what it is, or refused in one sentence that names it."""
 
 import os
+import select
 import socket
 import struct
+import subprocess
 import threading
 import wave
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
+from imageio_ffmpeg import get_ffmpeg_exe
 from PIL import Image
 
 from rewards import media
 
 
-def test_of_16_bits_the_upper_ones_are_seen(tmp_path):
-    values = np.array([[0, 128, 129, 257, 32768, 65535]], dtype=np.uint16)
-    Image.fromarray(values).save(tmp_path / "deep.png")
+@pytest.mark.parametrize(("colours", "channels"), [(0, 1), (2, 3), (4, 2), (6, 4)])  # grey, RGB, and both with opacity
+def test_of_16_bits_the_upper_ones_are_seen(tmp_path, colours, channels):
+    values = (0, 100, 514, 32768, 65535)
+    opaque = [65535] * (channels in (2, 4))
+    pixels = [[value] * (channels - len(opaque)) + opaque for value in values]
+    (tmp_path / "deep.png").write_bytes(a_png(5, 1, b"\0" + np.array(pixels, ">u2").tobytes(), 16, colours))
     picture = media.picture(tmp_path / "deep.png")
-    # value / 257, rounded: 0, 0.498, 0.502, 1, 127.502, 255
-    assert (picture.mode, np.asarray(picture)[0].tolist()) == ("RGB", [[v] * 3 for v in (0, 0, 1, 1, 128, 255)])
+    assert (picture.mode, np.asarray(picture)[0].tolist()) == ("RGB", [[v] * 3 for v in (0, 0, 2, 128, 255)])
+
+
+def test_grey_of_16_bits_is_rounded(tmp_path):
+    Image.fromarray(np.array([[128, 129, 257]], dtype=np.uint16)).save(tmp_path / "deep.png")
+    seen = np.asarray(media.picture(tmp_path / "deep.png"))[0, :, 0]
+    assert seen.tolist() == [0, 1, 1]  # 0.498, 0.502 and 1 of 255
 
 
 def test_pictures_of_other_modes_are_as_ever(tmp_path):
@@ -69,14 +81,14 @@ def test_only_regular_files_are_opened(tmp_path, monkeypatch, kind, read):
     assert said  # nobody waits for a writer
 
 
-def a_png(width, height):
+def a_png(width, height, rows=b"", depth=8, colours=2):
     """A PNG whose header promises so many pixels."""
 
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    header = struct.pack(">IIBBBBB", width, height, depth, colours, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 def test_memory_is_bounded_by_what_a_header_promises(tmp_path, monkeypatch):
@@ -102,6 +114,76 @@ def test_frames_are_bounded(tmp_path, monkeypatch, name, bound, kind):
         media.frames(tmp_path / f"a.{kind}")
 
 
+def a_film(path, frames=3, *options):
+    """A video file of 32 x 16 pixels."""
+    source = ["-f", "lavfi", "-i", f"testsrc=s=32x16:r=8:d={frames / 8}", "-pix_fmt", "yuv420p"]
+    subprocess.run([get_ffmpeg_exe(), "-v", "error", *source, *options, str(path)], check=True)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["mp4", "mov", "webm"])
+def test_a_film_is_its_frames(tmp_path, kind):
+    red = ["-vf", "drawbox=c=red:t=fill"]
+    frames = media.film(a_film(tmp_path / f"A.{kind.upper()}", 3, *red))
+    assert [(frame.mode, frame.size) for frame in frames] == [("RGB", (32, 16))] * 3
+    low, high = np.asarray(frames).min((0, 1, 2)), np.asarray(frames).max((0, 1, 2))
+    assert low[0] > 240
+    assert max(high[1:]) < 15
+
+
+@pytest.mark.parametrize(
+    ("name", "bound", "said"),
+    [
+        ("MOST_FRAMES", 2, "has more than 2 frames"),
+        ("LARGEST_VIDEO", 32 * 16 * 3 - 1, "or 1535 pixels in all of them"),
+        ("LARGEST_PICTURE", 32 * 16 - 1, r"cannot be read \(Picture size 32x16 exceeds specified max pixel count 511"),
+        ("LARGEST_FILE", 20, "bytes, at most 20 are read"),
+    ],
+)
+def test_films_are_bounded(tmp_path, monkeypatch, name, bound, said):
+    path = a_film(tmp_path / "a.mp4")
+    assert len(media.film(path)) == 3
+    monkeypatch.setattr(media, name, bound)
+    with pytest.raises(media.MediaError, match=f"a.mp4 .*{said}"):
+        media.film(path)
+
+
+@pytest.mark.parametrize("where", [[], ["-movflags", "faststart"]])  # what a player looks for first: at the end, or not
+def test_a_film_that_was_cut_off_is_one_sentence(tmp_path, where):
+    path = a_film(tmp_path / "a.mp4", 8, *where)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 7 // 8])
+    with pytest.raises(media.MediaError, match=r"^.*a\.mp4 cannot be read \(.+\)$"):
+        media.film(path)
+
+
+@pytest.mark.parametrize("kind", ["mp4", "mov", "webm"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no film\n",
+        "ffconcat version 1.0\nfile whole.mp4\n",
+        "ffconcat version 1.0\nfile http://127.0.0.1:{port}/a.mp4\n",
+        "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nwhole.mp4\n#EXT-X-ENDLIST\n",
+        "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nhttp://127.0.0.1:{port}/a.mp4\n#EXT-X-ENDLIST\n",
+        '<MPD xmlns="urn:mpeg:dash:schema:mpd:2011"><BaseURL>http://127.0.0.1:{port}/</BaseURL></MPD>',
+    ],
+)
+def test_a_playlist_is_no_film_and_nothing_in_it_is_followed(tmp_path, kind, text):
+    a_film(tmp_path / "whole.mp4")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        (tmp_path / f"a.{kind}").write_text(text.format(port=listening.getsockname()[1]))
+        with pytest.raises(media.MediaError, match=rf"a\.{kind} cannot be read \(.+\)$"):
+            media.film(tmp_path / f"a.{kind}")
+        assert select.select([listening], [], [], 0)[0] == []  # nobody has called
+
+
+def test_a_film_s_name_is_no_address_and_no_option(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("concat:b.mp4", "-y.mp4", "%d.mp4", "http:a.mp4"):
+        a_film(tmp_path / "a.mp4").rename(name)
+        assert len(media.film(name)) == 3
+
+
 def broken(data, seed):
     """Copies of a file with a tail cut off, or with some bytes replaced."""
     random = np.random.default_rng(seed)
@@ -113,13 +195,15 @@ def broken(data, seed):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["png", "jpeg", "webp", "bmp", "gif", "wav"])
+@pytest.mark.parametrize("kind", ["png", "jpeg", "webp", "bmp", "gif", "wav", "mp4"])
 def test_a_broken_file_is_read_or_one_sentence(tmp_path, kind):
     whole, path = tmp_path / f"whole.{kind}", tmp_path / f"a.{kind}"
     if kind == "wav":
         with wave.open(str(whole), "wb") as file:
             file.setparams((2, 2, 8000, 0, "NONE", ""))
             file.writeframes(bytes(range(200)))
+    elif kind == "mp4":
+        a_film(whole)
     else:
         pixels = np.random.default_rng(0).integers(0, 256, (2, 12, 12, 3), dtype=np.uint8)
         first, second = map(Image.fromarray, pixels)
@@ -128,7 +212,7 @@ def test_a_broken_file_is_read_or_one_sentence(tmp_path, kind):
     for data in broken(whole.read_bytes(), seed=0):
         path.write_bytes(data)
         try:
-            media.sound(path) if kind == "wav" else media.frames(path)
+            {"wav": media.sound, "mp4": media.film}.get(kind, media.frames)(path)
         except media.MediaError as error:
             said.append(str(error))
     assert len(said) > 5
@@ -151,3 +235,26 @@ def test_sounds_that_nobody_can_hear_are_refused(tmp_path, rate, samples, said):
     (tmp_path / "a.wav").write_bytes(b"RIFF" + struct.pack("<I", len(body)) + body)
     with pytest.raises(media.MediaError, match=f"a.wav cannot be read .*{said}"):
         media.sound(tmp_path / "a.wav")
+
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def test_no_frames_are_no_film():
+    with pytest.raises(media.MediaError, match=r"^a\.mp4 cannot be read \(it holds no frames\)$"):
+        list(media.bounded("a.mp4", []))
+
+
+@pytest.mark.parametrize(
+    "data", [b"#EXTM3U\nfile:///dev/zero\n", b"ffconcat version 1.0\nfile /etc/passwd\n", b"<svg/>", b""]
+)
+def test_only_films_are_given_to_ffmpeg(tmp_path, data):
+    (tmp_path / "a.mp4").write_bytes(data)
+    with pytest.raises(media.MediaError, match=r"a\.mp4 cannot be read \(it is no MP4, MOV or WebM\)$"):
+        media.film(tmp_path / "a.mp4")
+
+
+def test_of_what_ffmpeg_prints_one_line_is_told(tmp_path):
+    (tmp_path / "a.mp4").write_bytes((DATA / "film.mp4").read_bytes()[:40])
+    with pytest.raises(media.MediaError, match=r"a\.mp4 cannot be read \([^\n]{5,200}\)$"):
+        media.film(tmp_path / "a.mp4")

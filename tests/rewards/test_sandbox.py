@@ -299,6 +299,13 @@ def test_a_program_that_does_not_load_says_why(layers):
     assert outcome.problem == "ModuleNotFoundError: No module named 'nothing_of_this_name'"
 
 
+def test_only_who_asked_for_input_may_fail_at_the_top(layers):
+    failing, defined, tests = "n = int([][0])", "def f(x):\n    return x", ["assert f(1) == 1"]
+    assert sandbox.run(f"{failing}\n{defined}", tests).passed == (False,)
+    assert sandbox.run(f"{defined}\n{failing}", tests).problem.startswith("IndexError")
+    assert sandbox.run(f"import sys\nsys.stdin.read()\n{failing}\n{defined}", tests).passed == (True,)
+
+
 def test_ordinary_programs_have_what_they_need(layers):
     program = (
         "import bisect, collections, datetime, decimal, fractions, functools, hashlib, heapq, itertools, json, math\n"

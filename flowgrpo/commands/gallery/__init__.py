@@ -159,6 +159,8 @@ def write_gallery(folders: Sequence[Path], out: Path) -> Path:
     Raises:
         InputError: a folder holds no samples, or files that cannot be read; or the page cannot be written.
     """
+    if out.exists() and not out.is_file():  # a folder, or a device, which would be replaced
+        raise InputError(f"--out: {out} is there and no ordinary file; name one, such as gallery.html")
     check_writable(out.parent, str(out))
     sections = [_read(Path(folder)) for folder in folders]
     templates = Environment(loader=PackageLoader("flowgrpo.commands.gallery", "."), autoescape=True, trim_blocks=True)
@@ -169,6 +171,15 @@ def write_gallery(folders: Sequence[Path], out: Path) -> Path:
     partial.write_text(text, encoding="utf-8", errors="backslashreplace")  # half a character is none
     os.replace(partial, out)
     return out
+
+
+def check_readable(folder: Path) -> None:
+    """Refuse a run's folder, or one of samples, that a page cannot be written of: its metrics, its manifest and their files.
+
+    Raises:
+        InputError: something there is damaged.
+    """
+    _read(folder)
 
 
 def _read(folder: Path) -> Section:

@@ -20,7 +20,7 @@ from flowgrpo.data.embedded import EMBEDDED, place_of
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.flow.pipeline import traits
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.training.hub import HUB_ID, explained, without_progress_bars
+from flowgrpo.training.hub import HUB_ID, explained, index_map, without_progress_bars
 from rewards.heap import keep_freed_memory
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
@@ -85,7 +85,7 @@ def index_of(path: str) -> dict[str, Any]:
         hint = "; for a language model set kind: mdlm" if (Path(place) / "config.json").is_file() else ""
         raise InputError(f"model.path: {path} is no diffusers pipeline, it has no model_index.json{hint}")
     with explained(path):
-        return dict(DiffusionPipeline.load_config(place))
+        return index_map(DiffusionPipeline.load_config(place))
 
 
 def scheduler_config(path: str) -> dict[str, Any] | None:

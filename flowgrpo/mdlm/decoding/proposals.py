@@ -41,7 +41,8 @@ class Proposed:
 class Sample:
     """Draws from softmax(logits / temperature), cut to `top_k` tokens, then to the fewest whose probability is `top_p`.
 
-    Temperature 0 takes the likeliest, the first of equals.
+    Temperature 0 takes the likeliest, the first of equals. So does a position whose logits are not numbers: it takes a
+    token, never the mask, so that decoding ends, and its answer leaves the update.
     """
 
     temperature: Setting = 0.0
@@ -56,14 +57,15 @@ class Sample:
         log_probs = filtered((logits / scale).log_softmax(-1), self.top_p, self.top_k)
         tokens = logits.argmax(-1)
         if drawn.any():
-            tokens = torch.where(drawn, categorical(log_probs, step.uniform("token")), tokens)
+            found = categorical(log_probs, step.uniform("token"))
+            tokens = torch.where(drawn & (found < logits.shape[-1]), found, tokens)
         return Proposed(tokens, logits, log_probs, log_probs.gather(-1, tokens[:, None])[:, 0])
 
 
 def categorical(log_probs: Tensor, uniform: Tensor) -> Tensor:
     """The token (N,) at which the cumulated probabilities (N, V) first exceed a number (N,) in [0, 1).
 
-    The last one where they are not numbers: such a row goes on, and leaves the update.
+    V where they are not numbers, which is no token.
     """
     found = []
     for part, number in zip(log_probs.split(CHUNK), uniform.split(CHUNK), strict=True):
@@ -71,7 +73,7 @@ def categorical(log_probs: Tensor, uniform: Tensor) -> Tensor:
         total = cumulated[:, -1:]
         below = torch.minimum(number[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
         found.append(torch.searchsorted(cumulated, below, right=True)[:, 0])
-    return torch.cat(found).clamp(max=log_probs.shape[1] - 1)
+    return torch.cat(found)
 
 
 def filtered(log_probs: Tensor, top_p: float = 1.0, top_k: int | None = None) -> Tensor:

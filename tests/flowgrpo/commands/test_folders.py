@@ -1,17 +1,21 @@
 """One run at a time in a folder, whatever becomes of it."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 
 import pytest
+import torch
 import yaml
 
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
-from flowgrpo.training import folders
+from flowgrpo.training import checkpoint, folders
+from flowgrpo.training.weights import Weights
 
 
 def test_a_held_folder_is_refused_and_free_afterwards(tmp_path):
@@ -91,6 +95,8 @@ def test_several_processes_are_not_even_started(workplace, monkeypatch, capsys):
         ("samples/manifest.jsonl", '{"file": \n{"file": "a", "prompt": "b"}\n', "manifest.jsonl:1: not valid JSON"),
         ("checkpoints/step-000001/state.json", "{", "step-000001/state.json: not valid JSON"),
         ("config.yaml", "a: &a [*a]", "config.yaml: not valid YAML (*a stands in what it stands for)"),
+        ("metrics.jsonl", '{"step": 1, "phase": "eval"}\n', "metrics.jsonl is not of a run (KeyError('reward/mean'))"),
+        ("samples/manifest.jsonl", '{"file": "a.png", "prompt": "b"}\n', "there is no file runs/t/samples/a.png"),
     ],
 )
 def test_a_resume_reads_everything_before_its_model(workplace, unloaded, capsys, file, written, said):
@@ -104,13 +110,139 @@ def test_a_resume_reads_everything_before_its_model(workplace, unloaded, capsys,
     assert told.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [["sample", "shapes", "--prompt", "a"], ["gallery", "here"]])
-def test_commands_that_cannot_write_say_so_before_they_begin(tmp_path, monkeypatch, unloaded, capsys, command):
+def test_a_resume_reads_the_samples_before_its_model(workplace, unloaded, capsys):
+    """At its first evaluation it would write a page of them."""
+    samples = workplace / "runs" / "t" / "samples"
+    samples.mkdir(parents=True)
+    (samples.parent / "config.yaml").write_text(yaml.safe_dump(config.load("tiny.yaml").model_dump()))
+    (samples / "manifest.jsonl").write_text('{"file": "a.png", "prompt": "b"}\n')
+    (samples / "a.png").write_bytes(b"\x89PNG")
+    assert main(["train", "tiny.yaml", "run.resume=true"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("flowgrpo: runs/t: ")
+    assert "a.png" in told
+    assert told.count("\n") == 1
+
+
+DENSE = ["algorithm={preset: dense_grpo}", "train={group_size: 4, groups: 2, micro_batch: 4}", "run.resume=true"]
+LINE = '{"step": 0, "phase": "calibration", "cost/model_evaluations": 1, "cost/decoded": 1, "time/calibration": 0.5}'
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "",
+        "{",
+        "[]",
+        "[[]]",
+        "3",
+        '{"levels": [0.7]}',
+        f'{{"levels": [], "metrics": {LINE}}}',
+        f'{{"levels": 0.7, "metrics": {LINE}}}',
+        f'{{"levels": ["a"], "metrics": {LINE}}}',
+        f'{{"levels": [NaN], "metrics": {LINE}}}',
+        f'{{"levels": [-0.7], "metrics": {LINE}}}',
+        '{"levels": [0.7], "metrics": {}}',
+        '{"levels": [0.7], "metrics": []}',
+        f'{{"levels": [0.7], "metrics": {LINE.replace("0.5", "null")}}}',
+    ],
+)
+def test_a_resume_reads_its_calibration_before_its_model(workplace, unloaded, capsys, written):
+    folder = workplace / "runs" / "t"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config.load("tiny.yaml", DENSE).model_dump()))
+    (folder / "calibration.json").write_text(written)
+    assert main(["train", "tiny.yaml", *DENSE]) == 2
+    told = capsys.readouterr().err
+    assert re.match(r"flowgrpo: runs/t/calibration\.json(: not valid JSON| is not what a calibration writes)", told)
+    assert told.count("\n") == 1
+    (folder / "calibration.json").unlink()
+    weights = Weights({"net": torch.nn.Linear(3, 2)}, None)
+    optimizer, scaler = torch.optim.AdamW(weights.parameters), torch.amp.GradScaler("cpu", enabled=False)
+    checkpoint.save(folder / "checkpoints", 1, weights, optimizer, scaler, [checkpoint.random_state()], 0.0, {}, 1)
+    assert main(["train", "tiny.yaml", *DENSE]) == 2
+    assert "calibration.json is missing, which holds the noise levels" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:.*cut off, and left out")
+def test_what_a_full_disk_cut_off_ends_no_command(workplace):
+    """The last lines of metrics and manifest, in the middle of which the disk was full."""
+    run = workplace / "runs" / "t"
+    assert main(["train", "tiny.yaml", "train.iterations=1"]) == 0
+    (run / "gallery.html").unlink()
+    cut = {name: (run / name).read_text()[:-30] for name in ("metrics.jsonl", "samples/manifest.jsonl")}
+    for name, text in cut.items():
+        (run / name).write_text(text)
+    assert main(["gallery", "runs/t"]) == 0
+    assert main(["score", "jpeg_size", "--samples", "runs/t/samples"]) == 0
+    assert main(["train", "tiny.yaml", "run.resume=true"]) == 0
+    for name in cut:
+        lines = [json.loads(line) for line in (run / name).read_text().splitlines()]
+        assert {line["step"] for line in lines} == {0, 1, 2}
+    assert (run / "gallery.html").stat().st_size > 0
+
+
+COMMANDS = [
+    ["sample", "shapes", "--prompt", "a"],
+    ["sample", "digits", "--prompt", "1"],
+    ["gallery", "runs/t"],
+    ["export", "runs/t"],
+    ["tracelock", "digits", "--prompts", "prompts.txt"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_that_cannot_write_say_so_before_they_begin(workplace, monkeypatch, unloaded, capsys, command):
+    for place in ("sampling", "teach"):
+        monkeypatch.setattr(f"flowgrpo.mdlm.{place}.load_predictor", lambda *a: pytest.fail("the model was loaded"))
+    run = workplace / "runs" / "t"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(yaml.safe_dump(config.load("tiny.yaml").model_dump()))
+    (workplace / "file").touch()
+    os.mkfifo(workplace / "fifo")
+    os.symlink("circle", workplace / "circle")
+    before = sorted(workplace.rglob("*"))
+    for out in ("file/out/page", "a" * 300, "fifo", "circle/page", "/dev/null"):
+        assert main([*command, "--out", out]) == 2
+        told = capsys.readouterr().err
+        assert out in told
+        assert told.count("\n") == 1
+    assert sorted(workplace.rglob("*")) == before
+
+
+def test_a_gallery_replaces_a_file_and_no_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").touch()
-    (tmp_path / "here").mkdir()
-    assert main([*command, "--out", "file/out/page"]) == 2
-    assert "cannot be written to (Not a directory)" in capsys.readouterr().err
+    (tmp_path / "run" / "gallery.html").mkdir(parents=True)
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    for arguments in ([], ["--out", "run"], ["--out", ""]):
+        assert main(["gallery", "run", *arguments]) == 2
+        said = "is there and no ordinary file; name one, such as gallery.html\n"
+        assert capsys.readouterr().err.endswith(said)
+    assert {path.name for path in tmp_path.rglob("*")} == {"run", "gallery.html", "metrics.jsonl"}
+    (tmp_path / "page.html").write_text("old")
+    assert main(["gallery", "run", "--out", "page.html"]) == 0
+    assert (tmp_path / "page.html").read_text() != "old"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["train"], ["plan"], ["doctor"], ["gallery"], ["sample", "--prompt", "a", "--out", "o"], ["export", "--out", "o"]],
+)
+def test_a_name_that_no_file_can_have_is_one_sentence(tmp_path, monkeypatch, capsys, arguments):
+    monkeypatch.chdir(tmp_path)
+    command, *options = arguments
+    assert main([command, "a" * 300, *options]) == 2
+    file = "a" * 300 + "/config.yaml" * (command == "export")
+    assert capsys.readouterr().err == f"flowgrpo: {file} cannot be used (File name too long)\n"
+
+
+def test_other_errors_of_the_file_system_keep_their_trace(monkeypatch):
+    def missing():
+        raise FileNotFoundError(2, "No such file or directory", "models.json")
+
+    monkeypatch.setattr("flowgrpo.cli.app", lambda **k: missing())
+    with pytest.raises(FileNotFoundError):
+        main(["models"])
 
 
 @pytest.mark.parametrize(

@@ -323,3 +323,12 @@ def test_nothing_on_the_page_insists_on_more_than_a_phones_width(tmp_path):
     assert all(width == "0" or re.fullmatch(r"min\(100%, \d+px\)", width) for width in least)
     assert "overflow-wrap: anywhere" in re.search(r"^body {.*?}", style, re.MULTILINE).group()
     assert style.count("white-space: nowrap") == 2  # of numbers
+
+
+def test_a_click_on_a_picture_enlarges_it(tmp_path):
+    page = write_gallery([folder_of_samples(tmp_path / "s", {0: [0.2], 1: [0.4]})], tmp_path / "g.html").read_text()
+    pictures = re.findall(r"<img [^>]*>", page.split("<script>")[0])
+    buttons = re.findall(r'<button type="button" class="picture" title="enlarge"><img [^>]*></button>', page)
+    assert len(pictures) == len(buttons) == 2
+    assert page.count("<dialog ") == 1
+    assert "dialog.showModal()" in page.split("<script>")[1]

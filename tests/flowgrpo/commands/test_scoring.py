@@ -24,6 +24,18 @@ def redness(images, prompts):
     return images[:, 0].mean((1, 2))
 
 
+def test_a_frame_after_the_first_that_is_broken_is_one_sentence(tmp_path):
+    path = tmp_path / "a.webp"
+    shades = [Image.fromarray(np.random.default_rng(i).integers(0, 256, (9, 9, 3), dtype=np.uint8)) for i in range(2)]
+    shades[0].save(path, save_all=True, append_images=shades[1:], lossless=True)
+    data = bytearray(path.read_bytes())
+    second = data.rindex(b"VP8L") + 16
+    data[second : second + 20] = b"\xff" * 20
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=r"^--samples: .*a\.webp cannot be read \(failed to read next frame\)$"):
+        read(path)
+
+
 def test_names_of_files_are_prompts(folder):
     asked = []
 

@@ -57,16 +57,19 @@ def test_an_animation_is_a_list_of_pictures(tmp_path):
         ("broken.png", "broken.png cannot be read"),
         ("broken.gif", "broken.gif cannot be read"),
         ("broken.wav", "broken.wav cannot be read"),
-        ("a.mp4", "a.mp4 (cannot be read|needs a package)"),
+        ("a.mp4", r"a.mp4 cannot be read \(it is no MP4, MOV or WebM\)"),
         ("fifo.png", "fifo.png is not a regular file"),
         ("a" * 300 + ".png", "cannot be read .*File name too long"),
+        ("depth.tif", r"image is 'depth.tif', but of files only .png, .jpg, .*, .wav are read; convert it to one"),
+        (["depth.exr"], "image is 'depth.exr', but of files only .png"),
     ],
 )
 def test_what_cannot_be_read_is_one_sentence(tmp_path, monkeypatch, value, said):
     monkeypatch.chdir(tmp_path)
     for name in ("broken.png", "broken.gif", "broken.wav", "a.mp4"):
         (tmp_path / name).write_text("no picture")
+    Image.fromarray(np.full((4, 4), 0.5, np.float32)).save("depth.tif")
     os.mkfifo(tmp_path / "fifo.png")
     with pytest.raises(InputError, match=said):
         conditions.check([{"image": value}], {"image"}, "prompts.train")
-    conditions.check([{"image": value}], {"video"}, "prompts.train")  # not a condition of this pipeline
+    conditions.check([{"image": value, "style": "soft"}], {"video", "style"}, "prompts.train")  # not a condition here

@@ -21,7 +21,7 @@ def saved(folder, step=1, keep=2, fill=0.5, **options):
     weights, optimizer, scaler = parts()
     weights.parameters[0].data.fill_(fill)
     weights.parameters[0].grad = torch.ones(2, 3)
-    optimizer.step() if math.isfinite(fill) else None
+    optimizer.step()
     history = {"3": [1.0, 0.5, 0]}
     states = [checkpoint.random_state()]
     return checkpoint.save(folder, step, weights, optimizer, scaler, states, 0.0, history, keep, **options)
@@ -55,6 +55,10 @@ def test_a_missing_file_is_one_sentence(tmp_path, name):
     "changed",
     [
         {"step": "1"},
+        {"step": 2},
+        {"step": 1.5},
+        {"updates": 0.5},
+        {"sound": "no"},
         {"step": None},
         {"updates": math.nan},
         {"beta": []},
@@ -78,9 +82,18 @@ def test_an_optimizer_or_generators_of_something_else_are_one_sentence(tmp_path)
     with pytest.raises(InputError, match=r"step-000001 cannot be loaded \(ValueError: "):
         checkpoint.load(place, *parts())
     saved(tmp_path, step=2)
-    torch.save([{"torch": 3}], tmp_path / "step-000002" / "random.pt")
+    torch.save([{**checkpoint.random_state(), "torch": 3}], tmp_path / "step-000002" / "random.pt")
     with pytest.raises(InputError, match="step-000002 cannot be loaded"):
         checkpoint.load(tmp_path / "step-000002", *parts())
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.pt", "random.pt"])
+@pytest.mark.parametrize("written", [3, {}, [3], {"optimizer": {}, "scaler": {}}, [{"torch": 3}]])
+def test_a_file_of_another_kind_is_one_sentence_without_a_model(tmp_path, name, written):
+    place = saved(tmp_path)
+    torch.save(written, place / name)
+    with pytest.raises(InputError, match=r"step-000001 cannot be loaded|weights\.safetensors cannot be read"):
+        checkpoint.check(place)
 
 
 def test_other_folders_are_no_checkpoints(tmp_path):
@@ -91,14 +104,14 @@ def test_other_folders_are_no_checkpoints(tmp_path):
     assert checkpoint.steps(tmp_path) == [3]
 
 
-def test_the_last_checkpoint_that_is_finite_is_never_deleted(tmp_path):
-    for step, fill in enumerate((0.1, 0.2, 0.3, math.nan, math.inf, math.nan, math.nan), start=1):
-        saved(tmp_path, step, keep=2, fill=fill)
-    assert checkpoint.steps(tmp_path) == [2, 3, 6, 7]
-    with pytest.raises(InputError, match="step-000007 cannot be loaded .*not finite.* to go on from the one before"):
-        checkpoint.load_weights(tmp_path / "step-000007", parts()[0])
-    weights = parts()[0]
-    assert checkpoint.load_weights(tmp_path / "step-000003", weights) == 3
+def test_weights_that_are_not_finite_are_one_sentence(tmp_path):
+    for step, fill in enumerate((0.1, math.nan, math.inf), start=1):
+        saved(tmp_path, step, keep=3, fill=fill)
+    for step in (2, 3):
+        said = f"step-00000{step} cannot be loaded .*not finite.* to go on from the one before"
+        with pytest.raises(InputError, match=said):
+            checkpoint.load_weights(tmp_path / f"step-00000{step}", parts()[0])
+    assert checkpoint.load_weights(tmp_path / "step-000001", parts()[0]) == 1
 
 
 def test_checkpoints_without_rewards_do_not_push_others_out_and_go_when_there_are_rewards_again(tmp_path):

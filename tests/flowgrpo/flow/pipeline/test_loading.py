@@ -1,14 +1,20 @@
-"""What loading a policy does to the process."""
+"""What loading a policy does to the process, and what the files of a model can do to it."""
 
 import platform
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
 
+from flowgrpo.cli import main
+from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.shapes import PATH
+
+DIGITS = EMBEDDED["digits"].folder
 
 FAULTS_OF_TEN_TENSORS = """
 import resource, torch, flowgrpo
@@ -51,3 +57,34 @@ def test_the_embedded_model_draws_the_same_in_half_precision(dtype):
     assert {model.dtype for model in pipe.components.values() if isinstance(model, torch.nn.Module)} == {dtype}
     whole = pictures(StableDiffusion3Pipeline.from_pretrained(PATH), 1)
     assert (pictures(pipe, 1).float() - whole).abs().mean() < 0.02
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("model", "file", "written", "said"),
+    [
+        (PATH, "model_index.json", DEEP, "m/model_index.json: lists and maps are nested deeper than 64"),
+        (PATH, "model_index.json", "[]", "its model_index.json is no map with the name of a class"),
+        (PATH, "model_index.json", '{"_class_name": 5}', "its model_index.json is no map with the name of a class"),
+        (PATH, "model_index.json", r'{"_class_name": "\ud800"}', r"m/model_index.json: the text '\ud800' has half a"),
+        (PATH, "model_index.json", '{"_class_name": "../os"}', "could not be loaded from its folder (AttributeError"),
+        (PATH, "transformer/config.json", DEEP, "could not be loaded from its folder (RecursionError"),
+        (PATH, "tokenizer/tokenizer_config.json", "[]", "could not be loaded from its folder (TypeError"),
+        (DIGITS, "config.json", DEEP, "'./m' holds no model (maximum recursion depth exceeded"),
+        (DIGITS, "config.json", '"x"', "'./m' holds no model, or its config.json is no map with a model_type"),
+        (DIGITS, "config.json", '{"model_type": []}', "'./m' holds no model"),
+        (DIGITS, "tokenizer.json", DEEP, "'./m' has no tokenizer (RecursionError"),
+        (DIGITS, "tokenizer.json", "{}", "'./m' has no tokenizer (KeyError: 'added_tokens')"),
+        (DIGITS, "model_index.json", DEEP, "m/model_index.json: lists and maps are nested deeper than 64"),
+    ],
+)
+def test_the_files_of_a_model_are_anybody_s(tmp_path, monkeypatch, capsys, model, file, written, said):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(model, "m")
+    Path("m", file).write_text(written)
+    assert main(["sample", "./m", "--prompt", "1", "--out", "o"]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1

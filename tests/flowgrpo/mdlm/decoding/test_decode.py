@@ -110,6 +110,27 @@ def test_steps_of_ascending_size_add_up(length):
         assert ascending(128, 4).ends == (15, 31, 63, 128)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_that_are_not_numbers_end_too(monkeypatch, name, temperature):
+    """Even where the mask is the last token of the vocabulary, which a search among NaN comes to."""
+    predictor, calls = MaskPredictor(llama(), VOCAB - 1, PAD), []
+    real = MaskPredictor.logits_and_hidden
+
+    def broken(self, *arguments):
+        calls.append(1)
+        assert len(calls) <= 2 * LENGTH
+        logits, hidden = real(self, *arguments)
+        return logits.where(logits.isinf(), torch.nan), hidden
+
+    monkeypatch.setattr(MaskPredictor, "logits_and_hidden", broken)
+    decoder = build({**spec(name), "proposal": {"temperature": temperature}}, LENGTH, EOS)
+    rollout = decode(predictor, PROMPT, decoder, SEEDS)
+    assert calls
+    assert not (rollout.completion == VOCAB - 1).any()
+    assert not rollout.commit_logp.isfinite().any()
+
+
 def test_the_end_is_suppressed_less_and_less():
     (linear,) = build({"name": "eoser", "steps": 5}, 10, EOS).modifiers
     assert [linear.gamma(s) for s in range(5)] == pytest.approx([0.4, 0.55, 0.7, 0.85, 1.0])

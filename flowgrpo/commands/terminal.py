@@ -1,0 +1,24 @@
+"""What commands print: others' words, too, so nothing in them is markup or steers the terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from flowgrpo.schema.readable import one_line, readable
+
+
+class _Readable(Console):
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(readable(text), **options)
+
+
+out = _Readable(highlight=False, markup=False, emoji=False)
+
+
+def say(sentence: str) -> None:
+    """Print one line on stderr, whatever is in the sentence."""
+    print(one_line(sentence), file=sys.stderr)

@@ -1,0 +1,31 @@
+"""Whether an iteration learnt anything, by its metric line, and why not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def is_idle(line: Mapping[str, Any]) -> bool:
+    """Whether an iteration learnt nothing: no advantage was other than 0, or no update could be made."""
+    return not line["groups/teaching"] or not line["policy/updates"]
+
+
+def is_sound(lines: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the weights after an iteration can be trusted, by its metric line and that of an evaluation after it, if any.
+
+    The samples that were seen last must have rewards, and what the iteration had to teach must have been learnt.
+    """
+    stuck = lines[0]["groups/teaching"] and not lines[0]["policy/updates"]
+    return lines[-1]["reward/mean"] is not None and not stuck
+
+
+def why(line: Mapping[str, Any]) -> str:
+    """Why an iteration had nothing to learn."""
+    lost = line["reward/lost"]
+    if line["reward/mean"] is None:
+        return "every sample was lost" if lost else "no reward applies to any of its samples"
+    if line["groups/teaching"]:
+        skipped = line["policy/skipped_updates"]
+        return "no update had a gradient that is finite" if skipped else "nothing of its samples can be trained on"
+    return "the rewards of each group are equal" + (f", and {lost} samples were lost" if lost else "")

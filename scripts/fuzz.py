@@ -1,0 +1,44 @@
+"""Throw broken configs, media files or server requests at what reads them: each is accepted, or refused in a sentence.
+
+    python scripts/fuzz.py {configs,media,server} [--seed 0] [--count N]
+
+Prints the seed and what came of the cases. Exit status 1, with the smallest failing case, if one ends in a traceback, is
+slow, or is refused in more than a sentence. The cases are in tests/fuzzing; docs/reliability.md has the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+COUNTS = {"configs": 2000, "media": 2000, "server": 5000}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("subject", choices=COUNTS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, help="cases; " + ", ".join(f"{n} {name}" for name, n in COUNTS.items()))
+    options = parser.parse_args(arguments)
+    count = COUNTS[options.subject] if options.count is None else options.count
+    found = importlib.import_module(f"fuzzing.{options.subject}").fuzz(options.seed, count)
+    print(
+        f"{found.subject}, seed {options.seed}: {found.cases} cases, {found.accepted} accepted, {found.refused} refused in "
+        f"a sentence, {len(found.failures)} tracebacks, the slowest {found.slowest:.2f} s"
+    )
+    for failure in found.failures:
+        print(failure, file=sys.stderr)
+    return 1 if found.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""Broken configs and overrides, through what every command reads them with.
+
+A case is a file's bytes and the overrides of a command line. The real configs, as they are written and with every key filled
+in, are changed in some places: other values, other keys, other depths; then, in some cases, as text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import re
+import tempfile
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import yaml
+from hypothesis import strategies as st
+
+from flowgrpo import config
+from flowgrpo.cli import main
+from flowgrpo.commands.kinds import KINDS
+from flowgrpo.flow import methods as axes
+from flowgrpo.flow.methods import presets
+from flowgrpo.mdlm.methods import axes as mdlm_axes
+from flowgrpo.mdlm.methods import presets as mdlm_presets
+from fuzzing.runner import run
+from fuzzing.summary import Summary
+
+ROOT = Path(__file__).parents[2]
+NAME = "config.yaml"
+Place = tuple[str | int, ...]
+
+WHOLE = (0, -1, 1, 3, 2**31, 2**63, 10**30, 10**4000)
+FLOATS = (0.0, -0.0, 0.5, 5e-324, 1e308, *map(float, ("nan", "inf", "-inf")))
+TEXTS = ("", "x", "a.b", "../..", "/", "~", "\0", "\x1b[31m", "\ud800", "\u2028", "é\n", " ", "[", "x" * 90_000)
+OTHERS = (None, True, False, [], {}, [[]], b"\xff", {1: 2}, {None: 0}, {"": ""}, {"\ud800": 1}, {1.5: "a", True: "b"})
+YAML = r"""
+&a [*a]
+&a {b: *a}
+<<: *a
+<<: 3
+!!python/object:os.system x
+!!set {a, b}
+!!omap [a: 1]
+!!binary '='
+!!int x
+!!float .
+!!timestamp x
+2026-13-45
+1:2:3
+0o7
+--- 1
+%YAML 9.9
+? [a]
+? {a: b}
+"\ud800"
+> 9
+"""
+LONG = ("[" * 100, "{a: " * 100, "[" * 70 + "]" * 70, "- " * 3000, "9" * 5000, "0x" + "f" * 5000)
+FRAGMENTS = (*YAML.strip().splitlines(), *LONG, *"-:\t\0\ufeff\x85'\"|#@`%!&*[{")
+
+
+@cache
+def bases() -> tuple[dict[str, Any], ...]:
+    """The configs of the repository, each as it is written and as it is resolved."""
+    files = sorted((ROOT / "configs").glob("*.yaml"))
+    return tuple(base for file in files for base in (config.read_map(file), config.load(file).model_dump()))
+
+
+@cache
+def words() -> tuple[str, ...]:
+    """Every name of a preset, and of a choice of an axis."""
+    tables = (presets.PRESETS, *axes.CHOICES.values(), mdlm_presets.PRESETS, *mdlm_axes.CHOICES.values())
+    return tuple(dict.fromkeys(word for table in tables for word in table))
+
+
+def places(value: Any, above: Place = ()) -> list[Place]:
+    """Every place in maps and lists: the keys on the way to it."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [found for key, item in inner for found in ((*above, key), *places(item, (*above, key)))]
+
+
+def nested(value: Any, depth: int) -> Any:
+    """A value in so many lists and maps."""
+    for level in range(depth):
+        value = [value] if level % 2 else {"a": value}
+    return value
+
+
+def values() -> st.SearchStrategy[Any]:
+    """What stands where something else should."""
+    plain = st.sampled_from((*WHOLE, *FLOATS, *TEXTS, *OTHERS)) | st.integers() | st.floats() | st.text(max_size=12)
+    several = st.lists(plain, max_size=3) | st.dictionaries(st.text(max_size=5), plain, max_size=3)
+    deep = st.builds(nested, plain, st.integers(1, 200))
+    return plain | st.deferred(lambda: st.sampled_from(words())) | several | deep
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> Any:
+    """A config changed in a few places."""
+    written = copy.deepcopy(draw(st.sampled_from(bases())))
+    for _ in range(draw(st.integers(0, 3))):
+        *parents, last = draw(st.sampled_from(places(written) or [("model",)]))
+        inside = written
+        for key in parents:
+            inside = inside[key]
+        match draw(st.sampled_from(("value", "value", "remove", "key", "rename", "exchange"))):
+            case "value":
+                inside[last] = copy.deepcopy(draw(values()))
+            case "remove":
+                del inside[last]
+            case "key" if isinstance(inside, dict):
+                inside[draw(st.sampled_from((*TEXTS, 1, None, f"{last}x", *words())))] = copy.deepcopy(draw(values()))
+            case "rename" if isinstance(inside, dict):
+                inside[f"{last}"[:-1]] = inside.pop(last)
+            case "exchange":
+                other = draw(st.sampled_from(bases()))
+                inside[last] = copy.deepcopy(other[draw(st.sampled_from(sorted(other)))])
+    return written
+
+
+@st.composite
+def files(draw: st.DrawFn) -> bytes:
+    """The bytes of a config, in some cases broken as text."""
+    text = yaml.safe_dump(draw(documents()), sort_keys=False, allow_unicode=draw(st.booleans()))
+    for _ in range(draw(st.sampled_from((0, 0, 0, 0, 1, 2)))):
+        start = draw(st.integers(0, len(text)))
+        end = min(len(text), start + draw(st.sampled_from((0, 0, 1, 7, 60))))
+        text = text[:start] + draw(st.sampled_from(("", *FRAGMENTS)) | st.text(max_size=5)) + text[end:]
+    data = text.encode(draw(st.sampled_from(("utf-8",) * 15 + ("utf-16",))), "surrogatepass")
+    return draw(st.sampled_from((data,) * 15 + (data[::-1],)))
+
+
+@st.composite
+def overrides(draw: st.DrawFn) -> str:
+    """A key and a value of a command line, mostly with a key that there is."""
+    place = ".".join(map(str, draw(st.sampled_from(places(draw(st.sampled_from(bases())))))))
+    key = draw(
+        st.sampled_from((place,) * 5 + (f"{place}.x", f"{place}x", "", ".", "a" + ".a" * 70, f".{place}", f"{place}."))
+    )
+    value = draw(
+        st.sampled_from((*FRAGMENTS, *words(), *TEXTS, "[", "[a, {b: ", "{use: shapes}", *map(str, WHOLE)))
+        | st.text(max_size=8)
+    )
+    return key + draw(st.sampled_from(("=",) * 9 + ("",))) + value
+
+
+def cases() -> st.SearchStrategy[tuple[bytes, list[str]]]:
+    """A file and overrides."""
+    return st.tuples(files(), st.lists(overrides(), max_size=2))
+
+
+def planned(settings: config.AnyConfig) -> dict[str, Any]:
+    """Stands for the plan of a config that was accepted: what it is written down as must be the same config."""
+    assert config.validated(config.parse_yaml(config.dumped(settings), NAME)) == settings, (
+        "it is not what it is dumped as"
+    )
+    return {}
+
+
+def attempt(case: tuple[bytes, list[str]]) -> str | None:
+    """Let `flowgrpo plan` read a case; None if it is accepted."""
+    data, keys = case
+    readers = {name: replace(kind, plan=planned) for name, kind in KINDS.items()}
+    with tempfile.TemporaryDirectory() as folder, patch.dict(KINDS, readers), contextlib.chdir(folder):
+        Path(NAME).write_bytes(data)
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            status = main(["plan", NAME, "--format", "json", "--", *keys])
+    if status == 0:
+        assert not err.getvalue(), f"accepted, but says {err.getvalue()!r}"
+        return None
+    assert status == 2, f"exit status {status}"
+    said = err.getvalue().removeprefix("flowgrpo: ").removesuffix("\n")
+    assert re.match(r".+?: .", said), f"no place is named: {said!r}"
+    return said
+
+
+def fuzz(seed: int, count: int) -> Summary:
+    """What came of `count` configs."""
+    return run("configs", cases(), attempt, seed, count)
