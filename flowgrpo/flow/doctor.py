@@ -94,7 +94,7 @@ def _examined(
     except InputError as error:
         yield _cause(policy, rows[0], str(error))
         return
-    sharing = "rows share calls" if policy.rows_per_call is None else "one row a call, which is slower"
+    sharing = "rows share calls" if policy.capabilities.max_batch is None else "one row a call, which is slower"
     yield Check("runs", True, f"{type(policy.pipe).__name__}, {len(policy.sigmas) - 1} steps, {sharing}")
     with policy.calling(num_inference_steps=2):
         policy.prepare(rows)
