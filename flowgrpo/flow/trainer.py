@@ -55,7 +55,7 @@ class Trainer(Loop):
 
     def run(self) -> None:
         """Train to the last iteration; raises as `Loop.run`."""
-        with self.policy.calling(**self.training_call):
+        with self.policy.call_overrides(**self.training_call):
             self._prepare()
             super().run()
 
@@ -71,7 +71,7 @@ class Trainer(Loop):
     def _prepare(self) -> None:
         """Encode what this process will meet."""
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
-        with self.policy.calling(**self.eval_call):
+        with self.policy.call_overrides(**self.eval_call):
             self.policy.prepare([Row(p.text, 0, p.columns) for p in self.eval_prompts[rank::processes]])
         calibration = self.config.algorithm.kernel.calibrate
         before = 0 if calibration is None or self.done else calibration.rounds  # iterations that come before the first
@@ -210,7 +210,7 @@ class Trainer(Loop):
         if train.draft is None:
             return [row(0 if shared else index) for index in range(number)]
         pool = [row(start) for start in range(train.draft.pool * number)]
-        with self.policy.calling(**train.draft.call):
+        with self.policy.call_overrides(**train.draft.call):
             return drafted(self.policy, pool, self.rewards, self.reward_weights, number, train.rollout_rows)
 
     def _drafts(self, groups: Groups) -> int:
@@ -235,7 +235,7 @@ class Trainer(Loop):
 
     def _sampled(self) -> list[Sample]:
         config = self.config
-        with self.policy.calling(**self.eval_call):
+        with self.policy.call_overrides(**self.eval_call):
             return evaluate(
                 self.policy.generate,
                 self.eval_prompts,

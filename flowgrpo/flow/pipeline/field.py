@@ -43,7 +43,7 @@ class FieldPolicy:
     def rest(self) -> None:
         """Nothing rests."""
 
-    def calling(self, **call: Any) -> AbstractContextManager[None]:
+    def call_overrides(self, **call: Any) -> AbstractContextManager[None]:
         """A field has no call arguments.
 
         Raises:

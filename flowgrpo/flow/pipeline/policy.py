@@ -51,7 +51,7 @@ class Policy(Protocol):
     def generate(self, rows: Sequence[Row]) -> torch.Tensor:
         """Decoded samples of whole ODE runs, as the user would get them."""
 
-    def calling(self, **call: Any) -> AbstractContextManager[None]:
+    def call_overrides(self, **call: Any) -> AbstractContextManager[None]:
         """Other arguments of the model's call for a while, as evaluation may want them."""
 
 
@@ -102,7 +102,7 @@ class DiffusersPolicy:
         """How many samples the modules have processed so far; a guided sample in two branches counts 2."""
         return self.walk.evaluations
 
-    def calling(self, **call: Any) -> AbstractContextManager[None]:
+    def call_overrides(self, **call: Any) -> AbstractContextManager[None]:
         """Other call arguments for a while, as evaluation may want them; None removes one."""
         return self.walk.call_overrides(**call)
 

@@ -193,10 +193,10 @@ def test_call_arguments_are_checked_against_the_pipeline():
         DiffusersPolicy(tiny.sd3(), {"latents": 2})
 
 
-def test_calling_changes_the_call_for_a_while():
+def test_call_overrides_change_the_call_for_a_while():
     policy = policy_of("sd3")
     assert len(policy.sigmas) == 5
-    with policy.calling(num_inference_steps=7, guidance_scale=None):
+    with policy.call_overrides(num_inference_steps=7, guidance_scale=None):
         assert len(policy.sigmas) == 8
         assert "guidance_scale" not in policy.call
     assert len(policy.sigmas) == 5
