@@ -76,9 +76,9 @@ def stock_sample(pipe: DiffusionPipeline, call: dict[str, Any], row: Row) -> tor
 
 
 def encoded_once(policy: DiffusersPolicy, rows: Sequence[Row]) -> Check:
-    """After preparation no text encoder runs again, not even when they rest."""
+    """After preparation no text encoder runs again, not even when they are offloaded."""
     policy.prepare(rows)
-    policy.rest()
+    policy.offload()
     runs = []
     handles = [
         module.register_forward_pre_hook(lambda *_: runs.append(1))

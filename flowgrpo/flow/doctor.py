@@ -103,7 +103,7 @@ def _examined(
         yield _times(policy, rows[0])
         yield from _drift_and_gradients(policy, weights, rows, settings)
     policy.prepare(rows)
-    policy.rest()
+    policy.offload()
     yield _spread(policy, rewards, chosen, settings.train.rollout_rows)
     yield _time(policy, weights, rows, settings, cost)
     yield memory_left(device, REMEDY)
@@ -255,7 +255,7 @@ def _reload(policy: DiffusersPolicy, weights: Weights, row: Row, settings: Confi
         write_weights(policy, weights, Path(folder))
         call, device, dtype = policy.call, policy.pipe.device, settings.model.dtype
         source = folder if weights.lora is None else settings.model.path
-        policy.embeddings.wake()
+        policy.embeddings.restore()
         policy.pipe.to("cpu")  # two models may not fit beside each other
         fresh = loading.load_policy(source, dtype, call, device)
         if source != folder:

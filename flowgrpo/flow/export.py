@@ -66,7 +66,7 @@ def write_weights(policy: DiffusersPolicy, weights: Weights, out: Path) -> None:
             metadata |= {f"{name}.{key}": value for key, value in weights.lora.to_dict().items()}
         LoraBaseMixin.write_lora_layers(layers, str(out), True, None, None, True, metadata)
         return
-    policy.embeddings.wake()
+    policy.embeddings.restore()
     pipe.scheduler = policy.stock_scheduler
     try:
         with loading.without_progress_bars():

@@ -83,7 +83,7 @@ class Trainer(Loop):
         rows = [self._row(place, 0) for place in dict.fromkeys(places)]
         self.policy.prepare(rows)
         self.policy.start(rows[:1])  # the sigmas are known from here on
-        self.policy.rest()
+        self.policy.offload()
 
     def _row(self, place: int, seed: int) -> Row:
         prompt = self.train_prompts[place]

@@ -1,4 +1,4 @@
-"""A cache around a pipeline's `encode_prompt`: text encoders run once per prompt row, and can rest afterwards."""
+"""A cache around a pipeline's `encode_prompt`: text encoders run once per prompt row, and can leave the device then."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ class EmbeddingCache:
 
     Args:
         pipe: its `encode_prompt` is replaced by the cached one.
-        resting: what happens to the text encoders once `rest` is called: `keep` leaves them, `offload` keeps them in host
-            memory and brings them back for a new prompt, `free` drops them.
+        after_encoding: what `offload` does with the text encoders: `keep` leaves them, `offload` keeps them in host memory
+            and brings them back for a new prompt, `free` drops them.
 
     Attributes:
         seen: collects the `Shape`s of the rows that are asked for while it is a list.
     """
 
-    def __init__(self, pipe: DiffusionPipeline, resting: str = "keep"):
-        self.pipe, self.resting = pipe, resting
+    def __init__(self, pipe: DiffusionPipeline, after_encoding: str = "keep"):
+        self.pipe, self.after_encoding = pipe, after_encoding
         self.seen: list[Shape] | None = None
         self._outputs: dict[str, Any] = {}
-        self._parked: dict[str, torch.nn.Module] = {}
+        self._offloaded: dict[str, torch.nn.Module] = {}
         self._freed = False
         if hasattr(pipe, "encode_prompt"):
             self._encode = pipe.encode_prompt
@@ -82,40 +82,40 @@ class EmbeddingCache:
             self.seen += [_shape(output) for output in outputs]
         return _to(_assemble(outputs), arguments.get("device") or self.pipe._execution_device)
 
-    def rest(self) -> None:
-        """Send the text encoders to where `resting` says, until a new prompt needs them."""
-        if self.resting == "keep":
+    def offload(self) -> None:
+        """Make room: do with the text encoders what `after_encoding` says, until a new prompt needs them."""
+        if self.after_encoding == "keep":
             return
         for name, module in self.pipe.components.items():
             if name.startswith("text_encoder") and isinstance(module, torch.nn.Module):
-                if self.resting == "offload":
-                    self._parked[name] = module.to("cpu")
+                if self.after_encoding == "offload":
+                    self._offloaded[name] = module.to("cpu")
                 # Past diffusers' own, which would rewrite the pipeline's config. Some pipelines read these of an idle one.
                 idle = SimpleNamespace(dtype=module.dtype, device=self.pipe.device, config=module.config)
                 object.__setattr__(self.pipe, name, idle)
-        self._freed = self.resting == "free"
+        self._freed = self.after_encoding == "free"
 
-    def wake(self) -> None:
-        """Put resting text encoders back into the pipeline.
+    def restore(self) -> None:
+        """Put the text encoders back into the pipeline.
 
         Raises:
             InputError: they were freed.
         """
         if self._freed:
             raise InputError("the text encoders were freed: set model.text_encoders=offload to have them again")
-        for name, module in self._parked.items():
+        for name, module in self._offloaded.items():
             object.__setattr__(self.pipe, name, module.to(self.pipe.device))
-        self._parked = {}
+        self._offloaded = {}
 
     def _once(self, arguments: dict[str, Any]):
         key = repr([(name, fingerprint(value)) for name, value in arguments.items()])
         if key not in self._outputs:
-            resting = bool(self._parked) or self._freed
-            self.wake()
+            were_offloaded = bool(self._offloaded) or self._freed
+            self.restore()
             with torch.no_grad():
                 self._outputs[key] = _to(self._encode(**arguments), "cpu")
-            if resting:
-                self.rest()
+            if were_offloaded:
+                self.offload()
         return self._outputs[key]
 
 

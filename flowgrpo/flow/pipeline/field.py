@@ -40,8 +40,8 @@ class FieldPolicy:
     def prepare(self, rows: Sequence[Row]) -> None:
         """Nothing depends on prompts only."""
 
-    def rest(self) -> None:
-        """Nothing rests."""
+    def offload(self) -> None:
+        """Nothing can be spared."""
 
     def call_overrides(self, **call: Any) -> AbstractContextManager[None]:
         """A field has no call arguments.

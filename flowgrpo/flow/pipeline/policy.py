@@ -36,7 +36,7 @@ class Policy(Protocol):
     def prepare(self, rows: Sequence[Row]) -> None:
         """Do once what depends on the conditions of rows only, before training starts."""
 
-    def rest(self) -> None:
+    def offload(self) -> None:
         """Make room: everything is prepared."""
 
     def start(self, rows: Sequence[Row]) -> State:
@@ -111,9 +111,9 @@ class DiffusersPolicy:
         for row in rows:
             self.walk.embedding_shapes(row)
 
-    def rest(self) -> None:
-        """Let the text encoders rest."""
-        self.embeddings.rest()
+    def offload(self) -> None:
+        """Make room: the text encoders are not needed until a new prompt comes."""
+        self.embeddings.offload()
 
     def start(self, rows: Sequence[Row]) -> State:
         """Initial states of the pipeline's own making, from each row's seed.

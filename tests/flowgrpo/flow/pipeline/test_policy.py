@@ -126,7 +126,7 @@ def test_prompts_are_encoded_once_and_the_encoders_can_go():
     policy.pipe.text_encoder.register_forward_hook(lambda *_: calls.append(1))
     before = policy.pipe.text_encoder
     policy.prepare([Row(p, 0) for p in [*PROMPTS, *PROMPTS]])
-    policy.rest()
+    policy.offload()
     assert len(calls) == 3
     assert not isinstance(policy.pipe.text_encoder, torch.nn.Module)
     rolled_out(policy)
@@ -136,12 +136,12 @@ def test_prompts_are_encoded_once_and_the_encoders_can_go():
 
     policy = policy_of("sd3", text_encoders="offload")
     policy.prepare([Row(p, 0) for p in PROMPTS])
-    policy.rest()
+    policy.offload()
     assert not isinstance(policy.pipe.text_encoder, torch.nn.Module)
     fresh = policy.start([Row("a blue circle", 0)])
     assert not isinstance(policy.pipe.text_encoder, torch.nn.Module)
     assert torch.equal(fresh[0], policy_of("sd3").start([Row("a blue circle", 0)])[0])
-    policy.embeddings.wake()
+    policy.embeddings.restore()
     assert type(policy.pipe.text_encoder) is type(before)
 
 
