@@ -5,7 +5,7 @@
     image = pipe("a red circle").images[0]
     [step.log_prob for step in pipe.scheduler.history]
 
-It keeps the parent's table of sigmas bit for bit, moves by one of our kernels, and records what happened. `only` restricts
+It keeps the parent's table of sigmas bit for bit, moves by one of our kernels, and records what happened. `restrict` limits
 the next calls of the pipeline to a slice of the schedule, which is how a pipeline becomes a policy.
 """
 
@@ -56,8 +56,8 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         last_step_ode: whether the step to sigma 0 is deterministic, whatever the kernel.
 
     Attributes:
-        history: the `Step`s since the last `set_timesteps`, oldest first, or, where `only` is used, since that. A copy of
-            the scheduler, as pipelines of two modalities make it for the second one, adds to the same list.
+        history: the `Step`s since the last `set_timesteps`, oldest first, or, where `restrict` is used, since that. A
+            copy of the scheduler, as pipelines of two modalities make it for the second one, adds to the same list.
         noise_levels: the whole table in our direction: sigmas that descend to 0, whichever way the pipeline's own run.
         recording: whether steps are kept in `history`.
         generator: source of the steps' noise when the pipeline hands none to `step`; None is torch's global one.
@@ -141,7 +141,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         memo[id(self)] = made
         return made
 
-    def only(self, steps: range | tuple[float, ...] | None, landing: Sequence[torch.Tensor] = ()) -> None:
+    def restrict(self, steps: range | tuple[float, ...] | None, landing: Sequence[torch.Tensor] = ()) -> None:
         """Restrict the next calls to a part of the schedule, until told otherwise.
 
         Args:

@@ -141,13 +141,13 @@ class Walk:
 
         Args:
             rows: prompts, seeds and conditions, of which the call takes the conditions of the first.
-            steps: see `FlowSDEScheduler.only`.
+            steps: see `FlowSDEScheduler.restrict`.
             state: replaces the latents that the pipeline prepares.
             landing: what the steps return instead of moving.
             output_type: `latent`, or `pt` to decode.
             record: whether to record the steps of a whole run, too.
         """
-        self.scheduler.only(steps, landing)
+        self.scheduler.restrict(steps, landing)
         self.scheduler.recording = record or steps is not None
         self.latents.reset(state)
         given = {**self.call, **self._conditions(rows[0])}
