@@ -29,7 +29,7 @@ DEFAULT_LEVELS = {"ode": 0.0, "flow_sde": 0.7, "dance_sde": 0.3, "cps": 0.8, "dd
 
 
 @dataclass(frozen=True)
-class Step:
+class StepRecord:
     """One recorded step: (B, ...) tensors, `log_prob` (B,), and the float sigmas between which it moved."""
 
     sigma: float
@@ -56,7 +56,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         last_step_ode: whether the step to sigma 0 is deterministic, whatever the kernel.
 
     Attributes:
-        history: the `Step`s since the last `set_timesteps`, oldest first, or, where `restrict` is used, since that. A
+        history: the `StepRecord`s since the last `set_timesteps`, oldest first, or, where `restrict` is used, since that. A
             copy of the scheduler, as pipelines of two modalities make it for the second one, adds to the same list.
         noise_levels: the whole table in our direction: sigmas that descend to 0, whichever way the pipeline's own run.
         recording: whether steps are kept in `history`.
@@ -108,7 +108,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         )
         level = DEFAULT_LEVELS[kernel] if noise_level is None else noise_level
         self.kernel = Kernel(kernel, level, log_prob or default_log_prob(kernel))
-        self.history: list[Step] = []
+        self.history: list[StepRecord] = []
         self.recording = True
         self.generator: torch.Generator | None = None
         self._steps: range | tuple[float, ...] | None = None
@@ -209,7 +209,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         per_token_timesteps: torch.Tensor | None = None,
         return_dict: bool = True,
     ) -> FlowMatchEulerDiscreteSchedulerOutput | tuple[torch.Tensor]:
-        """Move by the kernel, and append a `Step` to `history` if `recording`.
+        """Move by the kernel, and append a `StepRecord` to `history` if `recording`.
 
         The next sample is rounded to the model's dtype before its log-probability is taken, so a replay of what was
         stored scores exactly what was drawn. Sigmas go by index; `timestep` is read only to find the first one, as in the
@@ -243,6 +243,6 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         following = self._landing.pop(0) if self._landing else following.to(model_output.dtype)
         if self.recording:
             scored = log_prob((following,), (mean,), std, kernel.log_prob)
-            self.history.append(Step(sigma, sigma_next, kept, velocity, following, mean, std, scored))
+            self.history.append(StepRecord(sigma, sigma_next, kept, velocity, following, mean, std, scored))
         self._step_index += 1
         return FlowMatchEulerDiscreteSchedulerOutput(prev_sample=following) if return_dict else (following,)

@@ -21,7 +21,7 @@ from flowgrpo.flow.pipeline import attention, traits
 from flowgrpo.flow.pipeline.embeddings import EmbeddingCache, Shape, fingerprint
 from flowgrpo.flow.pipeline.latents import Latents
 from samplers.kernels import State
-from samplers.scheduler import FlowSDEScheduler, Step
+from samplers.scheduler import FlowSDEScheduler, StepRecord
 
 # Arguments of a pipeline's call that are set here, and by no config.
 RESERVED = (
@@ -134,7 +134,7 @@ class Walk:
         landing: State = (),
         output_type: str = "latent",
         record: bool = False,
-    ) -> tuple[Any, list[Step]]:
+    ) -> tuple[Any, list[StepRecord]]:
         """Call the pipeline once, iterating a part of its schedule; return its output and its recorded steps.
 
         Every call gets freshly seeded generators, so what a pipeline samples of its conditioning is the same each time.
