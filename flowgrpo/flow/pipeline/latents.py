@@ -22,7 +22,7 @@ Source = tuple[str, int, int]  # method, how many times it had run before, item 
 
 
 @dataclass(frozen=True)
-class Place:
+class LatentSlot:
     """Where one tensor of the state comes from.
 
     Attributes:
@@ -52,18 +52,19 @@ class Place:
         return flat.view_as(prepared)
 
 
-class Latents:
+class LatentSlots:
     """What a pipeline's `prepare_*latents*` methods return, seen and, where a state is given, replaced.
 
     Attributes:
         state: handed to the next call of the pipeline in place of its own latents; None hands nothing.
         prepared: all float tensors those methods returned in the last call.
+        slots: where each tensor of the state is among them; empty until `locate` has run.
     """
 
     def __init__(self, pipe: DiffusionPipeline):
         self.state: State | None = None
         self.prepared: dict[Source, torch.Tensor] = {}
-        self.places: list[Place] = []
+        self.slots: list[LatentSlot] = []
         self._substitute: tuple[Source, torch.Tensor] | None = None
         for name in dir(type(pipe)):
             if name.startswith("prepare") and "latents" in name:
@@ -74,7 +75,7 @@ class Latents:
         self.state, self.prepared = state, {}
 
     def locate(self, first_samples: Callable[[], Sequence[torch.Tensor]]) -> None:
-        """Find the places by running the pipeline to its first step.
+        """Find the slots by running the pipeline to its first step.
 
         Args:
             first_samples: runs it for one row, and returns what reached the scheduler (1, ...), one tensor per `step`.
@@ -84,7 +85,7 @@ class Latents:
         """
         samples = [sample.clone() for sample in first_samples()]
         prepared = dict(self.prepared)
-        self.places = []
+        self.slots = []
         for number, sample in enumerate(samples):
             same = [
                 s for s, t in prepared.items() if t.shape == sample.shape and torch.equal(t.to(sample.dtype), sample)
@@ -94,11 +95,11 @@ class Latents:
                 source = same[-1]
             else:
                 source, order = self._traced(number, first_samples)
-            self.places.append(Place(source, order, sample.shape[1:], sample.dtype))
+            self.slots.append(LatentSlot(source, order, sample.shape[1:], sample.dtype))
 
     def initial(self) -> State:
-        """The state that the pipeline prepared in its last call."""
-        return tuple(place.read(self.prepared[place.source]) for place in self.places)
+        """The state (B, ...) that the pipeline prepared in its last call."""
+        return tuple(slot.read(self.prepared[slot.source]) for slot in self.slots)
 
     def _traced(self, number: int, first_samples: Callable[[], Sequence[torch.Tensor]]) -> tuple[Source, torch.Tensor]:
         """Send the numbers 0, 1, 2, ... through the pipeline in place of its latents, and read which ones arrive where."""
@@ -144,7 +145,7 @@ class Latents:
         if self._substitute is not None and self._substitute[0] == source:
             return self._substitute[1].to(item.device)
         if self.state is not None:
-            for place, own in zip(self.places, self.state, strict=True):
-                if place.source == source:
-                    item = place.written(item, own)
+            for slot, own in zip(self.slots, self.state, strict=True):
+                if slot.source == source:
+                    item = slot.written(item, own)
         return item

@@ -19,7 +19,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.flow.pipeline import attention, traits
 from flowgrpo.flow.pipeline.embeddings import EmbeddingCache, Shape, fingerprint
-from flowgrpo.flow.pipeline.latents import Latents
+from flowgrpo.flow.pipeline.latents import LatentSlots
 from samplers.kernels import State
 from samplers.scheduler import FlowSDEScheduler, StepRecord
 
@@ -77,7 +77,7 @@ class Walk:
         self.call = checked_call(type(pipe), call or {})
         self.takes = set(inspect.signature(self._run).parameters) - {"self", *RESERVED}
         self.embeddings = EmbeddingCache(pipe, text_encoders)
-        self.latents = Latents(pipe)
+        self.latents = LatentSlots(pipe)
         self.modules = {
             name: module
             for name, module in pipe.components.items()
@@ -107,14 +107,14 @@ class Walk:
     @contextmanager
     def call_overrides(self, **call: Any) -> Iterator[None]:
         """Other call arguments within a `with` block, as evaluation may want them; None removes one."""
-        before = self.call, self._sigmas, self.latents.places, self._first_state
+        before = self.call, self._sigmas, self.latents.slots, self._first_state
         merged = {k: v for k, v in {**self.call, **call}.items() if v is not None}
         checked_call(type(self.pipe), call, "eval.call")
-        self.call, self._sigmas, self.latents.places, self._first_state = merged, None, [], ()
+        self.call, self._sigmas, self.latents.slots, self._first_state = merged, None, [], ()
         try:
             yield
         finally:
-            self.call, self._sigmas, self.latents.places, self._first_state = before
+            self.call, self._sigmas, self.latents.slots, self._first_state = before
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
@@ -175,7 +175,7 @@ class Walk:
 
     def locate_latents(self, rows: Sequence[Row]) -> None:
         """Find out, with the first row, where the pipeline keeps its state; does nothing where that is known."""
-        if not self.latents.places:
+        if not self.latents.slots:
             with self.uncounted():
                 self.latents.locate(lambda: [step.sample for step in self.run_slice(rows[:1], range(1))[1]])
 
@@ -230,7 +230,7 @@ class Walk:
             with torch.no_grad():
                 self.run_slice([row], range(0))
             self.embeddings.seen = None
-            if self.latents.places:
+            if self.latents.slots:
                 self._first_state = self._first_state or self.latents.initial()
                 check_equal_shapes([self._first_state, self.latents.initial()])
             self._embedding_shapes[key] = tuple(seen)
