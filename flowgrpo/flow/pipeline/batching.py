@@ -35,13 +35,8 @@ def cut(
 
     One call has one picture, one negative prompt, ... for all its rows, so these must be equal in a batch.
     """
-    kinds = [
-        (
-            walk.conditions_key(row),
-            tuple(shape.alike(capabilities.pads_prompts) for shape in walk.embedding_shapes(row)),
-        )
-        for row in rows
-    ]
+    pads = capabilities.pads_prompts
+    kinds = [(walk.conditions_key(row), [shape.batch_key(pads) for shape in walk.encode(row)]) for row in rows]
     cuts = [0]
     for i, (kind, following) in enumerate(pairwise(kinds), start=1):
         if kind != following or i - cuts[-1] == capabilities.max_batch:

@@ -109,7 +109,7 @@ class DiffusersPolicy:
     def prepare(self, rows: Sequence[Row]) -> None:
         """Encode the prompts of rows."""
         for row in rows:
-            self.walk.embedding_shapes(row)
+            self.walk.encode(row)
 
     def offload(self) -> None:
         """Make room: the text encoders are not needed until a new prompt comes."""

@@ -18,7 +18,7 @@ from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.flow.pipeline import attention, traits
-from flowgrpo.flow.pipeline.embeddings import EmbeddingCache, Shape, fingerprint
+from flowgrpo.flow.pipeline.embeddings import EmbeddingCache, EmbeddingShape, fingerprint
 from flowgrpo.flow.pipeline.latents import LatentSlots
 from samplers.kernels import State
 from samplers.scheduler import FlowSDEScheduler, StepRecord
@@ -95,7 +95,7 @@ class Walk:
             module.register_forward_pre_hook(self._count, with_kwargs=True)
         self._sigmas: tuple[float, ...] | None = None
         self._first_state: State = ()  # initial state of some row, which all rows must equal in shape
-        self._embedding_shapes: dict[Any, tuple[Shape, ...]] = {}
+        self._embedding_shapes: dict[Any, tuple[EmbeddingShape, ...]] = {}
 
     @property
     def sigmas(self) -> tuple[float, ...]:
@@ -198,8 +198,10 @@ class Walk:
 
     def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
         """What the pipeline hands to its scheduler at `sigma`: one step of its own loop."""
-        table = self.sigmas
-        steps = range(at := table.index(sigma), at + 1) if sigma in table else (sigma, 0.0)
+        steps: range | tuple[float, ...] = (sigma, 0.0)
+        if sigma in self.sigmas:
+            index = self.sigmas.index(sigma)
+            steps = range(index, index + 1)
         return tuple(step.velocity for step in self.run_slice(rows, steps, state)[1])
 
     def decode(self, state: State, rows: Sequence[Row], by_landing: bool) -> torch.Tensor:
@@ -218,8 +220,8 @@ class Walk:
         """Decoded samples of whole ODE runs."""
         return self.run_slice(rows, None, output_type="pt")[0]
 
-    def embedding_shapes(self, row: Row) -> tuple[Shape, ...]:
-        """The shapes of a row's prompt embeddings, found by encoding the row once.
+    def encode(self, row: Row) -> tuple[EmbeddingShape, ...]:
+        """Encode a row's prompt, the first time it is asked for; return the shapes of its embeddings.
 
         Raises:
             InputError: its latents have another shape than those of rows before it.

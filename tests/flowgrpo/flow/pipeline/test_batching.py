@@ -7,7 +7,7 @@ import torch
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.batching import Capabilities, cut, join
-from flowgrpo.flow.pipeline.embeddings import Shape
+from flowgrpo.flow.pipeline.embeddings import EmbeddingShape
 
 
 @dataclass
@@ -16,8 +16,8 @@ class Lengths:
 
     masked: bool
 
-    def embedding_shapes(self, row):
-        return (Shape(((1, len(row.prompt), 2), (1, len(row.prompt))), self.masked),)
+    def encode(self, row):
+        return (EmbeddingShape(((1, len(row.prompt), 2), (1, len(row.prompt))), self.masked),)
 
     def conditions_key(self, row):
         return repr(row.columns)
