@@ -114,7 +114,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         self._steps: range | tuple[float, ...] | None = None
         self._directed = False
         self._landing: list[torch.Tensor] = []
-        self._first = 0  # place in the table of the first sigma
+        self._first = 0  # index in the table of the first sigma
         self.noise_levels = self.sigmas
 
     @classmethod
@@ -137,9 +137,9 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         return super().from_config(config, return_unused_kwargs, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FlowSDEScheduler:
-        made = copy.copy(self)  # its list of steps stays shared; all else that changes is set anew, never in place
-        memo[id(self)] = made
-        return made
+        copied = copy.copy(self)  # its list of steps stays shared; all else that changes is set anew, never in place
+        memo[id(self)] = copied
+        return copied
 
     def restrict(self, steps: range | tuple[float, ...] | None, landing: Sequence[torch.Tensor] = ()) -> None:
         """Restrict the next calls to a part of the schedule, until told otherwise.
@@ -230,8 +230,8 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
             return FlowMatchEulerDiscreteSchedulerOutput(prev_sample=following) if return_dict else (following,)
         if self._step_index is None:
             self._init_step_index(timestep)
-        levels, at = self.noise_levels, self._first + self._step_index
-        sigma, sigma_next = levels[at].item(), levels[at + 1].item()
+        levels, index = self.noise_levels, self._first + self._step_index
+        sigma, sigma_next = levels[index].item(), levels[index + 1].item()
         velocity = -model_output if self.config.invert_sigmas else model_output
         kernel = ODE if self.config.last_step_ode and sigma_next == 0 else self.kernel
         kept = sample.clone() if self.recording else sample  # some pipelines write the next sample into this one
