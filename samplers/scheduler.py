@@ -5,7 +5,7 @@
     image = pipe("a red circle").images[0]
     [step.log_prob for step in pipe.scheduler.history]
 
-It keeps the parent's table of sigmas bit for bit, moves by one of our kernels, and records what happened. `only` restricts
+It keeps the parent's table of sigmas bit for bit, moves by one of our kernels, and records what happened. `restrict` limits
 the next calls of the pipeline to a slice of the schedule, which is how a pipeline becomes a policy.
 """
 
@@ -29,7 +29,7 @@ DEFAULT_LEVELS = {"ode": 0.0, "flow_sde": 0.7, "dance_sde": 0.3, "cps": 0.8, "dd
 
 
 @dataclass(frozen=True)
-class Step:
+class StepRecord:
     """One recorded step: (B, ...) tensors, `log_prob` (B,), and the float sigmas between which it moved."""
 
     sigma: float
@@ -56,8 +56,8 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         last_step_ode: whether the step to sigma 0 is deterministic, whatever the kernel.
 
     Attributes:
-        history: the `Step`s since the last `set_timesteps`, oldest first, or, where `only` is used, since that. A copy of
-            the scheduler, as pipelines of two modalities make it for the second one, adds to the same list.
+        history: the `StepRecord`s since the last `set_timesteps`, oldest first, or, where `restrict` is used, since that. A
+            copy of the scheduler, as pipelines of two modalities make it for the second one, adds to the same list.
         noise_levels: the whole table in our direction: sigmas that descend to 0, whichever way the pipeline's own run.
         recording: whether steps are kept in `history`.
         generator: source of the steps' noise when the pipeline hands none to `step`; None is torch's global one.
@@ -108,13 +108,13 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         )
         level = DEFAULT_LEVELS[kernel] if noise_level is None else noise_level
         self.kernel = Kernel(kernel, level, log_prob or default_log_prob(kernel))
-        self.history: list[Step] = []
+        self.history: list[StepRecord] = []
         self.recording = True
         self.generator: torch.Generator | None = None
         self._steps: range | tuple[float, ...] | None = None
         self._directed = False
         self._landing: list[torch.Tensor] = []
-        self._first = 0  # place in the table of the first sigma
+        self._first = 0  # index in the table of the first sigma
         self.noise_levels = self.sigmas
 
     @classmethod
@@ -137,11 +137,11 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         return super().from_config(config, return_unused_kwargs, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FlowSDEScheduler:
-        made = copy.copy(self)  # its list of steps stays shared; all else that changes is set anew, never in place
-        memo[id(self)] = made
-        return made
+        copied = copy.copy(self)  # its list of steps stays shared; all else that changes is set anew, never in place
+        memo[id(self)] = copied
+        return copied
 
-    def only(self, steps: range | tuple[float, ...] | None, landing: Sequence[torch.Tensor] = ()) -> None:
+    def restrict(self, steps: range | tuple[float, ...] | None, landing: Sequence[torch.Tensor] = ()) -> None:
         """Restrict the next calls to a part of the schedule, until told otherwise.
 
         Args:
@@ -209,7 +209,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         per_token_timesteps: torch.Tensor | None = None,
         return_dict: bool = True,
     ) -> FlowMatchEulerDiscreteSchedulerOutput | tuple[torch.Tensor]:
-        """Move by the kernel, and append a `Step` to `history` if `recording`.
+        """Move by the kernel, and append a `StepRecord` to `history` if `recording`.
 
         The next sample is rounded to the model's dtype before its log-probability is taken, so a replay of what was
         stored scores exactly what was drawn. Sigmas go by index; `timestep` is read only to find the first one, as in the
@@ -230,8 +230,8 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
             return FlowMatchEulerDiscreteSchedulerOutput(prev_sample=following) if return_dict else (following,)
         if self._step_index is None:
             self._init_step_index(timestep)
-        levels, at = self.noise_levels, self._first + self._step_index
-        sigma, sigma_next = levels[at].item(), levels[at + 1].item()
+        levels, index = self.noise_levels, self._first + self._step_index
+        sigma, sigma_next = levels[index].item(), levels[index + 1].item()
         velocity = -model_output if self.config.invert_sigmas else model_output
         kernel = ODE if self.config.last_step_ode and sigma_next == 0 else self.kernel
         kept = sample.clone() if self.recording else sample  # some pipelines write the next sample into this one
@@ -243,6 +243,6 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         following = self._landing.pop(0) if self._landing else following.to(model_output.dtype)
         if self.recording:
             scored = log_prob((following,), (mean,), std, kernel.log_prob)
-            self.history.append(Step(sigma, sigma_next, kept, velocity, following, mean, std, scored))
+            self.history.append(StepRecord(sigma, sigma_next, kept, velocity, following, mean, std, scored))
         self._step_index += 1
         return FlowMatchEulerDiscreteSchedulerOutput(prev_sample=following) if return_dict else (following,)

@@ -76,9 +76,9 @@ def stock_sample(pipe: DiffusionPipeline, call: dict[str, Any], row: Row) -> tor
 
 
 def encoded_once(policy: DiffusersPolicy, rows: Sequence[Row]) -> Check:
-    """After preparation no text encoder runs again, not even when they rest."""
+    """After preparation no text encoder runs again, not even when they are offloaded."""
     policy.prepare(rows)
-    policy.rest()
+    policy.offload()
     runs = []
     handles = [
         module.register_forward_pre_hook(lambda *_: runs.append(1))
@@ -120,8 +120,9 @@ def any_micro_batch(policy: DiffusersPolicy, rows: Sequence[Row]) -> Check:
     together = rolled_out(policy, rows, Kernel("flow_sde", 0.7), len(rows))
     alone = rolled_out(policy, rows, Kernel("flow_sde", 0.7), 1)
     gap = float(torch.tensor([gap_of(a, b) for a, b in zip(together.samples, alone.samples, strict=True)]).max())
-    how = "rows share calls" if policy.rows_per_call is None else "one row a call"
-    how += "" if policy.pads or policy.rows_per_call else " with equally long prompts"
+    can = policy.capabilities
+    how = "rows share calls" if can.max_batch is None else "one row a call"
+    how += "" if can.pads_prompts or can.max_batch else " with equally long prompts"
     return Check("any_micro_batch", gap <= 10 * TOLERANCE, f"{gap:.1e}, {how}")
 
 

@@ -71,7 +71,7 @@ def examine(settings: Config) -> Iterator[Check]:
     policy, weights = setup.policy_and_weights(settings, device)
     chosen = setup.with_sampling_rate(chosen, policy)
     conditions.check((prompt.columns for prompt in chosen), policy.takes, "prompts.train")
-    with policy.calling(**guidance.training_call(settings.model.guidance, policy)):
+    with policy.call_overrides(**guidance.training_call(settings.model.guidance, policy)):
         yield from _examined(settings, cost, policy, weights, rewards, chosen, device)
 
 
@@ -94,16 +94,16 @@ def _examined(
     except InputError as error:
         yield _cause(policy, rows[0], str(error))
         return
-    sharing = "rows share calls" if policy.rows_per_call is None else "one row a call, which is slower"
+    sharing = "rows share calls" if policy.capabilities.max_batch is None else "one row a call, which is slower"
     yield Check("runs", True, f"{type(policy.pipe).__name__}, {len(policy.sigmas) - 1} steps, {sharing}")
-    with policy.calling(num_inference_steps=2):
+    with policy.call_overrides(num_inference_steps=2):
         policy.prepare(rows)
         policy.start(rows[:1])
         yield _conditioning(policy, rows[0])
         yield _times(policy, rows[0])
         yield from _drift_and_gradients(policy, weights, rows, settings)
     policy.prepare(rows)
-    policy.rest()
+    policy.offload()
     yield _spread(policy, rewards, chosen, settings.train.rollout_rows)
     yield _time(policy, weights, rows, settings, cost)
     yield memory_left(device, REMEDY)
@@ -220,7 +220,7 @@ def _time(
     size, trained = (min(most, 8) for most in (settings.train.rollout_rows, settings.train.micro_batch))
     batch = [replace(rows[0], seed=i) for i in range(max(size, trained))]
     own, learnt = batch[:size], batch[:trained]
-    with policy.calling(num_inference_steps=2):
+    with policy.call_overrides(num_inference_steps=2):
         state, sigma = policy.start(batch), policy.sigmas[0]
         rolled, replayed = (tuple(x[: len(part)] for x in state) for part in (own, learnt))
         with torch.no_grad():
@@ -246,7 +246,7 @@ def _time(
 def _reload(policy: DiffusersPolicy, weights: Weights, row: Row, settings: Config) -> Check:
     """Changed weights, saved as export does and loaded into a fresh pipeline, give the changed sample."""
     generator = torch.Generator().manual_seed(0)
-    with torch.no_grad(), policy.calling(num_inference_steps=2):
+    with torch.no_grad(), policy.call_overrides(num_inference_steps=2):
         before = policy.generate([row])
         for p in weights.parameters:
             p.add_(0.02 * torch.randn(p.shape, generator=generator).to(p))
@@ -255,12 +255,12 @@ def _reload(policy: DiffusersPolicy, weights: Weights, row: Row, settings: Confi
         write_weights(policy, weights, Path(folder))
         call, device, dtype = policy.call, policy.pipe.device, settings.model.dtype
         source = folder if weights.lora is None else settings.model.path
-        policy.embeddings.wake()
+        policy.embeddings.restore()
         policy.pipe.to("cpu")  # two models may not fit beside each other
         fresh = loading.load_policy(source, dtype, call, device)
         if source != folder:
             loading.load_lora(fresh.pipe, Path(folder))
-        with fresh.calling(num_inference_steps=2):
+        with fresh.call_overrides(num_inference_steps=2):
             gap = gap_of(fresh.generate([row]), changed)
     moved = gap_of(before, changed)
     ok = gap <= moved / 10

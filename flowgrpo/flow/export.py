@@ -42,7 +42,7 @@ def export(settings: Config, run: Path, found: Path, out: Path) -> Exported:
         chosen = prompts.load_split(settings.prompts, "eval")[:SAMPLES]
         rows = [Row(p.text, i, p.columns) for i, p in enumerate(chosen)]
         conditions.check((row.columns for row in rows), policy.takes, "prompts.eval")
-        with policy.calling(**settings.eval.call):
+        with policy.call_overrides(**settings.eval.call):
             call = policy.call
             samples = policy.generate(rows)
     rate = sampling_rate(policy.pipe) or SAMPLING_RATE
@@ -66,7 +66,7 @@ def write_weights(policy: DiffusersPolicy, weights: Weights, out: Path) -> None:
             metadata |= {f"{name}.{key}": value for key, value in weights.lora.to_dict().items()}
         LoraBaseMixin.write_lora_layers(layers, str(out), True, None, None, True, metadata)
         return
-    policy.embeddings.wake()
+    policy.embeddings.restore()
     pipe.scheduler = policy.stock_scheduler
     try:
         with loading.without_progress_bars():

@@ -19,7 +19,7 @@ from flowgrpo.flow.picture import drawn
 from flowgrpo.flow.pipeline import guidance, loading
 from flowgrpo.flow.pipeline.guidance import guidance_branches
 from flowgrpo.flow.pipeline.loading import pipeline_class
-from flowgrpo.flow.pipeline.policy import checked_call
+from flowgrpo.flow.pipeline.walk import checked_call
 from flowgrpo.flow.replay import replayed
 from flowgrpo.schema import published
 from flowgrpo.training import scorer, selection

@@ -75,14 +75,14 @@ def trainer(
     conditions.check((p.columns for p in train_prompts), policy.takes, "prompts.train")
     conditions.check((p.columns for p in eval_prompts), policy.takes, "prompts.eval")
     steps = call_and_branches(settings)[0]["num_inference_steps"]
-    with policy.calling(**guidance.training_call(settings.model.guidance, policy)):
+    with policy.call_overrides(**guidance.training_call(settings.model.guidance, policy)):
         policy.check(_unequal(train_prompts))
         if settings.model.guidance == "none":
             guidance.check_unguided(policy, _unequal(train_prompts))
         if len(policy.sigmas) - 1 != steps:  # some pipelines walk another number of steps than they are asked for
             predicted(settings, len(policy.sigmas) - 1)
     if settings.eval.call or settings.model.guidance == "none":
-        with policy.calling(**settings.eval.call):
+        with policy.call_overrides(**settings.eval.call):
             policy.check(_unequal(eval_prompts), "eval.call")
     return Trainer(
         settings, policy, weights, rewards, train_prompts, eval_prompts, eval_rewards, accelerator=accelerator

@@ -50,7 +50,7 @@ class Trainer(Loop):
 
     def run(self) -> None:
         """Train to the last iteration; raises as `Loop.run`."""
-        with self.policy.calling(**self.training_call):
+        with self.policy.call_overrides(**self.training_call):
             self._prepare()
             super().run()
 
@@ -66,7 +66,7 @@ class Trainer(Loop):
     def _prepare(self) -> None:
         """Encode what this process will meet."""
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
-        with self.policy.calling(**self.eval_call):
+        with self.policy.call_overrides(**self.eval_call):
             self.policy.prepare([Row(p.text, 0, p.columns) for p in self.eval_prompts[rank::processes]])
         settings = self.config.algorithm.kernel.calibrate
         before = 0 if settings is None or self.done else settings.rounds  # iterations that come before the first
@@ -78,7 +78,7 @@ class Trainer(Loop):
         rows = [self._row(place, 0) for place in dict.fromkeys(places)]
         self.policy.prepare(rows)
         self.policy.start(rows[:1])  # the sigmas are known from here on
-        self.policy.rest()
+        self.policy.offload()
 
     def _row(self, place: int, seed: int) -> Row:
         prompt = self.train_prompts[place]
@@ -194,7 +194,7 @@ class Trainer(Loop):
         if train.draft is None:
             return [row(0 if shared else index) for index in range(number)]
         pool = [row(start) for start in range(train.draft.pool * number)]
-        with self.policy.calling(**train.draft.call):
+        with self.policy.call_overrides(**train.draft.call):
             return drafted(self.policy, pool, self.rewards, self.reward_weights, number, train.rollout_rows)
 
     def _drafts(self, groups: Groups) -> int:
@@ -219,7 +219,7 @@ class Trainer(Loop):
 
     def _sampled(self) -> list[Sample]:
         config = self.config
-        with self.policy.calling(**self.eval_call):
+        with self.policy.call_overrides(**self.eval_call):
             return evaluate(
                 self.policy.generate,
                 self.eval_prompts,

@@ -94,10 +94,10 @@ def test_slices_add_up_to_the_whole():
     pipe.scheduler = FlowSDEScheduler.from_config(pipe.scheduler.config, kernel="ode")
     call = {**tiny.CALLS["sd3"], "prompt": ["a red circle"], "output_type": "latent"}
     whole = pipe(**call, generator=torch.Generator().manual_seed(3)).images
-    pipe.scheduler.only(range(0))
+    pipe.scheduler.restrict(range(0))
     latents = pipe(**call, generator=torch.Generator().manual_seed(3)).images
     for steps in (range(1), range(1, 3), range(3, 4)):
-        pipe.scheduler.only(steps)
+        pipe.scheduler.restrict(steps)
         latents = pipe(**call, latents=latents).images
         assert [step.sigma for step in pipe.scheduler.history] == pipe.scheduler.noise_levels[
             steps.start : steps.stop
@@ -109,7 +109,7 @@ def test_slices_add_up_to_the_whole():
 def test_own_sigmas_are_walked_when_given():
     pipe = tiny.sd3()
     pipe.scheduler = FlowSDEScheduler.from_config(pipe.scheduler.config, kernel="ode")
-    pipe.scheduler.only((0.75, 0.5, 0.0))
+    pipe.scheduler.restrict((0.75, 0.5, 0.0))
     pipe(**tiny.CALLS["sd3"], prompt=["a red circle"], output_type="latent")
     assert [(step.sigma, step.sigma_next) for step in pipe.scheduler.history] == [(0.75, 0.5), (0.5, 0.0)]
     assert pipe.scheduler.timesteps.tolist() == [750.0, 500.0]

@@ -1,4 +1,4 @@
-"""A cache around a pipeline's `encode_prompt`: text encoders run once per prompt row, and can rest afterwards."""
+"""A cache around a pipeline's `encode_prompt`: text encoders run once per prompt row, and can leave the device then."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from flowgrpo.errors import InputError
 
 
 @dataclass(frozen=True)
-class Shape:
+class EmbeddingShape:
     """What one row's embeddings look like.
 
     Attributes:
-        parts: the shape of each tensor, by its place; `list` for a list and None for None.
+        parts: the shape of each tensor, in their order; `list` for a list and None for None.
         masked: whether a mask is among them, so that embeddings of other rows can be padded to a common length.
     """
 
     parts: tuple[Any, ...]
     masked: bool
 
-    def alike(self, pads: bool) -> Any:
-        """What must be equal for rows to share a batch.
+    def batch_key(self, pads_prompts: bool) -> Any:
+        """Return what must be equal for rows to share a batch.
 
         Args:
-            pads: whether rows of unequal length may.
+            pads_prompts: whether rows of unequal length may.
         """
-        return tuple(type(p) for p in self.parts) if pads and self.masked else self.parts
+        return tuple(type(p) for p in self.parts) if pads_prompts and self.masked else self.parts
 
 
 class EmbeddingCache:
@@ -42,18 +42,18 @@ class EmbeddingCache:
 
     Args:
         pipe: its `encode_prompt` is replaced by the cached one.
-        resting: what happens to the text encoders once `rest` is called: `keep` leaves them, `offload` keeps them in host
-            memory and brings them back for a new prompt, `free` drops them.
+        after_encoding: what `offload` does with the text encoders: `keep` leaves them, `offload` keeps them in host memory
+            and brings them back for a new prompt, `free` drops them.
 
     Attributes:
-        seen: collects the `Shape`s of the rows that are asked for while it is a list.
+        seen: collects the `EmbeddingShape`s of the rows that are asked for while it is a list, not None.
     """
 
-    def __init__(self, pipe: DiffusionPipeline, resting: str = "keep"):
-        self.pipe, self.resting = pipe, resting
-        self.seen: list[Shape] | None = None
+    def __init__(self, pipe: DiffusionPipeline, after_encoding: str = "keep"):
+        self.pipe, self.after_encoding = pipe, after_encoding
+        self.seen: list[EmbeddingShape] | None = None
         self._outputs: dict[str, Any] = {}
-        self._parked: dict[str, torch.nn.Module] = {}
+        self._offloaded: dict[str, torch.nn.Module] = {}
         self._freed = False
         if hasattr(pipe, "encode_prompt"):
             self._encode = pipe.encode_prompt
@@ -77,57 +77,58 @@ class EmbeddingCache:
             }
             for i in range(count)
         ]
-        outputs = [self._once(row) for row in rows]
+        outputs = [self._encode_row(row) for row in rows]
         if self.seen is not None:
             self.seen += [_shape(output) for output in outputs]
         return _to(_assemble(outputs), arguments.get("device") or self.pipe._execution_device)
 
-    def rest(self) -> None:
-        """Send the text encoders to where `resting` says, until a new prompt needs them."""
-        if self.resting == "keep":
+    def offload(self) -> None:
+        """Make room: do with the text encoders what `after_encoding` says, until a new prompt needs them."""
+        if self.after_encoding == "keep":
             return
         for name, module in self.pipe.components.items():
             if name.startswith("text_encoder") and isinstance(module, torch.nn.Module):
-                if self.resting == "offload":
-                    self._parked[name] = module.to("cpu")
+                if self.after_encoding == "offload":
+                    self._offloaded[name] = module.to("cpu")
                 # Past diffusers' own, which would rewrite the pipeline's config. Some pipelines read these of an idle one.
                 idle = SimpleNamespace(dtype=module.dtype, device=self.pipe.device, config=module.config)
                 object.__setattr__(self.pipe, name, idle)
-        self._freed = self.resting == "free"
+        self._freed = self.after_encoding == "free"
 
-    def wake(self) -> None:
-        """Put resting text encoders back into the pipeline.
+    def restore(self) -> None:
+        """Put the text encoders back into the pipeline.
 
         Raises:
             InputError: they were freed.
         """
         if self._freed:
             raise InputError("the text encoders were freed: set model.text_encoders=offload to have them again")
-        for name, module in self._parked.items():
+        for name, module in self._offloaded.items():
             object.__setattr__(self.pipe, name, module.to(self.pipe.device))
-        self._parked = {}
+        self._offloaded = {}
 
-    def _once(self, arguments: dict[str, Any]):
+    def _encode_row(self, arguments: dict[str, Any]) -> Any:
+        """Return what the pipeline's `encode_prompt` returned for one row, on the CPU; it runs at the first call only."""
         key = repr([(name, fingerprint(value)) for name, value in arguments.items()])
         if key not in self._outputs:
-            resting = bool(self._parked) or self._freed
-            self.wake()
+            were_offloaded = bool(self._offloaded) or self._freed
+            self.restore()
             with torch.no_grad():
                 self._outputs[key] = _to(self._encode(**arguments), "cpu")
-            if resting:
-                self.rest()
+            if were_offloaded:
+                self.offload()
         return self._outputs[key]
 
 
-def _shape(output: Any) -> Shape:
+def _shape(output: Any) -> EmbeddingShape:
     parts = output if isinstance(output, tuple) else (output,)
     tensors = [part for part in parts if isinstance(part, torch.Tensor)]
     shapes = [list if isinstance(p, list) else tuple(p.shape) if isinstance(p, torch.Tensor) else p for p in parts]
-    return Shape(tuple(shapes), any(not t.is_floating_point() and t.ndim > 1 for t in tensors))
+    return EmbeddingShape(tuple(shapes), any(not t.is_floating_point() and t.ndim > 1 for t in tensors))
 
 
 def fingerprint(value: Any) -> Any:
-    """Something whose repr tells two arguments apart by content; tensors and images by a digest of their bytes."""
+    """Return something whose repr tells arguments apart by content; tensors and images by a digest of their bytes."""
     if isinstance(value, (list, tuple)):
         return [fingerprint(item) for item in value]
     if isinstance(value, torch.Tensor):
@@ -151,11 +152,11 @@ def _assemble(rows: list[Any]) -> Any:
         return max(rows, key=len).clone()
     if first.ndim > 1:
         longest = max(row.shape[1] for row in rows)
-        rows = [_padded(row, longest) for row in rows]
+        rows = [_pad(row, longest) for row in rows]
     return torch.cat(rows)
 
 
-def _padded(row: torch.Tensor, length: int) -> torch.Tensor:
+def _pad(row: torch.Tensor, length: int) -> torch.Tensor:
     missing = length - row.shape[1]
     return torch.cat([row, row.new_zeros(1, missing, *row.shape[2:])], dim=1) if missing else row
 

@@ -40,10 +40,10 @@ class FieldPolicy:
     def prepare(self, rows: Sequence[Row]) -> None:
         """Nothing depends on prompts only."""
 
-    def rest(self) -> None:
-        """Nothing rests."""
+    def offload(self) -> None:
+        """Nothing can be spared."""
 
-    def calling(self, **call: Any) -> AbstractContextManager[None]:
+    def call_overrides(self, **call: Any) -> AbstractContextManager[None]:
         """A field has no call arguments.
 
         Raises:

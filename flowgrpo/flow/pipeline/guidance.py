@@ -72,9 +72,9 @@ def check_unguided(policy: DiffusersPolicy, rows: Sequence[Row]) -> None:
         InputError: it evaluates more.
     """
     state, before = policy.start(rows[:1]), policy.evaluations
-    with torch.no_grad():
+    with torch.no_grad(), policy.walk.uncounted():
         policy.velocity(state, policy.sigmas[0], rows[:1])
-    branches, policy.evaluations = policy.evaluations - before, before
+        branches = policy.evaluations - before
     if branches > 1:
         raise InputError(
             f"model.guidance: {type(policy.pipe).__name__} has no call argument that switches its guidance off (a step "

@@ -22,7 +22,7 @@ Source = tuple[str, int, int]  # method, how many times it had run before, item 
 
 
 @dataclass(frozen=True)
-class Place:
+class LatentSlot:
     """Where one tensor of the state comes from.
 
     Attributes:
@@ -37,14 +37,14 @@ class Place:
     shape: torch.Size
     dtype: torch.dtype
 
-    def read(self, prepared: torch.Tensor) -> torch.Tensor:
-        """The state (B, *shape) in a prepared tensor (B, ...)."""
+    def extract(self, prepared: torch.Tensor) -> torch.Tensor:
+        """Return the state (B, *shape) that is in a prepared tensor (B, ...)."""
         if self.order is not None:
             prepared = prepared.flatten(1)[:, self.order.to(prepared.device)].unflatten(1, self.shape)
         return prepared.to(self.dtype)
 
-    def written(self, prepared: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        """A prepared tensor with the state (B, *shape) in its place."""
+    def insert(self, prepared: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """Return a prepared tensor (B, ...) with the state (B, *shape) in this slot."""
         if self.order is None:
             return state
         flat = prepared.flatten(1).to(state.dtype, copy=True)
@@ -52,29 +52,30 @@ class Place:
         return flat.view_as(prepared)
 
 
-class Latents:
+class LatentSlots:
     """What a pipeline's `prepare_*latents*` methods return, seen and, where a state is given, replaced.
 
     Attributes:
         state: handed to the next call of the pipeline in place of its own latents; None hands nothing.
         prepared: all float tensors those methods returned in the last call.
+        slots: where each tensor of the state is among them; empty until `locate` has run.
     """
 
     def __init__(self, pipe: DiffusionPipeline):
         self.state: State | None = None
         self.prepared: dict[Source, torch.Tensor] = {}
-        self.places: list[Place] = []
+        self.slots: list[LatentSlot] = []
         self._substitute: tuple[Source, torch.Tensor] | None = None
         for name in dir(type(pipe)):
             if name.startswith("prepare") and "latents" in name:
-                setattr(pipe, name, self._seen(name, getattr(pipe, name)))
+                setattr(pipe, name, self._wrap(name, getattr(pipe, name)))
 
     def reset(self, state: State | None) -> None:
         """Before a call of the pipeline."""
         self.state, self.prepared = state, {}
 
     def locate(self, first_samples: Callable[[], Sequence[torch.Tensor]]) -> None:
-        """Find the places by running the pipeline to its first step.
+        """Find the slots by running the pipeline to its first step.
 
         Args:
             first_samples: runs it for one row, and returns what reached the scheduler (1, ...), one tensor per `step`.
@@ -84,7 +85,7 @@ class Latents:
         """
         samples = [sample.clone() for sample in first_samples()]
         prepared = dict(self.prepared)
-        self.places = []
+        self.slots = []
         for number, sample in enumerate(samples):
             same = [
                 s for s, t in prepared.items() if t.shape == sample.shape and torch.equal(t.to(sample.dtype), sample)
@@ -93,15 +94,20 @@ class Latents:
             if same:
                 source = same[-1]
             else:
-                source, order = self._traced(number, first_samples)
-            self.places.append(Place(source, order, sample.shape[1:], sample.dtype))
+                source, order = self._find_permutation(number, first_samples)
+            self.slots.append(LatentSlot(source, order, sample.shape[1:], sample.dtype))
 
     def initial(self) -> State:
-        """The state that the pipeline prepared in its last call."""
-        return tuple(place.read(self.prepared[place.source]) for place in self.places)
+        """The state (B, ...) that the pipeline prepared in its last call."""
+        return tuple(slot.extract(self.prepared[slot.source]) for slot in self.slots)
 
-    def _traced(self, number: int, first_samples: Callable[[], Sequence[torch.Tensor]]) -> tuple[Source, torch.Tensor]:
-        """Send the numbers 0, 1, 2, ... through the pipeline in place of its latents, and read which ones arrive where."""
+    def _find_permutation(
+        self, number: int, first_samples: Callable[[], Sequence[torch.Tensor]]
+    ) -> tuple[Source, torch.Tensor]:
+        """Return which prepared tensor reaches the scheduler as its sample `number`, and its elements' order there (n,).
+
+        The numbers 0, 1, 2, ... go through the pipeline in place of its latents, and which ones arrive where is read off.
+        """
         candidates = {s: t.shape for s, t in self.prepared.items()}
         for source, shape in candidates.items():
             if shape[0] != 1:
@@ -123,7 +129,9 @@ class Latents:
             "model.path: what this pipeline's loop works on is not among the latents it prepares, so it cannot walk in steps"
         )
 
-    def _seen(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the method, noting what it returns, and with the given state in that."""
+
         @functools.wraps(method)
         def prepare(*args: Any, **kwargs: Any) -> Any:
             output = method(*args, **kwargs)
@@ -132,19 +140,19 @@ class Latents:
             items = list(output) if several else [output]
             for i, item in enumerate(items):
                 if isinstance(item, torch.Tensor) and item.is_floating_point():
-                    self.prepared[name, call, i] = (
-                        item.clone() if self.state is None else item
-                    )  # loops may write into it
-                    items[i] = self._changed((name, call, i), item)
+                    own = self.state is None  # loops may write into what they prepared themselves
+                    self.prepared[name, call, i] = item.clone() if own else item
+                    items[i] = self._swap((name, call, i), item)
             return type(output)(items) if several else items[0]
 
         return prepare
 
-    def _changed(self, source: Source, item: torch.Tensor) -> torch.Tensor:
+    def _swap(self, source: Source, item: torch.Tensor) -> torch.Tensor:
+        """Return what the pipeline gets for a prepared tensor: the numbers of a search, our state, or the tensor itself."""
         if self._substitute is not None and self._substitute[0] == source:
             return self._substitute[1].to(item.device)
         if self.state is not None:
-            for place, own in zip(self.places, self.state, strict=True):
-                if place.source == source:
-                    item = place.written(item, own)
+            for slot, own in zip(self.slots, self.state, strict=True):
+                if slot.source == source:
+                    item = slot.insert(item, own)
         return item

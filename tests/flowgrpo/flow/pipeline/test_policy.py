@@ -126,7 +126,7 @@ def test_prompts_are_encoded_once_and_the_encoders_can_go():
     policy.pipe.text_encoder.register_forward_hook(lambda *_: calls.append(1))
     before = policy.pipe.text_encoder
     policy.prepare([Row(p, 0) for p in [*PROMPTS, *PROMPTS]])
-    policy.rest()
+    policy.offload()
     assert len(calls) == 3
     assert not isinstance(policy.pipe.text_encoder, torch.nn.Module)
     rolled_out(policy)
@@ -136,12 +136,12 @@ def test_prompts_are_encoded_once_and_the_encoders_can_go():
 
     policy = policy_of("sd3", text_encoders="offload")
     policy.prepare([Row(p, 0) for p in PROMPTS])
-    policy.rest()
+    policy.offload()
     assert not isinstance(policy.pipe.text_encoder, torch.nn.Module)
     fresh = policy.start([Row("a blue circle", 0)])
     assert not isinstance(policy.pipe.text_encoder, torch.nn.Module)
     assert torch.equal(fresh[0], policy_of("sd3").start([Row("a blue circle", 0)])[0])
-    policy.embeddings.wake()
+    policy.embeddings.restore()
     assert type(policy.pipe.text_encoder) is type(before)
 
 
@@ -193,10 +193,10 @@ def test_call_arguments_are_checked_against_the_pipeline():
         DiffusersPolicy(tiny.sd3(), {"latents": 2})
 
 
-def test_calling_changes_the_call_for_a_while():
+def test_call_overrides_change_the_call_for_a_while():
     policy = policy_of("sd3")
     assert len(policy.sigmas) == 5
-    with policy.calling(num_inference_steps=7, guidance_scale=None):
+    with policy.call_overrides(num_inference_steps=7, guidance_scale=None):
         assert len(policy.sigmas) == 8
         assert "guidance_scale" not in policy.call
     assert len(policy.sigmas) == 5

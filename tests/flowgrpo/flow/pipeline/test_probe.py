@@ -1,4 +1,6 @@
-"""How a pipeline is walked is found by looking at it, in whichever order its rows come."""
+"""How a pipeline runs in slices is found by looking at it, in whichever order its rows come."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,7 +8,10 @@ from zoo import SPECIMENS
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
+from flowgrpo.flow.pipeline.batching import Capabilities
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.flow.pipeline.probe import probe, probe_batching
+from flowgrpo.flow.pipeline.walk import Walk
 
 
 def policy_of(name):
@@ -14,18 +19,18 @@ def policy_of(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "rows_per_call"),
+    ("name", "max_batch"),
     [("Kandinsky5I2VPipeline", 1), ("BriaFiboPipeline", 1), ("OmniGenPipeline", 1), ("FluxPipeline", None)],
 )
 @pytest.mark.parametrize("checked", [False, True])
-def test_samples_of_a_group_are_what_they_are_alone(name, rows_per_call, checked):
+def test_samples_of_a_group_are_what_they_are_alone(name, max_batch, checked):
     specimen, policy = SPECIMENS[name], policy_of(name)
     long, _, short = specimen.rows
     if checked:
         policy.check([long, short])  # as a run does, with the longest and the shortest prompt
     group = [long, Row(long.prompt, 7, long.columns), short]
     together = policy.generate(group)
-    assert policy.rows_per_call == rows_per_call
+    assert policy.capabilities.max_batch == max_batch
     for row, sample in zip(group, together, strict=True):
         torch.testing.assert_close(policy.generate([row])[0], sample, rtol=0, atol=1e-4 * float(sample.std()))
 
@@ -34,10 +39,19 @@ def test_samples_of_a_group_are_what_they_are_alone(name, rows_per_call, checked
 def test_decoding_lands_only_where_the_loop_does_what_decoding_needs(name, lands):
     policy, row = policy_of(name), SPECIMENS[name].rows[0]
     policy.check([row])
-    assert policy.lands == lands
+    assert policy.capabilities.decodes_by_landing == lands
     before = policy.evaluations
     policy.decode(policy.start([row]), [row])
     assert policy.evaluations == before
+
+
+def test_what_was_found_is_only_ever_tightened():
+    specimen = SPECIMENS["FluxPipeline"]
+    walk = Walk(specimen.build(), specimen.call)
+    loosest, tightest = Capabilities(), Capabilities(pads_prompts=False, max_batch=1, decodes_by_landing=True)
+    assert probe(walk, specimen.rows, "model.call", loosest) == loosest
+    assert probe(walk, specimen.rows, "model.call", tightest) == tightest
+    assert probe_batching(walk, specimen.rows, replace(loosest, pads_prompts=False)).pads_prompts is False
 
 
 def test_rows_of_unequal_size_or_schedule_are_refused_with_a_sentence():

@@ -1,0 +1,154 @@
+"""Whether a pipeline can run in slices of its schedule, and how, found by running it on a few rows.
+
+A rollout runs a pipeline step by step, with many rows in a call. Some pipelines count their own steps, some let rows of one
+call change each other, some do to their latents in the loop what decoding needs. Nothing here knows which: it looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from flowgrpo.data.prompts import Row
+from flowgrpo.errors import InputError
+from flowgrpo.flow.pipeline.batching import Capabilities, cut, join
+from flowgrpo.flow.pipeline.walk import Walk, check_equal_shapes
+from samplers.kernels import State
+
+EXACT, HALF_PRECISION = 1e-3, 0.1  # tolerance of two ways to the same sample, in its standard deviations
+BATCHING = [(True, None), (False, None), (False, 1)]  # (pads_prompts, max_batch), from the loosest
+
+
+@torch.no_grad()
+def probe(walk: Walk, rows: Sequence[Row], key: str, known: Capabilities) -> Capabilities:
+    """Run one sample whole and again step by step, which must agree, then rows together and alone; return what was found.
+
+    Args:
+        walk: the pipeline.
+        rows: some of those to come, best of unequal prompts.
+        key: the place of the call arguments in the config.
+        known: what was found before, which the result equals or tightens.
+
+    Raises:
+        InputError: the pipeline refuses its call arguments, or counts its own steps (skip-layer guidance and the like).
+    """
+    name = type(walk.pipe).__name__
+    try:
+        whole, expected = _whole_run(walk, rows[:1])
+        gap = _slicing_gap(walk, rows[:1], whole)
+        if not gap <= _tolerance(walk):
+            raise InputError(_slicing_fault(walk, rows[:1], gap, key))
+        by_landing = _decodes_by_landing(walk, rows[:1], whole, expected, known.decodes_by_landing)
+    except InputError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{key}: {_refusal(walk, error)}") from error
+    except torch.OutOfMemoryError as error:
+        raise InputError(
+            f"{key}: one sample of {name} does not fit into the memory, ask for a smaller one, or set "
+            "model.text_encoders=free, model.vae=offload or model.vae_tiling=true"
+        ) from error
+    except Exception as error:  # whatever a pipeline raises that was made for another kind of scheduler
+        raise InputError(f"model.path: {_refusal(walk, error)}") from error
+    return probe_batching(walk, rows, replace(known, decodes_by_landing=by_landing))
+
+
+@torch.no_grad()
+def probe_batching(walk: Walk, rows: Sequence[Row], known: Capabilities) -> Capabilities:
+    """Find out how far rows can share a call with each sample as it is alone; the first row is tried with two seeds.
+
+    Returns:
+        `known`, with `pads_prompts` and `max_batch` tightened where the samples of `rows` ask for it.
+    """
+    rows = [rows[0], replace(rows[0], seed=rows[0].seed + 1), *rows[1:]]
+    with walk.uncounted():
+        states = [walk.start([row]) for row in rows]
+        check_equal_shapes(states)
+        state, sigma = join(states), walk.sigmas[0]
+        alone = join([walk.velocity(own, sigma, [row]) for own, row in zip(states, rows, strict=True)])
+        for pads_prompts, max_batch in BATCHING[BATCHING.index((known.pads_prompts, known.max_batch)) :]:
+            capabilities = replace(known, pads_prompts=pads_prompts, max_batch=max_batch)
+            if max_batch == 1 or _shares(walk, capabilities, rows, state, alone):
+                break
+    return capabilities
+
+
+def _shares(walk: Walk, capabilities: Capabilities, rows: Sequence[Row], state: State, alone: State) -> bool:
+    """Whether batches of these capabilities give each row the velocity that it has `alone`."""
+    batches, sigma = cut(walk, capabilities, rows, state), walk.sigmas[0]
+    try:
+        together = join([walk.velocity(part, sigma, batch) for batch, part in batches])
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # each row alone has just run: it is their sharing that is refused
+        return False
+    pairs = zip(together, alone, strict=True)
+    return all((a - b).float().abs().max() <= _tolerance(walk) * b.float().std() for a, b in pairs)
+
+
+def _whole_run(walk: Walk, rows: Sequence[Row]) -> tuple[State, torch.Tensor]:
+    """Final states of the pipeline's own loop, and what it decodes them to."""
+    decoded, recorded = walk.run_slice(rows, None, output_type="pt", record=True)
+    last = recorded[-1].sigma
+    return tuple(step.next_sample for step in recorded if step.sigma == last), decoded
+
+
+def _slicing_gap(walk: Walk, rows: Sequence[Row], whole: State) -> float:
+    """Largest difference of final states between a whole run and its slices, in standard deviations."""
+    state = walk.start(rows)
+    for step in range(len(walk.sigmas) - 1):
+        _, recorded = walk.run_slice(rows, range(step, step + 1), state)
+        state = tuple(each.next_sample for each in recorded)
+    gaps = [(x - w).float().abs().max() / w.float().std() for x, w in zip(state, whole, strict=True)]
+    return float(torch.stack(gaps).max())  # unlike Python's max, this keeps NaN
+
+
+def _slicing_fault(walk: Walk, rows: Sequence[Row], gap: float, key: str) -> str:
+    """Which call argument makes a slice differ, if one does."""
+    name = type(walk.pipe).__name__
+    if gap != gap:
+        return f"model.dtype: the final latents of {name} are not finite, try bfloat16 or float32"
+    for argument in walk.call:
+        if argument not in ("num_inference_steps", "height", "width"):
+            with walk.call_overrides(**{argument: None}):
+                try:
+                    helps = _slicing_gap(walk, rows, _whole_run(walk, rows)[0]) <= _tolerance(walk)
+                except (ValueError, TypeError, RuntimeError):  # not an argument it can do without
+                    continue
+                if helps:
+                    return (
+                        f"{key}.{argument}: {name} counts its own steps for it, so a step alone differs from the same step "
+                        f"in a whole run (by {gap:.1e} of a standard deviation), remove it"
+                    )
+    return (
+        f"model.path: a step of {name} alone differs from the same step in a whole run (by {gap:.1e} of a standard "
+        "deviation), so it cannot be trained here"
+    )
+
+
+def _decodes_by_landing(walk: Walk, rows: Sequence[Row], state: State, expected: torch.Tensor, known: bool) -> bool:
+    """False where decoding final states alone gives what a whole run gives, True where landing on them does."""
+    for by_landing in (known, True):
+        gap = (walk.decode(state, rows, by_landing).float() - expected.float()).abs().max()
+        if gap <= _tolerance(walk) * expected.float().std():
+            return by_landing
+    raise InputError(
+        f"model.path: {type(walk.pipe).__name__} decodes a final state otherwise than its own loop does, so it cannot be "
+        "trained here"
+    )
+
+
+def _tolerance(walk: Walk) -> float:
+    exact = next(iter(walk.modules.values())).dtype == torch.float32 and walk.autocast is None
+    return EXACT if exact else HALF_PRECISION
+
+
+def _refusal(walk: Walk, error: Exception) -> str:
+    name = type(walk.pipe).__name__
+    kind = "" if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: "
+    reason = kind + " ".join(str(error).split())[:300]
+    if "strength" in walk.takes:
+        return f"{name}, which cuts its schedule by strength, cannot walk a slice of it: {reason}"
+    return f"{name} refuses it: {reason}"

@@ -1,0 +1,285 @@
+"""An unmodified diffusers pipeline that runs any slice of its schedule, on rows that may share one call.
+
+Our scheduler sits in the pipeline, and its own `__call__` runs for whatever slice is asked for; so rollout and update are
+the same code on the same numbers. Which rows may share a call is not known here: see `probe` and `batching`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+
+from flowgrpo.data import conditions
+from flowgrpo.data.prompts import Row
+from flowgrpo.errors import InputError, nearest
+from flowgrpo.flow.pipeline import attention, traits
+from flowgrpo.flow.pipeline.embeddings import EmbeddingCache, EmbeddingShape, fingerprint
+from flowgrpo.flow.pipeline.latents import LatentSlots
+from samplers.kernels import State
+from samplers.scheduler import FlowSDEScheduler, StepRecord
+
+# Arguments of a pipeline's call that are set here, and by no config.
+RESERVED = (
+    "prompt",
+    "latents",
+    "generator",
+    "output_type",
+    "return_dict",
+    "num_images_per_prompt",
+    "sigmas",
+    "timesteps",
+)
+
+
+class Walk:
+    """A pipeline that is called for one slice of its schedule at a time.
+
+    Attributes:
+        pipe: the pipeline, with `scheduler` in place of its `stock_scheduler`.
+        call: arguments of its call.
+        takes: names of the call's arguments that rows may give as columns.
+        modules: the networks that compute the velocity, by name.
+        evaluations: how many samples the modules have processed so far; a guided sample in two branches counts 2.
+        embeddings: the cache of its text encoders.
+        latents: what stands for its own latents.
+
+    Args:
+        pipe: changed in place: its scheduler is replaced, its text encoder calls are cached, its weights are frozen.
+        call: arguments for the pipeline's `__call__`, handed through as they are.
+        autocast: dtype in which the modules compute when it differs from that of their weights.
+        text_encoders: `keep`, `offload` or `free`; see `EmbeddingCache`.
+
+    Raises:
+        InputError: the pipeline is not a flow pipeline, or `call` names an argument it does not have.
+    """
+
+    def __init__(
+        self,
+        pipe: DiffusionPipeline,
+        call: dict[str, Any] | None = None,
+        autocast: torch.dtype | None = None,
+        text_encoders: str = "keep",
+    ):
+        self.pipe, self.autocast = pipe, autocast
+        self.stock_scheduler = pipe.scheduler
+        try:
+            self.scheduler = FlowSDEScheduler.from_config(pipe.scheduler.config, kernel="ode")
+        except ValueError as error:
+            raise InputError(f"model.path: {type(pipe).__name__} cannot be trained here: {error}") from None
+        pipe.scheduler = self.scheduler
+        pipe.set_progress_bar_config(disable=True)
+        self._run = inspect.unwrap(type(pipe).__call__)  # without its torch.no_grad
+        self.call = checked_call(type(pipe), call or {})
+        self.takes = set(inspect.signature(self._run).parameters) - {"self", *RESERVED}
+        self.embeddings = EmbeddingCache(pipe, text_encoders)
+        self.latents = LatentSlots(pipe)
+        self.modules = {
+            name: module
+            for name, module in pipe.components.items()
+            if name.startswith(("transformer", "unet")) and isinstance(module, torch.nn.Module)
+        }
+        if not self.modules:
+            raise InputError(f"model.path: {type(pipe).__name__} has no transformer (or unet) to train")
+        for component in pipe.components.values():
+            if isinstance(component, torch.nn.Module):
+                component.requires_grad_(False).eval()
+        traits.apply(pipe)
+        attention.refuse_inexact(pipe)
+        self.evaluations = 0
+        for module in self.modules.values():
+            module.register_forward_pre_hook(self._count, with_kwargs=True)
+        self._sigmas: tuple[float, ...] | None = None
+        self._first_state: State = ()  # initial state of some row, which all rows must equal in shape
+        self._embedding_shapes: dict[Any, tuple[EmbeddingShape, ...]] = {}
+
+    @property
+    def sigmas(self) -> tuple[float, ...]:
+        """The pipeline's own schedule for its call arguments: float32 sigmas that descend to 0; found by starting a row."""
+        if self._sigmas is None:
+            self.start([Row("", 0)])
+        return self._sigmas
+
+    @contextmanager
+    def call_overrides(self, **call: Any) -> Iterator[None]:
+        """Other call arguments within a `with` block, as evaluation may want them; None removes one."""
+        before = self.call, self._sigmas, self.latents.slots, self._first_state
+        merged = {k: v for k, v in {**self.call, **call}.items() if v is not None}
+        checked_call(type(self.pipe), call, "eval.call")
+        self.call, self._sigmas, self.latents.slots, self._first_state = merged, None, [], ()
+        try:
+            yield
+        finally:
+            self.call, self._sigmas, self.latents.slots, self._first_state = before
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Leave `evaluations` as it is: finding out how a pipeline works, and decoding, are not the run's work."""
+        before = self.evaluations
+        try:
+            yield
+        finally:
+            self.evaluations = before
+
+    def run_slice(
+        self,
+        rows: Sequence[Row],
+        steps: range | tuple[float, ...] | None,
+        state: State | None = None,
+        *,
+        landing: State = (),
+        output_type: str = "latent",
+        record: bool = False,
+    ) -> tuple[Any, list[StepRecord]]:
+        """Call the pipeline once, iterating a part of its schedule; return its output and its recorded steps.
+
+        Every call gets freshly seeded generators, so what a pipeline samples of its conditioning is the same each time.
+
+        Args:
+            rows: prompts, seeds and conditions, of which the call takes the conditions of the first.
+            steps: see `FlowSDEScheduler.restrict`.
+            state: replaces the latents that the pipeline prepares.
+            landing: what the steps return instead of moving.
+            output_type: `latent`, or `pt` to decode.
+            record: whether to record the steps of a whole run, too.
+        """
+        self.scheduler.restrict(steps, landing)
+        self.scheduler.recording = record or steps is not None
+        self.latents.reset(state)
+        given = {**self.call, **self._conditions(rows[0])}
+        if len(rows) > 1:  # a text that stands for all rows is one of each for some pipelines, and one alone for others
+            given = {k: [v] * len(rows) if "prompt" in k and isinstance(v, str) else v for k, v in given.items()}
+        generators = [torch.Generator("cpu").manual_seed(row.seed) for row in rows]
+        device = self.pipe._execution_device.type
+        devices = [torch.cuda.current_device()] if device == "cuda" else []
+        with (
+            torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None),
+            torch.random.fork_rng(devices),
+        ):
+            torch.manual_seed(0)  # for what is drawn past the generators
+            output = self._run(
+                self.pipe,
+                prompt=[row.prompt for row in rows] if len(rows) > 1 else rows[0].prompt,  # some take no lists
+                generator=generators if len(rows) > 1 else generators[0],
+                output_type=output_type,
+                return_dict=False,
+                **given,
+            )
+        recorded = list(self.scheduler.history)
+        self.scheduler.history.clear()
+        return output[0], recorded
+
+    def locate_latents(self, rows: Sequence[Row]) -> None:
+        """Find out, with the first row, where the pipeline keeps its state; does nothing where that is known."""
+        if not self.latents.slots:
+            with self.uncounted():
+                self.latents.locate(lambda: [step.sample for step in self.run_slice(rows[:1], range(1))[1]])
+
+    def start(self, rows: Sequence[Row]) -> State:
+        """Initial states (B, ...) of the pipeline's own making, from each row's seed.
+
+        Raises:
+            InputError: a row asks for another schedule than those before it.
+        """
+        self.locate_latents(rows)
+        self.run_slice(rows, range(0))
+        table = tuple(self.scheduler.noise_levels.tolist())
+        self._sigmas = self._sigmas or table
+        if table != self._sigmas:
+            raise InputError(
+                f"prompts: {rows[0].prompt!r} asks for another schedule than rows before it, by a column or by "
+                "its size; the rows of a run walk one schedule"
+            )
+        return self.latents.initial()
+
+    def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
+        """What the pipeline hands to its scheduler at `sigma`: one step of its own loop."""
+        steps: range | tuple[float, ...] = (sigma, 0.0)
+        if sigma in self.sigmas:
+            index = self.sigmas.index(sigma)
+            steps = range(index, index + 1)
+        return tuple(step.velocity for step in self.run_slice(rows, steps, state)[1])
+
+    def decode(self, state: State, rows: Sequence[Row], by_landing: bool) -> torch.Tensor:
+        """The pipeline's own decoding of final states.
+
+        Args:
+            by_landing: run a last step that lands on the given state, for a pipeline whose loop does to its latents what
+                decoding needs (puts a picture's frame back, say); its evaluation is not counted.
+        """
+        last = len(self.sigmas) - 2
+        steps = range(last, last + 1) if by_landing else range(0)
+        with self.uncounted():
+            return self.run_slice(rows, steps, state, landing=state if by_landing else (), output_type="pt")[0]
+
+    def generate(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Decoded samples of whole ODE runs."""
+        return self.run_slice(rows, None, output_type="pt")[0]
+
+    def encode(self, row: Row) -> tuple[EmbeddingShape, ...]:
+        """Encode a row's prompt, the first time it is asked for; return the shapes of its embeddings.
+
+        Raises:
+            InputError: its latents have another shape than those of rows before it.
+        """
+        key = (row.prompt, self.conditions_key(row), repr(self.call))
+        if key not in self._embedding_shapes:
+            seen = self.embeddings.seen = []
+            with torch.no_grad():
+                self.run_slice([row], range(0))
+            self.embeddings.seen = None
+            if self.latents.slots:
+                self._first_state = self._first_state or self.latents.initial()
+                check_equal_shapes([self._first_state, self.latents.initial()])
+            self._embedding_shapes[key] = tuple(seen)
+        return self._embedding_shapes[key]
+
+    def conditions_key(self, row: Row) -> str:
+        """Equal for rows whose conditions are: the picture, the negative prompt, ... that one call has for all its rows."""
+        return repr({k: fingerprint(v) for k, v in row.columns.items() if k in self.takes})
+
+    def _conditions(self, row: Row) -> dict[str, Any]:
+        """The columns of a row that the pipeline takes."""
+        return {k: conditions.loaded(v) for k, v in row.columns.items() if k in self.takes and v is not None}
+
+    def _count(self, module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        batch = next(value for value in (*args, *kwargs.values()) if isinstance(value, (torch.Tensor, list)))
+        self.evaluations += len(batch)
+
+
+def checked_call(pipeline: type, call: dict[str, Any], key: str = "model.call") -> dict[str, Any]:
+    """`call`, if the pipeline takes all of it; `key` is its place in the config.
+
+    Raises:
+        InputError: an unknown argument, or one that is set by flowgrpo.
+    """
+    known = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
+    for name in call:
+        if name in RESERVED:
+            raise InputError(f"{key}.{name}: set by flowgrpo itself, remove it")
+        if name not in known:
+            choices = [k for k in known if k not in RESERVED and k != "self"]
+            raise InputError(f"{key}.{name}: {pipeline.__name__} has no such argument, {nearest(name, choices)}")
+    steps = call.get("num_inference_steps")
+    if steps is not None and not (isinstance(steps, int) and steps > 0):
+        raise InputError(f"{key}.num_inference_steps: {steps!r} is not a number of steps")
+    return dict(call)
+
+
+def check_equal_shapes(states: Sequence[State]) -> None:
+    """Rows are stacked, so their states must have one shape.
+
+    Raises:
+        InputError: they have not.
+    """
+    shapes = {tuple(tuple(x.shape[1:]) for x in state) for state in states}
+    if len(shapes) > 1:
+        found = " and ".join(" with ".join(str(shape) for shape in one) for one in sorted(shapes)[:2])
+        raise InputError(
+            f"prompts: rows start from latents of unequal shapes, {found}; set model.call.height and width, or give "
+            "conditions of one size"
+        )
