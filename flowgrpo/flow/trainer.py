@@ -1,6 +1,21 @@
 """The loop over a flow model: trees grown by a policy, credited and updated by the five axes.
 
-It asks a policy for velocities, the axes for a plan, units, advantages and a loss, and never which method that is.
+It asks a policy for velocities, the axes for a plan, units, advantages and a loss, and never which method that is. How it
+departs from the loops of the papers' released code (how a method departs stands above its row, in `flow.methods.presets`):
+
+ 1. The update replays the rollout's own calls of the model, the same rows in the same order, so that before the first
+    optimizer step every ratio is exactly 1 in float32; Flow-GRPO's code shuffles the samples and cuts them into new batches.
+    Where edges leave the update, or its calls have another size, they are gathered anew (see `flow.replay`).
+ 2. The loss of an optimizer step is the weighted mean over all of its edges, on all processes; there it is a mean over a
+    micro-batch, and then over micro-batches.
+ 3. Noise has an address (seed of the run, iteration, group, path in the tree, step), so that it is the same in any batch, on
+    any number of processes and after a resume; there each process draws from a generator of its own.
+ 4. Windows and trained steps are drawn once an iteration for all samples; DanceGRPO draws trained steps for each sample.
+ 5. Samples of advantage 0 stay in the update, unless `algorithm.baseline.drop_zero`; Flow-GRPO's code leaves them out.
+ 6. A sample whose reward was lost is compared with nothing and weighs nothing, an edge that is not finite leaves the update,
+    and the rest of the group goes on. An optimizer step whose gradient is not finite is skipped, and counted.
+ 7. Held-out prompts are sampled by ODE, at fixed seeds, with the average of the weights where one is kept; rollouts are the
+    live weights' own.
 """
 
 from __future__ import annotations
