@@ -23,7 +23,7 @@ from flowgrpo.data.prompts import Prompt
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import checkpoint, metrics, parts, selection
 from flowgrpo.training.baseline import Units, combined, zero_std_fraction
-from flowgrpo.training.evaluate import parted
+from flowgrpo.training.evaluate import overoptimization_streak
 from flowgrpo.training.groups import Groups, groups_of
 from flowgrpo.training.history import History
 from flowgrpo.training.optimize import Measured
@@ -309,7 +309,7 @@ class Loop(ABC):
         lines = [line for line in self.report.lines if line["phase"] == "eval"]
         trained = [line["reward/mean"] for line in lines]
         for reward in self.eval_rewards:
-            times = parted(trained, [line.get(f"reward/{reward.name}/mean") for line in lines])
+            times = overoptimization_streak(trained, [line.get(f"reward/{reward.name}/mean") for line in lines])
             if times >= self.config.eval.watch:
                 self.report.warn(
                     f"step {self.done}: the reward rose and {reward.name!r}, which is only watched, fell {times} "
