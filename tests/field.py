@@ -1,10 +1,13 @@
 """Runs whose model is a velocity field in the plane: the real trainer in milliseconds."""
 
+import math
+
 import torch
 
 from flowgrpo.data import prompts
 from flowgrpo.flow.pipeline.field import FieldPolicy
 from flowgrpo.flow.trainer import Trainer
+from flowgrpo.flow.update import update_part
 from flowgrpo.training.weights import Weights
 from rewards import Reward
 from samplers.schedule import linear_sigmas
@@ -64,6 +67,28 @@ def lines(run, phase="train"):
     """What the run told, without its times and its memory."""
     told = [line for line in run.report.lines if line["phase"] == phase]
     return [{k: v for k, v in line.items() if not k.startswith(("time/", "memory/"))} for line in told]
+
+
+def credit(run, batch):
+    """What the update replays of a batch, with what its edges are worth."""
+    units = run.units(batch)
+    advantages, trained, _ = run.advantages(units, batch)
+    return run.credit_edges(batch, units, advantages, trained)
+
+
+def step_in_place(run, credited, part=0):
+    """What an optimizer step that moves nothing measures of a part; the gradients stay on the parameters."""
+    return update_part(
+        run.policy,
+        credited,
+        part,
+        weights=run.weights,
+        optimizer=torch.optim.SGD(run.weights.parameters, lr=0.0),
+        scaler=run.scaler,
+        objective=run.config.algorithm.objective,
+        max_grad_norm=math.inf,
+        reduce=run._sum,
+    )
 
 
 def weights_of(run):

@@ -185,7 +185,7 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     if units.anchor is None and len(units.comparison.unique(dim=0)) == len(units.comparison):
         raise InputError("algorithm.credit: every edge would be compared with itself alone, which teaches nothing")
     unseen = torch.full((len(units.values),), torch.nan, dtype=torch.float64)
-    _, trained = selection.judged(units, weights, unseen, algorithm.baseline, train.select)
+    _, trained = selection.normalize_advantages(units, weights, unseen, algorithm.baseline, train.select)
     algorithm.objective.weights(tree.trained_steps, tree.sigma_cap)
     if algorithm.kernel.calibrate is not None:
         _check_calibration(tree, rewards)

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from flowgrpo.data.prompts import Row
+from flowgrpo.flow.methods.credit import trunk_ends
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.training.baseline import combined
+from flowgrpo.training.groups import Groups
 from flowgrpo.training.scorer import Scorer, Scores, score
 from flowgrpo.training.selection import extremes
 from rewards import Reward
@@ -21,11 +23,36 @@ WAITING = 4  # decoded groups that may wait for their scores, so that a slow rew
 
 
 @dataclass(frozen=True)
-class Rollout:
-    """A scored tree; `scores` is in the order of `tree.leaves`."""
+class Batch:
+    """This process's trees of an iteration, decoded and scored.
 
+    Attributes:
+        groups: of the iteration, on all processes.
+        tree: the trees, as one.
+        scores: in the order of `tree.leaves`.
+        drafts: samples that were decoded to choose the roots.
+    """
+
+    groups: Groups
     tree: Tree
     scores: Scores
+    drafts: int
+
+    @property
+    def outcomes(self) -> tuple[torch.Tensor, list[int]]:
+        """Rewards (E, R) of the ends of the trunks, and the group of each."""
+        ends = trunk_ends(self.tree)
+        return self.scores.values[ends], [self.tree.nodes[self.tree.leaves[end]].root.group for end in ends]
+
+    @property
+    def decoded(self) -> int:
+        """How many samples were decoded for it."""
+        return len(self.tree.leaves) + self.drafts
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """No further numbers for the metrics."""
+        return {}
 
 
 @torch.no_grad()
@@ -33,16 +60,18 @@ def rollout(
     policy: Policy,
     plan: Plan,
     roots: Sequence[Root],
+    *,
     rewards: Sequence[Reward],
     micro_batch: int,
     seed: int,
     iteration: int,
     keep_means: bool = False,
-) -> Rollout:
-    """Grow and score the trees of one iteration.
+) -> tuple[Tree, Scores]:
+    """Grow and score the trees of one iteration; returns them as one tree, and scores in the order of its leaves.
 
     Args:
         roots: their rows are `Row`s.
+        micro_batch: rows in one call of the model.
         seed: of the run; with `iteration`, the head of every noise address.
         keep_means: whether trained edges keep the mean of their step.
     """
@@ -54,12 +83,18 @@ def rollout(
         return noise.noise(shape, seed, "edge", iteration, group, path, step, component)
 
     tree = grow(plan, policy.sigmas, roots, start, policy.velocity, edge_noise, micro_batch, keep_means)
-    return Rollout(tree, _score_leaves(policy, tree, rewards, micro_batch))
+    return tree, _score_leaves(policy, tree, rewards, micro_batch)
 
 
 @torch.no_grad()
 def drafted(
-    policy: Policy, rows: Sequence[Row], rewards: Sequence[Reward], weights: torch.Tensor, number: int, micro_batch: int
+    policy: Policy,
+    rows: Sequence[Row],
+    *,
+    rewards: Sequence[Reward],
+    weights: torch.Tensor,
+    number: int,
+    micro_batch: int,
 ) -> list[Row]:
     """Of many rows of one group, the `number` whose ODE samples have the best and the worst rewards (Sol-RL).
 

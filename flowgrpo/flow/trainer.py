@@ -1,6 +1,21 @@
 """The loop over a flow model: trees grown by a policy, credited and updated by the five axes.
 
-It asks a policy for velocities, the axes for a plan, units, advantages and a loss, and never which method that is.
+It asks a policy for velocities, the axes for a plan, units, advantages and a loss, and never which method that is. How it
+departs from the loops of the papers' released code (how a method departs stands above its row, in `flow.methods.presets`):
+
+ 1. The update replays the rollout's own calls of the model, the same rows in the same order, so that before the first
+    optimizer step every ratio is exactly 1 in float32; Flow-GRPO's code shuffles the samples and cuts them into new batches.
+    Where edges leave the update, or its calls have another size, they are gathered anew (see `flow.replay`).
+ 2. The loss of an optimizer step is the weighted mean over all of its edges, on all processes; there it is a mean over a
+    micro-batch, and then over micro-batches.
+ 3. Noise has an address (seed of the run, iteration, group, path in the tree, step), so that it is the same in any batch, on
+    any number of processes and after a resume; there each process draws from a generator of its own.
+ 4. Windows and trained steps are drawn once an iteration for all samples; DanceGRPO draws trained steps for each sample.
+ 5. Samples of advantage 0 stay in the update, unless `algorithm.baseline.drop_zero`; Flow-GRPO's code leaves them out.
+ 6. A sample whose reward was lost is compared with nothing and weighs nothing, an edge that is not finite leaves the update,
+    and the rest of the group goes on. An optimizer step whose gradient is not finite is skipped, and counted.
+ 7. Held-out prompts are sampled by ODE, at fixed seeds, with the average of the weights where one is kept; rollouts are the
+    live weights' own.
 """
 
 from __future__ import annotations
@@ -15,18 +30,18 @@ import torch
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow import calibration
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.methods.credit import calibrated, step_signs, trunk_ends
+from flowgrpo.flow.methods.credit import calibrated, step_signs
 from flowgrpo.flow.methods.kernel import Preserving
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.replay import replayed
-from flowgrpo.flow.rollout import Rollout, drafted, rollout
-from flowgrpo.flow.update import Credited, step
-from flowgrpo.training.baseline import combined
+from flowgrpo.flow.rollout import Batch, drafted, rollout
+from flowgrpo.flow.update import Credited, update_part
+from flowgrpo.training.baseline import Units, combined
 from flowgrpo.training.evaluate import evaluate
 from flowgrpo.training.groups import Groups
 from flowgrpo.training.loop import Loop
-from flowgrpo.training.report import peak_bytes
+from flowgrpo.training.optimize import Measured
 from flowgrpo.training.samples import Sample
 from flowgrpo.training.weights import Weights
 from samplers import noise
@@ -55,12 +70,84 @@ class Trainer(Loop):
             super().run()
 
     @property
-    def _evaluations(self) -> int:
+    def evaluations(self) -> int:
+        """Model evaluations of this process so far."""
         return self.policy.evaluations
 
-    def _before(self) -> None:
+    def on_start(self) -> None:
+        """Calibrate the noise of each step, where the kernel asks for it."""
         if self.config.algorithm.kernel.calibrate is not None:
             self._calibrate()
+
+    def rollout(self, iteration: int, groups: Groups) -> Batch:
+        """Grow the trees of this process's groups, decode their leaves and score them."""
+        config, algorithm = self.config, self.config.algorithm
+        kernels = algorithm.kernel.kernels(len(self.policy.sigmas) - 1, self.levels)
+        tree, scores = rollout(
+            self.policy,
+            algorithm.tree.plan(kernels, config.train.group_size, config.run.seed, iteration),
+            self._roots(iteration, groups),
+            rewards=self.rewards,
+            micro_batch=config.train.rollout_rows,
+            seed=config.run.seed,
+            iteration=iteration,
+            keep_means=algorithm.objective.needs_old_means,
+        )
+        return Batch(groups, tree, scores, self._drafts(groups))
+
+    def units(self, batch: Batch) -> Units:
+        """What the credit rule compares: trajectories, branches or gains of steps."""
+        return self.config.algorithm.credit.units(batch.tree, batch.scores.values, self.reward_weights)
+
+    def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[Measured]:
+        """Spread the advantages to the edges, and take an optimizer step on each part of them."""
+        credited = self.credit_edges(batch, units, advantages, trained)
+        return [self._update_part(credited, part) for part in range(self.config.train.updates)]
+
+    def on_updated(self, moved: dict[str, Any]) -> None:
+        """Adapt the coefficient of the divergence, where it has a target."""
+        self.beta = self.config.algorithm.objective.kl.adapted(self.beta, moved["policy/kl"])
+
+    def eval_samples(self) -> list[Sample]:
+        """Sample each evaluation prompt by ODE with the weights as they are; returns the samples of all processes."""
+        config = self.config
+        with self.policy.call_overrides(**self.eval_call):
+            return evaluate(
+                self.policy.generate,
+                self.eval_prompts,
+                [*self.rewards, *self.eval_rewards],
+                config.train.rollout_rows,
+                self.accelerator,
+                keep=config.eval.save,
+            )
+
+    def credit_edges(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> Credited:
+        """The tree that an iteration's update replays, with what its edges are worth; arguments as of `update`."""
+        algorithm, tree = self.config.algorithm, batch.tree
+        known = units.values.isfinite().any(1)
+        units = replace(units, weight=units.weight.where(known, 0.0))  # a lost sample's edges weigh nothing
+        return Credited(
+            tree=replayed(self.config, tree, units, advantages.where(known, torch.nan), trained, self.done),
+            units=units,
+            advantages=advantages,
+            step_weights=algorithm.objective.weights(tree.trained_steps, tree.sigma_cap),
+            beta=self.beta,
+            group_weight=batch.groups.weights[units.comparison[:, 0]],
+        )
+
+    def _update_part(self, credited: Credited, part: int) -> Measured:
+        self._set_learning_rate(part)
+        return update_part(
+            self.policy,
+            credited,
+            part,
+            weights=self.weights,
+            optimizer=self.optimizer,
+            scaler=self.scaler,
+            objective=self.config.algorithm.objective,
+            max_grad_norm=self.config.train.max_grad_norm,
+            reduce=self._sum,
+        )
 
     @torch.no_grad()
     def _prepare(self) -> None:
@@ -72,7 +159,7 @@ class Trainer(Loop):
         before = 0 if settings is None or self.done else settings.rounds  # iterations that come before the first
         to_come = range(self.done - before, self.config.train.iterations)
         if self.config.prompts.pick.by == "shuffle":
-            places = [place for i in to_come for place in self._groups(i).prompts[rank::processes]]
+            places = [place for i in to_come for place in self.groups(i).prompts[rank::processes]]
         else:
             places = range(len(self.train_prompts))  # which of them nobody knows yet
         rows = [self._row(place, 0) for place in dict.fromkeys(places)]
@@ -84,66 +171,10 @@ class Trainer(Loop):
         prompt = self.train_prompts[place]
         return Row(prompt.text, seed, prompt.columns)
 
-    def _iterate(self) -> dict[str, Any]:
-        config = self.config
-        started, evaluations = time.perf_counter(), self.policy.evaluations
-        groups = self._groups(self.done)
-        rolled = self._rollout(self.done, groups)
-        decoded = len(rolled.tree.leaves) + self._drafts(groups)
-        rollout_evaluations = self.policy.evaluations - evaluations
-        rolled_out = time.perf_counter()
-        credited, seen = self._credit(rolled, groups)
-        measured = []
-        for part in range(config.train.updates):
-            self._set_learning_rate(part)
-            measured.append(
-                step(
-                    self.policy,
-                    self.weights,
-                    self.optimizer,
-                    config.algorithm.objective,
-                    credited,
-                    part,
-                    config.train.max_grad_norm,
-                    self._sum,
-                    self.scaler,
-                )
-            )
-        update_evaluations = self.policy.evaluations - evaluations - rollout_evaluations
-        moved = self._policy_metrics(measured)
-        self.beta = config.algorithm.objective.kl.adapted(self.beta, moved["policy/kl"])
-        return {
-            **seen,
-            **moved,
-            **self._counts(rollout_evaluations, update_evaluations, measured, decoded),
-            "time/rollout": rolled_out - started,
-            "time/reward": rolled.scores.seconds,
-            "time/update": time.perf_counter() - rolled_out,
-            "memory/peak_bytes": peak_bytes(self.accelerator.device),
-        }
-
-    def _rollout(self, iteration: int, groups: Groups) -> Rollout:
-        config, algorithm = self.config, self.config.algorithm
-        kernels = algorithm.kernel.kernels(len(self.policy.sigmas) - 1, self.levels)
-        return rollout(
-            self.policy,
-            algorithm.tree.plan(kernels, config.train.group_size, config.run.seed, iteration),
-            self._roots(iteration, groups),
-            self.rewards,
-            config.train.rollout_rows,
-            config.run.seed,
-            iteration,
-            algorithm.objective.needs_old_means,
-        )
-
     def _calibrate(self) -> None:
         """Find the noise level of each step, or take it from the run's folder, where it is kept."""
-        settings, started, evaluations = (
-            self.config.algorithm.kernel.calibrate,
-            time.perf_counter(),
-            self.policy.evaluations,
-        )
-        kept = calibration.read(self.folder, begun=self.done > 0)
+        settings, started = self.config.algorithm.kernel.calibrate, time.perf_counter()
+        evaluations, kept = self.evaluations, calibration.read(self.folder, begun=self.done > 0)
         if kept is not None:
             self.levels = kept.levels
             if not self.done:  # the line of a run that was killed before its first checkpoint was dropped
@@ -153,21 +184,19 @@ class Trainer(Loop):
         rounds, decoded = [], 0
         for past in range(settings.rounds):
             iteration = past - settings.rounds  # before iteration 0, with noise of its own
-            groups = self._groups(iteration)
-            rolled = self._rollout(iteration, groups)
-            decoded += len(rolled.tree.leaves) + self._drafts(groups)
-            signs = step_signs(rolled.tree, combined(rolled.scores.values, self.reward_weights))
+            groups = self.groups(iteration)
+            batch = self.rollout(iteration, groups)
+            decoded += batch.decoded
+            signs = step_signs(batch.tree, combined(batch.scores.values, self.reward_weights))
             positive, negative = self._sum(signs)
             rounds.append({"levels": self.levels, "positive": positive.tolist(), "negative": negative.tolist()})
             highest = 1.0 if isinstance(self.config.algorithm.kernel, Preserving) else math.inf
             self.levels = calibrated(self.levels, positive, negative, settings.step, settings.balance, highest)
-        own = torch.tensor([self.policy.evaluations - evaluations, decoded], dtype=torch.float64)
-        evaluated, decoded = (int(n) for n in self._sum(own))
+        costs = {"cost/model_evaluations": self.evaluations - evaluations, "cost/decoded": decoded}
         line = {
             "step": 0,
             "phase": "calibration",
-            "cost/model_evaluations": evaluated,
-            "cost/decoded": decoded,
+            **self._totals(costs),
             "time/calibration": time.perf_counter() - started,
         }
         if self.accelerator.is_main_process:
@@ -176,7 +205,7 @@ class Trainer(Loop):
 
     def _roots(self, iteration: int, groups: Groups) -> list[Root]:
         """This process's roots of the iteration. Groups are integers, and every process has as many of each part."""
-        parts = self._parts(iteration, groups)
+        parts = self.parts(iteration, groups)
         return [
             Root(group, index, row, parts[group][index])
             for group in range(self.accelerator.process_index, len(parts), self.accelerator.num_processes)
@@ -195,36 +224,16 @@ class Trainer(Loop):
             return [row(0 if shared else index) for index in range(number)]
         pool = [row(start) for start in range(train.draft.pool * number)]
         with self.policy.call_overrides(**train.draft.call):
-            return drafted(self.policy, pool, self.rewards, self.reward_weights, number, train.rollout_rows)
+            return drafted(
+                self.policy,
+                pool,
+                rewards=self.rewards,
+                weights=self.reward_weights,
+                number=number,
+                micro_batch=train.rollout_rows,
+            )
 
     def _drafts(self, groups: Groups) -> int:
         """How many samples this process drafts for the groups of an iteration."""
         own = sum(groups.roots[self.accelerator.process_index :: self.accelerator.num_processes])
         return 0 if self.config.train.draft is None else own * self.config.train.draft.pool
-
-    def _credit(self, rolled: Rollout, groups: Groups) -> tuple[Credited, dict[str, Any]]:
-        """Advantages over the units of all processes, and what the rewards looked like."""
-        config, algorithm, tree = self.config, self.config.algorithm, rolled.tree
-        units = algorithm.credit.units(tree, rolled.scores.values, self.reward_weights)
-        places = trunk_ends(tree)
-        ends, of_ends = rolled.scores.values[places], [tree.nodes[tree.leaves[i]].root.group for i in places]
-        advantages, trained, seen = self._compared(units, ends, of_ends, rolled.scores, groups)
-        known = units.values.isfinite().any(1)
-        units = replace(units, weight=units.weight.where(known, 0.0))  # a lost sample's edges weigh nothing
-        step_weights = algorithm.objective.weights(tree.trained_steps, tree.sigma_cap)
-        group_weight = groups.weights[units.comparison[:, 0]]
-        credited = Credited(tree, units, advantages, step_weights, self.beta, group_weight)
-        left = replayed(config, tree, units, advantages.where(known, torch.nan), trained, self.done)
-        return replace(credited, tree=left), seen
-
-    def _sampled(self) -> list[Sample]:
-        config = self.config
-        with self.policy.call_overrides(**self.eval_call):
-            return evaluate(
-                self.policy.generate,
-                self.eval_prompts,
-                [*self.rewards, *self.eval_rewards],
-                config.train.rollout_rows,
-                self.accelerator,
-                keep=config.eval.save,
-            )

@@ -49,25 +49,29 @@ class Credited:
         return self.units.to_edges(self.group_weight)[edges.nodes]
 
 
-def step(
+def update_part(
     policy: Policy,
-    weights: Weights,
-    optimizer: torch.optim.Optimizer,
-    objective: Choice,
     credited: Credited,
     part: int,
+    *,
+    weights: Weights,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    objective: Choice,
     max_grad_norm: float,
     reduce: Callable[[torch.Tensor], torch.Tensor],
-    scaler: torch.amp.GradScaler,
 ) -> Measured:
-    """One optimizer step on the edges of one part; none if no edge of it weighs anything, or a gradient is not finite.
+    """Take one optimizer step on the edges of one part; returns what was measured of it on this process.
+
+    None is taken if no edge of the part weighs anything, or a gradient is not finite.
 
     The unit of the update is an evaluation of the tree: same rows, same order. The loss is the weighted mean over all
     edges of the part, on all processes, of each edge's loss times its group's weight: a part of one group is scaled by it.
 
     Args:
-        reduce: sum of a tensor over the processes.
+        weights: which `optimizer` moves.
         scaler: of the loss, for float16; a disabled one does nothing.
+        reduce: sum of a tensor over the processes.
     """
     evaluations = [e for e in credited.tree.evaluations if e.part == part and e.trained]
     own = sum(float(credited.weights(edges).sum()) for e in evaluations for edges in e.trained)

@@ -54,7 +54,7 @@ def weighted(sample: Sample, rewards: Sequence[Reward]) -> float | None:
     return sum(values) if values else None
 
 
-def parted(trained: Sequence[float | None], watched: Sequence[float | None]) -> int:
+def overoptimization_streak(trained: Sequence[float | None], watched: Sequence[float | None]) -> int:
     """Over how many evaluations in a row, up to the last, the trained reward rose while the watched one fell.
 
     Args:

@@ -1,17 +1,19 @@
-"""The one loop: rollout -> score -> credit -> update -> log -> checkpoint, whatever kind of model is trained.
+"""The training loop of every kind of model, in `Loop.run` and `Loop.iterate`:
 
-What an iteration does with its model is a subclass's: `flowgrpo.flow.trainer` for flows, `flowgrpo.mdlm.trainer` for texts.
+rollout -> units -> advantages -> update -> log -> evaluate -> checkpoint
+
+The loop owns this order, and what does not depend on the model: groups, advantages, metrics, evaluation and checkpoints.
+What depends on it, `rollout`, `units`, `update` and `eval_samples`, a kind supplies: `flowgrpo.flow.trainer` for images,
+videos and sounds, `flowgrpo.mdlm.trainer` for texts.
 """
 
 from __future__ import annotations
 
-import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
@@ -19,15 +21,16 @@ from accelerate.utils import gather_object
 
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training import checkpoint, idle, parts, selection
+from flowgrpo.training import checkpoint, idle, metrics, parts, selection
 from flowgrpo.training.baseline import Units, combined, zero_std_fraction
-from flowgrpo.training.evaluate import parted, weighted
+from flowgrpo.training.evaluate import overoptimization_streak
 from flowgrpo.training.groups import Groups, groups_of
 from flowgrpo.training.history import History
 from flowgrpo.training.optimize import Measured
-from flowgrpo.training.report import Report
+from flowgrpo.training.report import Report, peak_bytes
 from flowgrpo.training.samples import Sample, SampleFolder
 from flowgrpo.training.scorer import Scores
+from flowgrpo.training.signals import stop_requests
 from flowgrpo.training.weights import Weights
 from rewards import Reward
 
@@ -67,6 +70,30 @@ class Diverged(Stopped):
     status = 1
 
 
+class Batch(Protocol):
+    """What this process rolled out in an iteration, decoded and scored.
+
+    Attributes:
+        groups: of the iteration, on all processes.
+        scores: of the samples.
+    """
+
+    groups: Groups
+    scores: Scores
+
+    @property
+    def outcomes(self) -> tuple[torch.Tensor, list[int]]:
+        """Rewards (E, R) of the trajectories that the policy made by itself, and the group of each."""
+
+    @property
+    def decoded(self) -> int:
+        """How many samples were decoded for it."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Further numbers for the metrics, which are summed over the processes."""
+
+
 class Loop(ABC):
     """One run.
 
@@ -79,6 +106,7 @@ class Loop(ABC):
         folder: the run's folder, which exists.
 
     Attributes:
+        done: iterations so far.
         after_evaluation: called with the folder, on the main process, once the samples of an evaluation are written.
     """
 
@@ -100,7 +128,7 @@ class Loop(ABC):
         self.accelerator = accelerator or Accelerator()
         settings = config.train.optimizer
         self.optimizer = torch.optim.AdamW(
-            self._parameter_groups(),
+            self.parameter_groups(),
             lr=config.train.learning_rate,
             betas=tuple(settings.betas),
             eps=settings.eps,
@@ -110,56 +138,13 @@ class Loop(ABC):
         # Half a float's range is too small for gradients; for float32 and bfloat16 this multiplies by nothing.
         self.scaler = torch.amp.GradScaler(self.accelerator.device.type, enabled=config.model.dtype == "float16")
         self.reward_weights = torch.tensor([reward.weight for reward in rewards], dtype=torch.float64)
-        self.done = 0  # iterations
+        self.done = 0
         self.history = History(config.train.half_life)
         self.beta = config.algorithm.objective.kl.beta  # may adapt
         self.report = Report(self.folder, self.accelerator, config.train.iterations)
         self.samples = SampleFolder(self.folder)
-        self.after_evaluation: Callable[[Path], object] = lambda folder: None
         self.checkpoints = self.folder / "checkpoints"
-
-    @abstractmethod
-    def _iterate(self) -> dict[str, Any]:
-        """Do an iteration; its metrics."""
-
-    @abstractmethod
-    def _sampled(self) -> list[Sample]:
-        """A sample of each evaluation prompt, of all processes, made with the weights as they are."""
-
-    @property
-    @abstractmethod
-    def _evaluations(self) -> int:
-        """Model evaluations of this process so far."""
-
-    def _parameter_groups(self) -> list[dict[str, Any]]:
-        """What the optimizer moves."""
-        return [{"params": self.weights.parameters}]
-
-    def _before(self) -> None:
-        """What comes before the first iteration, or before a run goes on."""
-        return
-
-    def _set_learning_rate(self, number: int) -> None:
-        """Set the rates of an iteration's optimizer step, counted from 0: by its place in the run, so nothing is kept."""
-        train = self.config.train
-        factor = train.schedule.factor(self.done * train.steps + number, train.iterations * train.steps)
-        for group, rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
-            group["lr"] = rate * factor
-
-    def resume(self) -> None:
-        """Go back to a checkpoint of the folder (`checkpoint.resumed`), or to the start, and forget what came after."""
-        step = checkpoint.resumed(self.checkpoints)
-        if step is not None:
-            found = checkpoint.find(self.checkpoints, step)
-            self.done, self.beta, history = checkpoint.load(
-                found, self.weights, self.optimizer, self.scaler, self.accelerator.process_index
-            )
-            self.history.restore(history)
-        self.accelerator.wait_for_everyone()  # nobody deletes a checkpoint before all have looked at it
-        self.report.forget_after(self.done if self.done else -1)
-        if self.accelerator.is_main_process:
-            self.samples.forget_after(self.done if self.done else -1)
-            checkpoint.forget_after(self.checkpoints, self.done)
+        self.after_evaluation: Callable[[Path], object] = lambda folder: None
 
     def run(self) -> None:
         """Train to the last iteration.
@@ -171,13 +156,13 @@ class Loop(ABC):
         """
         train, run = self.config.train, self.config.run
         empty = 0  # iterations in a row without anything to learn
-        with self.report, _stop_requests() as stop:
+        with self.report, stop_requests() as stop:
             self.report.start(self.done)
-            self._before()
+            self.on_start()
             if self.done == 0:
-                self._evaluate()
+                self.evaluate()
             while self.done < train.iterations:
-                line = self._iterate()
+                line = self.iterate()
                 self.done += 1
                 self.report.write({"step": self.done, "phase": "train", **line})
                 empty = empty + 1 if idle.is_idle(line) else 0
@@ -185,118 +170,148 @@ class Loop(ABC):
                     self.report.warn(f"step {self.done}: nothing to learn, {idle.why(line)}")
                 last, tired = self.done == train.iterations, empty == run.patience
                 if self.done % self.config.eval.every == 0 or last:
-                    self._evaluate()
+                    self.evaluate()
                 stopping = bool(self._sum(torch.tensor(float(stop.is_set))) > 0)
                 if self.done % run.checkpoint.every == 0 or last or stopping or tired:
-                    self._checkpoint()
+                    self.save_checkpoint()
                 if tired:
                     reason = f"nothing to learn since step {self.done - empty}, {idle.why(line)}"
                     raise NothingToLearn(f"stopped after step {self.done}: {reason}", self._rest())
                 if stopping and not last:
                     raise Interrupted(f"interrupted after step {self.done}", self._rest())
 
-    def _groups(self, iteration: int) -> Groups:
+    def iterate(self) -> dict[str, Any]:
+        """Run one iteration and return its metrics."""
+        started, evaluations = time.perf_counter(), self.evaluations
+        groups = self.groups(self.done)
+        batch = self.rollout(self.done, groups)  # trees, or completions; decoded and scored
+        rolled_out, rolled = time.perf_counter(), self.evaluations - evaluations
+        units = self.units(batch)  # what is compared
+        advantages, trained, seen = self.advantages(units, batch)
+        stats = self.update(batch, units, advantages, trained)  # the optimizer steps
+        updated = self.evaluations - evaluations - rolled
+        moved = metrics.of_policy(stats) | {"policy/learning_rate": self.optimizer.param_groups[0]["lr"]}
+        self.on_updated(moved)
+        costs = {
+            "cost/model_evaluations": rolled + updated,
+            "cost/rollout_evaluations": rolled,
+            "cost/update_evaluations": updated,
+            "cost/trained_edges": sum(each.edges for each in stats),
+            "cost/decoded": batch.decoded,
+        }
+        return {
+            **seen,
+            **self._totals(batch.counts),
+            **moved,
+            **self._totals(costs),
+            "time/rollout": rolled_out - started,
+            "time/reward": batch.scores.seconds,
+            "time/update": time.perf_counter() - rolled_out,
+            "memory/peak_bytes": peak_bytes(self.accelerator.device),
+        }
+
+    @abstractmethod
+    def rollout(self, iteration: int, groups: Groups) -> Batch:
+        """Sample this process's share of the groups, decode the samples and score them.
+
+        Args:
+            iteration: where all randomness of the rollout is drawn, with the seed of the run.
+        """
+
+    @abstractmethod
+    def units(self, batch: Any) -> Units:
+        """What of a batch is compared with each other: trajectories, branches, gains of steps."""
+
+    @abstractmethod
+    def update(self, batch: Any, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[Measured]:
+        """Take the optimizer steps of an iteration; returns what was measured of each on this process.
+
+        Args:
+            advantages: (U,) of the units.
+            trained: (U,) bool, whether the edges of each are trained on.
+        """
+
+    @abstractmethod
+    def eval_samples(self) -> list[Sample]:
+        """Sample each evaluation prompt with the weights as they are; returns the samples of all processes."""
+
+    @property
+    @abstractmethod
+    def evaluations(self) -> int:
+        """Model evaluations of this process so far."""
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """What the optimizer moves, as it takes it; a kind may give some parameters a learning rate of their own."""
+        return [{"params": self.weights.parameters}]
+
+    def on_start(self) -> None:
+        """Do what comes before the first evaluation, or before a resumed run goes on; by default nothing."""
+        return
+
+    def on_updated(self, moved: dict[str, Any]) -> None:
+        """Adapt to the policy's metrics after the optimizer steps of an iteration; by default nothing."""
+        return
+
+    def groups(self, iteration: int) -> Groups:
+        """The groups of an iteration, on all processes."""
         return groups_of(self.config, len(self.train_prompts), self.history, iteration)
 
-    def _parts(self, iteration: int, groups: Groups) -> list[list[int]]:
+    def parts(self, iteration: int, groups: Groups) -> list[list[int]]:
         """The optimizer step that each sample of each group belongs to."""
         config = self.config
         roots = config.algorithm.roots(config.train.group_size)
         return parts.of_roots(config.train, roots, groups.roots, config.run.seed, iteration)
 
-    def _compared(
-        self, units: Units, ends: torch.Tensor, of_ends: Sequence[int], scores: Scores, groups: Groups
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    def advantages(self, units: Units, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
         """Compare the units of all processes.
 
-        Args:
-            ends: (E, R) rewards of this process's trajectories.
-            of_ends: their groups.
-
         Returns:
-            of this process's units the advantages (U,) and whether (U,) they are trained on, and what the rewards were like.
+            of this process's units the advantages (U,) and whether (U,) they are trained on, and the rewards' metrics.
         """
-        algorithm = self.config.algorithm
-        everyone = gather_object([(units, ends, of_ends, scores.lost)])
-        together = Units.joined([own[0] for own in everyone])
+        algorithm, groups = self.config.algorithm, batch.groups
+        everyone = gather_object([(units, *batch.outcomes, batch.scores.lost)])
+        together = Units.joined([each[0] for each in everyone])
         prompts = torch.tensor(groups.prompts)[together.comparison[:, 0]].tolist()
         expected = self.history.expected(prompts, self.done)
         weights, select = self.reward_weights, self.config.train.select
-        advantages, trained = selection.judged(together, weights, expected, algorithm.baseline, select)
-        before = sum(len(own[0].values) for own in everyone[: self.accelerator.process_index])
+        advantages, trained = selection.normalize_advantages(together, weights, expected, algorithm.baseline, select)
+        before = sum(len(each[0].values) for each in everyone[: self.accelerator.process_index])
         mine = slice(before, before + len(units.values))
 
-        rewards, of_ends = torch.cat([own[1] for own in everyone]), [group for own in everyone for group in own[2]]
-        total = combined(rewards, self.reward_weights)
-        self.history.add([groups.prompts[group] for group in of_ends], total, self.done)
-        named = {f"reward/{r.name}/mean": _mean(rewards[:, k]) for k, r in enumerate(self.rewards)}
-        finite = total[total.isfinite()]
+        rewards, of_groups = (
+            torch.cat([each[1] for each in everyone]),
+            [group for each in everyone for group in each[2]],
+        )
+        total = combined(rewards, weights)
+        self.history.add([groups.prompts[group] for group in of_groups], total, self.done)
         teaching = trained & together.values.isfinite().any(1) & advantages.isfinite() & (advantages.abs() > ROUNDING)
         return (
             advantages[mine],
             trained[mine],
             {
-                "reward/mean": _mean(total),
-                "reward/std": float(finite.std(correction=0)) if len(finite) else None,
-                **named,
-                "reward/lost": int(sum(own[3].sum() for own in everyone)),
+                **metrics.of_totals(total),
+                **{f"reward/{r.name}/mean": metrics.mean(rewards[:, k]) for k, r in enumerate(self.rewards)},
+                "reward/lost": int(sum(each[3].sum() for each in everyone)),
                 "groups/zero_std_fraction": zero_std_fraction(combined(together.values, weights), together.comparison),
                 "groups/left_out_fraction": float((~trained).double().mean()),
                 "groups/teaching": len(together.comparison[teaching, 0].unique()),
             },
         )
 
-    def _policy_metrics(self, measured: list[Measured]) -> dict[str, Any]:
-        everyone = gather_object([measured])
-        every = [m for own in everyone for m in own]
-        edges = max(1, sum(m.edges for m in every))
-        kls = [m.kl for m in every if m.kl is not None]
-        drifts = [own[0].drift for own in everyone if own[0].drift is not None]
-        return {
-            "policy/max_abs_log_ratio": float(torch.tensor(drifts).max()) if drifts else None,
-            "policy/mean_abs_log_ratio": sum(m.ratio for m in every) / edges,
-            "policy/clip_fraction": sum(m.clipped for m in every) / edges,
-            "policy/kl": sum(kls) / edges if kls else None,
-            "policy/grad_norm": float(torch.tensor([m.grad_norm for m in measured]).max()),
-            "policy/updates": sum(m.taken for m in measured),
-            "policy/skipped_updates": sum(m.skipped for m in measured),
-            "policy/learning_rate": self.optimizer.param_groups[0]["lr"],
-        }
-
-    def _counts(self, rolled: int, updated: int, measured: list[Measured], leaves: int) -> dict[str, int]:
-        own = torch.tensor([rolled, updated, sum(m.edges for m in measured), leaves], dtype=torch.float64)
-        rolled, updated, edges, leaves = (int(n) for n in self._sum(own))
-        return {
-            "cost/model_evaluations": rolled + updated,
-            "cost/rollout_evaluations": rolled,
-            "cost/update_evaluations": updated,
-            "cost/trained_edges": edges,
-            "cost/decoded": leaves,
-        }
-
-    def _evaluate(self) -> None:
+    def evaluate(self) -> None:
+        """Sample the evaluation prompts with the averaged weights, log their rewards and keep some samples."""
         if not self.eval_prompts:
             return
-        started, random_state = time.perf_counter(), checkpoint.random_state()
-        evaluations = self._evaluations
+        started, random_state, evaluations = time.perf_counter(), checkpoint.random_state(), self.evaluations
         with self.weights.averaged():
-            samples = self._sampled()
+            samples = self.eval_samples()
         checkpoint.set_random_state(random_state)  # how often one looks must not change what is trained
-        totals = torch.tensor([_nan(weighted(sample, self.rewards)) for sample in samples], dtype=torch.float64)
-        named = {
-            f"reward/{r.name}/mean": _mean(torch.tensor([_nan(sample.rewards[r.name]) for sample in samples]))
-            for r in (*self.rewards, *self.eval_rewards)
-        }
-        finite = totals[totals.isfinite()]
         self.report.write(
             {
                 "step": self.done,
                 "phase": "eval",
-                "reward/mean": _mean(totals),
-                "reward/std": float(finite.std(correction=0)) if len(finite) else None,
-                "reward/count": len(finite),
-                **named,
-                "cost/model_evaluations": int(self._sum(torch.tensor(self._evaluations - evaluations))),
+                **metrics.of_samples(samples, self.rewards, self.eval_rewards),
+                **self._totals({"cost/model_evaluations": self.evaluations - evaluations}),
                 "cost/decoded": len(samples),
                 "time/eval": time.perf_counter() - started,
             }
@@ -311,14 +326,19 @@ class Loop(ABC):
         lines = [line for line in self.report.lines if line["phase"] == "eval"]
         trained = [line["reward/mean"] for line in lines]
         for reward in self.eval_rewards:
-            times = parted(trained, [line.get(f"reward/{reward.name}/mean") for line in lines])
+            times = overoptimization_streak(trained, [line.get(f"reward/{reward.name}/mean") for line in lines])
             if times >= self.config.eval.watch:
                 self.report.warn(
                     f"step {self.done}: the reward rose and {reward.name!r}, which is only watched, fell {times} "
                     "evaluations in a row; look at the samples, the reward may be exploited"
                 )
 
-    def _checkpoint(self) -> None:
+    def save_checkpoint(self) -> None:
+        """Write the checkpoint of the iterations that are done.
+
+        Raises:
+            Diverged: the weights are not finite; nothing is written.
+        """
         if not all(bool(tensor.isfinite().all()) for tensor in self.weights.tensors().values()):
             self.report.warn(f"step {self.done}: the trained weights are not finite")
             raise Diverged(f"stopped after step {self.done}: the trained weights are not finite", self._rest())
@@ -347,43 +367,37 @@ class Loop(ABC):
             return f"go on from step {step}, the last that was sound,"
         return "a checkpoint is written, go on"
 
+    def resume(self) -> None:
+        """Go back to a checkpoint of the folder (`checkpoint.resumed`), or to the start, and forget what came after."""
+        step = checkpoint.resumed(self.checkpoints)
+        if step is not None:
+            found = checkpoint.find(self.checkpoints, step)
+            self.done, self.beta, history = checkpoint.load(
+                found, self.weights, self.optimizer, self.scaler, self.accelerator.process_index
+            )
+            self.history.restore(history)
+        self.accelerator.wait_for_everyone()  # nobody deletes a checkpoint before all have looked at it
+        self.report.forget_after(self.done if self.done else -1)
+        if self.accelerator.is_main_process:
+            self.samples.forget_after(self.done if self.done else -1)
+            checkpoint.forget_after(self.checkpoints, self.done)
+
+    def _set_learning_rate(self, number: int) -> None:
+        """Set the rates of an iteration's optimizer step, counted from 0: by its place in the run, so nothing is kept."""
+        train = self.config.train
+        factor = train.schedule.factor(self.done * train.steps + number, train.iterations * train.steps)
+        for group, rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
+            group["lr"] = rate * factor
+
     def _sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over the processes."""
         if self.accelerator.num_processes == 1:
             return tensor
         return self.accelerator.reduce(tensor.to(self.accelerator.device), "sum")
 
-
-class _Stop:
-    is_set = False
-
-
-@contextmanager
-def _stop_requests() -> Iterator[_Stop]:
-    """Note Ctrl-C and SIGTERM instead of dying of them; the second Ctrl-C interrupts at once."""
-    stop = _Stop()
-
-    def ask(number: int, frame: object) -> None:
-        if stop.is_set and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.is_set = True
-
-    try:
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread, where nobody presses Ctrl-C
-        before = {}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _nan(value: float | None) -> float:
-    return float("nan") if value is None else value
-
-
-def _mean(values: torch.Tensor) -> float | None:
-    """Mean of the finite values; None if there is none."""
-    finite = values[values.isfinite()]
-    return float(finite.mean()) if len(finite) else None
+    def _totals(self, counts: dict[str, int]) -> dict[str, int]:
+        """Sums of counts over the processes, which all have the same names."""
+        if not counts:
+            return {}
+        sums = self._sum(torch.tensor(list(counts.values()), dtype=torch.float64)).tolist()
+        return {name: int(total) for name, total in zip(counts, sums, strict=True)}

@@ -87,7 +87,7 @@ def max_variance(values: Tensor, number: int) -> Tensor:
     return max(choices, key=lambda chosen: float(values[chosen].var(correction=0)))
 
 
-def judged(
+def normalize_advantages(
     units: Units, weights: Tensor, expected: Tensor, baseline: Choice, select: Select | None
 ) -> tuple[Tensor, Tensor]:
     """Advantages (U,) of units, and whether (U,) their edges are trained on.
@@ -96,14 +96,14 @@ def judged(
         weights: (R,) of the rewards.
         expected: (U,) mean reward of their prompts before, NaN if unknown.
     """
-    trained = chosen(combined(units.values, weights), units.comparison, select)
+    trained = select_units(combined(units.values, weights), units.comparison, select)
     left_out = select is not None and select.statistics == "kept"
     values = units.values.where(trained[:, None], torch.nan) if left_out else units.values
     advantages = baseline.advantages(values, weights, units.comparison, units.anchor, expected)
     return advantages, trained & (advantages != 0) if baseline.drop_zero else trained
 
 
-def chosen(values: Tensor, comparison: Tensor, select: Select | None) -> Tensor:
+def select_units(values: Tensor, comparison: Tensor, select: Select | None) -> Tensor:
     """Whether (U,) each unit is among those of its set that are trained on.
 
     Args:

@@ -96,7 +96,7 @@ def test_the_page_s_method_trains_and_resumes(place):
     assert [line["policy/max_abs_log_ratio"] for line in told] == [0.0, 0.0]
     assert all(line["policy/grad_norm"] > 0 for line in told)
     assert [line["cost/trained_edges"] for line in told] == [2 * 8 * 3] * 2  # steps 0, 2, 4 of 6
-    sigmas, tree = whole.policy.sigmas, whole._rollout(2, whole._groups(2)).tree
+    sigmas, tree = whole.policy.sigmas, whole.rollout(2, whole.groups(2)).tree
     assert tree.trained_steps == [(Kernel("flow_sde", 0.7), sigmas[k], sigmas[k + 1]) for k in (0, 2, 4)]
     in_the_plane(place / "b", 1).run()
     rest = in_the_plane(place / "b", 2)

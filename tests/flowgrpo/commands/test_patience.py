@@ -49,13 +49,13 @@ def test_a_reward_that_dies_stops_the_run_which_goes_on_when_it_is_back(tmp_path
         return closeness(samples, prompts)
 
     run = trainer(settings(tmp_path), reward=mortal)
-    iterate = run._iterate
+    iterate = run.iterate
 
     def dying():
         alive[0] = run.done < 1
         return iterate()
 
-    run._iterate = dying
+    run.iterate = dying
     with pytest.raises(NothingToLearn) as stopped:
         run.run()
     why = "nothing to learn, every sample was lost"

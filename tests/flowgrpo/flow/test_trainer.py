@@ -8,11 +8,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from field import TARGET, GaussianFlow, Network, closeness, lines, nearness, trainer, weights_of
+from field import (
+    TARGET,
+    GaussianFlow,
+    Network,
+    closeness,
+    credit,
+    lines,
+    nearness,
+    step_in_place,
+    trainer,
+    weights_of,
+)
 from transformers import get_scheduler
 
 from flowgrpo import config
-from flowgrpo.flow import update
 from flowgrpo.flow.methods.presets import PRESETS
 from flowgrpo.schema.sections import Schedule
 from flowgrpo.training import optimize
@@ -176,10 +186,10 @@ def test_the_drift_metric_sees_a_wrong_state(tmp_path, monkeypatch):
 
     honest = module.rollout
 
-    def shifted(*arguments):
-        rolled = honest(*arguments)
-        rolled.tree.evaluations[0].trained[0].next_state[0][0] += 1e-3
-        return rolled
+    def shifted(*arguments, **options):
+        tree, scores = honest(*arguments, **options)
+        tree.evaluations[0].trained[0].next_state[0][0] += 1e-3
+        return tree, scores
 
     monkeypatch.setattr(module, "rollout", shifted)
     run = trainer(settings(tmp_path, train__iterations=1))
@@ -244,8 +254,8 @@ def test_updates_split_the_groups_and_each_takes_one_step(tmp_path):
 
 def test_a_revisited_prompt_gets_fresh_noise(tmp_path):
     run = trainer(settings(tmp_path, train__iterations=1), texts=("a",))
-    first = {root.row.seed for root in run._roots(0, run._groups(0))}
-    second = {root.row.seed for root in run._roots(1, run._groups(1))}
+    first = {root.row.seed for root in run._roots(0, run.groups(0))}
+    second = {root.row.seed for root in run._roots(1, run.groups(1))}
     assert len(first) == len(second) == 32
     assert not first & second
 
@@ -253,7 +263,7 @@ def test_a_revisited_prompt_gets_fresh_noise(tmp_path):
 def test_a_shared_start_is_one_noise_per_group(tmp_path):
     run = trainer(settings(tmp_path, algorithm={"preset": "dance_grpo"}))
     seeds = {}
-    for root in run._roots(0, run._groups(0)):
+    for root in run._roots(0, run.groups(0)):
         seeds.setdefault(root.group, set()).add(root.row.seed)
     assert [len(own) for own in seeds.values()] == [1] * 4
     assert len(set.union(*seeds.values())) == 4
@@ -300,7 +310,7 @@ def test_a_sample_that_is_not_a_number_costs_itself_and_not_the_step(tmp_path, p
         if preset == "branch_grpo":
             chosen["algorithm"] = {"preset": preset, "tree": {"factor": 5, "splits": [0]}}
         run = trainer(settings(tmp_path / name, **chosen), Breaking(), reward, held_out=0)
-        start = run._roots(0, run._groups(0))
+        start = run._roots(0, run.groups(0))
         return run, start[len(start) // 2]
 
     broken, root = begin("broken")
@@ -393,12 +403,11 @@ def test_a_reward_that_fails_now_and_then_is_tried_again(tmp_path):
 
 def gradients(run, weights):
     """Of each part of the first iteration, where its groups weigh so much."""
-    groups = replace(run._groups(0), weights=torch.tensor(weights, dtype=torch.float64))
-    credited, _ = run._credit(run._rollout(0, groups), groups)
-    standing, objective = torch.optim.SGD(run.weights.parameters, lr=0.0), run.config.algorithm.objective
+    groups = replace(run.groups(0), weights=torch.tensor(weights, dtype=torch.float64))
+    credited = credit(run, run.rollout(0, groups))
     found = []
     for part in range(run.config.train.updates):
-        update.step(run.policy, run.weights, standing, objective, credited, part, math.inf, run._sum, run.scaler)
+        step_in_place(run, credited, part)
         found.append(torch.cat([p.grad.flatten() for p in run.weights.parameters]))
     return found
 

@@ -47,10 +47,10 @@ def test_nothing_has_moved_before_the_first_update(settings, preset):
 
 
 def test_the_drift_metric_sees_another_policy(settings, monkeypatch):
-    from flowgrpo.mdlm.trainer import TextTrainer
+    from flowgrpo.mdlm import update
 
-    real = TextTrainer._log_probs
-    monkeypatch.setattr(TextTrainer, "_log_probs", lambda self, step: real(self, step) - 0.5)
+    real = update.log_probs
+    monkeypatch.setattr(update, "log_probs", lambda *arguments: real(*arguments) - 0.5)
     first = lines(run.train_config(settings(algorithm__objective__kl__beta=0.0)))[0]
     assert first["policy/max_abs_log_ratio"] == pytest.approx(0.5, abs=1e-5)
 
@@ -66,15 +66,15 @@ def test_the_drift_metric_sees_another_policy(settings, monkeypatch):
 )
 def test_the_decoder_s_own_numbers_are_those_of_the_old_policy(settings, monkeypatch, decoder):
     """As the old policy's evaluations are, up to the cut into calls; so a single step measures its drift, for nothing."""
-    from flowgrpo.mdlm.trainer import TextTrainer
+    from flowgrpo.mdlm import trainer, update
 
-    found, real = [], TextTrainer._stepped
+    found, real = [], update.update_on
 
-    def stepped(self, number, step, batch):
-        found.append((step.old, self._log_probs(step)))
-        return real(self, number, step, batch)
+    def update_on(config, policy, update_batch, batch, **options):
+        found.append((update_batch.old, update.log_probs(policy, update_batch, config.train.micro_batch)))
+        return real(config, policy, update_batch, batch, **options)
 
-    monkeypatch.setattr(TextTrainer, "_stepped", stepped)
+    monkeypatch.setattr(trainer, "update_on", update_on)
     choices = {"algorithm__preset": "cj_grpo", "algorithm__decoder": decoder, "train__iterations": 1}
     done = run.train_config(settings(train__updates=1, train__micro_batch=5, **choices))
     ((old, evaluated),) = found
@@ -197,14 +197,15 @@ def test_a_run_of_texts_without_anything_to_learn_stops(settings, tmp_path, rewa
 
 def test_the_answers_of_one_group_are_dealt_to_several_steps(settings, monkeypatch):
     """8 answers in 4 parts of 2, the same in each pass; every answer is in one part of a pass."""
-    from flowgrpo.mdlm.trainer import TextTrainer
+    from flowgrpo.mdlm import trainer
 
-    met, real = [], TextTrainer._stepped
-    monkeypatch.setattr(
-        TextTrainer,
-        "_stepped",
-        lambda self, number, step, batch: met.append(step.rows) or real(self, number, step, batch),
-    )
+    met, real = [], trainer.update_on
+
+    def update_on(config, policy, update_batch, batch, **options):
+        met.append(update_batch.rows)
+        return real(config, policy, update_batch, batch, **options)
+
+    monkeypatch.setattr(trainer, "update_on", update_on)
     choices = {"train__groups": 1, "train__updates": 4, "train__passes": 2, "train__split": "samples"}
     run.train_config(settings(algorithm__preset="diffu_grpo", train__iterations=1, **choices))
     assert [len(rows) for rows in met] == [2] * 8

@@ -1,17 +1,15 @@
 """The parts of an update: how samples and edges are dealt, and that every step trains on its own share."""
 
-import math
 import re
 import shutil
 from collections import Counter
 
 import pytest
 import torch
-from field import lines, trainer, weights_of
+from field import credit, lines, step_in_place, trainer, weights_of
 
 from flowgrpo import config
 from flowgrpo.errors import InputError
-from flowgrpo.flow import update
 from flowgrpo.flow.plan import predicted
 from flowgrpo.schema.sections import Train
 from flowgrpo.training import parts
@@ -109,14 +107,10 @@ def test_edges_are_dealt_alike_on_any_number_of_processes_and_in_any_batches():
 
 def gradients(run):
     """Of each part of the first iteration without moving, and how many edges it has."""
-    groups = run._groups(0)
-    credited, _ = run._credit(run._rollout(0, groups), groups)
-    standing, objective = torch.optim.SGD(run.weights.parameters, lr=0.0), run.config.algorithm.objective
+    credited = credit(run, run.rollout(0, run.groups(0)))
     found = []
     for part in range(run.config.train.updates):
-        measured = update.step(
-            run.policy, run.weights, standing, objective, credited, part, math.inf, run._sum, run.scaler
-        )
+        measured = step_in_place(run, credited, part)
         found.append((measured.edges, torch.cat([p.grad.flatten() for p in run.weights.parameters])))
     return found
 

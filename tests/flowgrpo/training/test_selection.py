@@ -7,7 +7,7 @@ import torch
 
 from flowgrpo.schema.sections import Select
 from flowgrpo.training.history import History
-from flowgrpo.training.selection import chosen, extremes, knapsack, max_variance, most_uncertain, robust_weights
+from flowgrpo.training.selection import extremes, knapsack, max_variance, most_uncertain, robust_weights, select_units
 from samplers import noise
 
 
@@ -80,5 +80,14 @@ def test_extremes_are_the_best_and_the_worst():
 def test_selection_is_within_the_sets_and_never_of_the_lost():
     values = torch.tensor([1.0, 2.0, 3.0, 4.0, math.nan, 1.0, 5.0, 2.0], dtype=torch.float64)
     sets = torch.tensor([[0]] * 4 + [[1]] * 4)
-    assert chosen(values, sets, None).all()
-    assert chosen(values, sets, Select(fraction=0.5)).tolist() == [True, False, False, True, False, True, True, False]
+    assert select_units(values, sets, None).all()
+    assert select_units(values, sets, Select(fraction=0.5)).tolist() == [
+        True,
+        False,
+        False,
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]

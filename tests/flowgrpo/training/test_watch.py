@@ -1,6 +1,6 @@
 import pytest
 
-from flowgrpo.training.evaluate import parted
+from flowgrpo.training.evaluate import overoptimization_streak
 
 
 @pytest.mark.parametrize(
@@ -16,4 +16,4 @@ from flowgrpo.training.evaluate import parted
     ],
 )
 def test_rewards_part_where_one_rises_and_the_other_falls(trained, watched, times):
-    assert parted(trained, watched) == times
+    assert overoptimization_streak(trained, watched) == times

@@ -8,12 +8,11 @@ from functools import cache
 import field
 import pytest
 import torch
-from field import Network, lines, nearness, weights_of
+from field import Network, credit, lines, nearness, step_in_place, weights_of
 
 from flowgrpo import config
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.presets import PRESETS
-from flowgrpo.flow.update import step
 from samplers.trees import pruned
 
 ONE_ROUND = {"kernel": {"calibrate": {"rounds": 1}}}
@@ -98,9 +97,7 @@ def trained_nodes(tree):
 
 def gradient(run, credited):
     """The gradient of one optimizer step that moves nothing."""
-    standing = torch.optim.SGD(run.weights.parameters, lr=0.0)
-    objective = run.config.algorithm.objective
-    step(run.policy, run.weights, standing, objective, credited, 0, math.inf, run._sum, run.scaler)
+    step_in_place(run, credited)
     return torch.cat([p.grad.flatten() for p in run.weights.parameters])
 
 
@@ -115,8 +112,8 @@ def without(credited, tree, dropped):
 def test_any_edges_can_leave_the_update_without_a_trace(tmp_path, preset):
     """Also some of the siblings that leave one state, with a divergence, weights of steps and of edges."""
     run = trainer(tmp_path, METHODS[preset], updates=1)
-    rolled = run._rollout(0, run._groups(0))
-    credited, _ = run._credit(rolled, run._groups(0))
+    rolled = run.rollout(0, run.groups(0))
+    credited = credit(run, rolled)
     dropped = sorted(trained_nodes(rolled.tree))[::3]
     keep = torch.ones(len(rolled.tree.nodes), dtype=torch.bool)
     keep[dropped] = False
@@ -128,8 +125,8 @@ def test_any_edges_can_leave_the_update_without_a_trace(tmp_path, preset):
 @pytest.mark.parametrize("rule", GATHERED)
 def test_a_pruned_edge_has_no_say_in_the_gradient(tmp_path, rule):
     run = trainer(tmp_path, METHODS[rule], updates=1)
-    rolled = run._rollout(0, run._groups(0))
-    credited, _ = run._credit(rolled, run._groups(0))
+    rolled = run.rollout(0, run.groups(0))
+    credited = credit(run, rolled)
     gathered = gradient(run, credited)
     kept = trained_nodes(credited.tree)
     dropped = trained_nodes(rolled.tree) - kept
@@ -147,9 +144,9 @@ def test_a_pruned_edge_has_no_say_in_the_gradient(tmp_path, rule):
                 edges.log_prob[hit] -= 1.0
 
     disturb(dropped)
-    assert torch.equal(gradient(run, run._credit(rolled, run._groups(0))[0]), gathered)
+    assert torch.equal(gradient(run, credit(run, rolled)), gathered)
     disturb(list(kept)[:1])
-    assert not torch.equal(gradient(run, run._credit(rolled, run._groups(0))[0]), gathered)
+    assert not torch.equal(gradient(run, credit(run, rolled)), gathered)
 
 
 @pytest.mark.parametrize("rule", GATHERED)
@@ -160,9 +157,9 @@ def test_a_chain_whose_reward_was_lost_is_pruned_before_any_other(tmp_path, rule
         return nearness(samples, prompts) * torch.tensor([math.nan, 1.0]).repeat(len(prompts) // 2)
 
     run = trainer(tmp_path, METHODS[rule], only_second_children)
-    rolled = run._rollout(0, run._groups(0))
+    rolled = run.rollout(0, run.groups(0))
     assert rolled.scores.lost.tolist() == [rolled.tree.nodes[leaf].path[-1] == 0 for leaf in rolled.tree.leaves]
-    kept = [rolled.tree.nodes[node] for node in trained_nodes(run._credit(rolled, run._groups(0))[0].tree)]
+    kept = [rolled.tree.nodes[node] for node in trained_nodes(credit(run, rolled).tree)]
     chains = [node.path for node in kept if node.step > 3]  # steps 3 and 4 lie below the last split, at step 2
     assert len(chains) == 2 * 24 / 2
     assert {path[-1] for path in chains} == {1}
@@ -224,9 +221,7 @@ def test_a_calibration_follows_its_counts_and_is_kept(tmp_path):
         "step": 0, "phase": "calibration", "cost/model_evaluations": 3 * 24 * 21, "cost/decoded": 3 * 24 * 6,
     }  # fmt: skip
     drawn = {
-        e.sigma: edges.move.kernel.level
-        for e in run._rollout(0, run._groups(0)).tree.evaluations
-        for edges in e.trained
+        e.sigma: edges.move.kernel.level for e in run.rollout(0, run.groups(0)).tree.evaluations for edges in e.trained
     }
     assert [drawn[sigma] for sigma in run.policy.sigmas[:5]] == kept["levels"][:5]
 

@@ -22,7 +22,7 @@ from flowgrpo.flow.methods.objective import (
     previous_kl,
 )
 from flowgrpo.flow.pipeline.field import FieldPolicy
-from flowgrpo.flow.update import Credited, step
+from flowgrpo.flow.update import Credited, update_part
 from flowgrpo.training.baseline import Units
 from flowgrpo.training.surrogate import clip_loss, clipped, soft_gate_loss
 from flowgrpo.training.weights import Weights
@@ -346,7 +346,17 @@ def test_a_step_weight_scales_the_policy_loss_and_not_the_divergence(weight):
     objective = Clip(kl=Divergence(form="velocity", beta=beta))
     optimizer = torch.optim.SGD([velocity], lr=1.0)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    measured = step(policy, weights, optimizer, objective, credited, 0, 1e9, lambda x: x, scaler)
+    measured = update_part(
+        policy,
+        credited,
+        0,
+        weights=weights,
+        optimizer=optimizer,
+        scaler=scaler,
+        objective=objective,
+        max_grad_norm=1e9,
+        reduce=lambda x: x,
+    )
     policy_slope = -advantage * (-0.25 * noise / (2 * level * math.sqrt(0.25)))
     expected = gap - weight * policy_slope - beta * 2 * gap / 2
     torch.testing.assert_close(velocity.detach(), expected, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,178 @@
+"""Rollouts of texts: complete the prompts of an iteration, score the completions, and help groups that failed by hints."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+
+from flowgrpo.data.prompts import Row
+from flowgrpo.mdlm.config import TextConfig
+from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
+from flowgrpo.mdlm.methods import hints as hinted
+from flowgrpo.mdlm.methods.schedule import Actions, SchedulePolicy, scheduled
+from flowgrpo.mdlm.policy import TextPolicy, Written
+from flowgrpo.training.groups import Groups
+from flowgrpo.training.scorer import Scorer, Scores
+from rewards import Reward
+
+Tensor = torch.Tensor
+LOGGER = logging.getLogger(__name__)
+BROKEN = "%d of %d completions have a log-probability that is not finite and are %s"
+Member = tuple[int, int]  # a completion's group, and its index in the group
+
+
+@dataclass(frozen=True)
+class Batch:
+    """This process's completions of an iteration, scored.
+
+    Attributes:
+        iteration: counted from 0.
+        groups: of the iteration, on all processes.
+        members: (B,) group of each completion, and its index in the group.
+        rows: (B,) prompts.
+        written: the completions.
+        scores: their rewards.
+        decoder: that made them.
+        actions: of the schedule, or None.
+        unhelped: (B, R) the rewards before hints changed anything.
+        hinted: how many completions were replaced by ones that were given parts of a solution; None without hints.
+    """
+
+    iteration: int
+    groups: Groups
+    members: list[Member]
+    rows: list[Row]
+    written: Written
+    scores: Scores
+    decoder: Decoder
+    actions: Actions | None
+    unhelped: Tensor
+    hinted: int | None
+
+    @property
+    def group(self) -> Tensor:
+        """(B,) int64 group of each completion."""
+        return torch.tensor([group for group, _ in self.members])
+
+    @property
+    def outcomes(self) -> tuple[Tensor, list[int]]:
+        """Rewards (B, R) of what the policy made by itself, and the group of each."""
+        return self.unhelped, self.group.tolist()
+
+    @property
+    def decoded(self) -> int:
+        """How many completions it has."""
+        return len(self.rows)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of hinted completions, where there are hints."""
+        return {} if self.hinted is None else {"reward/hinted": self.hinted}
+
+
+def rollout(
+    config: TextConfig,
+    policy: TextPolicy,
+    *,
+    iteration: int,
+    groups: Groups,
+    members: list[Member],
+    rows: list[Row],
+    rewards: Sequence[Reward],
+    decoder: Decoder,
+    schedule: SchedulePolicy | None,
+) -> Batch:
+    """Decode and score a completion of each row, and help the groups of which none succeeded.
+
+    Args:
+        members: (B,) group of each row, and its index in the group; rows of one group follow each other.
+        schedule: the policy of the decoder's numbers, or None.
+    """
+    seeds = [(config.run.seed, "answer", iteration, *member) for member in members]
+    actions = None if schedule is None else schedule.draw(seeds)
+    acting = decoder if actions is None else scheduled(decoder, actions)
+    written = policy.write([row.prompt for row in rows], acting, seeds, config.train.rollout_rows)
+    scores = _score(rewards, written, rows, members)
+    batch = Batch(iteration, groups, members, rows, written, scores, acting, actions, scores.values, None)
+    if config.algorithm.hints.name == "none":
+        return batch
+    return _help(config, policy, replace(batch, hinted=0), rewards=rewards, decoder=decoder)
+
+
+def _score(rewards: Sequence[Reward], written: Written, rows: Sequence[Row], members: Sequence[Member]) -> Scores:
+    """Rewards of completions, a call for each group; lost where a token's log-probability is not a number."""
+    texts = written.texts
+    starts = [index for index, (group, _) in enumerate(members) if index == 0 or members[index - 1][0] != group]
+    with Scorer(rewards) as scorer:
+        waiting = [
+            scorer.submit(texts[start:end], rows[start:end])
+            for start, end in zip(starts, [*starts[1:], len(members)], strict=True)
+        ]
+        scored = [wait() for wait in waiting]
+    broken = ~written.rollout.commit_logp.isfinite().all(1).cpu()
+    if broken.any():
+        LOGGER.warning(BROKEN, int(broken.sum()), len(broken), "dropped")
+    values = torch.cat([s.values for s in scored]).masked_fill(broken[:, None], torch.nan)
+    return Scores(values, torch.cat([s.lost for s in scored]) | broken, sum(s.seconds for s in scored))
+
+
+def _help(
+    config: TextConfig, policy: TextPolicy, batch: Batch, *, rewards: Sequence[Reward], decoder: Decoder
+) -> Batch:
+    """The batch with completions of failed groups replaced by ones that hints led to a success."""
+    settings = config.algorithm.hints
+    deciding = [reward.name for reward in rewards].index(settings.reward) if settings.reward else 0
+    failed = set(hinted.failed(batch.scores.values[:, deciding], batch.group.tolist(), settings.success))
+    asked = [
+        index
+        for index, ((group, _), row) in enumerate(zip(batch.members, batch.rows, strict=True))
+        if group in failed and row.columns.get(settings.column)
+    ]
+    if not asked:
+        return batch
+    seeds = [(config.run.seed, "hinted", batch.iteration, *batch.members[index]) for index in asked]
+    mask_id = policy.predictor.mask_id
+    solutions = [
+        torch.tensor(policy.tokens(batch.rows[index].columns[settings.column]), dtype=torch.long, device=policy.device)
+        for index in asked
+    ]
+    fixed = hinted.revealed(settings, solutions, policy.length, mask_id, seeds)
+    given = (fixed != mask_id).any(1)
+    if not given.any():  # the solutions are too short for hints
+        return batch
+    fixed = fixed[given]
+    asked, seeds = ([x for x, one in zip(row, given.tolist(), strict=True) if one] for row in (asked, seeds))
+    rows, members = [batch.rows[index] for index in asked], [batch.members[index] for index in asked]
+    written = policy.write([row.prompt for row in rows], decoder, seeds, config.train.rollout_rows, fixed)
+    scores = _score(rewards, written, rows, members)
+    succeeded = scores.values[:, deciding]
+    sizes = Counter(group for group, _ in batch.members)
+    pairs = []
+    for group in dict.fromkeys(group for group, _ in members):
+        own = [index for index, member in enumerate(members) if member[0] == group]
+        pairs += [(asked[own[a]], own[b]) for a, b in hinted.exchanged(succeeded[own], settings, sizes[group])]
+    return _replace_completions(batch, written, scores, pairs)
+
+
+def _replace_completions(batch: Batch, written: Written, scores: Scores, pairs: Sequence[tuple[int, int]]) -> Batch:
+    """A batch with some completions (first of a pair) replaced by others (second)."""
+    if not pairs:
+        return batch
+    into, of = (torch.tensor(indices) for indices in zip(*pairs, strict=True))
+    rollout = batch.written.rollout
+    wider = rollout.prompt - written.rollout.prompt  # the prompts of all completions may be padded to more
+    tensors = {}
+    for field in fields(Rollout):
+        own, new = getattr(rollout, field.name).clone(), getattr(written.rollout, field.name)[of]
+        own[into] = torch.nn.functional.pad(new, (wider, 0)) if field.name in ("ids", "attention_mask") else new
+        tensors[field.name] = own
+    texts, values, lost = list(batch.written.texts), batch.scores.values.clone(), batch.scores.lost.clone()
+    for index, new in pairs:
+        texts[index] = written.texts[new]
+    values[into], lost[into] = scores.values[of], scores.lost[of]
+    both = Scores(values, lost, batch.scores.seconds + scores.seconds)
+    return replace(batch, written=Written(Rollout(**tensors), texts), scores=both, hinted=len(pairs))

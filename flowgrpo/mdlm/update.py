@@ -1,0 +1,220 @@
+"""The update of texts: estimate the likelihoods of completions, and take an optimizer step on each part of each pass."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from flowgrpo.mdlm.config import TextConfig
+from flowgrpo.mdlm.decoding.decode import GIVEN, Rollout
+from flowgrpo.mdlm.methods import hints as hinted
+from flowgrpo.mdlm.methods.answers import Answers, in_scope
+from flowgrpo.mdlm.methods.backward import Outcome, backward
+from flowgrpo.mdlm.methods.estimate import estimate
+from flowgrpo.mdlm.methods.objectives import LIMIT, Objective
+from flowgrpo.mdlm.methods.schedule import SchedulePolicy, acted
+from flowgrpo.mdlm.methods.views import Views
+from flowgrpo.mdlm.policy import TextPolicy
+from flowgrpo.mdlm.rollout import BROKEN, Batch
+from flowgrpo.training.optimize import Measured, moved
+from flowgrpo.training.weights import Weights
+
+Tensor = torch.Tensor
+LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class UpdateBatch:
+    """What one optimizer step is made of.
+
+    Attributes:
+        rows: (B,) int64 of the completions in the iteration's batch.
+        answers: the completions.
+        advantage, weight: (B,) of each.
+        views: of which their likelihood is estimated.
+        old: (n, B, L) log p of the policy that made them, None for that of the present one.
+        reference: (n, B, L) log p of the reference, None where none is needed.
+    """
+
+    rows: Tensor
+    answers: Answers
+    advantage: Tensor
+    weight: Tensor
+    views: Views
+    old: Tensor | None
+    reference: Tensor | None
+
+    def finite(self) -> UpdateBatch:
+        """It without completions that have a log-probability which is not finite: 0 x NaN is NaN in every gradient."""
+        known = [each.isfinite().all(2).all(0) for each in (self.old, self.reference) if each is not None]
+        if not known or torch.stack(known).all():
+            return self
+        kept = torch.stack(known).all(0).nonzero()[:, 0]
+        LOGGER.warning(BROKEN, len(self.rows) - len(kept), len(self.rows), "not trained on")
+        return UpdateBatch(
+            self.rows[kept.cpu()],
+            self.answers.of(kept),
+            self.advantage[kept],
+            self.weight[kept],
+            self.views.of(kept),
+            None if self.old is None else self.old[:, kept],
+            None if self.reference is None else self.reference[:, kept],
+        )
+
+
+def update_batches(
+    config: TextConfig,
+    policy: TextPolicy,
+    weights: Weights,
+    batch: Batch,
+    *,
+    advantages: Tensor,
+    weight: Tensor,
+    parts: Tensor,
+) -> list[UpdateBatch]:
+    """The completions of each optimizer step of an iteration, a step for each part of each pass, in their order.
+
+    What fixed views need is computed once for all passes.
+
+    Args:
+        weights: whose reference is asked.
+        advantages, weight: (B,) of the completions; those that weigh nothing are left out.
+        parts: (B,) which part each belongs to.
+    """
+    train, likelihood, rollout = config.train, config.algorithm.likelihood, batch.written.rollout
+    scored = _scored_tokens(config, policy, batch)
+    drawn = 1 if likelihood.fixed else train.passes
+    kl = config.algorithm.objective.kl
+    batches = []
+    for number in range(drawn):
+        for part in range(train.updates):
+            rows = (parts == part).nonzero()[:, 0]
+            rows = rows[weight[rows] > 0]
+            answers = Answers(
+                rollout.ids,
+                rollout.attention_mask,
+                scored,
+                [(config.run.seed, "views", batch.iteration, *member, number) for member in batch.members],
+                rollout.step_map,
+                policy.predictor.block_size,
+            ).of(rows.to(scored.device))
+            own = (column[rows].to(scored.device) for column in (advantages, weight))
+            batches.append(UpdateBatch(rows, answers, *own, likelihood.views(answers), old=None, reference=None))
+            if kl.beta > 0 and kl.target == "reference":
+                with weights.reference():
+                    reference = log_probs(policy, batches[-1], train.micro_batch)
+                batches[-1] = replace(batches[-1], reference=reference)
+    if likelihood.recorded(batch.decoder):
+        batches = [replace(each, old=_committed(each, rollout)) for each in batches]
+    elif train.passes * train.updates > 1:  # a single step starts from the policy that made the completions
+        batches = [replace(each, old=log_probs(policy, each, train.micro_batch)) for each in batches]
+    return batches * (train.passes // drawn)
+
+
+def log_probs(policy: TextPolicy, update_batch: UpdateBatch, micro_batch: int) -> Tensor:
+    """Log p (n, B, L) of the tokens that each view scores, under the policy as it is; 0 elsewhere."""
+    return estimate(policy.predictor, update_batch.answers, update_batch.views, micro_batch).each
+
+
+def update_on(
+    config: TextConfig,
+    policy: TextPolicy,
+    update_batch: UpdateBatch,
+    batch: Batch,
+    *,
+    weights: Weights,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    schedule: SchedulePolicy | None,
+    reduce: Callable[[Tensor], Tensor],
+) -> Measured:
+    """Take one optimizer step on some completions of a batch; returns what was measured of it on this process.
+
+    None is taken if no process has a scored token, or a gradient is not finite.
+
+    Args:
+        weights: which `optimizer` moves.
+        scaler: of the loss, for float16; a disabled one does nothing.
+        schedule: the policy of the decoder's numbers, or None.
+        reduce: sum of a tensor over the processes.
+    """
+    update_batch = update_batch.finite()
+    algorithm, train = config.algorithm, config.train
+    answers, advantage, views = update_batch.answers, update_batch.advantage.float(), update_batch.views
+    # Not of what the views happen to score: a weight must not depend on the masks.
+    token_weight = algorithm.aggregation.weights(answers.scored, advantage, views.first, reduce)
+    token_weight = token_weight * update_batch.weight.float()[:, None]  # not divided out again
+    scored = views.scored.any(0)
+    total, tokens = reduce(torch.tensor([float(len(update_batch.rows)), float(scored.sum())])).tolist()
+    measured, objective = Measured(drift=None), algorithm.objective.build()
+    optimizer.zero_grad(set_to_none=True)
+    if scored.any():
+        outcome = backward(
+            policy.predictor,
+            answers,
+            views,
+            objective,
+            advantage,
+            token_weight,
+            update_batch.old,
+            update_batch.reference,
+            train.micro_batch,
+            scaler.scale,
+        )
+        _measure(measured, outcome, objective, scored, update_batch.old is not None)
+        if batch.actions is not None:
+            loss = _schedule_loss(config, schedule, update_batch, batch)
+            scaler.scale(loss / total).backward()
+    if tokens > 0:
+        moved(weights, optimizer, scaler, train.max_grad_norm, reduce, measured)
+    return measured
+
+
+def _scored_tokens(config: TextConfig, policy: TextPolicy, batch: Batch) -> Tensor:
+    """Which tokens (B, L) bool of the completions are trained on."""
+    rollout, algorithm = batch.written.rollout, config.algorithm
+    scope = in_scope(rollout.completion, policy.eos_id, algorithm.likelihood.scope)
+    # Neither what was given nor what fills a row up behind its end was decided.
+    scored = scope & (rollout.step_map != GIVEN) & (rollout.step_map < rollout.steps[:, None])
+    if batch.hinted:
+        scored |= hinted.uncertain(policy.predictor, rollout, scope, algorithm.hints.entropy, config.train.rollout_rows)
+    return scored
+
+
+def _committed(update_batch: UpdateBatch, rollout: Rollout) -> Tensor:
+    """Log p (n, B, L) of the tokens that each view scores, as the decoder recorded them."""
+    logp = rollout.commit_logp[update_batch.rows.to(rollout.commit_logp.device)]
+    return logp.to(update_batch.views.weight).where(update_batch.views.scored, 0.0)
+
+
+def _schedule_loss(config: TextConfig, schedule: SchedulePolicy, update_batch: UpdateBatch, batch: Batch) -> Tensor:
+    """Loss of the schedule's actions, the weighted sum over completions of the mean over the steps they took."""
+    actions, rows = batch.actions, update_batch.rows
+    took = acted(batch.written.rollout, actions)[rows]
+    gap = schedule.log_prob(actions.raw[rows]) - actions.log_prob[rows]
+    ratio = gap.clamp(-LIMIT, LIMIT).exp()
+    loss = config.algorithm.objective.surrogate().loss(ratio, update_batch.advantage.float()[:, None])
+    each = (loss * took).sum(1) / took.sum(1).clamp(min=1)
+    return (each * update_batch.weight.float()).sum()
+
+
+def _measure(measured: Measured, outcome: Outcome, objective: Objective, scored: Tensor, moved: bool) -> None:
+    """Put what an update did into its sums, which are per token: what is of a whole completion counts for each token.
+
+    Args:
+        scored: (B, L) bool.
+        moved: whether the policy may have moved, so that the ratio is measured and not 1 by definition.
+    """
+    log_ratio, stopped = objective.log_ratio(outcome.terms).abs(), objective.stopped(outcome.terms)
+    if log_ratio.ndim == 1:
+        log_ratio, stopped = (x[:, None].expand(scored.shape) for x in (log_ratio, stopped))
+    measured.edges = int(scored.sum())
+    measured.drift = float(log_ratio[scored].max()) if moved else None
+    measured.ratio = float(log_ratio[scored].sum())
+    measured.clipped = int(stopped[scored].sum())
+    kl = getattr(objective, "kl", None)
+    each = replace(outcome.terms, token_weight=scored.float())
+    measured.kl = None if kl is None else float(kl.mean(each))

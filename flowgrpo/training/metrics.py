@@ -1,0 +1,68 @@
+"""The numbers of a metric line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+
+from flowgrpo.training.evaluate import weighted
+from flowgrpo.training.optimize import Measured
+from flowgrpo.training.samples import Sample
+from rewards import Reward
+
+
+def of_totals(total: torch.Tensor) -> dict[str, float | None]:
+    """Mean and standard deviation of total rewards (B,), NaN for the lost; None where all are."""
+    finite = total[total.isfinite()]
+    return {"reward/mean": mean(total), "reward/std": float(finite.std(correction=0)) if len(finite) else None}
+
+
+def of_policy(stats: Sequence[Measured]) -> dict[str, Any]:
+    """How an iteration moved the policy, over all processes, of what each of its optimizer steps measured."""
+    everyone = gather_object([stats])
+    every = [each for own in everyone for each in own]
+    edges = max(1, sum(each.edges for each in every))
+    kls = [each.kl for each in every if each.kl is not None]
+    drifts = [own[0].drift for own in everyone if own[0].drift is not None]
+    return {
+        "policy/max_abs_log_ratio": float(torch.tensor(drifts).max()) if drifts else None,
+        "policy/mean_abs_log_ratio": sum(each.ratio for each in every) / edges,
+        "policy/clip_fraction": sum(each.clipped for each in every) / edges,
+        "policy/kl": sum(kls) / edges if kls else None,
+        "policy/grad_norm": float(torch.tensor([each.grad_norm for each in stats]).max()),
+        "policy/updates": sum(each.taken for each in stats),
+        "policy/skipped_updates": sum(each.skipped for each in stats),
+    }
+
+
+def of_samples(
+    samples: Sequence[Sample], rewards: Sequence[Reward], eval_rewards: Sequence[Reward]
+) -> dict[str, float | int | None]:
+    """The rewards of held-out samples.
+
+    Args:
+        rewards: of which the weighted sum is trained on.
+        eval_rewards: which are watched only.
+    """
+    totals = torch.tensor([_nan(weighted(sample, rewards)) for sample in samples], dtype=torch.float64)
+    return {
+        **of_totals(totals),
+        "reward/count": int(totals.isfinite().sum()),
+        **{
+            f"reward/{r.name}/mean": mean(torch.tensor([_nan(sample.rewards[r.name]) for sample in samples]))
+            for r in (*rewards, *eval_rewards)
+        },
+    }
+
+
+def mean(values: torch.Tensor) -> float | None:
+    """Mean of the finite values; None if there is none."""
+    finite = values[values.isfinite()]
+    return float(finite.mean()) if len(finite) else None
+
+
+def _nan(value: float | None) -> float:
+    return float("nan") if value is None else value
