@@ -82,13 +82,13 @@ def plan(
         if form == "json":
             raise InputError("--explain: it is for people, leave --format json out")
         for label, words in explained(settings, explain):
-            out.print(f"{label:28} {words}", soft_wrap=True, markup=False)
+            out.print(f"{label:28} {words}", soft_wrap=True)
         return
     from flowgrpo.commands.kinds import KINDS
     from flowgrpo.flow.picture import LEGEND
 
     kind = KINDS[settings.kind]
-    planned = kind.plan(settings)
+    planned = kind.plan.plan(settings)
     if form == "json":
         print(json.dumps(planned, indent=1))
         return
@@ -96,7 +96,7 @@ def plan(
     for line in (*planned["picture"], LEGEND) if "picture" in planned else ():
         out.print(f"  {line}", soft_wrap=True)
     table = Table("", "", show_header=False, box=None, padding=(0, 2))
-    for label, words in kind.table(planned):
+    for label, words in kind.plan.table(planned):
         table.add_row(label, words)
     out.print(table)
 
@@ -123,11 +123,11 @@ def sample(
     form: Format = "human",
 ) -> None:
     """Sample pictures, or the answers of a language model, into a folder with a manifest."""
-    from flowgrpo.commands.sample import sample_to_folder
-
     if (prompt is None) == (prompts_file is None):
         raise InputError("give either --prompt TEXT (once or more) or --prompts FILE")
     arguments = dict(config.override(text) for text in call or [])
+    from flowgrpo.commands.sample import sample_to_folder
+
     lines = sample_to_folder(model, prompt, prompts_file, out_folder, arguments, adapter, seed, dtype)
     if form == "json":
         print(json.dumps({"folder": str(out_folder), "samples": lines}, indent=1))
@@ -141,11 +141,11 @@ def gallery(
     out_file: Annotated[Path | None, typer.Option("--out", metavar="FILE")] = None,
 ) -> None:
     """Write one self-contained page: before and after at the same seeds, rewards, curves."""
-    from flowgrpo.commands.gallery import write_gallery
-
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"{folder}: there is no such folder")
+    from flowgrpo.commands.gallery import write_gallery
+
     out.print(str(write_gallery(folders, out_file or folders[0] / "gallery.html")), soft_wrap=True)
 
 
@@ -343,9 +343,9 @@ def doctor(
     if is_config:
         settings = config.load(target, overrides or [])
     else:
-        settings = config.overridden(KINDS[kind_of(target)].defaults(target), overrides or [])
+        settings = config.overridden(KINDS[kind_of(target)].doctor.defaults(target), overrides or [])
     checks = []
-    for check in KINDS[settings.kind].examine(settings):
+    for check in KINDS[settings.kind].doctor.examine(settings):
         checks.append(check)
         if form == "human":
             out.print("ok  " if check.ok else "FAIL", style="green" if check.ok else "red", end="")

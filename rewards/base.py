@@ -22,11 +22,12 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from rewards.cards import BUILT_IN
+
+if TYPE_CHECKING:
+    import torch
 
 ENTRY_POINTS = "flowgrpo.rewards"
 LONGEST = 500  # characters of what a plug-in says when it fails, or a server of what it refuses
@@ -73,6 +74,8 @@ class Reward:
         Raises:
             RewardError: it did not return one number or None per sample, or a column has the name of its samples or prompts.
         """
+        import torch  # here, so that a reward can be found and described without it
+
         if isinstance(samples, torch.Tensor):
             samples = samples.contiguous()  # sums round by layout: here as in a server, whatever decoder they come from
         takes = self.takes
@@ -117,6 +120,8 @@ class Reward:
         Raises:
             RewardError: it fails, or breaks the contract.
         """
+        import torch
+
         two = torch.stack([sample, sample.flip(-1)]) if isinstance(sample, torch.Tensor) else [sample, sample]
         with _explained(f"the reward {self.name!r} failed on two synthetic samples", self.function):
             values = self(two, [prompt, prompt], {k: [v, v] for k, v in columns.items()})

@@ -15,7 +15,6 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from scipy import ndimage
 
 from rewards.image import check_images
 
@@ -92,6 +91,9 @@ def parse(caption: str) -> Caption:
 
 def detect(images_BCHW: np.ndarray) -> list[list[Found]]:
     """Objects of each picture, float (B, 3, H, W) in [0, 1]: colour classes, connected components, shape by template."""
+
+    from scipy import ndimage  # here, since captions are read without it
+
     nearest_BHW = _opened(_nearest_colour(images_BCHW))
     count, height, width = nearest_BHW.shape
     # A mask for each picture and colour, all below each other; of the empty lines one stays between any two components.

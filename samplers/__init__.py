@@ -1,5 +1,13 @@
 """Pure tensor mathematics of sampling: schedules, kernels, noise, trees, and a scheduler for any diffusers flow pipeline."""
 
-from samplers.scheduler import FlowSDEScheduler
+from typing import Any
 
 __all__ = ["FlowSDEScheduler"]
+
+
+def __getattr__(name: str) -> Any:  # diffusers is imported by those who ask for its scheduler
+    if name != "FlowSDEScheduler":
+        raise AttributeError(f"module 'samplers' has no attribute {name!r}")
+    from samplers.scheduler import FlowSDEScheduler
+
+    return FlowSDEScheduler

@@ -20,6 +20,17 @@ def linear_sigmas(num_steps: int, shift: float = 1.0) -> torch.Tensor:
     return shifted(torch.linspace(1, 0, num_steps + 1, dtype=torch.float64), shift).float()
 
 
+def euler_sigmas(num_steps: int, shift: float = 1.0, train_steps: int = 1000) -> torch.Tensor:
+    """The table of diffusers' `FlowMatchEulerDiscreteScheduler` with a static shift: `num_steps` + 1 float32 sigmas.
+
+    Bit for bit: the ends are those of its shifted training table in float32, the steps between them are shifted once more.
+    """
+    ends = shifted(torch.tensor([train_steps, 1], dtype=torch.float32) / train_steps, shift).tolist()
+    times = np.linspace(*(end * train_steps for end in ends), num_steps)
+    sigmas = shifted(torch.from_numpy(times / train_steps), shift)
+    return torch.cat([sigmas.float(), torch.zeros(1)])
+
+
 def random_window(size: int, first: int, end: int, rng: np.random.Generator) -> range:
     """`size` neighbouring steps out of `first` ... `end` - 1, every position equally likely (Flow-GRPO-Fast)."""
     start = int(rng.integers(first, end - size + 1))

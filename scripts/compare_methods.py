@@ -138,7 +138,7 @@ def train(name: str, path: Path, overrides: list[str], seed: int, budget: Budget
     kind = config.load(path).kind
     clip = clip_range([*SETTINGS[kind], *overrides], path)
     settings = [*SETTINGS[kind], *clip, *overrides, f"run.seed={seed}", f"run.dir={out}", f"run.name={run}"]
-    cost = KINDS[kind].plan(config.load(path, settings))
+    cost = KINDS[kind].plan.plan(config.load(path, settings))
     every = max(1, round(budget.amount / looks / budget.iteration(cost)))
     command = [sys.executable, "-m", "flowgrpo", "train", str(path), *settings, f"eval.every={every}"]
     log = out / f"{run}.log"

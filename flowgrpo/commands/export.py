@@ -22,7 +22,7 @@ def export(run: Path, out: Path, step: int | None = None) -> Exported:
         InputError: there is no such run or checkpoint, it cannot be read, or `out` is not empty or cannot be written to.
     """
     settings, found = opened(run, out, step)
-    return KINDS[settings.kind].export(settings, run, found, out)
+    return KINDS[settings.kind].export.export(settings, run, found, out)
 
 
 def settings_of(run: Path) -> RunConfig:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from functools import partial
+from functools import cache
 from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from rewards import BUILT_IN
 from rewards.base import ENTRY_POINTS, find
+
+Options = Mapping[str, Any]  # name -> default, `inspect.Parameter.empty` where it has none
 
 
 def catalogue() -> list[dict[str, Any]]:
@@ -23,16 +29,84 @@ def catalogue() -> list[dict[str, Any]]:
 
 
 def description(name: str) -> str:
-    """What a reward's docstring says of it, its options, and a line for a config."""
-    found = find(name)
-    settled = found.keywords if isinstance(found, partial) else {}
-    made = found.func if isinstance(found, partial) else found
-    said = inspect.getdoc(made) or "It has no docstring."
-    parameters = [p for p in inspect.signature(found).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    options = [p.name if p.default is p.empty else f"{p.name} ({p.default})" for p in parameters]
-    needed = ", ".join(f"{p.name}: ..." for p in parameters if p.default is p.empty)
-    use = f"{{use: {name}, options: {{{needed}}}}}" if needed and inspect.isclass(made) else f"{{use: {name}}}"
-    lines = [said, "".join(f"{key}: {value}\n" for key, value in settled.items())]
-    if inspect.isclass(made):
-        lines.append(f"Options: {', '.join(options) or 'none'}")
+    """What a reward's docstring says of it, its options, and a line for a config.
+
+    Of a built-in reward both are read from its source, so that nothing it needs is imported.
+    """
+    if name in BUILT_IN:
+        said, options = _read(BUILT_IN[name].target)
+        settled = BUILT_IN[name].options
+    else:
+        said, options = _imported(find(name))
+        settled = {}
+    lines = [said or "It has no docstring.", "".join(f"{key}: {value}\n" for key, value in settled.items())]
+    use = f"{{use: {name}}}"
+    if options is not None:
+        options = {**options, **settled}
+        empty = inspect.Parameter.empty
+        shown = [key if default is empty else f"{key} ({default})" for key, default in options.items()]
+        needed = ", ".join(f"{key}: ..." for key, default in options.items() if default is empty)
+        lines.append(f"Options: {', '.join(shown) or 'none'}")
+        use = f"{{use: {name}, options: {{{needed}}}}}" if needed else use
     return "\n\n".join([*filter(None, lines), f"In a config: rewards: [{use}]"])
+
+
+def _imported(found: Any) -> tuple[str | None, Options | None]:
+    """The docstring of a function or a class, and the options of a class; None of a function."""
+    if not inspect.isclass(found):
+        return inspect.getdoc(found), None
+    parameters = [p for p in inspect.signature(found).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    return inspect.getdoc(found), {p.name: p.default for p in parameters}
+
+
+def _read(target: str) -> tuple[str | None, Options | None]:
+    """The same of `module:name` of this package, from its source alone."""
+    module, _, name = target.partition(":")
+    node = _defined(module)[name]
+    options = next(_options(module, name), {}) if isinstance(node, ast.ClassDef) else None
+    return ast.get_docstring(node), options
+
+
+def _options(module: str, name: str) -> Iterator[Options]:
+    """The options of a class and of what it inherits from, each class before its bases, where it has an `__init__`."""
+    names = _defined(module)
+    for node in names[name].body:
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            taken = node.args
+            plain = [argument.arg for argument in (*taken.posonlyargs, *taken.args)][1:]  # without self
+            required = len(plain) - len(taken.defaults)
+            defaults = dict.fromkeys(plain[: max(required, 0)], inspect.Parameter.empty)
+            yield defaults | {
+                key: _value(default, names)
+                for key, default in (
+                    *zip(plain[max(required, 0) :], taken.defaults, strict=True),
+                    *((a.arg, d) for a, d in zip(taken.kwonlyargs, taken.kw_defaults, strict=True)),
+                )
+            }
+    for base in names[name].bases:
+        found = names.get(base.id) if isinstance(base, ast.Name) else None
+        if isinstance(found, ast.ImportFrom):
+            yield from _options(found.module, base.id)
+        elif isinstance(found, ast.ClassDef):
+            yield from _options(module, base.id)
+
+
+def _value(node: ast.expr | None, names: Mapping[str, Any]) -> Any:
+    """What a default is: written out, or by the name of a constant of the module."""
+    if node is None:
+        return inspect.Parameter.empty
+    return ast.literal_eval(names[node.id].value if isinstance(node, ast.Name) else node)
+
+
+@cache
+def _defined(module: str) -> dict[str, Any]:
+    """What each name of a module stands for in its source: a function, a class, an assignment, an import."""
+    found: dict[str, Any] = {}
+    for node in ast.parse(Path(find_spec(module).origin).read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found[node.name] = node
+        elif isinstance(node, ast.ImportFrom):
+            found |= {alias.asname or alias.name: node for alias in node.names}
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found[node.targets[0].id] = node
+    return found

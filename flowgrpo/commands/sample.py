@@ -38,7 +38,7 @@ def sample_to_folder(
     """
     rows = asked(texts, prompts_file, seed)
     check_folder(out)
-    sampler = KINDS[kind_of(model)].sampler(model, rows, call, adapter, dtype)
+    sampler = KINDS[kind_of(model)].sampling.sampler(model, rows, call, adapter, dtype)
     out.mkdir(parents=True, exist_ok=True)
     lines = []
     with (out / "manifest.jsonl").open("w") as manifest:

@@ -8,7 +8,7 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods import CHOICES, presets
-from flowgrpo.flow.pipeline.attention import AttentionBackend, refuse_lossy_attention
+from flowgrpo.flow.pipeline.backends import AttentionBackend, refuse_lossy_attention
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
 from flowgrpo.schema.sections import Eval, Lora, RewardUse, RunConfig, Train

@@ -17,20 +17,21 @@ from flowgrpo.flow.methods.credit import step_signs
 from flowgrpo.flow.methods.objective import TrainedStep
 from flowgrpo.flow.picture import drawn
 from flowgrpo.flow.pipeline import guidance, loading
+from flowgrpo.flow.pipeline.call import checked_call
 from flowgrpo.flow.pipeline.guidance import guidance_branches
-from flowgrpo.flow.pipeline.loading import pipeline_class
-from flowgrpo.flow.pipeline.walk import checked_call
+from flowgrpo.flow.pipeline.loading import planned_class
 from flowgrpo.flow.replay import replayed
 from flowgrpo.schema import published
 from flowgrpo.training import scorer, selection
 from flowgrpo.training.parts import of_roots
-from samplers.schedule import linear_sigmas
-from samplers.scheduler import FlowSDEScheduler
+from samplers.schedule import euler_sigmas, linear_sigmas
 from samplers.trees import Root, Tree, grow
 
 UNEVEN = 100  # times as hard as another that a step may pull at the velocity without a warning
 UNEVEN_KL = 100_000  # times as strictly as another that a step may be held by the divergence; these are squares
 LOOKS = 32  # iterations whose trained steps are looked at
+# Keys of a scheduler's config by which its table is another than `euler_sigmas`.
+RESHAPED = ("invert_sigmas", "shift_terminal", "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
 
 
 def plan(config: Config) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def plan(config: Config) -> dict[str, Any]:
     train, algorithm = config.train, config.algorithm
     columns = prompts.load_split(config.prompts, "train")[0].columns
     unguided = config.model.guidance == "none"
-    over = guidance.unguided(pipeline_class(config.model.path)) if unguided else None
+    over = guidance.unguided(planned_class(config.model.path)) if unguided else None
     call, branches = call_and_branches(config, over, {} if unguided else columns)
     eval_call, eval_branches = call_and_branches(config, config.eval.call, columns)
     if call["num_inference_steps"] is None:
@@ -212,6 +213,10 @@ def sigma_table(path: str, num_steps: int) -> list[float]:
     scheduler = loading.scheduler_config(path)
     if scheduler is None or scheduler.get("use_dynamic_shifting"):
         return linear_sigmas(num_steps, shift=3.0).tolist()
+    if not any(scheduler.get(key) for key in RESHAPED):
+        return euler_sigmas(num_steps, scheduler.get("shift", 1.0), scheduler.get("num_train_timesteps", 1000)).tolist()
+    from samplers.scheduler import FlowSDEScheduler
+
     table = FlowSDEScheduler.from_config(scheduler, kernel="ode")
     table.set_timesteps(num_steps)
     return table.noise_levels.tolist()
@@ -293,7 +298,7 @@ def call_and_branches(
         over: what goes over `model.call`: `eval.call`, or what switches guidance off.
         columns: of a prompt row; those that the pipeline takes may guide (a negative prompt).
     """
-    pipeline = pipeline_class(config.model.path)
+    pipeline = planned_class(config.model.path)
     call = {
         **embedded.call_of(config.model.path),
         **config.model.call,

@@ -17,7 +17,8 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow import calibration, memory
 from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.pipeline import guidance
-from flowgrpo.flow.pipeline.attention import refuse_lossy_attention, set_attention, try_attention
+from flowgrpo.flow.pipeline.attention import set_attention, try_attention
+from flowgrpo.flow.pipeline.backends import refuse_lossy_attention
 from flowgrpo.flow.pipeline.loading import load_policy, pipeline_class
 from flowgrpo.flow.pipeline.modality import expected_shape, sampling_rate
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy

@@ -39,6 +39,7 @@ from transformers.core_model_loading import Split, WeightConverter, WeightRenami
 from transformers.utils import logging
 
 from flowgrpo.errors import InputError
+from flowgrpo.mdlm.released import is_released
 
 Written = Mapping[str, Any]  # a config.json
 
@@ -268,17 +269,8 @@ ARCHITECTURES = {
 
 
 def architecture(written: Written) -> Architecture | None:
-    """The architecture of a model by its config.json; None if it is none of these.
-
-    LLaDA-MoE calls itself llada too, and is another model.
-    """
-    kind = written.get("model_type")
-    return None if kind == "llada" and "num_experts" in written else ARCHITECTURES.get(kind)
-
-
-def is_released(place: str) -> bool:
-    """Whether a folder or hub id holds a model of one of these types."""
-    return architecture(PreTrainedConfig.get_config_dict(place)[0]) is not None
+    """The architecture of a model by its config.json; None if it is none of these."""
+    return ARCHITECTURES[written["model_type"]] if is_released(written) else None
 
 
 def translated(path: str, written: Written) -> PreTrainedConfig:

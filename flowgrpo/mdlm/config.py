@@ -10,7 +10,6 @@ from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm.decoding.attention import Attention
 from flowgrpo.mdlm.methods.axes import CHOICES, Decoding, Ratio
 from flowgrpo.mdlm.methods.presets import PRESETS
-from flowgrpo.mdlm.methods.schedule import scheduled
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
 from flowgrpo.schema.sections import Eval, Lora, Prompts, RewardUse, RunConfig, Train
@@ -158,9 +157,7 @@ class TextConfig(RunConfig):
             _check_success(hints.reward, [use.name or last_part(use.use) for use in self.rewards])
         size = self.model.block_size
         decoder = self.algorithm.decoder.build(self.model.length, 0, "algorithm.decoder", block_size=size)
-        schedule = self.algorithm.schedule.policy(self.model.length)
-        if schedule is not None:
-            scheduled(decoder, schedule.typical(1))
+        self.algorithm.schedule.check(decoder, self.model.length)
         self.eval.decoder.build(self.model.length, 0, "eval.decoder", block_size=size)
         return self
 

@@ -15,12 +15,13 @@ from safetensors.torch import load_file, save_file
 
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Row
-from flowgrpo.mdlm.architectures import copy_beside, is_released, released_paths
+from flowgrpo.mdlm.architectures import copy_beside, released_paths
 from flowgrpo.mdlm.config import EMBEDDED, TextConfig, TextModel
 from flowgrpo.mdlm.decoding.decode import Decoder
-from flowgrpo.mdlm.loading import places
+from flowgrpo.mdlm.loading import config_of, places
 from flowgrpo.mdlm.methods.schedule import SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import TextPolicy
+from flowgrpo.mdlm.released import is_released
 from flowgrpo.mdlm.setup import policy_and_weights
 from flowgrpo.training import card, checkpoint
 from flowgrpo.training.card import SAMPLES, Exported
@@ -106,9 +107,9 @@ def _write_model(model: TextModel, policy: TextPolicy, out: Path) -> None:
         shutil.copytree(Path(model_place).parent, out, ignore=own, dirs_exist_ok=True)
         inside, beside = out / "model", out / "tokenizer"
     network.save_pretrained(inside)
-    if is_released(model_place):
+    if is_released(config_of(model_place)):
         copy_beside(model_place, inside, network.dtype)
-    if not is_released(model_place) or inside != beside:
+    if not is_released(config_of(model_place)) or inside != beside:
         policy.tokenizer.save_pretrained(beside)
 
 
@@ -134,7 +135,7 @@ def with_schedule(decoder: Decoder, folder: Path, count: int = 1) -> Decoder:
 
 def _names_note(network: torch.nn.Module, model: TextModel, weights: Weights) -> str:
     """Whose names the weights of a released model have; empty for others."""
-    if not is_released(places(model.path)[0]):
+    if not is_released(config_of(places(model.path)[0])):
         return ""
     if weights.lora is None:
         return "Names, config.json and code are those of the base model, for its own code and for flowgrpo.\n"

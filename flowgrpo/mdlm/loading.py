@@ -6,32 +6,33 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
-from peft import PeftConfig, PeftModel
-from safetensors import safe_open
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from flowgrpo.data import embedded, tables
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.errors import InputError, nearest
-from flowgrpo.mdlm import architectures
-from flowgrpo.mdlm.architectures import architecture
 from flowgrpo.mdlm.decoding.attention import Attention, known_block_size
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+from flowgrpo.schema.lazy import lazy
 from flowgrpo.training.hub import without_progress_bars
+
+if TYPE_CHECKING:  # what a plan does without is imported by who loads a model
+    import peft
+    import safetensors
+    import transformers
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.models.auto import configuration_auto, modeling_auto
+
+    from flowgrpo.mdlm import architectures
+else:
+    peft = lazy("peft")
+    safetensors = lazy("safetensors")
+    transformers = lazy("transformers")
+    configuration_auto = lazy("transformers.models.auto.configuration_auto")
+    modeling_auto = lazy("transformers.models.auto.modeling_auto")
+    architectures = lazy("flowgrpo.mdlm.architectures")
 
 PIPELINE = "LLaDA2Pipeline"  # the class of diffusers whose folders are taken
 ADAPTER = "adapter_model.safetensors"
@@ -64,16 +65,16 @@ def load_predictor(
             tokens, or attends otherwise than asked for.
     """
     model_path, tokenizer_path = places(path)
-    config, _ = PreTrainedConfig.get_config_dict(model_path)
+    config = config_of(model_path)
     block_size = known_block_size(config, attention, block_size)
     with _explained(path, "no readable weights", config, trust_remote_code), without_progress_bars():
         model = _model(path, model_path, config, dtype, trust_remote_code)
-    known = architecture(config)
+    known = architectures.architecture(config)
     with _explained(path, "no tokenizer", config, trust_remote_code):
         if known:
             tokenizer = known.tokenizer.from_pretrained(tokenizer_path)
         else:
-            tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=trust_remote_code)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=trust_remote_code)
     if mask_id is None:
         mask_id = config.get("mask_token_id")
     if mask_id is None:
@@ -103,7 +104,7 @@ def places(path: str) -> tuple[str, str]:
     place = embedded.place_of(path)
     model_path, tokenizer_path = (f"{place}/model", f"{place}/tokenizer") if is_pipeline(place) else (place, place)
     try:
-        config, _ = PreTrainedConfig.get_config_dict(model_path)
+        config = config_of(model_path)
     except Exception as error:  # whatever others wrote into it
         raise InputError(f"model.path: {path!r} holds no model ({_reason(error)})") from error
     # Where there is no config.json, transformers gives an empty map.
@@ -112,14 +113,18 @@ def places(path: str) -> tuple[str, str]:
     return model_path, tokenizer_path
 
 
+def config_of(place: str) -> dict[str, Any]:
+    """What the config.json of a folder or hub id says; {} where there is none."""
+    return transformers.PreTrainedConfig.get_config_dict(place)[0]
+
+
 def block_size_of(path: str, attention: Attention | None, block_size: int | None) -> int | None:
     """Tokens of a block of a model that is not loaded; None if its attention is full. Arguments of `load_predictor`.
 
     Raises:
         InputError: there is no such model, or it attends otherwise than asked for.
     """
-    config, _ = PreTrainedConfig.get_config_dict(places(path)[0])
-    return known_block_size(config, attention, block_size)
+    return known_block_size(config_of(places(path)[0]), attention, block_size)
 
 
 def is_pipeline(path: str) -> bool:
@@ -135,15 +140,15 @@ def load_adapter(predictor: MaskPredictor, folder: Path) -> None:
     Raises:
         InputError: it is of another model.
     """
-    config = PeftConfig.from_pretrained(str(folder))
-    with safe_open(folder / ADAPTER, "pt") as file:
+    config = peft.PeftConfig.from_pretrained(str(folder))
+    with safetensors.safe_open(folder / ADAPTER, "pt") as file:
         released = {key.removeprefix("base_model.model.").partition(".lora_")[0] for key in file.keys()}  # noqa: SIM118
     own = architectures.own_paths(predictor.model, released)
     if own:
         config.target_modules = sorted(own.values())
     names = {f"^{re.escape(path)}\\.": f"{here}." for path, here in own.items()}
     try:
-        PeftModel.from_pretrained(predictor.model, str(folder), config=config, key_mapping=names)
+        peft.PeftModel.from_pretrained(predictor.model, str(folder), config=config, key_mapping=names)
     except (RuntimeError, ValueError) as error:
         raise InputError(f"--adapter {folder}: not of this model ({str(error).splitlines()[0]})") from error
 
@@ -157,7 +162,7 @@ def _explained(path: str, lacks: str | None, config: dict[str, Any], trust_remot
         raise
     except Exception as error:
         reason = _reason(error)
-        own = trust_remote_code and config.get("auto_map") and architecture(config) is None
+        own = trust_remote_code and config.get("auto_map") and architectures.architecture(config) is None
         if own:  # anybody's code, which may raise anything
             raise InputError(
                 f"model.path: {path!r} is a {config.get('model_type')}, whose own code is of transformers "
@@ -177,7 +182,7 @@ def _model(
     path: str, place: str, config: dict[str, Any], dtype: torch.dtype, trust_remote_code: bool
 ) -> PreTrainedModel:
     """The weights of a model in their class."""
-    if architecture(config) is not None:
+    if architectures.architecture(config) is not None:
         return architectures.load(path, place, config, dtype)
     loads = _model_class(path, config, trust_remote_code)
     return loads.from_pretrained(place, dtype=dtype, trust_remote_code=trust_remote_code)
@@ -186,14 +191,14 @@ def _model(
 def _model_class(path: str, config: dict[str, Any], trust_remote_code: bool) -> type:
     """The Auto class that loads a model with its head."""
     kind, own = config.get("model_type"), config.get("auto_map", {})
-    if kind in CONFIG_MAPPING and not (trust_remote_code and own):
-        if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-            return AutoModelForMaskedLM
-        if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-            return AutoModelForCausalLM
+    if kind in configuration_auto.CONFIG_MAPPING and not (trust_remote_code and own):
+        if kind in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+            return transformers.AutoModelForMaskedLM
+        if kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+            return transformers.AutoModelForCausalLM
         raise InputError(f"model.path: {path!r} is a {kind}, which predicts no tokens")
     if not own:
         raise InputError(f"model.path: {path!r} is a {kind}, which transformers does not know")
     if not trust_remote_code:
         raise InputError(f"model.path: {path!r} brings its own code, set model.trust_remote_code if you trust it")
-    return AutoModelForCausalLM if "AutoModelForCausalLM" in own else AutoModel
+    return transformers.AutoModelForCausalLM if "AutoModelForCausalLM" in own else transformers.AutoModel

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 
-from flowgrpo.mdlm import architectures
 from flowgrpo.mdlm.config import TextConfig
-from flowgrpo.mdlm.loading import places
+from flowgrpo.mdlm.loading import config_of, places
+from flowgrpo.mdlm.released import is_released
+from flowgrpo.schema.lazy import lazy
 from flowgrpo.training.hub import explained, refuse_too_large, shapes
 from flowgrpo.training.weights import adapter_size
+
+if TYPE_CHECKING:
+    from flowgrpo.mdlm import architectures
+else:
+    architectures = lazy("flowgrpo.mdlm.architectures")
 
 
 def estimate(config: TextConfig) -> dict[str, int]:
@@ -21,7 +28,7 @@ def estimate(config: TextConfig) -> dict[str, int]:
     """
     model, train, kl = config.model, config.train, config.algorithm.objective.kl
     place, _ = places(model.path)
-    if architectures.is_released(place):
+    if is_released(config_of(place)):
         sizes = architectures.shapes(model.path, place)
     else:
         with explained(model.path):

@@ -24,7 +24,7 @@ from flowgrpo.mdlm.methods.axes import Likelihood
 from flowgrpo.mdlm.methods.objectives import Objective, TokenRatio
 from flowgrpo.mdlm.methods.presets import PUBLISHED
 from flowgrpo.mdlm.methods.schedule import Chosen, scheduled
-from flowgrpo.mdlm.setup import check_hints
+from flowgrpo.mdlm.solutions import check_hints
 from flowgrpo.schema import published
 from flowgrpo.training import scorer
 

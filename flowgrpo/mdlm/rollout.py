@@ -21,7 +21,7 @@ from rewards import Reward
 
 Tensor = torch.Tensor
 LOGGER = logging.getLogger(__name__)
-BROKEN = "%d of %d completions have a log-probability that is not finite and are %s"
+BROKEN = "%d of %d answers have a log-probability that is not finite and are %s"
 Member = tuple[int, int]  # a completion's group, and its index in the group
 
 

@@ -8,12 +8,12 @@ import torch
 from accelerate import Accelerator
 
 from flowgrpo.data.prompts import Prompt
-from flowgrpo.errors import InputError
 from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.checkpointing import checkpoint_gradients
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.policy import TextPolicy
+from flowgrpo.mdlm.solutions import check_hints
 from flowgrpo.mdlm.trainer import TextTrainer
 from flowgrpo.training.scorer import tried
 from flowgrpo.training.weights import Weights, lora_config
@@ -39,25 +39,6 @@ def check(
     met = [*tried(rewards, train_prompts), *tried([*rewards, *eval_rewards], eval_prompts)]
     for reward, prompt in met:
         reward.check(SYNTHETIC, prompt.text, prompt.columns)
-
-
-def check_hints(settings: TextConfig, train_prompts: Sequence[Prompt]) -> None:
-    """Refuse hints where no training prompt has a solution, or one that is no text.
-
-    Raises:
-        InputError: it is so.
-    """
-    hints = settings.algorithm.hints
-    if hints.name == "none":
-        return
-    for solution in (p.columns.get(hints.column) for p in train_prompts):
-        if not isinstance(solution, str | None):
-            raise InputError(f"algorithm.hints.column: {hints.column!r} holds {solution!r}, a solution is a text")
-    if not any(p.columns.get(hints.column) for p in train_prompts):
-        raise InputError(
-            f"algorithm.hints.column: no training prompt has {hints.column!r}, they have "
-            f"{', '.join(train_prompts[0].columns) or 'no columns'}"
-        )
 
 
 def load_text_policy(settings: TextConfig, device: torch.device) -> TextPolicy:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
 from pydantic import Field, model_validator
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, named
+from flowgrpo.schema.lazy import lazy
 
-Tensor = torch.Tensor
-
-
-Tensor = torch.Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = lazy("torch")
 
 
 class Baseline(Choice):

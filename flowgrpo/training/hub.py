@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import psutil
-import torch
-from diffusers.utils import logging as diffusers_logging
-from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.constants import HF_HUB_OFFLINE
-from safetensors import safe_open
-from transformers.utils import logging as transformers_logging
+from typing import TYPE_CHECKING, Any
 
 from flowgrpo.data.embedded import place_of
 from flowgrpo.errors import InputError
+from flowgrpo.schema.lazy import lazy
+
+if TYPE_CHECKING:
+    import diffusers
+    import huggingface_hub
+    import psutil
+    import safetensors
+    import torch
+    import transformers
+else:
+    diffusers = lazy("diffusers")
+    huggingface_hub = lazy("huggingface_hub")
+    psutil = lazy("psutil")
+    safetensors = lazy("safetensors")
+    torch = lazy("torch")
+    transformers = lazy("transformers")
 
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
 
@@ -27,7 +35,11 @@ Shape = tuple[int, ...]
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
     """Keep the bars of loading and saving out of the log; those of a download stay."""
-    libraries = [library for library in (diffusers_logging, transformers_logging) if library.is_progress_bar_enabled()]
+    libraries = [
+        library
+        for library in (diffusers.utils.logging, transformers.utils.logging)
+        if library.is_progress_bar_enabled()
+    ]
     for library in libraries:
         library.disable_progress_bar()
     try:
@@ -64,15 +76,15 @@ def shapes(place: str, folder: str = "") -> dict[str, Shape]:
     Args:
         folder: below the place.
     """
-    if not Path(place).is_dir() and HF_HUB_OFFLINE:
-        place = snapshot_download(place, local_files_only=True)
+    if not Path(place).is_dir() and huggingface_hub.constants.HF_HUB_OFFLINE:
+        place = huggingface_hub.snapshot_download(place, local_files_only=True)
     if Path(place).is_dir():
         found: dict[str, Shape] = {}
         for file in sorted((Path(place) / folder).glob("*.safetensors")):
-            with safe_open(file, "pt") as opened:
+            with safetensors.safe_open(file, "pt") as opened:
                 found |= {key: tuple(opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
         return found
-    api = HfApi()
+    api = huggingface_hub.HfApi()
     files = [file for file in api.list_repo_files(place) if file.endswith(".safetensors") and ".fp16." not in file]
     headers = [api.parse_safetensors_file_metadata(place, f) for f in files if f.rpartition("/")[0] == folder]
     return {key: tuple(tensor.shape) for header in headers for key, tensor in header.tensors.items()}

@@ -7,14 +7,18 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
 from flowgrpo.errors import InputError
-from samplers import noise
-from samplers.trees import Tree
+from flowgrpo.schema.lazy import lazy
 
 if TYPE_CHECKING:
+    import torch
+
     from flowgrpo.schema.sections import Train
+    from samplers import noise
+    from samplers.trees import Tree
+else:
+    torch = lazy("torch")
+    noise = lazy("samplers.noise")
 
 
 MOST_SAMPLES = 1 << 20  # of an iteration, each of which has a place in lists

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
-Tensor = torch.Tensor
+from flowgrpo.schema.lazy import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = lazy("torch")
 
 
 LIMIT = 20.0  # of a log ratio before exp; beyond it there is no gradient

@@ -6,16 +6,26 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import torch
-from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
-from peft.tuners.lora import Linear as LoraLinear
-from peft.tuners.tuners_utils import BaseTunerLayer
-from transformers import PreTrainedModel
 
 from flowgrpo.errors import InputError
+from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.sections import Ema, Lora
 from flowgrpo.training.hub import Shape
+
+if TYPE_CHECKING:  # a plan counts adapters without them
+    import peft
+    import transformers
+    from peft import LoraConfig
+    from peft.tuners import lora as lora_layers
+    from peft.tuners import tuners_utils
+else:
+    peft = lazy("peft")
+    transformers = lazy("transformers")
+    lora_layers = lazy("peft.tuners.lora")
+    tuners_utils = lazy("peft.tuners.tuners_utils")
 
 EMBEDDINGS = tuple(f"{name}.weight" for name in ("embed_tokens", "wte", "word_embeddings", "tok_embeddings"))
 
@@ -54,7 +64,7 @@ class Weights:
             if lora is None or name in whole:
                 module.float().requires_grad_(True)
             else:
-                inject_adapter_in_model(lora, module)
+                peft.inject_adapter_in_model(lora, module)
                 for p in module.parameters():
                     p.data = p.data.float() if p.requires_grad else p.data  # adapters learn in float32 on any base
                 _compute_as_their_input(module)
@@ -100,7 +110,12 @@ class Weights:
             with self._swapped(self._reference):
                 yield
             return
-        layers = [m for module in self.modules.values() for m in module.modules() if isinstance(m, BaseTunerLayer)]
+        layers = [
+            m
+            for module in self.modules.values()
+            for m in module.modules()
+            if isinstance(m, tuners_utils.BaseTunerLayer)
+        ]
         for layer in layers:
             layer.enable_adapters(False)
         try:
@@ -145,7 +160,7 @@ class Weights:
 
     def adapter_state(self, module: str) -> dict[str, torch.Tensor]:
         """The LoRA tensors of one module under peft's names, as diffusers saves them."""
-        return get_peft_model_state_dict(self.modules[module], adapter_name="default")
+        return peft.get_peft_model_state_dict(self.modules[module], adapter_name="default")
 
 
 class Half(torch.nn.Module):
@@ -166,7 +181,7 @@ def _compute_as_their_input(module: torch.nn.Module) -> None:
     peft casts their inputs up to float32 instead, a copy for each adapter, which the graph keeps for its backward pass.
     """
     for layer in module.modules():
-        if isinstance(layer, LoraLinear):
+        if isinstance(layer, lora_layers.Linear):
             layer.cast_input_dtype_enabled = False
             for halves in (layer.lora_A, layer.lora_B):
                 for name, linear in halves.items():
@@ -189,7 +204,7 @@ def _linear_layers(modules: dict[str, torch.nn.Module]) -> tuple[str, ...]:
     """Paths of all linear layers but the head that scores a language model's tokens, as peft's `all-linear`."""
     found = set()
     for module in modules.values():
-        head = module.get_output_embeddings() if isinstance(module, PreTrainedModel) else None
+        head = module.get_output_embeddings() if isinstance(module, transformers.PreTrainedModel) else None
         found |= {path for path, m in module.named_modules() if isinstance(m, torch.nn.Linear) and m is not head}
     return tuple(sorted(found))
 
@@ -219,7 +234,7 @@ def lora_config(
     if missing and targets != "auto":
         ends = sorted({path.split(".")[-1] for path in paths if not path.split(".")[-1].isdigit()})
         raise InputError(f"model.lora.targets: no linear layer is named {missing[0]!r}, there are {', '.join(ends)}")
-    return LoraConfig(r=rank, lora_alpha=alpha, target_modules=found, init_lora_weights="gaussian")
+    return peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=found, init_lora_weights="gaussian")
 
 
 def adapter_size(tensors: Mapping[str, Shape], lora: Lora) -> int:

@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 
 from samplers import noise
-from samplers.schedule import linear_sigmas, random_steps, random_window, shifted, sliding_window
+from samplers.schedule import euler_sigmas, linear_sigmas, random_steps, random_window, shifted, sliding_window
 
 
 def test_shift_is_the_published_formula_and_keeps_the_ends():
@@ -12,6 +13,15 @@ def test_shift_is_the_published_formula_and_keeps_the_ends():
     assert sigmas.dtype == torch.float32
     assert sigmas.tolist() == pytest.approx(expected, abs=5e-5)
     assert torch.equal(shifted(sigmas, 1.0), sigmas)
+
+
+@pytest.mark.parametrize("shift", [1.0, 1.15, 3.0])
+@pytest.mark.parametrize("train_steps", [1000, 300])
+def test_euler_sigmas_are_diffusers_to_the_last_bit(shift, train_steps):
+    scheduler = FlowMatchEulerDiscreteScheduler(train_steps, shift)
+    for num_steps in (1, 2, 10, 28):
+        scheduler.set_timesteps(num_steps)
+        assert torch.equal(euler_sigmas(num_steps, shift, train_steps), scheduler.sigmas)
 
 
 def test_random_windows_reach_every_place_and_no_other():

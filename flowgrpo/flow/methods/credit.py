@@ -10,18 +10,25 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
 from pydantic import Field
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice
+from flowgrpo.schema.lazy import lazy
 from flowgrpo.training import baseline
 from flowgrpo.training.baseline import Units, combined
-from samplers.trees import TWIG, Tree
 
-Tensor = torch.Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from samplers import trees
+    from samplers.trees import Tree
+else:
+    torch = lazy("torch")
+    trees = lazy("samplers.trees")
 
 
 def terminal(tree: Tree, rewards: Tensor) -> Units:
@@ -192,13 +199,13 @@ def state_values(tree: Tree, rewards: Tensor) -> StateValues:
         if node.parent is None or stochastic[i] or not known[i] or by_twig[node.parent]:
             continue
         of[node.parent], known[node.parent] = of[i], True
-        by_twig[node.parent] = node.role == TWIG
+        by_twig[node.parent] = node.role == trees.TWIG
     return StateValues(of, known)
 
 
 def trunk_ends(tree: Tree) -> list[int]:
     """Places in `tree.leaves` of the samples that are ends of their own, not measurements of a state on the way."""
-    return [place for place, leaf in enumerate(tree.leaves) if tree.nodes[leaf].role != TWIG]
+    return [place for place, leaf in enumerate(tree.leaves) if tree.nodes[leaf].role != trees.TWIG]
 
 
 def stochastic_edges(tree: Tree) -> list[int]:
@@ -276,7 +283,7 @@ class Terminal(Choice):
 
     name: Literal["terminal"] = "terminal"
 
-    def units(self, tree: Tree, rewards: torch.Tensor, reward_weights: torch.Tensor) -> baseline.Units:
+    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> baseline.Units:
         """The units of a scored tree."""
         return terminal(tree, rewards)
 
@@ -287,7 +294,7 @@ class Siblings(Choice):
     name: Literal["siblings"] = "siblings"
     within: Literal["seed", "prompt"] = "seed"
 
-    def units(self, tree: Tree, rewards: torch.Tensor, reward_weights: torch.Tensor) -> baseline.Units:
+    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> baseline.Units:
         """The units of a scored tree."""
         return siblings(tree, rewards, self.within)
 
@@ -299,7 +306,7 @@ class Depthwise(Choice):
     weights: Literal["uniform", "path"] = "uniform"
     beta: float = Field(1.0, ge=0)
 
-    def units(self, tree: Tree, rewards: torch.Tensor, reward_weights: torch.Tensor) -> baseline.Units:
+    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> baseline.Units:
         """The units of a scored tree."""
         return depthwise(tree, rewards, self.weights, self.beta)
 
@@ -310,7 +317,7 @@ class StepGain(Choice):
     name: Literal["step_gain"] = "step_gain"
     compare: Literal["step", "joint"] = "step"
 
-    def units(self, tree: Tree, rewards: torch.Tensor, reward_weights: torch.Tensor) -> baseline.Units:
+    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> baseline.Units:
         """The units of a scored tree."""
         return step_gain(tree, rewards, self.compare)
 
@@ -323,6 +330,6 @@ class DiscountedValue(Choice):
     anchor: float = Field(0.1, ge=0)
     anchored_steps: int = Field(5, ge=0)
 
-    def units(self, tree: Tree, rewards: torch.Tensor, reward_weights: torch.Tensor) -> baseline.Units:
+    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> baseline.Units:
         """The units of a scored tree."""
         return discounted_value(tree, rewards, reward_weights, self.discount, self.anchor, self.anchored_steps)

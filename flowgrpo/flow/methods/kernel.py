@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, Positive, Strict
-from samplers.kernels import Kernel
+from flowgrpo.schema.lazy import lazy
+
+if TYPE_CHECKING:
+    from samplers import kernels
+    from samplers.kernels import Kernel
+else:
+    kernels = lazy("samplers.kernels")
 
 
 class Calibration(Strict):
@@ -53,7 +59,7 @@ class Stochastic(Choice):
                 f"algorithm.kernel.level: {len(chosen)} levels for {num_steps} steps, take {num_steps}, or {num_steps - 1} "
                 "if the last step is ODE"
             )
-        return tuple(Kernel(self.name, level, self.log_prob) for level in chosen)
+        return tuple(kernels.Kernel(self.name, level, self.log_prob) for level in chosen)
 
 
 Levels = Positive | Annotated[list[Positive], Field(min_length=1)]

@@ -5,22 +5,30 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
 from pydantic import Field, model_validator
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, Positive, Strict
+from flowgrpo.schema.lazy import lazy
 from flowgrpo.training import surrogate
 from flowgrpo.training.surrogate import bounded_exp
-from samplers.kernels import Kernel, State, pull, slope
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from samplers import kernels
+    from samplers.kernels import Kernel, State
+else:
+    torch = lazy("torch")
+    kernels = lazy("samplers.kernels")
 
 ClipRange = Positive | Annotated[list[Positive], Field(min_length=2, max_length=2)]
 
 
-Tensor = torch.Tensor
-TrainedStep = tuple[Kernel, float, float]  # kernel, sigma, sigma_next
+TrainedStep = tuple["Kernel", float, float]  # kernel, sigma, sigma_next
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,7 @@ def noise_aware(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
     its place, and is refused). The released code multiplies std by a
     constant, 2.25 for SD3.5, which is 1 / mean(std) over the trained steps of that setting; here it is computed.
     """
-    stds = [slope(*step, sigma_cap)[1] for step in steps]
+    stds = [kernels.slope(*step, sigma_cap)[1] for step in steps]
     return [std * len(stds) / sum(stds) for std in stds]
 
 
@@ -86,7 +94,7 @@ def equalised(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
     slope or no noise the weight is 1. Of an even number of steps the median is the lower one of the two in the middle, as
     in the released code.
     """
-    sizes = [pull(*step, sigma_cap) for step in steps]
+    sizes = [kernels.pull(*step, sigma_cap) for step in steps]
     middle = statistics.median_low(sizes)
     return [middle / size if size > 0 else 1.0 for size in sizes]
 
@@ -136,7 +144,7 @@ def hold(form: str, step: TrainedStep, sigma_cap: float) -> float:
     if form == "velocity":
         return 2.0
     kernel, sigma, sigma_next = step
-    moved, std = slope(*step, sigma_cap)
+    moved, std = kernels.slope(*step, sigma_cap)
     over = sigma - sigma_next if form == "flow_grpo" and kernel.diffuses else 1.0
     return (moved / std) ** 2 * over if std > 0 else 0.0
 
@@ -204,13 +212,13 @@ class PolicyGradient(Choice):
     def pulls(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
         """How hard the loss of each of the trained steps pulls at the velocity, see `samplers.kernels.pull`."""
         weights = self.weights(steps, sigma_cap)
-        return [pull(*step, sigma_cap) * weights[step] for step in steps]
+        return [kernels.pull(*step, sigma_cap) * weights[step] for step in steps]
 
     def holds(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
         """How strictly the divergence holds the velocity at each of the trained steps: its second derivative, but for D."""
         return [hold(self.kl.form, step, sigma_cap) for step in steps]
 
-    def divergence(self, terms: Terms) -> torch.Tensor:
+    def divergence(self, terms: Terms) -> Tensor:
         """Divergence (E,) in the chosen form."""
         pull = KL[self.kl.form](terms)
         return pull + self.kl.previous * previous_kl(terms) if self.kl.previous else pull
@@ -225,15 +233,15 @@ class Clipped(PolicyGradient):
     def _range(self) -> tuple[float, float]:
         return tuple(self.clip_range) if isinstance(self.clip_range, list) else (self.clip_range, self.clip_range)
 
-    def loss(self, terms: Terms) -> torch.Tensor:
+    def loss(self, terms: Terms) -> Tensor:
         """Loss (E,) of the edges, without the divergence."""
         return surrogate.clip_loss(self.ratio(terms), terms.advantage, *self._range)
 
-    def clipped(self, terms: Terms) -> torch.Tensor:
+    def clipped(self, terms: Terms) -> Tensor:
         """Which edges (E,) the clip stops."""
         return surrogate.clipped(self.ratio(terms), terms.advantage, *self._range)
 
-    def ratio(self, terms: Terms) -> torch.Tensor:
+    def ratio(self, terms: Terms) -> Tensor:
         """The ratio (E,) that is clipped."""
         return plain_ratio(terms)
 
@@ -255,7 +263,7 @@ class NormalisedRatio(Clipped):
         """Whether the rollout must keep the means of its steps."""
         return True
 
-    def ratio(self, terms: Terms) -> torch.Tensor:
+    def ratio(self, terms: Terms) -> Tensor:
         """The ratio (E,) that is clipped."""
         return normalised_ratio(terms)
 
@@ -263,10 +271,11 @@ class NormalisedRatio(Clipped):
         """How hard the loss of each of the trained steps pulls at the velocity: std / step size times the plain ratio's."""
         plain = super().pulls(steps, sigma_cap)
         return [
-            size * slope(*step, sigma_cap)[1] / (step[1] - step[2]) for size, step in zip(plain, steps, strict=True)
+            size * kernels.slope(*step, sigma_cap)[1] / (step[1] - step[2])
+            for size, step in zip(plain, steps, strict=True)
         ]
 
-    def loss(self, terms: Terms) -> torch.Tensor:
+    def loss(self, terms: Terms) -> Tensor:
         """Loss (E,) of the edges, without the divergence."""
         return super().loss(terms) / terms.step_size
 
@@ -281,10 +290,10 @@ class SoftGate(PolicyGradient):
     name: Literal["soft_gate"] = "soft_gate"
     temperature: Annotated[list[Positive], Field(min_length=2, max_length=2)] = [1.0e4, 1.05e4]
 
-    def loss(self, terms: Terms) -> torch.Tensor:
+    def loss(self, terms: Terms) -> Tensor:
         """Loss (E,) of the edges, without the divergence."""
         return surrogate.soft_gate_loss(plain_ratio(terms), terms.advantage, *self.temperature)
 
-    def clipped(self, terms: Terms) -> torch.Tensor:
+    def clipped(self, terms: Terms) -> Tensor:
         """Which edges (E,) are stopped: none is."""
         return torch.zeros_like(terms.advantage, dtype=torch.bool)

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-
-import torch
+from typing import TYPE_CHECKING
 
 from flowgrpo.flow.methods.credit import trunk_ends
-from samplers.trees import Tree
+from flowgrpo.schema.lazy import lazy
 
-Tensor = torch.Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from samplers.trees import Tree
+else:
+    torch = lazy("torch")
 
 
 def parent_top1(tree: Tree, advantages: Tensor) -> Tensor:

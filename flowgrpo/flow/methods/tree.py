@@ -6,19 +6,29 @@ import inspect
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 from pydantic import Field
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods import pruning
 from flowgrpo.flow.methods.credit import trunk_ends
 from flowgrpo.schema.base import Choice, Positive, Strict
+from flowgrpo.schema.lazy import lazy
 from rewards.base import locate
-from samplers import noise, plans, schedule
-from samplers.kernels import ODE, Kernel
-from samplers.trees import Plan, Tree
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from samplers import kernels as formulas
+    from samplers import noise, plans, schedule
+    from samplers.kernels import Kernel
+    from samplers.trees import Plan, Tree
+else:
+    formulas = lazy("samplers.kernels")
+    noise = lazy("samplers.noise")
+    plans = lazy("samplers.plans")
+    schedule = lazy("samplers.schedule")
 
 
 class Rooted(Choice):
@@ -36,7 +46,7 @@ class Rooted(Choice):
         """How many roots a group has."""
         return group_size
 
-    def pruned(self, tree: Tree, advantages: torch.Tensor) -> torch.Tensor | None:
+    def pruned(self, tree: Tree, advantages: Tensor) -> Tensor | None:
         """Which edges (nodes,) stay in the update, from the advantages (nodes,) of the edge to each node; None for all."""
         return None
 
@@ -189,7 +199,7 @@ class Branching(Rooted):
         leaves = self.factor ** self._count(group_size)
         return _divided(group_size, leaves, f"leaves of a tree with algorithm.tree.factor {self.factor}")
 
-    def pruned(self, tree: Tree, advantages: torch.Tensor) -> torch.Tensor | None:
+    def pruned(self, tree: Tree, advantages: Tensor) -> Tensor | None:
         """Which edges (nodes,) stay in the update; None for all."""
         rule = None if self.prune is None else self.prune.rule
         if rule == "parent_top1":
@@ -299,7 +309,7 @@ class Custom(Rooted):
         end, function = self._end(kernels), _located(self.function, Path.cwd())
         if not callable(function):
             raise InputError(f"algorithm.tree.function: {self.function} is {type(function).__name__}, not a function")
-        arguments = [*kernels[:end], *[ODE] * (len(kernels) - end)]
+        arguments = [*kernels[:end], *[formulas.ODE] * (len(kernels) - end)]
         try:
             inspect.signature(function).bind(arguments, **self.options)
         except TypeError as error:

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.models.attention_dispatch import AttentionBackendName, attention_backend, dispatch_attention_fn
 
 from flowgrpo.errors import InputError
-
-# diffusers' attention backends that compute attention as it is defined; the others quantise.
-AttentionBackend = Literal[
-    "native",
-    "_native_cudnn",
-    "_native_efficient",
-    "_native_flash",
-    "_native_math",
-    "_native_npu",
-    "_native_xla",
-    "flash",
-    "flash_hub",
-    "flash_varlen",
-    "flash_varlen_hub",
-    "flash_4_hub",
-    "_flash_3",
-    "_flash_3_hub",
-    "_flash_varlen_3",
-    "_flash_3_varlen_hub",
-    "aiter_fa2_hub",
-    "flex",
-    "xformers",
-]
+from flowgrpo.flow.pipeline.backends import refuse_lossy_attention
 
 
 def refuse_inexact(pipe: DiffusionPipeline) -> None:
@@ -87,20 +64,3 @@ def try_attention(name: str, dtype: str, device: torch.device) -> None:
         raise InputError(
             f"model.attention: {name} cannot train in {dtype} on {device.type} here ({type(error).__name__}: {reason})"
         ) from error
-
-
-def refuse_lossy_attention(name: str, key: str) -> None:
-    """Let no rollout compute with an attention that quantises.
-
-    Args:
-        name: of a backend, known or not.
-        key: where it was set.
-
-    Raises:
-        InputError: the name is that of a quantising backend.
-    """
-    if re.search("sage|int8|fp8|fp4", name):
-        raise InputError(
-            f"{key}: {name!r} quantises, so the log-probs of a rollout would not be the model's; it may serve previews "
-            f"(DIFFUSERS_ATTN_BACKEND={name} flowgrpo sample ...), not training"
-        )

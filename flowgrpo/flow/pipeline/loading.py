@@ -5,25 +5,38 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import diffusers
 import torch
-from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
-from diffusers.utils import logging as diffusers_logging
-from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
-from safetensors import safe_open
-from safetensors.torch import load_file
 
-from flowgrpo.data import embedded
+from flowgrpo.data import embedded, tables
 from flowgrpo.data.embedded import EMBEDDED, place_of
 from flowgrpo.errors import InputError, nearest
-from flowgrpo.flow.pipeline import traits
-from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.flow.pipeline.call import outline
+from flowgrpo.schema.lazy import lazy
 from flowgrpo.training.hub import HUB_ID, explained, index_map, without_progress_bars
 from rewards.heap import keep_freed_memory
 
+if TYPE_CHECKING:  # what a plan does without is imported by who loads a model
+    import diffusers
+    import peft
+    import safetensors
+    from diffusers import DiffusionPipeline
+    from safetensors import torch as safetensors_torch
+
+    from flowgrpo.flow.pipeline import policy as policies
+    from flowgrpo.flow.pipeline import traits
+    from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+else:
+    diffusers = lazy("diffusers")
+    peft = lazy("peft")
+    safetensors = lazy("safetensors")
+    safetensors_torch = lazy("safetensors.torch")
+    policies = lazy("flowgrpo.flow.pipeline.policy")
+    traits = lazy("flowgrpo.flow.pipeline.traits")
+
 LORA_FILE = "pytorch_lora_weights.safetensors"
+EULER = "FlowMatchEulerDiscreteScheduler"
 
 
 def load_pipeline(path: str, dtype: torch.dtype = torch.float32) -> DiffusionPipeline:
@@ -34,17 +47,17 @@ def load_pipeline(path: str, dtype: torch.dtype = torch.float32) -> DiffusionPip
     """
     absent = dict.fromkeys(absent_components(path))
     with explained(path), without_progress_bars():
-        return DiffusionPipeline.from_pretrained(place_of(path), dtype=dtype, **absent)
+        return diffusers.DiffusionPipeline.from_pretrained(place_of(path), dtype=dtype, **absent)
 
 
 def load_lora(pipe: DiffusionPipeline, folder: Path) -> None:
     """Load what `flowgrpo export` wrote into a stock pipeline, by its own method, and then into what that left out."""
     if traits.loads_lora(pipe):
-        before = diffusers_logging.get_verbosity()
-        diffusers_logging.set_verbosity_error()  # it warns of each component that the file has nothing for
+        before = diffusers.utils.logging.get_verbosity()
+        diffusers.utils.logging.set_verbosity_error()  # it warns of each component that the file has nothing for
         pipe.load_lora_weights(str(folder))
-        diffusers_logging.set_verbosity(before)
-    with safe_open(folder / LORA_FILE, "pt") as file:
+        diffusers.utils.logging.set_verbosity(before)
+    with safetensors.safe_open(folder / LORA_FILE, "pt") as file:
         names = {key.split(".")[0] for key in file.keys()}  # noqa: SIM118 - the file is no mapping
     for name in sorted(names):
         module = getattr(pipe, name)
@@ -58,12 +71,16 @@ def load_lora(pipe: DiffusionPipeline, folder: Path) -> None:
 
 def _inject(module: torch.nn.Module, file: Path, prefix: str) -> None:
     """What `load_lora_adapter` does, for a model that has none."""
-    with safe_open(file, "pt") as opened:
+    with safetensors.safe_open(file, "pt") as opened:
         config = json.loads(opened.metadata()["lora_adapter_metadata"])
     own = {key.removeprefix(f"{prefix}."): value for key, value in config.items() if key.startswith(f"{prefix}.")}
-    inject_adapter_in_model(LoraConfig(**own), module)
-    tensors = {key.removeprefix(f"{prefix}."): t for key, t in load_file(file).items() if key.startswith(f"{prefix}.")}
-    set_peft_model_state_dict(module, tensors)
+    peft.inject_adapter_in_model(peft.LoraConfig(**own), module)
+    tensors = {
+        key.removeprefix(f"{prefix}."): t
+        for key, t in safetensors_torch.load_file(file).items()
+        if key.startswith(f"{prefix}.")
+    }
+    peft.set_peft_model_state_dict(module, tensors)
     module.to(next(module.parameters()).dtype)
 
 
@@ -85,16 +102,28 @@ def index_of(path: str) -> dict[str, Any]:
         hint = "; for a language model set kind: mdlm" if (Path(place) / "config.json").is_file() else ""
         raise InputError(f"model.path: {path} is no diffusers pipeline, it has no model_index.json{hint}")
     with explained(path):
-        return index_map(DiffusionPipeline.load_config(place))
+        if Path(place).is_dir():
+            return index_map(tables.document(Path(place) / "model_index.json"))
+        return index_map(diffusers.DiffusionPipeline.load_config(place))
 
 
 def scheduler_config(path: str) -> dict[str, Any] | None:
     """The configuration of a model's scheduler; None unless it is `FlowMatchEulerDiscreteScheduler`."""
     _, name = index_of(path).get("scheduler", (None, None))
-    if name != FlowMatchEulerDiscreteScheduler.__name__:
+    if name != EULER:
         return None
+    place = place_of(path)
+    if Path(place).is_dir():
+        return _map(Path(place) / "scheduler" / "scheduler_config.json")
     with explained(path):
-        return dict(FlowMatchEulerDiscreteScheduler.load_config(place_of(path), subfolder="scheduler"))
+        return dict(diffusers.FlowMatchEulerDiscreteScheduler.load_config(place, subfolder="scheduler"))
+
+
+def _map(file: Path) -> dict[str, Any]:
+    written = tables.document(file)
+    if not isinstance(written, dict):
+        raise InputError(f"model.path: {file} holds {type(written).__name__}, not a map")
+    return written
 
 
 def absent_components(path: str) -> list[str]:
@@ -123,7 +152,7 @@ def load_policy(
     pipe.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if pipe.device.type == "cpu":
         keep_freed_memory()
-    return DiffusersPolicy(pipe, {**embedded.call_of(path), **(call or {})}, **options)
+    return policies.DiffusersPolicy(pipe, {**embedded.call_of(path), **(call or {})}, **options)
 
 
 def pipeline_class(path: str) -> type[DiffusionPipeline]:
@@ -139,3 +168,8 @@ def pipeline_class(path: str) -> type[DiffusionPipeline]:
             f"model.path: diffusers {diffusers.__version__} has no pipeline class {name!r}, which {path} asks for"
         )
     return found
+
+
+def planned_class(path: str) -> type:
+    """The class of a model, or its outline, for what can be asked of either; errors as of `pipeline_class`."""
+    return outline(str(index_of(path).get("_class_name"))) or pipeline_class(path)

@@ -16,24 +16,13 @@ from diffusers import DiffusionPipeline
 
 from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Row
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline import attention, traits
+from flowgrpo.flow.pipeline.call import RESERVED, checked_call
 from flowgrpo.flow.pipeline.embeddings import EmbeddingCache, EmbeddingShape, fingerprint
 from flowgrpo.flow.pipeline.latents import LatentSlots
 from samplers.kernels import State
 from samplers.scheduler import FlowSDEScheduler, StepRecord
-
-# Arguments of a pipeline's call that are set here, and by no config.
-RESERVED = (
-    "prompt",
-    "latents",
-    "generator",
-    "output_type",
-    "return_dict",
-    "num_images_per_prompt",
-    "sigmas",
-    "timesteps",
-)
 
 
 class Walk:
@@ -249,25 +238,6 @@ class Walk:
     def _count(self, module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         batch = next(value for value in (*args, *kwargs.values()) if isinstance(value, (torch.Tensor, list)))
         self.evaluations += len(batch)
-
-
-def checked_call(pipeline: type, call: dict[str, Any], key: str = "model.call") -> dict[str, Any]:
-    """`call`, if the pipeline takes all of it; `key` is its place in the config.
-
-    Raises:
-        InputError: an unknown argument, or one that is set by flowgrpo.
-    """
-    known = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
-    for name in call:
-        if name in RESERVED:
-            raise InputError(f"{key}.{name}: set by flowgrpo itself, remove it")
-        if name not in known:
-            choices = [k for k in known if k not in RESERVED and k != "self"]
-            raise InputError(f"{key}.{name}: {pipeline.__name__} has no such argument, {nearest(name, choices)}")
-    steps = call.get("num_inference_steps")
-    if steps is not None and not (isinstance(steps, int) and steps > 0):
-        raise InputError(f"{key}.num_inference_steps: {steps!r} is not a number of steps")
-    return dict(call)
 
 
 def check_equal_shapes(states: Sequence[State]) -> None:

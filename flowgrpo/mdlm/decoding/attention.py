@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal
 
 from flowgrpo.errors import InputError
 
-Tensor = torch.Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Attention = Literal["full", "block"]
 
 

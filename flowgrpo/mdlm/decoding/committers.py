@@ -6,12 +6,16 @@ Scores are -inf where nothing is open. Of equal scores the first position goes f
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from flowgrpo.mdlm.decoding.step import Fraction, Step, setting
+from flowgrpo.schema.lazy import lazy
 
-Tensor = torch.Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = lazy("torch")
 
 
 @dataclass(frozen=True)

@@ -9,22 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.decoding.cache import BlockCache, PrefixCache, cached
-from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.decoding.proposals import Proposed, Sample
 from flowgrpo.mdlm.decoding.regions import Region
 from flowgrpo.mdlm.decoding.step import Setting, Step, setting
-from samplers.noise import Address
+from flowgrpo.schema.lazy import lazy
 
-Tensor = torch.Tensor
-Scorer = Callable[[Step, Proposed], Tensor]
-Modifier = Callable[[Step, Proposed, Tensor], Tensor]
-Committer = Callable[[Step, Tensor], Tensor]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from flowgrpo.mdlm.decoding import cache as caches
+    from flowgrpo.mdlm.decoding.cache import BlockCache, PrefixCache
+    from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+    from samplers.noise import Address
+else:
+    torch = lazy("torch")
+    caches = lazy("flowgrpo.mdlm.decoding.cache")
+
+Scorer = Callable[[Step, Proposed], Any]  # returns a tensor, as do the next two
+Modifier = Callable[[Step, Proposed, Any], Any]
+Committer = Callable[[Step, Any], Any]
 
 GIVEN = -1  # in a step map: a token that was there from the start
 
@@ -123,7 +130,6 @@ class Rollout:
         return ids
 
 
-@torch.no_grad()
 def decode(
     predictor: MaskPredictor,
     prompt: Tensor,
@@ -154,10 +160,11 @@ def decode(
     if seeds is not None and len(seeds) != len(ids):
         raise InputError(f"seeds: {len(seeds)} for {len(ids)} prompts")
     size = micro_batch or len(ids)
-    parts = [
-        _filled(predictor, decoder, seeds, ids[at : at + size], mask[at : at + size], prompt.shape[1], at)
-        for at in range(0, len(ids), size)
-    ]
+    with torch.no_grad():
+        parts = [
+            _filled(predictor, decoder, seeds, ids[at : at + size], mask[at : at + size], prompt.shape[1], at)
+            for at in range(0, len(ids), size)
+        ]
     return Rollout(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Rollout)))
 
 
@@ -176,7 +183,7 @@ def _filled(
     commit_logp = torch.zeros(completion.shape, dtype=torch.float64, device=ids.device)
     taken = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
     place = torch.arange(completion.shape[1], device=ids.device)
-    cache = cached(predictor, decoder.cache) if decoder.cache else None
+    cache = caches.cached(predictor, decoder.cache) if decoder.cache else None
     for block, (starts, ends) in enumerate(decoder.region.parts(mask[:, :prompt].sum(1))):
         start, end = int(starts.min()), int(ends.max())
         own = ((place >= starts[:, None]) & (place < ends[:, None]))[:, start:end]

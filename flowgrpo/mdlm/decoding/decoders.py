@@ -8,19 +8,24 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from pydantic import Field, ValidationError, create_model
 
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm.decoding import committers, modifiers, regions, scorers
 from flowgrpo.mdlm.decoding.decode import Decoder, Scorer
-from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.decoding.proposals import Sample
 from flowgrpo.mdlm.decoding.step import Fraction, Setting
-from flowgrpo.mdlm.decoding.trace_lock import Learned, load_controller
 from flowgrpo.schema.base import Count, NotNegative, Strict
+from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.sentences import sentence
+
+if TYPE_CHECKING:
+    from flowgrpo.mdlm.decoding import trace_lock
+    from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+else:
+    trace_lock = lazy("flowgrpo.mdlm.decoding.trace_lock")
 
 Row = dict[str, Any]
 Natural = Annotated[int, Field(ge=0)]
@@ -149,8 +154,9 @@ def _plain(scorer: Scorer) -> Callable[[_Place], Scorer]:
     return lambda place: scorer
 
 
-def _learned(place: _Place, controller: str) -> Learned:
-    return Learned(load_controller(controller, None if place.predictor is None else place.predictor.hidden_size))
+def _learned(place: _Place, controller: str) -> Scorer:
+    width = None if place.predictor is None else place.predictor.hidden_size
+    return trace_lock.Learned(trace_lock.load_controller(controller, width))
 
 
 SCORERS = {

@@ -7,15 +7,19 @@ Gumbel noise to each logit and take the largest: the same distribution, for V nu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 from pydantic import Field
 
 from flowgrpo.mdlm.decoding.step import Setting, Step, setting
 from flowgrpo.schema.base import Count
+from flowgrpo.schema.lazy import lazy
 
-Tensor = torch.Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = lazy("torch")
 
 CHUNK = 256  # positions whose probabilities are in float64 at once: of a large vocabulary 0.3 GB
 

@@ -6,12 +6,17 @@ and EOSER suppose.
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from flowgrpo.mdlm.decoding.proposals import Proposed
 from flowgrpo.mdlm.decoding.step import Step
+from flowgrpo.schema.lazy import lazy
 
-Tensor = torch.Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = lazy("torch")
 
 
 def confidence(step: Step, proposed: Proposed) -> Tensor:

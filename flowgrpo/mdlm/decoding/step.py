@@ -7,13 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from flowgrpo.schema.base import NotNegative, Rate
-from samplers.noise import Address, generator
+from flowgrpo.schema.lazy import lazy
 
-Tensor = torch.Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from samplers import noise
+    from samplers.noise import Address
+else:
+    torch = lazy("torch")
+    noise = lazy("samplers.noise")
 
 
 @dataclass(frozen=True)
@@ -73,15 +80,15 @@ class Step:
             raise ValueError("this decoder draws random numbers, give it one seed for each row")
         width = self.completion.shape[1]
         drawn = [
-            generator(self.seeds[row], purpose, index).random(width)
+            noise.generator(self.seeds[row], purpose, index).random(width)
             for row, index in zip(self.row.tolist(), self.index.tolist(), strict=True)
         ]
         whole = torch.stack([torch.from_numpy(numbers) for numbers in drawn]).to(self.open.device)  # (R, L)
         return whole[self.owner, self.position]
 
 
-Setting = NotNegative | Callable[[Step], Tensor]  # a number, or one (R,) for each row of a step
-Fraction = Rate | Callable[[Step], Tensor]  # the same, up to 1
+Setting = NotNegative | Callable[[Step], Any]  # a number, or a tensor (R,): one for each row of a step
+Fraction = Rate | Callable[[Step], Any]  # the same, up to 1
 
 
 def setting(value: Setting, step: Step) -> Tensor:

@@ -8,12 +8,19 @@ tensor over the processes. All sum to 1 but those of `fixed_length`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import torch
+from flowgrpo.schema.lazy import lazy
 
-Tensor = torch.Tensor
-Reduce = Callable[[Tensor], Tensor]
-Aggregate = Callable[[Tensor, Tensor, Tensor, Reduce], Tensor]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = lazy("torch")
+
+
+Reduce = Callable[["Tensor"], "Tensor"]
+Aggregate = Callable[["Tensor", "Tensor", "Tensor", Reduce], "Tensor"]
 
 
 def alone(total: Tensor) -> Tensor:

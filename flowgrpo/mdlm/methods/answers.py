@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from flowgrpo.mdlm.decoding.attention import positions
-from samplers.noise import Address
+from flowgrpo.schema.lazy import lazy
 
-Tensor = torch.Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from samplers.noise import Address
+else:
+    torch = lazy("torch")
+
 Scope = Literal["eos", "canvas"]
 
 

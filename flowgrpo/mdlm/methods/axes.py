@@ -13,20 +13,26 @@ A choice is a small configuration and the one call that builds what it names; th
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.decoding.decoders import DECODERS, build
-from flowgrpo.mdlm.decoding.predictor import MaskPredictor
-from flowgrpo.mdlm.methods import objectives, views
+from flowgrpo.mdlm.methods import actions, objectives, views
 from flowgrpo.mdlm.methods.aggregation import AGGREGATIONS, Aggregate
 from flowgrpo.mdlm.methods.answers import Answers, Scope
-from flowgrpo.mdlm.methods.schedule import SchedulePolicy
 from flowgrpo.schema.base import Choice, Count, Positive, Rate, Strict, named
+from flowgrpo.schema.lazy import lazy
 from flowgrpo.training.baseline import BASELINES
+
+if TYPE_CHECKING:
+    from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+    from flowgrpo.mdlm.methods import schedule
+    from flowgrpo.mdlm.methods.schedule import SchedulePolicy
+else:
+    schedule = lazy("flowgrpo.mdlm.methods.schedule")
 
 Pair = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 
@@ -98,6 +104,9 @@ class Unscheduled(Choice):
     def policy(self, steps: int) -> None:
         """There is none."""
 
+    def check(self, decoder: Decoder, steps: int) -> None:
+        """Nothing can be wrong."""
+
 
 class LearnedSchedule(Choice):
     """Co-GRPO (arXiv 2512.22288), reconstructed: numbers of the decoder are drawn, and trained by the same advantage.
@@ -113,7 +122,17 @@ class LearnedSchedule(Choice):
 
     def policy(self, steps: int) -> SchedulePolicy:
         """The distribution of the numbers, for decodes of at most so many steps."""
-        return SchedulePolicy(self.start, steps, self.std)
+        return schedule.SchedulePolicy(self.start, steps, self.std)
+
+    def check(self, decoder: Decoder, steps: int) -> None:
+        """See that the decoder has these numbers, and that each lies between its bounds.
+
+        Raises:
+            InputError: it has not, or one does not.
+        """
+        actions.check_start(self.start, steps)
+        for action in self.start:
+            actions.check_taken(action, decoder)
 
 
 class NoHints(Choice):

@@ -8,14 +8,18 @@ a part.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-import torch
-
-from flowgrpo.mdlm.methods.views import Views
+from flowgrpo.schema.lazy import lazy
 from flowgrpo.training.surrogate import LIMIT, clip_loss, clipped, soft_gate_loss
 
-Tensor = torch.Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from flowgrpo.mdlm.methods.views import Views
+else:
+    torch = lazy("torch")
 
 
 @dataclass(frozen=True)

@@ -16,22 +16,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import torch
 
-from flowgrpo.errors import InputError, nearest
-from flowgrpo.mdlm.decoding.committers import Remaining
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
 from flowgrpo.mdlm.decoding.modifiers import Gumbel
 from flowgrpo.mdlm.decoding.step import Step
+from flowgrpo.mdlm.methods.actions import BOUNDS, check_start, check_taken
 from samplers.noise import Address, noise
 
 Tensor = torch.Tensor
-
-BOUNDS = MappingProxyType(
-    {"ratio": (0.0, 1.0), "temperature": (0.0, 2.0), "selection_temperature": (0.0, 2.0), "cfg_scale": (0.0, 4.0)}
-)
 
 
 @dataclass(frozen=True)
@@ -78,19 +72,11 @@ class SchedulePolicy(torch.nn.Module):
             InputError: a name is unknown, or a number is not between the bounds.
         """
         super().__init__()
+        check_start(start, steps)
         means = []
         for name, numbers in start.items():
-            if name not in BOUNDS:
-                raise InputError(f"algorithm.schedule.start.{name}: unknown action, {nearest(name, BOUNDS)}")
             low, high = BOUNDS[name]
-            numbers = torch.as_tensor(numbers, dtype=torch.float32)
-            if numbers.ndim and len(numbers) != steps:
-                raise InputError(
-                    f"algorithm.schedule.start.{name}: {len(numbers)} numbers for {steps} steps, one a token of the length"
-                )
-            numbers = numbers.expand(steps)
-            if not ((numbers > low) & (numbers < high)).all():
-                raise InputError(f"algorithm.schedule.start.{name}: its numbers are to lie between {low} and {high}")
+            numbers = torch.as_tensor(numbers, dtype=torch.float32).expand(steps)
             means.append(((numbers - low) / (high - low)).logit())
         self.names = tuple(start)
         self.mean = torch.nn.Parameter(torch.stack(means, dim=1))
@@ -128,20 +114,17 @@ def scheduled(decoder: Decoder, actions: Actions) -> Decoder:
         InputError: an action belongs to nothing in the decoder.
     """
     for column, name in enumerate(actions.names):
+        check_taken(name, decoder)
         chosen = Chosen(actions.values[:, :, column])
         if name == "temperature":
             decoder = replace(decoder, proposal=replace(decoder.proposal, temperature=chosen))
         elif name == "cfg_scale":
             decoder = replace(decoder, cfg_scale=chosen)
-        elif name == "ratio" and isinstance(decoder.committer, Remaining):
+        elif name == "ratio":
             decoder = replace(decoder, committer=replace(decoder.committer, ratio=chosen))
-        elif name == "selection_temperature" and any(isinstance(change, Gumbel) for change in decoder.modifiers):
+        else:
             changes = (Gumbel(chosen) if isinstance(change, Gumbel) else change for change in decoder.modifiers)
             decoder = replace(decoder, modifiers=tuple(changes))
-        else:
-            raise InputError(
-                f"algorithm.schedule.start.{name}: the decoder has no such number, take the decoder scheduled"
-            )
     return decoder
 
 

@@ -20,15 +20,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from flowgrpo.mdlm.methods.answers import Answers
-from samplers.noise import generator
+from flowgrpo.schema.lazy import lazy
 
-Tensor = torch.Tensor
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import Tensor
+
+    from samplers import noise
+else:
+    np = lazy("numpy")
+    torch = lazy("torch")
+    noise = lazy("samplers.noise")
 
 
 @dataclass(frozen=True)
@@ -286,7 +292,7 @@ def _rows(answers: Answers, name: str) -> Iterator[tuple[int, np.random.Generato
     scored = answers.scored.cpu().numpy()
     for row, address in enumerate(answers.addresses):
         if scored[row].any():
-            yield row, generator(*address, name), scored[row].nonzero()[0]
+            yield row, noise.generator(*address, name), scored[row].nonzero()[0]
 
 
 def _score(hidden: np.ndarray, weight: np.ndarray, view: int, row: int, places: np.ndarray, value: float) -> None:

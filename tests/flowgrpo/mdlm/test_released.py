@@ -25,6 +25,7 @@ from flowgrpo.mdlm.export import write_weights
 from flowgrpo.mdlm.loading import load_adapter, load_predictor
 from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.mdlm.policy import TextPolicy
+from flowgrpo.mdlm.released import TYPES
 from flowgrpo.mdlm.setup import policy_and_weights
 
 VECTORS = json.loads((Path(__file__).parents[2] / "data" / "released_logits.json").read_text())
@@ -370,3 +371,7 @@ def test_leave_for_remote_code_changes_no_sentence_where_none_runs(folders, tmp_
         said.append(str(error.value))
     assert said[0] == said[1]
     assert "has no tokenizer" in said[0]
+
+
+def test_the_released_types_are_those_of_the_table():
+    assert set(TYPES) == set(architectures.ARCHITECTURES)

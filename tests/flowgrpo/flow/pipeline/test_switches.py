@@ -12,7 +12,7 @@ from flowgrpo.commands import train as run
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow import setup
-from flowgrpo.flow.pipeline import attention, guidance, switches
+from flowgrpo.flow.pipeline import attention, backends, guidance, switches
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.training.weights import Weights, lora_config
 from samplers import noise
@@ -135,7 +135,7 @@ def test_an_exact_attention_gives_the_same_numbers(backend):
 
 def test_attention_names_are_those_of_diffusers_that_do_not_quantise():
     everything = {backend.value for backend in AttentionBackendName}
-    assert set(typing.get_args(attention.AttentionBackend)) == {name for name in everything if "sage" not in name}
+    assert set(typing.get_args(backends.AttentionBackend)) == {name for name in everything if "sage" not in name}
 
 
 def compiling(policy):

@@ -1,0 +1,105 @@
+"""What the call of a pipeline takes; read from diffusers' source, where that tells, before diffusers is imported."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from flowgrpo.errors import InputError, nearest
+
+# Arguments of a pipeline's call that are set here, and by no config.
+RESERVED = (
+    "prompt",
+    "latents",
+    "generator",
+    "output_type",
+    "return_dict",
+    "num_images_per_prompt",
+    "sigmas",
+    "timesteps",
+)
+GUIDED = "do_classifier_free_guidance"
+
+
+@cache
+def outline(name: str) -> type | None:
+    """A class that has of one of diffusers' pipelines the name, the call's arguments and defaults, and whether it is guided.
+
+    To import such a class takes seconds; what a plan asks of it stands in its own file. The call does nothing; whether it is
+    guided is the pipeline's own property. None where the file does not tell: the class inherits from another pipeline, a
+    default is no plain value, or the property looks at more than the pipeline.
+    """
+    node = _class_node(name)
+    if node is None or any(not _plain(base) for base in node.bases):
+        return None
+    methods = {method.name: method for method in node.body if isinstance(method, ast.FunctionDef)}
+    if "__call__" not in methods:
+        return None
+    call, guided = methods["__call__"], methods.get(GUIDED)
+    taken = call.args
+    if not all(map(_literal, (*taken.defaults, *filter(None, taken.kw_defaults)))):
+        return None
+    call.body, call.decorator_list = [ast.Pass()], []
+    kept: list[ast.stmt] = [call]
+    if guided is not None:
+        names = {inner.id for inner in ast.walk(ast.Module(guided.body, [])) if isinstance(inner, ast.Name)}
+        if names - {"self"} or [getattr(mark, "id", None) for mark in guided.decorator_list] != ["property"]:
+            return None
+        kept.append(guided)
+    for method in kept:
+        method.returns = None
+        for argument in (*method.args.posonlyargs, *method.args.args, *method.args.kwonlyargs):
+            argument.annotation = None
+        for rest in filter(None, (method.args.vararg, method.args.kwarg)):
+            rest.annotation = None
+    node.bases, node.keywords, node.decorator_list, node.body = [], [], [], kept
+    made: dict[str, Any] = {}
+    tree = ast.fix_missing_locations(ast.Module([node], []))
+    exec(compile(tree, f"the outline of {name}", "exec"), made)
+    return made[name]
+
+
+def _class_node(name: str) -> ast.ClassDef | None:
+    """The definition of a pipeline's class, in the one file of diffusers that has it."""
+    spec = find_spec("diffusers")
+    for file in sorted((Path(spec.origin).parent / "pipelines").glob("*/*.py")):
+        text = file.read_text(encoding="utf-8")
+        if f"\nclass {name}(" in text:
+            return next(n for n in ast.parse(text).body if isinstance(n, ast.ClassDef) and n.name == name)
+    return None
+
+
+def _plain(base: ast.expr) -> bool:
+    """Whether a base class says nothing of a call."""
+    return isinstance(base, ast.Name) and (base.id == "DiffusionPipeline" or base.id.endswith("Mixin"))
+
+
+def _literal(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except ValueError:
+        return False
+    return True
+
+
+def checked_call(pipeline: type, call: dict[str, Any], key: str = "model.call") -> dict[str, Any]:
+    """`call`, if the pipeline takes all of it; `key` is its place in the config.
+
+    Raises:
+        InputError: an unknown argument, or one that is set by flowgrpo.
+    """
+    known = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
+    for name in call:
+        if name in RESERVED:
+            raise InputError(f"{key}.{name}: set by flowgrpo itself, remove it")
+        if name not in known:
+            choices = [k for k in known if k not in RESERVED and k != "self"]
+            raise InputError(f"{key}.{name}: {pipeline.__name__} has no such argument, {nearest(name, choices)}")
+    steps = call.get("num_inference_steps")
+    if steps is not None and not (isinstance(steps, int) and steps > 0):
+        raise InputError(f"{key}.num_inference_steps: {steps!r} is not a number of steps")
+    return dict(call)

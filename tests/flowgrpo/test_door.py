@@ -1,0 +1,116 @@
+"""The door opens at once: what only looks, and what refuses, has not imported what computes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flowgrpo.commands import rewards as command
+from flowgrpo.schema.lazy import lazy
+from rewards import BUILT_IN
+from rewards.base import find
+
+HEAVY = ("torch", "diffusers", "transformers", "accelerate", "peft", "numpy", "scipy")
+ROOT = Path(__file__).parents[2]
+ASKED = """
+import contextlib, io, json, sys
+from flowgrpo.cli import main
+with contextlib.redirect_stdout(io.StringIO()) as told, contextlib.redirect_stderr(told):
+    statuses = [main(arguments) for arguments in json.loads(sys.argv[1])]
+print(json.dumps({"statuses": statuses, "told": told.getvalue(), "modules": sorted(sys.modules)}))
+"""
+
+
+def asked(*commands):
+    """Exit statuses, what was printed, and the modules that one process has imported after several commands."""
+    run = subprocess.run(
+        [sys.executable, "-c", ASKED, json.dumps(commands)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def test_looking_imports_nothing_that_computes():
+    every = [["rewards", name] for name in BUILT_IN]
+    found = asked(["--help"], ["train", "--help"], ["rewards"], *every, ["models"], ["models", "--format", "json"])
+    assert set(found["statuses"]) == {0}
+    assert "Commands" in found["told"]
+    assert "StableDiffusion3Pipeline" in found["told"]
+    assert not set(HEAVY) & set(found["modules"])
+
+
+REFUSED = [
+    (["plan", "configs/shapes.yaml", "train.iteratons=4"], "did you mean 'iterations'?"),
+    (["plan", "configs/shapes.yaml", "algorithm.kernel=flow_sd"], "did you mean 'flow_sde'?"),
+    (["plan", "configs/shapes.yaml", "algorithm.credit.within=siblings"], "algorithm.credit.within"),
+    (["plan", "configs/shapes.yaml", "algorithm.baseline.ddof=2"], "algorithm.baseline.ddof"),
+    (["train", "configs/shapes.yaml", "algorithm.tree={name: brush, branches: 5}"], "train.group_size"),
+    (["plan", "configs/shapes.yaml", "model.attention=sage"], "quantises"),
+    (["plan", "configs/shapes.yaml", "train.groups=7"], "train.groups"),
+    (["plan", "configs/shapes.yaml", "train.iterations"], "an override is written key=value"),
+    (["plan", "configs/shape.yaml"], "no such config file, did you mean 'shapes.yaml'?"),
+    (["doctor", "configs/shapes.yaml", "run.seed=-1"], "run.seed"),
+    (["plan", "configs/mdlm.yaml", "model.lenght=4"], "did you mean 'length'?"),
+    (["plan", "configs/mdlm.yaml", "algorithm.objective=token_ration"], "did you mean 'token_ratio'?"),
+    (["plan", "configs/mdlm.yaml", "algorithm.decoder=low_confidenc"], "did you mean 'low_confidence'?"),
+    (["plan", "configs/mdlm.yaml", "algorithm.decoder.steps=0"], "algorithm.decoder.steps"),
+    (["train", "configs/mdlm.yaml", "algorithm.decoder.committer={name: threshold, treshold: 0.9}"], "'threshold'"),
+    (["plan", "configs/mdlm.yaml", "algorithm.decoder.region={name: blocks, block_length: 7}"], "does not divide"),
+    (["plan", "configs/mdlm.yaml", "eval.decoder.cache=dul"], "eval.decoder.cache"),
+    (["plan", "configs/mdlm.yaml", "algorithm.aggregation=token_men"], "did you mean 'token_mean'?"),
+    (
+        [
+            "plan",
+            "configs/mdlm.yaml",
+            "algorithm.decoder=scheduled",
+            "algorithm.schedule={name: learned, start: {a: 1.0}}",
+        ],
+        "algorithm.schedule.start.a: unknown action",
+    ),
+    (["sample", "shapes", "--out", "nowhere"], "give either --prompt TEXT"),
+    (["gallery", "no/such/run"], "there is no such folder"),
+]
+
+
+def test_refusing_imports_nothing_that_computes():
+    found = asked(*(arguments for arguments, _ in REFUSED))
+    lines = found["told"].splitlines()
+    assert len(lines) == len(REFUSED)
+    for (arguments, sentence), line in zip(REFUSED, lines, strict=True):
+        assert sentence in line, (arguments, line)
+    assert set(found["statuses"]) == {2}
+    assert not set(HEAVY) & set(found["modules"])
+
+
+def test_the_scheduler_is_imported_by_who_asks_for_it():
+    code = "import sys, samplers; assert 'diffusers' not in sys.modules; print(samplers.FlowSDEScheduler.__name__)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert run.stdout == "FlowSDEScheduler\n"
+    import samplers
+
+    with pytest.raises(AttributeError, match="FlowSDESchedule"):
+        _ = samplers.FlowSDESchedule
+
+
+def test_a_lazy_module_is_the_module():
+    colours = lazy("colorsys")
+    sys.modules.pop("colorsys", None)
+    assert "colorsys" not in sys.modules
+    assert colours.rgb_to_hsv(1.0, 0.0, 0.0) == (0.0, 1.0, 1.0)
+    assert "colorsys" in sys.modules
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = colours.no_such_name
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_source_says_of_a_reward_what_its_import_says(name):
+    found, card = find(name), BUILT_IN[name]
+    said, options = command._imported(getattr(found, "func", found))
+    assert command._read(card.target) == (said, options)
