@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.schema.base import Choice
-from flowgrpo.schema.sentences import sentence
+from flowgrpo.schema.sentences import checked
 
 Row = dict[str, dict[str, Any]]
 
@@ -66,9 +64,5 @@ def chosen(written: Any, table: Mapping[str, Row], choices: Choices, default: st
     row = resolved(written, table, choices, default)
     built: dict[str, Any] = {"preset": row.pop("preset")}
     for axis, options in row.items():
-        choice = choices[axis][options["name"]]
-        try:
-            built[axis] = choice.model_validate(options)
-        except ValidationError as error:
-            raise InputError(sentence(error, choice, ("algorithm", axis))) from None
+        built[axis] = checked(choices[axis][options["name"]], options, f"algorithm.{axis}")
     return built
