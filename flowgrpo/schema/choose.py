@@ -57,7 +57,7 @@ def _merged(row: Mapping[str, Any], options: Mapping[str, Any], word: str) -> di
     return merged
 
 
-def chosen(written: Any, table: Mapping[str, Row], choices: Choices, default: str) -> dict[str, Any]:
+def build_axes(written: Any, table: Mapping[str, Row], choices: Choices, default: str) -> dict[str, Any]:
     """The preset's name and the choice of each axis; arguments and errors as of `resolved`."""
     if not isinstance(written, Mapping):
         raise InputError(f"algorithm: {written!r} is not a map such as {{preset: {default}}}")
