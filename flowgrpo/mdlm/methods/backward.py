@@ -72,7 +72,7 @@ def backward(
     """
     everything = torch.ones(views.weight.shape[:2], dtype=torch.bool, device=views.weight.device)
     inputs = LossInputs(
-        None, old, reference, views.weight, views.share, answers.length, advantage, token_weight, everything
+        None, old, reference, views.weight, views.view_weight, answers.length, advantage, token_weight, everything
     )
     loss, found = 0.0, []
     for group in calls(views, micro_batch):
@@ -95,14 +95,14 @@ def _call_by_call(
     evaluate: Evaluate, places: list[Call], inputs: LossInputs, objective: Objective, scale: Scale
 ) -> Taken:
     """Each call is a part of the loss of its own; the first has what needs no evaluation too."""
-    part = ~(inputs.weight > 0).any(2)
+    active = ~(inputs.weight > 0).any(2)
     loss, found = 0.0, []
     for call, place in zip(evaluate, places, strict=True):
         each = call()
-        part[place.views, place.rows] = True
-        result = objective.loss(inputs.at(placed([(place, each)], inputs.weight), part.clone()))
+        active[place.views, place.rows] = True
+        result = objective.loss(inputs.at(placed([(place, each)], inputs.weight), active.clone()))
         scale(result).backward()
-        part.zero_()
+        active.zero_()
         loss += float(result.detach())
         found.append(each.detach())
     return loss, found
@@ -115,7 +115,7 @@ def _two_passes(
     with torch.no_grad():
         found = [call() for call in evaluate]
     new = placed(list(zip(places, found, strict=True)), inputs.weight).requires_grad_()
-    result = objective.loss(inputs.at(new, inputs.part))
+    result = objective.loss(inputs.at(new, inputs.active_views))
     (slope,) = torch.autograd.grad(result, new)
     for call, place in zip(evaluate, places, strict=True):
         scale((call() * slope[place.views, place.rows]).sum()).backward()

@@ -1,8 +1,8 @@
 """How the policy moves: losses of estimated log-probabilities of answers.
 
 An objective sees l of every view (n, B, L), new, old and of the reference, and sums a loss over rows, with the weights
-of `flowgrpo.mdlm.methods.aggregation` for a mean. Where it is a sum over views too it is `separable`, and may be asked for
-a part.
+of `flowgrpo.mdlm.methods.aggregation` for a mean. Where it is a sum over views too it is `separable`, and may be computed
+for some of them at a time.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ class LossInputs:
         old: the same under the policy that made the answers; None for the present one, before `new` is known.
         reference: the same under the reference, or None.
         weight: (n, B, L), of `Views`.
-        share: (n,), of `Views`.
+        view_weight: (n,), of `Views`.
         length: (B,) scored tokens.
         advantage: (B,)
         token_weight: (B, L) of the aggregation.
-        part: (n, B) bool, which evaluations the loss is asked of.
+        active_views: (n, B) bool, which views of each answer the loss is of.
     """
 
     new: Tensor | None
     old: Tensor | None
     reference: Tensor | None
     weight: Tensor
-    share: Tensor
+    view_weight: Tensor
     length: Tensor
     advantage: Tensor
     token_weight: Tensor
-    part: Tensor
+    active_views: Tensor
 
     @property
-    def asked(self) -> Tensor:
-        """(n, B, L) weights, 0 outside the part."""
-        return self.weight * self.part[:, :, None]
+    def active_weight(self) -> Tensor:
+        """(n, B, L) weights, 0 outside the active views."""
+        return self.weight * self.active_views[:, :, None]
 
     @property
     def row_weight(self) -> Tensor:
@@ -61,20 +61,20 @@ class LossInputs:
             old=None if self.old is None else self.old[:, rows],
             reference=None if self.reference is None else self.reference[:, rows],
             weight=self.weight[:, rows],
-            share=self.share,
+            view_weight=self.view_weight,
             length=self.length[rows],
             advantage=self.advantage[rows],
             token_weight=self.token_weight[rows],
-            part=self.part[:, rows],
+            active_views=self.active_views[:, rows],
         )
 
-    def at(self, new: Tensor, part: Tensor) -> LossInputs:
-        """The inputs where the policy has come to, asked for a part."""
-        return replace(self, new=new, old=new.detach() if self.old is None else self.old, part=part)
+    def at(self, new: Tensor, active_views: Tensor) -> LossInputs:
+        """The inputs where the policy has come to, for some of the views."""
+        return replace(self, new=new, old=new.detach() if self.old is None else self.old, active_views=active_views)
 
     def gap(self, other: Tensor) -> Tensor:
         """(n, B, L): weighted new - other, of which the sum over views and tokens is the gap of estimates."""
-        return self.asked * (self.new - other)
+        return self.active_weight * (self.new - other)
 
 
 class Surrogate(Protocol):
@@ -180,7 +180,7 @@ class TokenRatio:
 
     def loss(self, inputs: LossInputs) -> Tensor:
         """Loss, a number."""
-        weight = inputs.token_weight * (inputs.asked > 0).any(0)
+        weight = inputs.token_weight * (inputs.active_weight > 0).any(0)
         loss = (weight * self.surrogate.loss(self.ratio(inputs), inputs.advantage[:, None])).sum()
         return loss if self.kl is None else loss + self.kl.loss(inputs)
 
@@ -194,7 +194,7 @@ class TokenRatio:
 
     def stopped(self, inputs: LossInputs) -> Tensor:
         """Which scored tokens have no gradient, (B, L) bool."""
-        return self.surrogate.stopped(self.ratio(inputs), inputs.advantage[:, None]) & (inputs.asked > 0).any(0)
+        return self.surrogate.stopped(self.ratio(inputs), inputs.advantage[:, None]) & (inputs.active_weight > 0).any(0)
 
 
 @dataclass(frozen=True)
@@ -250,10 +250,10 @@ class LinearBound:
 
     def loss(self, inputs: LossInputs) -> Tensor:
         """Loss, a number."""
-        gap = inputs.gap(inputs.old).sum(2) / inputs.share[:, None]  # (n, B)
+        gap = inputs.gap(inputs.old).sum(2) / inputs.view_weight[:, None]  # (n, B)
         gap = gap / inputs.length.clamp(min=1) if self.normalised else gap
         bound = torch.where(inputs.advantage < 0, torch.exp(gap.clamp(max=LIMIT)), 1 + gap)
-        return -(inputs.row_weight * inputs.advantage * inputs.share[:, None] * bound * inputs.part).sum()
+        return -(inputs.row_weight * inputs.advantage * inputs.view_weight[:, None] * bound * inputs.active_views).sum()
 
     def log_ratio(self, inputs: LossInputs) -> Tensor:
         """(B,) of the objective that it bounds."""
@@ -289,7 +289,7 @@ class Sandwich:
 
     def bounds(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """(B,) lower and upper bound per token."""
-        weight = inputs.asked
+        weight = inputs.active_weight
         lower = (weight * inputs.new).sum((0, 2)) / inputs.length.clamp(min=1)
         seen = (weight > 0).any(0)  # (B, L)
         powers = (weight.log() + self.beta * inputs.new).where(seen, 0.0)

@@ -220,7 +220,7 @@ def test_a_step_without_noise_keeps_its_weight():
 
 
 def moved(noise, shift, std):
-    """of a step that drew `noise`, and whose mean has moved by `shift` since."""
+    """Inputs of a step that drew `noise`, and whose mean has moved by `shift` since."""
     old = torch.linspace(-1, 1, noise.numel()).reshape(noise.shape)
     std, zeros = torch.tensor(std), torch.zeros(len(noise))
     following = old + std * noise

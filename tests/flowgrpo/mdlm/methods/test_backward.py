@@ -51,7 +51,7 @@ def by_hand(toy, given, chosen, objective, weights, old, reference):
         old,
         reference,
         chosen.weight,
-        chosen.share,
+        chosen.view_weight,
         given.scored.sum(1),
         ADVANTAGE,
         weights,

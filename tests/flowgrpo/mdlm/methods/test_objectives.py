@@ -34,13 +34,13 @@ def terms(gap, advantage, share=None, weight=None, reference=None):
         old=old,
         reference=None if reference is None else old + gap - torch.as_tensor(reference, dtype=torch.float64),
         weight=weight,
-        share=torch.full((len(gap),), 1 / len(gap), dtype=torch.float64)
+        view_weight=torch.full((len(gap),), 1 / len(gap), dtype=torch.float64)
         if share is None
         else torch.tensor(share, dtype=torch.float64),
         length=(weight > 0).any(0).sum(1),
         advantage=torch.tensor(advantage, dtype=torch.float64),
         token_weight=torch.full(gap.shape[1:], 1 / gap[0].numel(), dtype=torch.float64),
-        part=torch.ones(gap.shape[:2], dtype=torch.bool),
+        active_views=torch.ones(gap.shape[:2], dtype=torch.bool),
     )
 
 

@@ -73,11 +73,11 @@ def test_the_bounds_of_a_sandwich_are_those_of_the_released_code():
         old=new,
         reference=None,
         weight=chosen.weight,
-        share=chosen.share,
+        view_weight=chosen.view_weight,
         length=given.length,
         advantage=torch.ones(5),
         token_weight=torch.ones(given.scored.shape),
-        part=torch.ones(2, 5, dtype=torch.bool),
+        active_views=torch.ones(2, 5, dtype=torch.bool),
     )
     lower, upper = Sandwich(beta=1.5).bounds(terms)
     for row in range(5):
