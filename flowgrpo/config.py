@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.flow.config import Config
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.schema.sentences import sentence
+from flowgrpo.schema.sentences import checked
 
 LARGEST_TEXT = 1 << 18  # characters of YAML
 LARGEST_VALUE = 1 << 17  # values in it, where its aliases are followed
@@ -142,11 +141,7 @@ def validated(written: Mapping[str, Any]) -> RunConfig:
     kind = written.get("kind", "flow")
     if not isinstance(kind, str) or kind not in KINDS:
         raise InputError(f"kind: {kind!r} is unknown, {nearest(str(kind), KINDS)}")
-    model = KINDS[kind]
-    try:
-        return model.model_validate(written)
-    except ValidationError as error:
-        raise InputError(sentence(error, model)) from None
+    return checked(KINDS[kind], written)
 
 
 def dumped(config: RunConfig) -> str:

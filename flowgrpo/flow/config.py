@@ -68,7 +68,7 @@ class Algorithm(Strict):
     @model_validator(mode="before")
     @classmethod
     def _choose(cls, written: Any) -> dict[str, Any]:
-        return choose.chosen(written, presets.PRESETS, CHOICES, "flow_grpo")
+        return choose.build_axes(written, presets.PRESETS, CHOICES, "flow_grpo")
 
     def roots(self, group_size: int) -> int:
         """How many starts a group has."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flowgrpo.flow.methods.objective import Terms, TrainedStep
+from flowgrpo.flow.methods.objective import LossInputs, TrainedStep
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.schema.base import Choice
 from flowgrpo.training.baseline import Units
@@ -109,11 +109,11 @@ def _loss(policy, weights, objective, credited: Credited, evaluation: Evaluation
     return loss
 
 
-def _terms(credited: Credited, evaluation: Evaluation, edges: Edges, velocity, reference) -> Terms:
+def _terms(credited: Credited, evaluation: Evaluation, edges: Edges, velocity, reference) -> LossInputs:
     state, sigma, cap = evaluation.state, evaluation.sigma, credited.tree.sigma_cap
     mean, std = edge_transition(edges, sigma, state, velocity, cap)
     rows = edges.rows.to(state[0].device)
-    return Terms(
+    return LossInputs(
         log_prob=log_prob(edges.next_state, mean, std, edges.move.kernel.log_prob),
         old_log_prob=edges.log_prob,
         advantage=credited.of_edges(edges.nodes).to(edges.log_prob),
@@ -129,7 +129,7 @@ def _terms(credited: Credited, evaluation: Evaluation, edges: Edges, velocity, r
 
 
 @torch.no_grad()
-def _measure(terms: Terms, objective: Choice, measured: Measured) -> None:
+def _measure(terms: LossInputs, objective: Choice, measured: Measured) -> None:
     gap = (terms.log_prob - terms.old_log_prob).abs()
     measured.edges += len(gap)
     before = -1.0 if measured.drift is None else measured.drift

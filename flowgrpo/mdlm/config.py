@@ -96,7 +96,7 @@ class TextAlgorithm(Strict):
     @model_validator(mode="before")
     @classmethod
     def _choose(cls, written: Any) -> dict[str, Any]:
-        return choose.chosen(written, PRESETS, CHOICES, "diffu_grpo")
+        return choose.build_axes(written, PRESETS, CHOICES, "diffu_grpo")
 
     @model_validator(mode="after")
     def _agree(self) -> TextAlgorithm:

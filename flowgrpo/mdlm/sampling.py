@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
 from flowgrpo.data import tables, templates
 from flowgrpo.data.prompts import Row
@@ -18,7 +17,7 @@ from flowgrpo.mdlm.export import SCHEDULE_FILE, with_schedule
 from flowgrpo.mdlm.loading import load_adapter, load_predictor
 from flowgrpo.mdlm.methods.axes import Decoding
 from flowgrpo.mdlm.policy import TextPolicy
-from flowgrpo.schema.sentences import sentence
+from flowgrpo.schema.sentences import checked
 from flowgrpo.training import checkpoint
 from flowgrpo.training.samples import Sampler, Text
 
@@ -84,13 +83,7 @@ def options(model: str, dtype: str, call: dict[str, Any]) -> tuple[TextModel, De
         if key not in OPTIONS:
             raise InputError(f"{key}: a language model has no such argument, {nearest(key, OPTIONS)}")
     given = {key: value for key, value in call.items() if key not in ("decoder", "template")}
-    try:
-        chosen = TextModel.model_validate({"path": model, "dtype": dtype, **given})
-    except ValidationError as error:
-        raise InputError(sentence(error, TextModel)) from None
-    try:
-        decoding = Decoding.model_validate(call.get("decoder", {}))
-    except ValidationError as error:
-        raise InputError(sentence(error, Decoding, ("decoder",))) from None
+    chosen = checked(TextModel, {"path": model, "dtype": dtype, **given})
+    decoding = checked(Decoding, call.get("decoder", {}), "decoder")
     decoding.build(chosen.length, 0, "decoder", block_size=chosen.block_size)  # refuses before the weights are loaded
     return chosen, decoding

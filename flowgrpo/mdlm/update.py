@@ -208,7 +208,7 @@ def _measure(measured: Measured, outcome: Outcome, objective: Objective, scored:
         scored: (B, L) bool.
         moved: whether the policy may have moved, so that the ratio is measured and not 1 by definition.
     """
-    log_ratio, stopped = objective.log_ratio(outcome.terms).abs(), objective.stopped(outcome.terms)
+    log_ratio, stopped = objective.log_ratio(outcome.inputs).abs(), objective.stopped(outcome.inputs)
     if log_ratio.ndim == 1:
         log_ratio, stopped = (x[:, None].expand(scored.shape) for x in (log_ratio, stopped))
     measured.edges = int(scored.sum())
@@ -216,5 +216,5 @@ def _measure(measured: Measured, outcome: Outcome, objective: Objective, scored:
     measured.ratio = float(log_ratio[scored].sum())
     measured.clipped = int(stopped[scored].sum())
     kl = getattr(objective, "kl", None)
-    each = replace(outcome.terms, token_weight=scored.float())
+    each = replace(outcome.inputs, token_weight=scored.float())
     measured.kl = None if kl is None else float(kl.mean(each))

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.schema.base import Choice
-from flowgrpo.schema.sentences import sentence
+from flowgrpo.schema.sentences import checked
 
 Row = dict[str, dict[str, Any]]
 
@@ -59,16 +57,12 @@ def _merged(row: Mapping[str, Any], options: Mapping[str, Any], word: str) -> di
     return merged
 
 
-def chosen(written: Any, table: Mapping[str, Row], choices: Choices, default: str) -> dict[str, Any]:
+def build_axes(written: Any, table: Mapping[str, Row], choices: Choices, default: str) -> dict[str, Any]:
     """The preset's name and the choice of each axis; arguments and errors as of `resolved`."""
     if not isinstance(written, Mapping):
         raise InputError(f"algorithm: {written!r} is not a map such as {{preset: {default}}}")
     row = resolved(written, table, choices, default)
     built: dict[str, Any] = {"preset": row.pop("preset")}
     for axis, options in row.items():
-        choice = choices[axis][options["name"]]
-        try:
-            built[axis] = choice.model_validate(options)
-        except ValidationError as error:
-            raise InputError(sentence(error, choice, ("algorithm", axis))) from None
+        built[axis] = checked(choices[axis][options["name"]], options, f"algorithm.{axis}")
     return built

@@ -1,17 +1,34 @@
-"""What pydantic finds wrong with a configuration, as one sentence."""
+"""Checking what a user has written: what pydantic finds wrong with it, as one sentence."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from flowgrpo.errors import nearest
+from flowgrpo.errors import InputError, nearest
 from flowgrpo.schema.base import Strict
 
+Model = TypeVar("Model", bound=Strict)
 
-def sentence(error: ValidationError, model: type[Strict], prefix: tuple[str, ...] = ()) -> str:
+
+def checked(model: type[Model], written: Any, place: str = "") -> Model:
+    """The configuration that `written` is.
+
+    Args:
+        place: the dotted key where it stands, for errors; empty for a whole configuration.
+
+    Raises:
+        InputError: a key is unknown or missing, or a value is wrong.
+    """
+    try:
+        return model.model_validate(written)
+    except ValidationError as error:
+        raise InputError(explain_validation_error(error, model, place)) from None
+
+
+def explain_validation_error(error: ValidationError, model: type[Strict], prefix: str = "") -> str:
     """The first unknown key, else the first wrong value, as one sentence with its place and the nearest valid choice."""
     # That a value might have been callable is no help. Where it may be one word or number or a list of them, a list is not
     # wrong for being one.
@@ -26,7 +43,7 @@ def sentence(error: ValidationError, model: type[Strict], prefix: tuple[str, ...
     kind, value, context = first["type"], first["input"], first.get("ctx", {})
     *above, last = first["loc"] or ("",)
     path = [*filter(_is_key, above), *([last] if kind == "extra_forbidden" or _is_key(last) else [])]
-    place = ".".join(str(part) or repr(part) for part in (*prefix, *path))
+    place = ".".join(str(part) or repr(part) for part in (*([prefix] if prefix else []), *path))
     if kind == "value_error":  # raised by us, and already a sentence
         return str(context["error"])
     if kind == "extra_forbidden":

@@ -1,4 +1,4 @@
-"""Compared with what?"""
+"""Compared with what? What units of a group gained over a baseline, and the choices of it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,49 @@ if TYPE_CHECKING:
     from torch import Tensor
 else:
     torch = lazy("torch")
+
+
+@dataclass(frozen=True)
+class Units:
+    """The things that are compared: a trajectory, a branch, a step's gain.
+
+    Attributes:
+        values: (U, R) float64, one column per reward; NaN where a reward does not apply or was lost.
+        comparison: (U, C) integers; units of equal rows are one set, the first column is the group.
+        weight: (U,) float64 weight of its edges in the loss.
+        of_edge: (nodes,) unit that the edge to each node belongs to, -1 for none.
+        anchor: (U,) float64 multiple of its value that its advantage gets on top, whatever it is compared with; or None.
+    """
+
+    values: Tensor
+    comparison: Tensor
+    weight: Tensor
+    of_edge: Tensor
+    anchor: Tensor | None = None
+
+    def to_edges(self, values: Tensor) -> Tensor:
+        """What each unit has, values (U,), for the edge to each node (nodes,): 0 where it belongs to no unit."""
+        return values[self.of_edge].where(self.of_edge >= 0, torch.zeros((), dtype=values.dtype))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Units]) -> Units:
+        """The units of several processes as one, to compare them; their edges stay with the processes."""
+        anchors = None if parts[0].anchor is None else torch.cat([part.anchor for part in parts])
+        values, comparison, weight = (
+            torch.cat([getattr(part, name) for part in parts]) for name in ("values", "comparison", "weight")
+        )
+        return cls(values, comparison, weight, torch.empty(0, dtype=torch.long), anchors)
+
+
+def combined(values: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sum (U,) of the rewards (U, R) that apply to a unit; NaN where none does."""
+    total = (values.nan_to_num() * weights).sum(1)
+    return total.where(values.isfinite().any(1), torch.nan)
+
+
+def whitened(values: Tensor, eps: float = 1e-4, ddof: int = 0) -> Tensor:
+    """Values (U,) minus their mean, over their standard deviation; 0 where a value is NaN."""
+    return group_mean(values, torch.zeros(len(values), dtype=torch.long), "group", eps, ddof)
 
 
 class Baseline(Choice):
@@ -69,6 +112,23 @@ class Baseline(Choice):
         """Advantages (U,) of one column of values (U,)."""
 
 
+def group_mean(
+    values: Tensor, comparison: Tensor, std: str = "group", eps: float = 1e-4, ddof: int = 0, min_std: float = 0.0
+) -> Tensor:
+    """Advantages (U,): value minus the mean of its set, over the spread. A set of one value, or of equal ones, gives 0.
+
+    Flow-GRPO's code has std global, eps 1e-4, ddof 0; DanceGRPO and MixGRPO have std group, eps 1e-8, ddof 1. BranchGRPO's
+    code has those of DanceGRPO and `min_std` 1e-6.
+
+    Args:
+        values: (U,) float64.
+        comparison: (U,) or (U, C) integers, equal (in all columns) for units of one set.
+        min_std: a smaller standard deviation teaches nothing, and gives 0.
+    """
+    deviation, _, _ = _set_statistics(values, comparison)
+    return _scaled(deviation, values, comparison, std, eps, ddof, min_std)
+
+
 class GroupMean(Baseline):
     """The mean of the set. Where the standard deviation that divides is below `min_std`, nothing is learnt."""
 
@@ -81,6 +141,15 @@ class GroupMean(Baseline):
         return group_mean(values, comparison, self.std, self.eps, self.ddof, self.min_std)
 
 
+def leave_one_out(values: Tensor, comparison: Tensor, std: str = "none", eps: float = 1e-4, ddof: int = 0) -> Tensor:
+    """Advantages (U,): value minus the mean of the *others* of its set, n / (n - 1) times the deviation (RLOO, 2402.14740).
+
+    Its baseline does not depend on the unit's own action, so without a std the gradient is unbiased.
+    """
+    deviation, count, _ = _set_statistics(values, comparison)
+    return _scaled(deviation * count / (count - 1).clamp(min=1), values, comparison, std, eps, ddof)
+
+
 class LeaveOneOut(Baseline):
     """The mean of the others of the set."""
 
@@ -90,6 +159,22 @@ class LeaveOneOut(Baseline):
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
         """Advantages (U,) of one column of values (U,)."""
         return leave_one_out(values, comparison, self.std, self.eps, self.ddof)
+
+
+def median(values: Tensor, comparison: Tensor, std: str = "group", eps: float = 1e-4, ddof: int = 0) -> Tensor:
+    """Advantages (U,): value minus the median of its set, over the spread (MC-GRPO, arXiv 2601.22582).
+
+    One outlier of a small group moves the mean so far that others change their sign, but not the median. A set of odd
+    size has its pivot at exactly 0; one of even size has the mean of its two middle values, and no pivot.
+
+    Args:
+        std: as for the others, or `mad`: the median of the absolute deviations within the set.
+    """
+    middle, known = _set_medians(values, comparison), values.isfinite()
+    deviation = (values - middle).where(known, 0.0)
+    if std == "mad":
+        return deviation / (_set_medians(deviation.abs().where(known, torch.nan), comparison) + eps).where(known, 1.0)
+    return _scaled(deviation, values, comparison, std, eps, ddof)
 
 
 class Median(Baseline):
@@ -104,8 +189,22 @@ class Median(Baseline):
         return median(values, comparison, self.std, self.eps, self.ddof)
 
 
+def against(values: Tensor, expected: Tensor, std: str = "global", eps: float = 1e-4, ddof: int = 0) -> Tensor:
+    """Advantages (U,): value minus what was expected of it before it was seen.
+
+    Such a baseline needs no group: a group of equal values still teaches whether they are better than expected.
+
+    Args:
+        expected: (U,) float64; see `flowgrpo.training.history`.
+        std: `global` takes the mean of all deviations off and divides by their standard deviation, as SPO
+            (arXiv 2509.13232) does; `none` leaves the deviation.
+    """
+    deviation = values - expected
+    return whitened(deviation, eps, ddof) if std == "global" else deviation.nan_to_num()
+
+
 class Tracker(Baseline):
-    """What the prompt gave before in this run (SPO, `train.half_life`); the mean of the others of the set where new."""
+    """What the prompt gave before, in this run (SPO, `train.half_life`); the mean of the others of the set where new."""
 
     name: Literal["tracker"] = "tracker"
     std: Literal["global", "none"] = "global"
@@ -141,103 +240,7 @@ class Absolute(Baseline):
         return deviation / (spread + self.eps)
 
 
-@dataclass(frozen=True)
-class Units:
-    """The things that are compared: a trajectory, a branch, a step's gain.
-
-    Attributes:
-        values: (U, R) float64, one column per reward; NaN where a reward does not apply or was lost.
-        comparison: (U, C) integers; units of equal rows are one set, the first column is the group.
-        weight: (U,) float64 weight of its edges in the loss.
-        of_edge: (nodes,) unit that the edge to each node belongs to, -1 for none.
-        anchor: (U,) float64 multiple of its value that its advantage gets on top, whatever it is compared with; or None.
-    """
-
-    values: Tensor
-    comparison: Tensor
-    weight: Tensor
-    of_edge: Tensor
-    anchor: Tensor | None = None
-
-    def to_edges(self, values: Tensor) -> Tensor:
-        """What each unit has, values (U,), for the edge to each node (nodes,): 0 where it belongs to no unit."""
-        return values[self.of_edge].where(self.of_edge >= 0, torch.zeros((), dtype=values.dtype))
-
-    @classmethod
-    def joined(cls, parts: Sequence[Units]) -> Units:
-        """The units of several processes as one, to compare them; their edges stay with the processes."""
-        anchors = None if parts[0].anchor is None else torch.cat([part.anchor for part in parts])
-        values, comparison, weight = (
-            torch.cat([getattr(part, name) for part in parts]) for name in ("values", "comparison", "weight")
-        )
-        return cls(values, comparison, weight, torch.empty(0, dtype=torch.long), anchors)
-
-
-def group_mean(
-    values: Tensor, comparison: Tensor, std: str = "group", eps: float = 1e-4, ddof: int = 0, min_std: float = 0.0
-) -> Tensor:
-    """Advantages (U,): value minus the mean of its set, over the spread. A set of one value, or of equal ones, gives 0.
-
-    Flow-GRPO's code has std global, eps 1e-4, ddof 0; DanceGRPO and MixGRPO have std group, eps 1e-8, ddof 1. BranchGRPO's
-    code has those of DanceGRPO and `min_std` 1e-6.
-
-    Args:
-        values: (U,) float64.
-        comparison: (U,) or (U, C) integers, equal (in all columns) for units of one set.
-        min_std: a smaller standard deviation teaches nothing, and gives 0.
-    """
-    deviation, _, _ = _set_statistics(values, comparison)
-    return _scaled(deviation, values, comparison, std, eps, ddof, min_std)
-
-
-def leave_one_out(values: Tensor, comparison: Tensor, std: str = "none", eps: float = 1e-4, ddof: int = 0) -> Tensor:
-    """Advantages (U,): value minus the mean of the *others* of its set, n / (n - 1) times the deviation (RLOO, 2402.14740).
-
-    Its baseline does not depend on the unit's own action, so without a std the gradient is unbiased.
-    """
-    deviation, count, _ = _set_statistics(values, comparison)
-    return _scaled(deviation * count / (count - 1).clamp(min=1), values, comparison, std, eps, ddof)
-
-
-def median(values: Tensor, comparison: Tensor, std: str = "group", eps: float = 1e-4, ddof: int = 0) -> Tensor:
-    """Advantages (U,): value minus the median of its set, over the spread (MC-GRPO, arXiv 2601.22582).
-
-    One outlier of a small group moves the mean so far that others change their sign, but not the median. A set of odd
-    size has its pivot at exactly 0; one of even size has the mean of its two middle values, and no pivot.
-
-    Args:
-        std: as for the others, or `mad`: the median of the absolute deviations within the set.
-    """
-    middle, known = _set_medians(values, comparison), values.isfinite()
-    deviation = (values - middle).where(known, 0.0)
-    if std == "mad":
-        return deviation / (_set_medians(deviation.abs().where(known, torch.nan), comparison) + eps).where(known, 1.0)
-    return _scaled(deviation, values, comparison, std, eps, ddof)
-
-
-def against(values: Tensor, expected: Tensor, std: str = "global", eps: float = 1e-4, ddof: int = 0) -> Tensor:
-    """Advantages (U,): value minus what was expected of it before it was seen.
-
-    Such a baseline needs no group: a group of equal values still teaches whether they are better than expected.
-
-    Args:
-        expected: (U,) float64; see `flowgrpo.training.history`.
-        std: `global` takes the mean of all deviations off and divides by their standard deviation, as SPO
-            (arXiv 2509.13232) does; `none` leaves the deviation.
-    """
-    deviation = values - expected
-    return whitened(deviation, eps, ddof) if std == "global" else deviation.nan_to_num()
-
-
-def whitened(values: Tensor, eps: float = 1e-4, ddof: int = 0) -> Tensor:
-    """Values (U,) minus their mean, over their standard deviation; 0 where a value is NaN."""
-    return group_mean(values, torch.zeros(len(values), dtype=torch.long), "group", eps, ddof)
-
-
-def combined(values: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sum (U,) of the rewards (U, R) that apply to a unit; NaN where none does."""
-    total = (values.nan_to_num() * weights).sum(1)
-    return total.where(values.isfinite().any(1), torch.nan)
+BASELINES = named(GroupMean, LeaveOneOut, Median, Tracker, Absolute)
 
 
 def zero_std_fraction(values: Tensor, comparison: Tensor) -> float:
@@ -288,6 +291,3 @@ def _set_statistics(values: Tensor, comparison: Tensor) -> tuple[Tensor, Tensor,
     deviation = deviation.where(deviation.abs() > 1e-12 * values.abs(), 0.0)
     square = zeros.index_add(0, index, deviation**2)
     return deviation, count[index], square[index]
-
-
-BASELINES = named(GroupMean, LeaveOneOut, Median, Tracker, Absolute)

@@ -17,7 +17,6 @@ from pydantic import Field
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.training import baseline
 from flowgrpo.training.baseline import Units, combined
 
 if TYPE_CHECKING:
@@ -53,6 +52,16 @@ def terminal(tree: Tree, rewards: Tensor) -> Units:
     return Units(rewards[ends], group, torch.ones(len(ends), dtype=torch.float64), of_edge)
 
 
+class Terminal(Choice):
+    """The reward of the end goes to every edge that led there."""
+
+    name: Literal["terminal"] = "terminal"
+
+    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
+        """The units of a scored tree."""
+        return terminal(tree, rewards)
+
+
 def siblings(tree: Tree, rewards: Tensor, within: str = "seed") -> Units:
     """Each stochastic edge that ODE steps finish has the value of its child; edges of one step are compared.
 
@@ -72,6 +81,17 @@ def siblings(tree: Tree, rewards: Tensor, within: str = "seed") -> Units:
     nodes = [tree.nodes[i] for i in edges]
     places = [(node.root.group, node.root.index if within == "seed" else 0, node.step) for node in nodes]
     return _per_edge(tree, edges, value.of[edges], places)
+
+
+class Siblings(Choice):
+    """The reward of a branch's end goes to the edge that began it; compared with its siblings, or all of its step."""
+
+    name: Literal["siblings"] = "siblings"
+    within: Literal["seed", "prompt"] = "seed"
+
+    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
+        """The units of a scored tree."""
+        return siblings(tree, rewards, self.within)
 
 
 def depthwise(tree: Tree, rewards: Tensor, weights: str = "uniform", beta: float = 1.0) -> Units:
@@ -109,6 +129,18 @@ def depthwise(tree: Tree, rewards: Tensor, weights: str = "uniform", beta: float
     return _per_edge(tree, edges, torch.stack(fused, dim=1), depth)
 
 
+class Depthwise(Choice):
+    """The fused reward of the leaves below a node goes to the edge above it; compared within its depth."""
+
+    name: Literal["depthwise"] = "depthwise"
+    weights: Literal["uniform", "path"] = "uniform"
+    beta: float = Field(1.0, ge=0)
+
+    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
+        """The units of a scored tree."""
+        return depthwise(tree, rewards, self.weights, self.beta)
+
+
 def step_gain(tree: Tree, rewards: Tensor, compare: str = "step") -> Units:
     """Each stochastic edge has what its step changed: the value of its child minus that of its parent.
 
@@ -131,6 +163,17 @@ def step_gain(tree: Tree, rewards: Tensor, compare: str = "step") -> Units:
         )
     places = [(tree.nodes[i].root.group, tree.nodes[i].step if compare == "step" else 0) for i in edges]
     return _per_edge(tree, edges, value.of[edges] - value.of[parents], places)
+
+
+class StepGain(Choice):
+    """What a step changed of the value goes to it; compared within its step, or jointly over all steps."""
+
+    name: Literal["step_gain"] = "step_gain"
+    compare: Literal["step", "joint"] = "step"
+
+    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
+        """The units of a scored tree."""
+        return step_gain(tree, rewards, self.compare)
 
 
 def discounted_value(
@@ -176,6 +219,19 @@ def discounted_value(
     anchors = torch.tensor([anchor * (tree.nodes[i].step <= anchored_steps) for i in edges], dtype=torch.float64)
     units = _per_edge(tree, edges, quality[edges], places)
     return Units(units.values, units.comparison, weight[edges], units.of_edge, anchors)
+
+
+class DiscountedValue(Choice):
+    """The discounted value to come, with an absolute anchor (VGPO, reconstructed)."""
+
+    name: Literal["discounted_value"] = "discounted_value"
+    discount: float = Field(0.9, ge=0, le=1)
+    anchor: float = Field(0.1, ge=0)
+    anchored_steps: int = Field(5, ge=0)
+
+    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
+        """The units of a scored tree."""
+        return discounted_value(tree, rewards, reward_weights, self.discount, self.anchor, self.anchored_steps)
 
 
 @dataclass(frozen=True)
@@ -276,60 +332,3 @@ def calibrated(
         level if not n else min(level + step, highest) if even else max(level - step, step)
         for level, n, even in zip(levels, total.tolist(), balanced.tolist(), strict=True)
     ]
-
-
-class Terminal(Choice):
-    """The reward of the end goes to every edge that led there."""
-
-    name: Literal["terminal"] = "terminal"
-
-    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> baseline.Units:
-        """The units of a scored tree."""
-        return terminal(tree, rewards)
-
-
-class Siblings(Choice):
-    """The reward of a branch's end goes to the edge that began it; compared with its siblings, or all of its step."""
-
-    name: Literal["siblings"] = "siblings"
-    within: Literal["seed", "prompt"] = "seed"
-
-    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> baseline.Units:
-        """The units of a scored tree."""
-        return siblings(tree, rewards, self.within)
-
-
-class Depthwise(Choice):
-    """The fused reward of the leaves below a node goes to the edge above it; compared within its depth."""
-
-    name: Literal["depthwise"] = "depthwise"
-    weights: Literal["uniform", "path"] = "uniform"
-    beta: float = Field(1.0, ge=0)
-
-    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> baseline.Units:
-        """The units of a scored tree."""
-        return depthwise(tree, rewards, self.weights, self.beta)
-
-
-class StepGain(Choice):
-    """What a step changed of the value goes to it; compared within its step, or jointly over all steps."""
-
-    name: Literal["step_gain"] = "step_gain"
-    compare: Literal["step", "joint"] = "step"
-
-    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> baseline.Units:
-        """The units of a scored tree."""
-        return step_gain(tree, rewards, self.compare)
-
-
-class DiscountedValue(Choice):
-    """The discounted value to come, with an absolute anchor (VGPO, reconstructed)."""
-
-    name: Literal["discounted_value"] = "discounted_value"
-    discount: float = Field(0.9, ge=0, le=1)
-    anchor: float = Field(0.1, ge=0)
-    anchored_steps: int = Field(5, ge=0)
-
-    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> baseline.Units:
-        """The units of a scored tree."""
-        return discounted_value(tree, rewards, reward_weights, self.discount, self.anchor, self.anchored_steps)

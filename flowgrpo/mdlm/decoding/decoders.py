@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
-from pydantic import Field, ValidationError, create_model
+from pydantic import Field, create_model
 
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm.decoding import committers, modifiers, regions, scorers
@@ -19,7 +19,7 @@ from flowgrpo.mdlm.decoding.proposals import Sample
 from flowgrpo.mdlm.decoding.step import Fraction, Setting
 from flowgrpo.schema.base import Count, NotNegative, Strict
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.schema.sentences import sentence
+from flowgrpo.schema.sentences import checked
 
 if TYPE_CHECKING:
     from flowgrpo.mdlm.decoding import trace_lock
@@ -221,7 +221,7 @@ def build(
     for key in spec:
         if key not in (*row, *Others.model_fields):
             raise InputError(f"decoder.{key}: unknown key, {nearest(str(key), ['name', *row, *Others.model_fields])}")
-    others = _checked(Others, {key: spec.pop(key) for key in Others.model_fields if key in spec}, "decoder")
+    others = checked(Others, {key: spec.pop(key) for key in Others.model_fields if key in spec}, "decoder")
     changes = spec.pop("modifiers", row["modifiers"])
     if not isinstance(changes, list | tuple):
         raise InputError(f"decoder.modifiers: {changes!r} is not a list")
@@ -298,12 +298,4 @@ def _built(axis: str, choices: Mapping[str, Callable[..., Any]], row: Row, *give
     types = get_type_hints(choice, include_extras=True)
     fields = {p.name: (types[p.name], ... if p.default is p.empty else p.default) for p in known}
     model = create_model(name, __base__=Strict, **fields)
-    return choice(*given, **dict(_checked(model, options, "decoder", axis)))
-
-
-def _checked(model: type[Strict], written: Row, *place: str) -> Any:
-    """The options that a user has written, of the types that the model says."""
-    try:
-        return model.model_validate(written)
-    except ValidationError as error:
-        raise InputError(sentence(error, model, place)) from None
+    return choice(*given, **dict(checked(model, options, f"decoder.{axis}")))

@@ -22,7 +22,7 @@ import torch
 
 from flowgrpo.mdlm.methods.answers import Answers
 from flowgrpo.mdlm.methods.estimate import Call, Predictor, calls, log_probs, placed
-from flowgrpo.mdlm.methods.objectives import Objective, Terms
+from flowgrpo.mdlm.methods.objectives import LossInputs, Objective
 from flowgrpo.mdlm.methods.views import Views
 
 Tensor = torch.Tensor
@@ -35,11 +35,11 @@ class Outcome:
 
     Attributes:
         loss: summed over the rows.
-        terms: of all rows, without gradient, for what is measured: objective.log_ratio(terms) and so on.
+        inputs: of all rows, without gradient, for what is measured: objective.log_ratio(inputs) and so on.
     """
 
     loss: float
-    terms: Terms
+    inputs: LossInputs
 
 
 def unscaled(loss: Tensor) -> Tensor:
@@ -71,7 +71,9 @@ def backward(
         scale: of a loss before its backward pass, for float16.
     """
     everything = torch.ones(views.weight.shape[:2], dtype=torch.bool, device=views.weight.device)
-    terms = Terms(None, old, reference, views.weight, views.share, answers.length, advantage, token_weight, everything)
+    inputs = LossInputs(
+        None, old, reference, views.weight, views.view_weight, answers.length, advantage, token_weight, everything
+    )
     loss, found = 0.0, []
     for group in calls(views, micro_batch):
         rows = torch.cat([call.rows for call in group]).unique()
@@ -79,37 +81,41 @@ def backward(
 
         evaluate = [partial(log_probs, predictor, answers, views, call) for call in group]
         take = _call_by_call if len(group) == 1 or objective.separable(views) else _two_passes
-        value, each = take(evaluate, places, terms.of(rows), objective, scale)
+        value, each = take(evaluate, places, inputs.of(rows), objective, scale)
         loss += value
         found += zip(group, each, strict=True)
-    return Outcome(loss, terms.at(placed(found, views.weight), everything))
+    return Outcome(loss, inputs.at(placed(found, views.weight), everything))
 
 
 Evaluate = Sequence[Callable[[], Tensor]]  # of each call, l with gradient
 Taken = tuple[float, list[Tensor]]  # loss, and l of each call without gradient
 
 
-def _call_by_call(evaluate: Evaluate, places: list[Call], terms: Terms, objective: Objective, scale: Scale) -> Taken:
+def _call_by_call(
+    evaluate: Evaluate, places: list[Call], inputs: LossInputs, objective: Objective, scale: Scale
+) -> Taken:
     """Each call is a part of the loss of its own; the first has what needs no evaluation too."""
-    part = ~(terms.weight > 0).any(2)
+    active = ~(inputs.weight > 0).any(2)
     loss, found = 0.0, []
     for call, place in zip(evaluate, places, strict=True):
         each = call()
-        part[place.views, place.rows] = True
-        result = objective.loss(terms.at(placed([(place, each)], terms.weight), part.clone()))
+        active[place.views, place.rows] = True
+        result = objective.loss(inputs.at(placed([(place, each)], inputs.weight), active.clone()))
         scale(result).backward()
-        part.zero_()
+        active.zero_()
         loss += float(result.detach())
         found.append(each.detach())
     return loss, found
 
 
-def _two_passes(evaluate: Evaluate, places: list[Call], terms: Terms, objective: Objective, scale: Scale) -> Taken:
+def _two_passes(
+    evaluate: Evaluate, places: list[Call], inputs: LossInputs, objective: Objective, scale: Scale
+) -> Taken:
     """The slope of the loss in every l, then a pass with these as weights."""
     with torch.no_grad():
         found = [call() for call in evaluate]
-    new = placed(list(zip(places, found, strict=True)), terms.weight).requires_grad_()
-    result = objective.loss(terms.at(new, terms.part))
+    new = placed(list(zip(places, found, strict=True)), inputs.weight).requires_grad_()
+    result = objective.loss(inputs.at(new, inputs.active_views))
     (slope,) = torch.autograd.grad(result, new)
     for call, place in zip(evaluate, places, strict=True):
         scale((call() * slope[place.views, place.rows]).sum()).backward()

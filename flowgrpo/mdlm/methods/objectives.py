@@ -1,8 +1,8 @@
 """How the policy moves: losses of estimated log-probabilities of answers.
 
 An objective sees l of every view (n, B, L), new, old and of the reference, and sums a loss over rows, with the weights
-of `flowgrpo.mdlm.methods.aggregation` for a mean. Where it is a sum over views too it is `separable`, and may be asked for
-a part.
+of `flowgrpo.mdlm.methods.aggregation` for a mean. Where it is a sum over views too it is `separable`, and may be computed
+for some of them at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ else:
 
 
 @dataclass(frozen=True)
-class Terms:
+class LossInputs:
     """What an objective sees of B answers in n views; gradients come through `new`.
 
     Attributes:
@@ -31,54 +31,54 @@ class Terms:
         old: the same under the policy that made the answers; None for the present one, before `new` is known.
         reference: the same under the reference, or None.
         weight: (n, B, L), of `Views`.
-        share: (n,), of `Views`.
+        view_weight: (n,), of `Views`.
         length: (B,) scored tokens.
         advantage: (B,)
         token_weight: (B, L) of the aggregation.
-        part: (n, B) bool, which evaluations the loss is asked of.
+        active_views: (n, B) bool, which views of each answer the loss is of.
     """
 
     new: Tensor | None
     old: Tensor | None
     reference: Tensor | None
     weight: Tensor
-    share: Tensor
+    view_weight: Tensor
     length: Tensor
     advantage: Tensor
     token_weight: Tensor
-    part: Tensor
+    active_views: Tensor
 
     @property
-    def asked(self) -> Tensor:
-        """(n, B, L) weights, 0 outside the part."""
-        return self.weight * self.part[:, :, None]
+    def active_weight(self) -> Tensor:
+        """(n, B, L) weights, 0 outside the active views."""
+        return self.weight * self.active_views[:, :, None]
 
     @property
     def row_weight(self) -> Tensor:
         """(B,) of whole answers."""
         return self.token_weight.sum(1)
 
-    def of(self, rows: Tensor) -> Terms:
-        """The terms of some rows, int64, before `new` is known."""
-        return Terms(
+    def of(self, rows: Tensor) -> LossInputs:
+        """The inputs of some rows, int64, before `new` is known."""
+        return LossInputs(
             new=None,
             old=None if self.old is None else self.old[:, rows],
             reference=None if self.reference is None else self.reference[:, rows],
             weight=self.weight[:, rows],
-            share=self.share,
+            view_weight=self.view_weight,
             length=self.length[rows],
             advantage=self.advantage[rows],
             token_weight=self.token_weight[rows],
-            part=self.part[:, rows],
+            active_views=self.active_views[:, rows],
         )
 
-    def at(self, new: Tensor, part: Tensor) -> Terms:
-        """The terms where the policy has come to, asked for a part."""
-        return replace(self, new=new, old=new.detach() if self.old is None else self.old, part=part)
+    def at(self, new: Tensor, active_views: Tensor) -> LossInputs:
+        """The inputs where the policy has come to, for some of the views."""
+        return replace(self, new=new, old=new.detach() if self.old is None else self.old, active_views=active_views)
 
     def gap(self, other: Tensor) -> Tensor:
         """(n, B, L): weighted new - other, of which the sum over views and tokens is the gap of estimates."""
-        return self.asked * (self.new - other)
+        return self.active_weight * (self.new - other)
 
 
 class Surrogate(Protocol):
@@ -159,16 +159,16 @@ class Divergence:
     level: Literal["token", "sequence"] = "token"
     target: Literal["reference", "old"] = "reference"
 
-    def loss(self, terms: Terms) -> Tensor:
+    def loss(self, inputs: LossInputs) -> Tensor:
         """beta KL, a number."""
-        return self.beta * self.mean(terms)
+        return self.beta * self.mean(inputs)
 
-    def mean(self, terms: Terms) -> Tensor:
+    def mean(self, inputs: LossInputs) -> Tensor:
         """KL weighted over tokens or answers, a number."""
-        gap = terms.gap(terms.reference if self.target == "reference" else terms.old)
+        gap = inputs.gap(inputs.reference if self.target == "reference" else inputs.old)
         if self.level == "token":
-            return (terms.token_weight * KL[self.form](gap.sum(0))).sum()
-        return (terms.row_weight * KL[self.form](gap.sum((0, 2))) / terms.length.clamp(min=1)).sum()
+            return (inputs.token_weight * KL[self.form](gap.sum(0))).sum()
+        return (inputs.row_weight * KL[self.form](gap.sum((0, 2))) / inputs.length.clamp(min=1)).sum()
 
 
 @dataclass(frozen=True)
@@ -182,23 +182,23 @@ class TokenRatio:
         """Whether it is a sum over views."""
         return views.disjoint and (self.kl is None or self.kl.level == "token")
 
-    def loss(self, terms: Terms) -> Tensor:
+    def loss(self, inputs: LossInputs) -> Tensor:
         """Loss, a number."""
-        weight = terms.token_weight * (terms.asked > 0).any(0)
-        loss = (weight * self.surrogate.loss(self.ratio(terms), terms.advantage[:, None])).sum()
-        return loss if self.kl is None else loss + self.kl.loss(terms)
+        weight = inputs.token_weight * (inputs.active_weight > 0).any(0)
+        loss = (weight * self.surrogate.loss(self.ratio(inputs), inputs.advantage[:, None])).sum()
+        return loss if self.kl is None else loss + self.kl.loss(inputs)
 
-    def log_ratio(self, terms: Terms) -> Tensor:
+    def log_ratio(self, inputs: LossInputs) -> Tensor:
         """(B, L)"""
-        return terms.gap(terms.old).sum(0)
+        return inputs.gap(inputs.old).sum(0)
 
-    def ratio(self, terms: Terms) -> Tensor:
+    def ratio(self, inputs: LossInputs) -> Tensor:
         """(B, L)"""
-        return torch.exp(self.log_ratio(terms).clamp(-LIMIT, LIMIT))
+        return torch.exp(self.log_ratio(inputs).clamp(-LIMIT, LIMIT))
 
-    def stopped(self, terms: Terms) -> Tensor:
+    def stopped(self, inputs: LossInputs) -> Tensor:
         """Which scored tokens have no gradient, (B, L) bool."""
-        return self.surrogate.stopped(self.ratio(terms), terms.advantage[:, None]) & (terms.asked > 0).any(0)
+        return self.surrogate.stopped(self.ratio(inputs), inputs.advantage[:, None]) & (inputs.active_weight > 0).any(0)
 
 
 @dataclass(frozen=True)
@@ -217,23 +217,23 @@ class SequenceRatio:
         """Whether it is a sum over views: exp of a sum is none."""
         return False
 
-    def loss(self, terms: Terms) -> Tensor:
+    def loss(self, inputs: LossInputs) -> Tensor:
         """Loss, a number."""
-        loss = (terms.row_weight * self.surrogate.loss(self.ratio(terms), terms.advantage)).sum()
-        return loss if self.kl is None else loss + self.kl.loss(terms)
+        loss = (inputs.row_weight * self.surrogate.loss(self.ratio(inputs), inputs.advantage)).sum()
+        return loss if self.kl is None else loss + self.kl.loss(inputs)
 
-    def log_ratio(self, terms: Terms) -> Tensor:
+    def log_ratio(self, inputs: LossInputs) -> Tensor:
         """(B,)"""
-        gap = terms.gap(terms.old).sum((0, 2))
-        return gap / terms.length.clamp(min=1) if self.normalised else gap
+        gap = inputs.gap(inputs.old).sum((0, 2))
+        return gap / inputs.length.clamp(min=1) if self.normalised else gap
 
-    def ratio(self, terms: Terms) -> Tensor:
+    def ratio(self, inputs: LossInputs) -> Tensor:
         """(B,)"""
-        return torch.exp(self.log_ratio(terms).clamp(-LIMIT, LIMIT))
+        return torch.exp(self.log_ratio(inputs).clamp(-LIMIT, LIMIT))
 
-    def stopped(self, terms: Terms) -> Tensor:
+    def stopped(self, inputs: LossInputs) -> Tensor:
         """Which answers have no gradient, (B,) bool."""
-        return self.surrogate.stopped(self.ratio(terms), terms.advantage)
+        return self.surrogate.stopped(self.ratio(inputs), inputs.advantage)
 
 
 @dataclass(frozen=True)
@@ -252,20 +252,20 @@ class LinearBound:
         """Whether it is a sum over views."""
         return True
 
-    def loss(self, terms: Terms) -> Tensor:
+    def loss(self, inputs: LossInputs) -> Tensor:
         """Loss, a number."""
-        gap = terms.gap(terms.old).sum(2) / terms.share[:, None]  # (n, B)
-        gap = gap / terms.length.clamp(min=1) if self.normalised else gap
-        bound = torch.where(terms.advantage < 0, torch.exp(gap.clamp(max=LIMIT)), 1 + gap)
-        return -(terms.row_weight * terms.advantage * terms.share[:, None] * bound * terms.part).sum()
+        gap = inputs.gap(inputs.old).sum(2) / inputs.view_weight[:, None]  # (n, B)
+        gap = gap / inputs.length.clamp(min=1) if self.normalised else gap
+        bound = torch.where(inputs.advantage < 0, torch.exp(gap.clamp(max=LIMIT)), 1 + gap)
+        return -(inputs.row_weight * inputs.advantage * inputs.view_weight[:, None] * bound * inputs.active_views).sum()
 
-    def log_ratio(self, terms: Terms) -> Tensor:
+    def log_ratio(self, inputs: LossInputs) -> Tensor:
         """(B,) of the objective that it bounds."""
-        return SequenceRatio(Clip(), self.normalised).log_ratio(terms)
+        return SequenceRatio(Clip(), self.normalised).log_ratio(inputs)
 
-    def stopped(self, terms: Terms) -> Tensor:
+    def stopped(self, inputs: LossInputs) -> Tensor:
         """Which answers have no gradient, (B,) bool: none."""
-        return torch.zeros_like(terms.advantage, dtype=torch.bool)
+        return torch.zeros_like(inputs.advantage, dtype=torch.bool)
 
 
 @dataclass(frozen=True)
@@ -285,28 +285,28 @@ class Sandwich:
         """Whether it is a sum over views: the log of a sum is none."""
         return False
 
-    def loss(self, terms: Terms) -> Tensor:
+    def loss(self, inputs: LossInputs) -> Tensor:
         """Loss, a number."""
-        lower, upper = self.bounds(terms)
-        chosen = torch.where(terms.advantage > 0, lower, self.mix * upper + (1 - self.mix) * lower)
-        return -(terms.row_weight * terms.advantage * chosen).sum()
+        lower, upper = self.bounds(inputs)
+        chosen = torch.where(inputs.advantage > 0, lower, self.mix * upper + (1 - self.mix) * lower)
+        return -(inputs.row_weight * inputs.advantage * chosen).sum()
 
-    def bounds(self, terms: Terms) -> tuple[Tensor, Tensor]:
+    def bounds(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """(B,) lower and upper bound per token."""
-        weight = terms.asked
-        lower = (weight * terms.new).sum((0, 2)) / terms.length.clamp(min=1)
+        weight = inputs.active_weight
+        lower = (weight * inputs.new).sum((0, 2)) / inputs.length.clamp(min=1)
         seen = (weight > 0).any(0)  # (B, L)
-        powers = (weight.log() + self.beta * terms.new).where(seen, 0.0)
+        powers = (weight.log() + self.beta * inputs.new).where(seen, 0.0)
         upper = torch.logsumexp(powers, 0) / self.beta * seen
         return lower, upper.sum(1) / seen.sum(1).clamp(min=1)
 
-    def log_ratio(self, terms: Terms) -> Tensor:
+    def log_ratio(self, inputs: LossInputs) -> Tensor:
         """(B,) of the lower bound per token; the loss does not use it."""
-        return SequenceRatio(Clip()).log_ratio(terms)
+        return SequenceRatio(Clip()).log_ratio(inputs)
 
-    def stopped(self, terms: Terms) -> Tensor:
+    def stopped(self, inputs: LossInputs) -> Tensor:
         """Which answers have no gradient, (B,) bool: none."""
-        return torch.zeros_like(terms.advantage, dtype=torch.bool)
+        return torch.zeros_like(inputs.advantage, dtype=torch.bool)
 
 
 Objective = TokenRatio | SequenceRatio | LinearBound | Sandwich

@@ -45,19 +45,19 @@ class Views:
         hidden: (n, B, T) bool, tokens the model sees as masked.
         weight: (n, B, L) float32 weight of each l_i in the estimate; positive where a token is scored, 0 elsewhere. Scored
             tokens are hidden ones.
-        share: (n,) float32 of each view in the estimate as a mean over views; sums to 1.
+        view_weight: (n,) float32 of each view in the estimate as a mean over views; sums to 1.
         blocks: (B, L) int64 number of each token's block in a block-causal model; None for full attention.
     """
 
     hidden: Tensor
     weight: Tensor
-    share: Tensor
+    view_weight: Tensor
     blocks: Tensor | None = None
 
     def of(self, rows: Tensor) -> Views:
         """The views of some of the answers, by their rows (int64)."""
         blocks = None if self.blocks is None else self.blocks[rows]
-        return Views(self.hidden[:, rows], self.weight[:, rows], self.share, blocks)
+        return Views(self.hidden[:, rows], self.weight[:, rows], self.view_weight, blocks)
 
     @property
     def scored(self) -> Tensor:
@@ -312,9 +312,9 @@ def _inverse(value: float) -> float:
     return 1 / value if value else 0.0
 
 
-def _views(answers: Answers, hidden: np.ndarray, weight: np.ndarray, share: np.ndarray | None = None) -> Views:
+def _views(answers: Answers, hidden: np.ndarray, weight: np.ndarray, view_weight: np.ndarray | None = None) -> Views:
     """The views; a token that was given is seen whatever the plan said."""
     hidden[:, :, answers.prompt_length :] &= ~answers.given.cpu().numpy()
-    share = np.full(len(hidden), 1 / len(hidden)) if share is None else share
-    arrays = (hidden, weight, share.astype(np.float32))
+    view_weight = np.full(len(hidden), 1 / len(hidden)) if view_weight is None else view_weight
+    arrays = (hidden, weight, view_weight.astype(np.float32))
     return Views(*(torch.from_numpy(array).to(answers.ids.device) for array in arrays), answers.blocks)

@@ -9,13 +9,13 @@ import pytest
 
 from flowgrpo.flow.methods import CHOICES
 from flowgrpo.flow.methods.presets import PRESETS, PUBLISHED
-from flowgrpo.schema.choose import chosen
+from flowgrpo.schema.choose import build_axes
 
 RELEASED = json.loads((Path(__file__).parents[3] / "data" / "released_flow_configs.json").read_text())
 
 
 def row(preset):
-    return chosen({"preset": preset}, PRESETS, CHOICES, "flow_grpo")
+    return build_axes({"preset": preset}, PRESETS, CHOICES, "flow_grpo")
 
 
 def test_every_row_has_its_published_loop():

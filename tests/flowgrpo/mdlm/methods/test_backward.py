@@ -9,10 +9,10 @@ from flowgrpo.mdlm.methods.objectives import (
     Clip,
     Divergence,
     LinearBound,
+    LossInputs,
     Sandwich,
     SequenceRatio,
     SoftGate,
-    Terms,
     TokenRatio,
 )
 from flowgrpo.training.kept import Kept
@@ -46,12 +46,12 @@ def by_hand(toy, given, chosen, objective, weights, old, reference):
         table = toy.logits(ids, given.attention_mask)[:, start:].log_softmax(-1)
         picked = table.gather(-1, given.ids[:, start:, None])[..., 0]
         rows.append(torch.where(weight > 0, picked, 0.0))
-    terms = Terms(
+    terms = LossInputs(
         torch.stack(rows),
         old,
         reference,
         chosen.weight,
-        chosen.share,
+        chosen.view_weight,
         given.scored.sum(1),
         ADVANTAGE,
         weights,
@@ -74,7 +74,7 @@ def test_gradients_are_those_of_the_whole_graph(plan, objective, micro_batch):
     loss, slopes = by_hand(toy, given, chosen, objective, weights, old, reference)
     outcome = backward(toy, given, chosen, objective, ADVANTAGE, weights, old, reference, micro_batch)
     assert outcome.loss == pytest.approx(loss, abs=1e-9)
-    assert objective.log_ratio(outcome.terms).abs().max() > 1e-3
+    assert objective.log_ratio(outcome.inputs).abs().max() > 1e-3
     for parameter, slope in zip(toy.parameters(), slopes, strict=True):
         assert slope.abs().max() > 0
         torch.testing.assert_close(parameter.grad, slope)

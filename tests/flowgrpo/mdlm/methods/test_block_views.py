@@ -167,7 +167,7 @@ def test_chances_of_all_answers_from_left_to_right_sum_to_one():
 def test_views_of_some_answers_are_those_of_the_others_left_out():
     answers, rows = finished(), torch.tensor([3, 1])
     whole, own = views.quadrature(answers), views.quadrature(answers.of(rows))
-    for field in ("hidden", "weight", "share", "blocks", "first"):
+    for field in ("hidden", "weight", "view_weight", "blocks", "first"):
         assert torch.equal(getattr(whole.of(rows), field), getattr(own, field))
 
 

@@ -16,31 +16,31 @@ from flowgrpo.mdlm.methods.objectives import (
     Clip,
     Divergence,
     LinearBound,
+    LossInputs,
     Sandwich,
     SequenceRatio,
     SoftGate,
-    Terms,
     TokenRatio,
 )
 
 
 def terms(gap, advantage, share=None, weight=None, reference=None):
-    """Terms of l whose gaps from the old ones are given, (n, B, L)."""
+    """Inputs of l whose gaps from the old ones are given, (n, B, L)."""
     gap = torch.as_tensor(gap, dtype=torch.float64)
     old = -torch.arange(1.0, 1 + gap.numel(), dtype=torch.float64).view_as(gap)
     weight = torch.ones_like(gap) if weight is None else torch.as_tensor(weight, dtype=torch.float64)
-    return Terms(
+    return LossInputs(
         new=old + gap,
         old=old,
         reference=None if reference is None else old + gap - torch.as_tensor(reference, dtype=torch.float64),
         weight=weight,
-        share=torch.full((len(gap),), 1 / len(gap), dtype=torch.float64)
+        view_weight=torch.full((len(gap),), 1 / len(gap), dtype=torch.float64)
         if share is None
         else torch.tensor(share, dtype=torch.float64),
         length=(weight > 0).any(0).sum(1),
         advantage=torch.tensor(advantage, dtype=torch.float64),
         token_weight=torch.full(gap.shape[1:], 1 / gap[0].numel(), dtype=torch.float64),
-        part=torch.ones(gap.shape[:2], dtype=torch.bool),
+        active_views=torch.ones(gap.shape[:2], dtype=torch.bool),
     )
 
 
@@ -199,11 +199,11 @@ def test_nothing_has_moved_before_the_first_update(name, objective):
     outcome = backward(
         toy, given_answers, chosen, objective, advantage, weights, old.each, reference.each, micro_batch=4
     )
-    assert (objective.log_ratio(outcome.terms) == 0).all()
-    assert not objective.stopped(outcome.terms).any()
+    assert (objective.log_ratio(outcome.inputs) == 0).all()
+    assert not objective.stopped(outcome.inputs).any()
     for form in KL:
         for level in ("token", "sequence"):
-            assert Divergence(1.0, form, level).mean(outcome.terms).item() == 0
+            assert Divergence(1.0, form, level).mean(outcome.inputs).item() == 0
     if isinstance(objective, TokenRatio):
         weights = weights * chosen.scored.any(0)
     if not (isinstance(objective, SequenceRatio) and isinstance(objective.surrogate, SoftGate)):

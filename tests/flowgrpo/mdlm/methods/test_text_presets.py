@@ -12,7 +12,7 @@ from flowgrpo import config
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.methods import views
 from flowgrpo.mdlm.methods.answers import in_scope
-from flowgrpo.mdlm.methods.objectives import Sandwich, Terms
+from flowgrpo.mdlm.methods.objectives import LossInputs, Sandwich
 from flowgrpo.mdlm.methods.presets import PRESETS, PUBLISHED
 from flowgrpo.mdlm.plan import training_decoder
 
@@ -68,16 +68,16 @@ def test_the_bounds_of_a_sandwich_are_those_of_the_released_code():
     given = answers(rows=5, scope="eos", length=8, end=6)
     chosen = views.blocks(given, size=3, draws=2, prompt_rate=0.4)
     new = -3 * torch.rand(chosen.weight.shape, generator=torch.Generator().manual_seed(0)) * chosen.scored
-    terms = Terms(
+    terms = LossInputs(
         new=new,
         old=new,
         reference=None,
         weight=chosen.weight,
-        share=chosen.share,
+        view_weight=chosen.view_weight,
         length=given.length,
         advantage=torch.ones(5),
         token_weight=torch.ones(given.scored.shape),
-        part=torch.ones(2, 5, dtype=torch.bool),
+        active_views=torch.ones(2, 5, dtype=torch.bool),
     )
     lower, upper = Sandwich(beta=1.5).bounds(terms)
     for row in range(5):

@@ -345,7 +345,7 @@ def test_scored_tokens_are_hidden_and_the_unscored_too(name):
     assert (hidden | ~chosen.scored).all()
     assert not (chosen.scored & ~given.scored).any()
     assert (chosen.weight >= 0).all()
-    assert chosen.share.sum().item() == pytest.approx(1)
+    assert chosen.view_weight.sum().item() == pytest.approx(1)
     if name not in ("autoregressive", "trajectory", "shrunk"):
         assert (hidden | given.scored).all()
 
