@@ -137,11 +137,14 @@ def token_of(variable: str) -> str:
     """The token in an environment variable.
 
     Raises:
-        RewardError: there is none.
+        RewardError: there is none, or no header of a request could hold it.
     """
-    if not os.environ.get(variable):
+    token = os.environ.get(variable, "")
+    if not token:
         raise RewardError(f"--token-env: the environment variable {variable} is not set")
-    return os.environ[variable]
+    if not (token.isascii() and token.isprintable()) or token != token.strip():
+        raise RewardError(f"--token-env: {variable} holds a character that no header can have, such as a line break")
+    return token
 
 
 def run(application: Guard, listening: socket.socket) -> None:

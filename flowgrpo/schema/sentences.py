@@ -41,8 +41,8 @@ def explain_validation_error(error: ValidationError, model: type[Strict], prefix
         ),
     )
     kind, value, context = first["type"], first["input"], first.get("ctx", {})
-    *above, last = first["loc"] or ("",)
-    path = [*filter(_is_key, above), *([last] if kind == "extra_forbidden" or _is_key(last) else [])]
+    named, unknown = (first["loc"][:-1], first["loc"][-1:]) if kind == "extra_forbidden" else (first["loc"], ())
+    path = [*filter(_is_key, named), *unknown]
     place = ".".join(str(part) or repr(part) for part in (*([prefix] if prefix else []), *path))
     if kind == "value_error":  # raised by us, and already a sentence
         return str(context["error"])

@@ -568,6 +568,13 @@ def test_what_cannot_be_served_is_refused(arguments, said, capsys):
     assert said in capsys.readouterr().err
 
 
+def test_a_token_that_no_header_can_have_is_refused(capsys, monkeypatch):
+    for token in ("secret\n", "sec\r\nret", "geheim\u00df", " "):
+        monkeypatch.setenv("SERVED_TOKEN", token)
+        assert main(["serve", "shapes", "--token-env", "SERVED_TOKEN"]) == 2
+        assert "SERVED_TOKEN holds a character that no header can have" in capsys.readouterr().err
+
+
 def test_a_port_in_use_is_refused(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["serve", "shapes", "--port", str(taken.getsockname()[1])]) == 2

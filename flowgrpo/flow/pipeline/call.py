@@ -22,6 +22,7 @@ RESERVED = (
     "sigmas",
     "timesteps",
 )
+MOST_STEPS = 10_000  # a plan grows a tree of them
 GUIDED = "do_classifier_free_guidance"
 
 
@@ -100,6 +101,6 @@ def checked_call(pipeline: type, call: dict[str, Any], key: str = "model.call") 
             choices = [k for k in known if k not in RESERVED and k != "self"]
             raise InputError(f"{key}.{name}: {pipeline.__name__} has no such argument, {nearest(name, choices)}")
     steps = call.get("num_inference_steps")
-    if steps is not None and not (isinstance(steps, int) and steps > 0):
-        raise InputError(f"{key}.num_inference_steps: {steps!r} is not a number of steps")
+    if steps is not None and not (isinstance(steps, int) and 0 < steps <= MOST_STEPS):
+        raise InputError(f"{key}.num_inference_steps: {steps!r} is not a number of steps from 1 to {MOST_STEPS}")
     return dict(call)

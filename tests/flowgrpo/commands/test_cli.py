@@ -154,6 +154,10 @@ def test_a_manifest_line_reproduces_its_picture_in_the_stock_pipeline(workplace,
             ["train", "tiny.yaml", "model.call.num_inference_steps=ten"],
             "num_inference_steps: 'ten' is not a number of steps",
         ),
+        (
+            ["plan", "tiny.yaml", "model.call.num_inference_steps=10000000"],
+            "num_inference_steps: 10000000 is not a number of steps from 1 to 10000",
+        ),
         (["train", "tiny.yaml", "model.call.height=17"], "model.call: StableDiffusion3Pipeline refuses it: `height`"),
         (["train", "tiny.yaml", "model.call.height=x"], "model.call: StableDiffusion3Pipeline refuses it"),
         (

@@ -8,10 +8,10 @@ from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from flowgrpo.cli import main
+from flowgrpo.commands import sample
 from flowgrpo.commands import train as run
 from flowgrpo.commands.kinds import kind_of
 from flowgrpo.errors import InputError
-from flowgrpo.flow import sampling
 from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.policy import TextPolicy
 
@@ -143,7 +143,7 @@ def test_a_long_sampling_tells_how_far_it_is(model, capsys, monkeypatch):
     capsys.readouterr()
     assert main([*asked, "short"]) == 0
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(sampling, "SECONDS", 0)
+    monkeypatch.setattr(sample, "SECONDS", 0)
     assert main([*asked, "long"]) == 0
     assert capsys.readouterr().err.splitlines() == ["16 of 35 samples", "32 of 35 samples", "35 of 35 samples"]
 

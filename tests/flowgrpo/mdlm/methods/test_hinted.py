@@ -23,7 +23,7 @@ def rollout(given):
 def uncertain(given, share):
     made = rollout(given)
     policy = SimpleNamespace(predictor=Toy())
-    return hinted.uncertain(policy, made, in_scope(made.completion, EOS, "eos"), share, 8)
+    return hinted.uncertain(policy.predictor, made, in_scope(made.completion, EOS, "eos"), share, 8)
 
 
 def test_a_token_given_behind_the_end_is_not_trained_on():
