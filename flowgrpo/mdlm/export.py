@@ -65,7 +65,7 @@ def answer(policy: TextPolicy, row: Row, decoder: Decoder) -> Text:
 def write_weights(model: TextModel, policy: TextPolicy, weights: Weights, out: Path) -> None:
     """The weights as they are now, in the formats of peft or transformers."""
     network = policy.predictor.model
-    with without_progress_bars():
+    with without_progress_bars("transformers"):
         if weights.lora is not None:
             _write_adapter(model, network, weights, out)
         else:
