@@ -17,5 +17,5 @@ def check_there(folder: Path) -> None:
     """
     if not (folder / SIZES).is_file():
         others = [str(found.parent) for found in folder.parent.glob(f"*/{SIZES}")]
-        hint = nearest(str(folder), others) if others else "flowgrpo tracelock writes one"
+        hint = nearest(str(folder), others) if others else "flowgrpo mdlm tracelock writes one"
         raise InputError(f"decoder.scorer.controller: there is no trained controller in {folder}, {hint}")

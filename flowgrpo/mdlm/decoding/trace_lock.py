@@ -89,7 +89,7 @@ class Controller(torch.nn.Module):
         if own != hidden_size:
             raise InputError(
                 f"decoder.scorer.controller: it was trained on hidden states of width {own}, "
-                f"those of this model have {hidden_size}; flowgrpo tracelock trains one for it"
+                f"those of this model have {hidden_size}; flowgrpo mdlm tracelock trains one for it"
             )
 
 
@@ -233,7 +233,7 @@ def load_controller(folder: str | Path, hidden_size: int | None = None) -> Contr
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AssertionError, SafetensorError) as error:
         said = " ".join(str(error).split())[:200]
         raise InputError(
-            f"decoder.scorer.controller: {folder} does not hold what flowgrpo tracelock writes ({said})"
+            f"decoder.scorer.controller: {folder} does not hold what flowgrpo mdlm tracelock writes ({said})"
         ) from None
     if hidden_size is not None:
         controller.check_fit(hidden_size)

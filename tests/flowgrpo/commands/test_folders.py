@@ -187,7 +187,7 @@ COMMANDS = [
     ["sample", "digits", "--prompt", "1"],
     ["gallery", "runs/t"],
     ["export", "runs/t"],
-    ["tracelock", "digits", "--prompts", "prompts.txt"],
+    ["mdlm", "tracelock", "digits", "--prompts", "prompts.txt"],
 ]
 
 
