@@ -4,7 +4,7 @@
 
 Prints a table in Markdown. All decode at temperature 0; the order of `random` and `origin` is drawn. The evaluations are the
 mean over the answers; a decoder that takes as many steps as it needs takes fewer where it is sure, and an evaluation with a
-cache counts like one without. The time is of an answer in batches of 128. `--controller`, which `flowgrpo mdlm tracelock` made,
+cache counts like one without. The time is of an answer in batches of 128. `--controller`, of `flowgrpo mdlm tracelock`,
 adds `trace_lock`.
 """
 
