@@ -35,7 +35,7 @@ def test_every_key_has_a_sentence(model):
         assert set(sentences(model)) >= set(model.model_fields)
 
 
-@pytest.mark.parametrize("axis", ["tree", "kernel"])
+@pytest.mark.parametrize("axis", CHOICES)
 def test_every_option_has_a_sentence(axis):
     for choice in CHOICES[axis].values():
         assert set(sentences(choice)) >= set(choice.model_fields) - {"name"}
