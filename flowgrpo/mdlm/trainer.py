@@ -20,7 +20,7 @@ from flowgrpo.mdlm.methods import hints as hinted
 from flowgrpo.mdlm.methods.answers import Answers, in_scope
 from flowgrpo.mdlm.methods.backward import Outcome, backward
 from flowgrpo.mdlm.methods.estimate import estimate
-from flowgrpo.mdlm.methods.objectives import LIMIT, Objective
+from flowgrpo.mdlm.methods.objective import Objective
 from flowgrpo.mdlm.methods.schedule import Actions, SchedulePolicy, acted, scheduled
 from flowgrpo.mdlm.methods.views import Views
 from flowgrpo.mdlm.policy import TextPolicy, Written
@@ -32,6 +32,7 @@ from flowgrpo.training.optimize import Measured, moved
 from flowgrpo.training.report import peak_bytes
 from flowgrpo.training.samples import Sample, Text
 from flowgrpo.training.scorer import Scorer, Scores
+from flowgrpo.training.surrogate import bounded_exp
 from flowgrpo.training.weights import Weights
 from samplers.noise import Address
 
@@ -302,7 +303,7 @@ class TextTrainer(Loop):
         token_weight = token_weight * step.weight.float()[:, None]  # not divided out again
         scored = views.scored.any(0)
         total, tokens = self._sum(torch.tensor([float(len(step.rows)), float(scored.sum())])).tolist()
-        measured, objective = Measured(drift=None), algorithm.objective.build()
+        measured, objective = Measured(drift=None), algorithm.objective
         self.optimizer.zero_grad(set_to_none=True)
         if scored.any():
             outcome = backward(
@@ -329,8 +330,7 @@ class TextTrainer(Loop):
         actions, rows = batch.actions, step.rows
         took = acted(batch.written.rollout, actions)[rows]
         gap = self.schedule.log_prob(actions.raw[rows]) - actions.log_prob[rows]
-        ratio = gap.clamp(-LIMIT, LIMIT).exp()
-        loss = self.config.algorithm.objective.surrogate().loss(ratio, step.advantage.float()[:, None])
+        loss = self.config.algorithm.objective.ratio_loss(bounded_exp(gap), step.advantage.float()[:, None])
         each = (loss * took).sum(1) / took.sum(1).clamp(min=1)
         return (each * step.weight.float()).sum()
 
@@ -395,6 +395,5 @@ def _measure(measured: Measured, outcome: Outcome, objective: Objective, scored:
     measured.drift = float(log_ratio[scored].max()) if moved else None
     measured.ratio = float(log_ratio[scored].sum())
     measured.clipped = int(stopped[scored].sum())
-    kl = getattr(objective, "kl", None)
-    each = replace(outcome.inputs, token_weight=scored.float())
-    measured.kl = None if kl is None else float(kl.mean(each))
+    if objective.kl.beta > 0:
+        measured.kl = float(objective.kl.mean(replace(outcome.inputs, token_weight=scored.float())))

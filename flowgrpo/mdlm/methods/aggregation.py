@@ -8,12 +8,17 @@ tensor over the processes. All sum to 1 but those of `fixed_length`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
-Tensor = torch.Tensor
-Reduce = Callable[[Tensor], Tensor]
-Aggregate = Callable[[Tensor, Tensor, Tensor, Reduce], Tensor]
+from flowgrpo.schema.base import Choice
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Reduce = Callable[["Tensor"], "Tensor"]
+Aggregate = Callable[["Tensor", "Tensor", "Tensor", Reduce], "Tensor"]
 
 
 def alone(total: Tensor) -> Tensor:
@@ -70,6 +75,17 @@ AGGREGATIONS: dict[str, Aggregate] = {
     "fixed_length": fixed_length,
     "balanced": balanced,
 }
+
+
+class Aggregation(Choice):
+    """What a token weighs in the loss, by `name`."""
+
+    name: Literal["token_mean", "sequence_mean", "step_mean", "fixed_length", "balanced"]
+
+    @property
+    def weights(self) -> Aggregate:
+        """The weights (B, L) of tokens."""
+        return AGGREGATIONS[self.name]
 
 
 def _over(weights: Tensor, reduce: Reduce) -> Tensor:

@@ -1,4 +1,4 @@
-"""The table of methods for masked-diffusion language models: words over the axes of `mdlm.methods.axes`, and numbers.
+"""The table of methods for masked-diffusion language models: words over the axes of `mdlm.methods`, and numbers.
 
 To add a method, add a row. Numbers of the loop (passes, groups, learning rate) and of sizes (length, steps, blocks) are no
 part of a row, for they go with a model: `PUBLISHED` has those of the released code, as overrides; `flowgrpo plan` shows

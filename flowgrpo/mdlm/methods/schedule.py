@@ -17,14 +17,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm.decoding.committers import Remaining
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
 from flowgrpo.mdlm.decoding.modifiers import Gumbel
 from flowgrpo.mdlm.decoding.step import Step
+from flowgrpo.schema.base import Choice, Positive
 from samplers.noise import Address, noise
 
 Tensor = torch.Tensor
@@ -148,3 +151,29 @@ def scheduled(decoder: Decoder, actions: Actions) -> Decoder:
 def acted(rollout: Rollout, actions: Actions) -> Tensor:
     """Which actions (B, S) bool took effect: those of the steps that a row took."""
     return torch.arange(actions.log_prob.shape[1], device=rollout.steps.device) < rollout.steps[:, None]
+
+
+class Unscheduled(Choice):
+    """The decoder's numbers stay as they are."""
+
+    name: Literal["none"] = "none"
+
+    def policy(self, steps: int) -> None:
+        """There is none."""
+
+
+class LearnedSchedule(Choice):
+    """Co-GRPO (arXiv 2512.22288), reconstructed: numbers of the decoder are drawn, and trained by the same advantage.
+
+    `start` has the mean of each to begin with, of all steps or of each: ratio, temperature, selection_temperature,
+    cfg_scale. `std` is that of their logits.
+    """
+
+    name: Literal["learned"] = "learned"
+    start: Annotated[dict[str, float | list[float]], Field(min_length=1)] = {"temperature": 0.8}
+    std: Positive = 0.3
+    learning_rate: Positive = 0.03
+
+    def policy(self, steps: int) -> SchedulePolicy:
+        """The distribution of the numbers, for decodes of at most so many steps."""
+        return SchedulePolicy(self.start, steps, self.std)
