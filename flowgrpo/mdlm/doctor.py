@@ -20,7 +20,7 @@ from flowgrpo.mdlm.loading import load_adapter, load_predictor
 from flowgrpo.mdlm.methods.answers import Answers, in_scope
 from flowgrpo.mdlm.methods.backward import backward
 from flowgrpo.mdlm.methods.estimate import estimate
-from flowgrpo.mdlm.methods.views import trajectory
+from flowgrpo.mdlm.methods.likelihood import trajectory
 from flowgrpo.mdlm.plan import plan, training_decoder
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.setup import check as check_rewards
@@ -134,7 +134,7 @@ def _gradients(settings: TextConfig, policy: TextPolicy, weights: Weights, answe
     advantage = torch.ones(len(answers.ids), device=answers.ids.device)
     advantage[1::2] = -1
     weight = algorithm.aggregation.weights(answers.scored, advantage, views.first, lambda total: total)
-    backward(policy.predictor, answers, views, algorithm.objective.build(), advantage, weight, old, old, size)
+    backward(policy.predictor, answers, views, algorithm.objective, advantage, weight, old, old, size)
     own = [p for p in weights.parameters if all(p is not q for m in weights.whole.values() for q in m.parameters())]
     norms = [float(p.grad.norm()) for p in own if p.grad is not None]
     for p in own:

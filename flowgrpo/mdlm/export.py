@@ -19,7 +19,7 @@ from flowgrpo.mdlm.architectures import copy_beside, released_paths
 from flowgrpo.mdlm.config import EMBEDDED, TextConfig, TextModel
 from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.loading import config_of, places
-from flowgrpo.mdlm.methods.schedule import SchedulePolicy, scheduled
+from flowgrpo.mdlm.methods.learned_schedule import SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.released import is_released
 from flowgrpo.mdlm.setup import policy_and_weights

@@ -13,7 +13,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
 from flowgrpo.mdlm.methods import hints as hinted
-from flowgrpo.mdlm.methods.schedule import Actions, SchedulePolicy, scheduled
+from flowgrpo.mdlm.methods.learned_schedule import Actions, SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import TextPolicy, Written
 from flowgrpo.training.groups import Groups
 from flowgrpo.training.scorer import Scorer, Scores

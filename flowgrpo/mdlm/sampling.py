@@ -15,7 +15,7 @@ from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm.config import TextModel
 from flowgrpo.mdlm.export import SCHEDULE_FILE, with_schedule
 from flowgrpo.mdlm.loading import load_adapter, load_predictor
-from flowgrpo.mdlm.methods.axes import Decoding
+from flowgrpo.mdlm.methods.decoder import Decoding
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.schema.sentences import checked
 from flowgrpo.training import checkpoint

@@ -31,7 +31,7 @@ import torch
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.mdlm.config import TextConfig
-from flowgrpo.mdlm.methods.schedule import SchedulePolicy, scheduled
+from flowgrpo.mdlm.methods.learned_schedule import SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollout import Batch, rollout
 from flowgrpo.mdlm.update import UpdateBatch, update_batches, update_on

@@ -14,12 +14,13 @@ from flowgrpo.mdlm.methods import hints as hinted
 from flowgrpo.mdlm.methods.answers import Answers, in_scope
 from flowgrpo.mdlm.methods.backward import Outcome, backward
 from flowgrpo.mdlm.methods.estimate import estimate
-from flowgrpo.mdlm.methods.objectives import LIMIT, Objective
-from flowgrpo.mdlm.methods.schedule import SchedulePolicy, acted
+from flowgrpo.mdlm.methods.learned_schedule import SchedulePolicy, acted
+from flowgrpo.mdlm.methods.objective import Objective
 from flowgrpo.mdlm.methods.views import Views
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollout import BROKEN, Batch
 from flowgrpo.training.optimize import Measured, moved
+from flowgrpo.training.surrogate import bounded_exp
 from flowgrpo.training.weights import Weights
 
 Tensor = torch.Tensor
@@ -149,7 +150,7 @@ def update_on(
     token_weight = token_weight * update_batch.weight.float()[:, None]  # not divided out again
     scored = views.scored.any(0)
     total, tokens = reduce(torch.tensor([float(len(update_batch.rows)), float(scored.sum())])).tolist()
-    measured, objective = Measured(drift=None), algorithm.objective.build()
+    measured, objective = Measured(drift=None), algorithm.objective
     optimizer.zero_grad(set_to_none=True)
     if scored.any():
         outcome = backward(
@@ -195,8 +196,7 @@ def _schedule_loss(config: TextConfig, schedule: SchedulePolicy, update_batch: U
     actions, rows = batch.actions, update_batch.rows
     took = acted(batch.written.rollout, actions)[rows]
     gap = schedule.log_prob(actions.raw[rows]) - actions.log_prob[rows]
-    ratio = gap.clamp(-LIMIT, LIMIT).exp()
-    loss = config.algorithm.objective.surrogate().loss(ratio, update_batch.advantage.float()[:, None])
+    loss = config.algorithm.objective.ratio_loss(bounded_exp(gap), update_batch.advantage.float()[:, None])
     each = (loss * took).sum(1) / took.sum(1).clamp(min=1)
     return (each * update_batch.weight.float()).sum()
 
@@ -215,6 +215,5 @@ def _measure(measured: Measured, outcome: Outcome, objective: Objective, scored:
     measured.drift = float(log_ratio[scored].max()) if moved else None
     measured.ratio = float(log_ratio[scored].sum())
     measured.clipped = int(stopped[scored].sum())
-    kl = getattr(objective, "kl", None)
-    each = replace(outcome.inputs, token_weight=scored.float())
-    measured.kl = None if kl is None else float(kl.mean(each))
+    if objective.kl.beta > 0:
+        measured.kl = float(objective.kl.mean(replace(outcome.inputs, token_weight=scored.float())))

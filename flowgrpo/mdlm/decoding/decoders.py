@@ -69,7 +69,7 @@ DECODERS: dict[str, Row] = {
         {"name": "blocks", "window": 128},
         {"name": "held_back"},
     ),
-    "scheduled": _row(  # Co-GRPO, arXiv 2512.22288, a reconstruction: see flowgrpo/mdlm/methods/schedule.py
+    "scheduled": _row(  # Co-GRPO, arXiv 2512.22288, a reconstruction: see flowgrpo/mdlm/methods/learned_schedule.py
         "confidence", {"name": "remaining", "least": 1}, _WHOLE, {"name": "gumbel", "temperature": 1.0}
     ),
 }

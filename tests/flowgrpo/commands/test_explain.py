@@ -11,7 +11,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods import CHOICES
 from flowgrpo.mdlm.config import TextConfig
-from flowgrpo.mdlm.methods.axes import CHOICES as TEXT_CHOICES
+from flowgrpo.mdlm.methods import CHOICES as TEXT_CHOICES
 from flowgrpo.schema.base import Strict
 from flowgrpo.schema.explain import explain, section, sentences
 
