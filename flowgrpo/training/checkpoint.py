@@ -37,7 +37,7 @@ def save(
     scaler: torch.amp.GradScaler,
     random_states: list,
     beta: float,
-    history: dict[str, Any],
+    prompt_stats: dict[str, Any],
     keep: int,
     sound: bool = True,
 ) -> Path:
@@ -49,7 +49,7 @@ def save(
         folder: the run's `checkpoints`.
         random_states: `random_state()` of every process.
         beta: coefficient of the divergence, which may adapt.
-        history: what is remembered of each prompt, as JSON.
+        prompt_stats: what is remembered of each prompt, as JSON; `history` in the file.
         sound: whether what was sampled last had rewards; a checkpoint with tensors that are not finite never is sound.
     """
     target = _place(folder, step)
@@ -62,7 +62,7 @@ def save(
     torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, partial / "optimizer.pt")
     torch.save(random_states, partial / "random.pt")
     sound = sound and all(bool(t.isfinite().all()) for t in tensors.values())
-    state = {"step": step, "updates": weights.updates, "beta": beta, "history": history, "sound": sound}
+    state = {"step": step, "updates": weights.updates, "beta": beta, "history": prompt_stats, "sound": sound}
     (partial / "state.json").write_text(json.dumps(state))
     for path in (*partial.iterdir(), partial):
         _flush(path)
@@ -165,7 +165,7 @@ def load(
     scaler: torch.amp.GradScaler,
     process: int = 0,
 ) -> tuple[int, float, dict[str, Any]]:
-    """Put everything of a checkpoint in place; returns its step, its coefficient of the divergence and its history.
+    """Put everything of a checkpoint in place; returns its step, coefficient of the divergence and prompt stats.
 
     Raises:
         InputError: it cannot be read, or is of another run.

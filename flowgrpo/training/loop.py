@@ -25,8 +25,8 @@ from flowgrpo.training import checkpoint, metrics, parts, selection
 from flowgrpo.training.baseline import Units, combined, zero_std_fraction
 from flowgrpo.training.evaluate import overoptimization_streak
 from flowgrpo.training.groups import Groups, groups_of
-from flowgrpo.training.history import History
 from flowgrpo.training.optimize import Measured
+from flowgrpo.training.prompt_stats import PromptStats
 from flowgrpo.training.report import Report, peak_bytes
 from flowgrpo.training.samples import Sample, SampleFolder
 from flowgrpo.training.scorer import Scores
@@ -124,7 +124,7 @@ class Loop(ABC):
         self.scaler = torch.amp.GradScaler(self.accelerator.device.type, enabled=config.model.dtype == "float16")
         self.reward_weights = torch.tensor([reward.weight for reward in rewards], dtype=torch.float64)
         self.done = 0
-        self.history = History(config.train.memory)
+        self.prompt_stats = PromptStats(config.train.memory)
         self.beta = config.algorithm.objective.kl.beta  # may adapt
         self.report = Report(self.folder, self.accelerator, config.train.iterations)
         self.samples = SampleFolder(self.folder)
@@ -237,7 +237,7 @@ class Loop(ABC):
 
     def groups(self, iteration: int) -> Groups:
         """The groups of an iteration, on all processes."""
-        return groups_of(self.config, len(self.train_prompts), self.history, iteration)
+        return groups_of(self.config, len(self.train_prompts), self.prompt_stats, iteration)
 
     def parts(self, iteration: int, groups: Groups) -> list[list[int]]:
         """The optimizer step that each sample of each group belongs to."""
@@ -255,7 +255,7 @@ class Loop(ABC):
         everyone = gather_object([(units, *batch.outcomes, batch.scores.lost)])
         together = Units.joined([each[0] for each in everyone])
         prompts = torch.tensor(groups.prompts)[together.comparison[:, 0]].tolist()
-        expected = self.history.expected(prompts, self.done)
+        expected = self.prompt_stats.expected(prompts, self.done)
         weights, select = self.reward_weights, self.config.train.select
         advantages, trained = selection.normalize_advantages(together, weights, expected, algorithm.baseline, select)
         before = sum(len(each[0].values) for each in everyone[: self.accelerator.process_index])
@@ -266,7 +266,7 @@ class Loop(ABC):
             [group for each in everyone for group in each[2]],
         )
         total = combined(rewards, weights)
-        self.history.add([groups.prompts[group] for group in of_groups], total, self.done)
+        self.prompt_stats.add([groups.prompts[group] for group in of_groups], total, self.done)
         teaching = trained & together.values.isfinite().any(1) & advantages.isfinite() & (advantages.abs() > ROUNDING)
         return (
             advantages[mine],
@@ -329,7 +329,7 @@ class Loop(ABC):
                 self.scaler,
                 states,
                 self.beta,
-                self.history.state(),
+                self.prompt_stats.state(),
                 keep,
                 sound=all(line["reward/mean"] is not None for line in self.report.lines if line["step"] == self.done),
             )
@@ -340,10 +340,10 @@ class Loop(ABC):
         checkpoints = self.folder / "checkpoints"
         if checkpoint.steps(checkpoints):
             latest = checkpoint.find(checkpoints)
-            self.done, self.beta, history = checkpoint.load(
+            self.done, self.beta, prompt_stats = checkpoint.load(
                 latest, self.weights, self.optimizer, self.scaler, self.accelerator.process_index
             )
-            self.history.restore(history)
+            self.prompt_stats.restore(prompt_stats)
         self.report.forget_after(self.done if self.done else -1)
         if self.accelerator.is_main_process:
             self.samples.forget_after(self.done if self.done else -1)
