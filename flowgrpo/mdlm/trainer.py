@@ -39,7 +39,7 @@ from flowgrpo.training.baseline import Units
 from flowgrpo.training.evaluate import evaluate
 from flowgrpo.training.groups import Groups
 from flowgrpo.training.loop import Loop
-from flowgrpo.training.optimize import Measured
+from flowgrpo.training.optimize import UpdateStats
 from flowgrpo.training.samples import Sample, Text
 from flowgrpo.training.weights import Weights
 
@@ -107,7 +107,7 @@ class TextTrainer(Loop):
         ones, units = torch.ones(count, dtype=torch.float64), torch.arange(count)
         return Units(batch.scores.values, batch.group[:, None], ones, units)
 
-    def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[Measured]:
+    def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
         """Take an optimizer step on each part of the completions in each pass."""
         parts = self.parts(batch.iteration, batch.groups)
         steps = update_batches(
@@ -133,7 +133,7 @@ class TextTrainer(Loop):
             keep=config.eval.save,
         )
 
-    def _update_on(self, number: int, update_batch: UpdateBatch, batch: Batch) -> Measured:
+    def _update_on(self, number: int, update_batch: UpdateBatch, batch: Batch) -> UpdateStats:
         self._set_learning_rate(number)
         return update_on(
             self.config,

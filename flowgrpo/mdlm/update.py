@@ -18,7 +18,7 @@ from flowgrpo.mdlm.methods.schedule import SchedulePolicy, acted
 from flowgrpo.mdlm.methods.views import Views
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollout import Batch
-from flowgrpo.training.optimize import Measured, moved
+from flowgrpo.training.optimize import UpdateStats, moved
 from flowgrpo.training.weights import Weights
 
 Tensor = torch.Tensor
@@ -127,7 +127,7 @@ def update_on(
     scaler: torch.amp.GradScaler,
     schedule: SchedulePolicy | None,
     reduce: Callable[[Tensor], Tensor],
-) -> Measured:
+) -> UpdateStats:
     """Take one optimizer step on some completions of a batch; returns what was measured of it on this process.
 
     None is taken if no process has a scored token, or a gradient is not finite.
@@ -146,7 +146,7 @@ def update_on(
     token_weight = token_weight * update_batch.weight.float()[:, None]  # not divided out again
     scored = views.scored.any(0)
     total, tokens = reduce(torch.tensor([float(len(update_batch.rows)), float(scored.sum())])).tolist()
-    measured, objective = Measured(drift=None), algorithm.objective.build()
+    stats, objective = UpdateStats(max_abs_log_ratio=None), algorithm.objective.build()
     optimizer.zero_grad(set_to_none=True)
     if scored.any():
         outcome = backward(
@@ -161,13 +161,13 @@ def update_on(
             train.micro_batch,
             scaler.scale,
         )
-        _measure(measured, outcome, objective, scored, update_batch.old is not None)
+        _measure(stats, outcome, objective, scored, update_batch.old is not None)
         if batch.actions is not None:
             loss = _schedule_loss(config, schedule, update_batch, batch)
             scaler.scale(loss / total).backward()
     if tokens > 0:
-        moved(weights, optimizer, scaler, train.max_grad_norm, reduce, measured)
-    return measured
+        moved(weights, optimizer, scaler, train.max_grad_norm, reduce, stats)
+    return stats
 
 
 def _scored_tokens(config: TextConfig, policy: TextPolicy, batch: Batch) -> Tensor:
@@ -198,7 +198,7 @@ def _schedule_loss(config: TextConfig, schedule: SchedulePolicy, update_batch: U
     return (each * update_batch.weight.float()).sum()
 
 
-def _measure(measured: Measured, outcome: Outcome, objective: Objective, scored: Tensor, moved: bool) -> None:
+def _measure(stats: UpdateStats, outcome: Outcome, objective: Objective, scored: Tensor, moved: bool) -> None:
     """Put what an update did into its sums, which are per token: what is of a whole completion counts for each token.
 
     Args:
@@ -208,10 +208,10 @@ def _measure(measured: Measured, outcome: Outcome, objective: Objective, scored:
     log_ratio, stopped = objective.log_ratio(outcome.terms).abs(), objective.stopped(outcome.terms)
     if log_ratio.ndim == 1:
         log_ratio, stopped = (x[:, None].expand(scored.shape) for x in (log_ratio, stopped))
-    measured.edges = int(scored.sum())
-    measured.drift = float(log_ratio[scored].max()) if moved else None
-    measured.ratio = float(log_ratio[scored].sum())
-    measured.clipped = int(stopped[scored].sum())
+    stats.edges = int(scored.sum())
+    stats.max_abs_log_ratio = float(log_ratio[scored].max()) if moved else None
+    stats.sum_abs_log_ratio = float(log_ratio[scored].sum())
+    stats.clipped = int(stopped[scored].sum())
     kl = getattr(objective, "kl", None)
     each = replace(outcome.terms, token_weight=scored.float())
-    measured.kl = None if kl is None else float(kl.mean(each))
+    stats.kl = None if kl is None else float(kl.mean(each))

@@ -25,7 +25,7 @@ from flowgrpo.training import checkpoint, metrics, parts, selection
 from flowgrpo.training.baseline import Units, combined, zero_std_fraction
 from flowgrpo.training.evaluate import overoptimization_streak
 from flowgrpo.training.groups import Groups, groups_of
-from flowgrpo.training.optimize import Measured
+from flowgrpo.training.optimize import UpdateStats
 from flowgrpo.training.prompt_stats import PromptStats
 from flowgrpo.training.report import Report, peak_bytes
 from flowgrpo.training.samples import Sample, SampleFolder
@@ -206,7 +206,7 @@ class Loop(ABC):
         """What of a batch is compared with each other: trajectories, branches, gains of steps."""
 
     @abstractmethod
-    def update(self, batch: Any, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[Measured]:
+    def update(self, batch: Any, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
         """Take the optimizer steps of an iteration; returns what was measured of each on this process.
 
         Args:

@@ -12,13 +12,14 @@ from flowgrpo.training.weights import Weights
 
 
 @dataclass
-class Measured:
+class UpdateStats:
     """Sums over the edges of one optimizer step, on this process.
 
     Attributes:
         edges: how many were trained.
-        drift: largest |log ratio|, None if it was not measured; before the first update of an iteration it must be 0.
-        ratio: sum of |log ratio|.
+        max_abs_log_ratio: largest |log ratio|, None if it was not measured;
+            before the first update of an iteration it must be 0.
+        sum_abs_log_ratio: sum of |log ratio|.
         clipped: how many the clip stopped.
         kl: sum of the divergence from the reference, None if none is computed.
         grad_norm: of the whole gradient, before it is cut.
@@ -26,8 +27,8 @@ class Measured:
     """
 
     edges: int = 0
-    drift: float | None = None
-    ratio: float = 0.0
+    max_abs_log_ratio: float | None = None
+    sum_abs_log_ratio: float = 0.0
     clipped: int = 0
     kl: float | None = None
     grad_norm: float = 0.0
@@ -40,7 +41,7 @@ def moved(
     scaler: torch.amp.GradScaler,
     max_grad_norm: float,
     reduce: Callable[[torch.Tensor], torch.Tensor],
-    measured: Measured,
+    stats: UpdateStats,
 ) -> None:
     """Sum the gradients of all processes, cut them to a norm and take the step, unless one is not finite."""
     reached = reduce(torch.tensor([float(p.grad is not None) for p in weights.parameters]))
@@ -53,10 +54,10 @@ def moved(
         grad.copy_(summed.view_as(grad))
     scaler.scale(everyone[:0])  # a process without a loss in the run's first step has not set its scale up yet
     scaler.unscale_(optimizer)
-    measured.grad_norm = float(torch.nn.utils.clip_grad_norm_(weights.parameters, max_grad_norm))
-    if math.isfinite(measured.grad_norm):
+    stats.grad_norm = float(torch.nn.utils.clip_grad_norm_(weights.parameters, max_grad_norm))
+    if math.isfinite(stats.grad_norm):
         optimizer.step()
         weights.after_update()
     else:
-        measured.skipped = 1
+        stats.skipped = 1
     scaler.update()

@@ -451,7 +451,7 @@ def test_in_half_precision_a_process_without_a_loss_takes_part_in_the_step():
         optimizer, scaler = torch.optim.SGD(weights.parameters, lr=0.1), torch.amp.GradScaler("cpu")
         if number == 0:
             scaler.scale(2 * weights.parameters[0].sum()).backward()
-        measured = optimize.Measured()
+        measured = optimize.UpdateStats()
         optimize.moved(weights, optimizer, scaler, 9.0, meeting.reduce(number), measured)
         found[number] = weights.parameters[0].item(), measured.grad_norm, measured.skipped, scaler.state_dict()
 
