@@ -11,7 +11,7 @@ from flowgrpo.flow.methods.objective import Terms, TrainedStep
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.schema.base import Choice
 from flowgrpo.training.baseline import Units
-from flowgrpo.training.optimize import UpdateStats, moved
+from flowgrpo.training.optimize import UpdateStats, optimizer_step
 from flowgrpo.training.weights import Weights
 from samplers.kernels import log_prob
 from samplers.trees import Edges, Evaluation, Tree, edge_transition
@@ -83,7 +83,7 @@ def update_part(
     for evaluation in evaluations:
         loss = _loss(policy, weights, objective, credited, evaluation, stats)
         scaler.scale(loss / total).backward()
-    moved(weights, optimizer, scaler, max_grad_norm, reduce, stats)
+    optimizer_step(weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=max_grad_norm, reduce=reduce)
     return stats
 
 

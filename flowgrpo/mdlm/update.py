@@ -18,7 +18,7 @@ from flowgrpo.mdlm.methods.schedule import SchedulePolicy, acted
 from flowgrpo.mdlm.methods.views import Views
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollout import Batch
-from flowgrpo.training.optimize import UpdateStats, moved
+from flowgrpo.training.optimize import UpdateStats, optimizer_step
 from flowgrpo.training.weights import Weights
 
 Tensor = torch.Tensor
@@ -166,7 +166,9 @@ def update_on(
             loss = _schedule_loss(config, schedule, update_batch, batch)
             scaler.scale(loss / total).backward()
     if tokens > 0:
-        moved(weights, optimizer, scaler, train.max_grad_norm, reduce, stats)
+        optimizer_step(
+            weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=train.max_grad_norm, reduce=reduce
+        )
     return stats
 
 

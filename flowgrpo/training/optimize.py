@@ -35,15 +35,22 @@ class UpdateStats:
     skipped: int = 0
 
 
-def moved(
+def optimizer_step(
     weights: Weights,
+    stats: UpdateStats,
+    *,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
     max_grad_norm: float,
     reduce: Callable[[torch.Tensor], torch.Tensor],
-    stats: UpdateStats,
 ) -> None:
-    """Sum the gradients of all processes, cut them to a norm and take the step, unless one is not finite."""
+    """Sum the gradients of all processes, clip them to a norm and take the step, unless one is not finite.
+
+    Args:
+        stats: gets the norm, and whether the step was skipped.
+        scaler: of the loss, for float16; a disabled one does nothing.
+        reduce: sum of a tensor over the processes.
+    """
     reached = reduce(torch.tensor([float(p.grad is not None) for p in weights.parameters]))
     for p, by in zip(weights.parameters, reached.tolist(), strict=True):
         if by and p.grad is None:  # experts, say, that another process's rows chose, or no row here is trained on
