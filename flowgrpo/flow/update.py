@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flowgrpo.flow.methods.objective import Terms, TrainedStep
+from flowgrpo.flow.methods.objective import LossInputs, TrainedStep
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.schema.base import Choice
 from flowgrpo.training.baseline import Units
@@ -97,23 +97,23 @@ def _loss(policy, weights, objective, credited: Credited, evaluation: Evaluation
     velocity = policy.velocity(state, sigma, evaluation.rows)
     loss = torch.zeros((), device=state[0].device)
     for edges in evaluation.trained:
-        terms = _terms(credited, evaluation, edges, velocity, reference)
-        per_edge = objective.loss(terms) * credited.step_weights[edges.move.kernel, sigma, edges.sigma_next]
+        inputs = _loss_inputs(credited, evaluation, edges, velocity, reference)
+        per_edge = objective.loss(inputs) * credited.step_weights[edges.move.kernel, sigma, edges.sigma_next]
         if beta > 0:
-            divergence = objective.divergence(terms)
+            divergence = objective.divergence(inputs)
             per_edge = per_edge + beta * divergence
             stats.kl = (stats.kl or 0.0) + float(divergence.detach().sum())
         weight = credited.weights(edges) * credited.group_weights(edges)
         loss = loss + (per_edge * weight.to(per_edge)).sum()
-        _measure(terms, objective, stats)
+        _measure(inputs, objective, stats)
     return loss
 
 
-def _terms(credited: Credited, evaluation: Evaluation, edges: Edges, velocity, reference) -> Terms:
+def _loss_inputs(credited: Credited, evaluation: Evaluation, edges: Edges, velocity, reference) -> LossInputs:
     state, sigma, cap = evaluation.state, evaluation.sigma, credited.tree.sigma_cap
     mean, std = edge_transition(edges, sigma, state, velocity, cap)
     rows = edges.rows.to(state[0].device)
-    return Terms(
+    return LossInputs(
         log_prob=log_prob(edges.next_state, mean, std, edges.move.kernel.log_prob),
         old_log_prob=edges.log_prob,
         advantage=credited.of_edges(edges.nodes).to(edges.log_prob),
@@ -129,10 +129,10 @@ def _terms(credited: Credited, evaluation: Evaluation, edges: Edges, velocity, r
 
 
 @torch.no_grad()
-def _measure(terms: Terms, objective: Choice, stats: UpdateStats) -> None:
-    gap = (terms.log_prob - terms.old_log_prob).abs()
+def _measure(inputs: LossInputs, objective: Choice, stats: UpdateStats) -> None:
+    gap = (inputs.log_prob - inputs.old_log_prob).abs()
     stats.edges += len(gap)
     before = -1.0 if stats.max_abs_log_ratio is None else stats.max_abs_log_ratio
     stats.max_abs_log_ratio = float(torch.tensor([before, gap.max()]).max())  # unlike Python's max, this keeps NaN
     stats.sum_abs_log_ratio += float(gap.sum())
-    stats.clipped += int(objective.clipped(terms).sum())
+    stats.clipped += int(objective.clipped(inputs).sum())

@@ -24,7 +24,7 @@ TrainedStep = tuple[Kernel, float, float]  # kernel, sigma, sigma_next
 
 
 @dataclass(frozen=True)
-class Terms:
+class LossInputs:
     """What an objective sees of E edges of one evaluation; gradients come through `log_prob`, `mean` and `velocity`.
 
     Attributes:
@@ -52,19 +52,19 @@ class Terms:
     reference_velocity: State | None = None
 
 
-def plain_ratio(terms: Terms) -> Tensor:
+def plain_ratio(inputs: LossInputs) -> Tensor:
     """exp(log_prob - old_log_prob) (E,): how much likelier the policy has made the step."""
-    return bounded_exp(terms.log_prob - terms.old_log_prob)
+    return bounded_exp(inputs.log_prob - inputs.old_log_prob)
 
 
-def normalised_ratio(terms: Terms) -> Tensor:
+def normalised_ratio(inputs: LossInputs) -> Tensor:
     """GRPO-Guard (arXiv 2510.22319): exp((log_prob - old_log_prob + mean (mu - mu_old)^2 / (2 std^2)) std), shape (E,).
 
     For the averaged log-probability the exponent is mean (mu - mu_old) noise: the bias that makes plain ratios smaller than
     1 is gone, and its variance is the same at every step.
     """
-    bias = _mean_square(terms.mean, terms.old_mean) / (2 * terms.std**2)
-    return bounded_exp((terms.log_prob - terms.old_log_prob + bias) * terms.std)
+    bias = _mean_square(inputs.mean, inputs.old_mean) / (2 * inputs.std**2)
+    return bounded_exp((inputs.log_prob - inputs.old_log_prob + bias) * inputs.std)
 
 
 def noise_aware(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
@@ -94,23 +94,23 @@ def equalised(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
 STEP_WEIGHTS = {"noise_aware": noise_aware, "equalised": equalised}
 
 
-def exact_kl(terms: Terms) -> Tensor:
+def exact_kl(inputs: LossInputs) -> Tensor:
     """KL (E,) of the step's Gaussian from the reference's, averaged over dimensions: mean (mu - mu_ref)^2 / (2 std^2)."""
-    return _mean_square(terms.mean, terms.reference_mean) / (2 * terms.std**2)
+    return _mean_square(inputs.mean, inputs.reference_mean) / (2 * inputs.std**2)
 
 
-def flow_grpo_kl(terms: Terms) -> Tensor:
+def flow_grpo_kl(inputs: LossInputs) -> Tensor:
     """Flow-GRPO's form (E,), as its code has it: mean (mu - mu_ref)^2 / (2 s^2), s what it calls `std_dev_t`.
 
     For `flow_sde` that is g, and the divergence the exact one without the step in std = g sqrt(h). For `cps` it is the std
     itself, and the divergence the exact one; so it is here for all kernels whose noise is no diffusion over the step.
     """
-    return exact_kl(terms) * (terms.step_size if terms.diffuses else 1.0)
+    return exact_kl(inputs) * (inputs.step_size if inputs.diffuses else 1.0)
 
 
-def previous_kl(terms: Terms) -> Tensor:
+def previous_kl(inputs: LossInputs) -> Tensor:
     """KL (E,) of the step from the one of the policy that made the rollout, averaged over dimensions."""
-    return _mean_square(terms.mean, terms.old_mean) / (2 * terms.std**2)
+    return _mean_square(inputs.mean, inputs.old_mean) / (2 * inputs.std**2)
 
 
 def adapted(beta: float, kl: float, target: float, low: float, high: float) -> float:
@@ -122,9 +122,9 @@ def adapted(beta: float, kl: float, target: float, low: float, high: float) -> f
     return min(max(beta, low), high)
 
 
-def velocity_kl(terms: Terms) -> Tensor:
+def velocity_kl(inputs: LossInputs) -> Tensor:
     """Squared distance (E,) of the velocities, averaged over dimensions; knows nothing of the kernel."""
-    return _mean_square(terms.velocity, terms.reference_velocity)
+    return _mean_square(inputs.velocity, inputs.reference_velocity)
 
 
 def hold(form: str, step: TrainedStep, sigma_cap: float) -> float:
@@ -210,10 +210,10 @@ class PolicyGradient(Choice):
         """How strictly the divergence holds the velocity at each of the trained steps: its second derivative, but for D."""
         return [hold(self.kl.form, step, sigma_cap) for step in steps]
 
-    def divergence(self, terms: Terms) -> torch.Tensor:
+    def divergence(self, inputs: LossInputs) -> torch.Tensor:
         """Divergence (E,) in the chosen form."""
-        pull = KL[self.kl.form](terms)
-        return pull + self.kl.previous * previous_kl(terms) if self.kl.previous else pull
+        pull = KL[self.kl.form](inputs)
+        return pull + self.kl.previous * previous_kl(inputs) if self.kl.previous else pull
 
 
 class Clipped(PolicyGradient):
@@ -225,17 +225,17 @@ class Clipped(PolicyGradient):
     def _range(self) -> tuple[float, float]:
         return tuple(self.clip_range) if isinstance(self.clip_range, list) else (self.clip_range, self.clip_range)
 
-    def loss(self, terms: Terms) -> torch.Tensor:
+    def loss(self, inputs: LossInputs) -> torch.Tensor:
         """Loss (E,) of the edges, without the divergence."""
-        return surrogate.clip_loss(self.ratio(terms), terms.advantage, *self._range)
+        return surrogate.clip_loss(self.ratio(inputs), inputs.advantage, *self._range)
 
-    def clipped(self, terms: Terms) -> torch.Tensor:
+    def clipped(self, inputs: LossInputs) -> torch.Tensor:
         """Which edges (E,) the clip stops."""
-        return surrogate.clipped(self.ratio(terms), terms.advantage, *self._range)
+        return surrogate.clipped(self.ratio(inputs), inputs.advantage, *self._range)
 
-    def ratio(self, terms: Terms) -> torch.Tensor:
+    def ratio(self, inputs: LossInputs) -> torch.Tensor:
         """The ratio (E,) that is clipped."""
-        return plain_ratio(terms)
+        return plain_ratio(inputs)
 
 
 class Clip(Clipped):
@@ -255,9 +255,9 @@ class NormalisedRatio(Clipped):
         """Whether the rollout must keep the means of its steps."""
         return True
 
-    def ratio(self, terms: Terms) -> torch.Tensor:
+    def ratio(self, inputs: LossInputs) -> torch.Tensor:
         """The ratio (E,) that is clipped."""
-        return normalised_ratio(terms)
+        return normalised_ratio(inputs)
 
     def pulls(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
         """How hard the loss of each of the trained steps pulls at the velocity: std / step size times the plain ratio's."""
@@ -266,9 +266,9 @@ class NormalisedRatio(Clipped):
             size * slope(*step, sigma_cap)[1] / (step[1] - step[2]) for size, step in zip(plain, steps, strict=True)
         ]
 
-    def loss(self, terms: Terms) -> torch.Tensor:
+    def loss(self, inputs: LossInputs) -> torch.Tensor:
         """Loss (E,) of the edges, without the divergence."""
-        return super().loss(terms) / terms.step_size
+        return super().loss(inputs) / inputs.step_size
 
 
 class SoftGate(PolicyGradient):
@@ -281,10 +281,10 @@ class SoftGate(PolicyGradient):
     name: Literal["soft_gate"] = "soft_gate"
     temperature: Annotated[list[Positive], Field(min_length=2, max_length=2)] = [1.0e4, 1.05e4]
 
-    def loss(self, terms: Terms) -> torch.Tensor:
+    def loss(self, inputs: LossInputs) -> torch.Tensor:
         """Loss (E,) of the edges, without the divergence."""
-        return surrogate.soft_gate_loss(plain_ratio(terms), terms.advantage, *self.temperature)
+        return surrogate.soft_gate_loss(plain_ratio(inputs), inputs.advantage, *self.temperature)
 
-    def clipped(self, terms: Terms) -> torch.Tensor:
+    def clipped(self, inputs: LossInputs) -> torch.Tensor:
         """Which edges (E,) are stopped: none is."""
-        return torch.zeros_like(terms.advantage, dtype=torch.bool)
+        return torch.zeros_like(inputs.advantage, dtype=torch.bool)

@@ -11,9 +11,9 @@ from flowgrpo.flow.methods.objective import (
     KL,
     Clip,
     Divergence,
+    LossInputs,
     NormalisedRatio,
     SoftGate,
-    Terms,
     adapted,
     equalised,
     noise_aware,
@@ -36,7 +36,7 @@ def terms(log_ratio, advantage, **others):
     log_ratio, advantage = torch.tensor(log_ratio), torch.tensor(advantage)
     old = torch.full_like(log_ratio, -1.5)
     zeros = (torch.zeros(len(log_ratio), 4),)
-    default = Terms(old + log_ratio, old, advantage, zeros, torch.tensor(0.5), 0.1, zeros)
+    default = LossInputs(old + log_ratio, old, advantage, zeros, torch.tensor(0.5), 0.1, zeros)
     return replace(default, **others)
 
 
@@ -220,11 +220,11 @@ def test_a_step_without_noise_keeps_its_weight():
 
 
 def moved(noise, shift, std):
-    """Terms of a step that drew `noise`, and whose mean has moved by `shift` since."""
+    """Loss inputs of a step that drew `noise`, and whose mean has moved by `shift` since."""
     old = torch.linspace(-1, 1, noise.numel()).reshape(noise.shape)
     std, zeros = torch.tensor(std), torch.zeros(len(noise))
     following = old + std * noise
-    return Terms(
+    return LossInputs(
         log_prob=log_prob((following,), (old + shift,), std),
         old_log_prob=log_prob((following,), (old,), std),
         advantage=zeros + 1.5,
