@@ -11,7 +11,7 @@ import torch
 from flowgrpo.data.prompts import Row
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
-from flowgrpo.mdlm.methods import hints as hinted
+from flowgrpo.mdlm.methods.hints import draw_hints, failed_groups, replace_failed
 from flowgrpo.mdlm.methods.schedule import Actions, SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import TextPolicy, Written
 from flowgrpo.training.groups import Groups
@@ -121,7 +121,7 @@ def _help(
     """The batch with completions of failed groups replaced by ones that hints led to a success."""
     settings = config.algorithm.hints
     deciding = [reward.name for reward in rewards].index(settings.reward) if settings.reward else 0
-    failed = set(hinted.failed(batch.scores.values[:, deciding], batch.group.tolist(), settings.success))
+    failed = set(failed_groups(batch.scores.values[:, deciding], batch.group.tolist(), settings.success))
     asked = [
         index
         for index, ((group, _), row) in enumerate(zip(batch.members, batch.rows, strict=True))
@@ -135,7 +135,7 @@ def _help(
         torch.tensor(policy.tokens(batch.rows[index].columns[settings.column]), dtype=torch.long, device=policy.device)
         for index in asked
     ]
-    fixed = hinted.revealed(settings, solutions, policy.length, mask_id, seeds)
+    fixed = draw_hints(settings, solutions, policy.length, mask_id, seeds)
     given = (fixed != mask_id).any(1)
     if not given.any():  # the solutions are too short for hints
         return batch
@@ -149,7 +149,7 @@ def _help(
     pairs = []
     for group in dict.fromkeys(group for group, _ in members):
         own = [index for index, member in enumerate(members) if member[0] == group]
-        pairs += [(asked[own[a]], own[b]) for a, b in hinted.exchanged(succeeded[own], settings, sizes[group])]
+        pairs += [(asked[own[a]], own[b]) for a, b in replace_failed(succeeded[own], settings, sizes[group])]
     return _replace_completions(batch, written, scores, pairs)
 
 

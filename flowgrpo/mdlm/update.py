@@ -9,10 +9,10 @@ import torch
 
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import GIVEN, Rollout
-from flowgrpo.mdlm.methods import hints as hinted
 from flowgrpo.mdlm.methods.answers import Answers, in_scope
 from flowgrpo.mdlm.methods.backward import Outcome, backward
 from flowgrpo.mdlm.methods.estimate import estimate
+from flowgrpo.mdlm.methods.hints import highest_entropy
 from flowgrpo.mdlm.methods.objectives import LIMIT, Objective
 from flowgrpo.mdlm.methods.schedule import SchedulePolicy, acted
 from flowgrpo.mdlm.methods.views import Views
@@ -179,7 +179,7 @@ def _scored_tokens(config: TextConfig, policy: TextPolicy, batch: Batch) -> Tens
     # Neither what was given nor what fills a row up behind its end was decided.
     scored = scope & (rollout.step_map != GIVEN) & (rollout.step_map < rollout.steps[:, None])
     if batch.hinted:
-        scored |= hinted.uncertain(policy.predictor, rollout, scope, algorithm.hints.entropy, config.train.rollout_rows)
+        scored |= highest_entropy(policy.predictor, rollout, scope, algorithm.hints.entropy, config.train.rollout_rows)
     return scored
 
 

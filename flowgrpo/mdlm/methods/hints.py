@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 Tensor = torch.Tensor
 
 
-def failed(values: Tensor, groups: Sequence[int], success: float) -> list[int]:
+def failed_groups(values: Tensor, groups: Sequence[int], success: float) -> list[int]:
     """The groups of which no answer succeeded.
 
     Args:
@@ -29,7 +29,7 @@ def failed(values: Tensor, groups: Sequence[int], success: float) -> list[int]:
     return [group for group in dict.fromkeys(groups) if group not in won]
 
 
-def revealed(
+def draw_hints(
     settings: Inpainting, solutions: Sequence[Tensor], length: int, mask_id: int, seeds: Sequence[Address]
 ) -> Tensor:
     """Given tokens (B, L) for answers of a length, from the tokens of their solutions; the mask token elsewhere."""
@@ -51,7 +51,7 @@ def revealed(
     return torch.stack(rows)
 
 
-def exchanged(rewards: Tensor, settings: Inpainting, group_size: int) -> list[tuple[int, int]]:
+def replace_failed(rewards: Tensor, settings: Inpainting, group_size: int) -> list[tuple[int, int]]:
     """Which answers of a failed group (place) give way to which hinted ones (place).
 
     The first that succeeded replace the first of the group, at most a share `replace` of it.
@@ -64,7 +64,9 @@ def exchanged(rewards: Tensor, settings: Inpainting, group_size: int) -> list[tu
 
 
 @torch.no_grad()
-def uncertain(predictor: MaskPredictor, rollout: Rollout, scope: Tensor, share: float, micro_batch: int) -> Tensor:
+def highest_entropy(
+    predictor: MaskPredictor, rollout: Rollout, scope: Tensor, share: float, micro_batch: int
+) -> Tensor:
     """The given tokens (B, L) bool that are trained on: of each row the share whose prediction has the largest entropy.
 
     At least one of a row that has any in `scope` (B, L). The prediction is that of the wholly hidden answer, of a wholly
