@@ -153,4 +153,4 @@ class TextTrainer(Loop):
             decoder = scheduled(decoder, self.schedule.typical(len(rows)))
         seeds = [(self.config.run.seed, "eval", row.seed) for row in rows]
         texts = [row.prompt for row in rows]
-        return self.policy.shown(self.policy.write(texts, decoder, seeds, self.config.train.rollout_rows))
+        return self.policy.as_samples(self.policy.generate(texts, decoder, seeds, self.config.train.rollout_rows))

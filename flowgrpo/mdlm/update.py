@@ -81,7 +81,7 @@ def update_batches(
         advantages, weight: (B,) of the completions; those that weigh nothing are left out.
         parts: (B,) which part each belongs to.
     """
-    train, likelihood, rollout = config.train, config.algorithm.likelihood, batch.written.rollout
+    train, likelihood, rollout = config.train, config.algorithm.likelihood, batch.completions.rollout
     scored = _scored_tokens(config, policy, batch)
     drawn = 1 if likelihood.fixed else train.passes
     kl = config.algorithm.objective.kl
@@ -174,7 +174,7 @@ def update_on(
 
 def _scored_tokens(config: TextConfig, policy: TextPolicy, batch: Batch) -> Tensor:
     """Which tokens (B, L) bool of the completions are trained on."""
-    rollout, algorithm = batch.written.rollout, config.algorithm
+    rollout, algorithm = batch.completions.rollout, config.algorithm
     scope = in_scope(rollout.completion, policy.eos_id, algorithm.likelihood.scope)
     # Neither what was given nor what fills a row up behind its end was decided.
     scored = scope & (rollout.step_map != GIVEN) & (rollout.step_map < rollout.steps[:, None])
@@ -192,7 +192,7 @@ def _committed(update_batch: UpdateBatch, rollout: Rollout) -> Tensor:
 def _schedule_loss(config: TextConfig, schedule: SchedulePolicy, update_batch: UpdateBatch, batch: Batch) -> Tensor:
     """Loss of the schedule's actions, the weighted sum over completions of the mean over the steps they took."""
     actions, rows = batch.actions, update_batch.rows
-    took = acted(batch.written.rollout, actions)[rows]
+    took = acted(batch.completions.rollout, actions)[rows]
     gap = schedule.log_prob(actions.raw[rows]) - actions.log_prob[rows]
     ratio = gap.clamp(-LIMIT, LIMIT).exp()
     loss = config.algorithm.objective.surrogate().loss(ratio, update_batch.advantage.float()[:, None])
