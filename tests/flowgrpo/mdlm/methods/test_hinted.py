@@ -1,7 +1,5 @@
 """Which given tokens are trained on."""
 
-from types import SimpleNamespace
-
 import torch
 from toy_predictor import EOS, Toy, answers
 
@@ -22,8 +20,7 @@ def rollout(given):
 
 def least_certain(given, share):
     made = rollout(given)
-    policy = SimpleNamespace(predictor=Toy())
-    return highest_entropy(policy, made, in_scope(made.completion, EOS, "eos"), share, 8)
+    return highest_entropy(Toy(), made, in_scope(made.completion, EOS, "eos"), share=share, micro_batch=8)
 
 
 def test_a_token_given_behind_the_end_is_not_trained_on():
