@@ -60,8 +60,8 @@ class Trainer(Loop):
         policy: what is trained; its modules have adapters or are unfrozen.
     """
 
-    def __init__(self, config: Config, policy: Policy, weights: Weights, *args: Any, **kwargs: Any):
-        super().__init__(config, weights, *args, **kwargs)
+    def __init__(self, config: Config, policy: Policy, weights: Weights, **options: Any):
+        super().__init__(config, weights, **options)
         self.policy = policy
         self.training_call = guidance.training_call(config.model.guidance, policy)
         guided = {name: policy.call.get(name) for name in self.training_call}
@@ -121,8 +121,8 @@ class Trainer(Loop):
                 self.policy.generate,
                 self.eval_prompts,
                 [*self.rewards, *self.eval_rewards],
-                config.train.rollout_rows,
-                self.accelerator,
+                micro_batch=config.train.rollout_rows,
+                accelerator=self.accelerator,
                 keep=config.eval.save,
             )
 

@@ -137,7 +137,7 @@ def _help(
         torch.tensor(policy.tokens(batch.rows[index].columns[settings.column]), dtype=torch.long, device=policy.device)
         for index in asked
     ]
-    fixed = draw_hints(settings, solutions, policy.length, mask_id, seeds)
+    fixed = draw_hints(settings, solutions, length=policy.length, mask_id=mask_id, seeds=seeds)
     given = (fixed != mask_id).any(1)
     if not given.any():  # the solutions are too short for hints
         return batch

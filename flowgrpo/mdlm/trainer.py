@@ -57,12 +57,12 @@ class TextTrainer(Loop):
         config: TextConfig,
         policy: TextPolicy,
         weights: Weights,
-        *args: Any,
+        *,
         schedule: SchedulePolicy | None = None,
-        **kwargs: Any,
+        **options: Any,
     ):
         self.policy, self.schedule = policy, schedule
-        super().__init__(config, weights, *args, **kwargs)
+        super().__init__(config, weights, **options)
         self.decoder, self.eval_decoder = (
             decoder.build(policy.length, policy.eos_id, place, policy.predictor)
             for decoder, place in (
@@ -128,8 +128,8 @@ class TextTrainer(Loop):
             self._generate,
             self.eval_prompts,
             [*self.rewards, *self.eval_rewards],
-            config.train.rollout_rows,
-            self.accelerator,
+            micro_batch=config.train.rollout_rows,
+            accelerator=self.accelerator,
             keep=config.eval.save,
         )
 

@@ -154,12 +154,12 @@ def update_on(
             answers,
             views,
             objective,
-            advantage,
-            token_weight,
-            update_batch.old,
-            update_batch.reference,
-            train.micro_batch,
-            scaler.scale,
+            advantage=advantage,
+            token_weight=token_weight,
+            old=update_batch.old,
+            reference=update_batch.reference,
+            micro_batch=train.micro_batch,
+            scale=scaler.scale,
         )
         _measure(stats, outcome, objective, scored, update_batch.old is not None)
         if batch.actions is not None:
@@ -179,7 +179,9 @@ def _scored_tokens(config: TextConfig, policy: TextPolicy, batch: Batch) -> Tens
     # Neither what was given nor what fills a row up behind its end was decided.
     scored = scope & (rollout.step_map != GIVEN) & (rollout.step_map < rollout.steps[:, None])
     if batch.hinted:
-        scored |= highest_entropy(policy.predictor, rollout, scope, algorithm.hints.entropy, config.train.rollout_rows)
+        scored |= highest_entropy(
+            policy.predictor, rollout, scope, share=algorithm.hints.entropy, micro_batch=config.train.rollout_rows
+        )
     return scored
 
 

@@ -32,6 +32,7 @@ from flowgrpo.training.weights import Weights
 def save(
     folder: Path,
     step: int,
+    *,
     weights: Weights,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
@@ -160,6 +161,7 @@ def load_weights(checkpoint: Path, weights: Weights) -> int:
 
 def load(
     checkpoint: Path,
+    *,
     weights: Weights,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,

@@ -99,6 +99,7 @@ class Loop(ABC):
         self,
         config: RunConfig,
         weights: Weights,
+        *,
         rewards: Sequence[Reward],
         train_prompts: Sequence[Prompt],
         eval_prompts: Sequence[Prompt] = (),
@@ -243,7 +244,7 @@ class Loop(ABC):
         """The optimizer step that each sample of each group belongs to."""
         config = self.config
         roots = config.algorithm.roots(config.train.group_size)
-        return parts.of_roots(config.train, roots, groups.roots, config.run.seed, iteration)
+        return parts.of_roots(config.train, roots, groups.roots, seed=config.run.seed, iteration=iteration)
 
     def advantages(self, units: Units, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
         """Compare the units of all processes.
@@ -261,10 +262,8 @@ class Loop(ABC):
         before = sum(len(each[0].values) for each in everyone[: self.accelerator.process_index])
         mine = slice(before, before + len(units.values))
 
-        rewards, of_groups = (
-            torch.cat([each[1] for each in everyone]),
-            [group for each in everyone for group in each[2]],
-        )
+        rewards = torch.cat([each[1] for each in everyone])
+        of_groups = [group for each in everyone for group in each[2]]
         total = combined(rewards, weights)
         self.prompt_stats.add([groups.prompts[group] for group in of_groups], total, self.done)
         teaching = trained & together.values.isfinite().any(1) & advantages.isfinite() & (advantages.abs() > ROUNDING)
@@ -324,13 +323,13 @@ class Loop(ABC):
             checkpoint.save(
                 folder,
                 self.done,
-                self.weights,
-                self.optimizer,
-                self.scaler,
-                states,
-                self.beta,
-                self.prompt_stats.state(),
-                keep,
+                weights=self.weights,
+                optimizer=self.optimizer,
+                scaler=self.scaler,
+                random_states=states,
+                beta=self.beta,
+                prompt_stats=self.prompt_stats.state(),
+                keep=keep,
                 sound=all(line["reward/mean"] is not None for line in self.report.lines if line["step"] == self.done),
             )
         self.accelerator.wait_for_everyone()
@@ -341,7 +340,11 @@ class Loop(ABC):
         if checkpoint.steps(checkpoints):
             latest = checkpoint.find(checkpoints)
             self.done, self.beta, prompt_stats = checkpoint.load(
-                latest, self.weights, self.optimizer, self.scaler, self.accelerator.process_index
+                latest,
+                weights=self.weights,
+                optimizer=self.optimizer,
+                scaler=self.scaler,
+                process=self.accelerator.process_index,
             )
             self.prompt_stats.restore(prompt_stats)
         self.report.forget_after(self.done if self.done else -1)
