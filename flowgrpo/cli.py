@@ -47,7 +47,7 @@ def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Ov
             pass  # it is free; the others would wait for the process that finds it is not
         raise typer.Exit(launch.relaunch(settings.run.processes))
     from flowgrpo.commands.train import train_config
-    from flowgrpo.training.loop import Stopped
+    from flowgrpo.training.stopped import Stopped
 
     try:
         run = train_config(settings)

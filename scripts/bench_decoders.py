@@ -54,10 +54,14 @@ def measured(policy: TextPolicy, spec: dict[str, Any], task: str, count: int) ->
     decoder = build(spec, policy.length, policy.eos_id)
     prompts = [row["prompt"] for row in rows]
     started = time.perf_counter()
-    written = policy.write(prompts, decoder, [(0, "bench", i) for i in range(count)], 128)
+    completions = policy.generate(prompts, decoder, [(0, "bench", i) for i in range(count)], 128)
     took = 1000 * (time.perf_counter() - started) / count
     columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
-    return statistics.mean(solved(written.texts, prompts, **columns)), float(written.rollout.nfe.double().mean()), took
+    return (
+        statistics.mean(solved(completions.texts, prompts, **columns)),
+        float(completions.rollout.nfe.double().mean()),
+        took,
+    )
 
 
 def main() -> None:

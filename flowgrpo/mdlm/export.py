@@ -59,7 +59,7 @@ def export(settings: TextConfig, run: Path, found: Path, out: Path) -> Exported:
 
 def answer(policy: TextPolicy, row: Row, decoder: Decoder) -> Text:
     """The answer to one prompt, alone; of the same random numbers as `TextPolicy.sample` of that seed."""
-    return policy.shown(policy.write([row.prompt], decoder, [(row.seed,)], 1))[0]
+    return policy.as_samples(policy.generate([row.prompt], decoder, [(row.seed,)], 1))[0]
 
 
 def write_weights(model: TextModel, policy: TextPolicy, weights: Weights, out: Path) -> None:
@@ -202,7 +202,7 @@ def _snippet(settings: TextConfig, kind: str, row: Row) -> str:
     if learned:
         lines += [
             f'decoder = with_schedule(build({decoder!r}, policy.length, policy.eos_id, policy.predictor), Path("."))',
-            f"answer = policy.write([{row.prompt!r}], decoder, [({row.seed},)], 1).texts[0]",
+            f"answer = policy.generate([{row.prompt!r}], decoder, [({row.seed},)], 1).texts[0]",
         ]
     else:
         lines += [f"answer = policy.sample([{row.prompt!r}], {row.seed}, {decoder!r})[0]"]

@@ -68,7 +68,9 @@ def sampler(model: str, rows: Sequence[Row], call: dict[str, Any], adapter: Path
 
     def generate(part: Sequence[Row]) -> list[Text]:
         own = with_schedule(decoder, folder, len(part)) if learned else decoder
-        return policy.shown(policy.write([row.prompt for row in part], own, [(row.seed,) for row in part], len(part)))
+        return policy.as_samples(
+            policy.generate([row.prompt for row in part], own, [(row.seed,) for row in part], len(part))
+        )
 
     return Sampler(rows, generate, "decoder")
 

@@ -201,7 +201,7 @@ def against(values: Tensor, expected: Tensor, std: str = "global", eps: float = 
     Such a baseline needs no group: a group of equal values still teaches whether they are better than expected.
 
     Args:
-        expected: (U,) float64; see `flowgrpo.training.history`.
+        expected: (U,) float64; see `flowgrpo.training.prompt_stats`.
         std: `global` takes the mean of all deviations off and divides by their standard deviation, as SPO
             (arXiv 2509.13232) does; `none` leaves the deviation.
     """

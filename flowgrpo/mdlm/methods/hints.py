@@ -60,8 +60,8 @@ class Inpainting(Choice):
         return self
 
 
-def failed(values: Tensor, groups: Sequence[int], success: float) -> list[int]:
-    """The groups of which no answer succeeded.
+def failed_groups(values: Tensor, groups: Sequence[int], success: float) -> list[int]:
+    """The groups, in their order, of which no answer succeeded.
 
     Args:
         values: (B,) of the reward that decides, NaN for the lost, which have not.
@@ -71,10 +71,10 @@ def failed(values: Tensor, groups: Sequence[int], success: float) -> list[int]:
     return [group for group in dict.fromkeys(groups) if group not in won]
 
 
-def revealed(
-    settings: Inpainting, solutions: Sequence[Tensor], length: int, mask_id: int, seeds: Sequence[Address]
+def draw_hints(
+    settings: Inpainting, solutions: Sequence[Tensor], *, length: int, mask_id: int, seeds: Sequence[Address]
 ) -> Tensor:
-    """Given tokens (B, L) for answers of a length, from the tokens of their solutions; the mask token elsewhere."""
+    """Hints (B, L) for answers of a length: tokens of their solutions, and the mask token where nothing is given."""
     chunk = settings.chunk or [max(1, length * part // 256) for part in (5, 10)]
     tail = settings.tail if settings.tail is not None else length * 30 // 256
     rows = [
@@ -83,18 +83,18 @@ def revealed(
             length,
             mask_id,
             seed,
-            tuple(chunk),
-            tuple(settings.share),
-            tail,
-            settings.stretch,
+            chunk=tuple(chunk),
+            share=tuple(settings.share),
+            tail=tail,
+            stretch=settings.stretch,
         )
         for solution, seed in zip(solutions, seeds, strict=True)
     ]
     return torch.stack(rows)
 
 
-def exchanged(rewards: Tensor, settings: Inpainting, group_size: int) -> list[tuple[int, int]]:
-    """Which answers of a failed group (place) give way to which hinted ones (place).
+def replace_failed(rewards: Tensor, settings: Inpainting, group_size: int) -> list[tuple[int, int]]:
+    """Pairs of an answer of a failed group and the hinted one that replaces it, by their indices.
 
     The first that succeeded replace the first of the group, at most a share `replace` of it.
 
@@ -105,7 +105,9 @@ def exchanged(rewards: Tensor, settings: Inpainting, group_size: int) -> list[tu
     return list(enumerate(better[: int(settings.replace * group_size)]))
 
 
-def uncertain(predictor: MaskPredictor, rollout: Rollout, scope: Tensor, share: float, micro_batch: int) -> Tensor:
+def highest_entropy(
+    predictor: MaskPredictor, rollout: Rollout, scope: Tensor, *, share: float, micro_batch: int
+) -> Tensor:
     """The given tokens (B, L) bool that are trained on: of each row the share whose prediction has the largest entropy.
 
     At least one of a row that has any in `scope` (B, L). The prediction is that of the wholly hidden answer, of a wholly
@@ -134,6 +136,7 @@ def hints(
     length: int,
     mask_id: int,
     seed: Address,
+    *,
     chunk: tuple[int, int] = (5, 10),
     share: tuple[float, float] = (0.2, 0.6),
     tail: int = 30,

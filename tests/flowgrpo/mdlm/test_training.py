@@ -13,8 +13,8 @@ from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.training import selection
-from flowgrpo.training.loop import NothingToLearn
 from flowgrpo.training.report import read_metrics
+from flowgrpo.training.stopped import NothingToLearn
 from rewards import RewardError
 
 
