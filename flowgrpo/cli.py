@@ -230,13 +230,12 @@ def serve(
                 raise InputError(
                     f"{use.use}: {key} belongs into the config of the run, a server scores what it is sent"
                 )
-    import torch
-
     from rewards import load, server
+    from rewards.compute import default_device
 
     token = None if token_env is None else server.token_of(token_env)
     listening = server.listen(host, port, token)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or default_device()
     served = [load(use.use, use.weight, use.options, use.name) for use in settings.rewards]
     for reward in served:
         if hasattr(reward.function, "to"):
@@ -290,9 +289,8 @@ def tracelock(
     form: Format = "human",
 ) -> None:
     """Train a controller that commits tokens early, for the decoder trace_lock of a model (docs/mdlm.md)."""
-    import torch
-
     from flowgrpo.mdlm.teach import Judged, teach
+    from rewards.compute import DTYPES
 
     def tell(judged: Judged) -> None:
         out.print(f"step {judged.step} of {steps}: loss {judged.loss:.3f}, F-half {judged.f_half:.3f}")
@@ -308,7 +306,7 @@ def tracelock(
         prompt_count,
         steps,
         seed,
-        getattr(torch, dtype),
+        DTYPES[dtype],
         trust_remote_code,
         chat,
         watch,

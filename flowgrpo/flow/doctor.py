@@ -32,6 +32,7 @@ from flowgrpo.training.checks import Check, _seconds, gap_of, memory_left, sprea
 from flowgrpo.training.scorer import score
 from flowgrpo.training.weights import Weights
 from rewards import Reward
+from rewards.compute import default_device
 
 SPREAD_SIZE = 4
 HALF_PRECISION_DRIFT = 1e-4
@@ -66,7 +67,7 @@ def examine(settings: Config) -> Iterator[Check]:
     chosen = _prompts(settings, rewards)
     shape = modality.expected_shape(pipeline_class(settings.model.path), settings.model.call)
     setup.check_rewards(rewards, chosen, shape)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device()
     memory.check(settings, device)
     policy, weights = setup.policy_and_weights(settings, device)
     chosen = setup.with_sampling_rate(chosen, policy)

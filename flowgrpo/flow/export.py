@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.loaders.lora_base import LoraBaseMixin
 
@@ -22,6 +21,7 @@ from flowgrpo.training import card, checkpoint
 from flowgrpo.training.card import SAMPLES, Exported
 from flowgrpo.training.samples import SAMPLING_RATE, save_sample
 from flowgrpo.training.weights import Weights
+from rewards.compute import default_device
 
 
 def export(settings: Config, run: Path, found: Path, out: Path) -> Exported:
@@ -31,7 +31,7 @@ def export(settings: Config, run: Path, found: Path, out: Path) -> Exported:
     pipeline for `from_pretrained(out)`, with its stock scheduler.
 
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device()
     without = {"attention": None, "compile": False}  # of the machine that trained; the weights need neither
     settings = settings.model_copy(update={"model": settings.model.model_copy(update=without)})
     policy, weights = setup.policy_and_weights(settings, device)

@@ -31,6 +31,7 @@ from flowgrpo.training.samples import SAMPLING_RATE
 from flowgrpo.training.scorer import tried
 from flowgrpo.training.weights import Weights, lora_config
 from rewards import Reward
+from rewards.compute import DTYPES
 
 
 def check(
@@ -106,7 +107,7 @@ def policy_and_weights(config: Config, device: torch.device) -> tuple[DiffusersP
         model.dtype,
         model.call,
         device,
-        autocast=getattr(torch, model.dtype) if full_in_half else None,
+        autocast=DTYPES[model.dtype] if full_in_half else None,
         text_encoders=model.text_encoders,
     )
     set_switches(model, policy)

@@ -30,6 +30,7 @@ from flowgrpo.training.checks import Check, memory_left, spread
 from flowgrpo.training.scorer import score
 from flowgrpo.training.weights import Weights
 from rewards import Reward
+from rewards.compute import default_device
 
 SIZE = 4  # answers of a group
 GROUPS = 8  # at most, where a reward does not differ within the first ones
@@ -67,7 +68,7 @@ def examine(settings: TextConfig) -> Iterator[Check]:
     left = [reward for reward in rewards if not any(reward.applies(prompt.columns) for prompt in chosen)]
     between = [*(prompt for _, prompt in scorer.tried(left, found)), *between]
     check_rewards(settings, found, chosen, rewards, ())
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device()
     memory.check(settings, device)
     policy, weights = policy_and_weights(settings, device)
     rows = [Row(prompt.text, i, prompt.columns) for prompt in chosen for i in range(SIZE)]

@@ -28,6 +28,7 @@ from flowgrpo.training.card import SAMPLES, Exported
 from flowgrpo.training.hub import without_progress_bars
 from flowgrpo.training.samples import Text, save_sample
 from flowgrpo.training.weights import Weights
+from rewards.compute import default_device
 
 SCHEDULE_FILE = "schedule.safetensors"
 
@@ -39,7 +40,7 @@ def export(settings: TextConfig, run: Path, found: Path, out: Path) -> Exported:
     laid out like the one that was trained. A learned schedule goes to `schedule.safetensors`. Answers are those of
     `eval.decoder`, of one prompt at a time.
     """
-    policy, weights = policy_and_weights(settings, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    policy, weights = policy_and_weights(settings, default_device())
     step = checkpoint.load_weights(found, weights)
     out.mkdir(parents=True, exist_ok=True)
     chosen = prompts.load_split(settings.prompts, "eval")[:SAMPLES]

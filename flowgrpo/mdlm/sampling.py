@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from flowgrpo.data import tables, templates
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError, nearest
@@ -20,6 +18,7 @@ from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.schema.sentences import checked
 from flowgrpo.training import checkpoint
 from flowgrpo.training.samples import Sampler, Text
+from rewards.compute import DTYPES, default_device
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 OPTIONS = ("length", "chat", "trust_remote_code", "mask_id", "shift", "attention", "block_size", "decoder", "template")
@@ -51,8 +50,8 @@ def sampler(model: str, rows: Sequence[Row], call: dict[str, Any], adapter: Path
     chosen, decoding = options(model, dtype, call)
     predictor, tokenizer = load_predictor(
         model,
-        getattr(torch, chosen.dtype),
-        "cuda" if torch.cuda.is_available() else "cpu",
+        DTYPES[chosen.dtype],
+        default_device(),
         chosen.trust_remote_code,
         chosen.mask_id,
         chosen.shift,

@@ -18,6 +18,7 @@ from flowgrpo.mdlm.trainer import TextTrainer
 from flowgrpo.training.scorer import tried
 from flowgrpo.training.weights import Weights, lora_config
 from rewards import Reward
+from rewards.compute import DTYPES
 
 SYNTHETIC = "<answer>1 + 2</answer>"
 
@@ -46,7 +47,7 @@ def load_text_policy(settings: TextConfig, device: torch.device) -> TextPolicy:
     model = settings.model
     predictor, tokenizer = load_predictor(
         model.path,
-        getattr(torch, model.dtype),
+        DTYPES[model.dtype],
         device,
         model.trust_remote_code,
         model.mask_id,

@@ -30,6 +30,7 @@ from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.methods.answers import in_scope
 from flowgrpo.mdlm.policy import check_room, padded, tokenised
 from flowgrpo.training.folders import check_writable
+from rewards.compute import default_device
 from samplers import noise
 
 Tensor = torch.Tensor
@@ -135,7 +136,7 @@ def teach(
         raise InputError(f"--out {out}: exists and is not an empty folder")
     check_writable(out, "--out")
     build(decoder, length, 0)  # so that a wrong word is told before the model is loaded
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = default_device()
     predictor, tokenizer = load_predictor(model, dtype, device, trust_remote_code)
     if chat and not tokenizer.chat_template:
         raise InputError(f"--chat: the tokenizer of {model!r} has no chat template")
