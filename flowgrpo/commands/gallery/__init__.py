@@ -19,7 +19,7 @@ from flowgrpo.commands.gallery.numbers import Mean, difference, number, share
 from flowgrpo.commands.gallery.text import answer
 from flowgrpo.config import read_map
 from flowgrpo.errors import InputError
-from flowgrpo.training.folders import check_writable
+from flowgrpo.training.folders import check_writable, replace_text
 from flowgrpo.training.report import read_metrics
 from flowgrpo.training.samples import read_manifest
 from rewards import BUILT_IN
@@ -166,10 +166,7 @@ def write_gallery(folders: Sequence[Path], out: Path) -> Path:
     templates = Environment(loader=PackageLoader("flowgrpo.commands.gallery", "."), autoescape=True, trim_blocks=True)
     page = templates.get_template("page.html.jinja")
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f"{out.name}.partial")
-    text = page.render(sections=sections, longest=LONGEST, number=number, difference=difference)
-    partial.write_text(text, encoding="utf-8", errors="backslashreplace")  # half a character is none
-    os.replace(partial, out)
+    replace_text(out, page.render(sections=sections, longest=LONGEST, number=number, difference=difference))
     return out
 
 
