@@ -17,6 +17,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.training.samples import check_inside, read_manifest
 from rewards import Reward, RewardError, media
 from rewards.base import told
+from samplers.batches import batched
 
 BATCH = 16
 Sample = torch.Tensor | str
@@ -82,7 +83,7 @@ def listed(folder: Path) -> list[File]:
 def batches(files: Sequence[File], group_wise: bool) -> list[list[int]]:
     """Places of files that are scored together: all of one prompt for a group-wise reward, else a few."""
     if not group_wise:
-        return [list(range(at, min(at + BATCH, len(files)))) for at in range(0, len(files), BATCH)]
+        return [list(batch) for batch in batched(range(len(files)), BATCH)]
     by_prompt = defaultdict(list)
     for i, file in enumerate(files):
         by_prompt[file.prompt].append(i)

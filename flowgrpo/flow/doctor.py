@@ -33,6 +33,7 @@ from flowgrpo.training.scorer import score
 from flowgrpo.training.weights import Weights
 from rewards import Reward
 from rewards.compute import default_device
+from samplers.batches import batched
 
 SPREAD_SIZE = 4
 HALF_PRECISION_DRIFT = 1e-4
@@ -209,7 +210,7 @@ def _spread(policy: DiffusersPolicy, rewards: Sequence[Reward], chosen: Sequence
     groups = [[Row(p.text, 1000 * g + i, p.columns) for i in range(SPREAD_SIZE)] for g, p in enumerate(chosen)]
     values = []
     for rows in groups:
-        samples = torch.cat([policy.generate(rows[at : at + size]) for at in range(0, len(rows), size)])
+        samples = torch.cat([policy.generate(batch) for batch in batched(rows, size)])
         values.append(score(rewards, samples, rows).values)
     return spread(rewards, values)
 
