@@ -128,7 +128,16 @@ def sample(
     arguments = dict(config.override(text) for text in call or [])
     from flowgrpo.commands.sample import sample_to_folder
 
-    lines = sample_to_folder(model, prompt, prompts_file, out_folder, arguments, adapter, seed, dtype)
+    lines = sample_to_folder(
+        model,
+        prompt,
+        prompts_file=prompts_file,
+        out=out_folder,
+        call=arguments,
+        adapter=adapter,
+        seed=seed,
+        dtype=dtype,
+    )
     if form == "json":
         print(json.dumps({"folder": str(out_folder), "samples": lines}, indent=1))
     else:
@@ -240,7 +249,7 @@ def serve(
     for reward in served:
         if hasattr(reward.function, "to"):
             reward.function.to(device)
-    application = server.app(served, token, batch_size, max_mib << 20, device)
+    application = server.app(served, token, batch_size=batch_size, max_bytes=max_mib << 20, device=device)
     host = f"[{host}]" if ":" in host else host
     for reward in served:
         out.print(f"{reward.name}  http://{host}:{listening.getsockname()[1]}/{reward.name}", soft_wrap=True)
@@ -301,15 +310,15 @@ def tracelock(
         model,
         source,
         out_folder,
-        length,
-        written,
-        prompt_count,
-        steps,
-        seed,
-        DTYPES[dtype],
-        trust_remote_code,
-        chat,
-        watch,
+        length=length,
+        decoder=written,
+        prompt_count=prompt_count,
+        steps=steps,
+        seed=seed,
+        dtype=DTYPES[dtype],
+        trust_remote_code=trust_remote_code,
+        chat=chat,
+        watch=watch,
     )
     if form == "json":
         print(json.dumps(asdict(taught), indent=1))

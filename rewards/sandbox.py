@@ -93,7 +93,7 @@ def run(
 
     def sitting(unproved: Sequence[bool] | None = None) -> tuple[list[bool], list[bool], str | None, dict]:
         with _Process(limits, without, needed) as process:
-            return *_examined(process, code, taken, known, unproved), process.layers
+            return *_examined(process, code, taken, known=known, unproved=unproved), process.layers
 
     passed, claimed, problem, layers = sitting()
     unproved = [held and word for held, word in zip(passed, claimed, strict=True)]
@@ -139,7 +139,7 @@ def _known(
 
 
 def _examined(
-    process: _Process, code: str, taken: Sequence[Paper | None], known: Mapping[str, Any], unproved: Sequence | None
+    process: _Process, code: str, taken: Sequence[Paper | None], *, known: Mapping[str, Any], unproved: Sequence | None
 ) -> tuple[list[bool], list[bool], str | None]:
     """For each test whether it passed, and whether by the process's own word; and an `Outcome`'s problem.
 

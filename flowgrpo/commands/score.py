@@ -51,7 +51,9 @@ def score_folder(folder: Path, rewards: Sequence[Reward]) -> list[dict[str, Any]
         for places in batches(files, reward.group_wise):
             samples = [read(folder / files[i].name) for i in places]
             for alike in _of_one_shape(places, samples, reward):
-                for i, value in zip(alike, _scored(reward, files, alike, places, samples), strict=True):
+                for i, value in zip(
+                    alike, _scored(reward, files, alike=alike, places=places, samples=samples), strict=True
+                ):
                     found[i][reward.name] = value
     return [{"file": file.name, "prompt": file.prompt, "rewards": own} for file, own in zip(files, found, strict=True)]
 
@@ -103,7 +105,7 @@ def _of_one_shape(places: Sequence[int], samples: Sequence[Sample], reward: Rewa
 
 
 def _scored(
-    reward: Reward, files: Sequence[File], alike: list[int], places: list[int], samples: list[Sample]
+    reward: Reward, files: Sequence[File], *, alike: list[int], places: list[int], samples: list[Sample]
 ) -> list[float | None]:
     chosen = [files[i] for i in alike]
     names = dict.fromkeys(name for file in chosen for name in file.columns)

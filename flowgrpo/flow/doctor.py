@@ -74,12 +74,15 @@ def examine(settings: Config) -> Iterator[Check]:
     chosen = setup.with_sampling_rate(chosen, policy)
     conditions.check((prompt.columns for prompt in chosen), policy.takes, "prompts.train")
     with policy.call_overrides(**guidance.training_call(settings.model.guidance, policy)):
-        yield from _examined(settings, cost, policy, weights, rewards, chosen, device)
+        yield from _examined(
+            settings, cost, policy=policy, weights=weights, rewards=rewards, chosen=chosen, device=device
+        )
 
 
 def _examined(
     settings: Config,
     cost: dict[str, Any],
+    *,
     policy: DiffusersPolicy,
     weights: Weights,
     rewards: Sequence[Reward],
@@ -107,7 +110,7 @@ def _examined(
     policy.prepare(rows)
     policy.offload()
     yield _spread(policy, rewards, chosen, settings.train.rollout_rows)
-    yield _time(policy, weights, rows, settings, cost)
+    yield _time(policy, weights, rows, settings=settings, cost=cost)
     yield memory_left(device, REMEDY)
     yield _reload(policy, weights, rows[0], settings)
 
@@ -216,7 +219,7 @@ def _spread(policy: DiffusersPolicy, rewards: Sequence[Reward], chosen: Sequence
 
 
 def _time(
-    policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row], settings: Config, cost: dict[str, Any]
+    policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row], *, settings: Config, cost: dict[str, Any]
 ) -> Check:
     """Seconds of an iteration, from those of one evaluation, one update and one decoding."""
     size, trained = (min(most, 8) for most in (settings.train.rollout_rows, settings.train.micro_batch))

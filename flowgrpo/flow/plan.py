@@ -166,7 +166,7 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     """
     train, algorithm = config.train, config.algorithm
     size = algorithm.roots(train.group_size)
-    parts = of_roots(train, size, [size] * train.groups, config.run.seed, iteration)
+    parts = of_roots(train, size, sizes=[size] * train.groups, seed=config.run.seed, iteration=iteration)
     roots = [Root(group, index, None, part) for group, own in enumerate(parts) for index, part in enumerate(own)]
     tree = grow(
         algorithm.tree.plan(algorithm.kernel.kernels(num_steps), train.group_size, config.run.seed, iteration),
@@ -186,12 +186,16 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     if units.anchor is None and len(units.comparison.unique(dim=0)) == len(units.comparison):
         raise InputError("algorithm.credit: every edge would be compared with itself alone, which teaches nothing")
     unseen = torch.full((len(units.values),), torch.nan, dtype=torch.float64)
-    _, trained = selection.normalize_advantages(units, weights, unseen, algorithm.baseline, train.select)
+    _, trained = selection.normalize_advantages(
+        units, weights, expected=unseen, baseline=algorithm.baseline, select=train.select
+    )
     algorithm.objective.weights(tree.trained_steps, tree.sigma_cap)
     if algorithm.kernel.calibrate is not None:
         _check_calibration(tree, rewards)
     algorithm.tree.check(tree)
-    left = replayed(config, tree, units, torch.zeros(len(units.values)), trained, iteration)
+    left = replayed(
+        config, tree, units=units, advantages=torch.zeros(len(units.values)), trained=trained, iteration=iteration
+    )
     evaluations = [e for e in left.evaluations if e.trained]
     forwards = sum(len(e.rows) for e in evaluations)
     states = forwards // train.groups

@@ -81,13 +81,15 @@ def update_part(
         return measured
     optimizer.zero_grad(set_to_none=True)
     for evaluation in evaluations:
-        loss = _loss(policy, weights, objective, credited, evaluation, measured)
+        loss = _loss(policy, weights, objective, credited=credited, evaluation=evaluation, measured=measured)
         scaler.scale(loss / total).backward()
-    moved(weights, optimizer, scaler, max_grad_norm, reduce, measured)
+    moved(weights, optimizer, scaler, max_grad_norm=max_grad_norm, reduce=reduce, measured=measured)
     return measured
 
 
-def _loss(policy, weights, objective, credited: Credited, evaluation: Evaluation, measured: Measured) -> torch.Tensor:
+def _loss(
+    policy, weights, objective, *, credited: Credited, evaluation: Evaluation, measured: Measured
+) -> torch.Tensor:
     """Weighted sum of the loss of an evaluation's edges."""
     beta, state, sigma = credited.beta, evaluation.state, evaluation.sigma
     reference = None
@@ -97,7 +99,7 @@ def _loss(policy, weights, objective, credited: Credited, evaluation: Evaluation
     velocity = policy.velocity(state, sigma, evaluation.rows)
     loss = torch.zeros((), device=state[0].device)
     for edges in evaluation.trained:
-        terms = _terms(credited, evaluation, edges, velocity, reference)
+        terms = _terms(credited, evaluation, edges=edges, velocity=velocity, reference=reference)
         per_edge = objective.loss(terms) * credited.step_weights[edges.move.kernel, sigma, edges.sigma_next]
         if beta > 0:
             divergence = objective.divergence(terms)
@@ -109,7 +111,7 @@ def _loss(policy, weights, objective, credited: Credited, evaluation: Evaluation
     return loss
 
 
-def _terms(credited: Credited, evaluation: Evaluation, edges: Edges, velocity, reference) -> LossInputs:
+def _terms(credited: Credited, evaluation: Evaluation, *, edges: Edges, velocity, reference) -> LossInputs:
     state, sigma, cap = evaluation.state, evaluation.sigma, credited.tree.sigma_cap
     mean, std = edge_transition(edges, sigma, state, velocity, cap)
     rows = edges.rows.to(state[0].device)

@@ -54,7 +54,9 @@ def export(settings: TextConfig, run: Path, found: Path, out: Path) -> Exported:
     files = [save_sample(text, out / f"sample-{row.seed}").name for row, text in zip(rows, answers, strict=True)]
     kind = "full" if weights.lora is None else "lora"
     note = _names_note(policy.predictor.model, settings.model, weights)
-    (out / "README.md").write_text(_card(run, settings, kind, step, rows, answers, note), encoding="utf-8")
+    (out / "README.md").write_text(
+        _card(run, settings, kind=kind, step=step, rows=rows, answers=answers, note=note), encoding="utf-8"
+    )
     return Exported(out, step, kind, files)
 
 
@@ -151,17 +153,17 @@ def _names_note(network: torch.nn.Module, model: TextModel, weights: Weights) ->
 
 
 def _card(
-    run: Path, settings: TextConfig, kind: str, step: int, rows: Sequence[Row], answers: Sequence[Text], note: str
+    run: Path, settings: TextConfig, *, kind: str, step: int, rows: Sequence[Row], answers: Sequence[Text], note: str
 ) -> str:
     """A model card that says how it was made, what it scored, and the exact lines that reproduce its answers."""
     tag = "lora" if kind == "lora" else "text-generation"
     library = "peft" if kind == "lora" else "transformers"
     return card.text(
-        [*card.heading(run, settings, library, tag, step), *([note] if note else [])],
-        _snippet(settings, kind, rows[0]),
-        _command(settings, kind, rows[0]),
-        "answer",
-        ((row.prompt, row.seed, card.escaped(a.text)) for row, a in zip(rows, answers, strict=True)),
+        [*card.heading(run, settings, library=library, tag=tag, step=step), *([note] if note else [])],
+        snippet=_snippet(settings, kind, rows[0]),
+        command=_command(settings, kind, rows[0]),
+        made="answer",
+        rows=((row.prompt, row.seed, card.escaped(a.text)) for row, a in zip(rows, answers, strict=True)),
     )
 
 

@@ -246,7 +246,9 @@ def predicted(config: TextConfig) -> Cost:
     trained, all_trained = _trained(config)
     likelihood = algorithm.likelihood
     objective, kl = algorithm.objective.build(), algorithm.objective.kl
-    views, slopes, views_fixed = _views(likelihood, objective, walk, config.model.length, train.micro_batch)
+    views, slopes, views_fixed = _views(
+        likelihood, objective, walk=walk, length=config.model.length, micro_batch=train.micro_batch
+    )
     old = train.passes * train.updates > 1 and not likelihood.recorded(decoder)
     reference = kl.beta > 0 and kl.target == "reference"
     drawn = 1 if likelihood.fixed else train.passes
@@ -270,7 +272,7 @@ def _trained(config: TextConfig) -> tuple[int, bool]:
 
 
 def _views(
-    likelihood: Likelihood, objective: Objective, walk: Walk, length: int, micro_batch: int
+    likelihood: Likelihood, objective: Objective, *, walk: Walk, length: int, micro_batch: int
 ) -> tuple[int, int, bool]:
     """Views of an answer, evaluations of each for the gradient (see `methods.backward`), and whether that is sure."""
     in_order = likelihood.name in ("autoregressive", "trajectory")  # no chance, and many views

@@ -128,8 +128,8 @@ class TextTrainer(Loop):
             self._generate,
             self.eval_prompts,
             [*self.rewards, *self.eval_rewards],
-            config.train.rollout_rows,
-            self.accelerator,
+            micro_batch=config.train.rollout_rows,
+            accelerator=self.accelerator,
             keep=config.eval.save,
         )
 

@@ -169,7 +169,7 @@ def update_on(
             loss = _schedule_loss(config, schedule, update_batch, batch)
             scaler.scale(loss / total).backward()
     if tokens > 0:
-        moved(weights, optimizer, scaler, train.max_grad_norm, reduce, measured)
+        moved(weights, optimizer, scaler, max_grad_norm=train.max_grad_norm, reduce=reduce, measured=measured)
     return measured
 
 

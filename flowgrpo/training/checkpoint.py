@@ -33,6 +33,7 @@ def save(
     folder: Path,
     step: int,
     weights: Weights,
+    *,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
     random_states: list,
@@ -182,6 +183,7 @@ def load(
     weights: Weights,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
+    *,
     process: int = 0,
 ) -> tuple[int, float, dict[str, Any]]:
     """Put everything of a checkpoint in place; returns its step, its coefficient of the divergence and its history.

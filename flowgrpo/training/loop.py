@@ -260,7 +260,7 @@ class Loop(ABC):
         """The optimizer step that each sample of each group belongs to."""
         config = self.config
         roots = config.algorithm.roots(config.train.group_size)
-        return parts.of_roots(config.train, roots, groups.roots, config.run.seed, iteration)
+        return parts.of_roots(config.train, roots, sizes=groups.roots, seed=config.run.seed, iteration=iteration)
 
     def advantages(self, units: Units, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
         """Compare the units of all processes.
@@ -274,7 +274,9 @@ class Loop(ABC):
         prompts = torch.tensor(groups.prompts)[together.comparison[:, 0]].tolist()
         expected = self.history.expected(prompts, self.done)
         weights, select = self.reward_weights, self.config.train.select
-        advantages, trained = selection.normalize_advantages(together, weights, expected, algorithm.baseline, select)
+        advantages, trained = selection.normalize_advantages(
+            together, weights, expected=expected, baseline=algorithm.baseline, select=select
+        )
         before = sum(len(each[0].values) for each in everyone[: self.accelerator.process_index])
         mine = slice(before, before + len(units.values))
 
@@ -348,12 +350,12 @@ class Loop(ABC):
                 self.checkpoints,
                 self.done,
                 self.weights,
-                self.optimizer,
-                self.scaler,
-                states,
-                self.beta,
-                self.history.state(),
-                self.config.run.checkpoint.keep,
+                optimizer=self.optimizer,
+                scaler=self.scaler,
+                random_states=states,
+                beta=self.beta,
+                history=self.history.state(),
+                keep=self.config.run.checkpoint.keep,
                 sound=idle.is_sound([line for line in self.report.lines if line["step"] == self.done]),
             )
         self.accelerator.wait_for_everyone()
@@ -373,7 +375,7 @@ class Loop(ABC):
         if step is not None:
             found = checkpoint.find(self.checkpoints, step)
             self.done, self.beta, history = checkpoint.load(
-                found, self.weights, self.optimizer, self.scaler, self.accelerator.process_index
+                found, self.weights, self.optimizer, self.scaler, process=self.accelerator.process_index
             )
             self.history.restore(history)
         self.accelerator.wait_for_everyone()  # nobody deletes a checkpoint before all have looked at it

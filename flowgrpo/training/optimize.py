@@ -40,6 +40,7 @@ def moved(
     weights: Weights,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
+    *,
     max_grad_norm: float,
     reduce: Callable[[torch.Tensor], torch.Tensor],
     measured: Measured,

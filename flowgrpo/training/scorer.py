@@ -74,7 +74,7 @@ class Scorer:
             ready = torch.cuda.Event()
             ready.record()
         jobs = [
-            thread.submit(_timed, reward, samples, rows, one_group, ready)
+            thread.submit(_timed, reward, samples, rows, one_group=one_group, ready=ready)
             for reward, thread in zip(self.rewards, self._threads, strict=True)
         ]
 
@@ -96,7 +96,7 @@ def score(rewards: Sequence[Reward], samples: Samples, rows: Sequence[Row], one_
 
 @torch.no_grad()
 def _timed(
-    reward: Reward, samples: Samples, rows: Sequence[Row], one_group: bool, ready: torch.cuda.Event | None
+    reward: Reward, samples: Samples, rows: Sequence[Row], *, one_group: bool, ready: torch.cuda.Event | None
 ) -> tuple[torch.Tensor, float]:
     started = time.perf_counter()
     if ready is None:

@@ -24,7 +24,18 @@ def saved(folder, step=1, keep=2, fill=0.5, **options):
     optimizer.step()
     history = {"3": [1.0, 0.5, 0]}
     states = [checkpoint.random_state()]
-    return checkpoint.save(folder, step, weights, optimizer, scaler, states, 0.0, history, keep, **options)
+    return checkpoint.save(
+        folder,
+        step,
+        weights,
+        optimizer=optimizer,
+        scaler=scaler,
+        random_states=states,
+        beta=0.0,
+        history=history,
+        keep=keep,
+        **options,
+    )
 
 
 def cut(path, share):
