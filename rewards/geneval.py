@@ -47,6 +47,7 @@ class GenEval:
     def __init__(
         self,
         credit: str = "partial",
+        *,
         detector: str | Callable = "facebook/mask2former-swin-small-coco-instance",
         colours: str | Callable = "openai/clip-vit-large-patch14",
         threshold: float = 0.3,
@@ -79,6 +80,7 @@ class GenEval:
         self,
         images: torch.Tensor,
         prompts: Sequence[str],
+        *,
         include: Sequence[Sequence[Mapping] | None] | None = None,
         exclude: Sequence[Sequence[Mapping] | None] | None = None,
         tag: Sequence[str | None] | None = None,

@@ -72,6 +72,7 @@ def run(
     code: str,
     tests: Sequence[str],
     limits: Limits = Limits(),
+    *,
     without: Sequence[str] = (),
     needed: Sequence[str] = (),
 ) -> Outcome:
@@ -380,7 +381,7 @@ def missing(limits: Limits = Limits(), without: Sequence[str] = ()) -> dict[str,
             "PORT": listener.getsockname()[1],
         }
         code = "".join(f"{name} = {value!r}\n" for name, value in known.items()) + _ATTEMPTS
-        outcome = run(code, ["open('own', 'w').write('x')", *_MUST_HOLD.values()], limits, without)
+        outcome = run(code, ["open('own', 'w').write('x')", *_MUST_HOLD.values()], limits, without=without)
     if not outcome.passed[0]:
         raise SandboxError(f"the sandbox cannot run a program here: {outcome.problem or 'its folder is not writable'}")
     reasons = "; ".join(f"{layer}: {said}" for layer, said in outcome.layers.items() if said is not None)

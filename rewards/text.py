@@ -73,7 +73,7 @@ def _scored(rule: Callable[..., float], texts: Sequence[str], bare: Sequence | N
 
 
 def countdown(
-    texts: Sequence[str], prompts: Sequence[str], numbers: Sequence, target: Sequence, bare: Sequence | None = None
+    texts: Sequence[str], prompts: Sequence[str], *, numbers: Sequence, target: Sequence, bare: Sequence | None = None
 ) -> Scores:
     """1 for an expression of exactly the given numbers that makes the target, 0.1 for any other answer, 0 for none.
 
@@ -105,7 +105,7 @@ def _countdown(answer: str, numbers: Any, target: Any) -> float:
 
 
 def sudoku(
-    texts: Sequence[str], prompts: Sequence[str], puzzle: Sequence, solution: Sequence, bare: Sequence | None = None
+    texts: Sequence[str], prompts: Sequence[str], *, puzzle: Sequence, solution: Sequence, bare: Sequence | None = None
 ) -> Scores:
     """Share of the empty cells that are filled rightly, in [0, 1]; 0 without an answer (d1, 2504.12216).
 

@@ -74,7 +74,7 @@ class Compared:
     same_answers: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Taught:
     """What became of it.
 
@@ -169,7 +169,14 @@ def teach(
         _compared(name, predictor, judging, decoder=other, eos_id=eos_id)
         for name, other in zip(("teacher", "threshold", "trace_lock"), (None, *others), strict=True)
     ]
-    return Taught(str(out), len(order) - held_out, held_out, THRESHOLD, kept, compared)
+    return Taught(
+        folder=str(out),
+        learned=len(order) - held_out,
+        held_out=held_out,
+        threshold=THRESHOLD,
+        kept=kept,
+        compared=compared,
+    )
 
 
 def _canvases(predictor: MaskPredictor, rows: list[list[int]]) -> list[tuple[Tensor, Tensor]]:
