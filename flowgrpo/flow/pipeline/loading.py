@@ -141,7 +141,7 @@ def load_policy(
     device: torch.device | str | None = None,
     **options: Any,
 ) -> DiffusersPolicy:
-    """A pipeline as a policy; see `DiffusersPolicy` for `options`.
+    """A pipeline as a policy; see `Walk` for `options`.
 
     Args:
         path: a built-in name, a local folder or a hub id.
