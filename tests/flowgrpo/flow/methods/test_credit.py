@@ -471,13 +471,13 @@ def test_a_lost_value_has_no_sign():
 
 def test_noise_rises_where_signs_balance_and_falls_elsewhere():
     positive, negative = torch.tensor([[12.0, 13.0, 6.0, 14.0, 0.0], [12.0, 11.0, 18.0, 10.0, 0.0]])
-    levels = calibrated([0.7, 0.7, 0.7, 0.015, 0.7], positive, negative, 0.01, 2.5 / 24)
+    levels = calibrated([0.7, 0.7, 0.7, 0.015, 0.7], positive, negative, step=0.01, balance=2.5 / 24)
     # Differences of 0 and 2 out of 24 are balanced, 12 and 4 are not; no level falls below the step; the last has no gains.
     assert levels == pytest.approx([0.71, 0.71, 0.69, 0.01, 0.7])
 
 
 def test_noise_does_not_rise_above_the_kernel_s_highest_level():
     even, uneven = torch.tensor([5.0, 5.0, 5.0, 9.0]), torch.tensor([5.0, 5.0, 5.0, 1.0])
-    levels = calibrated([0.7, 0.995, 1.0, 1.0], even, uneven, 0.01, 0.1, highest=1.0)
+    levels = calibrated([0.7, 0.995, 1.0, 1.0], even, uneven, step=0.01, balance=0.1, highest=1.0)
     assert levels == pytest.approx([0.71, 1.0, 1.0, 0.99], abs=1e-12)
     assert max(levels) == 1.0
