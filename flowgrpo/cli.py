@@ -129,7 +129,16 @@ def sample(
     arguments = dict(config.override(text) for text in call or [])
     from flowgrpo.commands.sample import sample_to_folder
 
-    lines = sample_to_folder(model, prompt, prompts_file, out_folder, arguments, adapter, seed, dtype)
+    lines = sample_to_folder(
+        model,
+        prompt,
+        prompts_file=prompts_file,
+        out=out_folder,
+        call=arguments,
+        adapter=adapter,
+        seed=seed,
+        dtype=dtype,
+    )
     if form == "json":
         print(json.dumps({"folder": str(out_folder), "samples": lines}, indent=1))
     else:
@@ -231,18 +240,17 @@ def serve(
                 raise InputError(
                     f"{use.use}: {key} belongs into the config of the run, a server scores what it is sent"
                 )
-    import torch
-
     from rewards import load, server
+    from rewards.compute import default_device
 
     token = None if token_env is None else server.token_of(token_env)
     listening = server.listen(host, port, token)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or default_device()
     served = [load(use.use, use.weight, use.options, use.name) for use in settings.rewards]
     for reward in served:
         if hasattr(reward.function, "to"):
             reward.function.to(device)
-    application = server.app(served, token, batch_size, max_mib << 20, device)
+    application = server.app(served, token, batch_size=batch_size, max_bytes=max_mib << 20, device=device)
     host = f"[{host}]" if ":" in host else host
     for reward in served:
         out.print(f"{reward.name}  http://{host}:{listening.getsockname()[1]}/{reward.name}", soft_wrap=True)

@@ -211,7 +211,7 @@ def find(use: str) -> Any:
 
 def nearest(word: str, choices: Iterable[str]) -> str:
     """The end of an error: "did you mean 'x'?" if one of `choices` is close to `word`, otherwise all of them."""
-    choices = list(choices)
+    choices = [str(choice) for choice in choices]
     close = difflib.get_close_matches(word, choices, 1)
     return f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(choices)}"
 

@@ -63,6 +63,7 @@ class Chat:
         self,
         answers: Mapping[str, float],
         endpoint: str,
+        *,
         model: str | None = None,
         method: str = "logprobs",
         system: str | None = None,

@@ -39,6 +39,7 @@ class Client:
     def __init__(
         self,
         url: str,
+        *,
         replicas: Sequence[str] = (),
         timeout: float = 60.0,
         retries: int = 4,

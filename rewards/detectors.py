@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
 from torch.nn.functional import interpolate
@@ -14,6 +16,7 @@ from transformers import (
     AutoProcessor,
     Mask2FormerForUniversalSegmentation,
     Owlv2ForObjectDetection,
+    PreTrainedModel,
 )
 
 from rewards.base import RewardError
@@ -35,7 +38,7 @@ GENEVAL_NAMES = {
 }
 
 
-def load_detector(path: str, dtype: torch.dtype = torch.float32) -> Mask2Former | Owlv2:
+def load_detector(path: str, dtype: torch.dtype = torch.float32) -> Detector:
     """The detector of a hub id or local folder.
 
     Raises:
@@ -48,21 +51,13 @@ def load_detector(path: str, dtype: torch.dtype = torch.float32) -> Mask2Former 
     return kinds[kind](path, dtype)
 
 
-class Mask2Former:
-    """Objects of the classes that a Mask2Former was trained on, with masks.
+class Detector(ABC):
+    """A model that finds objects, and the `processor` of its inputs."""
 
-    The score is the class probability times the mean probability of the mask's pixels, as in mmdet and in transformers'
-    `post_process_instance_segmentation`, from which this differs: masks have the picture's size rather than 384 x 384, and
-    what was padded is cut off.
-    """
+    processor: Any
+    model: PreTrainedModel
 
-    def __init__(self, path: str, dtype: torch.dtype):
-        self.processor = AutoImageProcessor.from_pretrained(path)
-        self.model = Mask2FormerForUniversalSegmentation.from_pretrained(path, dtype=dtype).eval()
-        labels = {number: name.lower() for number, name in self.model.config.id2label.items()}
-        self.numbers = {GENEVAL_NAMES.get(name, name): number for number, name in labels.items()}
-
-    def to(self, device: str | torch.device) -> Mask2Former:
+    def to(self, device: str | torch.device) -> Self:
         """Move the model."""
         self.model.to(device)
         return self
@@ -76,8 +71,29 @@ class Mask2Former:
         Raises:
             RewardError: the model does not know a class.
         """
+        return self._find(images.to(self.model.device), names, threshold)
+
+    @abstractmethod
+    def _find(self, images: torch.Tensor, names: Sequence[str], threshold: float) -> list[dict[str, list[Detection]]]:
+        """The same of pictures on the model's device."""
+
+
+class Mask2Former(Detector):
+    """Objects of the classes that a Mask2Former was trained on, with masks.
+
+    The score is the class probability times the mean probability of the mask's pixels, as in mmdet and in transformers'
+    `post_process_instance_segmentation`, from which this differs: masks have the picture's size rather than 384 x 384, and
+    what was padded is cut off.
+    """
+
+    def __init__(self, path: str, dtype: torch.dtype):
+        self.processor = AutoImageProcessor.from_pretrained(path)
+        self.model = Mask2FormerForUniversalSegmentation.from_pretrained(path, dtype=dtype).eval()
+        labels = {number: name.lower() for number, name in self.model.config.id2label.items()}
+        self.numbers = {GENEVAL_NAMES.get(name, name): number for number, name in labels.items()}
+
+    def _find(self, images: torch.Tensor, names: Sequence[str], threshold: float) -> list[dict[str, list[Detection]]]:
         numbers = [self._number(name) for name in names]
-        images = images.to(self.model.device)
         inputs = self.processor(images=list(images), do_rescale=False, return_tensors="pt")
         outputs = self.model(**inputs.to(self.model.device, self.model.dtype))
         padded, (height, width) = inputs["pixel_values"].shape[-2:], inputs["pixel_mask"][0].nonzero().amax(0) + 1
@@ -122,26 +138,16 @@ def _box(mask: torch.Tensor) -> tuple[float, float, float, float]:
     return left, top, right + 1, bottom + 1
 
 
-class Owlv2:
+class Owlv2(Detector):
     """Objects of any class, by its name in words; boxes without masks. A box may count for several classes."""
 
     def __init__(self, path: str, dtype: torch.dtype):
         self.processor = AutoProcessor.from_pretrained(path)
         self.model = Owlv2ForObjectDetection.from_pretrained(path, dtype=dtype).eval()
 
-    def to(self, device: str | torch.device) -> Owlv2:
-        """Move the model."""
-        self.model.to(device)
-        return self
-
-    @torch.no_grad()
-    def __call__(
-        self, images: torch.Tensor, names: Sequence[str], threshold: float
-    ) -> list[dict[str, list[Detection]]]:
-        """For each picture, float (B, 3, H, W) in [0, 1], its objects of each named class with a score above `threshold`."""
+    def _find(self, images: torch.Tensor, names: Sequence[str], threshold: float) -> list[dict[str, list[Detection]]]:
         height, width = images.shape[-2:]
         texts = [[f"a photo of a {name}" for name in names]] * len(images)
-        images = images.to(self.model.device)
         inputs = self.processor(text=texts, images=list(images), do_rescale=False, return_tensors="pt")
         outputs = self.model(**inputs.to(self.model.device, self.model.dtype))
         boxes = box_convert(outputs.pred_boxes.float(), "cxcywh", "xyxy") * max(height, width)  # of the padded square

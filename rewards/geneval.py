@@ -17,11 +17,11 @@ from functools import cached_property
 import torch
 
 from rewards.base import RewardError
+from rewards.compute import DTYPES, default_device
 from rewards.image import check_images
 from rewards.objects import COLOURS, Clause, crop, official, partial_credit, read_clauses, strict, surest
 
 CREDITS = ("official", "strict", "partial")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class GenEval:
@@ -47,6 +47,7 @@ class GenEval:
     def __init__(
         self,
         credit: str = "partial",
+        *,
         detector: str | Callable = "facebook/mask2former-swin-small-coco-instance",
         colours: str | Callable = "openai/clip-vit-large-patch14",
         threshold: float = 0.3,
@@ -65,7 +66,7 @@ class GenEval:
         self.threshold, self.counting_threshold = threshold, counting_threshold
         self.batch_size = batch_size
         self.dtype = DTYPES[dtype]
-        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = device or default_device()
 
     def to(self, device: str | torch.device) -> GenEval:
         """Move the models there, now or when they are loaded."""
@@ -79,6 +80,7 @@ class GenEval:
         self,
         images: torch.Tensor,
         prompts: Sequence[str],
+        *,
         include: Sequence[Sequence[Mapping] | None] | None = None,
         exclude: Sequence[Sequence[Mapping] | None] | None = None,
         tag: Sequence[str | None] | None = None,

@@ -107,6 +107,7 @@ class Judge:
         self,
         endpoint: str,
         model: str | None = None,
+        *,
         style: str = "qwen_vl",
         template: str | Sequence[str] | None = None,
         scale: Sequence[int] | Mapping[str, float] | None = None,
@@ -120,7 +121,7 @@ class Judge:
         own = (template,) if isinstance(template, str) else template
         self.questions = tuple(own or chosen.questions)
         answers = chosen.answers if scale is None else _answers(scale)
-        self.chat = Chat(answers, endpoint, model, method or chosen.method, **options)
+        self.chat = Chat(answers, endpoint, model=model, method=method or chosen.method, **options)
         self.low, self.high = min(answers.values()), max(answers.values())
         self.frames = frames
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -19,11 +18,11 @@ from torch import nn
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from rewards.base import RewardError
+from rewards.base import RewardError, nearest
+from rewards.compute import DTYPES
 from rewards.image import check_images
 from rewards.preprocessing import Preprocessing, of_transformers
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 FIRST_SENTENCE = re.compile(r".*?(?=[.:]?\s*\n|\.\s|\.?$)")
 
@@ -47,9 +46,7 @@ class ModelReward(ABC):
 
     def __init__(self, path: str | None = None, batch_size: int = 16, dtype: str = "float32") -> None:
         if dtype not in DTYPES:
-            close = difflib.get_close_matches(str(dtype), DTYPES, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(DTYPES)}"
-            raise RewardError(f"{self.called}: there is no dtype {dtype!r}, {hint}")
+            raise RewardError(f"{self.called}: there is no dtype {dtype!r}, {nearest(str(dtype), DTYPES)}")
         if not isinstance(batch_size, int) or batch_size < 1:
             raise RewardError(f"{self.called}: batch_size is {batch_size!r}, but must be 1 or more")
         self.path, self.batch_size, self.dtype = str(path or self.weights), batch_size, DTYPES[dtype]

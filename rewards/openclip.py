@@ -40,6 +40,7 @@ class HPSv2(PictureReward):
     def __init__(
         self,
         path: str | None = None,
+        *,
         version: str = "v2.1",
         architecture: str = "ViT-H-14",
         batch_size: int = 16,
@@ -92,6 +93,7 @@ class Aesthetic(PictureReward):
     def __init__(
         self,
         path: str | None = None,
+        *,
         architecture: str = "ViT-L-14-quickgelu",
         clip: str = "openai",
         batch_size: int = 16,

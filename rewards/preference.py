@@ -53,6 +53,7 @@ class Preference:
         self,
         endpoint: str | None = None,
         compare: str | Callable[[torch.Tensor, torch.Tensor, str], float | None] | None = None,
+        *,
         both_orders: bool = True,
         model: str | None = None,
         method: str = "guided",
@@ -68,7 +69,7 @@ class Preference:
         if compare is not None and options:
             raise RewardError(f"preference by compare asks no endpoint and takes no {', '.join(options)}")
         self.compare = locate(compare, "compare") if isinstance(compare, str) else compare
-        self.chat = Chat(answers or ANSWERS, endpoint, model, method, **options) if endpoint else None
+        self.chat = Chat(answers or ANSWERS, endpoint, model=model, method=method, **options) if endpoint else None
         self.both_orders, self.frames, self.template = both_orders, frames, template
         self.remote = endpoint is not None  # waits for others, and tries again by itself
         self.rounds = self.undecided = 0

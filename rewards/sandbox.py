@@ -72,6 +72,7 @@ def run(
     code: str,
     tests: Sequence[str],
     limits: Limits = Limits(),
+    *,
     without: Sequence[str] = (),
     needed: Sequence[str] = (),
 ) -> Outcome:
@@ -93,7 +94,7 @@ def run(
 
     def sitting(unproved: Sequence[bool] | None = None) -> tuple[list[bool], list[bool], str | None, dict]:
         with _Process(limits, without, needed) as process:
-            return *_examined(process, code, taken, known, unproved), process.layers
+            return *_examined(process, code, taken, known=known, unproved=unproved), process.layers
 
     passed, claimed, problem, layers = sitting()
     unproved = [held and word for held, word in zip(passed, claimed, strict=True)]
@@ -139,7 +140,7 @@ def _known(
 
 
 def _examined(
-    process: _Process, code: str, taken: Sequence[Paper | None], known: Mapping[str, Any], unproved: Sequence | None
+    process: _Process, code: str, taken: Sequence[Paper | None], *, known: Mapping[str, Any], unproved: Sequence | None
 ) -> tuple[list[bool], list[bool], str | None]:
     """For each test whether it passed, and whether by the process's own word; and an `Outcome`'s problem.
 
@@ -380,7 +381,7 @@ def missing(limits: Limits = Limits(), without: Sequence[str] = ()) -> dict[str,
             "PORT": listener.getsockname()[1],
         }
         code = "".join(f"{name} = {value!r}\n" for name, value in known.items()) + _ATTEMPTS
-        outcome = run(code, ["open('own', 'w').write('x')", *_MUST_HOLD.values()], limits, without)
+        outcome = run(code, ["open('own', 'w').write('x')", *_MUST_HOLD.values()], limits, without=without)
     if not outcome.passed[0]:
         raise SandboxError(f"the sandbox cannot run a program here: {outcome.problem or 'its folder is not writable'}")
     reasons = "; ".join(f"{layer}: {said}" for layer, said in outcome.layers.items() if said is not None)

@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 def app(
     rewards: Sequence[Reward],
     token: str | None = None,
+    *,
     batch_size: int = 64,
     max_bytes: int = 256 << 20,
     device: torch.device | str = "cpu",

@@ -73,7 +73,7 @@ def _scored(rule: Callable[..., float], texts: Sequence[str], bare: Sequence | N
 
 
 def countdown(
-    texts: Sequence[str], prompts: Sequence[str], numbers: Sequence, target: Sequence, bare: Sequence | None = None
+    texts: Sequence[str], prompts: Sequence[str], *, numbers: Sequence, target: Sequence, bare: Sequence | None = None
 ) -> Scores:
     """1 for an expression of exactly the given numbers that makes the target, 0.1 for any other answer, 0 for none.
 
@@ -105,7 +105,7 @@ def _countdown(answer: str, numbers: Any, target: Any) -> float:
 
 
 def sudoku(
-    texts: Sequence[str], prompts: Sequence[str], puzzle: Sequence, solution: Sequence, bare: Sequence | None = None
+    texts: Sequence[str], prompts: Sequence[str], *, puzzle: Sequence, solution: Sequence, bare: Sequence | None = None
 ) -> Scores:
     """Share of the empty cells that are filled rightly, in [0, 1]; 0 without an answer (d1, 2504.12216).
 
@@ -160,7 +160,7 @@ def solved(texts: Sequence[str], prompts: Sequence[str], **columns: Sequence) ->
     scores: Scores = [None] * len(texts)
     for reward, names in _TASKS:
         if all(name in columns for name in names):
-            given = reward(texts, prompts, *(columns[name] for name in names), columns.get("bare"))
+            given = reward(texts, prompts, **{name: columns[name] for name in names}, bare=columns.get("bare"))
             scores = [old if new is None else float(new == 1) for old, new in zip(scores, given, strict=True)]
     return scores
 

@@ -24,8 +24,7 @@ from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchE
 from diffusers.utils.torch_utils import randn_tensor
 
 from samplers.kernels import KERNELS, LOG_PROBS, ODE, Kernel, default_log_prob, log_prob, transition
-
-DEFAULT_LEVELS = {"ode": 0.0, "flow_sde": 0.7, "dance_sde": 0.3, "cps": 0.8, "ddim_sde": 0.8, "manifold": 0.5}
+from samplers.levels import DEFAULT_LEVELS
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
 
     Args:
         kernel: `ode`, `flow_sde`, `dance_sde`, `cps`, `ddim_sde` or `manifold` (see `samplers.kernels`).
-        noise_level: the kernel's level; None takes the published default (`DEFAULT_LEVELS`).
+        noise_level: the kernel's level; None takes the published default (`samplers.levels`).
         log_prob: form of the recorded log-probability, a key of `samplers.kernels.LOG_PROBS`; None takes the kernel's own.
         last_step_ode: whether the step to sigma 0 is deterministic, whatever the kernel.
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from samplers.batches import batched
 from samplers.kernels import ODE, Kernel, State, log_prob, transition
 
 TRUNK = "trunk"
@@ -230,7 +231,7 @@ def _batches(moves: dict[int, Sequence[Move]], tree: Tree, size: int) -> list[li
     together = defaultdict(list)
     for i, made in moves.items():
         together[tree.nodes[i].root.part, any(move.trained for move in made)].append(i)
-    return [own[at : at + size] for _, own in sorted(together.items()) for at in range(0, len(own), size)]
+    return [batch for _, alike in sorted(together.items()) for batch in batched(alike, size)]
 
 
 def _evaluate(tree, batch, moves, state, sigma, evaluate, noise, keep_means) -> list[tuple[int, State]]:
@@ -336,9 +337,7 @@ def pruned(tree: Tree, keep: torch.Tensor, micro_batch: int, parts: torch.Tensor
         for row, part in sorted(part_of.items()):
             left[part, evaluation.sigma].append((evaluation, row))
     evaluations = [
-        _gathered(rows[at : at + micro_batch], part, keep)
-        for (part, _), rows in left.items()
-        for at in range(0, len(rows), micro_batch)
+        _gathered(batch, part, keep) for (part, _), rows in left.items() for batch in batched(rows, micro_batch)
     ]
     return replace(tree, evaluations=evaluations)
 

@@ -57,7 +57,9 @@ def trainer(chosen, field=None, reward=closeness, texts=("a", "bb", "ccc", "dddd
     """A run of a configuration, in its folder; the first prompts are evaluated too."""
     policy = FieldPolicy(field or Network(), (2,), linear_sigmas(steps, 3.0))
     kl = chosen.algorithm.objective.kl
-    weights = Weights(policy.modules, None, chosen.train.ema, kl.reference if kl.beta > 0 else None, kl.refresh)
+    weights = Weights(
+        policy.modules, None, ema=chosen.train.ema, reference=kl.reference if kl.beta > 0 else None, refresh=kl.refresh
+    )
     rows = [prompts.Prompt(text) for text in texts]
     chosen.run.folder.mkdir(parents=True, exist_ok=True)
     return Trainer(

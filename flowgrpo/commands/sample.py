@@ -24,6 +24,7 @@ SECONDS = 10  # between two lines of progress
 def sample_to_folder(
     model: str,
     texts: Sequence[str] | None,
+    *,
     prompts_file: str | None,
     out: Path,
     call: dict[str, Any],
@@ -38,7 +39,7 @@ def sample_to_folder(
     """
     rows = asked(texts, prompts_file, seed)
     check_folder(out)
-    sampler = KINDS[kind_of(model)].sampling.sampler(model, rows, call, adapter, dtype)
+    sampler = KINDS[kind_of(model)].sampling.sampler(model, rows, call=call, adapter=adapter, dtype=dtype)
     out.mkdir(parents=True, exist_ok=True)
     lines = []
     with (out / "manifest.jsonl").open("w") as manifest:

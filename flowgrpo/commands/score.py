@@ -17,6 +17,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.training.samples import check_inside, read_manifest
 from rewards import Reward, RewardError, media
 from rewards.base import told
+from samplers.batches import batched
 
 BATCH = 16
 Sample = torch.Tensor | str
@@ -50,7 +51,9 @@ def score_folder(folder: Path, rewards: Sequence[Reward]) -> list[dict[str, Any]
         for places in batches(files, reward.group_wise):
             samples = [read(folder / files[i].name) for i in places]
             for alike in _of_one_shape(places, samples, reward):
-                for i, value in zip(alike, _scored(reward, files, alike, places, samples), strict=True):
+                for i, value in zip(
+                    alike, _scored(reward, files, alike=alike, places=places, samples=samples), strict=True
+                ):
                     found[i][reward.name] = value
     return [{"file": file.name, "prompt": file.prompt, "rewards": own} for file, own in zip(files, found, strict=True)]
 
@@ -82,7 +85,7 @@ def listed(folder: Path) -> list[File]:
 def batches(files: Sequence[File], group_wise: bool) -> list[list[int]]:
     """Places of files that are scored together: all of one prompt for a group-wise reward, else a few."""
     if not group_wise:
-        return [list(range(at, min(at + BATCH, len(files)))) for at in range(0, len(files), BATCH)]
+        return [list(batch) for batch in batched(range(len(files)), BATCH)]
     by_prompt = defaultdict(list)
     for i, file in enumerate(files):
         by_prompt[file.prompt].append(i)
@@ -102,7 +105,7 @@ def _of_one_shape(places: Sequence[int], samples: Sequence[Sample], reward: Rewa
 
 
 def _scored(
-    reward: Reward, files: Sequence[File], alike: list[int], places: list[int], samples: list[Sample]
+    reward: Reward, files: Sequence[File], *, alike: list[int], places: list[int], samples: list[Sample]
 ) -> list[float | None]:
     chosen = [files[i] for i in alike]
     names = dict.fromkeys(name for file in chosen for name in file.columns)

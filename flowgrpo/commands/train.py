@@ -83,13 +83,22 @@ def _train(settings: RunConfig) -> Run:
             f"{len(train_prompts)}; take shuffle, or fewer train.groups"
         )
     kind = KINDS[settings.kind]
-    kind.setup.check(settings, train_prompts, eval_prompts, rewards, eval_rewards)
+    kind.setup.check(
+        settings, train_prompts=train_prompts, eval_prompts=eval_prompts, rewards=rewards, eval_rewards=eval_rewards
+    )
 
     cpu = not torch.accelerator.is_available()  # unless told, accelerate leaves several CPU processes unconnected
     accelerator = Accelerator(cpu=cpu, log_with=settings.run.trackers or None, project_dir=str(folder))
     _check_processes(settings, accelerator.num_processes)
     set_seed(settings.run.seed)
-    trainer = kind.setup.trainer(settings, accelerator, train_prompts, eval_prompts, rewards, eval_rewards)
+    trainer = kind.setup.trainer(
+        settings,
+        accelerator,
+        train_prompts=train_prompts,
+        eval_prompts=eval_prompts,
+        rewards=rewards,
+        eval_rewards=eval_rewards,
+    )
     for reward in (*rewards, *eval_rewards):
         if hasattr(reward.function, "to"):
             reward.function.to(accelerator.device)

@@ -34,7 +34,7 @@ def grade_school(row: Row, place: str) -> Row:
     if not mark:
         raise InputError(f"{place}: answer is {worked[-40:]!r}, GSM8K's end with #### and the number")
     completion = _CALCULATION.sub("", solution).strip() or None
-    return _joined(row, "question", question, answer, completion)
+    return _joined(row, "question", question=question, answer=answer, completion=completion)
 
 
 def competition(row: Row, place: str) -> Row:
@@ -51,10 +51,16 @@ def competition(row: Row, place: str) -> Row:
         answer = latex.last_boxed(solution)
     if not answer:
         raise InputError(f"{place}: the solution has no \\boxed answer, and there is no column answer")
-    return _joined(row, "problem", problem, answer, solution and re.split(r"\\(?:boxed|fbox)", solution)[0].strip())
+    return _joined(
+        row,
+        "problem",
+        question=problem,
+        answer=answer,
+        completion=solution and re.split(r"\\(?:boxed|fbox)", solution)[0].strip(),
+    )
 
 
-def _joined(row: Row, asked: str, question: str, answer: str, completion: str | None) -> Row:
+def _joined(row: Row, asked: str, *, question: str, answer: str, completion: str | None) -> Row:
     further = {name: cell for name, cell in row.items() if name != asked}
     return {"prompt": question.strip(), **further, "answer": answer.strip(), "completion": completion or None}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
+from flowgrpo.training.folders import replace_text
 from flowgrpo.training.report import is_number
 
 FILE = "calibration.json"
@@ -54,8 +54,5 @@ def read(folder: Path, begun: bool) -> Calibration | None:
 
 def write(folder: Path, calibration: Calibration, rounds: Sequence[dict[str, Any]]) -> None:
     """Keep a calibration in a run's folder, with the levels and counts of its rounds, all at once."""
-    path = folder / FILE
-    partial = path.with_suffix(".partial")
     written = {"levels": calibration.levels, "rounds": rounds, "metrics": calibration.line}
-    partial.write_text(json.dumps(written, indent=1) + "\n")
-    os.replace(partial, path)
+    replace_text(folder / FILE, json.dumps(written, indent=1) + "\n")

@@ -32,6 +32,8 @@ from flowgrpo.training.checks import Check, _seconds, gap_of, memory_left, sprea
 from flowgrpo.training.scorer import score
 from flowgrpo.training.weights import Weights
 from rewards import Reward
+from rewards.compute import default_device
+from samplers.batches import batched
 
 SPREAD_SIZE = 4
 HALF_PRECISION_DRIFT = 1e-4
@@ -66,18 +68,21 @@ def examine(settings: Config) -> Iterator[Check]:
     chosen = _prompts(settings, rewards)
     shape = modality.expected_shape(pipeline_class(settings.model.path), settings.model.call)
     setup.check_rewards(rewards, chosen, shape)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device()
     memory.check(settings, device)
     policy, weights = setup.policy_and_weights(settings, device)
     chosen = setup.with_sampling_rate(chosen, policy)
     conditions.check((prompt.columns for prompt in chosen), policy.takes, "prompts.train")
     with policy.call_overrides(**guidance.training_call(settings.model.guidance, policy)):
-        yield from _examined(settings, cost, policy, weights, rewards, chosen, device)
+        yield from _examined(
+            settings, cost, policy=policy, weights=weights, rewards=rewards, chosen=chosen, device=device
+        )
 
 
 def _examined(
     settings: Config,
     cost: dict[str, Any],
+    *,
     policy: DiffusersPolicy,
     weights: Weights,
     rewards: Sequence[Reward],
@@ -105,7 +110,7 @@ def _examined(
     policy.prepare(rows)
     policy.offload()
     yield _spread(policy, rewards, chosen, settings.train.rollout_rows)
-    yield _time(policy, weights, rows, settings, cost)
+    yield _time(policy, weights, rows, settings=settings, cost=cost)
     yield memory_left(device, REMEDY)
     yield _reload(policy, weights, rows[0], settings)
 
@@ -208,13 +213,13 @@ def _spread(policy: DiffusersPolicy, rewards: Sequence[Reward], chosen: Sequence
     groups = [[Row(p.text, 1000 * g + i, p.columns) for i in range(SPREAD_SIZE)] for g, p in enumerate(chosen)]
     values = []
     for rows in groups:
-        samples = torch.cat([policy.generate(rows[at : at + size]) for at in range(0, len(rows), size)])
+        samples = torch.cat([policy.generate(batch) for batch in batched(rows, size)])
         values.append(score(rewards, samples, rows).values)
     return spread(rewards, values)
 
 
 def _time(
-    policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row], settings: Config, cost: dict[str, Any]
+    policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row], *, settings: Config, cost: dict[str, Any]
 ) -> Check:
     """Seconds of an iteration, from those of one evaluation, one update and one decoding."""
     size, trained = (min(most, 8) for most in (settings.train.rollout_rows, settings.train.micro_batch))

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.loaders.lora_base import LoraBaseMixin
 
@@ -22,6 +21,7 @@ from flowgrpo.training import card, checkpoint
 from flowgrpo.training.card import SAMPLES, Exported
 from flowgrpo.training.samples import SAMPLING_RATE, save_sample
 from flowgrpo.training.weights import Weights
+from rewards.compute import default_device
 
 
 def export(settings: Config, run: Path, found: Path, out: Path) -> Exported:
@@ -31,7 +31,7 @@ def export(settings: Config, run: Path, found: Path, out: Path) -> Exported:
     pipeline for `from_pretrained(out)`, with its stock scheduler.
 
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device()
     without = {"attention": None, "compile": False}  # of the machine that trained; the weights need neither
     settings = settings.model_copy(update={"model": settings.model.model_copy(update=without)})
     policy, weights = setup.policy_and_weights(settings, device)
@@ -51,7 +51,9 @@ def export(settings: Config, run: Path, found: Path, out: Path) -> Exported:
     ]
     kind = "full" if weights.lora is None else "lora"
     pairs = list(zip(rows, files, strict=True))
-    (out / "README.md").write_text(_card(run, settings, policy, kind, step, call, pairs), encoding="utf-8")
+    (out / "README.md").write_text(
+        _card(run, settings, policy=policy, kind=kind, step=step, call=call, pairs=pairs), encoding="utf-8"
+    )
     return Exported(out, step, kind, files)
 
 
@@ -75,16 +77,16 @@ def write_weights(policy: DiffusersPolicy, weights: Weights, out: Path) -> None:
         pipe.scheduler = policy.scheduler
 
 
-def _card(run: Path, settings: Config, policy: DiffusersPolicy, kind: str, step: int, call, pairs) -> str:
+def _card(run: Path, settings: Config, *, policy: DiffusersPolicy, kind: str, step: int, call, pairs) -> str:
     """A model card that says how it was made, what it scored, and the exact lines that reproduce its samples."""
     model, row = settings.model, pairs[0][0]
     tag = "lora" if kind == "lora" else f"text-to-{modality_of(type(policy.pipe))}"
     return card.text(
-        card.heading(run, settings, "diffusers", tag, step),
-        _snippet(policy, model.path, kind, model.dtype, call, row),
-        _command(model.path, kind, model.dtype, call, row),
-        "sample",
-        ((row.prompt, row.seed, _shown(file)) for row, file in pairs),
+        card.heading(run, settings, library="diffusers", tag=tag, step=step),
+        snippet=_snippet(policy, model.path, kind=kind, dtype=model.dtype, call=call, row=row),
+        command=_command(model.path, kind, dtype=model.dtype, call=call, row=row),
+        made="sample",
+        rows=((row.prompt, row.seed, _shown(file)) for row, file in pairs),
     )
 
 
@@ -92,7 +94,7 @@ def _shown(file: str) -> str:
     return f'<audio controls src="{file}">[{file}]({file})</audio>' if file.endswith(".wav") else f"![]({file})"
 
 
-def _command(source: str, kind: str, dtype: str, call: dict[str, Any], row: Row) -> str:
+def _command(source: str, kind: str, *, dtype: str, call: dict[str, Any], row: Row) -> str:
     given = _conditions(row)
     line = card.command(
         [
@@ -110,7 +112,7 @@ def _conditions(row: Row) -> list[str]:
     return [name for name, value in row.columns.items() if value is not None and name != "sampling_rate"]
 
 
-def _snippet(policy: DiffusersPolicy, source: str, kind: str, dtype: str, call: dict[str, Any], row: Row) -> str:
+def _snippet(policy: DiffusersPolicy, source: str, *, kind: str, dtype: str, call: dict[str, Any], row: Row) -> str:
     name = type(policy.pipe).__name__
     absent = "".join(f", {part}=None" for part in loading.absent_components(source))
     euler = not isinstance(policy.stock_scheduler, FlowMatchEulerDiscreteScheduler)

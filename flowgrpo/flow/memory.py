@@ -16,6 +16,7 @@ from flowgrpo.flow.pipeline import loading
 from flowgrpo.training import hub
 from flowgrpo.training.hub import Shape, refuse_too_large, shapes
 from flowgrpo.training.weights import adapter_size
+from rewards.compute import DTYPES
 
 TRAINED = ("transformer", "unet")
 
@@ -28,7 +29,7 @@ def estimate(config: Config) -> dict[str, int]:
     """
     model, train, kl = config.model, config.train, config.algorithm.objective.kl
     components = _component_shapes(model.path)
-    width = torch.finfo(getattr(torch, model.dtype)).bits // 8
+    width = torch.finfo(DTYPES[model.dtype]).bits // 8
     numel = {name: sum(math.prod(s) for s in own.values()) for name, own in components.items()}
     frozen = sum(numel.values())
     away = 0

@@ -15,11 +15,13 @@ def drawn(plan: Plan, num_steps: int) -> list[str]:
     """
     header = "".join(str(step).ljust(WIDTH) for step in range(num_steps + 1)).rstrip()
     lines = [[" "] * (WIDTH * num_steps + 1)]
-    _draw(plan, TRUNK, 0, (), num_steps, 0, lines)
+    _draw(plan, TRUNK, 0, ahead=(), end=num_steps, row=0, lines=lines)
     return [header, *("".join(line).rstrip() for line in lines)]
 
 
-def _draw(plan: Plan, role: str, step: int, ahead: tuple[int, ...], end: int, row: int, lines: list[list[str]]) -> None:
+def _draw(
+    plan: Plan, role: str, step: int, *, ahead: tuple[int, ...], end: int, row: int, lines: list[list[str]]
+) -> None:
     """Draw what grows from a node into `lines[row]` and below; side moves of later steps come first, nearest to it."""
     sides: list[tuple[int, Move]] = []
     while step < end:
@@ -41,7 +43,7 @@ def _draw(plan: Plan, role: str, step: int, ahead: tuple[int, ...], end: int, ro
             lines[above][WIDTH * at] = "|"
         lines[new][WIDTH * at] = "+"
         following, rest = _edge(move, at, new, lines)
-        _draw(plan, move.role, following, rest, end, new, lines)
+        _draw(plan, move.role, following, ahead=rest, end=end, row=new, lines=lines)
 
 
 def _edge(move: Move, step: int, row: int, lines: list[list[str]]) -> tuple[int, tuple[int, ...]]:

@@ -144,7 +144,7 @@ def _draft(config: Config, over: dict[str, Any], columns: dict[str, Any]) -> tup
     return drafts, drafts * branches * call["num_inference_steps"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cost:
     """What one iteration does on all processes: rows through the model, samples decoded, edges and batches of the update."""
 
@@ -186,12 +186,16 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     if units.anchor is None and len(units.comparison.unique(dim=0)) == len(units.comparison):
         raise InputError("algorithm.credit: every edge would be compared with itself alone, which teaches nothing")
     unseen = torch.full((len(units.values),), torch.nan, dtype=torch.float64)
-    _, trained = selection.normalize_advantages(units, weights, unseen, algorithm.baseline, train.select)
+    _, trained = selection.normalize_advantages(
+        units, weights, expected=unseen, baseline=algorithm.baseline, select=train.select
+    )
     algorithm.objective.weights(tree.trained_steps, tree.sigma_cap)
     if algorithm.kernel.calibrate is not None:
         _check_calibration(tree, rewards)
     algorithm.tree.check(tree)
-    left = replayed(config, tree, units, torch.zeros(len(units.values)), trained, iteration)
+    left = replayed(
+        config, tree, units=units, advantages=torch.zeros(len(units.values)), trained=trained, iteration=iteration
+    )
     evaluations = [e for e in left.evaluations if e.trained]
     forwards = sum(len(e.rows) for e in evaluations)
     states = forwards // train.groups
@@ -200,11 +204,11 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
             f"train.updates: {train.updates} parts, but the trained edges of a group leave {states} states, take {states}"
         )
     return Cost(
-        sum(len(e.rows) for e in tree.evaluations),
-        forwards * (2 if algorithm.objective.kl.beta > 0 else 1),
-        len(tree.leaves),
-        sum(len(edges.nodes) for e in evaluations for edges in e.trained),
-        len(evaluations),
+        rollout=sum(len(e.rows) for e in tree.evaluations),
+        update=forwards * (2 if algorithm.objective.kl.beta > 0 else 1),
+        decoded=len(tree.leaves),
+        trained_edges=sum(len(edges.nodes) for e in evaluations for edges in e.trained),
+        update_batches=len(evaluations),
     )
 
 

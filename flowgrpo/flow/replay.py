@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 LOGGER = logging.getLogger(__name__)
 
 
-def replayed(config: Config, tree: Tree, units: Units, advantages: Tensor, trained: Tensor, iteration: int) -> Tree:
+def replayed(config: Config, tree: Tree, *, units: Units, advantages: Tensor, trained: Tensor, iteration: int) -> Tree:
     """The tree whose evaluations the update replays: without what leaves the update, and dealt to parts if edges are.
 
     They are the rollout's own, and the drift is exactly 0, where all its edges are trained and both have calls of one size;

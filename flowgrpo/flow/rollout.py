@@ -17,6 +17,7 @@ from flowgrpo.training.scorer import Scorer, Scores, score
 from flowgrpo.training.selection import extremes
 from rewards import Reward
 from samplers import noise
+from samplers.batches import batched
 from samplers.trees import Plan, Root, Tree, grow
 
 WAITING = 4  # decoded groups that may wait for their scores, so that a slow reward does not fill the memory
@@ -76,7 +77,7 @@ def rollout(
         keep_means: whether trained edges keep the mean of their step.
     """
     rows = [root.row for root in roots]
-    parts = [policy.start(rows[at : at + micro_batch]) for at in range(0, len(rows), micro_batch)]
+    parts = [policy.start(batch) for batch in batched(rows, micro_batch)]
     start = tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
     def edge_noise(shape, group, path, step, component):
@@ -103,7 +104,7 @@ def drafted(
     Args:
         weights: (R,) of the rewards.
     """
-    samples = torch.cat([policy.generate(rows[at : at + micro_batch]) for at in range(0, len(rows), micro_batch)])
+    samples = torch.cat([policy.generate(batch) for batch in batched(rows, micro_batch)])
     total = combined(score(rewards, samples, rows).values, weights)
     middle = total[total.isfinite()].median() if total.isfinite().any() else 0.0
     return [rows[i] for i in extremes(total.nan_to_num(float(middle)), number)]
@@ -122,10 +123,8 @@ def _score_leaves(policy: Policy, tree: Tree, rewards: Sequence[Reward], micro_b
                 scored.append(pending.popleft()())
             rows = [tree.nodes[tree.leaves[i]].root.row for i in places]
             decoded = [
-                policy.decode(
-                    tuple(x[places[at : at + micro_batch]] for x in tree.samples), rows[at : at + micro_batch]
-                )
-                for at in range(0, len(places), micro_batch)
+                policy.decode(tuple(x[leaves] for x in tree.samples), batch)
+                for leaves, batch in zip(batched(places, micro_batch), batched(rows, micro_batch), strict=True)
             ]
             pending.append(scorer.submit(torch.cat(decoded), rows))
         scored += [wait() for wait in pending]

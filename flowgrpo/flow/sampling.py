@@ -15,7 +15,7 @@ from flowgrpo.training import checkpoint
 from flowgrpo.training.samples import SAMPLING_RATE, Sampler
 
 
-def sampler(model: str, rows: Sequence[Row], call: dict[str, Any], adapter: Path | None, dtype: str) -> Sampler:
+def sampler(model: str, rows: Sequence[Row], *, call: dict[str, Any], adapter: Path | None, dtype: str) -> Sampler:
     """A model that is ready to sample rows by ODE.
 
     Args:

@@ -31,10 +31,12 @@ from flowgrpo.training.samples import SAMPLING_RATE
 from flowgrpo.training.scorer import tried
 from flowgrpo.training.weights import Weights, lora_config
 from rewards import Reward
+from rewards.compute import DTYPES
 
 
 def check(
     settings: Config,
+    *,
     train_prompts: Sequence[Prompt],
     eval_prompts: Sequence[Prompt],
     rewards: Sequence[Reward],
@@ -60,6 +62,7 @@ def check(
 def trainer(
     settings: Config,
     accelerator: Accelerator,
+    *,
     train_prompts: Sequence[Prompt],
     eval_prompts: Sequence[Prompt],
     rewards: Sequence[Reward],
@@ -113,20 +116,22 @@ def policy_and_weights(config: Config, device: torch.device) -> tuple[DiffusersP
         model.dtype,
         model.call,
         device,
-        autocast=getattr(torch, model.dtype) if full_in_half else None,
+        autocast=DTYPES[model.dtype] if full_in_half else None,
         text_encoders=model.text_encoders,
     )
     set_switches(model, policy)
     kl = config.algorithm.objective.kl
-    return policy, trainable(model, policy, config.train.ema, kl.reference if kl.beta > 0 else None, kl.refresh)
+    return policy, trainable(
+        model, policy, ema=config.train.ema, reference=kl.reference if kl.beta > 0 else None, refresh=kl.refresh
+    )
 
 
 def trainable(
-    model: Model, policy: DiffusersPolicy, ema: Ema | None, reference: str | None = None, refresh: int = 1
+    model: Model, policy: DiffusersPolicy, *, ema: Ema | None, reference: str | None = None, refresh: int = 1
 ) -> Weights:
     """Unfreeze what a config trains: adapters on the policy's modules, or the modules whole; see `Weights`."""
     lora = model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, policy.modules)
-    return Weights(policy.modules, lora, ema, reference, refresh)
+    return Weights(policy.modules, lora, ema=ema, reference=reference, refresh=refresh)
 
 
 def with_sampling_rate(prompts: Sequence[Prompt], policy: DiffusersPolicy) -> list[Prompt]:

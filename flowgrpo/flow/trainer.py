@@ -127,7 +127,14 @@ class Trainer(Loop):
         known = units.values.isfinite().any(1)
         units = replace(units, weight=units.weight.where(known, 0.0))  # a lost sample's edges weigh nothing
         return Credited(
-            tree=replayed(self.config, tree, units, advantages.where(known, torch.nan), trained, self.done),
+            tree=replayed(
+                self.config,
+                tree,
+                units=units,
+                advantages=advantages.where(known, torch.nan),
+                trained=trained,
+                iteration=self.done,
+            ),
             units=units,
             advantages=advantages,
             step_weights=algorithm.objective.weights(tree.trained_steps, tree.sigma_cap),
@@ -191,7 +198,9 @@ class Trainer(Loop):
             positive, negative = self._sum(signs)
             rounds.append({"levels": self.levels, "positive": positive.tolist(), "negative": negative.tolist()})
             highest = 1.0 if isinstance(self.config.algorithm.kernel, Preserving) else math.inf
-            self.levels = calibrated(self.levels, positive, negative, settings.step, settings.balance, highest)
+            self.levels = calibrated(
+                self.levels, positive, negative, step=settings.step, balance=settings.balance, highest=highest
+            )
         costs = {"cost/model_evaluations": self.evaluations - evaluations, "cost/decoded": decoded}
         line = {
             "step": 0,

@@ -16,7 +16,7 @@ from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.config import EMBEDDED, TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
 from flowgrpo.mdlm.export import write_weights
-from flowgrpo.mdlm.loading import load_adapter, load_predictor
+from flowgrpo.mdlm.loading import load_adapter
 from flowgrpo.mdlm.methods.answers import Answers, in_scope
 from flowgrpo.mdlm.methods.backward import backward
 from flowgrpo.mdlm.methods.estimate import estimate
@@ -24,12 +24,13 @@ from flowgrpo.mdlm.methods.likelihood import trajectory
 from flowgrpo.mdlm.plan import plan, training_decoder
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.setup import check as check_rewards
-from flowgrpo.mdlm.setup import policy_and_weights
+from flowgrpo.mdlm.setup import load_text_policy, policy_and_weights
 from flowgrpo.training import scorer
 from flowgrpo.training.checks import Check, memory_left, spread
 from flowgrpo.training.scorer import score
 from flowgrpo.training.weights import Weights
 from rewards import Reward
+from rewards.compute import default_device
 
 SIZE = 4  # answers of a group
 GROUPS = 8  # at most, where a reward does not differ within the first ones
@@ -66,8 +67,8 @@ def examine(settings: TextConfig) -> Iterator[Check]:
     rewards, _ = scorer.rewards(settings.rewards)
     left = [reward for reward in rewards if not any(reward.applies(prompt.columns) for prompt in chosen)]
     between = [*(prompt for _, prompt in scorer.tried(left, found)), *between]
-    check_rewards(settings, found, chosen, rewards, ())
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    check_rewards(settings, train_prompts=found, eval_prompts=chosen, rewards=rewards, eval_rewards=())
+    device = default_device()
     memory.check(settings, device)
     policy, weights = policy_and_weights(settings, device)
     rows = [Row(prompt.text, i, prompt.columns) for prompt in chosen for i in range(SIZE)]
@@ -78,16 +79,16 @@ def examine(settings: TextConfig) -> Iterator[Check]:
     rollout = completions.rollout
     size = policy.predictor.block_size
     answers = Answers(rollout.ids, rollout.attention_mask, scored, seeds, rollout.step_map, size)
-    yield _drift(settings, policy, decoder, rollout, answers)
+    yield _drift(settings, policy, decoder=decoder, rollout=rollout, answers=answers)
     yield _gradients(settings, policy, weights, answers)
     groups = [slice(at, at + SIZE) for at in range(0, len(rows), SIZE)]
     values = [score(rewards, completions.texts[own], rows[own]).values for own in groups]
-    yield _spread(settings, policy, rewards, values, between)
+    yield _spread(settings, policy, rewards, values=values, others=between)
     yield memory_left(device, REMEDY)
     yield _reload(settings, policy, weights, answers)
 
 
-def _drift(settings: TextConfig, policy: TextPolicy, decoder: Decoder, rollout: Rollout, answers: Answers) -> Check:
+def _drift(settings: TextConfig, policy: TextPolicy, *, decoder: Decoder, rollout: Rollout, answers: Answers) -> Check:
     """Log-probabilities are the same in any batch; those of a trajectory are what a decoder at temperature 1 recorded."""
     likelihood, bound = settings.algorithm.likelihood, DRIFT[settings.model.dtype]
     views = likelihood.views(answers)
@@ -111,6 +112,7 @@ def _spread(
     settings: TextConfig,
     policy: TextPolicy,
     rewards: Sequence[Reward],
+    *,
     values: list[torch.Tensor],
     others: Sequence[Prompt],
 ) -> Check:
@@ -154,7 +156,7 @@ def _gradients(settings: TextConfig, policy: TextPolicy, weights: Weights, answe
 def _reload(settings: TextConfig, policy: TextPolicy, weights: Weights, answers: Answers) -> Check:
     """Changed weights, saved as export does and loaded into a fresh model, give the changed logits."""
     model, network = settings.model, policy.predictor.model
-    dtype, device = next(network.parameters()).dtype, policy.device
+    dtype = str(next(network.parameters()).dtype).removeprefix("torch.")
     before = policy.predictor.logits(answers.ids, answers.attention_mask)
     generator = torch.Generator().manual_seed(0)
     for p in weights.parameters:
@@ -164,8 +166,8 @@ def _reload(settings: TextConfig, policy: TextPolicy, weights: Weights, answers:
         write_weights(model, policy, weights, Path(folder))
         network.to("cpu")  # two models may not fit beside each other
         source = folder if weights.lora is None else model.path
-        own = (model.trust_remote_code, model.mask_id, model.shift, model.attention, model.block_size)
-        fresh, _ = load_predictor(source, dtype, device, *own)
+        saved = model.model_copy(update={"path": str(source), "dtype": dtype})
+        fresh = load_text_policy(saved, policy.device).predictor
         if weights.lora is not None:
             load_adapter(fresh, Path(folder))
         again = fresh.logits(answers.ids, answers.attention_mask)

@@ -28,6 +28,7 @@ from flowgrpo.training.card import SAMPLES, Exported
 from flowgrpo.training.hub import without_progress_bars
 from flowgrpo.training.samples import Text, save_sample
 from flowgrpo.training.weights import Weights
+from rewards.compute import default_device
 
 SCHEDULE_FILE = "schedule.safetensors"
 
@@ -39,7 +40,7 @@ def export(settings: TextConfig, run: Path, found: Path, out: Path) -> Exported:
     laid out like the one that was trained. A learned schedule goes to `schedule.safetensors`. Answers are those of
     `eval.decoder`, of one prompt at a time.
     """
-    policy, weights = policy_and_weights(settings, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    policy, weights = policy_and_weights(settings, default_device())
     step = checkpoint.load_weights(found, weights)
     out.mkdir(parents=True, exist_ok=True)
     chosen = prompts.load_split(settings.prompts, "eval")[:SAMPLES]
@@ -53,7 +54,9 @@ def export(settings: TextConfig, run: Path, found: Path, out: Path) -> Exported:
     files = [save_sample(text, out / f"sample-{row.seed}").name for row, text in zip(rows, answers, strict=True)]
     kind = "full" if weights.lora is None else "lora"
     note = _names_note(policy.predictor.model, settings.model, weights)
-    (out / "README.md").write_text(_card(run, settings, kind, step, rows, answers, note), encoding="utf-8")
+    (out / "README.md").write_text(
+        _card(run, settings, kind=kind, step=step, rows=rows, answers=answers, note=note), encoding="utf-8"
+    )
     return Exported(out, step, kind, files)
 
 
@@ -150,17 +153,17 @@ def _names_note(network: torch.nn.Module, model: TextModel, weights: Weights) ->
 
 
 def _card(
-    run: Path, settings: TextConfig, kind: str, step: int, rows: Sequence[Row], answers: Sequence[Text], note: str
+    run: Path, settings: TextConfig, *, kind: str, step: int, rows: Sequence[Row], answers: Sequence[Text], note: str
 ) -> str:
     """A model card that says how it was made, what it scored, and the exact lines that reproduce its answers."""
     tag = "lora" if kind == "lora" else "text-generation"
     library = "peft" if kind == "lora" else "transformers"
     return card.text(
-        [*card.heading(run, settings, library, tag, step), *([note] if note else [])],
-        _snippet(settings, kind, rows[0]),
-        _command(settings, kind, rows[0]),
-        "answer",
-        ((row.prompt, row.seed, card.escaped(a.text)) for row, a in zip(rows, answers, strict=True)),
+        [*card.heading(run, settings, library=library, tag=tag, step=step), *([note] if note else [])],
+        snippet=_snippet(settings, kind, rows[0]),
+        command=_command(settings, kind, rows[0]),
+        made="answer",
+        rows=((row.prompt, row.seed, card.escaped(a.text)) for row, a in zip(rows, answers, strict=True)),
     )
 
 

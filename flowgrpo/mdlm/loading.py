@@ -42,6 +42,7 @@ def load_predictor(
     path: str,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
+    *,
     trust_remote_code: bool = False,
     mask_id: int | None = None,
     shift: bool | None = None,
@@ -68,7 +69,7 @@ def load_predictor(
     config = config_of(model_path)
     block_size = known_block_size(config, attention, block_size)
     with _explained(path, "no readable weights", config, trust_remote_code), without_progress_bars("transformers"):
-        model = _model(path, model_path, config, dtype, trust_remote_code)
+        model = _model(path, model_path, config=config, dtype=dtype, trust_remote_code=trust_remote_code)
     known = architectures.architecture(config)
     with _explained(path, "no tokenizer", config, trust_remote_code):
         if known:
@@ -179,7 +180,7 @@ def _reason(error: Exception) -> str:
 
 
 def _model(
-    path: str, place: str, config: dict[str, Any], dtype: torch.dtype, trust_remote_code: bool
+    path: str, place: str, *, config: dict[str, Any], dtype: torch.dtype, trust_remote_code: bool
 ) -> PreTrainedModel:
     """The weights of a model in their class."""
     if architectures.architecture(config) is not None:

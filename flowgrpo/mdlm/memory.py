@@ -13,6 +13,7 @@ from flowgrpo.mdlm.released import is_released
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.training.hub import explained, refuse_too_large, shapes
 from flowgrpo.training.weights import adapter_size
+from rewards.compute import DTYPES
 
 if TYPE_CHECKING:
     from flowgrpo.mdlm import architectures
@@ -33,7 +34,7 @@ def estimate(config: TextConfig) -> dict[str, int]:
     else:
         with explained(model.path):
             sizes = shapes(place)
-    width = torch.finfo(getattr(torch, model.dtype)).bits // 8
+    width = torch.finfo(DTYPES[model.dtype]).bits // 8
     whole = sum(map(math.prod, sizes.values()))
     copies = 4 + (train.ema is not None)  # the weight, its gradient, two moments, the average
     if model.lora is not None:

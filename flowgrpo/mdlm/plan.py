@@ -117,7 +117,7 @@ def _bounded(number: int, at_most: bool) -> str:
     return f"at most {number:,}" if at_most else f"{number:,}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Walk:
     """What one answer takes.
 
@@ -188,7 +188,7 @@ def walked(decoder: Decoder) -> Walk:
             for block, (start, end) in enumerate(region.blocks)
         ]
         steps, commits = (sum(part) for part in zip(*parts, strict=True))
-        return Walk(steps, commits, branches, fixed)
+        return Walk(steps=steps, commits=commits, branches=branches, fixed=fixed)
     part = [
         _counted(decoder, 0, size) if counted else _most(decoder, size, narrow) for size in range(region.counted + 1)
     ]
@@ -197,7 +197,13 @@ def walked(decoder: Decoder) -> Walk:
     )  # (parts, 2, offsets)
     steps = [sum(part[size][0] for size in sizes) for sizes in (ends[:, 1] - ends[:, 0]).T.tolist()]
     commits = part[region.counted][1] * (region.block_size // region.counted)
-    return Walk(max(steps), commits, branches, fixed and min(steps) == max(steps), region.block_size)
+    return Walk(
+        steps=max(steps),
+        commits=commits,
+        branches=branches,
+        fixed=fixed and min(steps) == max(steps),
+        block_size=region.block_size,
+    )
 
 
 def _counted(decoder: Decoder, block: int, size: int) -> tuple[int, int]:
@@ -221,7 +227,7 @@ def _most(decoder: Decoder, size: int, narrow: bool) -> tuple[int, int]:
     return steps, min(steps, size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cost:
     """Rows through the model in one iteration on all processes, whether they are that many for sure; views of an answer."""
 
@@ -246,15 +252,19 @@ def predicted(config: TextConfig) -> Cost:
     trained, all_trained = _trained(config)
     likelihood = algorithm.likelihood
     objective, kl = algorithm.objective, algorithm.objective.kl
-    views, slopes, views_fixed = _views(likelihood, objective, walk, config.model.length, train.micro_batch)
+    views, slopes, views_fixed = _views(
+        likelihood, objective, walk=walk, length=config.model.length, micro_batch=train.micro_batch
+    )
     old = train.passes * train.updates > 1 and not likelihood.recorded(decoder)
     reference = kl.beta > 0 and kl.target == "reference"
     drawn = 1 if likelihood.fixed else train.passes
     update = trained * views * (train.passes * slopes + drawn * (old + reference))
     if algorithm.hints.name != "none":  # each answer once more, and its given tokens are judged
         given = train.groups * int(algorithm.hints.replace * train.group_size)
-        return Cost(2 * rollout, update + given, False, False, views)
-    return Cost(rollout, update, walk.fixed, views_fixed and all_trained, views)
+        return Cost(rollout=2 * rollout, update=update + given, rollout_fixed=False, update_fixed=False, views=views)
+    return Cost(
+        rollout=rollout, update=update, rollout_fixed=walk.fixed, update_fixed=views_fixed and all_trained, views=views
+    )
 
 
 def _trained(config: TextConfig) -> tuple[int, bool]:
@@ -270,7 +280,7 @@ def _trained(config: TextConfig) -> tuple[int, bool]:
 
 
 def _views(
-    likelihood: Likelihood, objective: Objective, walk: Walk, length: int, micro_batch: int
+    likelihood: Likelihood, objective: Objective, *, walk: Walk, length: int, micro_batch: int
 ) -> tuple[int, int, bool]:
     """Views of an answer, evaluations of each for the gradient (see `methods.backward`), and whether that is sure."""
     in_order = likelihood.name in ("autoregressive", "trajectory")  # no chance, and many views

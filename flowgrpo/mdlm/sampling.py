@@ -7,25 +7,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from flowgrpo.data import tables, templates
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm.config import TextModel
 from flowgrpo.mdlm.export import SCHEDULE_FILE, with_schedule
-from flowgrpo.mdlm.loading import load_adapter, load_predictor
+from flowgrpo.mdlm.loading import load_adapter
 from flowgrpo.mdlm.methods.decoder import Decoding
-from flowgrpo.mdlm.policy import TextPolicy
+from flowgrpo.mdlm.setup import load_text_policy
 from flowgrpo.schema.sentences import checked
 from flowgrpo.training import checkpoint
 from flowgrpo.training.samples import Sampler, Text
+from rewards.compute import default_device
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 OPTIONS = ("length", "chat", "trust_remote_code", "mask_id", "shift", "attention", "block_size", "decoder", "template")
 
 
-def sampler(model: str, rows: Sequence[Row], call: dict[str, Any], adapter: Path | None, dtype: str) -> Sampler:
+def sampler(model: str, rows: Sequence[Row], *, call: dict[str, Any], adapter: Path | None, dtype: str) -> Sampler:
     """A language model that is ready to answer rows.
 
     Args:
@@ -49,19 +48,9 @@ def sampler(model: str, rows: Sequence[Row], call: dict[str, Any], adapter: Path
         tables.document(adapter / ADAPTER_FILES[0])
         checkpoint.check_tensors(adapter / ADAPTER_FILES[1])
     chosen, decoding = options(model, dtype, call)
-    predictor, tokenizer = load_predictor(
-        model,
-        getattr(torch, chosen.dtype),
-        "cuda" if torch.cuda.is_available() else "cpu",
-        chosen.trust_remote_code,
-        chosen.mask_id,
-        chosen.shift,
-        chosen.attention,
-        chosen.block_size,
-    )
+    policy = load_text_policy(chosen, default_device())
     if adapter is not None:
-        load_adapter(predictor, adapter)
-    policy = TextPolicy(predictor, tokenizer, chosen.length, chosen.chat)
+        load_adapter(policy.predictor, adapter)
     decoder = decoding.build(policy.length, policy.eos_id, "decoder", policy.predictor)
     folder = adapter or Path(model)
     learned = decoding.name == "scheduled" and (folder / SCHEDULE_FILE).is_file()

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.checkpointing import checkpoint_gradients
-from flowgrpo.mdlm.config import TextConfig
+from flowgrpo.mdlm.config import TextConfig, TextModel
 from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.solutions import check_hints
@@ -18,12 +18,14 @@ from flowgrpo.mdlm.trainer import TextTrainer
 from flowgrpo.training.scorer import tried
 from flowgrpo.training.weights import Weights, lora_config
 from rewards import Reward
+from rewards.compute import DTYPES
 
 SYNTHETIC = "<answer>1 + 2</answer>"
 
 
 def check(
     settings: TextConfig,
+    *,
     train_prompts: Sequence[Prompt],
     eval_prompts: Sequence[Prompt],
     rewards: Sequence[Reward],
@@ -41,18 +43,17 @@ def check(
         reward.check(SYNTHETIC, prompt.text, prompt.columns)
 
 
-def load_text_policy(settings: TextConfig, device: torch.device) -> TextPolicy:
+def load_text_policy(model: TextModel, device: torch.device) -> TextPolicy:
     """The model of a config, with its tokenizer."""
-    model = settings.model
     predictor, tokenizer = load_predictor(
         model.path,
-        getattr(torch, model.dtype),
+        DTYPES[model.dtype],
         device,
-        model.trust_remote_code,
-        model.mask_id,
-        model.shift,
-        model.attention,
-        model.block_size,
+        trust_remote_code=model.trust_remote_code,
+        mask_id=model.mask_id,
+        shift=model.shift,
+        attention=model.attention,
+        block_size=model.block_size,
     )
     return TextPolicy(predictor, tokenizer, model.length, model.chat)
 
@@ -64,7 +65,7 @@ def policy_and_weights(settings: TextConfig, device: torch.device) -> tuple[Text
         InputError: there is no such model, or it has no gradient checkpointing and is asked for it.
     """
     model, algorithm = settings.model, settings.algorithm
-    policy = load_text_policy(settings, device)
+    policy = load_text_policy(model, device)
     network = policy.predictor.model
     network.requires_grad_(False)
     if model.gradient_checkpointing:
@@ -75,12 +76,13 @@ def policy_and_weights(settings: TextConfig, device: torch.device) -> tuple[Text
     kl = algorithm.objective.kl
     reference = "fixed" if kl.beta > 0 and kl.target == "reference" else None
     whole = {} if schedule is None else {"schedule": schedule.to(device)}
-    return policy, Weights(modules, lora, settings.train.ema, reference, whole=whole)
+    return policy, Weights(modules, lora, ema=settings.train.ema, reference=reference, whole=whole)
 
 
 def trainer(
     settings: TextConfig,
     accelerator: Accelerator,
+    *,
     train_prompts: Sequence[Prompt],
     eval_prompts: Sequence[Prompt],
     rewards: Sequence[Reward],

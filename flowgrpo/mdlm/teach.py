@@ -30,6 +30,7 @@ from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.methods.answers import in_scope
 from flowgrpo.mdlm.policy import check_room, padded, tokenised
 from flowgrpo.training.folders import check_writable
+from rewards.compute import default_device
 from samplers import noise
 
 Tensor = torch.Tensor
@@ -73,7 +74,7 @@ class Compared:
     same_answers: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Taught:
     """What became of it.
 
@@ -98,6 +99,7 @@ def teach(
     model: str,
     source: str,
     out: Path,
+    *,
     length: int = 64,
     decoder: str | Mapping[str, Any] = "low_confidence",
     prompt_count: int = 256,
@@ -135,8 +137,8 @@ def teach(
         raise InputError(f"--out {out}: exists and is not an empty folder")
     check_writable(out, "--out")
     build(decoder, length, 0)  # so that a wrong word is told before the model is loaded
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    predictor, tokenizer = load_predictor(model, dtype, device, trust_remote_code)
+    device = default_device()
+    predictor, tokenizer = load_predictor(model, dtype, device, trust_remote_code=trust_remote_code)
     if chat and not tokenizer.chat_template:
         raise InputError(f"--chat: the tokenizer of {model!r} has no chat template")
     eos_id = tokenizer.eos_token_id
@@ -153,7 +155,9 @@ def teach(
         for part, chosen in (("held out", tokens[:held_out]), ("learned", tokens[held_out:]))
     )
     end_ids = sorted({i for i in (eos_id, tokenizer.pad_token_id) if i is not None})
-    controller, kept = _trained(predictor, learning, judging, length, end_ids, steps, seed, watch)
+    controller, kept = _trained(
+        predictor, learning, judging, length=length, end_ids=end_ids, steps=steps, seed=seed, watch=watch
+    )
     about = {"model": model, "decoder": decoder, "length": length, "prompts": source, "f_half": kept.f_half}
     save_controller(controller, out, about)
 
@@ -162,10 +166,17 @@ def teach(
         spec["modifiers"] = []  # there is no end that could be held back
     others = (build(written, length, eos_id, predictor) for written in ("threshold", spec))
     compared = [
-        _compared(name, predictor, judging, other, eos_id)
+        _compared(name, predictor, judging, decoder=other, eos_id=eos_id)
         for name, other in zip(("teacher", "threshold", "trace_lock"), (None, *others), strict=True)
     ]
-    return Taught(str(out), len(order) - held_out, held_out, THRESHOLD, kept, compared)
+    return Taught(
+        folder=str(out),
+        learned=len(order) - held_out,
+        held_out=held_out,
+        threshold=THRESHOLD,
+        kept=kept,
+        compared=compared,
+    )
 
 
 def _canvases(predictor: MaskPredictor, rows: list[list[int]]) -> list[tuple[Tensor, Tensor]]:
@@ -183,6 +194,7 @@ def _trained(
     predictor: MaskPredictor,
     learning: Sequence[Rollout],
     judging: Sequence[Rollout],
+    *,
     length: int,
     end_ids: Sequence[int],
     steps: int,
@@ -218,7 +230,7 @@ def _trained(
 
 
 def _compared(
-    name: str, predictor: MaskPredictor, teacher: Sequence[Rollout], decoder: Decoder | None, eos_id: int | None
+    name: str, predictor: MaskPredictor, teacher: Sequence[Rollout], *, decoder: Decoder | None, eos_id: int | None
 ) -> Compared:
     """A decoder (None: the teacher itself) on the prompts of the teacher's decodes."""
     evaluations, right, asked, rows = 0, [], [], []

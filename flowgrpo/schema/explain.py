@@ -22,7 +22,7 @@ WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a te
 BOUNDS = {"gt": "above {}", "ge": "at least {}", "lt": "below {}", "le": "at most {}"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Explained:
     """A key, explained.
 
@@ -84,13 +84,13 @@ def explain(settings: Strict, key: str) -> Explained:
         model = type(value) if isinstance(value, Strict) else section(field.annotation)
     below = model if isinstance(model, type) else None
     return Explained(
-        key,
-        sentences(owner).get(parts[-1], ""),
-        takes(field),
-        field.default,
-        value,
-        {name: text for name, text in sentences(below).items() if name != "name"} if below else {},
-        owner.__module__,
+        key=key,
+        meaning=sentences(owner).get(parts[-1], ""),
+        takes=takes(field),
+        default=field.default,
+        value=value,
+        below={name: text for name, text in sentences(below).items() if name != "name"} if below else {},
+        home=owner.__module__,
     )
 
 

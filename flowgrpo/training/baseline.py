@@ -60,7 +60,7 @@ def combined(values: Tensor, weights: Tensor) -> Tensor:
 
 def whitened(values: Tensor, eps: float = 1e-4, ddof: int = 0) -> Tensor:
     """Values (U,) minus their mean, over their standard deviation; 0 where a value is NaN."""
-    return group_mean(values, torch.zeros(len(values), dtype=torch.long), "group", eps, ddof)
+    return group_mean(values, torch.zeros(len(values), dtype=torch.long), std="group", eps=eps, ddof=ddof)
 
 
 class Baseline(Choice):
@@ -114,7 +114,7 @@ class Baseline(Choice):
 
 
 def group_mean(
-    values: Tensor, comparison: Tensor, std: str = "group", eps: float = 1e-4, ddof: int = 0, min_std: float = 0.0
+    values: Tensor, comparison: Tensor, *, std: str = "group", eps: float = 1e-4, ddof: int = 0, min_std: float = 0.0
 ) -> Tensor:
     """Advantages (U,): value minus the mean of its set, over the spread. A set of one value, or of equal ones, gives 0.
 
@@ -127,7 +127,7 @@ def group_mean(
         min_std: a smaller standard deviation teaches nothing, and gives 0.
     """
     deviation, _, _ = _set_statistics(values, comparison)
-    return _scaled(deviation, values, comparison, std, eps, ddof, min_std)
+    return _scaled(deviation, values, comparison, std=std, eps=eps, ddof=ddof, min_std=min_std)
 
 
 class GroupMean(Baseline):
@@ -141,16 +141,16 @@ class GroupMean(Baseline):
 
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
         """Advantages (U,) of one column of values (U,)."""
-        return group_mean(values, comparison, self.std, self.eps, self.ddof, self.min_std)
+        return group_mean(values, comparison, std=self.std, eps=self.eps, ddof=self.ddof, min_std=self.min_std)
 
 
-def leave_one_out(values: Tensor, comparison: Tensor, std: str = "none", eps: float = 1e-4, ddof: int = 0) -> Tensor:
+def leave_one_out(values: Tensor, comparison: Tensor, *, std: str = "none", eps: float = 1e-4, ddof: int = 0) -> Tensor:
     """Advantages (U,): value minus the mean of the *others* of its set, n / (n - 1) times the deviation (RLOO, 2402.14740).
 
     Its baseline does not depend on the unit's own action, so without a std the gradient is unbiased.
     """
     deviation, count, _ = _set_statistics(values, comparison)
-    return _scaled(deviation * count / (count - 1).clamp(min=1), values, comparison, std, eps, ddof)
+    return _scaled(deviation * count / (count - 1).clamp(min=1), values, comparison, std=std, eps=eps, ddof=ddof)
 
 
 class LeaveOneOut(Baseline):
@@ -162,10 +162,10 @@ class LeaveOneOut(Baseline):
 
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
         """Advantages (U,) of one column of values (U,)."""
-        return leave_one_out(values, comparison, self.std, self.eps, self.ddof)
+        return leave_one_out(values, comparison, std=self.std, eps=self.eps, ddof=self.ddof)
 
 
-def median(values: Tensor, comparison: Tensor, std: str = "group", eps: float = 1e-4, ddof: int = 0) -> Tensor:
+def median(values: Tensor, comparison: Tensor, *, std: str = "group", eps: float = 1e-4, ddof: int = 0) -> Tensor:
     """Advantages (U,): value minus the median of its set, over the spread (MC-GRPO, arXiv 2601.22582).
 
     One outlier of a small group moves the mean so far that others change their sign, but not the median. A set of odd
@@ -178,7 +178,7 @@ def median(values: Tensor, comparison: Tensor, std: str = "group", eps: float = 
     deviation = (values - middle).where(known, 0.0)
     if std == "mad":
         return deviation / (_set_medians(deviation.abs().where(known, torch.nan), comparison) + eps).where(known, 1.0)
-    return _scaled(deviation, values, comparison, std, eps, ddof)
+    return _scaled(deviation, values, comparison, std=std, eps=eps, ddof=ddof)
 
 
 class Median(Baseline):
@@ -192,10 +192,10 @@ class Median(Baseline):
 
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
         """Advantages (U,) of one column of values (U,)."""
-        return median(values, comparison, self.std, self.eps, self.ddof)
+        return median(values, comparison, std=self.std, eps=self.eps, ddof=self.ddof)
 
 
-def against(values: Tensor, expected: Tensor, std: str = "global", eps: float = 1e-4, ddof: int = 0) -> Tensor:
+def against(values: Tensor, expected: Tensor, *, std: str = "global", eps: float = 1e-4, ddof: int = 0) -> Tensor:
     """Advantages (U,): value minus what was expected of it before it was seen.
 
     Such a baseline needs no group: a group of equal values still teaches whether they are better than expected.
@@ -228,7 +228,7 @@ class Tracker(Baseline):
             raise InputError("algorithm.baseline: tracker remembers what whole trajectories gave, take credit=terminal")
         others = values - leave_one_out(values, comparison)
         known = others if expected is None else expected.where(expected.isfinite(), others)
-        return against(values, known, self.std, self.eps, self.ddof)
+        return against(values, known, std=self.std, eps=self.eps, ddof=self.ddof)
 
 
 class Absolute(Baseline):
@@ -277,7 +277,7 @@ def _set_medians(values: Tensor, comparison: Tensor) -> Tensor:
 
 
 def _scaled(
-    deviation: Tensor, values: Tensor, comparison: Tensor, std: str, eps: float, ddof: int, min_std: float = 0.0
+    deviation: Tensor, values: Tensor, comparison: Tensor, *, std: str, eps: float, ddof: int, min_std: float = 0.0
 ) -> Tensor:
     if std == "none":
         return deviation

@@ -26,7 +26,7 @@ SAMPLES = 4
 PLAIN = set(" .,;?!'\"()=+-/%")  # punctuation that means nothing inside a line of Markdown
 
 
-def text(head: Sequence[str], snippet: str, command: str, made: str, rows: Iterable[tuple[str, int, str]]) -> str:
+def text(head: Sequence[str], *, snippet: str, command: str, made: str, rows: Iterable[tuple[str, int, str]]) -> str:
     """A whole card.
 
     Args:
@@ -52,7 +52,7 @@ def text(head: Sequence[str], snippet: str, command: str, made: str, rows: Itera
     )
 
 
-def heading(run: Path, settings: RunConfig, library: str, tag: str, step: int) -> list[str]:
+def heading(run: Path, settings: RunConfig, *, library: str, tag: str, step: int) -> list[str]:
     """The first lines of a model card: how it was made and what it scored."""
     model, algorithm, train = settings.model, settings.algorithm, settings.train
     held_out = [

@@ -13,6 +13,7 @@ from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.training.samples import Sample, Text, is_finite
 from flowgrpo.training.scorer import score
 from rewards import Reward
+from samplers.batches import batched
 
 
 def evaluate(
@@ -35,8 +36,7 @@ def evaluate(
     """
     own = list(range(accelerator.process_index, len(prompts), accelerator.num_processes))
     samples = []
-    for at in range(0, len(own), micro_batch):
-        indices = own[at : at + micro_batch]
+    for indices in batched(own, micro_batch):
         rows = [Row(prompts[i].text, i, prompts[i].columns) for i in indices]
         decoded = generate(rows)
         scored = decoded if isinstance(decoded, torch.Tensor) else [one.text for one in decoded]

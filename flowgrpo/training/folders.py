@@ -51,6 +51,13 @@ def check_writable(folder: Path, place: str) -> None:
         probe.unlink()
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file in UTF-8, all at once: whoever reads it meanwhile sees the old text or the new one, never half."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text, encoding="utf-8", errors="backslashreplace")  # half a character is none
+    os.replace(partial, path)
+
+
 @contextmanager
 def _made(folder: Path, place: str) -> Iterator[None]:
     """A folder that is there, and gone again afterwards if it was not before and nothing was put into it."""

@@ -243,7 +243,9 @@ class Loop(ABC):
         prompts = torch.tensor(groups.prompts)[together.comparison[:, 0]].tolist()
         expected = self.prompt_stats.expected(prompts, self.done)
         weights, select = self.reward_weights, self.config.train.select
-        advantages, trained = selection.normalize_advantages(together, weights, expected, algorithm.baseline, select)
+        advantages, trained = selection.normalize_advantages(
+            together, weights, expected=expected, baseline=algorithm.baseline, select=select
+        )
         before = sum(len(each[0].values) for each in everyone[: self.accelerator.process_index])
         mine = slice(before, before + len(units.values))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import platform
 import resource
 import shutil
@@ -25,6 +24,7 @@ from rich.text import Text
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
 from flowgrpo.schema.readable import one_line
+from flowgrpo.training.folders import replace_text
 
 LIBRARIES = ("flowgrpo", "torch", "diffusers", "transformers", "accelerate", "peft", "safetensors", "numpy")
 
@@ -64,10 +64,7 @@ class Report:
         """Drop the lines of steps after a checkpoint's."""
         self.lines = [line for line in self.lines if line["step"] <= step]
         if self.accelerator.is_main_process:
-            text = "".join(json.dumps(line) + "\n" for line in self.lines)
-            partial = self.path.with_suffix(".partial")
-            partial.write_text(text)
-            os.replace(partial, self.path)
+            replace_text(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
 
     def __enter__(self) -> Report:
         file, terminal = logging.FileHandler(self.log, encoding="utf-8"), _Terminal(self.console)

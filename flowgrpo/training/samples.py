@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from scipy.io import wavfile
 from flowgrpo.data import tables
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
+from flowgrpo.training.folders import replace_text
 from flowgrpo.training.report import is_number
 
 FRAMES_PER_SECOND = 8  # of video files
@@ -75,9 +75,7 @@ class SampleFolder:
         """Drop what was sampled after a checkpoint's step."""
         kept = [line for line in read_manifest(self.folder) if line.get("step", 0) <= step]
         self.folder.mkdir(parents=True, exist_ok=True)
-        partial = self.manifest.with_suffix(".partial")
-        partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        os.replace(partial, self.manifest)
+        replace_text(self.manifest, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def manifest_line(file: str, sample: Sample, step: int, sampler: str = "ode") -> dict[str, Any]:

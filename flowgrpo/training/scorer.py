@@ -15,6 +15,7 @@ from flowgrpo.schema.sections import RewardUse
 from rewards import Reward, RewardError
 from rewards import load as load_reward
 from rewards.base import told
+from samplers.batches import batched
 
 Samples = torch.Tensor | Sequence[str]  # pictures, videos and sounds, or texts
 
@@ -73,7 +74,7 @@ class Scorer:
             ready = torch.cuda.Event()
             ready.record()
         jobs = [
-            thread.submit(_timed, reward, samples, rows, one_group, ready)
+            thread.submit(_timed, reward, samples, rows, one_group=one_group, ready=ready)
             for reward, thread in zip(self.rewards, self._threads, strict=True)
         ]
 
@@ -95,7 +96,7 @@ def score(rewards: Sequence[Reward], samples: Samples, rows: Sequence[Row], one_
 
 @torch.no_grad()
 def _timed(
-    reward: Reward, samples: Samples, rows: Sequence[Row], one_group: bool, ready: torch.cuda.Event | None
+    reward: Reward, samples: Samples, rows: Sequence[Row], *, one_group: bool, ready: torch.cuda.Event | None
 ) -> tuple[torch.Tensor, float]:
     started = time.perf_counter()
     if ready is None:
@@ -126,8 +127,7 @@ def _applied(reward: Reward, samples: Samples, rows: Sequence[Row], one_group: b
         [torch.inf if a and not w else torch.nan for a, w in zip(applies, whole, strict=True)]
     ).double()
     size = len(asked) if one_group or not reward.group_wise else 1
-    for at in range(0, len(asked), max(1, size)):
-        own = asked[at : at + size]
+    for own in batched(asked, max(1, size)):
         values[own] = _attempt(reward, _some(samples, own), [rows[i] for i in own])
     return values
 

@@ -88,7 +88,7 @@ def max_variance(values: Tensor, number: int) -> Tensor:
 
 
 def normalize_advantages(
-    units: Units, weights: Tensor, expected: Tensor, baseline: Choice, select: Select | None
+    units: Units, weights: Tensor, *, expected: Tensor, baseline: Choice, select: Select | None
 ) -> tuple[Tensor, Tensor]:
     """Advantages (U,) of units, and whether (U,) their edges are trained on.
 

@@ -54,6 +54,7 @@ class Weights:
         self,
         modules: dict[str, torch.nn.Module],
         lora: LoraConfig | None,
+        *,
         ema: Ema | None = None,
         reference: str | None = None,
         refresh: int = 1,

@@ -13,7 +13,7 @@ BELOW = {
     "samplers": set(),
     "rewards": set(),
     "rewards.jail": set(),
-    "flowgrpo.errors": set(),
+    "flowgrpo.errors": {"rewards"},
     "flowgrpo.shapes": set(),
     "flowgrpo.schema": {"flowgrpo.errors"},
     "flowgrpo.data": {"flowgrpo.errors", "flowgrpo.shapes", "flowgrpo.schema", "rewards", "samplers"},

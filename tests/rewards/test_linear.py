@@ -180,4 +180,4 @@ def test_integers_of_any_length_are_compared():
 )
 def test_columns_of_a_countdown_that_are_no_integers_are_one_sentence(numbers, target):
     with pytest.raises(ValueError, match="countdown takes integers as numbers and target, not"):
-        countdown(["1"], [""], [numbers], [target], [True])
+        countdown(["1"], [""], numbers=[numbers], target=[target], bare=[True])

@@ -32,13 +32,17 @@ def column(rows, name):
 
 def test_countdown_gives_the_scores_of_the_reference():
     rows = ROWS["countdown"]
-    scores = countdown(column(rows, "text"), [""] * len(rows), column(rows, "numbers"), column(rows, "target"))
+    scores = countdown(
+        column(rows, "text"), [""] * len(rows), numbers=column(rows, "numbers"), target=column(rows, "target")
+    )
     assert scores == column(rows, "score")
 
 
 def test_sudoku_gives_the_scores_of_the_reference():
     rows = ROWS["sudoku"]
-    scores = sudoku(column(rows, "text"), [""] * len(rows), column(rows, "puzzle"), column(rows, "solution"))
+    scores = sudoku(
+        column(rows, "text"), [""] * len(rows), puzzle=column(rows, "puzzle"), solution=column(rows, "solution")
+    )
     assert scores == column(rows, "score")
 
 
@@ -89,7 +93,7 @@ def test_what_is_no_arithmetic_is_refused(text):
 )
 def test_expressions_that_would_take_for_ever_are_refused_or_done_at_once(text):
     numbers = [int(n) for n in ("9", "9", "9")]
-    assert countdown([f"<answer>{text}</answer>"], [""], [numbers], [1]) == [0.1]
+    assert countdown([f"<answer>{text}</answer>"], [""], numbers=[numbers], target=[1]) == [0.1]
 
 
 @pytest.mark.parametrize(
@@ -105,12 +109,14 @@ def test_expressions_that_would_take_for_ever_are_refused_or_done_at_once(text):
     ],
 )
 def test_countdown_wants_every_number_once_between_the_last_tags(text, score):
-    assert countdown([text], [""], ["7,3,5"], ["50"]) == [score]
-    assert countdown([text], [""], [[5, 3, 7]], [50]) == [score]
+    assert countdown([text], [""], numbers=["7,3,5"], target=["50"]) == [score]
+    assert countdown([text], [""], numbers=[[5, 3, 7]], target=[50]) == [score]
 
 
 def test_a_bare_text_is_its_own_answer():
-    assert countdown(["5*(7+3) ", "", "<answer>1</answer>"], [""] * 3, [[7, 3, 5]] * 3, [50] * 3, [True] * 3) == [
+    assert countdown(
+        ["5*(7+3) ", "", "<answer>1</answer>"], [""] * 3, numbers=[[7, 3, 5]] * 3, target=[50] * 3, bare=[True] * 3
+    ) == [
         1.0,
         0.0,
         0.1,
@@ -122,9 +128,14 @@ def test_a_bare_text_is_its_own_answer():
 def test_sudoku_reads_digits_in_any_layout_and_ignores_given_cells():
     puzzle, solution = "0234341221434320", "1234341221434321"
     texts = ["1234 3412 2143 4321", "1999999999999999", "9999 9999 9999 9991 1", "12"]
-    assert sudoku(texts, [""] * 4, [puzzle] * 4, [solution] * 4, [True] * 4) == [1.0, 0.5, 0.5, 0.5]
+    assert sudoku(texts, [""] * 4, puzzle=[puzzle] * 4, solution=[solution] * 4, bare=[True] * 4) == [
+        1.0,
+        0.5,
+        0.5,
+        0.5,
+    ]
     with pytest.raises(ValueError, match="16 digits"):
-        sudoku(["<answer>1</answer>"], [""], ["123"], ["1234"])
+        sudoku(["<answer>1</answer>"], [""], puzzle=["123"], solution=["1234"])
 
 
 @pytest.mark.parametrize(
@@ -156,7 +167,9 @@ def test_rows_of_other_tasks_do_not_concern_a_reward_and_solved_covers_all():
         "answer": [None, None, 12, None, None, None],
     }
     prompts = [""] * 6
-    assert countdown(texts, prompts, columns["numbers"], columns["target"], columns["bare"])[1:4] == [None, None, 0.1]
+    assert countdown(texts, prompts, numbers=columns["numbers"], target=columns["target"], bare=columns["bare"])[
+        1:4
+    ] == [None, None, 0.1]
     assert solved(texts, prompts, **columns) == [1.0, 1.0, 1.0, 0.0, 0.0, None]
     through = rewards.load("solved")(texts, prompts, columns)
     assert through[:5].tolist() == [1.0, 1.0, 1.0, 0.0, 0.0]

@@ -19,7 +19,7 @@ from flowgrpo.commands.gallery.numbers import Mean, difference, number, share
 from flowgrpo.commands.gallery.text import answer
 from flowgrpo.config import read_map
 from flowgrpo.errors import InputError
-from flowgrpo.training.folders import check_writable
+from flowgrpo.training.folders import check_writable, replace_text
 from flowgrpo.training.report import read_metrics
 from flowgrpo.training.samples import read_manifest
 from rewards import BUILT_IN
@@ -132,7 +132,7 @@ def _standardised(gains: Sequence[float | None]) -> list[float | None]:
     return [None if gain is None else gain / (spread or 1.0) for gain in gains]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Section:
     """One run or folder of samples."""
 
@@ -166,10 +166,7 @@ def write_gallery(folders: Sequence[Path], out: Path) -> Path:
     templates = Environment(loader=PackageLoader("flowgrpo.commands.gallery", "."), autoescape=True, trim_blocks=True)
     page = templates.get_template("page.html.jinja")
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f"{out.name}.partial")
-    text = page.render(sections=sections, longest=LONGEST, number=number, difference=difference)
-    partial.write_text(text, encoding="utf-8", errors="backslashreplace")  # half a character is none
-    os.replace(partial, out)
+    replace_text(out, page.render(sections=sections, longest=LONGEST, number=number, difference=difference))
     return out
 
 
@@ -224,16 +221,16 @@ def _section(folder: Path) -> Section:
     means = [Mean.of(m) for m in metrics if m["phase"] == "eval" and m["reward/mean"] is not None]
     watched = [_name(use) for use in config.get("eval_rewards", [])]
     return Section(
-        folder.resolve().name,
-        cards,
-        sorted({line["step"] for line in manifest}),
-        _facts(config, metrics),
-        (means[0], means[-1]) if len(means) > 1 else None,
-        curve(held_out, train) if len(held_out) > 1 or len(train) > 1 else None,
-        _parts(metrics, list(trained), watched),
-        watched,
-        gaps(cards, watched),
-        config.get("kind") == "mdlm" or any(line["file"].endswith(".json") for line in manifest),
+        name=folder.resolve().name,
+        cards=cards,
+        steps=sorted({line["step"] for line in manifest}),
+        facts=_facts(config, metrics),
+        headline=(means[0], means[-1]) if len(means) > 1 else None,
+        curve=curve(held_out, train) if len(held_out) > 1 or len(train) > 1 else None,
+        parts=_parts(metrics, list(trained), watched),
+        watched=watched,
+        gaps=gaps(cards, watched),
+        texts=config.get("kind") == "mdlm" or any(line["file"].endswith(".json") for line in manifest),
     )
 
 

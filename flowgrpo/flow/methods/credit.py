@@ -181,7 +181,7 @@ class StepGain(Choice):
 
 
 def discounted_value(
-    tree: Tree, rewards: Tensor, reward_weights: Tensor, discount: float, anchor: float, anchored_steps: int
+    tree: Tree, rewards: Tensor, reward_weights: Tensor, *, discount: float, anchor: float, anchored_steps: int
 ) -> Units:
     """Each stochastic edge has the discounted value to come, Q_k = r_k + discount Q_(k+1), r_k of the state it led to.
 
@@ -238,7 +238,14 @@ class DiscountedValue(Choice):
 
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
         """The units of a scored tree."""
-        return discounted_value(tree, rewards, reward_weights, self.discount, self.anchor, self.anchored_steps)
+        return discounted_value(
+            tree,
+            rewards,
+            reward_weights,
+            discount=self.discount,
+            anchor=self.anchor,
+            anchored_steps=self.anchored_steps,
+        )
 
 
 @dataclass(frozen=True)
@@ -322,7 +329,7 @@ def step_signs(tree: Tree, rewards: Tensor) -> Tensor:
 
 
 def calibrated(
-    levels: list[float], positive: Tensor, negative: Tensor, step: float, balance: float, highest: float = math.inf
+    levels: list[float], positive: Tensor, negative: Tensor, *, step: float, balance: float, highest: float = math.inf
 ) -> list[float]:
     """Noise levels after one round of DenseGRPO's calibration (arXiv 2601.20218, Algorithm 1).
 

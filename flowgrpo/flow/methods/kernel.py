@@ -10,6 +10,7 @@ from pydantic import Field
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, Positive, Strict
 from flowgrpo.schema.lazy import lazy
+from samplers.levels import DEFAULT_LEVELS
 
 if TYPE_CHECKING:
     from samplers import kernels
@@ -64,13 +65,14 @@ class Stochastic(Choice):
 
 Levels = Positive | Annotated[list[Positive], Field(min_length=1)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+Fractions = Fraction | Annotated[list[Fraction], Field(min_length=1)]
 
 
 class FlowSDE(Stochastic):
     """Flow-GRPO's reverse SDE."""
 
     name: Literal["flow_sde"] = "flow_sde"
-    level: Levels = 0.7
+    level: Levels = DEFAULT_LEVELS["flow_sde"]
     """Noise level, or one for each step."""
 
 
@@ -78,7 +80,7 @@ class DanceSDE(Stochastic):
     """DanceGRPO's reverse SDE of constant diffusion."""
 
     name: Literal["dance_sde"] = "dance_sde"
-    level: Levels = 0.3
+    level: Levels = DEFAULT_LEVELS["dance_sde"]
     """Noise level, or one for each step."""
 
 
@@ -91,25 +93,27 @@ class Preserving(Stochastic):
 
     log_prob: Literal["mean", "sum", "constant_free"] = "constant_free"
     """Form of the log-probability: mean over the latent's dimensions, sum (the true joint), or constant_free (CPS')."""
-    level: Fraction | Annotated[list[Fraction], Field(min_length=1)] = 0.8
-    """Noise level, at most 1, or one for each step; of ddim_sde DDIM's eta."""
 
 
 class CPS(Preserving):
     """Coefficients-preserving sampling: clean pictures, but it does not tend to the model's own distribution."""
 
     name: Literal["cps"] = "cps"
+    level: Fractions = DEFAULT_LEVELS["cps"]
+    """Noise level, at most 1, or one for each step."""
 
 
 class DDIMSDE(Preserving):
     """Stepwise-Flow-GRPO's DDIM-inspired SDE: as `cps`, with less noise at early steps; the level is DDIM's eta."""
 
     name: Literal["ddim_sde"] = "ddim_sde"
+    level: Fractions = DEFAULT_LEVELS["ddim_sde"]
+    """DDIM's eta, at most 1, or one for each step."""
 
 
 class Manifold(Stochastic):
     """SAGE-GRPO's SDE: the variance of its noise is integrated over the step."""
 
     name: Literal["manifold"] = "manifold"
-    level: Levels = 0.5
+    level: Levels = DEFAULT_LEVELS["manifold"]
     """Noise level, or one for each step."""

@@ -126,7 +126,7 @@ def hold(form: str, step: TrainedStep, sigma_cap: float) -> float:
     return (moved / std) ** 2 * over if std > 0 else 0.0
 
 
-def adapted(beta: float, kl: float, target: float, low: float, high: float) -> float:
+def adapted(beta: float, kl: float, *, target: float, low: float, high: float) -> float:
     """PPO's adaptive coefficient (arXiv 1707.06347, section 4): doubled above 1.5 target, halved below target / 1.5.
 
     Bounded to [low, high]. SAGE-GRPO adapts its coefficient too, between 1e-7 and 1e-5, by a rule that was not at hand.
@@ -169,7 +169,7 @@ class Divergence(Strict):
         """The coefficient after an iteration that had `beta` and measured this divergence."""
         if self.target is None or measured is None:
             return beta
-        return adapted(beta, measured, self.target, self.beta, self.max_beta)
+        return adapted(beta, measured, target=self.target, low=self.beta, high=self.max_beta)
 
 
 class PolicyGradient(Choice):

@@ -11,6 +11,7 @@ from diffusers.models.attention_dispatch import AttentionBackendName, attention_
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.backends import refuse_lossy_attention
+from rewards.compute import DTYPES
 
 
 def refuse_inexact(pipe: DiffusionPipeline) -> None:
@@ -55,7 +56,7 @@ def _dispatching(module: torch.nn.Module) -> list[Any]:
 
 def try_attention(name: str, dtype: str, device: torch.device) -> None:
     """One small attention with its gradient: whether package, device and dtype go together."""
-    q, k, v = (torch.ones(1, 8, 2, 64, dtype=getattr(torch, dtype), device=device, requires_grad=True) for _ in "qkv")
+    q, k, v = (torch.ones(1, 8, 2, 64, dtype=DTYPES[dtype], device=device, requires_grad=True) for _ in "qkv")
     try:
         with torch.enable_grad(), attention_backend(name):
             dispatch_attention_fn(q, k, v).sum().backward()

@@ -15,6 +15,7 @@ from flowgrpo.errors import InputError, nearest
 from flowgrpo.flow.pipeline.call import outline
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.training.hub import HUB_ID, explained, index_map, without_progress_bars
+from rewards.compute import DTYPES, default_device
 from rewards.heap import keep_freed_memory
 
 if TYPE_CHECKING:  # what a plan does without is imported by who loads a model
@@ -140,16 +141,21 @@ def load_policy(
     device: torch.device | str | None = None,
     **options: Any,
 ) -> DiffusersPolicy:
-    """A pipeline as a policy; see `DiffusersPolicy` for `options`.
+    """A pipeline as a policy; see `Walk` for `options`.
 
     Args:
         path: a built-in name, a local folder or a hub id.
         dtype: `float32`, `bfloat16` or `float16`.
         call: arguments for the pipeline's call; a built-in model has defaults.
         device: by default the first GPU, if there is one.
+
+    Raises:
+        InputError: there is no such model or dtype, or it cannot be loaded.
     """
-    pipe = load_pipeline(path, getattr(torch, dtype))
-    pipe.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if dtype not in DTYPES:
+        raise InputError(f"dtype: {dtype!r} is unknown, {nearest(str(dtype), DTYPES)}")
+    pipe = load_pipeline(path, DTYPES[dtype])
+    pipe.to(device or default_device())
     if pipe.device.type == "cpu":
         keep_freed_memory()
     return policies.DiffusersPolicy(pipe, {**embedded.call_of(path), **(call or {})}, **options)

@@ -66,21 +66,14 @@ class DiffusersPolicy:
     Args:
         pipe: the pipeline; its scheduler is replaced, its text encoder calls are cached.
         call: arguments for the pipeline's `__call__`, handed through as they are.
-        autocast: dtype in which the modules compute when it differs from that of their weights.
-        text_encoders: `keep`, `offload` or `free`; see `EmbeddingCache`.
+        options: `autocast` and `text_encoders`, see `Walk`.
 
     Raises:
         InputError: the pipeline is not a flow pipeline, or `call` names an argument it does not have.
     """
 
-    def __init__(
-        self,
-        pipe: DiffusionPipeline,
-        call: dict[str, Any] | None = None,
-        autocast: torch.dtype | None = None,
-        text_encoders: str = "keep",
-    ):
-        self.walk = walk = Walk(pipe, call, autocast, text_encoders)
+    def __init__(self, pipe: DiffusionPipeline, call: dict[str, Any] | None = None, **options: Any):
+        self.walk = walk = Walk(pipe, call, **options)
         self.pipe, self.modules, self.embeddings = walk.pipe, walk.modules, walk.embeddings
         self.scheduler, self.stock_scheduler = walk.scheduler, walk.stock_scheduler
         self.autocast, self.takes = walk.autocast, walk.takes

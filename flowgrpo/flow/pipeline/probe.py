@@ -40,7 +40,7 @@ def probe(walk: Walk, rows: Sequence[Row], key: str, known: Capabilities) -> Cap
         gap = _slicing_gap(walk, rows[:1], whole)
         if not gap <= _tolerance(walk):
             raise InputError(_slicing_fault(walk, rows[:1], gap, key))
-        by_landing = _decodes_by_landing(walk, rows[:1], whole, expected, known.decodes_by_landing)
+        by_landing = _decodes_by_landing(walk, rows[:1], whole, expected=expected, known=known.decodes_by_landing)
     except InputError:
         raise
     except (ValueError, TypeError) as error:
@@ -70,12 +70,12 @@ def probe_batching(walk: Walk, rows: Sequence[Row], known: Capabilities) -> Capa
         alone = join([walk.velocity(own, sigma, [row]) for own, row in zip(states, rows, strict=True)])
         for pads_prompts, max_batch in BATCHING[BATCHING.index((known.pads_prompts, known.max_batch)) :]:
             capabilities = replace(known, pads_prompts=pads_prompts, max_batch=max_batch)
-            if max_batch == 1 or _shares(walk, capabilities, rows, state, alone):
+            if max_batch == 1 or _shares(walk, capabilities, rows, state=state, alone=alone):
                 break
     return capabilities
 
 
-def _shares(walk: Walk, capabilities: Capabilities, rows: Sequence[Row], state: State, alone: State) -> bool:
+def _shares(walk: Walk, capabilities: Capabilities, rows: Sequence[Row], *, state: State, alone: State) -> bool:
     """Whether batches of these capabilities give each row the velocity that it has `alone`."""
     batches, sigma = cut(walk, capabilities, rows, state), walk.sigmas[0]
     try:
@@ -128,7 +128,7 @@ def _slicing_fault(walk: Walk, rows: Sequence[Row], gap: float, key: str) -> str
     )
 
 
-def _decodes_by_landing(walk: Walk, rows: Sequence[Row], state: State, expected: torch.Tensor, known: bool) -> bool:
+def _decodes_by_landing(walk: Walk, rows: Sequence[Row], state: State, *, expected: torch.Tensor, known: bool) -> bool:
     """False where decoding final states alone gives what a whole run gives, True where landing on them does."""
     for by_landing in (known, True):
         gap = (walk.decode(state, rows, by_landing).float() - expected.float()).abs().max()

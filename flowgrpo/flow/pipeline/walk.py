@@ -51,6 +51,7 @@ class Walk:
         self,
         pipe: DiffusionPipeline,
         call: dict[str, Any] | None = None,
+        *,
         autocast: torch.dtype | None = None,
         text_encoders: str = "keep",
     ):

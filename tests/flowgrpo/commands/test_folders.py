@@ -158,7 +158,17 @@ def test_a_resume_reads_its_calibration_before_its_model(workplace, unloaded, ca
     (folder / "calibration.json").unlink()
     weights = Weights({"net": torch.nn.Linear(3, 2)}, None)
     optimizer, scaler = torch.optim.AdamW(weights.parameters), torch.amp.GradScaler("cpu", enabled=False)
-    checkpoint.save(folder / "checkpoints", 1, weights, optimizer, scaler, [checkpoint.random_state()], 0.0, {}, 1)
+    checkpoint.save(
+        folder / "checkpoints",
+        1,
+        weights,
+        optimizer=optimizer,
+        scaler=scaler,
+        random_states=[checkpoint.random_state()],
+        beta=0.0,
+        history={},
+        keep=1,
+    )
     assert main(["train", "tiny.yaml", *DENSE]) == 2
     assert "calibration.json is missing, which holds the noise levels" in capsys.readouterr().err
 
@@ -192,8 +202,8 @@ COMMANDS = [
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_that_cannot_write_say_so_before_they_begin(workplace, monkeypatch, unloaded, capsys, command):
-    for place in ("sampling", "teach"):
-        monkeypatch.setattr(f"flowgrpo.mdlm.{place}.load_predictor", lambda *a: pytest.fail("the model was loaded"))
+    for name in ("sampling.load_text_policy", "teach.load_predictor"):
+        monkeypatch.setattr(f"flowgrpo.mdlm.{name}", lambda *a, **k: pytest.fail("the model was loaded"))
     run = workplace / "runs" / "t"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(yaml.safe_dump(config.load("tiny.yaml").model_dump()))
@@ -256,7 +266,7 @@ def test_an_adapter_that_was_cut_off_is_one_sentence_before_the_model(
     tmp_path, monkeypatch, unloaded, capsys, kind, file, content
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("flowgrpo.mdlm.sampling.load_predictor", lambda *a: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("flowgrpo.mdlm.sampling.load_text_policy", lambda *a: pytest.fail("the model was loaded"))
     (tmp_path / "adapter").mkdir()
     for name in ("pytorch_lora_weights.safetensors", "adapter_model.safetensors", "adapter_config.json"):
         (tmp_path / "adapter" / name).write_bytes(b"{}" if name.endswith(".json") else b"\x02" + b"\0" * 7 + b"{}")
@@ -271,7 +281,7 @@ def test_an_adapter_that_was_cut_off_is_one_sentence_before_the_model(
 @pytest.mark.parametrize("kind", ["shapes", "digits"])
 def test_half_a_character_in_a_prompt_is_one_sentence_before_the_model(tmp_path, monkeypatch, unloaded, capsys, kind):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("flowgrpo.mdlm.sampling.load_predictor", lambda *a: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("flowgrpo.mdlm.sampling.load_text_policy", lambda *a: pytest.fail("the model was loaded"))
     (tmp_path / "p.jsonl").write_text(r'{"prompt": "a \ud800"}')
     for asked, place in ((["--prompt", "a \udcff"], "--prompt"), (["--prompts", "p.jsonl"], "p.jsonl:1")):
         assert main(["sample", kind, *asked, "--out", "out"]) == 2

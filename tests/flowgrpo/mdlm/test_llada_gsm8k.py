@@ -81,7 +81,7 @@ def test_it_trains_as_written_but_for_sizes(model, workplace):
 
 
 def test_without_data_it_ends_in_one_sentence_before_a_model_is_loaded(workplace, monkeypatch, capsys):
-    monkeypatch.setattr("flowgrpo.mdlm.setup.load_predictor", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("flowgrpo.mdlm.setup.load_predictor", lambda *_, **__: pytest.fail("a model was loaded"))
     assert main(["train", CONFIG]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1

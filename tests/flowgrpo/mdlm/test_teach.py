@@ -71,11 +71,11 @@ def test_the_best_state_is_kept_and_of_equals_the_last(folder, monkeypatch):
     values = iter([0.1, 0.5, 0.5, 0.2, 0.4, 0.0, 0.3, 0.3, 0.1, 0.2])
     monkeypatch.setattr(teach, "f_half", lambda *_: next(values))
     seen = []
-    kept = teach.teach("model", "p.txt", Path("best"), 6, steps=20, watch=seen.append).kept
+    kept = teach.teach("model", "p.txt", Path("best"), length=6, steps=20, watch=seen.append).kept
     assert [(judged.step, judged.f_half) for judged in seen[:3]] == [(2, 0.1), (4, 0.5), (6, 0.5)]
     assert kept == seen[2]
     monkeypatch.setattr(teach, "f_half", lambda *_: 0.0)
-    assert teach.teach("model", "p.txt", Path("short"), 6, steps=6).kept.step == 6
+    assert teach.teach("model", "p.txt", Path("short"), length=6, steps=6).kept.step == 6
     best, short = (load_controller(name).state_dict() for name in ("best", "short"))
     assert all(torch.equal(best[key], short[key]) for key in best)
 

@@ -36,39 +36,43 @@ def test_group_mean_equals_the_reference_tracker(case):
 def test_unbiased_std_with_a_small_eps_is_the_dance_grpo_form():
     values, groups = tensors([1.0, 3.0, 5.0, 2.0, 2.0, 8.0], [0, 0, 0, 4, 4, 4])
     expected = [(v - v_.mean()) / (v_.std() + 1e-8) for v_ in (values[:3], values[3:]) for v in v_]
-    torch.testing.assert_close(group_mean(values, groups, "group", 1e-8, 1), torch.stack(expected))
+    torch.testing.assert_close(group_mean(values, groups, std="group", eps=1e-8, ddof=1), torch.stack(expected))
 
 
 def test_two_values_with_unbiased_std_are_one_over_root_two_apart_from_zero():
     values, groups = tensors([0.1, 0.9], [0, 0])
-    assert group_mean(values, groups, "group", 0.0, 1).tolist() == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)])
+    assert group_mean(values, groups, std="group", eps=0.0, ddof=1).tolist() == pytest.approx(
+        [-math.sqrt(0.5), math.sqrt(0.5)]
+    )
 
 
 def test_a_spread_below_the_least_one_teaches_nothing():
     values = torch.tensor([0.0, 1e-6, 3.0, 5.0], dtype=torch.float64)  # std by n - 1: 7e-7 and 1.41
     sets = torch.tensor([0, 0, 1, 1])
     half = math.sqrt(0.5)
-    assert group_mean(values, sets, "group", 0.0, 1).tolist() == pytest.approx([-half, half, -half, half])
-    assert group_mean(values, sets, "group", 0.0, 1, 1e-6).tolist() == pytest.approx([0, 0, -half, half])
+    assert group_mean(values, sets, std="group", eps=0.0, ddof=1).tolist() == pytest.approx([-half, half, -half, half])
+    assert group_mean(values, sets, std="group", eps=0.0, ddof=1, min_std=1e-6).tolist() == pytest.approx(
+        [0, 0, -half, half]
+    )
 
 
 def test_no_std_leaves_the_deviation():
     values, groups = tensors([1.0, 3.0, 10.0], [0, 0, 1])
-    assert group_mean(values, groups, "none").tolist() == [-1.0, 1.0, 0.0]
+    assert group_mean(values, groups, std="none").tolist() == [-1.0, 1.0, 0.0]
 
 
 def test_leave_one_out_compares_with_the_others():
     values, groups = tensors([1.0, 4.0, 7.0, 5.0, 3.0], [0, 0, 0, 1, 1])
     expected = [1 - 5.5, 4 - 4.0, 7 - 2.5, 5 - 3.0, 3 - 5.0]
     assert leave_one_out(values, groups).tolist() == pytest.approx(expected)
-    scaled = leave_one_out(values, groups, "group", eps=0.0, ddof=0)
+    scaled = leave_one_out(values, groups, std="group", eps=0.0, ddof=0)
     assert scaled[4].item() == pytest.approx(-2.0 / 1.0)
 
 
 def test_a_constant_group_has_no_advantage_even_with_rounding():
     values, groups = tensors([0.1, 0.1, 0.1, 0.3, 0.1, 0.2], [0, 0, 0, 1, 1, 1])
     for std in ("group", "global", "none"):
-        assert group_mean(values, groups, std, 1e-8, 1)[:3].tolist() == [0, 0, 0]
+        assert group_mean(values, groups, std=std, eps=1e-8, ddof=1)[:3].tolist() == [0, 0, 0]
     assert zero_std_fraction(values, groups) == 0.5
 
 
@@ -77,15 +81,15 @@ def test_a_constant_group_has_no_advantage_even_with_rounding():
 def test_a_lost_value_changes_nothing_for_the_others(baseline, std):
     values, groups = tensors([1.0, 4.0, math.nan, 2.0, 7.0], [0, 0, 0, 1, 1])
     kept = torch.tensor([0, 1, 3, 4])
-    with_lost = baseline(values, groups, std)
-    torch.testing.assert_close(with_lost[kept], baseline(values[kept], groups[kept], std))
+    with_lost = baseline(values, groups, std=std)
+    torch.testing.assert_close(with_lost[kept], baseline(values[kept], groups[kept], std=std))
     assert with_lost[2] == 0
 
 
 def test_a_group_that_is_lost_whole_or_has_one_member_teaches_nothing():
     values, groups = tensors([math.nan, math.nan, 3.0, 1.0, 2.0], [0, 0, 1, 2, 2])
     for baseline in (group_mean, leave_one_out):
-        assert baseline(values, groups, "none")[:3].tolist() == [0, 0, 0]
+        assert baseline(values, groups, std="none")[:3].tolist() == [0, 0, 0]
 
 
 PAIRS = torch.tensor([[0, 1], [1, 0], [0, 2], [0, 1], [1, 0], [0, 2], [0, 0]])  # rows, not their sums or columns
@@ -93,17 +97,17 @@ PAIRS = torch.tensor([[0, 1], [1, 0], [0, 2], [0, 1], [1, 0], [0, 2], [0, 0]])  
 
 def test_units_are_compared_where_all_columns_agree():
     values = torch.tensor([1.0, 10.0, 100.0, 3.0, 30.0, 500.0, 7.0], dtype=torch.float64)
-    assert group_mean(values, PAIRS, "none").tolist() == [-1, -10, -200, 1, 10, 200, 0]
+    assert group_mean(values, PAIRS, std="none").tolist() == [-1, -10, -200, 1, 10, 200, 0]
     assert leave_one_out(values, PAIRS).tolist() == [-2, -20, -400, 2, 20, 400, 0]
-    assert group_mean(values, PAIRS, "group", 0.0, 0)[:6].tolist() == pytest.approx([-1, -1, -1, 1, 1, 1])
+    assert group_mean(values, PAIRS, std="group", eps=0.0, ddof=0)[:6].tolist() == pytest.approx([-1, -1, -1, 1, 1, 1])
     spread = math.sqrt(((values - values.mean()) ** 2).mean())
     expected = [d / spread for d in (-1, -10, -200, 1, 10, 200, 0)]
-    assert group_mean(values, PAIRS, "global", 0.0, 0).tolist() == pytest.approx(expected)
+    assert group_mean(values, PAIRS, std="global", eps=0.0, ddof=0).tolist() == pytest.approx(expected)
 
 
 def test_several_columns_lose_and_agree_as_one_does():
     values = torch.tensor([1.0, 10.0, math.nan, 3.0, 10.0, 500.0, 7.0], dtype=torch.float64)
-    assert group_mean(values, PAIRS, "none").tolist() == [-1, 0, 0, 1, 0, 0, 0]
+    assert group_mean(values, PAIRS, std="none").tolist() == [-1, 0, 0, 1, 0, 0, 0]
     assert zero_std_fraction(values, PAIRS) == 0.75  # of the four sets only the first varies
 
 
@@ -116,25 +120,33 @@ def test_rewards_that_do_not_apply_leave_the_sum():
 
 def test_one_outlier_does_not_move_the_median():
     values, groups = tensors([1.0, 2.0, 3.0, 4.0, 90.0, 5.0, 7.0], [0, 0, 0, 0, 0, 1, 1])
-    assert median(values, groups, "none").tolist() == [-2, -1, 0, 1, 87, -1, 1]  # the mean, 20, is above four of five
-    scaled = median(values, groups, "mad", eps=0.0)
+    assert median(values, groups, std="none").tolist() == [
+        -2,
+        -1,
+        0,
+        1,
+        87,
+        -1,
+        1,
+    ]  # the mean, 20, is above four of five
+    scaled = median(values, groups, std="mad", eps=0.0)
     assert scaled.tolist() == [-2, -1, 0, 1, 87, -1, 1]  # median of |2, 1, 0, 1, 87| is 1
     spread = values[:5].std(correction=0)
-    torch.testing.assert_close(median(values, groups, "group", 0.0)[4], 87 / spread)
+    torch.testing.assert_close(median(values, groups, std="group", eps=0.0)[4], 87 / spread)
 
 
 def test_a_lost_value_is_no_part_of_the_median():
     values, groups = tensors([1.0, math.nan, 3.0, 9.0, math.nan], [0, 0, 0, 0, 1])
     for std in ("none", "mad", "group", "global"):
-        found = median(values, groups, std)
+        found = median(values, groups, std=std)
         assert found[[1, 2, 4]].tolist() == [0, 0, 0]
         assert found[0] < 0 < found[3]
 
 
 def test_what_was_expected_needs_no_group():
     values, expected = tensors([1.0, 1.0, 5.0], [0.5, 0.5, 6.0])
-    assert against(values, expected, "none").tolist() == [0.5, 0.5, -1.0]
-    normalised = against(values, expected, "global", eps=0.0)
+    assert against(values, expected, std="none").tolist() == [0.5, 0.5, -1.0]
+    normalised = against(values, expected, std="global", eps=0.0)
     assert normalised.mean().abs() < 1e-12
     assert normalised.std(correction=0) == pytest.approx(1)
 

@@ -16,7 +16,13 @@ from flowgrpo.training import card
 def test_a_prompt_is_itself_in_table_code_and_command(prompt, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = card.command(["flowgrpo", "sample", "--prompt", prompt, f"negative_prompt={card.written(prompt)}"])
-    page = card.text(["# a card", ""], f"prompt = {prompt!r}", command, "answer", [(prompt, 3, card.escaped(prompt))])
+    page = card.text(
+        ["# a card", ""],
+        snippet=f"prompt = {prompt!r}",
+        command=command,
+        made="answer",
+        rows=[(prompt, 3, card.escaped(prompt))],
+    )
     assert table(page) == [[as_shown(prompt), "3", as_shown(prompt)]]
     code, shell = blocks(page)["python"], blocks(page)["sh"]
     names = {}
@@ -30,7 +36,7 @@ def test_a_prompt_is_itself_in_table_code_and_command(prompt, tmp_path, monkeypa
 def test_names_stand_in_the_head_as_they_are(tmp_path):
     for path in ("a: b # c", "`x``", "- [y]"):
         settings = Config.model_validate({"model": {"path": path}, "rewards": [{"use": "./my`reward.py:a_b"}]})
-        head = "\n".join(card.heading(tmp_path, settings, "diffusers", "lora", 1))
+        head = "\n".join(card.heading(tmp_path, settings, library="diffusers", tag="lora", step=1))
         front = yaml.safe_load(head.split("---\n")[1])
         assert front == {
             "library_name": "diffusers", "base_model": path, "tags": ["flowgrpo", "reinforcement-learning", "lora"],

@@ -140,7 +140,7 @@ def test_seeds_compare_the_children_of_one_state_and_prompts_those_of_a_step():
     rewards = leaf_rewards(grown, table)
     for within in ("seed", "prompt"):
         units = siblings(grown, rewards, within)
-        found = group_mean(units.values[:, 0], units.comparison, "group", 0.0, 0)
+        found = group_mean(units.values[:, 0], units.comparison, std="group", eps=0.0, ddof=0)
         for edge, reward in table.items():
             node = grown.nodes[edge]
             others = [
@@ -257,7 +257,7 @@ def test_two_nodes_of_a_depth_are_one_over_root_two_from_zero_and_one_is_zero():
     for gap in (1e-3, 5.0):
         grown = tree(late, 1, 1)
         units = depthwise(grown, column([1.0, 1.0 + gap]))
-        found = group_mean(units.values[:, 0], units.comparison, "group", 1e-8, 1).tolist()
+        found = group_mean(units.values[:, 0], units.comparison, std="group", eps=1e-8, ddof=1).tolist()
         half = pytest.approx(math.sqrt(0.5), rel=1e-4)
         below = {place: value for place, value in by_path(grown, units, found).items() if place[0]}
         assert by_path(grown, units, found)[(), 1] == 0
@@ -271,7 +271,9 @@ def test_below_the_last_split_edges_have_the_advantage_of_their_leaf():
     grown = tree(early, 1, 1)
     rewards = [1.0, 4.0, 2.5, -3.0]
     units = depthwise(grown, column(rewards))
-    found = by_path(grown, units, group_mean(units.values[:, 0], units.comparison, "group", 1e-8, 1).tolist())
+    found = by_path(
+        grown, units, group_mean(units.values[:, 0], units.comparison, std="group", eps=1e-8, ddof=1).tolist()
+    )
     mean, std = statistics.fmean(rewards), statistics.stdev(rewards)
     assert found == pytest.approx({((i,), s): (r - mean) / std for i, r in enumerate(rewards) for s in (1, 2, 3)})
 
@@ -311,7 +313,9 @@ def test_joint_comparison_leaves_the_larger_gains_larger():
 
     def advantages(compare):
         units = step_gain(grown, rewards, compare)
-        return by_edge(grown, units, group_mean(units.values[:, 0], units.comparison, "group", 0.0, 0).tolist())
+        return by_edge(
+            grown, units, group_mean(units.values[:, 0], units.comparison, std="group", eps=0.0, ddof=0).tolist()
+        )
 
     assert advantages("step") == pytest.approx({(10, 0, 1): 1, (10, 0, 2): 1, (10, 1, 1): -1, (10, 1, 2): -1})
     std = math.sqrt((100 + 1) / 2)
@@ -330,7 +334,9 @@ def test_gains_need_the_value_of_every_state():
 def judged(values, discount=0.5, anchor=0.1, anchored_steps=2, root=False):
     """Chains of three stochastic steps, whose states have values[start][1:]."""
     grown = tree(twigs([SDE] * 3, (0, 1, 2), 1, root), groups=1, size=len(values))
-    return grown, discounted_value(grown, valued(grown, values), ONE, discount, anchor, anchored_steps)
+    return grown, discounted_value(
+        grown, valued(grown, values), ONE, discount=discount, anchor=anchor, anchored_steps=anchored_steps
+    )
 
 
 @pytest.mark.parametrize("root", [False, True])
@@ -372,7 +378,9 @@ def test_a_value_below_zero_weighs_nothing_unless_all_are():
 def test_the_weight_is_of_the_weighted_sum_of_the_rewards():
     grown = tree(twigs([SDE] * 3, (0, 1, 2), 1, False), groups=1, size=1)
     rewards = torch.cat([valued(grown, [[0, 1, 2, 3]]), valued(grown, [[0, 5, -3, 1]])], dim=1)
-    units = discounted_value(grown, rewards, torch.tensor([1.0, 2.0], dtype=torch.float64), 0.0, 0.1, 2)
+    units = discounted_value(
+        grown, rewards, torch.tensor([1.0, 2.0], dtype=torch.float64), discount=0.0, anchor=0.1, anchored_steps=2
+    )
     # 1 + 2 * 5, 2 - 2 * 3, which weighs nothing, and 3 + 2 * 1 have mean 16 / 3.
     assert by_edge(grown, units, units.weight.tolist()) == pytest.approx(
         {(10, 0, 1): 11 * 3 / 16, (10, 0, 2): 0, (10, 0, 3): 5 * 3 / 16}
@@ -399,7 +407,14 @@ def test_the_anchor_teaches_the_first_steps_where_a_group_agrees():
 def test_discounted_values_need_the_value_of_every_state():
     grown = tree(chain([SDE] * 3, (0, 1), (0, 1)))
     with pytest.raises(InputError, match="value of every state"):
-        discounted_value(grown, torch.zeros(len(grown.leaves), 1, dtype=torch.float64), ONE, 0.9, 0.1, 5)
+        discounted_value(
+            grown,
+            torch.zeros(len(grown.leaves), 1, dtype=torch.float64),
+            ONE,
+            discount=0.9,
+            anchor=0.1,
+            anchored_steps=5,
+        )
 
 
 @pytest.mark.parametrize(
@@ -413,7 +428,14 @@ def test_discounted_values_need_the_value_of_every_state():
 def test_discounted_values_need_chains(plan):
     grown = tree(plan, 1, 1)
     with pytest.raises(InputError, match="needs chains"):
-        discounted_value(grown, torch.ones(len(grown.leaves), 1, dtype=torch.float64), ONE, 0.9, 0.1, 5)
+        discounted_value(
+            grown,
+            torch.ones(len(grown.leaves), 1, dtype=torch.float64),
+            ONE,
+            discount=0.9,
+            anchor=0.1,
+            anchored_steps=5,
+        )
 
 
 @pytest.mark.parametrize("twig_first", [False, True])
@@ -449,13 +471,13 @@ def test_a_lost_value_has_no_sign():
 
 def test_noise_rises_where_signs_balance_and_falls_elsewhere():
     positive, negative = torch.tensor([[12.0, 13.0, 6.0, 14.0, 0.0], [12.0, 11.0, 18.0, 10.0, 0.0]])
-    levels = calibrated([0.7, 0.7, 0.7, 0.015, 0.7], positive, negative, 0.01, 2.5 / 24)
+    levels = calibrated([0.7, 0.7, 0.7, 0.015, 0.7], positive, negative, step=0.01, balance=2.5 / 24)
     # Differences of 0 and 2 out of 24 are balanced, 12 and 4 are not; no level falls below the step; the last has no gains.
     assert levels == pytest.approx([0.71, 0.71, 0.69, 0.01, 0.7])
 
 
 def test_noise_does_not_rise_above_the_kernel_s_highest_level():
     even, uneven = torch.tensor([5.0, 5.0, 5.0, 9.0]), torch.tensor([5.0, 5.0, 5.0, 1.0])
-    levels = calibrated([0.7, 0.995, 1.0, 1.0], even, uneven, 0.01, 0.1, highest=1.0)
+    levels = calibrated([0.7, 0.995, 1.0, 1.0], even, uneven, step=0.01, balance=0.1, highest=1.0)
     assert levels == pytest.approx([0.71, 1.0, 1.0, 0.99], abs=1e-12)
     assert max(levels) == 1.0

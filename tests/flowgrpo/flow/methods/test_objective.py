@@ -143,7 +143,7 @@ def test_previous_kl_is_the_divergence_from_the_policy_of_the_rollout():
     ],
 )
 def test_the_coefficient_doubles_and_halves_within_its_bounds(beta, measured, following):
-    assert adapted(beta, measured, 0.1, 0.01, 0.1) == pytest.approx(following)
+    assert adapted(beta, measured, target=0.1, low=0.01, high=0.1) == pytest.approx(following)
     assert Divergence(beta=0.01, target=0.1, max_beta=0.1).adapted(beta, measured) == pytest.approx(following)
     assert Divergence(beta=0.01).adapted(beta, measured) == beta
     assert Divergence(beta=0.01, target=0.1, max_beta=0.1).adapted(beta, None) == beta

@@ -12,6 +12,8 @@ from diffusers import StableDiffusion3Pipeline
 
 from flowgrpo.cli import main
 from flowgrpo.data.embedded import EMBEDDED
+from flowgrpo.errors import InputError
+from flowgrpo.flow.pipeline.loading import load_policy
 from flowgrpo.shapes import PATH
 
 DIGITS = EMBEDDED["digits"].folder
@@ -34,6 +36,11 @@ print(faults() - before)
 def test_freed_memory_is_handed_out_again_without_a_page_fault():
     ran = subprocess.run([sys.executable, "-c", FAULTS_OF_TEN_TENSORS], capture_output=True, text=True, check=True)
     assert int(ran.stdout.split()[-1]) < 1000  # 40,960 pages of 4 KiB if each tensor is mapped afresh
+
+
+def test_a_dtype_that_is_none_is_refused_before_the_model_is_loaded():
+    with pytest.raises(InputError, match="dtype: 'bfloat1' is unknown, did you mean 'bfloat16'"):
+        load_policy("shapes", dtype="bfloat1")
 
 
 def pictures(pipe, words):
