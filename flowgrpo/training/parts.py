@@ -59,7 +59,7 @@ def _together(train: Train, roots: int) -> int:
     ]
 
 
-def of_roots(train: Train, roots: int, *, sizes: Sequence[int], seed: int, iteration: int) -> list[list[int]]:
+def of_roots(train: Train, roots: int, sizes: Sequence[int], *, seed: int, iteration: int) -> list[list[int]]:
     """The part of every root of every group of an iteration; 0 where edges are dealt, for then roots are not.
 
     `groups` are cut into runs; `samples` are shuffled, as few groups at a time as give parts of equal size: one where a

@@ -66,10 +66,9 @@ def test_what_cannot_be_written_to_is_one_sentence(tmp_path, monkeypatch, parent
 @pytest.fixture
 def unloaded(monkeypatch):
     """No model is loaded."""
-    monkeypatch.setattr(
-        "flowgrpo.flow.pipeline.loading.load_policy", lambda *a, **k: pytest.fail("the model was loaded")
-    )
-    monkeypatch.setattr("flowgrpo.flow.setup.policy_and_weights", lambda *a, **k: pytest.fail("the model was loaded"))
+    # The set-up first: it would keep a patched loader if it were imported after.
+    for place in ("setup.policy_and_weights", "setup.load_policy", "pipeline.loading.load_policy"):
+        monkeypatch.setattr(f"flowgrpo.flow.{place}", lambda *a, **k: pytest.fail("the model was loaded"))
 
 
 @pytest.mark.parametrize("resume", ["false", "true"])
@@ -162,12 +161,12 @@ def test_a_resume_reads_its_calibration_before_its_model(workplace, unloaded, ca
     checkpoint.save(
         folder / "checkpoints",
         1,
-        weights,
+        weights=weights,
         optimizer=optimizer,
         scaler=scaler,
         random_states=[checkpoint.random_state()],
         beta=0.0,
-        history={},
+        prompt_stats={},
         keep=1,
     )
     assert main(["train", "tiny.yaml", *DENSE]) == 2
@@ -197,7 +196,7 @@ COMMANDS = [
     ["sample", "digits", "--prompt", "1"],
     ["gallery", "runs/t"],
     ["export", "runs/t"],
-    ["tracelock", "digits", "--prompts", "prompts.txt"],
+    ["mdlm", "tracelock", "digits", "--prompts", "prompts.txt"],
 ]
 
 

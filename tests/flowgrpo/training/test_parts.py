@@ -32,13 +32,16 @@ def settings(folder, preset, tree=None, steps=6, **train):
 @pytest.mark.parametrize(("groups", "roots", "updates"), [(6, 4, 3), (4, 12, 4), (8, 1, 4), (4, 6, 4), (2, 5, 5)])
 def test_every_process_has_as_many_samples_of_every_part(groups, roots, updates):
     train = Train(groups=groups, group_size=max(2, roots), updates=updates, split="samples")
-    dealt = parts.of_roots(train, roots, sizes=[roots] * groups, seed=0, iteration=3)
+    dealt = parts.of_roots(train, roots, [roots] * groups, seed=0, iteration=3)
     for processes in (1, 2):
         parts.check_geometry(train, roots, processes)
         for rank in range(processes):
             own = Counter(part for group in range(rank, groups, processes) for part in dealt[group])
             assert own == dict.fromkeys(range(updates), groups * roots // processes // updates)
-    others = [parts.of_roots(train, roots, sizes=[roots] * groups, seed=a, iteration=b) for a, b in ((0, 4), (1, 3))]
+    others = [
+        parts.of_roots(train, roots, [roots] * groups, seed=seed, iteration=iteration)
+        for seed, iteration in ((0, 4), (1, 3))
+    ]
     assert all(other != dealt for other in others)
 
 
