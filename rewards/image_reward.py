@@ -74,7 +74,7 @@ class ImageReward(PictureReward):
     def preprocessing(self) -> Preprocessing:
         """CLIP's, at the size of the weights."""
         size = (self.model["vision"].config.image_size,) * 2
-        return Preprocessing(size, "cover", size, OPENAI_CLIP_MEAN, OPENAI_CLIP_STD)
+        return Preprocessing(size, "cover", size, mean=OPENAI_CLIP_MEAN, std=OPENAI_CLIP_STD)
 
     def _load(self) -> nn.Module:
         weights = weights_of(self.file("ImageReward.pt"))

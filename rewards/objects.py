@@ -55,7 +55,7 @@ def read_clauses(rows: Sequence[Mapping[str, Any]], place: str) -> tuple[Clause,
     for row in rows:
         try:
             relation, target = row.get("position") or (None, 0)
-            clause = Clause(str(row["class"]), int(row["count"]), row.get("color"), relation, target)
+            clause = Clause(str(row["class"]), int(row["count"]), row.get("color"), relation=relation, target=target)
         except (AttributeError, KeyError, TypeError, ValueError):
             raise RewardError(f"{place}: {row!r} is no row such as {{'class': 'dog', 'count': 1}}") from None
         if clause.count < 1:

@@ -75,9 +75,9 @@ def of_transformers(processor: Any) -> Preprocessing:
         edges,
         fit,
         (crop["height"], crop["width"]) if crop else None,
-        tuple(processor.image_mean),
-        tuple(processor.image_std),
-        InterpolationMode.BILINEAR if processor.resample == BILINEAR else InterpolationMode.BICUBIC,
+        mean=tuple(processor.image_mean),
+        std=tuple(processor.image_std),
+        interpolation=InterpolationMode.BILINEAR if processor.resample == BILINEAR else InterpolationMode.BICUBIC,
     )
 
 
@@ -87,4 +87,5 @@ def of_open_clip(config: dict[str, Any]) -> Preprocessing:
     edges = (size, size) if isinstance(size, int) else tuple(size)
     fit = {"shortest": "cover", "longest": "contain", "squash": "exact"}[config["resize_mode"]]
     interpolation = InterpolationMode.BILINEAR if config["interpolation"] == "bilinear" else InterpolationMode.BICUBIC
-    return Preprocessing(edges, fit, edges, tuple(config["mean"]), tuple(config["std"]), interpolation)
+    mean, std = tuple(config["mean"]), tuple(config["std"])
+    return Preprocessing(edges, fit, edges, mean=mean, std=std, interpolation=interpolation)

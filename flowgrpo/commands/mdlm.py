@@ -46,9 +46,8 @@ def tracelock(
     form: Format = "human",
 ) -> None:
     """Train a controller that commits tokens early, for the decoder trace_lock of a model (docs/mdlm.md)."""
-    import torch
-
     from flowgrpo.mdlm.teach import Judged, teach
+    from rewards.compute import DTYPES
 
     def tell(judged: Judged) -> None:
         out.print(f"step {judged.step} of {steps}: loss {judged.loss:.3f}, F-half {judged.f_half:.3f}")
@@ -59,15 +58,15 @@ def tracelock(
         model,
         source,
         out_folder,
-        length,
-        written,
-        prompt_count,
-        steps,
-        seed,
-        getattr(torch, dtype),
-        trust_remote_code,
-        chat,
-        watch,
+        length=length,
+        decoder=written,
+        prompt_count=prompt_count,
+        steps=steps,
+        seed=seed,
+        dtype=DTYPES[dtype],
+        trust_remote_code=trust_remote_code,
+        chat=chat,
+        watch=watch,
     )
     if form == "json":
         print(json.dumps(asdict(taught), indent=1))

@@ -81,13 +81,15 @@ def update_part(
         return stats
     optimizer.zero_grad(set_to_none=True)
     for evaluation in evaluations:
-        loss = _loss(policy, weights, objective, credited, evaluation, stats)
+        loss = _loss(policy, weights, objective, credited=credited, evaluation=evaluation, stats=stats)
         scaler.scale(loss / total).backward()
     optimizer_step(weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=max_grad_norm, reduce=reduce)
     return stats
 
 
-def _loss(policy, weights, objective, credited: Credited, evaluation: Evaluation, stats: UpdateStats) -> torch.Tensor:
+def _loss(
+    policy, weights, objective, *, credited: Credited, evaluation: Evaluation, stats: UpdateStats
+) -> torch.Tensor:
     """Weighted sum of the loss of an evaluation's edges."""
     beta, state, sigma = credited.beta, evaluation.state, evaluation.sigma
     reference = None
@@ -97,7 +99,7 @@ def _loss(policy, weights, objective, credited: Credited, evaluation: Evaluation
     velocity = policy.velocity(state, sigma, evaluation.rows)
     loss = torch.zeros((), device=state[0].device)
     for edges in evaluation.trained:
-        inputs = _loss_inputs(credited, evaluation, edges, velocity, reference)
+        inputs = _loss_inputs(credited, evaluation, edges=edges, velocity=velocity, reference=reference)
         per_edge = objective.loss(inputs) * credited.step_weights[edges.move.kernel, sigma, edges.sigma_next]
         if beta > 0:
             divergence = objective.divergence(inputs)
@@ -109,7 +111,7 @@ def _loss(policy, weights, objective, credited: Credited, evaluation: Evaluation
     return loss
 
 
-def _loss_inputs(credited: Credited, evaluation: Evaluation, edges: Edges, velocity, reference) -> LossInputs:
+def _loss_inputs(credited: Credited, evaluation: Evaluation, *, edges: Edges, velocity, reference) -> LossInputs:
     state, sigma, cap = evaluation.state, evaluation.sigma, credited.tree.sigma_cap
     mean, std = edge_transition(edges, sigma, state, velocity, cap)
     rows = edges.rows.to(state[0].device)

@@ -49,7 +49,7 @@ class Units:
         values, comparison, weight = (
             torch.cat([getattr(part, name) for part in parts]) for name in ("values", "comparison", "weight")
         )
-        return cls(values, comparison, weight, torch.empty(0, dtype=torch.long), anchors)
+        return cls(values, comparison, weight, torch.empty(0, dtype=torch.long), anchor=anchors)
 
 
 def combined(values: Tensor, weights: Tensor) -> Tensor:
@@ -82,6 +82,7 @@ class Baseline(Choice):
         values: Tensor,
         weights: Tensor,
         comparison: Tensor,
+        *,
         anchor: Tensor | None = None,
         expected: Tensor | None = None,
     ) -> Tensor:

@@ -222,7 +222,7 @@ def discounted_value(
     places = [(tree.nodes[i].root.group, tree.nodes[i].step) for i in edges]
     anchors = torch.tensor([anchor * (tree.nodes[i].step <= anchored_steps) for i in edges], dtype=torch.float64)
     units = _per_edge(tree, edges, quality[edges], places)
-    return Units(units.values, units.comparison, weight[edges], units.of_edge, anchors)
+    return Units(units.values, units.comparison, weight[edges], units.of_edge, anchor=anchors)
 
 
 class DiscountedValue(Choice):

@@ -161,12 +161,12 @@ def test_a_resume_reads_its_calibration_before_its_model(workplace, unloaded, ca
     checkpoint.save(
         folder / "checkpoints",
         1,
-        weights,
+        weights=weights,
         optimizer=optimizer,
         scaler=scaler,
         random_states=[checkpoint.random_state()],
         beta=0.0,
-        history={},
+        prompt_stats={},
         keep=1,
     )
     assert main(["train", "tiny.yaml", *DENSE]) == 2

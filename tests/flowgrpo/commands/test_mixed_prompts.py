@@ -30,10 +30,12 @@ def test_each_reward_is_tried_on_the_first_prompt_that_it_is_for(kind):
     met = []
     rewards = [watching(met, "every"), watching(met, "ocr", task="ocr")]
     watched = [watching(met, "count", task="count"), watching(met, "none", task="none")]
-    KINDS[kind].check(settings(kind), TRAIN, EVAL, rewards, watched)
+    split = {"train_prompts": TRAIN, "eval_prompts": EVAL}
+    KINDS[kind].setup.check(settings(kind), **split, rewards=rewards, eval_rewards=watched)
     assert met == [("every", "a cat"), ("ocr", "a sign"), ("every", "a dog"), ("count", "2 cups")]
+    broken = Reward("broken", lambda *a: 1 / 0, only={"task": "ocr"})
     with pytest.raises(RewardError, match="the reward 'broken' failed on two synthetic samples: ZeroDivisionError"):
-        KINDS[kind].check(settings(kind), TRAIN, EVAL, [Reward("broken", lambda *a: 1 / 0, only={"task": "ocr"})], [])
+        KINDS[kind].setup.check(settings(kind), **split, rewards=[broken], eval_rewards=[])
 
 
 def test_the_doctor_samples_a_prompt_for_each_reward(monkeypatch):

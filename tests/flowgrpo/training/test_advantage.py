@@ -186,10 +186,10 @@ def test_a_reward_that_does_not_apply_leaves_the_others():
 def test_a_tracker_compares_with_what_the_prompt_gave_before():
     values, sets = torch.tensor([[1.0], [1.0], [3.0], [5.0]], dtype=torch.float64), torch.tensor([[0], [0], [1], [1]])
     expected = torch.tensor([0.25, 0.25, math.nan, math.nan], dtype=torch.float64)
-    found = Tracker(std="none").advantages(values, WEIGHTS[:1], sets, None, expected)
+    found = Tracker(std="none").advantages(values, WEIGHTS[:1], sets, expected=expected)
     assert found.tolist() == [0.75, 0.75, -2, 2]  # a group of equal values teaches; one that is new has its others
     with pytest.raises(InputError, match="take credit=terminal"):
-        Tracker().advantages(values, WEIGHTS[:1], sets.repeat(1, 2), None, expected)
+        Tracker().advantages(values, WEIGHTS[:1], sets.repeat(1, 2), expected=expected)
 
 
 def test_an_absolute_baseline_needs_nobody_else():

@@ -398,7 +398,7 @@ def test_a_lost_value_loses_what_is_summed_up_to_it():
 def test_the_anchor_teaches_the_first_steps_where_a_group_agrees():
     grown, units = judged([[0, 4.0, 2.0, 8.0]] * 3, anchored_steps=2, anchor=0.25)
     plain = GroupMean().advantages(units.values, torch.ones(1).double(), units.comparison)
-    anchored = GroupMean().advantages(units.values, torch.ones(1).double(), units.comparison, units.anchor)
+    anchored = GroupMean().advantages(units.values, torch.ones(1).double(), units.comparison, anchor=units.anchor)
     assert plain.tolist() == [0] * 9
     expected = {(10, start, step): a for start in range(3) for step, a in ((1, 0.25 * 7), (2, 0.25 * 6), (3, 0))}
     assert by_edge(grown, units, anchored.tolist()) == pytest.approx(expected)
