@@ -28,20 +28,21 @@ class Move:
 
     Attributes:
         trained: whether the edges take part in the update.
-        stops: None for one step along the schedule; otherwise the places in the schedule that are walked by ODE, up to its
-            end, without asking the plan again.
-        spread: None for siblings of independent noise; s for (xi_0 + s eta) / sqrt(1 + s^2), xi_0 shared and eta their own,
-            so that each is standard normal and two have covariance 1 / (1 + s^2) (BranchGRPO, arXiv 2509.06040).
-        heat: factor on the drawn noise, of which the log-probability knows nothing; anything but 1 breaks the marginals.
+        ode_stops: None for one step along the schedule; otherwise the indices of the schedule that are walked to by ODE,
+            up to its end, without asking the plan again.
+        sibling_strength: None for siblings of independent noise; s for (xi_0 + s eta) / sqrt(1 + s^2), xi_0 shared and eta
+            their own, so that each is standard normal and two have covariance 1 / (1 + s^2) (BranchGRPO, arXiv 2509.06040).
+        noise_scale: factor on the drawn noise, of which the log-probability knows nothing; anything but 1 breaks the
+            marginals.
     """
 
     kernel: Kernel = ODE
     role: str = TRUNK
     count: int = 1
     trained: bool = False
-    stops: tuple[int, ...] | None = None
-    spread: float | None = None
-    heat: float = 1.0
+    ode_stops: tuple[int, ...] | None = None
+    sibling_strength: float | None = None
+    noise_scale: float = 1.0
 
 
 Plan = Callable[[str, int], Sequence[Move]]  # (role, step) -> moves; none is a dead end, which is never decoded
@@ -82,7 +83,7 @@ class Root:
 
 @dataclass(frozen=True)
 class Node:
-    """One latent: its place in the tree. `step` indexes the schedule; `ahead` are further stops."""
+    """One latent: its place in the tree. `step` indexes the schedule, as do `remaining_stops`, the rest of its move."""
 
     parent: int | None
     root: Root
@@ -90,7 +91,7 @@ class Node:
     role: str
     sigma: float
     step: int
-    ahead: tuple[int, ...] = ()
+    remaining_stops: tuple[int, ...] = ()
 
 
 @dataclass
@@ -223,7 +224,9 @@ def grow(
 
 
 def _moves(node: Node, plan: Plan) -> Sequence[Move]:
-    return (Move(role=node.role, stops=node.ahead),) if node.ahead else plan(node.role, node.step)
+    return (
+        (Move(role=node.role, ode_stops=node.remaining_stops),) if node.remaining_stops else plan(node.role, node.step)
+    )
 
 
 def _batches(moves: dict[int, Sequence[Move]], tree: Tree, size: int) -> list[list[int]]:
@@ -269,8 +272,8 @@ def _evaluate(tree, batch, moves, state, sigma, evaluate, noise, keep_means) -> 
 def _child(tree: Tree, parent: int, move: Move, ordinal: int | None) -> Node:
     node = tree.nodes[parent]
     path = node.path if ordinal is None else (*node.path, ordinal)
-    step, *ahead = move.stops or (node.step + 1,)
-    return Node(parent, node.root, path, move.role, tree.sigmas[step], step, tuple(ahead))
+    step, *remaining = move.ode_stops or (node.step + 1,)
+    return Node(parent, node.root, path, move.role, tree.sigmas[step], step, tuple(remaining))
 
 
 def _step(tree: Tree, edges: Edges, sigma: float, state: State, velocity: State, noise: Noise) -> tuple[State, State]:
@@ -295,11 +298,11 @@ def _drawn(tree: Tree, edges: Edges, shape: Sequence[int], component: int, noise
     for node in (tree.nodes[i] for i in edges.nodes.tolist()):
         parent = tree.nodes[node.parent]
         own = noise(shape, node.root.group, node.path, parent.step, component)
-        if move.spread is not None and move.count > 1:
+        if move.sibling_strength is not None and move.count > 1:
             if node.parent not in common:
                 common = {node.parent: noise(shape, node.root.group, parent.path, parent.step, component)}
-            own = (common[node.parent] + move.spread * own) / math.sqrt(1 + move.spread**2)
-        drawn.append(move.heat * own)
+            own = (common[node.parent] + move.sibling_strength * own) / math.sqrt(1 + move.sibling_strength**2)
+        drawn.append(move.noise_scale * own)
     return torch.stack(drawn)
 
 

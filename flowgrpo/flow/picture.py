@@ -19,19 +19,21 @@ def drawn(plan: Plan, num_steps: int) -> list[str]:
     return [header, *("".join(line).rstrip() for line in lines)]
 
 
-def _draw(plan: Plan, role: str, step: int, ahead: tuple[int, ...], end: int, row: int, lines: list[list[str]]) -> None:
+def _draw(
+    plan: Plan, role: str, step: int, remaining: tuple[int, ...], end: int, row: int, lines: list[list[str]]
+) -> None:
     """Draw what grows from a node into `lines[row]` and below; side moves of later steps come first, nearest to it."""
     sides: list[tuple[int, Move]] = []
     while step < end:
         lines[row][WIDTH * step] = "o"
-        moves = (Move(role=role, stops=ahead),) if ahead else tuple(plan(role, step))
+        moves = (Move(role=role, ode_stops=remaining),) if remaining else tuple(plan(role, step))
         if not moves:
             break
         onward = next((move for move in moves if move.role == role), None)
         sides += [(step, move) for move in moves if move is not onward]
         if onward is None:
             break
-        step, ahead = _edge(onward, step, row, lines)
+        step, remaining = _edge(onward, step, row, lines)
     else:
         lines[row][WIDTH * end] = "*"
     for at, move in reversed(sides):
@@ -46,11 +48,11 @@ def _draw(plan: Plan, role: str, step: int, ahead: tuple[int, ...], end: int, ro
 
 def _edge(move: Move, step: int, row: int, lines: list[list[str]]) -> tuple[int, tuple[int, ...]]:
     """Draw one edge from `step`; returns where it leads, and the further stops of a twig."""
-    following, *ahead = move.stops or (step + 1,)
+    following, *remaining = move.ode_stops or (step + 1,)
     sign = "." if move.role == TWIG else "-" if not move.kernel.stochastic else "~" if move.trained else "="
     for place in range(WIDTH * step + 1, WIDTH * following):
         lines[row][place] = sign
     if move.count > 1:
         count = str(move.count)
         lines[row][WIDTH * step + 2 : WIDTH * step + 2 + len(count)] = count
-    return following, tuple(ahead)
+    return following, tuple(remaining)
