@@ -6,7 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import Ema, Lora
-from flowgrpo.training.kept import Kept
+from flowgrpo.training.saved_tensors import SavedTensorMeter
 from flowgrpo.training.weights import Weights, adapter_size, lora_config
 
 
@@ -126,7 +126,7 @@ def test_float32_adapters_keep_the_activations_of_a_half_precision_base_only(dty
     ids, kept, logits, gradients = torch.arange(256).view(4, 64) % 11, [], [], []
     for masters in (True, False):
         model = half_precision(dtype, masters)
-        with Kept(model.parameters()) as meter:
+        with SavedTensorMeter(model.parameters()) as meter:
             out = model(ids, use_cache=False).logits
         kept.append(meter.peak)
         out.float().square().mean().backward()

@@ -15,7 +15,7 @@ from flowgrpo.mdlm.methods.objectives import (
     SoftGate,
     TokenRatio,
 )
-from flowgrpo.training.kept import Kept
+from flowgrpo.training.saved_tensors import SavedTensorMeter
 
 OBJECTIVES = {
     "token": TokenRatio(Clip(0.2, 0.3), Divergence(0.1, "k3")),
@@ -146,7 +146,7 @@ def kept(objective, draws, micro_batch):
     old = torch.zeros_like(chosen.weight)
     toy.evaluations = 0
     weights = aggregation.sequence_mean(given.scored, ADVANTAGE, chosen.first)
-    with Kept(toy.parameters()) as meter:
+    with SavedTensorMeter(toy.parameters()) as meter:
         backward(toy, given, chosen, objective, ADVANTAGE, weights, old, None, micro_batch)
     return meter.peak, toy.evaluations
 
