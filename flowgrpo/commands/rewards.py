@@ -28,7 +28,7 @@ def catalogue() -> list[dict[str, Any]]:
     return built_in + installed
 
 
-def description(name: str) -> str:
+def reward_help(name: str) -> str:
     """What a reward's docstring says of it, its options, and a line for a config.
 
     Of a built-in reward both are read from its source, so that nothing it needs is imported.
