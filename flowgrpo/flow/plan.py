@@ -84,7 +84,7 @@ def plan(config: Config) -> dict[str, Any]:
         "decoded": cost.decoded + drafts,
         "reward_calls": (cost.decoded + drafts) * len(config.rewards),
         "evaluation": {"model_evaluations": eval_evaluations, "decoded": held_out},
-        "memory": memory.estimate(config),
+        "memory": memory.memory_estimate(config),
         "published": published.compared(presets.PUBLISHED[algorithm.preset], _with_call(config, call)),
         "warnings": uneven(config, sigma_table(config.model.path, call["num_inference_steps"])),
         "config": config.model_dump(mode="json"),
