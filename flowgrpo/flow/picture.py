@@ -8,7 +8,7 @@ LEGEND = "o state   * decoded   ~ stochastic, trained   = stochastic   - ODE   .
 WIDTH = 4  # characters of a step
 
 
-def drawn(plan: Plan, num_steps: int) -> list[str]:
+def draw_tree(plan: Plan, num_steps: int) -> list[str]:
     """The tree of one root, left (noise) to right (data), one line for each run of moves; equal siblings are one line.
 
     A step is drawn by the signs of `LEGEND`; a digit in it says how many children go that way.
