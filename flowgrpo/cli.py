@@ -1,4 +1,4 @@
-"""Commands: `flowgrpo train | plan | sample | gallery | score | rewards | serve | export | tracelock | doctor | models`.
+"""Commands: `flowgrpo train | plan | sample | gallery | score | rewards | serve | export | doctor | models | mdlm`.
 
 Exit status: 0 done; 2 the input is wrong (one sentence on stderr); 130 interrupted; 1 anything else, such as a run that had
 nothing to learn.
@@ -18,7 +18,8 @@ import typer
 from rich.table import Column, Table
 
 from flowgrpo import config
-from flowgrpo.commands.terminal import out, say
+from flowgrpo.commands import mdlm
+from flowgrpo.commands.terminal import Format, out, say
 from flowgrpo.errors import InputError, nearest
 from rewards import BUILT_IN as BUILT_IN_REWARDS
 from rewards import RewardError
@@ -31,7 +32,7 @@ UsageError = typer.BadParameter.__base__  # click's, which typer ships under a p
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="key=value with dotted keys; values are YAML", metavar="[KEY=VALUE ...]")
 ]
-Format = Annotated[Literal["human", "json"], typer.Option("--format", help="json prints one document on stdout")]
+app.add_typer(mdlm.app, name="mdlm")
 
 
 @app.command()
@@ -46,7 +47,7 @@ def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Ov
             pass  # it is free; the others would wait for the process that finds it is not
         raise typer.Exit(launch.relaunch(settings.run.processes))
     from flowgrpo.commands.train import train_config
-    from flowgrpo.training.loop import Stopped
+    from flowgrpo.training.stopped import Stopped
 
     try:
         run = train_config(settings)
@@ -263,69 +264,6 @@ def export(
         print(json.dumps({**asdict(done), "folder": str(done.folder)}, indent=1))
     else:
         out.print(f"step {done.step} ({done.kind}) in {done.folder}", soft_wrap=True)
-
-
-@app.command()
-def tracelock(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="masked-diffusion language model: local folder or hub id")
-    ],
-    source: Annotated[
-        str,
-        typer.Option("--prompts", metavar="FILE", help=".txt, .jsonl, a built-in set, or a corpus such as gsm8k:test"),
-    ],
-    out_folder: Annotated[Path, typer.Option("--out", metavar="DIR")],
-    length: Annotated[int, typer.Option("--length", min=1, help="tokens of an answer")] = 64,
-    decoder: Annotated[
-        str, typer.Option("--decoder", metavar="SPEC", help="the teacher, as a config writes it (YAML)")
-    ] = "low_confidence",
-    prompt_count: Annotated[int, typer.Option("--prompt-count", min=2, help="at most; one in eight is held out")] = 256,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="of training")] = 2000,
-    seed: Annotated[int, typer.Option("--seed")] = 0,
-    dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option("--dtype")] = "float32",
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="let code that comes with the model run")
-    ] = False,
-    chat: Annotated[bool, typer.Option("--chat", help="put prompts into the tokenizer's chat template")] = False,
-    form: Format = "human",
-) -> None:
-    """Train a controller that commits tokens early, for the decoder trace_lock of a model (docs/mdlm.md)."""
-    import torch
-
-    from flowgrpo.mdlm.teach import Judged, teach
-
-    def tell(judged: Judged) -> None:
-        out.print(f"step {judged.step} of {steps}: loss {judged.loss:.3f}, F-half {judged.f_half:.3f}")
-
-    written = config.parse_yaml(decoder, "--decoder")
-    watch = tell if form == "human" else None
-    taught = teach(
-        model,
-        source,
-        out_folder,
-        length,
-        written,
-        prompt_count,
-        steps,
-        seed,
-        getattr(torch, dtype),
-        trust_remote_code,
-        chat,
-        watch,
-    )
-    if form == "json":
-        print(json.dumps(asdict(taught), indent=1))
-        return
-    out.print(f"learned from {taught.learned} prompts; on {taught.held_out} others:")
-    table = Table("decoder", "evaluations", "same tokens", "same answers", box=None, padding=(0, 2))
-    for row in taught.compared:
-        table.add_row(row.decoder, f"{row.evaluations:.1f}", f"{row.same_tokens:.3f}", f"{row.same_answers:.3f}")
-    out.print(table)
-    kept = taught.kept
-    out.print(f"kept that of step {kept.step}, F-half {kept.f_half:.3f} at {taught.threshold:g}, in {taught.folder}",
-              soft_wrap=True)  # fmt: skip
-    spec = f"decoder: {{name: trace_lock, scorer: {{controller: {taught.folder}}}}}"
-    out.print(f"in a config: {spec}", soft_wrap=True)
 
 
 @app.command()

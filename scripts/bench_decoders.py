@@ -4,7 +4,7 @@
 
 Prints a table in Markdown. All decode at temperature 0; the order of `random` and `origin` is drawn. The evaluations are the
 mean over the answers; a decoder that takes as many steps as it needs takes fewer where it is sure, and an evaluation with a
-cache counts like one without. The time is of an answer in batches of 128. `--controller`, which `flowgrpo tracelock` made,
+cache counts like one without. The time is of an answer in batches of 128. `--controller`, of `flowgrpo mdlm tracelock`,
 adds `trace_lock`.
 """
 
@@ -54,10 +54,14 @@ def measured(policy: TextPolicy, spec: dict[str, Any], task: str, count: int) ->
     decoder = build(spec, policy.length, policy.eos_id)
     prompts = [row["prompt"] for row in rows]
     started = time.perf_counter()
-    written = policy.write(prompts, decoder, [(0, "bench", i) for i in range(count)], 128)
+    completions = policy.generate(prompts, decoder, [(0, "bench", i) for i in range(count)], 128)
     took = 1000 * (time.perf_counter() - started) / count
     columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
-    return statistics.mean(solved(written.texts, prompts, **columns)), float(written.rollout.nfe.double().mean()), took
+    return (
+        statistics.mean(solved(completions.texts, prompts, **columns)),
+        float(completions.rollout.nfe.double().mean()),
+        took,
+    )
 
 
 def main() -> None:

@@ -21,36 +21,36 @@ from itertools import combinations
 import torch
 from torch import nn
 
-from flowgrpo.mdlm.methods import aggregation, views
+from flowgrpo.mdlm.methods import aggregation, likelihood, views
 from flowgrpo.mdlm.methods.answers import Answers
 from flowgrpo.mdlm.methods.backward import backward
 from flowgrpo.mdlm.methods.estimate import estimate
-from flowgrpo.mdlm.methods.objectives import Clip, LinearBound, SequenceRatio
+from flowgrpo.mdlm.methods.objective import LinearBound, SequenceRatio
 from flowgrpo.training.saved_tensors import SavedTensorMeter
 
 MASK, START, VOCABULARY = 10, 11, 12
 PLANS = {
-    "one step, prompt kept": partial(views.one_step, prompt_rate=0.0),
-    "coupled, weights as released": views.coupled_as_released,
-    "coupled, unbiased": views.coupled,
-    "Bernoulli, 1 draw": views.bernoulli,
-    "Bernoulli, 4 draws": partial(views.bernoulli, draws=4),
-    "Bernoulli, 4 stratified": partial(views.bernoulli, draws=4, stratified=True),
-    "Bernoulli, 2 antithetic pairs": partial(views.bernoulli, draws=2, antithetic=True),
-    "exact k, 1 draw": views.exact_k,
-    "exact k, 4 draws": partial(views.exact_k, draws=4),
-    "exact k, 4 stratified": partial(views.exact_k, draws=4, stratified=True),
-    "exact k, 2 antithetic pairs": partial(views.exact_k, draws=2, antithetic=True),
-    "quadrature, 2 nodes": partial(views.quadrature, nodes=2),
-    "quadrature, 3 nodes": views.quadrature,
-    "quadrature, 4 nodes": partial(views.quadrature, nodes=4),
-    "quadrature, 2 nodes, centred": partial(views.quadrature, nodes=2, masks="centred"),
-    "quadrature, 3 nodes, centred": partial(views.quadrature, masks="centred"),
-    "quadrature, 3 nodes, Bernoulli": partial(views.quadrature, masks="bernoulli"),
-    "blocks of 4 as in SPG, 2 draws": partial(views.blocks, size=4),
-    "trajectory, random order": views.trajectory,
-    "trajectory, shrunk by 4": partial(views.trajectory, shrink=4),
-    "autoregressive": views.autoregressive,
+    "one step, prompt kept": partial(likelihood.one_step, prompt_rate=0.0),
+    "coupled, weights as released": likelihood.coupled_as_released,
+    "coupled, unbiased": likelihood.coupled,
+    "Bernoulli, 1 draw": likelihood.bernoulli,
+    "Bernoulli, 4 draws": partial(likelihood.bernoulli, draws=4),
+    "Bernoulli, 4 stratified": partial(likelihood.bernoulli, draws=4, stratified=True),
+    "Bernoulli, 2 antithetic pairs": partial(likelihood.bernoulli, draws=2, antithetic=True),
+    "exact k, 1 draw": likelihood.exact_k,
+    "exact k, 4 draws": partial(likelihood.exact_k, draws=4),
+    "exact k, 4 stratified": partial(likelihood.exact_k, draws=4, stratified=True),
+    "exact k, 2 antithetic pairs": partial(likelihood.exact_k, draws=2, antithetic=True),
+    "quadrature, 2 nodes": partial(likelihood.quadrature, nodes=2),
+    "quadrature, 3 nodes": likelihood.quadrature,
+    "quadrature, 4 nodes": partial(likelihood.quadrature, nodes=4),
+    "quadrature, 2 nodes, centred": partial(likelihood.quadrature, nodes=2, masks="centred"),
+    "quadrature, 3 nodes, centred": partial(likelihood.quadrature, masks="centred"),
+    "quadrature, 3 nodes, Bernoulli": partial(likelihood.quadrature, masks="bernoulli"),
+    "blocks of 4 as in SPG, 2 draws": partial(likelihood.blocks, size=4),
+    "trajectory, random order": likelihood.trajectory,
+    "trajectory, shrunk by 4": partial(likelihood.trajectory, shrink=4),
+    "autoregressive": likelihood.autoregressive,
 }
 
 
@@ -152,7 +152,7 @@ def kept(model: Tiny, given: Answers, chosen: views.Views, micro_batch: int) -> 
     """Bytes kept for the exact gradient of one answer's ratio, so many evaluations at a time."""
     weights = aggregation.sequence_mean(given.scored, torch.ones(1), chosen.first)
     with SavedTensorMeter(model.parameters()) as meter:
-        backward(model, given, chosen, SequenceRatio(Clip()), torch.ones(1), weights, None, None, micro_batch)
+        backward(model, given, chosen, SequenceRatio(), torch.ones(1), weights, None, None, micro_batch)
     return meter.peak
 
 
@@ -189,7 +189,7 @@ def estimators(model: Tiny, held_out: torch.Tensor, draws: int) -> None:
 def gradients(model: Tiny, held_out: torch.Tensor, draws: int) -> None:
     """Print the table of ways to the gradient of a ratio of one answer with so many views, a step off the policy."""
     given = whole(held_out[:1], ("gradients",))
-    chosen = views.exact_k(given, draws=draws)
+    chosen = likelihood.exact_k(given, draws=draws)
     old = estimate(model, given, chosen, 1).each
     with torch.no_grad():
         for parameter in model.parameters():
@@ -201,8 +201,8 @@ def gradients(model: Tiny, held_out: torch.Tensor, draws: int) -> None:
     for advantage in (1.0, -1.0):
         exact = None
         for name, objective, size in (
-            ("one graph", SequenceRatio(Clip(9.0, 9.0)), 10**6),
-            ("two passes", SequenceRatio(Clip(9.0, 9.0)), 1),
+            ("one graph", SequenceRatio(clip_range=9.0), 10**6),
+            ("two passes", SequenceRatio(clip_range=9.0), 1),
             ("BGPO's bound", LinearBound(), 1),
         ):
             model.zero_grad()

@@ -102,8 +102,8 @@ def measured(options: argparse.Namespace) -> list[dict[str, float]]:
         model.config.save_pretrained(Path(folder) / "model")  # from which the plan knows its attention
         chosen = settings(options, Path(folder))
         chosen.run.folder.mkdir()
-        arguments = [Reward("alternating", alternating)], rows
-        trainer = TextTrainer(chosen, policy, weights, *arguments, accelerator=accelerator)
+        rewards = [Reward("alternating", alternating)]
+        trainer = TextTrainer(chosen, policy, weights, rewards=rewards, train_prompts=rows, accelerator=accelerator)
         trainer.run()
         cost = predicted(chosen)
     lines = [line for line in trainer.report.lines if line["phase"] == "train"]

@@ -60,7 +60,9 @@ def trainer(chosen, field=None, reward=closeness, texts=("a", "bb", "ccc", "dddd
     weights = Weights(policy.modules, None, chosen.train.ema, kl.reference if kl.beta > 0 else None, kl.refresh)
     rows = [prompts.Prompt(text) for text in texts]
     chosen.run.folder.mkdir(parents=True, exist_ok=True)
-    return Trainer(chosen, policy, weights, [Reward("closeness", reward)], rows, rows[:held_out])
+    return Trainer(
+        chosen, policy, weights, rewards=[Reward("closeness", reward)], train_prompts=rows, eval_prompts=rows[:held_out]
+    )
 
 
 def lines(run, phase="train"):

@@ -6,22 +6,22 @@ from functools import partial
 import torch
 from torch import nn
 
-from flowgrpo.mdlm.methods import views
+from flowgrpo.mdlm.methods import likelihood
 from flowgrpo.mdlm.methods.answers import Answers, in_scope
 
 VOCABULARY, EOS, MASK = 7, 5, 6
 PLANS = {
-    "one_step": views.one_step,
-    "coupled_as_released": views.coupled_as_released,
-    "coupled": views.coupled,
-    "bernoulli": partial(views.bernoulli, draws=2),
-    "exact_k": partial(views.exact_k, draws=3, stratified=True),
-    "antithetic": partial(views.exact_k, draws=2, antithetic=True),
-    "quadrature": partial(views.quadrature, nodes=3, draws=2),
-    "autoregressive": views.autoregressive,
-    "trajectory": views.trajectory,
-    "shrunk": partial(views.trajectory, shrink=2),
-    "blocks": partial(views.blocks, size=2, draws=3),
+    "one_step": likelihood.one_step,
+    "coupled_as_released": likelihood.coupled_as_released,
+    "coupled": likelihood.coupled,
+    "bernoulli": partial(likelihood.bernoulli, draws=2),
+    "exact_k": partial(likelihood.exact_k, draws=3, stratified=True),
+    "antithetic": partial(likelihood.exact_k, draws=2, antithetic=True),
+    "quadrature": partial(likelihood.quadrature, nodes=3, draws=2),
+    "autoregressive": likelihood.autoregressive,
+    "trajectory": likelihood.trajectory,
+    "shrunk": partial(likelihood.trajectory, shrink=2),
+    "blocks": partial(likelihood.blocks, size=2, draws=3),
 }
 
 

@@ -1,14 +1,17 @@
-"""What commands print: others' words, too, so nothing in them is markup or steers the terminal."""
+"""What commands print, and in which form: others' words, too, so nothing in them is markup or steers the terminal."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
 from flowgrpo.schema.readable import one_line, readable
+
+Format = Annotated[Literal["human", "json"], typer.Option("--format", help="json prints one document on stdout")]
 
 
 class _Readable(Console):

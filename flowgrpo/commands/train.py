@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
@@ -22,13 +22,15 @@ from flowgrpo.commands.kinds import KINDS
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError, nearest
-from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.schema.sections import RewardUse, RunConfig
 from flowgrpo.schema.sections import Run as Place
 from flowgrpo.training import checkpoint, folders, report, scorer
 from flowgrpo.training.parts import check_geometry
 from rewards.base import last_part, matches
+
+if TYPE_CHECKING:  # a run has one of them
+    from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+    from flowgrpo.mdlm.policy import TextPolicy
 
 MAY_DIFFER = (
     "train.iterations",

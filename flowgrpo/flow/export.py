@@ -69,7 +69,7 @@ def write_weights(policy: DiffusersPolicy, weights: Weights, out: Path) -> None:
     policy.embeddings.restore()
     pipe.scheduler = policy.stock_scheduler
     try:
-        with loading.without_progress_bars():
+        with loading.without_progress_bars("diffusers", "transformers"):
             pipe.save_pretrained(out)
     finally:
         pipe.scheduler = policy.scheduler

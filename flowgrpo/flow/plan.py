@@ -166,7 +166,7 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     """
     train, algorithm = config.train, config.algorithm
     size = algorithm.roots(train.group_size)
-    parts = of_roots(train, size, [size] * train.groups, config.run.seed, iteration)
+    parts = of_roots(train, size, [size] * train.groups, seed=config.run.seed, iteration=iteration)
     roots = [Root(group, index, None, part) for group, own in enumerate(parts) for index, part in enumerate(own)]
     tree = grow(
         algorithm.tree.plan(algorithm.kernel.kernels(num_steps), train.group_size, config.run.seed, iteration),

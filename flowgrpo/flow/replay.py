@@ -34,7 +34,7 @@ def replayed(config: Config, tree: Tree, units: Units, advantages: Tensor, train
     if not trained.all():
         keep &= units.to_edges(trained)
     if train.split == "edges":
-        parts = of_edges(tree, keep, train.updates, config.run.seed, iteration)
+        parts = of_edges(tree, keep, updates=train.updates, seed=config.run.seed, iteration=iteration)
         return pruned(tree, keep, train.micro_batch, parts)
     whole = keep.all() and train.rollout_rows == train.micro_batch
     return tree if whole else pruned(tree, keep, train.micro_batch)

@@ -86,7 +86,14 @@ def trainer(
         with policy.call_overrides(**settings.eval.call):
             policy.check(_unequal(eval_prompts), "eval.call")
     return Trainer(
-        settings, policy, weights, rewards, train_prompts, eval_prompts, eval_rewards, accelerator=accelerator
+        settings,
+        policy,
+        weights,
+        rewards=rewards,
+        train_prompts=train_prompts,
+        eval_prompts=eval_prompts,
+        eval_rewards=eval_rewards,
+        accelerator=accelerator,
     )
 
 

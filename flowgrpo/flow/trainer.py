@@ -41,7 +41,7 @@ from flowgrpo.training.baseline import Units, combined
 from flowgrpo.training.evaluate import evaluate
 from flowgrpo.training.groups import Groups
 from flowgrpo.training.loop import Loop
-from flowgrpo.training.optimize import Measured
+from flowgrpo.training.optimize import UpdateStats
 from flowgrpo.training.samples import Sample
 from flowgrpo.training.weights import Weights
 from samplers import noise
@@ -55,8 +55,8 @@ class Trainer(Loop):
         policy: what is trained; its modules have adapters or are unfrozen.
     """
 
-    def __init__(self, config: Config, policy: Policy, weights: Weights, *args: Any, **kwargs: Any):
-        super().__init__(config, weights, *args, **kwargs)
+    def __init__(self, config: Config, policy: Policy, weights: Weights, **options: Any):
+        super().__init__(config, weights, **options)
         self.policy = policy
         self.training_call = guidance.training_call(config.model.guidance, policy)
         guided = {name: policy.call.get(name) for name in self.training_call}
@@ -99,7 +99,7 @@ class Trainer(Loop):
         """What the credit rule compares: trajectories, branches or gains of steps."""
         return self.config.algorithm.credit.units(batch.tree, batch.scores.values, self.reward_weights)
 
-    def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[Measured]:
+    def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
         """Spread the advantages to the edges, and take an optimizer step on each part of them."""
         credited = self.credit_edges(batch, units, advantages, trained)
         return [self._update_part(credited, part) for part in range(self.config.train.updates)]
@@ -116,8 +116,8 @@ class Trainer(Loop):
                 self.policy.generate,
                 self.eval_prompts,
                 [*self.rewards, *self.eval_rewards],
-                config.train.rollout_rows,
-                self.accelerator,
+                micro_batch=config.train.rollout_rows,
+                accelerator=self.accelerator,
                 keep=config.eval.save,
             )
 
@@ -135,7 +135,7 @@ class Trainer(Loop):
             group_weight=batch.groups.weights[units.comparison[:, 0]],
         )
 
-    def _update_part(self, credited: Credited, part: int) -> Measured:
+    def _update_part(self, credited: Credited, part: int) -> UpdateStats:
         self._set_learning_rate(part)
         return update_part(
             self.policy,

@@ -11,7 +11,7 @@ from flowgrpo.flow.methods.objective import LossInputs, TrainedStep
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.schema.base import Choice
 from flowgrpo.training.baseline import Units
-from flowgrpo.training.optimize import Measured, moved
+from flowgrpo.training.optimize import UpdateStats, optimizer_step
 from flowgrpo.training.weights import Weights
 from samplers.kernels import log_prob
 from samplers.trees import Edges, Evaluation, Tree, edge_transition
@@ -60,7 +60,7 @@ def update_part(
     objective: Choice,
     max_grad_norm: float,
     reduce: Callable[[torch.Tensor], torch.Tensor],
-) -> Measured:
+) -> UpdateStats:
     """Take one optimizer step on the edges of one part; returns what was measured of it on this process.
 
     None is taken if no edge of the part weighs anything, or a gradient is not finite.
@@ -76,18 +76,18 @@ def update_part(
     evaluations = [e for e in credited.tree.evaluations if e.part == part and e.trained]
     own = sum(float(credited.weights(edges).sum()) for e in evaluations for edges in e.trained)
     total = float(reduce(torch.tensor(own, dtype=torch.float64)))
-    measured = Measured()
+    stats = UpdateStats()
     if total == 0:
-        return measured
+        return stats
     optimizer.zero_grad(set_to_none=True)
     for evaluation in evaluations:
-        loss = _loss(policy, weights, objective, credited, evaluation, measured)
+        loss = _loss(policy, weights, objective, credited, evaluation, stats)
         scaler.scale(loss / total).backward()
-    moved(weights, optimizer, scaler, max_grad_norm, reduce, measured)
-    return measured
+    optimizer_step(weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=max_grad_norm, reduce=reduce)
+    return stats
 
 
-def _loss(policy, weights, objective, credited: Credited, evaluation: Evaluation, measured: Measured) -> torch.Tensor:
+def _loss(policy, weights, objective, credited: Credited, evaluation: Evaluation, stats: UpdateStats) -> torch.Tensor:
     """Weighted sum of the loss of an evaluation's edges."""
     beta, state, sigma = credited.beta, evaluation.state, evaluation.sigma
     reference = None
@@ -97,19 +97,19 @@ def _loss(policy, weights, objective, credited: Credited, evaluation: Evaluation
     velocity = policy.velocity(state, sigma, evaluation.rows)
     loss = torch.zeros((), device=state[0].device)
     for edges in evaluation.trained:
-        terms = _terms(credited, evaluation, edges, velocity, reference)
-        per_edge = objective.loss(terms) * credited.step_weights[edges.move.kernel, sigma, edges.sigma_next]
+        inputs = _loss_inputs(credited, evaluation, edges, velocity, reference)
+        per_edge = objective.loss(inputs) * credited.step_weights[edges.move.kernel, sigma, edges.sigma_next]
         if beta > 0:
-            divergence = objective.divergence(terms)
+            divergence = objective.divergence(inputs)
             per_edge = per_edge + beta * divergence
-            measured.kl = (measured.kl or 0.0) + float(divergence.detach().sum())
+            stats.kl = (stats.kl or 0.0) + float(divergence.detach().sum())
         weight = credited.weights(edges) * credited.group_weights(edges)
         loss = loss + (per_edge * weight.to(per_edge)).sum()
-        _measure(terms, objective, measured)
+        _measure(inputs, objective, stats)
     return loss
 
 
-def _terms(credited: Credited, evaluation: Evaluation, edges: Edges, velocity, reference) -> LossInputs:
+def _loss_inputs(credited: Credited, evaluation: Evaluation, edges: Edges, velocity, reference) -> LossInputs:
     state, sigma, cap = evaluation.state, evaluation.sigma, credited.tree.sigma_cap
     mean, std = edge_transition(edges, sigma, state, velocity, cap)
     rows = edges.rows.to(state[0].device)
@@ -129,10 +129,10 @@ def _terms(credited: Credited, evaluation: Evaluation, edges: Edges, velocity, r
 
 
 @torch.no_grad()
-def _measure(terms: LossInputs, objective: Choice, measured: Measured) -> None:
-    gap = (terms.log_prob - terms.old_log_prob).abs()
-    measured.edges += len(gap)
-    before = -1.0 if measured.drift is None else measured.drift
-    measured.drift = float(torch.tensor([before, gap.max()]).max())  # unlike Python's max, this keeps NaN
-    measured.ratio += float(gap.sum())
-    measured.clipped += int(objective.clipped(terms).sum())
+def _measure(inputs: LossInputs, objective: Choice, stats: UpdateStats) -> None:
+    gap = (inputs.log_prob - inputs.old_log_prob).abs()
+    stats.edges += len(gap)
+    before = -1.0 if stats.max_abs_log_ratio is None else stats.max_abs_log_ratio
+    stats.max_abs_log_ratio = float(torch.tensor([before, gap.max()]).max())  # unlike Python's max, this keeps NaN
+    stats.sum_abs_log_ratio += float(gap.sum())
+    stats.clipped += int(objective.clipped(inputs).sum())

@@ -8,7 +8,9 @@ from pydantic import Field, SerializeAsAny, model_validator
 
 from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm.decoding.attention import Attention
-from flowgrpo.mdlm.methods.axes import CHOICES, Decoding, Ratio
+from flowgrpo.mdlm.methods import CHOICES
+from flowgrpo.mdlm.methods.decoder import Decoding
+from flowgrpo.mdlm.methods.objective import Ratio
 from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
@@ -74,7 +76,7 @@ class TextPrompts(Prompts):
 
 
 class TextAlgorithm(Strict):
-    """A preset with any of its axes replaced; see `flowgrpo.mdlm.methods.presets` and `flowgrpo.mdlm.methods.axes`."""
+    """A preset with any of its axes replaced; see `flowgrpo.mdlm.methods`."""
 
     preset: str
     """A row of the table of methods."""

@@ -20,7 +20,7 @@ from flowgrpo.mdlm.loading import load_adapter, load_predictor
 from flowgrpo.mdlm.methods.answers import Answers, in_scope
 from flowgrpo.mdlm.methods.backward import backward
 from flowgrpo.mdlm.methods.estimate import estimate
-from flowgrpo.mdlm.methods.views import trajectory
+from flowgrpo.mdlm.methods.likelihood import trajectory
 from flowgrpo.mdlm.plan import plan, training_decoder
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.setup import check as check_rewards
@@ -73,15 +73,15 @@ def examine(settings: TextConfig) -> Iterator[Check]:
     rows = [Row(prompt.text, i, prompt.columns) for prompt in chosen for i in range(SIZE)]
     decoder = training_decoder(settings, policy.eos_id, len(rows), policy.predictor)
     seeds = [("doctor", settings.run.seed, place) for place in range(len(rows))]
-    written = policy.write([row.prompt for row in rows], decoder, seeds, settings.train.rollout_rows)
-    scored = in_scope(written.rollout.completion, policy.eos_id, settings.algorithm.likelihood.scope)
-    rollout = written.rollout
+    completions = policy.generate([row.prompt for row in rows], decoder, seeds, settings.train.rollout_rows)
+    scored = in_scope(completions.rollout.completion, policy.eos_id, settings.algorithm.likelihood.scope)
+    rollout = completions.rollout
     size = policy.predictor.block_size
     answers = Answers(rollout.ids, rollout.attention_mask, scored, seeds, rollout.step_map, size)
     yield _drift(settings, policy, decoder, rollout, answers)
     yield _gradients(settings, policy, weights, answers)
     groups = [slice(at, at + SIZE) for at in range(0, len(rows), SIZE)]
-    values = [score(rewards, written.texts[own], rows[own]).values for own in groups]
+    values = [score(rewards, completions.texts[own], rows[own]).values for own in groups]
     yield _spread(settings, policy, rewards, values, between)
     yield memory_left(device, REMEDY)
     yield _reload(settings, policy, weights, answers)
@@ -120,9 +120,9 @@ def _spread(
         if spread(rewards, values).ok:
             break
         seeds = [("doctor", settings.run.seed, SIZE * place + i) for i in range(SIZE)]
-        written = policy.write([prompt.text] * SIZE, decoder, seeds, settings.train.rollout_rows)
+        completions = policy.generate([prompt.text] * SIZE, decoder, seeds, settings.train.rollout_rows)
         rows = [Row(prompt.text, i, prompt.columns) for i in range(SIZE)]
-        values.append(score(rewards, written.texts, rows).values)
+        values.append(score(rewards, completions.texts, rows).values)
     return spread(rewards, values)
 
 
@@ -134,7 +134,7 @@ def _gradients(settings: TextConfig, policy: TextPolicy, weights: Weights, answe
     advantage = torch.ones(len(answers.ids), device=answers.ids.device)
     advantage[1::2] = -1
     weight = algorithm.aggregation.weights(answers.scored, advantage, views.first, lambda total: total)
-    backward(policy.predictor, answers, views, algorithm.objective.build(), advantage, weight, old, old, size)
+    backward(policy.predictor, answers, views, algorithm.objective, advantage, weight, old, old, size)
     own = [
         p for p in weights.parameters if all(p is not q for m in weights.extra_modules.values() for q in m.parameters())
     ]

@@ -19,7 +19,7 @@ from flowgrpo.mdlm.architectures import copy_beside, released_paths
 from flowgrpo.mdlm.config import EMBEDDED, TextConfig, TextModel
 from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.loading import config_of, places
-from flowgrpo.mdlm.methods.schedule import SchedulePolicy, scheduled
+from flowgrpo.mdlm.methods.learned_schedule import SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.released import is_released
 from flowgrpo.mdlm.setup import policy_and_weights
@@ -59,13 +59,13 @@ def export(settings: TextConfig, run: Path, found: Path, out: Path) -> Exported:
 
 def answer(policy: TextPolicy, row: Row, decoder: Decoder) -> Text:
     """The answer to one prompt, alone; of the same random numbers as `TextPolicy.sample` of that seed."""
-    return policy.shown(policy.write([row.prompt], decoder, [(row.seed,)], 1))[0]
+    return policy.as_samples(policy.generate([row.prompt], decoder, [(row.seed,)], 1))[0]
 
 
 def write_weights(model: TextModel, policy: TextPolicy, weights: Weights, out: Path) -> None:
     """The weights as they are now, in the formats of peft or transformers."""
     network = policy.predictor.model
-    with without_progress_bars():
+    with without_progress_bars("transformers"):
         if weights.lora is not None:
             _write_adapter(model, network, weights, out)
         else:
@@ -202,7 +202,7 @@ def _snippet(settings: TextConfig, kind: str, row: Row) -> str:
     if learned:
         lines += [
             f'decoder = with_schedule(build({decoder!r}, policy.length, policy.eos_id, policy.predictor), Path("."))',
-            f"answer = policy.write([{row.prompt!r}], decoder, [({row.seed},)], 1).texts[0]",
+            f"answer = policy.generate([{row.prompt!r}], decoder, [({row.seed},)], 1).texts[0]",
         ]
     else:
         lines += [f"answer = policy.sample([{row.prompt!r}], {row.seed}, {decoder!r})[0]"]

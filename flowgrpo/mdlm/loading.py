@@ -67,7 +67,7 @@ def load_predictor(
     model_path, tokenizer_path = places(path)
     config = config_of(model_path)
     block_size = known_block_size(config, attention, block_size)
-    with _explained(path, "no readable weights", config, trust_remote_code), without_progress_bars():
+    with _explained(path, "no readable weights", config, trust_remote_code), without_progress_bars("transformers"):
         model = _model(path, model_path, config, dtype, trust_remote_code)
     known = architectures.architecture(config)
     with _explained(path, "no tokenizer", config, trust_remote_code):

@@ -20,10 +20,10 @@ from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.decoding.step import Step
 from flowgrpo.mdlm.loading import block_size_of
 from flowgrpo.mdlm.methods.answers import Answers
-from flowgrpo.mdlm.methods.axes import Likelihood
-from flowgrpo.mdlm.methods.objectives import Objective, TokenRatio
+from flowgrpo.mdlm.methods.learned_schedule import Chosen, scheduled
+from flowgrpo.mdlm.methods.likelihood import Likelihood
+from flowgrpo.mdlm.methods.objective import Objective, TokenRatio
 from flowgrpo.mdlm.methods.presets import PUBLISHED
-from flowgrpo.mdlm.methods.schedule import Chosen, scheduled
 from flowgrpo.mdlm.solutions import check_hints
 from flowgrpo.schema import published
 from flowgrpo.training import scorer
@@ -245,7 +245,7 @@ def predicted(config: TextConfig) -> Cost:
     rollout = samples * walk.evaluations
     trained, all_trained = _trained(config)
     likelihood = algorithm.likelihood
-    objective, kl = algorithm.objective.build(), algorithm.objective.kl
+    objective, kl = algorithm.objective, algorithm.objective.kl
     views, slopes, views_fixed = _views(likelihood, objective, walk, config.model.length, train.micro_batch)
     old = train.passes * train.updates > 1 and not likelihood.recorded(decoder)
     reference = kl.beta > 0 and kl.target == "reference"

@@ -19,8 +19,8 @@ Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
-class Written:
-    """Answers to B prompts: how they were decoded, and the texts up to their end."""
+class Completions:
+    """Completions of B prompts: how they were decoded, and the texts up to their end."""
 
     rollout: Rollout
     texts: list[str]
@@ -112,29 +112,32 @@ class TextPolicy:
         check_room(self.predictor, rows, self.length, "model.length")
         return padded(self.predictor, rows)
 
-    def write(
+    def generate(
         self,
         texts: Sequence[str],
         decoder: Decoder,
         seeds: Sequence[Address],
         micro_batch: int,
+        *,
         fixed: Tensor | None = None,
-    ) -> Written:
-        """Answers to prompts; arguments as of `flowgrpo.mdlm.decoding.decode.decode`."""
+    ) -> Completions:
+        """Complete prompts; arguments as of `flowgrpo.mdlm.decoding.decode.decode`."""
         ids, mask = self.prompts(texts)
         rollout = decode(self.predictor, ids, decoder, seeds, mask, fixed, micro_batch)
-        return Written(rollout, self.texts(rollout.completion))
+        return Completions(rollout, self.texts(rollout.completion))
+
+    write = generate  # what model cards of earlier exports call
 
     def texts(self, completion: Tensor) -> list[str]:
         """The texts of completions (B, L), up to their first end and without special tokens."""
         rows = [row[: row.index(self.eos_id)] if self.eos_id in row else row for row in completion.tolist()]
         return self.tokenizer.batch_decode(rows, skip_special_tokens=True)
 
-    def shown(self, written: Written) -> list[Text]:
-        """Answers as samples to look at."""
-        rollout = written.rollout
+    def as_samples(self, completions: Completions) -> list[Text]:
+        """Completions as samples to look at: their texts, tokens and the step of each."""
+        rollout = completions.rollout
         tokens = [[self.tokenizer.decode([token]) for token in row] for row in rollout.completion.tolist()]
-        return [Text(*parts) for parts in zip(written.texts, tokens, rollout.step_map.tolist(), strict=True)]
+        return [Text(*parts) for parts in zip(completions.texts, tokens, rollout.step_map.tolist(), strict=True)]
 
     def sample(self, prompts: Sequence[str], seed: int = 0, decoder: str | dict = "low_confidence") -> list[str]:
         """Answers to prompts, of prompt i with seed + i.
@@ -143,4 +146,4 @@ class TextPolicy:
             decoder: as `flowgrpo.mdlm.decoding.decoders.build` takes it.
         """
         built = build(decoder, self.length, self.eos_id, self.predictor)
-        return self.write(prompts, built, [(seed + i,) for i in range(len(prompts))], len(prompts)).texts
+        return self.generate(prompts, built, [(seed + i,) for i in range(len(prompts))], len(prompts)).texts

@@ -12,9 +12,9 @@ import torch
 from flowgrpo.data.prompts import Row
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
-from flowgrpo.mdlm.methods import hints as hinted
-from flowgrpo.mdlm.methods.schedule import Actions, SchedulePolicy, scheduled
-from flowgrpo.mdlm.policy import TextPolicy, Written
+from flowgrpo.mdlm.methods.hints import draw_hints, failed_groups, replace_failed
+from flowgrpo.mdlm.methods.learned_schedule import Actions, SchedulePolicy, scheduled
+from flowgrpo.mdlm.policy import Completions, TextPolicy
 from flowgrpo.training.groups import Groups
 from flowgrpo.training.scorer import Scorer, Scores
 from rewards import Reward
@@ -34,7 +34,7 @@ class Batch:
         groups: of the iteration, on all processes.
         members: (B,) group of each completion, and its index in the group.
         rows: (B,) prompts.
-        written: the completions.
+        completions: what was decoded, a completion of each row.
         scores: their rewards.
         decoder: that made them.
         actions: of the schedule, or None.
@@ -46,7 +46,7 @@ class Batch:
     groups: Groups
     members: list[Member]
     rows: list[Row]
-    written: Written
+    completions: Completions
     scores: Scores
     decoder: Decoder
     actions: Actions | None
@@ -95,17 +95,19 @@ def rollout(
     seeds = [(config.run.seed, "answer", iteration, *member) for member in members]
     actions = None if schedule is None else schedule.draw(seeds)
     acting = decoder if actions is None else scheduled(decoder, actions)
-    written = policy.write([row.prompt for row in rows], acting, seeds, config.train.rollout_rows)
-    scores = _score(rewards, written, rows, members)
-    batch = Batch(iteration, groups, members, rows, written, scores, acting, actions, scores.values, None)
+    completions = policy.generate([row.prompt for row in rows], acting, seeds, config.train.rollout_rows)
+    scores = _score(rewards, completions, rows, members)
+    batch = Batch(iteration, groups, members, rows, completions, scores, acting, actions, scores.values, None)
     if config.algorithm.hints.name == "none":
         return batch
     return _help(config, policy, replace(batch, hinted=0), rewards=rewards, decoder=decoder)
 
 
-def _score(rewards: Sequence[Reward], written: Written, rows: Sequence[Row], members: Sequence[Member]) -> Scores:
+def _score(
+    rewards: Sequence[Reward], completions: Completions, rows: Sequence[Row], members: Sequence[Member]
+) -> Scores:
     """Rewards of completions, a call for each group; lost where a token's log-probability is not a number."""
-    texts = written.texts
+    texts = completions.texts
     starts = [index for index, (group, _) in enumerate(members) if index == 0 or members[index - 1][0] != group]
     with Scorer(rewards) as scorer:
         waiting = [
@@ -113,7 +115,7 @@ def _score(rewards: Sequence[Reward], written: Written, rows: Sequence[Row], mem
             for start, end in zip(starts, [*starts[1:], len(members)], strict=True)
         ]
         scored = [wait() for wait in waiting]
-    broken = ~written.rollout.commit_logp.isfinite().all(1).cpu()
+    broken = ~completions.rollout.commit_logp.isfinite().all(1).cpu()
     if broken.any():
         LOGGER.warning(BROKEN, int(broken.sum()), len(broken), "dropped")
     values = torch.cat([s.values for s in scored]).masked_fill(broken[:, None], torch.nan)
@@ -126,7 +128,7 @@ def _help(
     """The batch with completions of failed groups replaced by ones that hints led to a success."""
     settings = config.algorithm.hints
     deciding = [reward.name for reward in rewards].index(settings.reward) if settings.reward else 0
-    failed = set(hinted.failed(batch.scores.values[:, deciding], batch.group.tolist(), settings.success))
+    failed = set(failed_groups(batch.scores.values[:, deciding], batch.group.tolist(), settings.success))
     asked = [
         index
         for index, ((group, _), row) in enumerate(zip(batch.members, batch.rows, strict=True))
@@ -140,39 +142,41 @@ def _help(
         torch.tensor(policy.tokens(batch.rows[index].columns[settings.column]), dtype=torch.long, device=policy.device)
         for index in asked
     ]
-    fixed = hinted.revealed(settings, solutions, policy.length, mask_id, seeds)
+    fixed = draw_hints(settings, solutions, length=policy.length, mask_id=mask_id, seeds=seeds)
     given = (fixed != mask_id).any(1)
     if not given.any():  # the solutions are too short for hints
         return batch
     fixed = fixed[given]
     asked, seeds = ([x for x, one in zip(row, given.tolist(), strict=True) if one] for row in (asked, seeds))
     rows, members = [batch.rows[index] for index in asked], [batch.members[index] for index in asked]
-    written = policy.write([row.prompt for row in rows], decoder, seeds, config.train.rollout_rows, fixed)
-    scores = _score(rewards, written, rows, members)
+    completions = policy.generate([row.prompt for row in rows], decoder, seeds, config.train.rollout_rows, fixed=fixed)
+    scores = _score(rewards, completions, rows, members)
     succeeded = scores.values[:, deciding]
     sizes = Counter(group for group, _ in batch.members)
     pairs = []
     for group in dict.fromkeys(group for group, _ in members):
         own = [index for index, member in enumerate(members) if member[0] == group]
-        pairs += [(asked[own[a]], own[b]) for a, b in hinted.exchanged(succeeded[own], settings, sizes[group])]
-    return _replace_completions(batch, written, scores, pairs)
+        pairs += [(asked[own[a]], own[b]) for a, b in replace_failed(succeeded[own], settings, sizes[group])]
+    return _replace_completions(batch, completions, scores, pairs)
 
 
-def _replace_completions(batch: Batch, written: Written, scores: Scores, pairs: Sequence[tuple[int, int]]) -> Batch:
+def _replace_completions(
+    batch: Batch, completions: Completions, scores: Scores, pairs: Sequence[tuple[int, int]]
+) -> Batch:
     """A batch with some completions (first of a pair) replaced by others (second)."""
     if not pairs:
         return batch
     into, of = (torch.tensor(indices) for indices in zip(*pairs, strict=True))
-    rollout = batch.written.rollout
-    wider = rollout.prompt - written.rollout.prompt  # the prompts of all completions may be padded to more
+    rollout = batch.completions.rollout
+    wider = rollout.prompt - completions.rollout.prompt  # the prompts of all completions may be padded to more
     tensors = {}
     for field in fields(Rollout):
-        own, new = getattr(rollout, field.name).clone(), getattr(written.rollout, field.name)[of]
+        own, new = getattr(rollout, field.name).clone(), getattr(completions.rollout, field.name)[of]
         own[into] = torch.nn.functional.pad(new, (wider, 0)) if field.name in ("ids", "attention_mask") else new
         tensors[field.name] = own
-    texts, values, lost = list(batch.written.texts), batch.scores.values.clone(), batch.scores.lost.clone()
+    texts, values, lost = list(batch.completions.texts), batch.scores.values.clone(), batch.scores.lost.clone()
     for index, new in pairs:
-        texts[index] = written.texts[new]
+        texts[index] = completions.texts[new]
     values[into], lost[into] = scores.values[of], scores.lost[of]
     both = Scores(values, lost, batch.scores.seconds + scores.seconds)
-    return replace(batch, written=Written(Rollout(**tensors), texts), scores=both, hinted=len(pairs))
+    return replace(batch, completions=Completions(Rollout(**tensors), texts), scores=both, hinted=len(pairs))

@@ -15,7 +15,7 @@ from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm.config import TextModel
 from flowgrpo.mdlm.export import SCHEDULE_FILE, with_schedule
 from flowgrpo.mdlm.loading import load_adapter, load_predictor
-from flowgrpo.mdlm.methods.axes import Decoding
+from flowgrpo.mdlm.methods.decoder import Decoding
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.schema.sentences import checked
 from flowgrpo.training import checkpoint
@@ -68,7 +68,9 @@ def sampler(model: str, rows: Sequence[Row], call: dict[str, Any], adapter: Path
 
     def generate(part: Sequence[Row]) -> list[Text]:
         own = with_schedule(decoder, folder, len(part)) if learned else decoder
-        return policy.shown(policy.write([row.prompt for row in part], own, [(row.seed,) for row in part], len(part)))
+        return policy.as_samples(
+            policy.generate([row.prompt for row in part], own, [(row.seed,) for row in part], len(part))
+        )
 
     return Sampler(rows, generate, "decoder")
 

@@ -5,7 +5,7 @@ proposals the finished answer holds; and of its states the best one on prompts t
 threshold of commitment. It departs from the paper in numbers, for want of 36,000 steps of 64 canvases: fewer steps of 16, at
 a learning rate of 1e-3 where the paper has 1e-4, and for models below 2,048 wide a smaller controller.
 
-    flowgrpo tracelock path/to/model --prompts prompts.txt --out controller
+    flowgrpo mdlm tracelock path/to/model --prompts prompts.txt --out controller
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ import torch
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.mdlm.config import TextConfig
-from flowgrpo.mdlm.methods.schedule import SchedulePolicy, scheduled
+from flowgrpo.mdlm.methods.learned_schedule import SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollout import Batch, rollout
 from flowgrpo.mdlm.update import UpdateBatch, update_batches, update_on
@@ -39,7 +39,7 @@ from flowgrpo.training.baseline import Units
 from flowgrpo.training.evaluate import evaluate
 from flowgrpo.training.groups import Groups
 from flowgrpo.training.loop import Loop
-from flowgrpo.training.optimize import Measured
+from flowgrpo.training.optimize import UpdateStats
 from flowgrpo.training.samples import Sample, Text
 from flowgrpo.training.weights import Weights
 
@@ -57,12 +57,12 @@ class TextTrainer(Loop):
         config: TextConfig,
         policy: TextPolicy,
         weights: Weights,
-        *args: Any,
+        *,
         schedule: SchedulePolicy | None = None,
-        **kwargs: Any,
+        **options: Any,
     ):
         self.policy, self.schedule = policy, schedule
-        super().__init__(config, weights, *args, **kwargs)
+        super().__init__(config, weights, **options)
         self.decoder, self.eval_decoder = (
             decoder.build(policy.length, policy.eos_id, place, policy.predictor)
             for decoder, place in (
@@ -107,7 +107,7 @@ class TextTrainer(Loop):
         ones, units = torch.ones(count, dtype=torch.float64), torch.arange(count)
         return Units(batch.scores.values, batch.group[:, None], ones, units)
 
-    def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[Measured]:
+    def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
         """Take an optimizer step on each part of the completions in each pass."""
         parts = self.parts(batch.iteration, batch.groups)
         steps = update_batches(
@@ -128,12 +128,12 @@ class TextTrainer(Loop):
             self._generate,
             self.eval_prompts,
             [*self.rewards, *self.eval_rewards],
-            config.train.rollout_rows,
-            self.accelerator,
+            micro_batch=config.train.rollout_rows,
+            accelerator=self.accelerator,
             keep=config.eval.save,
         )
 
-    def _update_on(self, number: int, update_batch: UpdateBatch, batch: Batch) -> Measured:
+    def _update_on(self, number: int, update_batch: UpdateBatch, batch: Batch) -> UpdateStats:
         self._set_learning_rate(number)
         return update_on(
             self.config,
@@ -153,4 +153,4 @@ class TextTrainer(Loop):
             decoder = scheduled(decoder, self.schedule.typical(len(rows)))
         seeds = [(self.config.run.seed, "eval", row.seed) for row in rows]
         texts = [row.prompt for row in rows]
-        return self.policy.shown(self.policy.write(texts, decoder, seeds, self.config.train.rollout_rows))
+        return self.policy.as_samples(self.policy.generate(texts, decoder, seeds, self.config.train.rollout_rows))

@@ -10,16 +10,17 @@ import torch
 
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import GIVEN, Rollout
-from flowgrpo.mdlm.methods import hints as hinted
 from flowgrpo.mdlm.methods.answers import Answers, in_scope
 from flowgrpo.mdlm.methods.backward import Outcome, backward
 from flowgrpo.mdlm.methods.estimate import estimate
-from flowgrpo.mdlm.methods.objectives import LIMIT, Objective
-from flowgrpo.mdlm.methods.schedule import SchedulePolicy, acted
+from flowgrpo.mdlm.methods.hints import highest_entropy
+from flowgrpo.mdlm.methods.learned_schedule import SchedulePolicy, acted
+from flowgrpo.mdlm.methods.objective import Objective
 from flowgrpo.mdlm.methods.views import Views
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollout import BROKEN, Batch
-from flowgrpo.training.optimize import Measured, moved
+from flowgrpo.training.optimize import UpdateStats, optimizer_step
+from flowgrpo.training.surrogate import bounded_exp
 from flowgrpo.training.weights import Weights
 
 Tensor = torch.Tensor
@@ -84,7 +85,7 @@ def update_batches(
         advantages, weight: (B,) of the completions; those that weigh nothing are left out.
         parts: (B,) which part each belongs to.
     """
-    train, likelihood, rollout = config.train, config.algorithm.likelihood, batch.written.rollout
+    train, likelihood, rollout = config.train, config.algorithm.likelihood, batch.completions.rollout
     scored = _scored_tokens(config, policy, batch)
     drawn = 1 if likelihood.fixed else train.passes
     kl = config.algorithm.objective.kl
@@ -130,7 +131,7 @@ def update_on(
     scaler: torch.amp.GradScaler,
     schedule: SchedulePolicy | None,
     reduce: Callable[[Tensor], Tensor],
-) -> Measured:
+) -> UpdateStats:
     """Take one optimizer step on some completions of a batch; returns what was measured of it on this process.
 
     None is taken if no process has a scored token, or a gradient is not finite.
@@ -149,7 +150,7 @@ def update_on(
     token_weight = token_weight * update_batch.weight.float()[:, None]  # not divided out again
     scored = views.scored.any(0)
     total, tokens = reduce(torch.tensor([float(len(update_batch.rows)), float(scored.sum())])).tolist()
-    measured, objective = Measured(drift=None), algorithm.objective.build()
+    stats, objective = UpdateStats(max_abs_log_ratio=None), algorithm.objective
     optimizer.zero_grad(set_to_none=True)
     if scored.any():
         outcome = backward(
@@ -157,30 +158,34 @@ def update_on(
             answers,
             views,
             objective,
-            advantage,
-            token_weight,
-            update_batch.old,
-            update_batch.reference,
-            train.micro_batch,
-            scaler.scale,
+            advantage=advantage,
+            token_weight=token_weight,
+            old=update_batch.old,
+            reference=update_batch.reference,
+            micro_batch=train.micro_batch,
+            scale=scaler.scale,
         )
-        _measure(measured, outcome, objective, scored, update_batch.old is not None)
+        _measure(stats, outcome, objective, scored, update_batch.old is not None)
         if batch.actions is not None:
             loss = _schedule_loss(config, schedule, update_batch, batch)
             scaler.scale(loss / total).backward()
     if tokens > 0:
-        moved(weights, optimizer, scaler, train.max_grad_norm, reduce, measured)
-    return measured
+        optimizer_step(
+            weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=train.max_grad_norm, reduce=reduce
+        )
+    return stats
 
 
 def _scored_tokens(config: TextConfig, policy: TextPolicy, batch: Batch) -> Tensor:
     """Which tokens (B, L) bool of the completions are trained on."""
-    rollout, algorithm = batch.written.rollout, config.algorithm
+    rollout, algorithm = batch.completions.rollout, config.algorithm
     scope = in_scope(rollout.completion, policy.eos_id, algorithm.likelihood.scope)
     # Neither what was given nor what fills a row up behind its end was decided.
     scored = scope & (rollout.step_map != GIVEN) & (rollout.step_map < rollout.steps[:, None])
     if batch.hinted:
-        scored |= hinted.uncertain(policy.predictor, rollout, scope, algorithm.hints.entropy, config.train.rollout_rows)
+        scored |= highest_entropy(
+            policy.predictor, rollout, scope, share=algorithm.hints.entropy, micro_batch=config.train.rollout_rows
+        )
     return scored
 
 
@@ -193,15 +198,14 @@ def _committed(update_batch: UpdateBatch, rollout: Rollout) -> Tensor:
 def _schedule_loss(config: TextConfig, schedule: SchedulePolicy, update_batch: UpdateBatch, batch: Batch) -> Tensor:
     """Loss of the schedule's actions, the weighted sum over completions of the mean over the steps they took."""
     actions, rows = batch.actions, update_batch.rows
-    took = acted(batch.written.rollout, actions)[rows]
+    took = acted(batch.completions.rollout, actions)[rows]
     gap = schedule.log_prob(actions.raw[rows]) - actions.log_prob[rows]
-    ratio = gap.clamp(-LIMIT, LIMIT).exp()
-    loss = config.algorithm.objective.surrogate().loss(ratio, update_batch.advantage.float()[:, None])
+    loss = config.algorithm.objective.ratio_loss(bounded_exp(gap), update_batch.advantage.float()[:, None])
     each = (loss * took).sum(1) / took.sum(1).clamp(min=1)
     return (each * update_batch.weight.float()).sum()
 
 
-def _measure(measured: Measured, outcome: Outcome, objective: Objective, scored: Tensor, moved: bool) -> None:
+def _measure(stats: UpdateStats, outcome: Outcome, objective: Objective, scored: Tensor, moved: bool) -> None:
     """Put what an update did into its sums, which are per token: what is of a whole completion counts for each token.
 
     Args:
@@ -211,10 +215,9 @@ def _measure(measured: Measured, outcome: Outcome, objective: Objective, scored:
     log_ratio, stopped = objective.log_ratio(outcome.inputs).abs(), objective.stopped(outcome.inputs)
     if log_ratio.ndim == 1:
         log_ratio, stopped = (x[:, None].expand(scored.shape) for x in (log_ratio, stopped))
-    measured.edges = int(scored.sum())
-    measured.drift = float(log_ratio[scored].max()) if moved else None
-    measured.ratio = float(log_ratio[scored].sum())
-    measured.clipped = int(stopped[scored].sum())
-    kl = getattr(objective, "kl", None)
-    each = replace(outcome.inputs, token_weight=scored.float())
-    measured.kl = None if kl is None else float(kl.mean(each))
+    stats.edges = int(scored.sum())
+    stats.max_abs_log_ratio = float(log_ratio[scored].max()) if moved else None
+    stats.sum_abs_log_ratio = float(log_ratio[scored].sum())
+    stats.clipped = int(stopped[scored].sum())
+    if objective.kl.beta > 0:
+        stats.kl = float(objective.kl.mean(replace(outcome.inputs, token_weight=scored.float())))

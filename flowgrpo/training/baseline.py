@@ -64,17 +64,18 @@ def whitened(values: Tensor, eps: float = 1e-4, ddof: int = 0) -> Tensor:
 
 
 class Baseline(Choice):
-    """Options of every baseline.
-
-    `combine` says how several rewards become one advantage: `sum` compares their weighted sum; `per_reward` compares each by
-    itself and adds the advantages by weight (Pref-GRPO); `decoupled` also normalises that over the batch (GDPO).
-    """
+    """Options of every baseline. Several rewards: `per_reward` is Pref-GRPO's way, `decoupled` GDPO's, over the batch."""
 
     eps: float = Field(1e-4, ge=0)
+    """Added to the standard deviation."""
     ddof: Literal[0, 1] = 0
+    """0 divides its sum of squares by n, 1 by n - 1."""
     clip: float = Field(5.0, gt=0)
+    """Advantages are cut to -+ it."""
     combine: Literal["sum", "per_reward", "decoupled"] = "sum"
-    drop_zero: bool = False  # whether edges of advantage 0 leave the update
+    """Several rewards: sum, compare their weighted sum; per_reward, add advantages of each; decoupled, normalised again."""
+    drop_zero: bool = False
+    """Whether edges of advantage 0 leave the update."""
 
     def advantages(
         self,
@@ -134,7 +135,9 @@ class GroupMean(Baseline):
 
     name: Literal["group_mean"] = "group_mean"
     std: Literal["group", "global", "none"] = "group"
+    """Standard deviation that divides: of the group, of the whole batch (global), or none."""
     min_std: float = Field(0.0, ge=0)
+    """Below this standard deviation a set teaches nothing."""
 
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
         """Advantages (U,) of one column of values (U,)."""
@@ -155,6 +158,7 @@ class LeaveOneOut(Baseline):
 
     name: Literal["leave_one_out"] = "leave_one_out"
     std: Literal["group", "global", "none"] = "none"
+    """Standard deviation that divides: of the group, of the whole batch (global), or none."""
 
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
         """Advantages (U,) of one column of values (U,)."""
@@ -182,7 +186,9 @@ class Median(Baseline):
 
     name: Literal["median"] = "median"
     std: Literal["group", "global", "mad", "none"] = "mad"
+    """What divides: mad (the median absolute deviation), the standard deviation of the group or the batch, or nothing."""
     drop_zero: bool = True
+    """Whether edges of advantage 0, that of the pivot of an odd group, leave the update."""
 
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
         """Advantages (U,) of one column of values (U,)."""
@@ -195,7 +201,7 @@ def against(values: Tensor, expected: Tensor, std: str = "global", eps: float = 
     Such a baseline needs no group: a group of equal values still teaches whether they are better than expected.
 
     Args:
-        expected: (U,) float64; see `flowgrpo.training.history`.
+        expected: (U,) float64; see `flowgrpo.training.prompt_stats`.
         std: `global` takes the mean of all deviations off and divides by their standard deviation, as SPO
             (arXiv 2509.13232) does; `none` leaves the deviation.
     """
@@ -208,6 +214,7 @@ class Tracker(Baseline):
 
     name: Literal["tracker"] = "tracker"
     std: Literal["global", "none"] = "global"
+    """Standard deviation that divides: of the batch (global), or none."""
 
     @model_validator(mode="after")
     def _one_number(self) -> Tracker:
@@ -229,7 +236,9 @@ class Absolute(Baseline):
 
     name: Literal["absolute"] = "absolute"
     std: Literal["global", "none"] = "none"
+    """Standard deviation that divides: of the batch (global), or none."""
     value: float
+    """What is neither good nor bad."""
 
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
         """Advantages (U,) of one column of values (U,)."""

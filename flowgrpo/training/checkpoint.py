@@ -32,12 +32,13 @@ from flowgrpo.training.weights import Weights
 def save(
     folder: Path,
     step: int,
+    *,
     weights: Weights,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
     random_states: list,
     beta: float,
-    history: dict[str, Any],
+    prompt_stats: dict[str, Any],
     keep: int,
     sound: bool = True,
 ) -> Path:
@@ -49,7 +50,7 @@ def save(
         folder: the run's `checkpoints`.
         random_states: `random_state()` of every process.
         beta: coefficient of the divergence, which may adapt.
-        history: what is remembered of each prompt, as JSON.
+        prompt_stats: what is remembered of each prompt, as JSON; `history` in the file.
         sound: whether the weights can be trusted, see `flowgrpo.training.idle`.
     """
     target = _place(folder, step)
@@ -61,7 +62,7 @@ def save(
     save_file(tensors, partial / "weights.safetensors")
     torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, partial / "optimizer.pt")
     torch.save(random_states, partial / "random.pt")
-    state = {"step": step, "updates": weights.updates, "beta": beta, "history": history, "sound": sound}
+    state = {"step": step, "updates": weights.updates, "beta": beta, "history": prompt_stats, "sound": sound}
     (partial / "state.json").write_text(json.dumps(state))
     for path in (*partial.iterdir(), partial):
         _flush(path)
@@ -179,12 +180,13 @@ def load_weights(checkpoint: Path, weights: Weights) -> int:
 
 def load(
     checkpoint: Path,
+    *,
     weights: Weights,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
     process: int = 0,
 ) -> tuple[int, float, dict[str, Any]]:
-    """Put everything of a checkpoint in place; returns its step, its coefficient of the divergence and its history.
+    """Put everything of a checkpoint in place; returns its step, coefficient of the divergence and prompt stats.
 
     Raises:
         InputError: it cannot be read, or is of another run.

@@ -19,6 +19,7 @@ def evaluate(
     generate: Callable[[Sequence[Row]], torch.Tensor | Sequence[Text]],
     prompts: Sequence[Prompt],
     rewards: Sequence[Reward],
+    *,
     micro_batch: int,
     accelerator: Accelerator,
     keep: int = 0,

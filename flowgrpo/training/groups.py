@@ -10,7 +10,7 @@ import torch
 from flowgrpo.data.prompts import shuffled
 from flowgrpo.schema.sections import Pick, RunConfig
 from flowgrpo.training import selection
-from flowgrpo.training.history import History
+from flowgrpo.training.prompt_stats import PromptStats
 from samplers import noise
 
 
@@ -23,20 +23,20 @@ class Groups:
     weights: torch.Tensor
 
 
-def groups_of(config: RunConfig, number: int, history: History, iteration: int) -> Groups:
+def groups_of(config: RunConfig, number: int, prompt_stats: PromptStats, iteration: int) -> Groups:
     """The groups of an iteration, by `prompts.pick`; a pure function of its arguments.
 
     Args:
         number: of training prompts.
-        history: what they gave before.
+        prompt_stats: what they gave before.
     """
     pick, train, seed = config.prompts.pick, config.train, config.run.seed
     if pick.by == "variance":
         drawn = noise.generator(seed, "prompts", iteration)
-        places = selection.most_uncertain(*_solved(pick, history, range(number), iteration), train.groups, drawn)
+        places = selection.most_uncertain(*_solved(pick, prompt_stats, range(number), iteration), train.groups, drawn)
     else:
         places = shuffled(number, train.groups, seed, iteration)
-    count, total = _solved(pick, history, places, iteration)
+    count, total = _solved(pick, prompt_stats, places, iteration)
     chance = (1 + total) / (2 + count)
     roots = config.algorithm.roots(train.group_size)
     sizes = [roots] * len(places)
@@ -46,7 +46,9 @@ def groups_of(config: RunConfig, number: int, history: History, iteration: int) 
     return Groups(places, sizes, selection.robust_weights(1 - chance, pick.robust))
 
 
-def _solved(pick: Pick, history: History, places: Sequence[int], iteration: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _solved(
+    pick: Pick, prompt_stats: PromptStats, places: Sequence[int], iteration: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """How many samples of prompts count, and how many of them as solved, (P,) each."""
-    count, total = history.counts(places, iteration)
+    count, total = prompt_stats.counts(places, iteration)
     return count, ((total - pick.worst * count) / (pick.best - pick.worst)).clamp(min=0).minimum(count)

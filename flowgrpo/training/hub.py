@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,19 +13,15 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.lazy import lazy
 
 if TYPE_CHECKING:
-    import diffusers
     import huggingface_hub
     import psutil
     import safetensors
     import torch
-    import transformers
 else:
-    diffusers = lazy("diffusers")
     huggingface_hub = lazy("huggingface_hub")
     psutil = lazy("psutil")
     safetensors = lazy("safetensors")
     torch = lazy("torch")
-    transformers = lazy("transformers")
 
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
 
@@ -33,20 +30,21 @@ Shape = tuple[int, ...]
 
 
 @contextmanager
-def without_progress_bars() -> Iterator[None]:
-    """Keep the bars of loading and saving out of the log; those of a download stay."""
-    libraries = [
-        library
-        for library in (diffusers.utils.logging, transformers.utils.logging)
-        if library.is_progress_bar_enabled()
-    ]
-    for library in libraries:
-        library.disable_progress_bar()
+def without_progress_bars(*libraries: str) -> Iterator[None]:
+    """Keep the bars of loading and saving out of the log; those of a download stay.
+
+    Args:
+        libraries: `diffusers`, `transformers`.
+    """
+    logs = [import_module(f"{library}.utils.logging") for library in libraries]
+    logs = [log for log in logs if log.is_progress_bar_enabled()]
+    for log in logs:
+        log.disable_progress_bar()
     try:
         yield
     finally:
-        for library in libraries:
-            library.enable_progress_bar()
+        for log in logs:
+            log.enable_progress_bar()
 
 
 def refuse_too_large(path: str, need: Mapping[str, int], device: torch.device, switch: str) -> None:

@@ -25,49 +25,17 @@ from flowgrpo.training import checkpoint, idle, metrics, parts, selection
 from flowgrpo.training.baseline import Units, combined, zero_std_fraction
 from flowgrpo.training.evaluate import overoptimization_streak
 from flowgrpo.training.groups import Groups, groups_of
-from flowgrpo.training.history import History
-from flowgrpo.training.optimize import Measured
+from flowgrpo.training.optimize import UpdateStats
+from flowgrpo.training.prompt_stats import PromptStats
 from flowgrpo.training.report import Report, peak_bytes
 from flowgrpo.training.samples import Sample, SampleFolder
 from flowgrpo.training.scorer import Scores
 from flowgrpo.training.signals import stop_requests
+from flowgrpo.training.stopped import Diverged, Interrupted, NothingToLearn
 from flowgrpo.training.weights import Weights
 from rewards import Reward
 
 ROUNDING = 1e-9  # an advantage below it is what sums of equal rewards leave
-
-
-class Stopped(Exception):
-    """The run ended early, after a whole iteration; `status` is what the command exits with.
-
-    Args:
-        sentence: where, and why.
-        rest: which checkpoint a resume goes on from, as the head of the command.
-    """
-
-    status: int
-
-    def __init__(self, sentence: str, rest: str):
-        super().__init__(sentence)
-        self.rest = rest
-
-
-class Interrupted(Stopped):
-    """The run was asked to stop."""
-
-    status = 130
-
-
-class NothingToLearn(Stopped):
-    """So many iterations in a row as `run.patience` says had no advantage other than 0, or no update that could be made."""
-
-    status = 1
-
-
-class Diverged(Stopped):
-    """The trained weights are not finite, and no iteration can mend them; checkpoints are of before."""
-
-    status = 1
 
 
 class Batch(Protocol):
@@ -114,6 +82,7 @@ class Loop(ABC):
         self,
         config: RunConfig,
         weights: Weights,
+        *,
         rewards: Sequence[Reward],
         train_prompts: Sequence[Prompt],
         eval_prompts: Sequence[Prompt] = (),
@@ -139,7 +108,7 @@ class Loop(ABC):
         self.scaler = torch.amp.GradScaler(self.accelerator.device.type, enabled=config.model.dtype == "float16")
         self.reward_weights = torch.tensor([reward.weight for reward in rewards], dtype=torch.float64)
         self.done = 0
-        self.history = History(config.train.half_life)
+        self.prompt_stats = PromptStats(config.train.half_life)
         self.beta = config.algorithm.objective.kl.beta  # may adapt
         self.report = Report(self.folder, self.accelerator, config.train.iterations)
         self.samples = SampleFolder(self.folder)
@@ -223,7 +192,7 @@ class Loop(ABC):
         """What of a batch is compared with each other: trajectories, branches, gains of steps."""
 
     @abstractmethod
-    def update(self, batch: Any, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[Measured]:
+    def update(self, batch: Any, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
         """Take the optimizer steps of an iteration; returns what was measured of each on this process.
 
         Args:
@@ -254,13 +223,13 @@ class Loop(ABC):
 
     def groups(self, iteration: int) -> Groups:
         """The groups of an iteration, on all processes."""
-        return groups_of(self.config, len(self.train_prompts), self.history, iteration)
+        return groups_of(self.config, len(self.train_prompts), self.prompt_stats, iteration)
 
     def parts(self, iteration: int, groups: Groups) -> list[list[int]]:
         """The optimizer step that each sample of each group belongs to."""
         config = self.config
         roots = config.algorithm.roots(config.train.group_size)
-        return parts.of_roots(config.train, roots, groups.roots, config.run.seed, iteration)
+        return parts.of_roots(config.train, roots, groups.roots, seed=config.run.seed, iteration=iteration)
 
     def advantages(self, units: Units, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
         """Compare the units of all processes.
@@ -272,18 +241,16 @@ class Loop(ABC):
         everyone = gather_object([(units, *batch.outcomes, batch.scores.lost)])
         together = Units.joined([each[0] for each in everyone])
         prompts = torch.tensor(groups.prompts)[together.comparison[:, 0]].tolist()
-        expected = self.history.expected(prompts, self.done)
+        expected = self.prompt_stats.expected(prompts, self.done)
         weights, select = self.reward_weights, self.config.train.select
         advantages, trained = selection.normalize_advantages(together, weights, expected, algorithm.baseline, select)
         before = sum(len(each[0].values) for each in everyone[: self.accelerator.process_index])
         mine = slice(before, before + len(units.values))
 
-        rewards, of_groups = (
-            torch.cat([each[1] for each in everyone]),
-            [group for each in everyone for group in each[2]],
-        )
+        rewards = torch.cat([each[1] for each in everyone])
+        of_groups = [group for each in everyone for group in each[2]]
         total = combined(rewards, weights)
-        self.history.add([groups.prompts[group] for group in of_groups], total, self.done)
+        self.prompt_stats.add([groups.prompts[group] for group in of_groups], total, self.done)
         teaching = trained & together.values.isfinite().any(1) & advantages.isfinite() & (advantages.abs() > ROUNDING)
         return (
             advantages[mine],
@@ -347,13 +314,13 @@ class Loop(ABC):
             checkpoint.save(
                 self.checkpoints,
                 self.done,
-                self.weights,
-                self.optimizer,
-                self.scaler,
-                states,
-                self.beta,
-                self.history.state(),
-                self.config.run.checkpoint.keep,
+                weights=self.weights,
+                optimizer=self.optimizer,
+                scaler=self.scaler,
+                random_states=states,
+                beta=self.beta,
+                prompt_stats=self.prompt_stats.state(),
+                keep=self.config.run.checkpoint.keep,
                 sound=idle.is_sound([line for line in self.report.lines if line["step"] == self.done]),
             )
         self.accelerator.wait_for_everyone()
@@ -371,11 +338,14 @@ class Loop(ABC):
         """Go back to a checkpoint of the folder (`checkpoint.resumed`), or to the start, and forget what came after."""
         step = checkpoint.resumed(self.checkpoints)
         if step is not None:
-            found = checkpoint.find(self.checkpoints, step)
-            self.done, self.beta, history = checkpoint.load(
-                found, self.weights, self.optimizer, self.scaler, self.accelerator.process_index
+            self.done, self.beta, prompt_stats = checkpoint.load(
+                checkpoint.find(self.checkpoints, step),
+                weights=self.weights,
+                optimizer=self.optimizer,
+                scaler=self.scaler,
+                process=self.accelerator.process_index,
             )
-            self.history.restore(history)
+            self.prompt_stats.restore(prompt_stats)
         self.accelerator.wait_for_everyone()  # nobody deletes a checkpoint before all have looked at it
         self.report.forget_after(self.done if self.done else -1)
         if self.accelerator.is_main_process:

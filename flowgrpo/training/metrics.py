@@ -9,7 +9,7 @@ import torch
 from accelerate.utils import gather_object
 
 from flowgrpo.training.evaluate import weighted
-from flowgrpo.training.optimize import Measured
+from flowgrpo.training.optimize import UpdateStats
 from flowgrpo.training.samples import Sample
 from rewards import Reward
 
@@ -20,16 +20,16 @@ def of_totals(total: torch.Tensor) -> dict[str, float | None]:
     return {"reward/mean": mean(total), "reward/std": float(finite.std(correction=0)) if len(finite) else None}
 
 
-def of_policy(stats: Sequence[Measured]) -> dict[str, Any]:
+def of_policy(stats: Sequence[UpdateStats]) -> dict[str, Any]:
     """How an iteration moved the policy, over all processes, of what each of its optimizer steps measured."""
     everyone = gather_object([stats])
     every = [each for own in everyone for each in own]
     edges = max(1, sum(each.edges for each in every))
     kls = [each.kl for each in every if each.kl is not None]
-    drifts = [own[0].drift for own in everyone if own[0].drift is not None]
+    drifts = [own[0].max_abs_log_ratio for own in everyone if own[0].max_abs_log_ratio is not None]
     return {
         "policy/max_abs_log_ratio": float(torch.tensor(drifts).max()) if drifts else None,
-        "policy/mean_abs_log_ratio": sum(each.ratio for each in every) / edges,
+        "policy/mean_abs_log_ratio": sum(each.sum_abs_log_ratio for each in every) / edges,
         "policy/clip_fraction": sum(each.clipped for each in every) / edges,
         "policy/kl": sum(kls) / edges if kls else None,
         "policy/grad_norm": float(torch.tensor([each.grad_norm for each in stats]).max()),

@@ -12,13 +12,14 @@ from flowgrpo.training.weights import Weights
 
 
 @dataclass
-class Measured:
+class UpdateStats:
     """Sums over the edges of one optimizer step, on this process.
 
     Attributes:
         edges: how many were trained.
-        drift: largest |log ratio|, None if it was not measured; before the first update of an iteration it must be 0.
-        ratio: sum of |log ratio|.
+        max_abs_log_ratio: largest |log ratio|, None if it was not measured;
+            before the first update of an iteration it must be 0.
+        sum_abs_log_ratio: sum of |log ratio|.
         clipped: how many the clip stopped.
         kl: sum of the divergence from the reference, None if none is computed.
         grad_norm: of the whole gradient, before it is cut.
@@ -27,8 +28,8 @@ class Measured:
     """
 
     edges: int = 0
-    drift: float | None = None
-    ratio: float = 0.0
+    max_abs_log_ratio: float | None = None
+    sum_abs_log_ratio: float = 0.0
     clipped: int = 0
     kl: float | None = None
     grad_norm: float = 0.0
@@ -36,15 +37,22 @@ class Measured:
     skipped: int = 0
 
 
-def moved(
+def optimizer_step(
     weights: Weights,
+    stats: UpdateStats,
+    *,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
     max_grad_norm: float,
     reduce: Callable[[torch.Tensor], torch.Tensor],
-    measured: Measured,
 ) -> None:
-    """Sum the gradients of all processes, cut them to a norm and take the step, unless one is not finite."""
+    """Sum the gradients of all processes, clip them to a norm and take the step, unless one is not finite.
+
+    Args:
+        stats: gets the norm, and whether the step was skipped.
+        scaler: of the loss, for float16; a disabled one does nothing.
+        reduce: sum of a tensor over the processes.
+    """
     reached = reduce(torch.tensor([float(p.grad is not None) for p in weights.parameters]))
     for p, by in zip(weights.parameters, reached.tolist(), strict=True):
         if by and p.grad is None:  # experts, say, that another process's rows chose, or no row here is trained on
@@ -55,11 +63,11 @@ def moved(
         grad.copy_(summed.view_as(grad))
     scaler.scale(everyone[:0])  # a process without a loss in the run's first step has not set its scale up yet
     scaler.unscale_(optimizer)
-    measured.grad_norm = float(torch.nn.utils.clip_grad_norm_(weights.parameters, max_grad_norm))
-    if math.isfinite(measured.grad_norm):
+    stats.grad_norm = float(torch.nn.utils.clip_grad_norm_(weights.parameters, max_grad_norm))
+    if math.isfinite(stats.grad_norm):
         optimizer.step()
         weights.after_update()
-        measured.taken = 1
+        stats.taken = 1
     else:
-        measured.skipped = 1
+        stats.skipped = 1
     scaler.update()

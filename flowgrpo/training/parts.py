@@ -59,7 +59,7 @@ def _together(train: Train, roots: int) -> int:
     ]
 
 
-def of_roots(train: Train, roots: int, sizes: Sequence[int], seed: int, iteration: int) -> list[list[int]]:
+def of_roots(train: Train, roots: int, sizes: Sequence[int], *, seed: int, iteration: int) -> list[list[int]]:
     """The part of every root of every group of an iteration; 0 where edges are dealt, for then roots are not.
 
     `groups` are cut into runs; `samples` are shuffled, as few groups at a time as give parts of equal size: one where a
@@ -85,7 +85,7 @@ def of_roots(train: Train, roots: int, sizes: Sequence[int], seed: int, iteratio
     return parts
 
 
-def of_edges(tree: Tree, keep: torch.Tensor, updates: int, seed: int, iteration: int) -> torch.Tensor:
+def of_edges(tree: Tree, keep: torch.Tensor, *, updates: int, seed: int, iteration: int) -> torch.Tensor:
     """The part (nodes,) int64 of the edge to each node: those of a group are shuffled and dealt, one more to some parts.
 
     The edges that leave one state stay together, for they share its evaluation. BranchGRPO's released code has an optimizer

@@ -74,6 +74,10 @@ REFUSED = [
         ],
         "algorithm.schedule.start.a: unknown action",
     ),
+    (
+        ["plan", "configs/mdlm.yaml", "algorithm.decoder=trace_lock", "algorithm.decoder.scorer.controller=nowhere"],
+        "there is no trained controller in nowhere",
+    ),
     (["sample", "shapes", "--out", "nowhere"], "give either --prompt TEXT"),
     (["gallery", "no/such/run"], "there is no such folder"),
 ]

@@ -25,7 +25,7 @@ from flowgrpo.cli import main
 from flowgrpo.commands.kinds import KINDS
 from flowgrpo.flow import methods as axes
 from flowgrpo.flow.methods import presets
-from flowgrpo.mdlm.methods import axes as mdlm_axes
+from flowgrpo.mdlm import methods as mdlm_axes
 from flowgrpo.mdlm.methods import presets as mdlm_presets
 from fuzzing.runner import run
 from fuzzing.summary import Summary

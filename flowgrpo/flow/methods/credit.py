@@ -88,6 +88,7 @@ class Siblings(Choice):
 
     name: Literal["siblings"] = "siblings"
     within: Literal["seed", "prompt"] = "seed"
+    """Compare the children of one state (seed), or all children of a step of the prompt."""
 
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
         """The units of a scored tree."""
@@ -134,7 +135,9 @@ class Depthwise(Choice):
 
     name: Literal["depthwise"] = "depthwise"
     weights: Literal["uniform", "path"] = "uniform"
+    """Of the leaves in a node's reward: uniform, or path, softmax of beta times their log-probability."""
     beta: float = Field(1.0, ge=0)
+    """Sharpness of path weights."""
 
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
         """The units of a scored tree."""
@@ -170,6 +173,7 @@ class StepGain(Choice):
 
     name: Literal["step_gain"] = "step_gain"
     compare: Literal["step", "joint"] = "step"
+    """Compare gains within their step, or those of all steps jointly."""
 
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
         """The units of a scored tree."""
@@ -226,8 +230,11 @@ class DiscountedValue(Choice):
 
     name: Literal["discounted_value"] = "discounted_value"
     discount: float = Field(0.9, ge=0, le=1)
+    """Of what a later step gains."""
     anchor: float = Field(0.1, ge=0)
+    """Multiple of the value that comes on top of the advantage."""
     anchored_steps: int = Field(5, ge=0)
+    """First steps at which it does."""
 
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
         """The units of a scored tree."""

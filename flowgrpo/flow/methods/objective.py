@@ -136,21 +136,22 @@ def adapted(beta: float, kl: float, target: float, low: float, high: float) -> f
 
 
 class Divergence(Strict):
-    """A pull to the reference: `beta` times the form of KL (see `flowgrpo.flow.methods.objective`); 0 computes no reference.
-
-    The reference is the `fixed` start of training, or `moving`: the policy itself, copied every `refresh` optimizer steps.
-    `previous` adds so many times the KL from the policy that made the rollout (with it, SAGE-GRPO's dual region), which is 0
-    in the first of an iteration's updates.
-    With a `target` the coefficient adapts between `beta` and `max_beta`, after each iteration.
-    """
+    """A pull to the reference, and to the policy that made the rollout (with both, SAGE-GRPO's dual region)."""
 
     form: Literal["flow_grpo", "exact", "velocity"] = "flow_grpo"
+    """exact: KL of the step's Gaussians; flow_grpo: without the step in its variance; velocity: squared distance."""
     beta: float = Field(0.0, ge=0)
+    """Coefficient; 0 computes no reference."""
     reference: Literal["fixed", "moving"] = "fixed"
+    """fixed: the start of training; moving: the policy itself, copied now and then."""
     refresh: int = Field(10, ge=1)
+    """Optimizer steps between two copies of a moving reference."""
     previous: float = Field(0.0, ge=0)
+    """Multiple of the KL from the policy that made the rollout, on top; 0 in an iteration's first update."""
     target: Positive | None = None
+    """Divergence towards which the coefficient adapts after each iteration; null: it stays."""
     max_beta: Positive | None = None
+    """Largest coefficient when it adapts; beta is the smallest."""
 
     @model_validator(mode="after")
     def _adapts(self) -> Divergence:
@@ -175,7 +176,9 @@ class PolicyGradient(Choice):
     """Options of objectives of the ratio: weights of the steps, and divergences, which the weights do not touch."""
 
     step_weights: Literal["none", "noise_aware", "equalised"] = "none"
+    """Weights of the steps in the loss: none, noise_aware (std over its mean) or equalised (all pull alike)."""
     kl: Divergence = Divergence()
+    """Divergences that are added to the loss."""
 
     @property
     def needs_old_means(self) -> bool:
@@ -212,6 +215,7 @@ class Clipped(PolicyGradient):
     """Options of clipped objectives. `clip_range` is one bound for both sides, or [low, high]."""
 
     clip_range: ClipRange = 1e-4
+    """The ratio is clipped to 1 -+ it; or [low, high]."""
 
     @property
     def _range(self) -> tuple[float, float]:
@@ -251,6 +255,7 @@ class NormalisedRatio(Clipped):
 
     name: Literal["normalised_ratio"] = "normalised_ratio"
     clip_range: ClipRange = 2e-6
+    """The normalised ratio is clipped to 1 -+ it; or [low, high]."""
 
     @property
     def needs_old_means(self) -> bool:
@@ -283,6 +288,7 @@ class SoftGate(PolicyGradient):
 
     name: Literal["soft_gate"] = "soft_gate"
     temperature: Annotated[list[Positive], Field(min_length=2, max_length=2)] = [1.0e4, 1.05e4]
+    """Of the gate, for good and for bad edges."""
 
     def loss(self, inputs: LossInputs) -> Tensor:
         """Loss (E,) of the edges, without the divergence."""

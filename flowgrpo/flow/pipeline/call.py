@@ -65,9 +65,11 @@ def outline(name: str) -> type | None:
 
 
 def _class_node(name: str) -> ast.ClassDef | None:
-    """The definition of a pipeline's class, in the one file of diffusers that has it."""
-    spec = find_spec("diffusers")
-    for file in sorted((Path(spec.origin).parent / "pipelines").glob("*/*.py")):
+    """The definition of a class that diffusers offers, in the one file of its pipelines that has it."""
+    root = Path(find_spec("diffusers").origin).parent
+    if f'"{name}"' not in (root / "__init__.py").read_text(encoding="utf-8"):
+        return None
+    for file in sorted((root / "pipelines").glob("*/*.py")):
         text = file.read_text(encoding="utf-8")
         if f"\nclass {name}(" in text:
             return next(n for n in ast.parse(text).body if isinstance(n, ast.ClassDef) and n.name == name)

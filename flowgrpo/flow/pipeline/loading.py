@@ -46,7 +46,7 @@ def load_pipeline(path: str, dtype: torch.dtype = torch.float32) -> DiffusionPip
         InputError: there is no such model, or it cannot be loaded.
     """
     absent = dict.fromkeys(absent_components(path))
-    with explained(path), without_progress_bars():
+    with explained(path), without_progress_bars("diffusers", "transformers"):
         return diffusers.DiffusionPipeline.from_pretrained(place_of(path), dtype=dtype, **absent)
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from pydantic import Field, create_model
 
 from flowgrpo.errors import InputError, nearest
-from flowgrpo.mdlm.decoding import committers, modifiers, regions, scorers
+from flowgrpo.mdlm.decoding import committers, controllers, modifiers, regions, scorers
 from flowgrpo.mdlm.decoding.decode import Decoder, Scorer
 from flowgrpo.mdlm.decoding.proposals import Sample
 from flowgrpo.mdlm.decoding.step import Fraction, Setting
@@ -68,7 +69,7 @@ DECODERS: dict[str, Row] = {
         {"name": "blocks", "window": 128},
         {"name": "held_back"},
     ),
-    "scheduled": _row(  # Co-GRPO, arXiv 2512.22288, a reconstruction: see flowgrpo/mdlm/methods/schedule.py
+    "scheduled": _row(  # Co-GRPO, arXiv 2512.22288, a reconstruction: see flowgrpo/mdlm/methods/learned_schedule.py
         "confidence", {"name": "remaining", "least": 1}, _WHOLE, {"name": "gumbel", "temperature": 1.0}
     ),
 }
@@ -155,6 +156,7 @@ def _plain(scorer: Scorer) -> Callable[[_Place], Scorer]:
 
 
 def _learned(place: _Place, controller: str) -> Scorer:
+    controllers.check_there(Path(controller))
     width = None if place.predictor is None else place.predictor.hidden_size
     return trace_lock.Learned(trace_lock.load_controller(controller, width))
 

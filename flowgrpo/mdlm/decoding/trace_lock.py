@@ -21,15 +21,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.decoding.controllers import SIZES, WEIGHTS, check_there
 from flowgrpo.mdlm.decoding.proposals import Proposed
 from flowgrpo.mdlm.decoding.step import Step
 from flowgrpo.mdlm.decoding.traces import END, OPEN, Scene, Trace, scene, window
 from samplers.noise import generator, seed
 
 Tensor = torch.Tensor
-
-_SIZES, _WEIGHTS = "controller.json", "controller.safetensors"
 
 
 class Controller(torch.nn.Module):
@@ -90,7 +89,7 @@ class Controller(torch.nn.Module):
         if own != hidden_size:
             raise InputError(
                 f"decoder.scorer.controller: it was trained on hidden states of width {own}, "
-                f"those of this model have {hidden_size}; flowgrpo tracelock trains one for it"
+                f"those of this model have {hidden_size}; flowgrpo mdlm tracelock trains one for it"
             )
 
 
@@ -212,8 +211,8 @@ def f_half(controller: Controller, traces: Sequence[Trace], threshold: float = 0
 def save_controller(controller: Controller, folder: Path, about: Mapping[str, Any]) -> None:
     """Write `controller.safetensors`, and `controller.json` with its sizes and what is said `about` it."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: t.cpu().contiguous() for name, t in controller.state_dict().items()}, folder / _WEIGHTS)
-    (folder / _SIZES).write_text(json.dumps({"sizes": controller.sizes, **about}, indent=1) + "\n")
+    save_file({name: t.cpu().contiguous() for name, t in controller.state_dict().items()}, folder / WEIGHTS)
+    (folder / SIZES).write_text(json.dumps({"sizes": controller.sizes, **about}, indent=1) + "\n")
 
 
 def load_controller(folder: str | Path, hidden_size: int | None = None) -> Controller:
@@ -227,17 +226,14 @@ def load_controller(folder: str | Path, hidden_size: int | None = None) -> Contr
         InputError: there is none, it is not whole, or it does not fit the model.
     """
     folder = Path(folder)
-    if not (folder / _SIZES).is_file():
-        others = [str(found.parent) for found in folder.parent.glob(f"*/{_SIZES}")]
-        hint = nearest(str(folder), others) if others else "flowgrpo tracelock writes one"
-        raise InputError(f"decoder.scorer.controller: there is no trained controller in {folder}, {hint}")
+    check_there(folder)
     try:
-        controller = Controller(**json.loads((folder / _SIZES).read_text())["sizes"])
-        controller.load_state_dict(load_file(folder / _WEIGHTS))
+        controller = Controller(**json.loads((folder / SIZES).read_text())["sizes"])
+        controller.load_state_dict(load_file(folder / WEIGHTS))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AssertionError, SafetensorError) as error:
         said = " ".join(str(error).split())[:200]
         raise InputError(
-            f"decoder.scorer.controller: {folder} does not hold what flowgrpo tracelock writes ({said})"
+            f"decoder.scorer.controller: {folder} does not hold what flowgrpo mdlm tracelock writes ({said})"
         ) from None
     if hidden_size is not None:
         controller.check_fit(hidden_size)

@@ -1,1 +1,40 @@
-"""Seven axes of methods for texts, their presets and their mathematics."""
+"""The axes of a method for texts: every choice, with its options and their defaults and, beside it, its mathematics.
+
+- decoder: how answers are made;
+- schedule: whether the decoder's numbers are actions of their own;
+- hints: what is given of a known solution where a whole group fails;
+- likelihood: which views of an answer its log-probability is estimated from;
+- baseline: what an answer is compared with;
+- objective: how the policy moves;
+- aggregation: what a token weighs.
+"""
+
+from __future__ import annotations
+
+from flowgrpo.mdlm.decoding.decoders import DECODERS
+from flowgrpo.mdlm.methods.aggregation import AGGREGATIONS, Aggregation
+from flowgrpo.mdlm.methods.decoder import Rollouts
+from flowgrpo.mdlm.methods.hints import Inpainting, NoHints
+from flowgrpo.mdlm.methods.likelihood import (
+    Autoregressive,
+    Blocks,
+    Coupled,
+    MonteCarlo,
+    OneStep,
+    Quadrature,
+    Trajectory,
+)
+from flowgrpo.mdlm.methods.objective import LinearBound, Sandwich, SequenceRatio, TokenRatio
+from flowgrpo.mdlm.methods.schedule import LearnedSchedule, Unscheduled
+from flowgrpo.schema.base import Choice, named
+from flowgrpo.training.baseline import BASELINES
+
+CHOICES: dict[str, dict[str, type[Choice]]] = {
+    "decoder": dict.fromkeys(DECODERS, Rollouts),
+    "schedule": named(Unscheduled, LearnedSchedule),
+    "hints": named(NoHints, Inpainting),
+    "likelihood": named(OneStep, Coupled, MonteCarlo, Quadrature, Autoregressive, Trajectory, Blocks),
+    "baseline": BASELINES,
+    "objective": named(TokenRatio, SequenceRatio, LinearBound, Sandwich),
+    "aggregation": dict.fromkeys(AGGREGATIONS, Aggregation),
+}

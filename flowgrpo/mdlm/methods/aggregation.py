@@ -8,8 +8,9 @@ tensor over the processes. All sum to 1 but those of `fixed_length`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from flowgrpo.schema.base import Choice
 from flowgrpo.schema.lazy import lazy
 
 if TYPE_CHECKING:
@@ -77,6 +78,17 @@ AGGREGATIONS: dict[str, Aggregate] = {
     "fixed_length": fixed_length,
     "balanced": balanced,
 }
+
+
+class Aggregation(Choice):
+    """What a token weighs in the loss, by `name`."""
+
+    name: Literal["token_mean", "sequence_mean", "step_mean", "fixed_length", "balanced"]
+
+    @property
+    def weights(self) -> Aggregate:
+        """The weights (B, L) of tokens."""
+        return AGGREGATIONS[self.name]
 
 
 def _over(weights: Tensor, reduce: Reduce) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 
 from flowgrpo.mdlm.methods.answers import Answers
 from flowgrpo.mdlm.methods.estimate import Call, Predictor, calls, log_probs, placed
-from flowgrpo.mdlm.methods.objectives import LossInputs, Objective
+from flowgrpo.mdlm.methods.objective import LossInputs, Objective
 from flowgrpo.mdlm.methods.views import Views
 
 Tensor = torch.Tensor

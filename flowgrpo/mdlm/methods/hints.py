@@ -3,23 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
+from pydantic import Field, model_validator
 
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decode import GIVEN, Rollout
-from flowgrpo.mdlm.decoding.predictor import MaskPredictor
-from flowgrpo.mdlm.methods.axes import Inpainting
-from samplers.noise import Address, generator
+from flowgrpo.schema.base import Choice, Count, Rate
+from flowgrpo.schema.lazy import lazy
 
-Tensor = torch.Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+    from samplers import noise
+    from samplers.noise import Address
+else:
+    torch = lazy("torch")
+    noise = lazy("samplers.noise")
 
 
-Tensor = torch.Tensor
+class NoHints(Choice):
+    """Every answer is the model's own."""
+
+    name: Literal["none"] = "none"
 
 
-def failed(values: Tensor, groups: Sequence[int], success: float) -> list[int]:
-    """The groups of which no answer succeeded.
+class Inpainting(Choice):
+    """IGPO (arXiv 2509.10396): a group that fails is answered once more, with parts of a known solution given.
+
+    An answer succeeds where `reward`, a name among `rewards`, is at least `success`; it needs no name where there is one.
+    Of those that then succeed, as many as a share `replace` of the group take the place of failed ones. The solution is in
+    the `column`; `chunk`, `share`, `tail` and `stretch` as in `hints`; without a `chunk` or a `tail` it
+    is the paper's part of the length, 5 to 10 and 30 of 256. Of the tokens given, the share `entropy` whose prediction is
+    least certain is trained on.
+    """
+
+    name: Literal["inpainting"] = "inpainting"
+    column: str = "completion"
+    reward: str | None = None
+    success: float = 1.0
+    replace: Annotated[float, Field(gt=0, le=1)] = 0.5
+    chunk: Annotated[list[Count], Field(min_length=2, max_length=2)] | None = None
+    share: Annotated[list[Rate], Field(min_length=2, max_length=2)] = [0.2, 0.6]
+    tail: Annotated[int, Field(ge=0)] | None = None
+    stretch: float = Field(1.5, ge=1)
+    entropy: Rate = 0.2
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Inpainting:
+        for key in ("chunk", "share"):
+            low, high = getattr(self, key) or (0, 0)
+            if low > high:
+                raise InputError(f"algorithm.hints.{key}: {low} is above {high}, write the least first")
+        return self
+
+
+def failed_groups(values: Tensor, groups: Sequence[int], success: float) -> list[int]:
+    """The groups, in their order, of which no answer succeeded.
 
     Args:
         values: (B,) of the reward that decides, NaN for the lost, which have not.
@@ -29,10 +71,10 @@ def failed(values: Tensor, groups: Sequence[int], success: float) -> list[int]:
     return [group for group in dict.fromkeys(groups) if group not in won]
 
 
-def revealed(
-    settings: Inpainting, solutions: Sequence[Tensor], length: int, mask_id: int, seeds: Sequence[Address]
+def draw_hints(
+    settings: Inpainting, solutions: Sequence[Tensor], *, length: int, mask_id: int, seeds: Sequence[Address]
 ) -> Tensor:
-    """Given tokens (B, L) for answers of a length, from the tokens of their solutions; the mask token elsewhere."""
+    """Hints (B, L) for answers of a length: tokens of their solutions, and the mask token where nothing is given."""
     chunk = settings.chunk or [max(1, length * part // 256) for part in (5, 10)]
     tail = settings.tail if settings.tail is not None else length * 30 // 256
     rows = [
@@ -41,18 +83,18 @@ def revealed(
             length,
             mask_id,
             seed,
-            tuple(chunk),
-            tuple(settings.share),
-            tail,
-            settings.stretch,
+            chunk=tuple(chunk),
+            share=tuple(settings.share),
+            tail=tail,
+            stretch=settings.stretch,
         )
         for solution, seed in zip(solutions, seeds, strict=True)
     ]
     return torch.stack(rows)
 
 
-def exchanged(rewards: Tensor, settings: Inpainting, group_size: int) -> list[tuple[int, int]]:
-    """Which answers of a failed group (place) give way to which hinted ones (place).
+def replace_failed(rewards: Tensor, settings: Inpainting, group_size: int) -> list[tuple[int, int]]:
+    """Pairs of an answer of a failed group and the hinted one that replaces it, by their indices.
 
     The first that succeeded replace the first of the group, at most a share `replace` of it.
 
@@ -63,8 +105,9 @@ def exchanged(rewards: Tensor, settings: Inpainting, group_size: int) -> list[tu
     return list(enumerate(better[: int(settings.replace * group_size)]))
 
 
-@torch.no_grad()
-def uncertain(predictor: MaskPredictor, rollout: Rollout, scope: Tensor, share: float, micro_batch: int) -> Tensor:
+def highest_entropy(
+    predictor: MaskPredictor, rollout: Rollout, scope: Tensor, *, share: float, micro_batch: int
+) -> Tensor:
     """The given tokens (B, L) bool that are trained on: of each row the share whose prediction has the largest entropy.
 
     At least one of a row that has any in `scope` (B, L). The prediction is that of the wholly hidden answer, of a wholly
@@ -78,7 +121,8 @@ def uncertain(predictor: MaskPredictor, rollout: Rollout, scope: Tensor, share: 
         ids[:, rollout.prompt :] = predictor.mask_id
         known = {} if predictor.block_size is None else {"clean": rollout.ids[part]}
         where = torch.nn.functional.pad(given[part], (rollout.prompt, 0))
-        log_probs = predictor.logits_at(ids, rollout.attention_mask[part], where, **known).float().log_softmax(-1)
+        with torch.no_grad():
+            log_probs = predictor.logits_at(ids, rollout.attention_mask[part], where, **known).float().log_softmax(-1)
         entropy = torch.special.entr(log_probs.exp()).sum(-1)  # (N,)
         for row, own in zip(part.tolist(), entropy.split(given[part].sum(1).tolist()), strict=True):
             places = given[row].nonzero()[:, 0]
@@ -92,6 +136,7 @@ def hints(
     length: int,
     mask_id: int,
     seed: Address,
+    *,
     chunk: tuple[int, int] = (5, 10),
     share: tuple[float, float] = (0.2, 0.6),
     tail: int = 30,
@@ -120,7 +165,7 @@ def hints(
     """
     if not 0 <= tail < length:
         raise InputError(f"inpainting.tail: {tail} is not between 0 and the length {length}")
-    drawn = generator(seed, "hints")
+    drawn = noise.generator(seed, "hints")
     starts, ends = [], [0]
     while ends[-1] < len(reasoning):
         starts.append(ends[-1])

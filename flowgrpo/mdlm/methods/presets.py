@@ -1,4 +1,4 @@
-"""The table of methods for masked-diffusion language models: words over the axes of `mdlm.methods.axes`, and numbers.
+"""The table of methods for masked-diffusion language models: words over the axes of `mdlm.methods`, and numbers.
 
 To add a method, add a row. Numbers of the loop (passes, groups, learning rate) and of sizes (length, steps, blocks) are no
 part of a row, for they go with a model: `PUBLISHED` has those of the released code, as overrides; `flowgrpo plan` shows
@@ -149,7 +149,7 @@ PRESETS: dict[str, Row] = {
         {"name": "group_mean", "std": "group", "eps": 0.0, "ddof": 0},
         _drawn("low_confidence", 0.8),
     ),
-    # arXiv 2512.22288, reconstructed: neither its equations nor code were at hand; see flowgrpo/mdlm/methods/schedule.py.
+    # arXiv 2512.22288, reconstructed: neither its equations nor code were at hand; see learned_schedule.py.
     # 1. The law of the schedule's actions, the clip, the baseline and the means are ours.
     "co_grpo": _row(
         {"name": "trajectory"},

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.training import idle
-from flowgrpo.training.loop import NothingToLearn
+from flowgrpo.training.stopped import NothingToLearn
 from flowgrpo.training.weights import Weights
 
 

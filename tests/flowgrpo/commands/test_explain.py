@@ -11,7 +11,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods import CHOICES
 from flowgrpo.mdlm.config import TextConfig
-from flowgrpo.mdlm.methods.axes import CHOICES as TEXT_CHOICES
+from flowgrpo.mdlm.methods import CHOICES as TEXT_CHOICES
 from flowgrpo.schema.base import Strict
 from flowgrpo.schema.explain import explain, section, sentences
 
@@ -35,7 +35,7 @@ def test_every_key_has_a_sentence(model):
         assert set(sentences(model)) >= set(model.model_fields)
 
 
-@pytest.mark.parametrize("axis", ["tree", "kernel"])
+@pytest.mark.parametrize("axis", CHOICES)
 def test_every_option_has_a_sentence(axis):
     for choice in CHOICES[axis].values():
         assert set(sentences(choice)) >= set(choice.model_fields) - {"name"}

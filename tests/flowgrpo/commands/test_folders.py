@@ -66,10 +66,9 @@ def test_what_cannot_be_written_to_is_one_sentence(tmp_path, monkeypatch, parent
 @pytest.fixture
 def unloaded(monkeypatch):
     """No model is loaded."""
-    monkeypatch.setattr(
-        "flowgrpo.flow.pipeline.loading.load_policy", lambda *a, **k: pytest.fail("the model was loaded")
-    )
-    monkeypatch.setattr("flowgrpo.flow.setup.policy_and_weights", lambda *a, **k: pytest.fail("the model was loaded"))
+    # The set-up first: it would keep a patched loader if it were imported after.
+    for place in ("setup.policy_and_weights", "setup.load_policy", "pipeline.loading.load_policy"):
+        monkeypatch.setattr(f"flowgrpo.flow.{place}", lambda *a, **k: pytest.fail("the model was loaded"))
 
 
 @pytest.mark.parametrize("resume", ["false", "true"])
@@ -187,7 +186,7 @@ COMMANDS = [
     ["sample", "digits", "--prompt", "1"],
     ["gallery", "runs/t"],
     ["export", "runs/t"],
-    ["tracelock", "digits", "--prompts", "prompts.txt"],
+    ["mdlm", "tracelock", "digits", "--prompts", "prompts.txt"],
 ]
 
 

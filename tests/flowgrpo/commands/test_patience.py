@@ -13,7 +13,7 @@ from field import closeness, lines, trainer
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.flow.methods.presets import PRESETS
-from flowgrpo.training.loop import NothingToLearn
+from flowgrpo.training.stopped import NothingToLearn
 
 
 def settings(folder, preset="flow_grpo", **overrides):

@@ -451,9 +451,11 @@ def test_in_half_precision_a_process_without_a_loss_takes_part_in_the_step():
         optimizer, scaler = torch.optim.SGD(weights.parameters, lr=0.1), torch.amp.GradScaler("cpu")
         if number == 0:
             scaler.scale(2 * weights.parameters[0].sum()).backward()
-        measured = optimize.Measured()
-        optimize.moved(weights, optimizer, scaler, 9.0, meeting.reduce(number), measured)
-        found[number] = weights.parameters[0].item(), measured.grad_norm, measured.skipped, scaler.state_dict()
+        stats = optimize.UpdateStats()
+        optimize.optimizer_step(
+            weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=9.0, reduce=meeting.reduce(number)
+        )
+        found[number] = weights.parameters[0].item(), stats.grad_norm, stats.skipped, scaler.state_dict()
 
     threads = [threading.Thread(target=process, args=(number,)) for number in (0, 1)]
     for thread in threads:

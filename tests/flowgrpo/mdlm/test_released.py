@@ -113,7 +113,7 @@ def test_a_cache_that_is_renewed_at_every_token_is_exact(folders, name, cache):
     written = {"name": "low_confidence", "region": {"block_length": 4}, "cache": cache}
     blocks = build(written, 8, 96, policy.predictor)
     before = policy.predictor.evaluations
-    policy.write(["ab"], blocks, [(0,)], 1)
+    policy.generate(["ab"], blocks, [(0,)], 1)
     assert policy.predictor.evaluations - before == 8
 
 

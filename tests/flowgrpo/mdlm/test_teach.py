@@ -35,7 +35,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-COMMAND = ["tracelock", "model", "--prompts", "p.txt", "--length", "6", "--steps", "20"]
+COMMAND = ["mdlm", "tracelock", "model", "--prompts", "p.txt", "--length", "6", "--steps", "20"]
 
 
 def test_the_command_writes_a_controller_that_a_decoder_takes(folder, capsys):
@@ -141,7 +141,7 @@ def test_a_chat_model_is_asked_in_its_template(folder, capsys, monkeypatch):
 
 
 def test_no_model_is_said_too(folder, capsys):
-    assert main(["tracelock", "nowhere", "--prompts", "p.txt", "--out", "lock"]) == 2
+    assert main(["mdlm", "tracelock", "nowhere", "--prompts", "p.txt", "--out", "lock"]) == 2
     assert "model.path: there is no folder 'nowhere' and no built-in model of that name" in capsys.readouterr().err
 
 

@@ -97,7 +97,9 @@ def test_the_cards_lines_give_the_cards_answer(settings, capsys, lora):
         settings(model__lora=lora, eval__decoder={"name": "random", "proposal": {"temperature": 1}})
     )
     exported(done.folder, capsys)
-    assert run_card()["answer"] == first_answer()
+    told = run_card()
+    assert told["answer"] == first_answer()
+    assert told["policy"].write == told["policy"].generate  # cards of earlier exports say write
     card = Path("out/README.md").read_text()
     assert "preset `diffu_grpo`, 4 prompts x 8 samples" in card
     assert f"library_name: {'peft' if lora else 'transformers'}" in card

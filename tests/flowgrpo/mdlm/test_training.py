@@ -13,8 +13,8 @@ from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.training import selection
-from flowgrpo.training.loop import NothingToLearn
 from flowgrpo.training.report import read_metrics
+from flowgrpo.training.stopped import NothingToLearn
 from rewards import RewardError
 
 
@@ -86,11 +86,11 @@ def test_the_decoder_s_own_numbers_are_those_of_the_old_policy(settings, monkeyp
 @pytest.mark.parametrize("preset", ["just_grpo", "trace_rl", "diffu_grpo_fast"])
 def test_fixed_views_give_every_pass_the_same_old_policy(settings, monkeypatch, preset):
     """Computing it once changes no weight."""
-    from flowgrpo.mdlm.methods import axes
+    from flowgrpo.mdlm.methods.likelihood import Autoregressive, OneStep, Trajectory
 
     choices = {"algorithm__preset": preset, "train__passes": 3, "train__iterations": 1}
     once = run.train_config(settings(run__name="once", **choices))
-    for likelihood in (axes.Autoregressive, axes.Trajectory, axes.OneStep):
+    for likelihood in (Autoregressive, Trajectory, OneStep):
         monkeypatch.setattr(likelihood, "fixed", False)
     always = run.train_config(settings(run__name="always", **choices))
     assert lines(once)[0]["cost/update_evaluations"] < lines(always)[0]["cost/update_evaluations"]

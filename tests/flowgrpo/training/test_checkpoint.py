@@ -24,7 +24,22 @@ def saved(folder, step=1, keep=2, fill=0.5, **options):
     optimizer.step()
     history = {"3": [1.0, 0.5, 0]}
     states = [checkpoint.random_state()]
-    return checkpoint.save(folder, step, weights, optimizer, scaler, states, 0.0, history, keep, **options)
+    return checkpoint.save(
+        folder,
+        step,
+        weights=weights,
+        optimizer=optimizer,
+        scaler=scaler,
+        random_states=states,
+        beta=0.0,
+        prompt_stats=history,
+        keep=keep,
+        **options,
+    )
+
+
+def load(place):
+    return checkpoint.load(place, **dict(zip(("weights", "optimizer", "scaler"), parts(), strict=True)))
 
 
 def cut(path, share):
@@ -37,7 +52,7 @@ def test_a_file_that_was_cut_off_is_one_sentence_without_a_model_and_with_one(tm
     place = saved(tmp_path)
     checkpoint.check(place)
     cut(place / name, share)
-    for read in (lambda: checkpoint.check(place), lambda: checkpoint.load(place, *parts())):
+    for read in (lambda: checkpoint.check(place), lambda: load(place)):
         with pytest.raises(InputError, match="step-000001") as error:
             read()
         assert "\n" not in str(error.value)
@@ -80,11 +95,11 @@ def test_an_optimizer_or_generators_of_something_else_are_one_sentence(tmp_path)
     place = saved(tmp_path)
     torch.save({"optimizer": {"state": {}, "param_groups": []}}, place / "optimizer.pt")
     with pytest.raises(InputError, match=r"step-000001 cannot be loaded \(ValueError: "):
-        checkpoint.load(place, *parts())
+        load(place)
     saved(tmp_path, step=2)
     torch.save([{**checkpoint.random_state(), "torch": 3}], tmp_path / "step-000002" / "random.pt")
     with pytest.raises(InputError, match="step-000002 cannot be loaded"):
-        checkpoint.load(tmp_path / "step-000002", *parts())
+        load(tmp_path / "step-000002")
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.pt", "random.pt"])
@@ -118,9 +133,16 @@ def test_checkpoints_without_rewards_do_not_push_others_out_and_go_when_there_ar
     for step in range(1, 6):
         saved(tmp_path, step, keep=1, sound=step < 3)
     assert checkpoint.steps(tmp_path) == [2, 5]
-    checkpoint.load(tmp_path / "step-000005", *parts())  # when the reward is back
+    load(tmp_path / "step-000005")  # when the reward is back
     saved(tmp_path, 6, keep=1)
     assert checkpoint.steps(tmp_path) == [6]
     (tmp_path / "step-000006" / "state.json").write_text("{")  # as a full disk leaves it
     saved(tmp_path, 7, keep=1)
     assert checkpoint.steps(tmp_path) == [7]
+
+
+def test_the_state_has_the_keys_that_earlier_versions_wrote(tmp_path):
+    """So that their runs resume here."""
+    state = json.loads((saved(tmp_path) / "state.json").read_text())
+    assert state == {"step": 1, "updates": 0, "beta": 0.0, "history": {"3": [1.0, 0.5, 0]}, "sound": True}
+    assert load(tmp_path / "step-000001") == (1, 0.0, {"3": [1.0, 0.5, 0]})

@@ -32,13 +32,16 @@ def settings(folder, preset, tree=None, steps=6, **train):
 @pytest.mark.parametrize(("groups", "roots", "updates"), [(6, 4, 3), (4, 12, 4), (8, 1, 4), (4, 6, 4), (2, 5, 5)])
 def test_every_process_has_as_many_samples_of_every_part(groups, roots, updates):
     train = Train(groups=groups, group_size=max(2, roots), updates=updates, split="samples")
-    dealt = parts.of_roots(train, roots, [roots] * groups, 0, 3)
+    dealt = parts.of_roots(train, roots, [roots] * groups, seed=0, iteration=3)
     for processes in (1, 2):
         parts.check_geometry(train, roots, processes)
         for rank in range(processes):
             own = Counter(part for group in range(rank, groups, processes) for part in dealt[group])
             assert own == dict.fromkeys(range(updates), groups * roots // processes // updates)
-    others = [parts.of_roots(train, roots, [roots] * groups, *place) for place in ((0, 4), (1, 3))]
+    others = [
+        parts.of_roots(train, roots, [roots] * groups, seed=seed, iteration=iteration)
+        for seed, iteration in ((0, 4), (1, 3))
+    ]
     assert all(other != dealt for other in others)
 
 
@@ -85,7 +88,7 @@ def grown(groups, micro_batch):
 def dealt(groups, micro_batch, updates=4):
     """Of each state with trained edges, by its place, the part; one for all edges that leave it."""
     tree = grown(groups, micro_batch)
-    found = parts.of_edges(tree, torch.ones(len(tree.nodes), dtype=torch.bool), updates, 0, 5)
+    found = parts.of_edges(tree, torch.ones(len(tree.nodes), dtype=torch.bool), updates=updates, seed=0, iteration=5)
     by_state = {}
     for evaluation in tree.evaluations:
         for edges in evaluation.trained:

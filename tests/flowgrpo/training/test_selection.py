@@ -6,22 +6,22 @@ import pytest
 import torch
 
 from flowgrpo.schema.sections import Select
-from flowgrpo.training.history import History
+from flowgrpo.training.prompt_stats import PromptStats
 from flowgrpo.training.selection import extremes, knapsack, max_variance, most_uncertain, robust_weights, select_units
 from samplers import noise
 
 
 def test_history_forgets_by_half_lives():
-    history = History(half_life=2.0)
-    assert history.expected([7], 0).isnan().all()
-    history.add([7, 7, 7], torch.tensor([1.0, 0.0, math.nan]), 0)
-    assert [x.tolist() for x in history.counts([7, 8], 0)] == [[2, 0], [1, 0]]
-    assert [x.item() for x in history.counts([7], 4)] == [0.5, 0.25]
-    history.add([7], torch.tensor([1.0]), 4)
-    assert history.expected([7], 4).item() == pytest.approx((0.25 + 1) / 1.5)
-    other = History(2.0)
-    other.restore(history.state())
-    assert other.counts([7], 9)[0] == history.counts([7], 9)[0]
+    stats = PromptStats(half_life=2.0)
+    assert stats.expected([7], 0).isnan().all()
+    stats.add([7, 7, 7], torch.tensor([1.0, 0.0, math.nan]), 0)
+    assert [x.tolist() for x in stats.counts([7, 8], 0)] == [[2, 0], [1, 0]]
+    assert [x.item() for x in stats.counts([7], 4)] == [0.5, 0.25]
+    stats.add([7], torch.tensor([1.0]), 4)
+    assert stats.expected([7], 4).item() == pytest.approx((0.25 + 1) / 1.5)
+    other = PromptStats(2.0)
+    other.restore(stats.state())
+    assert other.counts([7], 9)[0] == stats.counts([7], 9)[0]
 
 
 def test_prompts_of_uncertain_outcome_are_drawn_most():

@@ -7,7 +7,7 @@ from predictors import MASK, PAD, llama
 from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.decoding.decoders import DECODERS, build
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
-from flowgrpo.mdlm.methods import views
+from flowgrpo.mdlm.methods import likelihood
 from flowgrpo.mdlm.methods.answers import Answers
 from flowgrpo.mdlm.methods.estimate import estimate
 
@@ -28,9 +28,9 @@ def test_the_trajectory_s_likelihood_is_that_of_the_commits(name):
         rollout.step_map,
     )
     with torch.no_grad():
-        found = estimate(predictor, answers, views.trajectory(answers), micro_batch=4).token
+        found = estimate(predictor, answers, likelihood.trajectory(answers), micro_batch=4).token
     torch.testing.assert_close(found, rollout.commit_logp.to(found), rtol=1e-5, atol=1e-5)
     if name == "left_to_right":
         with torch.no_grad():
-            exact = estimate(predictor, answers, views.autoregressive(answers), micro_batch=4).token
+            exact = estimate(predictor, answers, likelihood.autoregressive(answers), micro_batch=4).token
         torch.testing.assert_close(exact, found, rtol=1e-5, atol=1e-5)

@@ -16,7 +16,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.predictor import Form, MaskPredictor
 from flowgrpo.mdlm.methods.answers import Answers
 from flowgrpo.mdlm.methods.estimate import Call, log_probs
-from flowgrpo.mdlm.methods.views import autoregressive
+from flowgrpo.mdlm.methods.likelihood import autoregressive
 from flowgrpo.training.saved_tensors import SavedTensorMeter
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [MASK, 7, 1, MASK, 2, 8, MASK, 8]])

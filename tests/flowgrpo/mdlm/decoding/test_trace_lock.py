@@ -161,15 +161,15 @@ def test_padding_is_held_back_like_the_end():
 @pytest.mark.parametrize(
     ("break_it", "said"),
     [
-        (lambda folder: (folder / "controller.json").unlink(), "no trained controller in .*lock, flowgrpo tracelock"),
+        (lambda folder: (folder / "controller.json").unlink(), "no trained controller in .*lock, flowgrpo mdlm tracelock"),
         (lambda folder: folder.rename(folder.with_name("lock2")), "no trained controller in .*lock, did you mean .*lock2'"),
-        (lambda folder: (folder / "controller.json").write_text("{}"), "lock does not hold what flowgrpo tracelock writes"),
-        (lambda folder: (folder / "controller.safetensors").unlink(), "lock does not hold what flowgrpo tracelock writes"),
-        (lambda folder: (folder / "controller.safetensors").write_text("?"), "lock does not hold what flowgrpo tracelock"),
+        (lambda folder: (folder / "controller.json").write_text("{}"), "lock does not hold what flowgrpo mdlm"),
+        (lambda folder: (folder / "controller.safetensors").unlink(), "lock does not hold what flowgrpo mdlm"),
+        (lambda folder: (folder / "controller.safetensors").write_text("?"), "lock does not hold what flowgrpo mdlm"),
         (
             lambda folder: save_controller(Controller(32), folder.with_name("x"), {})
             or (folder.with_name("x") / "controller.safetensors").replace(folder / "controller.safetensors"),
-            "lock does not hold what flowgrpo tracelock writes",
+            "lock does not hold what flowgrpo mdlm tracelock",
         ),
         (lambda folder: save_controller(Controller(48), folder, {}), "of width 48, those of this model have 32"),
     ],

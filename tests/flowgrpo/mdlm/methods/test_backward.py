@@ -2,26 +2,25 @@ import pytest
 import torch
 from toy_predictor import PLANS, Toy, answers
 
-from flowgrpo.mdlm.methods import aggregation, views
+from flowgrpo.mdlm.methods import aggregation, likelihood
+from flowgrpo.mdlm.methods.answers import Answers
 from flowgrpo.mdlm.methods.backward import backward
 from flowgrpo.mdlm.methods.estimate import CHUNK, _Picked, calls, estimate
-from flowgrpo.mdlm.methods.objectives import (
-    Clip,
+from flowgrpo.mdlm.methods.objective import (
     Divergence,
     LinearBound,
     LossInputs,
     Sandwich,
     SequenceRatio,
-    SoftGate,
     TokenRatio,
 )
 from flowgrpo.training.saved_tensors import SavedTensorMeter
 
 OBJECTIVES = {
-    "token": TokenRatio(Clip(0.2, 0.3), Divergence(0.1, "k3")),
-    "token, pulled as a sequence": TokenRatio(SoftGate(), Divergence(0.1, "k2", "sequence")),
-    "sequence": SequenceRatio(Clip(0.2, 0.3), True, Divergence(0.1, "k2", "sequence")),
-    "unnormalised": SequenceRatio(SoftGate(), False),
+    "token": TokenRatio(clip_range=[0.2, 0.3], kl=Divergence(beta=0.1)),
+    "token, pulled as a sequence": TokenRatio(gate=[1.0, 1.05], kl=Divergence(beta=0.1, form="k2", level="sequence")),
+    "sequence": SequenceRatio(clip_range=[0.2, 0.3], kl=Divergence(beta=0.1, form="k2", level="sequence")),
+    "unnormalised": SequenceRatio(gate=[1.0, 1.05], normalised=False),
     "bound": LinearBound(),
     "sandwich": Sandwich(),
 }
@@ -110,7 +109,7 @@ def test_without_an_old_policy_the_present_one_is_it():
 
 def test_calls_hold_whole_rows_where_they_can():
     given = answers(rows=5)
-    chosen = views.autoregressive(given)  # 5, 4, 3, 5, 4 evaluations
+    chosen = likelihood.autoregressive(given)  # 5, 4, 3, 5, 4 evaluations
     for micro_batch, sizes in ((9, [[9], [8], [4]]), (4, [[4, 1], [4], [3], [4, 1], [4]]), (100, [[21]])):
         groups = list(calls(chosen, micro_batch))
         assert [[len(call.rows) for call in group] for group in groups] == sizes
@@ -142,7 +141,7 @@ def test_a_token_s_log_probability_has_autograd_s_value_and_slope(dtype):
 
 def kept(objective, draws, micro_batch):
     given, toy = answers(rows=5), Toy(width=64)
-    chosen = views.exact_k(given, draws=draws)
+    chosen = likelihood.exact_k(given, draws=draws)
     old = torch.zeros_like(chosen.weight)
     toy.evaluations = 0
     weights = aggregation.sequence_mean(given.scored, ADVANTAGE, chosen.first)
@@ -152,7 +151,7 @@ def kept(objective, draws, micro_batch):
 
 
 def test_memory_does_not_grow_with_the_views():
-    exact, bound = SequenceRatio(Clip()), LinearBound()
+    exact, bound = SequenceRatio(), LinearBound()
     for objective in (exact, bound):
         few, many = kept(objective, 2, 1)[0], kept(objective, 16, 1)[0]
         assert many < 1.3 * few
@@ -195,7 +194,7 @@ def test_updates_raise_the_count_of_a_token(plan, objective):
         ids, attention, steps = sampled(toy, 32, 6, random)
         reward = (ids[:, 1:] == 2).float().mean(1)
         curve.append(reward.mean().item())
-        given = views.Answers(ids, attention, attention[:, 1:], [("learn", update, i) for i in range(32)], steps)
+        given = Answers(ids, attention, attention[:, 1:], [("learn", update, i) for i in range(32)], steps)
         chosen = PLANS[plan](given)
         advantage = (reward - reward.mean()) / (reward.std() + 1e-4)
         weights = aggregation.token_mean(given.scored, advantage, chosen.first)

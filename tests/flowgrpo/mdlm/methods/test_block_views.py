@@ -14,15 +14,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
-from flowgrpo.mdlm.methods import aggregation, views
+from flowgrpo.mdlm.methods import aggregation, likelihood, views
 from flowgrpo.mdlm.methods.answers import Answers
 from flowgrpo.mdlm.methods.estimate import estimate
 
 SIZE, LENGTH = 4, 9
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5], [8, 9, 7, 9, 3, 2, 3]]
 HIDING = {
-    "one_step": partial(views.one_step, prompt_rate=0.4),
-    "blocks": partial(views.blocks, size=3, prompt_rate=0.4),
+    "one_step": partial(likelihood.one_step, prompt_rate=0.4),
+    "blocks": partial(likelihood.blocks, size=3, prompt_rate=0.4),
 }
 
 
@@ -78,7 +78,7 @@ def test_all_blocks_at_once_are_each_by_itself(plan, shift):
 @pytest.mark.parametrize("model", [llama, qwen, qwen3])
 def test_in_float32_they_drift_by_rounding_alone(model):
     predictor, answers = MaskPredictor(model().float(), MASK, PAD, block_size=SIZE), finished()
-    chosen = views.quadrature(answers)
+    chosen = likelihood.quadrature(answers)
     gap = estimate(predictor, answers, chosen, 8).each - one_by_one(predictor, answers, chosen)
     assert 0 < gap.abs().max() < 1e-5
 
@@ -86,7 +86,7 @@ def test_in_float32_they_drift_by_rounding_alone(model):
 def test_rows_that_cannot_be_padded_are_evaluated_without_it():
     predictor, answers = MaskPredictor(qwen3(), MASK, None, True, SIZE), finished("eos")
     assert predictor.padded_form is None
-    chosen = views.quadrature(answers)
+    chosen = likelihood.quadrature(answers)
     found = estimate(predictor, answers, chosen, 5).each
     torch.testing.assert_close(found, one_by_one(predictor, answers, chosen).detach(), rtol=0, atol=1e-9)
     prompt, mask = answers.ids[:, : answers.prompt_length], answers.attention_mask[:, : answers.prompt_length]
@@ -97,7 +97,7 @@ def test_rows_that_cannot_be_padded_are_evaluated_without_it():
 
 def test_a_block_sees_no_later_one_and_earlier_ones_as_they_are():
     predictor, answers = MaskPredictor(llama(), MASK, PAD, block_size=SIZE), finished()
-    chosen = views.one_step(answers, 0.0)
+    chosen = likelihood.one_step(answers, 0.0)
     before = estimate(predictor, answers, chosen, 4).each[0]
     changed = answers.ids.clone()
     changed[:, -6] = (changed[:, -6] + 1) % 13  # the fourth token of the answers
@@ -138,13 +138,13 @@ def test_a_trajectory_is_what_the_decoder_committed(name, shift):
     decoder, seeds = build(written, LENGTH, 13, predictor), [(0, row) for row in range(4)]
     rollout = decode(predictor, given.ids[:, :width], decoder, seeds, given.attention_mask[:, :width])
     answers = replace(given, ids=rollout.ids, steps=rollout.step_map)
-    chosen = views.trajectory(answers)
+    chosen = likelihood.trajectory(answers)
     assert len(chosen.weight) <= SIZE  # a step of all blocks at once
     found = estimate(predictor, answers, chosen, 8)
     torch.testing.assert_close(found.token, rollout.commit_logp, rtol=0, atol=1e-6)
     assert (chosen.scored.sum(0) == 1).all()
     if name == "left_to_right":
-        exact = estimate(predictor, answers, views.autoregressive(answers), 8)
+        exact = estimate(predictor, answers, likelihood.autoregressive(answers), 8)
         torch.testing.assert_close(exact.seq, rollout.commit_logp.sum(1), rtol=0, atol=1e-6)
 
 
@@ -157,7 +157,7 @@ def test_chances_of_all_answers_from_left_to_right_sum_to_one():
     ids = torch.cat([torch.tensor([[1, 2, 0]]).expand(len(every), -1), every], dim=1)
     ones = torch.ones_like(ids, dtype=torch.bool)
     answers = Answers(ids, ones, ones[:, 3:], [("every", i) for i in range(len(ids))], None, 2)
-    chosen = views.autoregressive(answers)
+    chosen = likelihood.autoregressive(answers)
     assert len(chosen.weight) == 2  # of blocks of 1, 2 and 1 tokens
     chances = estimate(predictor, answers, chosen, 512).seq.exp()
     assert chances.sum().item() == pytest.approx(1, abs=1e-6)
@@ -166,7 +166,7 @@ def test_chances_of_all_answers_from_left_to_right_sum_to_one():
 
 def test_views_of_some_answers_are_those_of_the_others_left_out():
     answers, rows = finished(), torch.tensor([3, 1])
-    whole, own = views.quadrature(answers), views.quadrature(answers.of(rows))
+    whole, own = likelihood.quadrature(answers), likelihood.quadrature(answers.of(rows))
     for field in ("hidden", "weight", "view_weight", "blocks", "first"):
         assert torch.equal(getattr(whole.of(rows), field), getattr(own, field))
 
@@ -174,9 +174,9 @@ def test_views_of_some_answers_are_those_of_the_others_left_out():
 def test_steps_are_merged_and_told_apart_by_block():
     answers = finished().of(torch.tensor([2]))
     answers = replace(answers, steps=torch.tensor([[0, 1, 1, 2, 5, 6, 7, 8, 9]]))
-    first = views.trajectory(answers).first
+    first = likelihood.trajectory(answers).first
     assert first.tolist() == [[4 + 0, 4 + 1, 4 + 1, 4 + 2, 8 + 0, 8 + 1, 8 + 2, 8 + 3, 12 + 0]]
     weights = aggregation.step_mean(answers.scored, torch.ones(1), first)  # eight steps, one of two tokens
     torch.testing.assert_close(weights, torch.tensor([[1, 0.5, 0.5, 1, 1, 1, 1, 1, 1]]) / 8)
-    merged = views.trajectory(answers, shrink=2).scored[:, 0]
+    merged = likelihood.trajectory(answers, shrink=2).scored[:, 0]
     assert merged.tolist() == [[i in (0, 1, 2, 4, 5, 8) for i in range(9)], [i in (3, 6, 7) for i in range(9)]]

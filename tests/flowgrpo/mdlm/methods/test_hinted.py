@@ -1,13 +1,11 @@
 """Which given tokens are trained on."""
 
-from types import SimpleNamespace
-
 import torch
 from toy_predictor import EOS, Toy, answers
 
 from flowgrpo.mdlm.decoding.decode import GIVEN, Rollout
-from flowgrpo.mdlm.methods import hints as hinted
 from flowgrpo.mdlm.methods.answers import in_scope
+from flowgrpo.mdlm.methods.hints import highest_entropy
 
 
 def rollout(given):
@@ -20,14 +18,13 @@ def rollout(given):
     return Rollout(made.ids, made.attention_mask, steps, numbers, torch.full((2,), 6), torch.full((2,), 6))
 
 
-def uncertain(given, share):
+def least_certain(given, share):
     made = rollout(given)
-    policy = SimpleNamespace(predictor=Toy())
-    return hinted.uncertain(policy.predictor, made, in_scope(made.completion, EOS, "eos"), share, 8)
+    return highest_entropy(Toy(), made, in_scope(made.completion, EOS, "eos"), share=share, micro_batch=8)
 
 
 def test_a_token_given_behind_the_end_is_not_trained_on():
-    chosen = uncertain([[0, 5], [4, 5]], 1.0)
+    chosen = least_certain([[0, 5], [4, 5]], 1.0)
     assert chosen.nonzero().tolist() == [[0, 0]]
 
 
@@ -41,4 +38,4 @@ def test_of_the_given_tokens_the_least_certain_are_trained_on_and_one_at_least()
     for share, numbers in ((0.5, (2, 1)), (0.1, (1, 1)), (1.0, (4, 2))):
         for row, (places, number) in enumerate(zip(given, numbers, strict=True)):
             surest = sorted(places, key=lambda place, row=row: -float(entropy[row, place]))[:number]
-            assert uncertain(given, share)[row].nonzero()[:, 0].tolist() == sorted(surest)
+            assert least_certain(given, share)[row].nonzero()[:, 0].tolist() == sorted(surest)

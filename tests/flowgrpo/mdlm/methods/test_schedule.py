@@ -7,7 +7,7 @@ from predictors import random_table
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.decoding.decoders import build
-from flowgrpo.mdlm.methods.schedule import SchedulePolicy, acted, scheduled
+from flowgrpo.mdlm.methods.learned_schedule import SchedulePolicy, acted, scheduled
 
 PROMPT = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6], [5, 3, 5, 8]])
 SEEDS = [(0, "decode", group) for group in range(3)]

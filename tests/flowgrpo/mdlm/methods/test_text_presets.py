@@ -10,9 +10,9 @@ from toy_predictor import answers
 
 from flowgrpo import config
 from flowgrpo.mdlm.config import TextConfig
-from flowgrpo.mdlm.methods import views
+from flowgrpo.mdlm.methods import likelihood
 from flowgrpo.mdlm.methods.answers import in_scope
-from flowgrpo.mdlm.methods.objectives import LossInputs, Sandwich
+from flowgrpo.mdlm.methods.objective import LossInputs, Sandwich
 from flowgrpo.mdlm.methods.presets import PRESETS, PUBLISHED
 from flowgrpo.mdlm.plan import training_decoder
 
@@ -66,7 +66,7 @@ def test_presets_do_for_any_length(file, preset, length):
 def test_the_bounds_of_a_sandwich_are_those_of_the_released_code():
     """Written once more from its formulas: means over hidden tokens, and 1 / t of the share that is hidden."""
     given = answers(rows=5, scope="eos", length=8, end=6)
-    chosen = views.blocks(given, size=3, draws=2, prompt_rate=0.4)
+    chosen = likelihood.blocks(given, size=3, draws=2, prompt_rate=0.4)
     new = -3 * torch.rand(chosen.weight.shape, generator=torch.Generator().manual_seed(0)) * chosen.scored
     terms = LossInputs(
         new=new,

@@ -8,20 +8,20 @@ import pytest
 import torch
 from toy_predictor import EOS, MASK, PLANS, Toy, answers, copies
 
-from flowgrpo.mdlm.methods import views
+from flowgrpo.mdlm.methods import likelihood
 from flowgrpo.mdlm.methods.answers import Answers, in_scope
 from flowgrpo.mdlm.methods.estimate import estimate
 
 UNBIASED = {
-    "coupled": views.coupled,
-    "bernoulli": views.bernoulli,
-    "bernoulli stratified": partial(views.bernoulli, draws=4, stratified=True),
-    "bernoulli antithetic": partial(views.bernoulli, antithetic=True),
-    "exact_k": views.exact_k,
-    "exact_k stratified": partial(views.exact_k, draws=4, stratified=True),
-    "exact_k antithetic": partial(views.exact_k, antithetic=True),
-    "exact_k both": partial(views.exact_k, draws=4, stratified=True, antithetic=True),
-    "quadrature of bernoulli masks": partial(views.quadrature, nodes=3, masks="bernoulli"),
+    "coupled": likelihood.coupled,
+    "bernoulli": likelihood.bernoulli,
+    "bernoulli stratified": partial(likelihood.bernoulli, draws=4, stratified=True),
+    "bernoulli antithetic": partial(likelihood.bernoulli, antithetic=True),
+    "exact_k": likelihood.exact_k,
+    "exact_k stratified": partial(likelihood.exact_k, draws=4, stratified=True),
+    "exact_k antithetic": partial(likelihood.exact_k, antithetic=True),
+    "exact_k both": partial(likelihood.exact_k, draws=4, stratified=True, antithetic=True),
+    "quadrature of bernoulli masks": partial(likelihood.quadrature, nodes=3, masks="bernoulli"),
 }
 
 
@@ -77,9 +77,9 @@ def test_the_elbo_is_the_mean_of_all_orders():
     toy, given = Toy(), answers(scope="canvas", length=4, end=3)
     steps = torch.tensor(list(permutations(range(4))))
     many = replace(copies(given, len(steps)), steps=steps)
-    found = estimate(toy, many, views.trajectory(many), 8).seq
+    found = estimate(toy, many, likelihood.trajectory(many), 8).seq
     assert found.mean().item() == pytest.approx(Enumerated(toy, given).elbo, abs=1e-6)
-    (first,) = estimate(toy, given, views.autoregressive(given), 8).seq
+    (first,) = estimate(toy, given, likelihood.autoregressive(given), 8).seq
     assert first.item() == pytest.approx(found[0].item(), abs=1e-6)
     assert found.std() > 0.01
 
@@ -90,7 +90,7 @@ def test_the_mean_of_quadrature_is_that_of_its_counts():
     exact = Enumerated(toy, given)
     for nodes, counts in ((2, {1: 1 / 2, 4: 1 / 2}), (3, {1: 5 / 18, 3: 8 / 18, 5: 5 / 18})):
         expected = sum(share * 6 / k * exact.mean(k) for k, share in counts.items())
-        mean, error = spread(partial(views.quadrature, nodes=nodes), given, toy)
+        mean, error = spread(partial(likelihood.quadrature, nodes=nodes), given, toy)
         assert abs(mean - expected) < 4 * error
         assert mean == pytest.approx(exact.elbo, rel=0.02)
 
@@ -104,7 +104,7 @@ def test_the_mean_of_centred_quadrature_is_between_counts():
     for share, place in ((5 / 18, 1.1762), (8 / 18, 3.5), (5 / 18, 5.8238)):
         k = int(place)
         expected += share * ((k + 1 - place) * term[k - 1] + (place - k) * term[k])
-    mean, error = spread(partial(views.quadrature, masks="centred"), given, toy)
+    mean, error = spread(partial(likelihood.quadrature, masks="centred"), given, toy)
     assert abs(mean - expected) < 4 * error
     assert expected == pytest.approx(exact.elbo, rel=1e-3)
 
@@ -129,9 +129,9 @@ def test_centred_quadrature_is_exact_where_tokens_tell_each_other():
     given = Answers(ids, full, full[:, 1:], [("pairs",)])
     assert Enumerated(Pairs(), given).elbo == pytest.approx(-3 * math.log(6))
     for nodes in (2, 3):
-        mean, error = spread(partial(views.quadrature, nodes=nodes, masks="centred"), given, Pairs())
+        mean, error = spread(partial(likelihood.quadrature, nodes=nodes, masks="centred"), given, Pairs())
         assert abs(mean + 3 * math.log(6)) < 4 * error
-    floor, error = spread(partial(views.quadrature, nodes=2), given, Pairs())
+    floor, error = spread(partial(likelihood.quadrature, nodes=2), given, Pairs())
     counts = sum(1 / 2 * 6 / k * -math.log(6) * k * (k - 1) / 5 for k in (1, 4))
     assert abs(floor - counts) < 4 * error
     assert floor > -3 * math.log(6) * 0.7
@@ -143,7 +143,7 @@ def test_the_mean_of_coupled_weights_as_released():
     rates = 0.2 + 0.6 * (np.arange(400) + 0.5) / 400
     chance = [[math.comb(6, k) * r ** (k - 1) * (1 - r) ** (6 - k) for r in rates] for k in range(7)]
     expected = exact.mean(6) / 2 + sum(np.mean(chance[k]) * exact.mean(k) for k in range(1, 7))
-    mean, error = spread(views.coupled_as_released, given, toy)
+    mean, error = spread(likelihood.coupled_as_released, given, toy)
     assert abs(mean - expected) < 4 * error
     assert expected < 1.4 * exact.elbo < 0  # 1.5 times what it should be, but for the context
 
@@ -175,7 +175,7 @@ def test_the_mean_of_blocks_is_that_of_their_law(scope, rate):
     law = list(block_views(exact.places, 2, rate))
     assert sum(chance for _, chance in law) == pytest.approx(1)
     expected = sum(chance * exact.sums[hidden] / len(hidden) for hidden, chance in law) * exact.length
-    mean, error = spread(partial(views.blocks, size=2, draws=2, prompt_rate=rate), given, toy)
+    mean, error = spread(partial(likelihood.blocks, size=2, draws=2, prompt_rate=rate), given, toy)
     assert abs(mean - expected) < 4 * error
     assert abs(expected - exact.elbo) > 4 * error
 
@@ -200,13 +200,15 @@ def test_blocks_score_the_released_share_of_an_answer(numbers, released, error):
     if length == 256:
         assert expected == pytest.approx(0.5676, abs=1e-4)
     many = copies(answers(length=canvas, end=length - 1 if length < canvas else canvas), 600)
-    found = views.blocks(many, size, draws, rate).scored.sum(2).double().mean(0) / length  # (600,)
+    found = likelihood.blocks(many, size, draws, rate).scored.sum(2).double().mean(0) / length  # (600,)
     assert abs(found.mean().item() - expected) < 4 * found.std().item() / math.sqrt(600)
 
 
 def test_no_block_is_drawn_twice_before_all_are():
     many = copies(answers(scope="canvas"), 40)
-    chosen = views.blocks(many, size=2, draws=5, prompt_rate=0.0).scored.int().argmax(2) // 2  # (5, 40): first hidden
+    chosen = (
+        likelihood.blocks(many, size=2, draws=5, prompt_rate=0.0).scored.int().argmax(2) // 2
+    )  # (5, 40): first hidden
     assert (chosen[:3].sort(0).values == torch.arange(3)[:, None]).all()
     assert (chosen[3] != chosen[4]).all()
     assert len(chosen.T.unique(dim=0)) > 20
@@ -222,13 +224,13 @@ def test_each_token_weighs_one_in_the_mean(name):
 
 def test_coupled_weights_as_released_are_half_as_much_again():
     many = copies(answers(), 1500)
-    total = views.coupled_as_released(many).weight.sum(0).mean(0)
+    total = likelihood.coupled_as_released(many).weight.sum(0).mean(0)
     torch.testing.assert_close(total, 1.5 * many.scored[0].float(), rtol=0.02, atol=0)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 5])
 def test_quadrature_is_exact_for_polynomials_of_its_degree(nodes):
-    times, shares = views.gauss_legendre(nodes)
+    times, shares = likelihood.gauss_legendre(nodes)
     for degree in range(2 * nodes):
         found = sum(share * t**degree for t, share in zip(times, shares, strict=True))
         assert found == pytest.approx(1 / (degree + 1), abs=1e-14)
@@ -237,7 +239,7 @@ def test_quadrature_is_exact_for_polynomials_of_its_degree(nodes):
 
 
 def test_nodes_are_the_published_ones():
-    assert views.gauss_legendre(3) == (
+    assert likelihood.gauss_legendre(3) == (
         pytest.approx([0.1127, 0.5, 0.8873], abs=1e-4),
         pytest.approx([5 / 18, 8 / 18, 5 / 18]),
     )
@@ -245,16 +247,18 @@ def test_nodes_are_the_published_ones():
 
 def test_strata_cover_all_counts():
     many = copies(answers(scope="canvas"), 50)
-    counts = views.exact_k(many, draws=6, stratified=True).scored.sum(2)  # (6, 50)
+    counts = likelihood.exact_k(many, draws=6, stratified=True).scored.sum(2)  # (6, 50)
     assert (counts.sort(0).values == torch.arange(1, 7)[:, None]).all()
     assert len(counts[0].unique()) == 6
-    first, *others = views.exact_k(many, draws=3, stratified=True).scored.sum(2)
+    first, *others = likelihood.exact_k(many, draws=3, stratified=True).scored.sum(2)
     assert all(torch.equal((first + shift - 1) % 6 + 1, found) for shift, found in zip((2, 4), others, strict=True))
 
 
 def test_strata_of_rates_are_a_quarter_apart():
     many = copies(answers(scope="canvas"), 50)
-    rates = 1 / (4 * views.bernoulli(many, draws=4, stratified=True).weight.amax(2).double())  # infinite where none
+    rates = 1 / (
+        4 * likelihood.bernoulli(many, draws=4, stratified=True).weight.amax(2).double()
+    )  # infinite where none
     for row in rates.T:
         known = row.isfinite()
         quarters = (row[known] * 4).floor()
@@ -265,15 +269,15 @@ def test_strata_of_rates_are_a_quarter_apart():
 
 def test_one_step_hides_the_answer_and_some_of_the_prompt():
     given = answers(rows=400)
-    chosen = views.one_step(given, 0.15)
+    chosen = likelihood.one_step(given, 0.15)
     prompt = chosen.hidden[0, :, : given.prompt_length]
     assert chosen.hidden[0, :, given.prompt_length :].all()
     assert not prompt[~given.attention_mask[:, : given.prompt_length]].any()
     rate = prompt[given.attention_mask[:, : given.prompt_length]].double().mean().item()
     assert abs(rate - 0.15) < 4 * math.sqrt(0.15 * 0.85 / 1400)
     assert torch.equal(chosen.weight[0], given.scored.float())
-    toy, clean = Toy(), views.one_step(given, 0.0)
-    one = estimate(toy, answers(), views.one_step(answers(), 0.0), 4).seq.item()
+    toy, clean = Toy(), likelihood.one_step(given, 0.0)
+    one = estimate(toy, answers(), likelihood.one_step(answers(), 0.0), 4).seq.item()
     assert one == pytest.approx(Enumerated(toy, answers()).sums[frozenset(range(5))], abs=1e-6)
     assert not clean.hidden[:, :, : given.prompt_length].any()
 
@@ -296,7 +300,7 @@ def test_orders_partition_the_scored_tokens(name):
 
 def test_the_halves_of_coupled_views_are_disjoint_and_cover():
     given = answers(rows=5)
-    for plan in (views.coupled, views.coupled_as_released):
+    for plan in (likelihood.coupled, likelihood.coupled_as_released):
         whole, half, rest = plan(given).scored
         assert torch.equal(half ^ rest, given.scored)
         assert torch.equal(whole, given.scored)
@@ -308,20 +312,20 @@ def test_a_trajectory_sees_what_the_decoder_saw():
     scored = torch.tensor([[True, True, True, True, False, False]])
     steps = torch.tensor([[4, 0, -1, 4, 2, 7]])
     given = Answers(ids, torch.ones_like(ids, dtype=torch.bool), scored, [("x",)], steps)
-    chosen = views.trajectory(given)
+    chosen = likelihood.trajectory(given)
     hidden = chosen.hidden[:, 0, 2:].int().tolist()
     assert hidden == [[1, 1, 0, 1, 1, 1], [1, 0, 0, 1, 1, 1], [1, 0, 0, 1, 0, 1]]  # of the steps 0, 2 and 4
     assert chosen.weight[:, 0].tolist() == [[0, 1, 0, 0, 0, 0], [0] * 6, [1, 0, 0, 1, 0, 0]]
-    pairs = views.trajectory(given, shrink=2)  # steps (0, 2), then (4, 7)
+    pairs = likelihood.trajectory(given, shrink=2)  # steps (0, 2), then (4, 7)
     assert pairs.hidden[:, 0, 2:].int().tolist() == [[1, 1, 0, 1, 1, 1], [1, 0, 0, 1, 0, 1]]
     assert pairs.weight[:, 0].tolist() == [[0, 1, 0, 0, 0, 0], [1, 0, 0, 1, 0, 0]]
     with pytest.raises(ValueError, match="steps"):
-        views.trajectory(replace(given, steps=None))
+        likelihood.trajectory(replace(given, steps=None))
 
 
 def test_blocks_score_all_that_they_hide():
     given = answers(rows=60, scope="canvas", length=8, end=7)
-    chosen = views.blocks(given, size=3, draws=1, prompt_rate=0.0)
+    chosen = likelihood.blocks(given, size=3, draws=1, prompt_rate=0.0)
     seen = set()
     for row in range(60):
         hidden, scored = chosen.hidden[0, row, given.prompt_length :], chosen.scored[0, row]
@@ -331,7 +335,7 @@ def test_blocks_score_all_that_they_hide():
         assert hidden[3 * block + 3 :].all()
         torch.testing.assert_close(chosen.weight[0, row], hidden * 8 / hidden.sum())
     assert seen == {0, 1, 2}
-    perturbed = views.blocks(given, size=3, draws=1, prompt_rate=0.5)
+    perturbed = likelihood.blocks(given, size=3, draws=1, prompt_rate=0.5)
     first = perturbed.hidden[0, :, given.prompt_length :]
     assert not torch.equal(first, chosen.hidden[0, :, given.prompt_length :])
     assert torch.equal(first, perturbed.scored[0])
@@ -399,7 +403,7 @@ def test_autoregressive_is_the_chain_rule():
         ids[0, 3 + i :] = MASK
         with torch.no_grad():
             total += torch.log_softmax(toy.logits(ids, given.attention_mask)[0, 3 + i], -1)[given.ids[0, 3 + i]].item()
-    chosen = views.autoregressive(given)
+    chosen = likelihood.autoregressive(given)
     assert len(chosen.weight) == 5
     toy.evaluations = 0
     assert estimate(toy, given, chosen, 2).seq.item() == pytest.approx(total, abs=1e-12)
@@ -412,7 +416,7 @@ def test_autoregressive_likelihoods_sum_to_one():
     given = Answers(
         ids, torch.ones_like(ids, dtype=torch.bool), torch.ones(36, 2, dtype=torch.bool), [(i,) for i in range(36)]
     )
-    assert estimate(toy, given, views.autoregressive(given), 16).seq.exp().sum().item() == pytest.approx(1)
+    assert estimate(toy, given, likelihood.autoregressive(given), 16).seq.exp().sum().item() == pytest.approx(1)
 
 
 def test_scope_ends_with_the_first_eos():
@@ -428,5 +432,5 @@ def test_answers_of_one_token():
         found = estimate(toy, given, PLANS[name](given), 64)
         assert (found.seq < 0).all()
         torch.testing.assert_close(found.token[:, 0], found.seq)
-    everything = estimate(toy, given, views.autoregressive(given), 64).seq
-    torch.testing.assert_close(estimate(toy, given, views.coupled(given), 64).seq, everything)
+    everything = estimate(toy, given, likelihood.autoregressive(given), 64).seq
+    torch.testing.assert_close(estimate(toy, given, likelihood.coupled(given), 64).seq, everything)

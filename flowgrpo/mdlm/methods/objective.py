@@ -7,19 +7,24 @@ for some of them at a time.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from pydantic import Field
+
+from flowgrpo.mdlm.methods.views import Views
+from flowgrpo.schema.base import Choice, Positive, Rate, Strict
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.training.surrogate import LIMIT, clip_loss, clipped, soft_gate_loss
+from flowgrpo.training.surrogate import LIMIT, bounded_exp, clip_loss, clipped, soft_gate_loss
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from flowgrpo.mdlm.methods.views import Views
 else:
     torch = lazy("torch")
+
+Pair = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 
 
 @dataclass(frozen=True)
@@ -81,53 +86,6 @@ class LossInputs:
         return self.active_weight * (self.new - other)
 
 
-class Surrogate(Protocol):
-    """A loss of ratios."""
-
-    def loss(self, ratio: Tensor, advantage: Tensor) -> Tensor:
-        """Loss of each ratio."""
-
-    def stopped(self, ratio: Tensor, advantage: Tensor) -> Tensor:
-        """Which ratios have no gradient, bool."""
-
-
-@dataclass(frozen=True)
-class Clip:
-    """PPO's clip at 1 - low and 1 + high; with `dual`, the loss of a bad answer is at most dual |A| (arXiv 1912.09729)."""
-
-    low: float = 0.2
-    high: float = 0.2
-    dual: float | None = None
-
-    def loss(self, ratio: Tensor, advantage: Tensor) -> Tensor:
-        """Loss of each ratio."""
-        loss = clip_loss(ratio, advantage, self.low, self.high)
-        if self.dual is None:
-            return loss
-        return torch.where(advantage < 0, torch.minimum(loss, -self.dual * advantage), loss)
-
-    def stopped(self, ratio: Tensor, advantage: Tensor) -> Tensor:
-        """Which ratios have no gradient, bool."""
-        stopped = clipped(ratio, advantage, self.low, self.high)
-        return stopped if self.dual is None else stopped | ((advantage < 0) & (ratio > self.dual))
-
-
-@dataclass(frozen=True)
-class SoftGate:
-    """SAPO's gate (arXiv 2511.20347) with a temperature for A > 0 and one for the others."""
-
-    positive: float = 1.0
-    negative: float = 1.05
-
-    def loss(self, ratio: Tensor, advantage: Tensor) -> Tensor:
-        """Loss of each ratio."""
-        return soft_gate_loss(ratio, advantage, self.positive, self.negative)
-
-    def stopped(self, ratio: Tensor, advantage: Tensor) -> Tensor:
-        """Which ratios have no gradient, bool: none."""
-        return torch.zeros(ratio.shape, dtype=torch.bool, device=ratio.device)
-
-
 def k1(gap: Tensor) -> Tensor:
     """KL from samples of the policy, d = new - other: d. Unbiased; its gradient is 0 in the mean, it only measures."""
     return gap
@@ -146,16 +104,15 @@ def k3(gap: Tensor) -> Tensor:
 KL = {"k1": k1, "k2": k2, "k3": k3}
 
 
-@dataclass(frozen=True)
-class Divergence:
-    """A pull to another policy: `beta` times a form of KL, per token.
+class Divergence(Strict):
+    """A pull to the reference, or to the policy that made the answers: `beta` times a form of KL; 0 computes none.
 
-    `token` takes it of each token, `sequence` of the answer's gap, over its length (ESPO's k2). TraceRL pulls to the `old`
-    policy, most others to the `reference`.
+    `level` token takes it of each token, sequence of the answer's gap, over its length (ESPO's k2). TraceRL pulls to the
+    `old` policy, most others to the `reference`.
     """
 
-    beta: float
     form: Literal["k1", "k2", "k3"] = "k3"
+    beta: float = Field(0.0, ge=0)
     level: Literal["token", "sequence"] = "token"
     target: Literal["reference", "old"] = "reference"
 
@@ -171,22 +128,77 @@ class Divergence:
         return (inputs.row_weight * KL[self.form](gap.sum((0, 2))) / inputs.length.clamp(min=1)).sum()
 
 
-@dataclass(frozen=True)
-class TokenRatio:
+class Objective(Choice):
+    """What every objective has, beside its divergence `kl`."""
+
+    @abstractmethod
+    def separable(self, views: Views) -> bool:
+        """Whether it is a sum over views."""
+
+    @abstractmethod
+    def loss(self, inputs: LossInputs) -> Tensor:
+        """Loss, a number."""
+
+    @abstractmethod
+    def log_ratio(self, inputs: LossInputs) -> Tensor:
+        """How far the policy has moved: log ratios of tokens (B, L) or of answers (B,)."""
+
+    @abstractmethod
+    def stopped(self, inputs: LossInputs) -> Tensor:
+        """Which of the ratios have no gradient, bool in the shape of `log_ratio`."""
+
+
+def dual_clip_loss(ratio: Tensor, advantage: Tensor, low: float, high: float, dual: float) -> Tensor:
+    """PPO's loss of each ratio; of bad answers at most dual |A| (arXiv 1912.09729)."""
+    loss = clip_loss(ratio, advantage, low, high)
+    return torch.where(advantage < 0, torch.minimum(loss, -dual * advantage), loss)
+
+
+class Ratio(Objective):
+    """Options of objectives of a ratio: `clip_range` is one bound for both sides or [low, high], `dual` bounds bad answers.
+
+    With `gate`, temperatures for A > 0 and A <= 0, SAPO's soft gate (arXiv 2511.20347) takes the place of the clip.
+    """
+
+    clip_range: Positive | Pair = 0.2
+    dual: Positive | None = None
+    gate: Pair | None = None
+    kl: Divergence = Divergence()
+
+    @property
+    def _range(self) -> tuple[float, float]:
+        return tuple(self.clip_range) if isinstance(self.clip_range, list) else (self.clip_range, self.clip_range)
+
+    def ratio_loss(self, ratio: Tensor, advantage: Tensor) -> Tensor:
+        """Loss of each ratio."""
+        if self.gate is not None:
+            return soft_gate_loss(ratio, advantage, *self.gate)
+        if self.dual is not None:
+            return dual_clip_loss(ratio, advantage, *self._range, self.dual)
+        return clip_loss(ratio, advantage, *self._range)
+
+    def ratio_stopped(self, ratio: Tensor, advantage: Tensor) -> Tensor:
+        """Which ratios have no gradient, bool: none by the gate."""
+        if self.gate is not None:
+            return torch.zeros(ratio.shape, dtype=torch.bool, device=ratio.device)
+        stopped = clipped(ratio, advantage, *self._range)
+        return stopped if self.dual is None else stopped | ((advantage < 0) & (ratio > self.dual))
+
+
+class TokenRatio(Ratio):
     """A ratio for each token, of its log-probability summed over the views that score it (diffu-GRPO, CJ-GRPO, ...)."""
 
-    surrogate: Surrogate
-    kl: Divergence | None = None
+    name: Literal["token_ratio"] = "token_ratio"
 
     def separable(self, views: Views) -> bool:
         """Whether it is a sum over views."""
-        return views.disjoint and (self.kl is None or self.kl.level == "token")
+        return views.disjoint and (self.kl.beta == 0 or self.kl.level == "token")
 
     def loss(self, inputs: LossInputs) -> Tensor:
         """Loss, a number."""
         weight = inputs.token_weight * (inputs.active_weight > 0).any(0)
-        loss = (weight * self.surrogate.loss(self.ratio(inputs), inputs.advantage[:, None])).sum()
-        return loss if self.kl is None else loss + self.kl.loss(inputs)
+        loss = (weight * self.ratio_loss(self.ratio(inputs), inputs.advantage[:, None])).sum()
+        return loss if self.kl.beta == 0 else loss + self.kl.loss(inputs)
 
     def log_ratio(self, inputs: LossInputs) -> Tensor:
         """(B, L)"""
@@ -194,58 +206,75 @@ class TokenRatio:
 
     def ratio(self, inputs: LossInputs) -> Tensor:
         """(B, L)"""
-        return torch.exp(self.log_ratio(inputs).clamp(-LIMIT, LIMIT))
+        return bounded_exp(self.log_ratio(inputs))
 
     def stopped(self, inputs: LossInputs) -> Tensor:
         """Which scored tokens have no gradient, (B, L) bool."""
-        return self.surrogate.stopped(self.ratio(inputs), inputs.advantage[:, None]) & (inputs.active_weight > 0).any(0)
+        stopped = self.ratio_stopped(self.ratio(inputs), inputs.advantage[:, None])
+        return stopped & (inputs.active_weight > 0).any(0)
 
 
-@dataclass(frozen=True)
-class SequenceRatio:
+def sequence_log_ratio(inputs: LossInputs, normalised: bool = True) -> Tensor:
+    """(B,) gap of the estimates of whole answers; with `normalised` over the length."""
+    gap = inputs.gap(inputs.old).sum((0, 2))
+    return gap / inputs.length.clamp(min=1) if normalised else gap
+
+
+class SequenceRatio(Ratio):
     """One ratio for each answer, of the whole estimate (GDPO); with `normalised`, of it over the length (GSPO, ESPO).
 
     Differences of ELBOs are nats of a whole answer: unnormalised, a clip of 0.2 is met by the first small step. GDPO divides
     the clipped loss by the length instead of the exponent; where nothing has moved that is the same gradient.
     """
 
-    surrogate: Surrogate
+    name: Literal["sequence_ratio"] = "sequence_ratio"
     normalised: bool = True
-    kl: Divergence | None = None
 
     def separable(self, views: Views) -> bool:
-        """Whether it is a sum over views: exp of a sum is none."""
+        """Whether it is a sum over views: exp of a sum is not."""
         return False
 
     def loss(self, inputs: LossInputs) -> Tensor:
         """Loss, a number."""
-        loss = (inputs.row_weight * self.surrogate.loss(self.ratio(inputs), inputs.advantage)).sum()
-        return loss if self.kl is None else loss + self.kl.loss(inputs)
+        loss = (inputs.row_weight * self.ratio_loss(self.ratio(inputs), inputs.advantage)).sum()
+        return loss if self.kl.beta == 0 else loss + self.kl.loss(inputs)
 
     def log_ratio(self, inputs: LossInputs) -> Tensor:
         """(B,)"""
-        gap = inputs.gap(inputs.old).sum((0, 2))
-        return gap / inputs.length.clamp(min=1) if self.normalised else gap
+        return sequence_log_ratio(inputs, self.normalised)
 
     def ratio(self, inputs: LossInputs) -> Tensor:
         """(B,)"""
-        return torch.exp(self.log_ratio(inputs).clamp(-LIMIT, LIMIT))
+        return bounded_exp(self.log_ratio(inputs))
 
     def stopped(self, inputs: LossInputs) -> Tensor:
         """Which answers have no gradient, (B,) bool."""
-        return self.surrogate.stopped(self.ratio(inputs), inputs.advantage)
+        return self.ratio_stopped(self.ratio(inputs), inputs.advantage)
 
 
-@dataclass(frozen=True)
-class LinearBound:
+class Bound(Objective):
+    """What objectives that bound a likelihood have in common: no divergence, and no answer without gradient."""
+
+    @property
+    def kl(self) -> Divergence:
+        """None."""
+        return Divergence()
+
+    def stopped(self, inputs: LossInputs) -> Tensor:
+        """Which answers have no gradient, (B,) bool: none."""
+        return torch.zeros_like(inputs.advantage, dtype=torch.bool)
+
+
+class LinearBound(Bound):
     """BGPO (arXiv 2510.11683): a lower bound of A exp(mean of d_j) that is a sum over the views j.
 
-    A >= 0: share_j A (1 + d_j), for e^x >= 1 + x; A < 0: share_j A e^(d_j), for exp is convex. d_j is the gap of view j's
-    own estimate (its part over its share). Equal to A exp(...) in value and gradient where nothing has moved. The DARE code
-    forms 1 + d as exp(log(1 + d)), which is NaN for d <= -1, and clips; we do neither. With `normalised`, d_j is over the
-    length, as it is there.
+    A >= 0: w_j A (1 + d_j), for e^x >= 1 + x; A < 0: w_j A e^(d_j), for exp is convex. d_j is the gap of view j's own
+    estimate (what it adds over its weight w_j). Equal to A exp(...) in value and gradient where nothing has moved. The DARE
+    code forms 1 + d as exp(log(1 + d)), which is NaN for d <= -1, and clips; we do neither. With `normalised`, d_j is over
+    the length, as it is there.
     """
 
+    name: Literal["linear_bound"] = "linear_bound"
     normalised: bool = True
 
     def separable(self, views: Views) -> bool:
@@ -261,28 +290,24 @@ class LinearBound:
 
     def log_ratio(self, inputs: LossInputs) -> Tensor:
         """(B,) of the objective that it bounds."""
-        return SequenceRatio(Clip(), self.normalised).log_ratio(inputs)
-
-    def stopped(self, inputs: LossInputs) -> Tensor:
-        """Which answers have no gradient, (B,) bool: none."""
-        return torch.zeros_like(inputs.advantage, dtype=torch.bool)
+        return sequence_log_ratio(inputs, self.normalised)
 
 
-@dataclass(frozen=True)
-class Sandwich:
+class Sandwich(Bound):
     """SPG (arXiv 2510.09541): raises a lower bound of good answers, lowers an upper bound of bad ones; no ratio, no KL.
 
     A > 0: the ELBO per token. A <= 0: mix times the upper bound (1 / beta) log sum_j w_ij p_ij^beta, mean over the tokens
     that some view scores, and 1 - mix times the ELBO per token. The weights w of the views stand where the paper has
-    1[masked] / t over the number of views, which is what `views.blocks` weighs. In the mean over masks the bound holds for
-    beta >= L (Hoelder); for the paper's smaller ones it lacks a constant. Old log-probabilities play no part.
+    1[masked] / t over the number of views, which is what `likelihood.blocks` weighs. In the mean over masks the bound holds
+    for beta >= L (Hoelder); for the paper's smaller ones it lacks a constant. Old log-probabilities play no part.
     """
 
-    beta: float = 1.5
-    mix: float = 0.5
+    name: Literal["sandwich"] = "sandwich"
+    beta: Positive = 1.5
+    mix: Rate = 0.5
 
     def separable(self, views: Views) -> bool:
-        """Whether it is a sum over views: the log of a sum is none."""
+        """Whether it is a sum over views: the log of a sum is not."""
         return False
 
     def loss(self, inputs: LossInputs) -> Tensor:
@@ -302,11 +327,4 @@ class Sandwich:
 
     def log_ratio(self, inputs: LossInputs) -> Tensor:
         """(B,) of the lower bound per token; the loss does not use it."""
-        return SequenceRatio(Clip()).log_ratio(inputs)
-
-    def stopped(self, inputs: LossInputs) -> Tensor:
-        """Which answers have no gradient, (B,) bool: none."""
-        return torch.zeros_like(inputs.advantage, dtype=torch.bool)
-
-
-Objective = TokenRatio | SequenceRatio | LinearBound | Sandwich
+        return sequence_log_ratio(inputs)

@@ -13,7 +13,7 @@ import torch
 Tensor = torch.Tensor
 
 
-class History:
+class PromptStats:
     """Rewards of prompts, by their place among the training prompts.
 
     Args:

@@ -1,0 +1,84 @@
+"""Commands that only language models have: `flowgrpo mdlm tracelock`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.table import Table
+
+from flowgrpo import config
+from flowgrpo.commands.terminal import Format, out
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What only language models have.")
+
+
+@app.callback()
+def _group() -> None:
+    """Keep a single command a command of its own."""
+
+
+@app.command()
+def tracelock(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="masked-diffusion language model: local folder or hub id")
+    ],
+    source: Annotated[
+        str,
+        typer.Option("--prompts", metavar="FILE", help=".txt, .jsonl, a built-in set, or a corpus such as gsm8k:test"),
+    ],
+    out_folder: Annotated[Path, typer.Option("--out", metavar="DIR")],
+    length: Annotated[int, typer.Option("--length", min=1, help="tokens of an answer")] = 64,
+    decoder: Annotated[
+        str, typer.Option("--decoder", metavar="SPEC", help="the teacher, as a config writes it (YAML)")
+    ] = "low_confidence",
+    prompt_count: Annotated[int, typer.Option("--prompt-count", min=2, help="at most; one in eight is held out")] = 256,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="of training")] = 2000,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option("--dtype")] = "float32",
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="let code that comes with the model run")
+    ] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="put prompts into the tokenizer's chat template")] = False,
+    form: Format = "human",
+) -> None:
+    """Train a controller that commits tokens early, for the decoder trace_lock of a model (docs/mdlm.md)."""
+    import torch
+
+    from flowgrpo.mdlm.teach import Judged, teach
+
+    def tell(judged: Judged) -> None:
+        out.print(f"step {judged.step} of {steps}: loss {judged.loss:.3f}, F-half {judged.f_half:.3f}")
+
+    written = config.parse_yaml(decoder, "--decoder")
+    watch = tell if form == "human" else None
+    taught = teach(
+        model,
+        source,
+        out_folder,
+        length,
+        written,
+        prompt_count,
+        steps,
+        seed,
+        getattr(torch, dtype),
+        trust_remote_code,
+        chat,
+        watch,
+    )
+    if form == "json":
+        print(json.dumps(asdict(taught), indent=1))
+        return
+    out.print(f"learned from {taught.learned} prompts; on {taught.held_out} others:")
+    table = Table("decoder", "evaluations", "same tokens", "same answers", box=None, padding=(0, 2))
+    for row in taught.compared:
+        table.add_row(row.decoder, f"{row.evaluations:.1f}", f"{row.same_tokens:.3f}", f"{row.same_answers:.3f}")
+    out.print(table)
+    kept = taught.kept
+    out.print(f"kept that of step {kept.step}, F-half {kept.f_half:.3f} at {taught.threshold:g}, in {taught.folder}",
+              soft_wrap=True)  # fmt: skip
+    spec = f"decoder: {{name: trace_lock, scorer: {{controller: {taught.folder}}}}}"
+    out.print(f"in a config: {spec}", soft_wrap=True)

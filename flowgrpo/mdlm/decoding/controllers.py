@@ -1,0 +1,21 @@
+"""Where a trained controller lies; looked for before what it computes with is imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flowgrpo.errors import InputError, nearest
+
+SIZES, WEIGHTS = "controller.json", "controller.safetensors"
+
+
+def check_there(folder: Path) -> None:
+    """See that a folder holds a controller.
+
+    Raises:
+        InputError: it holds none.
+    """
+    if not (folder / SIZES).is_file():
+        others = [str(found.parent) for found in folder.parent.glob(f"*/{SIZES}")]
+        hint = nearest(str(folder), others) if others else "flowgrpo mdlm tracelock writes one"
+        raise InputError(f"decoder.scorer.controller: there is no trained controller in {folder}, {hint}")

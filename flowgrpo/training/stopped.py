@@ -1,0 +1,36 @@
+"""Why a run ends before its last iteration."""
+
+from __future__ import annotations
+
+
+class Stopped(Exception):
+    """The run ended early, after a whole iteration; `status` is what the command exits with.
+
+    Args:
+        sentence: where, and why.
+        rest: which checkpoint a resume goes on from, as the head of the command.
+    """
+
+    status: int
+
+    def __init__(self, sentence: str, rest: str):
+        super().__init__(sentence)
+        self.rest = rest
+
+
+class Interrupted(Stopped):
+    """The run was asked to stop."""
+
+    status = 130
+
+
+class NothingToLearn(Stopped):
+    """So many iterations in a row as `run.patience` says had no advantage other than 0, or no update that could be made."""
+
+    status = 1
+
+
+class Diverged(Stopped):
+    """The trained weights are not finite, and no iteration can mend them; checkpoints are of before."""
+
+    status = 1
