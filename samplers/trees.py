@@ -249,14 +249,14 @@ def _evaluate(tree, batch, moves, state, sigma, evaluate, noise, keep_means) -> 
     evaluation = Evaluation(sigma, rows, tree.nodes[batch[0]].root.part, None, [])
     tree.evaluations.append(evaluation)
     children = []
-    for move, places in leaving.items():
-        ids = range(len(tree.nodes), len(tree.nodes) + len(places))
-        for row, ordinal in places:
+    for move, origins in leaving.items():
+        ids = range(len(tree.nodes), len(tree.nodes) + len(origins))
+        for row, ordinal in origins:
             tree.nodes.append(_child(tree, batch[row], move, ordinal if siblings[row] > 1 else None))
         edges = Edges(
             move,
             tree.nodes[ids[0]].sigma,
-            torch.tensor([row for row, _ in places]),
+            torch.tensor([row for row, _ in origins]),
             torch.tensor(ids),
             None,
             None,
@@ -348,11 +348,11 @@ def pruned(tree: Tree, keep: torch.Tensor, micro_batch: int, parts: torch.Tensor
 
 def _gathered(rows: list[tuple[Evaluation, int]], part: int, keep: torch.Tensor) -> Evaluation:
     """One evaluation of some rows of several, with those of their trained edges that stay."""
-    taken: dict[Move, list[tuple[int, Edges, int]]] = defaultdict(list)  # move -> (new row, edges, place in them)
+    taken: dict[Move, list[tuple[int, Edges, int]]] = defaultdict(list)  # move -> (new row, edges, index in them)
     for new, (evaluation, row) in enumerate(rows):
         for edges in evaluation.trained:
-            for place in ((edges.rows == row) & keep[edges.nodes]).nonzero().flatten().tolist():
-                taken[edges.move].append((new, edges, place))
+            for index in ((edges.rows == row) & keep[edges.nodes]).nonzero().flatten().tolist():
+                taken[edges.move].append((new, edges, index))
     return Evaluation(
         rows[0][0].sigma,
         [evaluation.rows[row] for evaluation, row in rows],

@@ -64,10 +64,10 @@ def asked(texts: Sequence[str] | None, prompts_file: str | None, seed: int) -> l
 def batches(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
     """Rows in batches; where they take long, a line on stderr now and then tells how many are done."""
     said = time.monotonic()
-    for at in range(0, len(rows), size):
-        yield rows[at : at + size]
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
         if time.monotonic() - said >= SECONDS:
-            print(f"{min(at + size, len(rows))} of {len(rows)} samples", file=sys.stderr)
+            print(f"{min(start + size, len(rows))} of {len(rows)} samples", file=sys.stderr)
             said = time.monotonic()
 
 

@@ -86,15 +86,15 @@ def _filled(rows: list[tables.Row]) -> list[tables.Row]:
 
 
 def shuffled(number: int, groups: int, seed: int, iteration: int) -> list[int]:
-    """Places of the prompts of an iteration's groups: the next of an endless row of shuffled passes over all `number`.
+    """Indices of the prompts of an iteration's groups: the next of an endless row of shuffled passes over all `number`.
 
     A pure function of its arguments, so it needs no state to resume. A prompt comes back only after all others have
     come; where a pass ends inside an iteration the same prompt may stand in two groups, each with its own integer.
     """
     chosen = []
     for position in range(iteration * groups, (iteration + 1) * groups):
-        epoch, place = divmod(position, number)
-        chosen.append(int(noise.generator(seed, "prompts", epoch).permutation(number)[place]))
+        epoch, index = divmod(position, number)
+        chosen.append(int(noise.generator(seed, "prompts", epoch).permutation(number)[index]))
     return chosen
 
 

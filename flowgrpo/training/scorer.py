@@ -132,11 +132,11 @@ def _applied(reward: Reward, samples: Samples, rows: Sequence[Row], one_group: b
     return values
 
 
-def _some(samples: Samples, places: Sequence[int]) -> Samples:
-    """Samples at some places; the same object for all of them."""
-    if len(places) == len(samples):
+def _some(samples: Samples, indices: Sequence[int]) -> Samples:
+    """Samples at some indices; the same object for all of them."""
+    if len(indices) == len(samples):
         return samples
-    return samples[places] if isinstance(samples, torch.Tensor) else [samples[i] for i in places]
+    return samples[indices] if isinstance(samples, torch.Tensor) else [samples[i] for i in indices]
 
 
 def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row]) -> torch.Tensor:

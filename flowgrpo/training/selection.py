@@ -27,7 +27,7 @@ def most_uncertain(count: Tensor, total: Tensor, number: int, generator: np.rand
         count, total: (P,) float64 discounted number and sum of rewards, the rewards between 0 and 1.
 
     Returns:
-        places of prompts, the most uncertain first.
+        indices of prompts, the most uncertain first.
     """
     p = generator.beta(1 + total.numpy(), 1 + (count - total).numpy())
     return np.argsort(-p * (1 - p), kind="stable")[:number].tolist()
