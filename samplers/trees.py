@@ -294,15 +294,15 @@ def _step(tree: Tree, edges: Edges, sigma: float, state: State, velocity: State,
 
 def _drawn(tree: Tree, edges: Edges, shape: Sequence[int], component: int, noise: Noise) -> torch.Tensor:
     """Noise (E, ...) of edges; what siblings share is drawn at their parent's own path, which leads to no edge."""
-    move, drawn, common = edges.move, [], {}
+    move, drawn, shared = edges.move, [], {}
     for node in (tree.nodes[i] for i in edges.nodes.tolist()):
         parent = tree.nodes[node.parent]
-        own = noise(shape, node.root.group, node.path, parent.step, component)
+        xi = noise(shape, node.root.group, node.path, parent.step, component)
         if move.sibling_strength is not None and move.count > 1:
-            if node.parent not in common:
-                common = {node.parent: noise(shape, node.root.group, parent.path, parent.step, component)}
-            own = (common[node.parent] + move.sibling_strength * own) / math.sqrt(1 + move.sibling_strength**2)
-        drawn.append(move.noise_scale * own)
+            if node.parent not in shared:
+                shared = {node.parent: noise(shape, node.root.group, parent.path, parent.step, component)}
+            xi = (shared[node.parent] + move.sibling_strength * xi) / math.sqrt(1 + move.sibling_strength**2)
+        drawn.append(move.noise_scale * xi)
     return torch.stack(drawn)
 
 
@@ -361,14 +361,14 @@ def _gathered(rows: list[tuple[Evaluation, int]], part: int, keep: torch.Tensor)
         [
             Edges(
                 move,
-                places[0][1].sigma_next,
-                torch.tensor([new for new, _, _ in places]),
-                torch.stack([edges.nodes[e] for _, edges, e in places]),
-                _stack([tuple(x[e] for x in edges.next_state) for _, edges, e in places]),
-                torch.stack([edges.log_prob[e] for _, edges, e in places]),
-                _stack([tuple(x[e] for x in edges.mean) for _, edges, e in places]) if places[0][1].mean else None,
+                picks[0][1].sigma_next,
+                torch.tensor([new for new, _, _ in picks]),
+                torch.stack([edges.nodes[e] for _, edges, e in picks]),
+                _stack([tuple(x[e] for x in edges.next_state) for _, edges, e in picks]),
+                torch.stack([edges.log_prob[e] for _, edges, e in picks]),
+                _stack([tuple(x[e] for x in edges.mean) for _, edges, e in picks]) if picks[0][1].mean else None,
             )
-            for move, places in taken.items()
+            for move, picks in taken.items()
         ],
     )
 

@@ -73,8 +73,8 @@ def batches(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
 
 def line_of(file: Path, row: Row, sampler: str) -> dict[str, Any]:
     """The manifest's line of a sample, with the columns of its prompt after its own keys, which win over equal names."""
-    own = manifest_line(file.name, Sample(0, row, {}, None), 0, sampler)
-    return own | row.columns | own
+    line = manifest_line(file.name, Sample(0, row, {}, None), 0, sampler)
+    return line | row.columns | line
 
 
 def check_folder(out: Path) -> None:

@@ -48,13 +48,13 @@ def load(source: str, key: str = "prompts", folder: str = "data", template: str 
     Raises:
         InputError: there is no such source, or a line of it is wrong.
     """
-    found = [
+    prompts = [
         Prompt(templates.apply(template, row["prompt"]), {name: cell for name, cell in row.items() if name != "prompt"})
         for row in _rows(source, key, folder)
     ]
-    if not found:
+    if not prompts:
         raise InputError(f"{key}: {source} holds no prompt")
-    return found
+    return prompts
 
 
 def _rows(source: str, key: str, folder: str) -> list[tables.Row]:

@@ -168,15 +168,15 @@ def rewards(uses: Sequence[RewardUse], eval_uses: Sequence[RewardUse] = ()) -> t
     Raises:
         RewardError: one cannot be found, or two share a name.
     """
-    found = [
+    loaded = [
         [replace(load_reward(use.use, use.weight, use.options, use.name), only=use.only) for use in part]
         for part in (uses, eval_uses)
     ]
-    names = [reward.name for part in found for reward in part]
+    names = [reward.name for part in loaded for reward in part]
     for name in names:
         if names.count(name) > 1:
             raise RewardError(f"two rewards are named {name!r}: give one of them another name, {{use: ..., name: ...}}")
-    return found[0], found[1]
+    return loaded[0], loaded[1]
 
 
 def tried(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> Iterator[tuple[Reward, Prompt]]:

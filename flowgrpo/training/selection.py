@@ -114,10 +114,10 @@ def select_units(values: Tensor, comparison: Tensor, select: Select | None) -> T
         return torch.ones(len(values), dtype=torch.bool)
     rule = {"extremes": extremes, "max_variance": max_variance}[select.rule]
     _, index = comparison.unique(dim=0, return_inverse=True)
-    found = torch.zeros(len(values), dtype=torch.bool)
+    chosen = torch.zeros(len(values), dtype=torch.bool)
     for i in range(int(index.max()) + 1):
-        own = ((index == i) & values.isfinite()).nonzero()[:, 0]
+        members = ((index == i) & values.isfinite()).nonzero()[:, 0]
         size = int((index == i).sum())
-        number = min(len(own), max(2, round(select.fraction * size)))
-        found[own[rule(values[own], number)]] = True
-    return found
+        number = min(len(members), max(2, round(select.fraction * size)))
+        chosen[members[rule(values[members], number)]] = True
+    return chosen

@@ -191,22 +191,24 @@ def _compute_as_their_input(module: torch.nn.Module) -> None:
 def _attention_layers(modules: dict[str, torch.nn.Module]) -> tuple[str, ...]:
     """Paths of the linear layers inside modules that call themselves attention; where there are none, as in LLaDA, whose
     blocks hold them directly, of those that are named as projections."""
-    found = set()
+    paths = set()
     for module in modules.values():
-        inside = [path for path, m in module.named_modules() if re.search("attention|attn", type(m).__name__.lower())]
+        attention = [
+            path for path, m in module.named_modules() if re.search("attention|attn", type(m).__name__.lower())
+        ]
         linear = [path for path, m in module.named_modules() if isinstance(m, torch.nn.Linear)]
-        own = {path for path in linear if any(path.startswith(f"{outer}.") for outer in inside)}
-        found |= own or {path for path in linear if path.split(".")[-1] in PROJECTIONS}
-    return tuple(sorted(found))
+        inside_attention = {path for path in linear if any(path.startswith(f"{outer}.") for outer in attention)}
+        paths |= inside_attention or {path for path in linear if path.split(".")[-1] in PROJECTIONS}
+    return tuple(sorted(paths))
 
 
 def _linear_layers(modules: dict[str, torch.nn.Module]) -> tuple[str, ...]:
     """Paths of all linear layers but the head that scores a language model's tokens, as peft's `all-linear`."""
-    found = set()
+    paths = set()
     for module in modules.values():
         head = module.get_output_embeddings() if isinstance(module, transformers.PreTrainedModel) else None
-        found |= {path for path, m in module.named_modules() if isinstance(m, torch.nn.Linear) and m is not head}
-    return tuple(sorted(found))
+        paths |= {path for path, m in module.named_modules() if isinstance(m, torch.nn.Linear) and m is not head}
+    return tuple(sorted(paths))
 
 
 def lora_config(
@@ -227,14 +229,14 @@ def lora_config(
     paths = [
         path for module in modules.values() for path, m in module.named_modules() if isinstance(m, torch.nn.Linear)
     ]
-    found = [name for name in names if any(path == name or path.endswith("." + name) for path in paths)]
-    missing = [name for name in names if name not in found]
-    if not found and targets == "auto":
+    matched = [name for name in names if any(path == name or path.endswith("." + name) for path in paths)]
+    missing = [name for name in names if name not in matched]
+    if not matched and targets == "auto":
         raise InputError("model.lora.targets: auto finds no attention in the model, name its linear layers")
     if missing and targets != "auto":
         ends = sorted({path.split(".")[-1] for path in paths if not path.split(".")[-1].isdigit()})
         raise InputError(f"model.lora.targets: no linear layer is named {missing[0]!r}, there are {', '.join(ends)}")
-    return peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=found, init_lora_weights="gaussian")
+    return peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=matched, init_lora_weights="gaussian")
 
 
 def adapter_size(tensors: Mapping[str, Shape], lora: Lora) -> int:
