@@ -158,7 +158,17 @@ def test_a_resume_reads_its_calibration_before_its_model(workplace, unloaded, ca
     (folder / "calibration.json").unlink()
     weights = Weights({"net": torch.nn.Linear(3, 2)}, None)
     optimizer, scaler = torch.optim.AdamW(weights.parameters), torch.amp.GradScaler("cpu", enabled=False)
-    checkpoint.save(folder / "checkpoints", 1, weights, optimizer, scaler, [checkpoint.random_state()], 0.0, {}, 1)
+    checkpoint.save(
+        folder / "checkpoints",
+        1,
+        weights=weights,
+        optimizer=optimizer,
+        scaler=scaler,
+        random_states=[checkpoint.random_state()],
+        beta=0.0,
+        prompt_stats={},
+        keep=1,
+    )
     assert main(["train", "tiny.yaml", *DENSE]) == 2
     assert "calibration.json is missing, which holds the noise levels" in capsys.readouterr().err
 
