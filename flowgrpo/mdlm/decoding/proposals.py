@@ -7,15 +7,16 @@ Gumbel noise to each logit and take the largest: the same distribution, for V nu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from pydantic import Field
 
-from flowgrpo.mdlm.decoding.step import Setting, Step, setting
-from flowgrpo.schema.base import Count
+from flowgrpo.mdlm.decoding.step import DecodeStep, Setting, setting
+from flowgrpo.schema.base import Choice, Count
 
-Tensor = torch.Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CHUNK = 256  # positions whose probabilities are in float64 at once: of a large vocabulary 0.3 GB
 
@@ -37,18 +38,18 @@ class Proposed:
     log_prob: Tensor
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(Choice):
     """Draws from softmax(logits / temperature), cut to `top_k` tokens, then to the fewest whose probability is `top_p`.
 
     Temperature 0 takes the likeliest, the first of equals.
     """
 
+    name: Literal["sample"] = "sample"
     temperature: Setting = 0.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Count | None = None
 
-    def __call__(self, step: Step, logits: Tensor) -> Proposed:
+    def __call__(self, step: DecodeStep, logits: Tensor) -> Proposed:
         """Proposals from logits (N, V)."""
         temperature = setting(self.temperature, step)[step.owner]  # (N,)
         drawn = temperature > 0

@@ -26,7 +26,7 @@ from flowgrpo.errors import InputError, nearest
 from flowgrpo.mdlm.decoding.committers import Remaining
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
 from flowgrpo.mdlm.decoding.modifiers import Gumbel
-from flowgrpo.mdlm.decoding.step import Step
+from flowgrpo.mdlm.decoding.step import DecodeStep
 from flowgrpo.schema.base import Choice, Positive
 from samplers.noise import Address, noise
 
@@ -60,7 +60,7 @@ class Chosen:
 
     values: Tensor  # (B, S)
 
-    def __call__(self, step: Step) -> Tensor:
+    def __call__(self, step: DecodeStep) -> Tensor:
         """Numbers (R,) of the rows of a step."""
         values = self.values.to(step.row.device)
         return values[step.row, step.index.clamp(max=values.shape[1] - 1)]
@@ -133,13 +133,15 @@ def scheduled(decoder: Decoder, actions: Actions) -> Decoder:
     for column, name in enumerate(actions.names):
         chosen = Chosen(actions.values[:, :, column])
         if name == "temperature":
-            decoder = replace(decoder, proposal=replace(decoder.proposal, temperature=chosen))
+            decoder = replace(decoder, proposal=decoder.proposal.model_copy(update={"temperature": chosen}))
         elif name == "cfg_scale":
             decoder = replace(decoder, cfg_scale=chosen)
         elif name == "ratio" and isinstance(decoder.committer, Remaining):
-            decoder = replace(decoder, committer=replace(decoder.committer, ratio=chosen))
+            decoder = replace(decoder, committer=decoder.committer.model_copy(update={"ratio": chosen}))
         elif name == "selection_temperature" and any(isinstance(change, Gumbel) for change in decoder.modifiers):
-            changes = (Gumbel(chosen) if isinstance(change, Gumbel) else change for change in decoder.modifiers)
+            changes = (
+                Gumbel(temperature=chosen) if isinstance(change, Gumbel) else change for change in decoder.modifiers
+            )
             decoder = replace(decoder, modifiers=tuple(changes))
         else:
             raise InputError(
