@@ -131,10 +131,8 @@ class MaskPredictor:
         self, ids: Tensor, mask: Tensor, start: int, stop: int, layers: int
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """`logits_and_hidden` of rows with as much padding at a time, without it; 0 where it was."""
-        padding = (~mask).sum(1)  # (B,)
         rows, parts = [], []
-        for width in padding.unique().tolist():
-            own = (padding == width).nonzero()[:, 0]
+        for width, own in _equally_padded(mask, torch.ones_like(mask[:, 0])):
             logits, hidden = self.logits_and_hidden(ids[own, width:], None, max(start - width, 0), stop - width, layers)
             tensors = zip((logits, *hidden), (stop - start, *[ids.shape[1]] * layers), strict=True)
             rows.append(own)
@@ -199,11 +197,9 @@ class MaskPredictor:
 
     def _at_by_length(self, ids: Tensor, mask: Tensor, where: Tensor, clean: Tensor | None) -> Tensor:
         """`logits_at` of rows with as much padding at a time, without it."""
-        padding = (~mask).sum(1)  # (B,)
         number = where.flatten().cumsum(0).view_as(where) - 1  # of each token that is asked for
         parts, places = [], []
-        for width in padding[where.any(1)].unique().tolist():
-            own = ((padding == width) & where.any(1)).nonzero()[:, 0]
+        for width, own in _equally_padded(mask, where.any(1)):
             known = None if clean is None else clean[own, width:]
             parts.append(self.logits_at(ids[own, width:], None, where[own, width:], known))
             places.append(number[own][where[own]])
@@ -322,3 +318,10 @@ class MaskPredictor:
     def _parameter(self) -> Tensor:
         """Any parameter of the model; an empty tensor for a function."""
         return next(iter(getattr(self.model, "parameters", tuple)()), torch.empty(0))
+
+
+def _equally_padded(mask: Tensor, taken: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Each number of padded columns among the rows that are taken (B,) bool, and which of these rows (int64) have it."""
+    padding = (~mask).sum(1)  # (B,)
+    for width in padding[taken].unique().tolist():
+        yield width, ((padding == width) & taken).nonzero()[:, 0]
