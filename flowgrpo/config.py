@@ -11,11 +11,12 @@ from typing import Any
 import yaml
 
 from flowgrpo.data import tables
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.schema.sentences import checked
+from rewards.base import nearest
 
 LARGEST_TEXT = 1 << 18  # characters of YAML
 LARGEST_VALUE = 1 << 17  # values in it, where its aliases are followed

@@ -9,9 +9,10 @@ from typing import Any
 
 from flowgrpo.data import tables
 from flowgrpo.data.embedded import EMBEDDED
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.training.hub import HUB_ID, explained, index_map
+from rewards.base import nearest
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ from flowgrpo.commands.gallery import check_readable, write_gallery
 from flowgrpo.commands.kinds import KINDS
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Prompt
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RewardUse, RunConfig
 from flowgrpo.schema.sections import Run as Place
 from flowgrpo.training import checkpoint, folders, report, scorer
 from flowgrpo.training.parts import check_geometry
-from rewards.base import last_part, matches
+from rewards.base import last_part, matches, nearest
 
 if TYPE_CHECKING:  # a run has one of them
     from flowgrpo.flow.pipeline.policy import DiffusersPolicy

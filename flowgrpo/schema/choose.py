@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice
 from flowgrpo.schema.sentences import checked
+from rewards.base import nearest
 
 Row = dict[str, dict[str, Any]]
 

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Strict
+from rewards.base import nearest
 
 Model = TypeVar("Model", bound=Strict)
 

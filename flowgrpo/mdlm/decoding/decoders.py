@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding import committers, modifiers, regions, scorers
 from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.decoding.modifiers import Tokens
@@ -17,6 +17,7 @@ from flowgrpo.mdlm.decoding.step import Frame, Setting
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Count, Strict, named
 from flowgrpo.schema.sentences import checked
+from rewards.base import nearest
 
 if TYPE_CHECKING:
     from flowgrpo.mdlm.decoding.predictor import MaskPredictor
