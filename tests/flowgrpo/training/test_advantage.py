@@ -81,8 +81,8 @@ def test_a_constant_group_has_no_advantage_even_with_rounding():
 def test_a_lost_value_changes_nothing_for_the_others(baseline, std):
     values, groups = tensors([1.0, 4.0, math.nan, 2.0, 7.0], [0, 0, 0, 1, 1])
     kept = torch.tensor([0, 1, 3, 4])
-    with_lost = baseline(values, groups, std)
-    torch.testing.assert_close(with_lost[kept], baseline(values[kept], groups[kept], std))
+    with_lost = baseline(values, groups, std=std)
+    torch.testing.assert_close(with_lost[kept], baseline(values[kept], groups[kept], std=std))
     assert with_lost[2] == 0
 
 
