@@ -160,7 +160,7 @@ def solved(texts: Sequence[str], prompts: Sequence[str], **columns: Sequence) ->
     scores: Scores = [None] * len(texts)
     for reward, names in _TASKS:
         if all(name in columns for name in names):
-            given = reward(texts, prompts, *(columns[name] for name in names), columns.get("bare"))
+            given = reward(texts, prompts, **{name: columns[name] for name in names}, bare=columns.get("bare"))
             scores = [old if new is None else float(new == 1) for old, new in zip(scores, given, strict=True)]
     return scores
 

@@ -89,7 +89,7 @@ def test_a_lost_value_changes_nothing_for_the_others(baseline, std):
 def test_a_group_that_is_lost_whole_or_has_one_member_teaches_nothing():
     values, groups = tensors([math.nan, math.nan, 3.0, 1.0, 2.0], [0, 0, 1, 2, 2])
     for baseline in (group_mean, leave_one_out):
-        assert baseline(values, groups, "none")[:3].tolist() == [0, 0, 0]
+        assert baseline(values, groups, std="none")[:3].tolist() == [0, 0, 0]
 
 
 PAIRS = torch.tensor([[0, 1], [1, 0], [0, 2], [0, 1], [1, 0], [0, 2], [0, 0]])  # rows, not their sums or columns
