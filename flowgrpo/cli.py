@@ -194,7 +194,7 @@ def rewards(
     form: Format = "human",
 ) -> None:
     """List the rewards that can be used by name, or describe one."""
-    from flowgrpo.commands.rewards import catalogue, description
+    from flowgrpo.commands.rewards import catalogue, reward_help
 
     rows = catalogue()
     if name is not None:
@@ -207,7 +207,7 @@ def rewards(
     if name is not None:
         for key in ("inputs", "range", "weights", "licence"):
             out.print(f"{key:8} {rows[0][key] or 'none'}", soft_wrap=True)
-        out.print("\n" + description(name), soft_wrap=True)
+        out.print("\n" + reward_help(name), soft_wrap=True)
         return
     table = Table("name", "inputs", "range", box=None, padding=(0, 2))
     for row in rows:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import CLIPModel
 
-from rewards.model import PictureReward, distinct, pooled
+from rewards.model import PictureReward, encode_unique, pooled_features
 
 
 class _Clip(PictureReward):
@@ -16,14 +16,16 @@ class _Clip(PictureReward):
         return self.pretrained(CLIPModel)
 
     def _cosine(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
-        seen = pooled(self.model.get_image_features(pixel_values=self.pixels(images)))
-        return torch.cosine_similarity(seen.float(), distinct(self._encode, prompts).float())
+        seen = pooled_features(self.model.get_image_features(pixel_values=self.pixels(images)))
+        return torch.cosine_similarity(seen.float(), encode_unique(self._encode, prompts).float())
 
     def _encode(self, texts: list[str]) -> torch.Tensor:
         length = self.model.config.text_config.max_position_embeddings
         tokens = self.tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
         tokens = tokens.to(self.device)
-        return pooled(self.model.get_text_features(tokens["input_ids"], attention_mask=tokens["attention_mask"]))
+        return pooled_features(
+            self.model.get_text_features(tokens["input_ids"], attention_mask=tokens["attention_mask"])
+        )
 
 
 class ClipScore(_Clip):

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import BlipTextConfig, BlipTextModel, BlipVisionConfig, BlipVisionModel, PreTrainedTokenizerBase
 from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
-from rewards.model import PictureReward, five_layers, part_of, weights_of
+from rewards.model import PictureReward, laion_aesthetic_head, part_of, weights_of
 from rewards.preprocessing import Preprocessing
 
 # Of the scores on the authors' training data; a reward is (score - MEAN) / STD.
@@ -78,7 +78,7 @@ class ImageReward(PictureReward):
 
     def _load(self) -> nn.Module:
         weights = weights_of(self.file("ImageReward.pt"))
-        head = five_layers(part_of(weights, "mlp.layers."))
+        head = laion_aesthetic_head(part_of(weights, "mlp.layers."))
         vision = translated(part_of(weights, "blip.visual_encoder."))
         text = part_of(weights, "blip.text_encoder.")
         text.pop("embeddings.position_ids", None)

@@ -199,7 +199,7 @@ def part_of(weights: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Te
     return part
 
 
-def five_layers(weights: dict[str, torch.Tensor]) -> nn.Sequential:
+def laion_aesthetic_head(weights: dict[str, torch.Tensor]) -> nn.Sequential:
     """The head of the LAION aesthetic predictor, which ImageReward took over: D -> 1024 -> 128 -> 64 -> 16 -> 1, all linear.
 
     Args:
@@ -213,12 +213,12 @@ def five_layers(weights: dict[str, torch.Tensor]) -> nn.Sequential:
     return head
 
 
-def pooled(output: Any) -> torch.Tensor:
-    """The features (b, D) of transformers' get_image_features and the like: a tensor once, in later versions a field."""
+def pooled_features(output: Any) -> torch.Tensor:
+    """The features (b, D) that transformers' get_image_features and the like return: a tensor, in later versions a field."""
     return getattr(output, "pooler_output", output)
 
 
-def distinct(encode: Callable[[list[str]], torch.Tensor], texts: Sequence[str]) -> torch.Tensor:
+def encode_unique(encode: Callable[[list[str]], torch.Tensor], texts: Sequence[str]) -> torch.Tensor:
     """`encode` of all texts, each of them encoded once: a batch mostly holds the samples of one prompt."""
     each = list(dict.fromkeys(texts))
     return encode(each)[[each.index(text) for text in texts]]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rewards.base import RewardError
-from rewards.model import PictureReward, distinct, five_layers, part_of, weights_of
+from rewards.model import PictureReward, encode_unique, laion_aesthetic_head, part_of, weights_of
 from rewards.preprocessing import Preprocessing, of_open_clip
 
 HPS_FILES = {"v2.0": "HPS_v2_compressed.pt", "v2.1": "HPS_v2.1_compressed.pt"}
@@ -67,7 +67,7 @@ class HPSv2(PictureReward):
 
     def _score(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
         seen = self.model.encode_image(self.pixels(images))
-        read = distinct(lambda texts: self.model.encode_text(self.tokenizer(texts).to(self.device)), prompts)
+        read = encode_unique(lambda texts: self.model.encode_text(self.tokenizer(texts).to(self.device)), prompts)
         return torch.cosine_similarity(seen.float(), read.float())
 
 
@@ -108,7 +108,7 @@ class Aesthetic(PictureReward):
         return of_open_clip(self.model["visual"].preprocess_cfg)
 
     def _load(self) -> nn.Module:
-        head = five_layers(part_of(weights_of(self.file("aesthetic-model.pth")), "layers."))
+        head = laion_aesthetic_head(part_of(weights_of(self.file("aesthetic-model.pth")), "layers."))
         with self.loading(self.clip):
             precision = PRECISIONS[self.dtype]
             visual = open_clip.create_model(self.architecture, pretrained=self.clip, precision=precision).visual

@@ -13,7 +13,7 @@ from transformers import AutoModel
 from rewards import media
 from rewards.base import RewardError
 from rewards.image import check_images
-from rewards.model import PictureReward, pooled
+from rewards.model import PictureReward, pooled_features
 
 
 class _Features(PictureReward):
@@ -26,7 +26,7 @@ class _Features(PictureReward):
         """Features (b, D), of length 1, of pictures (3, H, W) of any sizes: a CLIP's projection, a DINO's first token."""
         pixels = torch.cat([self.pixels(picture[None]) for picture in pictures])
         encode = getattr(self.model, "get_image_features", self.model)
-        return nn.functional.normalize(pooled(encode(pixel_values=pixels)).float(), dim=-1)
+        return nn.functional.normalize(pooled_features(encode(pixel_values=pixels)).float(), dim=-1)
 
 
 class ImageSimilarity(_Features):

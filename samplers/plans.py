@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from samplers.kernels import Kernel
-from samplers.trees import TRUNK, TWIG, Move, Plan
+from samplers.trees import TWIG, Move, Plan
 
 SIDE = "side"  # what left the trunk of a brush, and walks on by ODE
 
@@ -37,7 +38,7 @@ def brush(kernels: Sequence[Kernel], branches: Sequence[int], finish: int | None
 
     def moves(role: str, step: int) -> tuple[Move, ...]:
         if role == SIDE:
-            return (Move(role=SIDE, stops=_stops(step, end, finish)),)
+            return (Move(role=SIDE, ode_stops=_stops(step, end, finish)),)
         sides = (Move(kernels[step], SIDE, branches[step], trained=True),) if branches[step] else ()
         return (Move(), *sides) if step < last else sides
 
@@ -48,10 +49,11 @@ def branch(
     kernels: Sequence[Kernel],
     splits: Collection[int],
     factor: int,
+    *,
     stochastic: Collection[int],
     trained: Collection[int],
-    spread: float | None,
-    heat: float,
+    sibling_strength: float | None,
+    noise_scale: float,
 ) -> Plan:
     """Every node is trunk: `factor` children at the `splits`, one elsewhere; ODE at steps that are not `stochastic`.
 
@@ -59,12 +61,13 @@ def branch(
 
     Args:
         splits: some of the stochastic steps.
-        spread, heat: of the siblings' noise, see `Move`.
+        sibling_strength, noise_scale: of the siblings' noise, see `Move`.
     """
 
     def moves(role: str, step: int) -> tuple[Move, ...]:
         if step in splits:
-            return (Move(kernels[step], TRUNK, factor, step in trained, spread=spread, heat=heat),)
+            siblings = Move(kernels[step], count=factor, trained=step in trained)
+            return (replace(siblings, sibling_strength=sibling_strength, noise_scale=noise_scale),)
         return (Move(kernels[step], trained=step in trained) if step in stochastic else Move(),)
 
     return moves
@@ -83,16 +86,16 @@ def twigs(kernels: Sequence[Kernel], stochastic: Collection[int], length: int | 
 
     def moves(role: str, step: int) -> tuple[Move, ...]:
         trunk = Move(kernels[step], trained=True) if step in stochastic else Move()
-        stops = _stops(step, end, length)
-        coincides = len(stops) == end - step and not any(later in stochastic for later in range(step, end))
+        ode_stops = _stops(step, end, length)
+        coincides = len(ode_stops) == end - step and not any(later in stochastic for later in range(step, end))
         if coincides or (step == 0 and not root):
             return (trunk,)
-        return (trunk, Move(role=TWIG, stops=stops))
+        return (trunk, Move(role=TWIG, ode_stops=ode_stops))
 
     return moves
 
 
 def _stops(step: int, end: int, most: int | None) -> tuple[int, ...]:
-    """At most so many places that lead evenly from a step to the end of the schedule."""
+    """At most so many indices that lead evenly from a step to the end of the schedule."""
     count = min(most or end, end - step)
     return tuple(step + round((end - step) * i / count) for i in range(1, count + 1))

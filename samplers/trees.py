@@ -29,20 +29,21 @@ class Move:
 
     Attributes:
         trained: whether the edges take part in the update.
-        stops: None for one step along the schedule; otherwise the places in the schedule that are walked by ODE, up to its
-            end, without asking the plan again.
-        spread: None for siblings of independent noise; s for (xi_0 + s eta) / sqrt(1 + s^2), xi_0 shared and eta their own,
-            so that each is standard normal and two have covariance 1 / (1 + s^2) (BranchGRPO, arXiv 2509.06040).
-        heat: factor on the drawn noise, of which the log-probability knows nothing; anything but 1 breaks the marginals.
+        ode_stops: None for one step along the schedule; otherwise the indices of the schedule that are walked to by ODE,
+            up to its end, without asking the plan again.
+        sibling_strength: None for siblings of independent noise; s for (xi_0 + s eta) / sqrt(1 + s^2), xi_0 shared and eta
+            their own, so that each is standard normal and two have covariance 1 / (1 + s^2) (BranchGRPO, arXiv 2509.06040).
+        noise_scale: factor on the drawn noise, of which the log-probability knows nothing; anything but 1 breaks the
+            marginals.
     """
 
     kernel: Kernel = ODE
     role: str = TRUNK
     count: int = 1
     trained: bool = False
-    stops: tuple[int, ...] | None = None
-    spread: float | None = None
-    heat: float = 1.0
+    ode_stops: tuple[int, ...] | None = None
+    sibling_strength: float | None = None
+    noise_scale: float = 1.0
 
 
 Plan = Callable[[str, int], Sequence[Move]]  # (role, step) -> moves; none is a dead end, which is never decoded
@@ -83,7 +84,7 @@ class Root:
 
 @dataclass(frozen=True)
 class Node:
-    """One latent: its place in the tree. `step` indexes the schedule; `ahead` are further stops."""
+    """One latent: its place in the tree. `step` indexes the schedule, as do `remaining_stops`, the rest of its move."""
 
     parent: int | None
     root: Root
@@ -91,7 +92,7 @@ class Node:
     role: str
     sigma: float
     step: int
-    ahead: tuple[int, ...] = ()
+    remaining_stops: tuple[int, ...] = ()
 
 
 @dataclass
@@ -224,7 +225,9 @@ def grow(
 
 
 def _moves(node: Node, plan: Plan) -> Sequence[Move]:
-    return (Move(role=node.role, stops=node.ahead),) if node.ahead else plan(node.role, node.step)
+    return (
+        (Move(role=node.role, ode_stops=node.remaining_stops),) if node.remaining_stops else plan(node.role, node.step)
+    )
 
 
 def _batches(moves: dict[int, Sequence[Move]], tree: Tree, size: int) -> list[list[int]]:
@@ -247,14 +250,14 @@ def _evaluate(tree, batch, moves, state, sigma, evaluate, noise, keep_means) -> 
     evaluation = Evaluation(sigma, rows, tree.nodes[batch[0]].root.part, None, [])
     tree.evaluations.append(evaluation)
     children = []
-    for move, places in leaving.items():
-        ids = range(len(tree.nodes), len(tree.nodes) + len(places))
-        for row, ordinal in places:
+    for move, origins in leaving.items():
+        ids = range(len(tree.nodes), len(tree.nodes) + len(origins))
+        for row, ordinal in origins:
             tree.nodes.append(_child(tree, batch[row], move, ordinal if siblings[row] > 1 else None))
         edges = Edges(
             move,
             tree.nodes[ids[0]].sigma,
-            torch.tensor([row for row, _ in places]),
+            torch.tensor([row for row, _ in origins]),
             torch.tensor(ids),
             None,
             None,
@@ -270,8 +273,8 @@ def _evaluate(tree, batch, moves, state, sigma, evaluate, noise, keep_means) -> 
 def _child(tree: Tree, parent: int, move: Move, ordinal: int | None) -> Node:
     node = tree.nodes[parent]
     path = node.path if ordinal is None else (*node.path, ordinal)
-    step, *ahead = move.stops or (node.step + 1,)
-    return Node(parent, node.root, path, move.role, tree.sigmas[step], step, tuple(ahead))
+    step, *remaining = move.ode_stops or (node.step + 1,)
+    return Node(parent, node.root, path, move.role, tree.sigmas[step], step, tuple(remaining))
 
 
 def _step(tree: Tree, edges: Edges, sigma: float, state: State, velocity: State, noise: Noise) -> tuple[State, State]:
@@ -292,15 +295,15 @@ def _step(tree: Tree, edges: Edges, sigma: float, state: State, velocity: State,
 
 def _drawn(tree: Tree, edges: Edges, shape: Sequence[int], component: int, noise: Noise) -> torch.Tensor:
     """Noise (E, ...) of edges; what siblings share is drawn at their parent's own path, which leads to no edge."""
-    move, drawn, common = edges.move, [], {}
+    move, drawn, shared = edges.move, [], {}
     for node in (tree.nodes[i] for i in edges.nodes.tolist()):
         parent = tree.nodes[node.parent]
-        own = noise(shape, node.root.group, node.path, parent.step, component)
-        if move.spread is not None and move.count > 1:
-            if node.parent not in common:
-                common = {node.parent: noise(shape, node.root.group, parent.path, parent.step, component)}
-            own = (common[node.parent] + move.spread * own) / math.sqrt(1 + move.spread**2)
-        drawn.append(move.heat * own)
+        xi = noise(shape, node.root.group, node.path, parent.step, component)
+        if move.sibling_strength is not None and move.count > 1:
+            if node.parent not in shared:
+                shared = {node.parent: noise(shape, node.root.group, parent.path, parent.step, component)}
+            xi = (shared[node.parent] + move.sibling_strength * xi) / math.sqrt(1 + move.sibling_strength**2)
+        drawn.append(move.noise_scale * xi)
     return torch.stack(drawn)
 
 
@@ -344,11 +347,11 @@ def pruned(tree: Tree, keep: torch.Tensor, micro_batch: int, parts: torch.Tensor
 
 def _gathered(rows: list[tuple[Evaluation, int]], part: int, keep: torch.Tensor) -> Evaluation:
     """One evaluation of some rows of several, with those of their trained edges that stay."""
-    taken: dict[Move, list[tuple[int, Edges, int]]] = defaultdict(list)  # move -> (new row, edges, place in them)
+    taken: dict[Move, list[tuple[int, Edges, int]]] = defaultdict(list)  # move -> (new row, edges, index in them)
     for new, (evaluation, row) in enumerate(rows):
         for edges in evaluation.trained:
-            for place in ((edges.rows == row) & keep[edges.nodes]).nonzero().flatten().tolist():
-                taken[edges.move].append((new, edges, place))
+            for index in ((edges.rows == row) & keep[edges.nodes]).nonzero().flatten().tolist():
+                taken[edges.move].append((new, edges, index))
     return Evaluation(
         rows[0][0].sigma,
         [evaluation.rows[row] for evaluation, row in rows],
@@ -357,14 +360,14 @@ def _gathered(rows: list[tuple[Evaluation, int]], part: int, keep: torch.Tensor)
         [
             Edges(
                 move,
-                places[0][1].sigma_next,
-                torch.tensor([new for new, _, _ in places]),
-                torch.stack([edges.nodes[e] for _, edges, e in places]),
-                _stack([tuple(x[e] for x in edges.next_state) for _, edges, e in places]),
-                torch.stack([edges.log_prob[e] for _, edges, e in places]),
-                _stack([tuple(x[e] for x in edges.mean) for _, edges, e in places]) if places[0][1].mean else None,
+                picks[0][1].sigma_next,
+                torch.tensor([new for new, _, _ in picks]),
+                torch.stack([edges.nodes[e] for _, edges, e in picks]),
+                _stack([tuple(x[e] for x in edges.next_state) for _, edges, e in picks]),
+                torch.stack([edges.log_prob[e] for _, edges, e in picks]),
+                _stack([tuple(x[e] for x in edges.mean) for _, edges, e in picks]) if picks[0][1].mean else None,
             )
-            for move, places in taken.items()
+            for move, picks in taken.items()
         ],
     )
 

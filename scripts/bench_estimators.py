@@ -26,7 +26,7 @@ from flowgrpo.mdlm.methods.answers import Answers
 from flowgrpo.mdlm.methods.backward import backward
 from flowgrpo.mdlm.methods.estimate import estimate
 from flowgrpo.mdlm.methods.objective import LinearBound, SequenceRatio
-from flowgrpo.training.kept import Kept
+from flowgrpo.training.saved_tensors import SavedTensorMeter
 
 MASK, START, VOCABULARY = 10, 11, 12
 PLANS = {
@@ -151,7 +151,7 @@ def enumerated(model: Tiny, ids: torch.Tensor) -> tuple[Table, float]:
 def kept(model: Tiny, given: Answers, chosen: views.Views, micro_batch: int) -> int:
     """Bytes kept for the exact gradient of one answer's ratio, so many evaluations at a time."""
     weights = aggregation.sequence_mean(given.scored, torch.ones(1), chosen.first)
-    with Kept(model.parameters()) as meter:
+    with SavedTensorMeter(model.parameters()) as meter:
         backward(model, given, chosen, SequenceRatio(), torch.ones(1), weights, None, None, micro_batch)
     return meter.peak
 
@@ -209,7 +209,7 @@ def gradients(model: Tiny, held_out: torch.Tensor, draws: int) -> None:
             before = model.evaluations
             value = torch.tensor([advantage])
             weights = aggregation.sequence_mean(given.scored, value, chosen.first)
-            with Kept(model.parameters()) as meter:
+            with SavedTensorMeter(model.parameters()) as meter:
                 backward(model, given, chosen, objective, value, weights, old, None, size)
             calls = model.evaluations - before
             slope = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])

@@ -23,28 +23,28 @@ def explained(settings: Strict, key: str) -> list[tuple[str, str]]:
     Raises:
         InputError: the configuration has no such key.
     """
-    found = explain.explain(settings, key)
-    lines = [(key, found.meaning), ("takes", found.takes)]
-    if found.default is not PydanticUndefined:
-        lines.append(("default", written(found.default)))
-    lines.append(("here", written(found.value)))
-    lines += [(f"{key}.{name}", meaning) for name, meaning in found.below.items()]
-    return [*lines, *(("used in", place) for place in used(key, found.home))]
+    explained = explain.explain(settings, key)
+    lines = [(key, explained.meaning), ("takes", explained.takes)]
+    if explained.default is not PydanticUndefined:
+        lines.append(("default", written(explained.default)))
+    lines.append(("here", written(explained.value)))
+    lines += [(f"{key}.{name}", meaning) for name, meaning in explained.below.items()]
+    return [*lines, *(("used in", place) for place in used(key, explained.home))]
 
 
 def used(key: str, home: str = "") -> list[str]:
     """Files and lines of the package that name a key by that of its section, or, in the module `home`, as its own."""
     root = Path(__file__).parents[1]
     *section, name = key.split(".")[-2:]
-    found = []
+    uses = []
     for file in sorted(root.rglob("*.py")):
-        place = str(file.relative_to(root.parent))
-        owners = [*section, *["self"] * (place == home.replace(".", "/") + ".py")]
+        path = str(file.relative_to(root.parent))
+        owners = [*section, *["self"] * (path == home.replace(".", "/") + ".py")]
         pattern = rf"\b({'|'.join(owners)})\.{name}\b(?!:)" if owners else rf"\b(config|settings)\.{name}\b"
         lines = enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
         if numbers := [str(number) for number, line in lines if re.search(pattern, line)]:
-            found.append(f"{place}:{', '.join(numbers)}")
-    return found
+            uses.append(f"{path}:{', '.join(numbers)}")
+    return uses
 
 
 def written(value: Any) -> str:

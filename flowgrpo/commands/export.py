@@ -21,8 +21,8 @@ def export(run: Path, out: Path, step: int | None = None) -> Exported:
     Raises:
         InputError: there is no such run or checkpoint, it cannot be read, or `out` is not empty or cannot be written to.
     """
-    settings, found = opened(run, out, step)
-    return KINDS[settings.kind].export.export(settings, run, found, out)
+    settings, folder = opened(run, out, step)
+    return KINDS[settings.kind].export.export(settings, run, folder, out)
 
 
 def settings_of(run: Path) -> RunConfig:
@@ -46,6 +46,6 @@ def opened(run: Path, out: Path, step: int | None) -> tuple[RunConfig, Path]:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out {out}: exists and is not an empty folder")
     folders.check_writable(out, "--out")
-    found = checkpoint.find(run / "checkpoints", step)
-    checkpoint.check(found)
-    return settings, found
+    folder = checkpoint.find(run / "checkpoints", step)
+    checkpoint.check(folder)
+    return settings, folder

@@ -28,7 +28,7 @@ def catalogue() -> list[dict[str, Any]]:
     return built_in + installed
 
 
-def description(name: str) -> str:
+def reward_help(name: str) -> str:
     """What a reward's docstring says of it, its options, and a line for a config.
 
     Of a built-in reward both are read from its source, so that nothing it needs is imported.
@@ -51,12 +51,12 @@ def description(name: str) -> str:
     return "\n\n".join([*filter(None, lines), f"In a config: rewards: [{use}]"])
 
 
-def _imported(found: Any) -> tuple[str | None, Options | None]:
+def _imported(reward: Any) -> tuple[str | None, Options | None]:
     """The docstring of a function or a class, and the options of a class; None of a function."""
-    if not inspect.isclass(found):
-        return inspect.getdoc(found), None
-    parameters = [p for p in inspect.signature(found).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    return inspect.getdoc(found), {p.name: p.default for p in parameters}
+    if not inspect.isclass(reward):
+        return inspect.getdoc(reward), None
+    parameters = [p for p in inspect.signature(reward).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    return inspect.getdoc(reward), {p.name: p.default for p in parameters}
 
 
 def _read(target: str) -> tuple[str | None, Options | None]:
@@ -84,10 +84,10 @@ def _options(module: str, name: str) -> Iterator[Options]:
                 )
             }
     for base in names[name].bases:
-        found = names.get(base.id) if isinstance(base, ast.Name) else None
-        if isinstance(found, ast.ImportFrom):
-            yield from _options(found.module, base.id)
-        elif isinstance(found, ast.ClassDef):
+        definition = names.get(base.id) if isinstance(base, ast.Name) else None
+        if isinstance(definition, ast.ImportFrom):
+            yield from _options(definition.module, base.id)
+        elif isinstance(definition, ast.ClassDef):
             yield from _options(module, base.id)
 
 
@@ -101,12 +101,12 @@ def _value(node: ast.expr | None, names: Mapping[str, Any]) -> Any:
 @cache
 def _defined(module: str) -> dict[str, Any]:
     """What each name of a module stands for in its source: a function, a class, an assignment, an import."""
-    found: dict[str, Any] = {}
+    definitions: dict[str, Any] = {}
     for node in ast.parse(Path(find_spec(module).origin).read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found[node.name] = node
+            definitions[node.name] = node
         elif isinstance(node, ast.ImportFrom):
-            found |= {alias.asname or alias.name: node for alias in node.names}
+            definitions |= {alias.asname or alias.name: node for alias in node.names}
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            found[node.targets[0].id] = node
-    return found
+            definitions[node.targets[0].id] = node
+    return definitions

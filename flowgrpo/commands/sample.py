@@ -65,17 +65,17 @@ def asked(texts: Sequence[str] | None, prompts_file: str | None, seed: int) -> l
 def batches(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
     """Rows in batches; where they take long, a line on stderr now and then tells how many are done."""
     said = time.monotonic()
-    for at in range(0, len(rows), size):
-        yield rows[at : at + size]
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
         if time.monotonic() - said >= SECONDS:
-            print(f"{min(at + size, len(rows))} of {len(rows)} samples", file=sys.stderr)
+            print(f"{min(start + size, len(rows))} of {len(rows)} samples", file=sys.stderr)
             said = time.monotonic()
 
 
 def line_of(file: Path, row: Row, sampler: str) -> dict[str, Any]:
     """The manifest's line of a sample, with the columns of its prompt after its own keys, which win over equal names."""
-    own = manifest_line(file.name, Sample(0, row, {}, None), 0, sampler)
-    return own | row.columns | own
+    line = manifest_line(file.name, Sample(0, row, {}, None), 0, sampler)
+    return line | row.columns | line
 
 
 def check_folder(out: Path) -> None:

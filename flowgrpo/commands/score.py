@@ -110,9 +110,13 @@ def _scored(
     chosen = [files[i] for i in alike]
     names = dict.fromkeys(name for file in chosen for name in file.columns)
     columns = {name: [file.columns.get(name) for file in chosen] for name in names}
-    own = [samples[places.index(i)] for i in alike]
+    batch = [samples[places.index(i)] for i in alike]
     try:
-        values = reward(own if isinstance(own[0], str) else torch.stack(own), [file.prompt for file in chosen], columns)
+        values = reward(
+            batch if isinstance(batch[0], str) else torch.stack(batch),
+            [file.prompt for file in chosen],
+            columns,
+        )
     except RewardError:
         raise
     except (Exception, SystemExit) as error:  # a plug-in may raise anything
@@ -139,12 +143,12 @@ def read(path: Path) -> Sample:
     conditions.check([{"file": str(path)}], ["file"], "--samples")
     # A .webp is a picture to conditions.py; ours may move.
     try:
-        found = media.frames(path) if path.suffix.lower() == ".webp" else conditions.loaded(str(path))
+        loaded = media.frames(path) if path.suffix.lower() == ".webp" else conditions.loaded(str(path))
     except media.MediaError as error:  # of a frame after the first
         raise InputError(f"--samples: {error}") from error
-    if isinstance(found, torch.Tensor):
-        return found
-    frames = found if isinstance(found, list) else [found]
+    if isinstance(loaded, torch.Tensor):
+        return loaded
+    frames = loaded if isinstance(loaded, list) else [loaded]
     video = torch.from_numpy(np.stack([np.asarray(frame) for frame in frames])).permute(0, 3, 1, 2).float() / 255
     return video if len(video) > 1 else video[0]
 

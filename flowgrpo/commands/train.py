@@ -121,7 +121,7 @@ def _train(settings: RunConfig) -> Run:
         accelerator.end_training()
     with torch.no_grad():
         weights = trainer.weights
-        for p, average in zip(weights.parameters, weights.average or weights.parameters, strict=True):
+        for p, average in zip(weights.parameters, weights.ema or weights.parameters, strict=True):
             p.copy_(average)
     if accelerator.is_main_process:
         _write_gallery(folder)

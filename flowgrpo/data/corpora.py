@@ -122,9 +122,9 @@ def _files(source: str, folder: Path, key: str) -> list[Path]:
         )
     corpus = CORPORA[name]
     for pattern in corpus.patterns:
-        found = sorted(folder.glob(pattern.format(split=split)))
-        if found:
-            return found
+        files = sorted(folder.glob(pattern.format(split=split)))
+        if files:
+            return files
     raise InputError(
         f"{key}: {source} looks in {folder} for {split}.jsonl or a copy of {corpus.home} (its parquet files), and there is "
         f"none; put it there, set prompts.folder, or name the file, {name}:path/to/{split}.jsonl"

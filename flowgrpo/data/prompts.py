@@ -48,13 +48,13 @@ def load(source: str, key: str = "prompts", folder: str = "data", template: str 
     Raises:
         InputError: there is no such source, or a line of it is wrong.
     """
-    found = [
+    prompts = [
         Prompt(templates.apply(template, row["prompt"]), {name: cell for name, cell in row.items() if name != "prompt"})
         for row in _rows(source, key, folder)
     ]
-    if not found:
+    if not prompts:
         raise InputError(f"{key}: {source} holds no prompt")
-    return found
+    return prompts
 
 
 def _rows(source: str, key: str, folder: str) -> list[tables.Row]:
@@ -86,15 +86,15 @@ def _filled(rows: list[tables.Row]) -> list[tables.Row]:
 
 
 def shuffled(number: int, groups: int, seed: int, iteration: int) -> list[int]:
-    """Places of the prompts of an iteration's groups: the next of an endless row of shuffled passes over all `number`.
+    """Indices of the prompts of an iteration's groups: the next of an endless row of shuffled passes over all `number`.
 
     A pure function of its arguments, so it needs no state to resume. A prompt comes back only after all others have
     come; where a pass ends inside an iteration the same prompt may stand in two groups, each with its own integer.
     """
     chosen = []
     for position in range(iteration * groups, (iteration + 1) * groups):
-        epoch, place = divmod(position, number)
-        chosen.append(int(noise.generator(seed, "prompts", epoch).permutation(number)[place]))
+        epoch, index = divmod(position, number)
+        chosen.append(int(noise.generator(seed, "prompts", epoch).permutation(number)[index]))
     return chosen
 
 

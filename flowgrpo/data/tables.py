@@ -60,15 +60,15 @@ def log(path: Path) -> list[tuple[str, Row]]:
     """
     written = enumerate(_bytes(path).split(b"\n") if path.is_file() else [], start=1)
     lines = [(f"{path}:{number}", line) for number, line in written if line.strip()]
-    found = []
+    rows = []
     for place, line in lines:
         try:
-            found.append((place, _object(line.decode(errors="replace"), place)))
+            rows.append((place, _object(line.decode(errors="replace"), place)))
         except InputError as error:
             if place != lines[-1][0]:
                 raise
             warnings.warn(one_line(f"{error}; it is the last line, cut off, and left out"), stacklevel=2)
-    return found
+    return rows
 
 
 def document(path: Path) -> Any:
@@ -90,15 +90,15 @@ def value(text: str, place: str) -> Any:
         InputError: it is not valid JSON, or holds what `check_plain` refuses.
     """
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(f"{place}: not valid JSON ({error.msg} at column {error.colno})") from None
     except RecursionError:
         raise InputError(f"{place}: lists and maps are nested deeper than {DEEPEST}") from None
     except ValueError as error:  # a number of thousands of digits
         raise InputError(f"{place}: not valid JSON ({error})") from None
-    check_plain(found, place)
-    return found
+    check_plain(parsed, place)
+    return parsed
 
 
 def check_plain(value: Any, place: str) -> None:

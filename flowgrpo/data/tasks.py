@@ -61,8 +61,8 @@ def draw(task: str, split: str, rng: np.random.Generator) -> Row:
     while True:
         problem = TASKS[task](rng)
         if is_held_out(task, problem.family) == (split == "eval"):
-            own = {"task": task, "bare": True, "completion": problem.completion, **problem.columns}
-            return {"prompt": problem.prompt, **dict.fromkeys(COLUMNS), **own}
+            columns = {"task": task, "bare": True, "completion": problem.completion, **problem.columns}
+            return {"prompt": problem.prompt, **dict.fromkeys(COLUMNS), **columns}
 
 
 def problems(task: str, split: str, count: int, seed: int = 0) -> list[Row]:

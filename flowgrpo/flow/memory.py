@@ -21,7 +21,7 @@ from rewards.compute import DTYPES
 TRAINED = ("transformer", "unet")
 
 
-def estimate(config: Config) -> dict[str, int]:
+def memory_estimate(config: Config) -> dict[str, int]:
     """Bytes a process needs: `gpu_bytes` on its device (the host itself on a CPU), and `host_bytes` beside the device.
 
     Raises:
@@ -62,7 +62,7 @@ def check(config: Config, device: torch.device) -> None:
         InputError: the estimate is more than the device, or this machine, has.
     """
     switch = "model.dtype=bfloat16 or model.text_encoders=free"
-    refuse_too_large(config.model.path, estimate(config), device, switch)
+    refuse_too_large(config.model.path, memory_estimate(config), device, switch)
 
 
 def _component_shapes(path: str) -> dict[str, dict[str, Shape]]:

@@ -8,32 +8,32 @@ LEGEND = "o state   * decoded   ~ stochastic, trained   = stochastic   - ODE   .
 WIDTH = 4  # characters of a step
 
 
-def drawn(plan: Plan, num_steps: int) -> list[str]:
+def draw_tree(plan: Plan, num_steps: int) -> list[str]:
     """The tree of one root, left (noise) to right (data), one line for each run of moves; equal siblings are one line.
 
     A step is drawn by the signs of `LEGEND`; a digit in it says how many children go that way.
     """
     header = "".join(str(step).ljust(WIDTH) for step in range(num_steps + 1)).rstrip()
     lines = [[" "] * (WIDTH * num_steps + 1)]
-    _draw(plan, TRUNK, 0, ahead=(), end=num_steps, row=0, lines=lines)
+    _draw(plan, TRUNK, 0, remaining=(), end=num_steps, row=0, lines=lines)
     return [header, *("".join(line).rstrip() for line in lines)]
 
 
 def _draw(
-    plan: Plan, role: str, step: int, *, ahead: tuple[int, ...], end: int, row: int, lines: list[list[str]]
+    plan: Plan, role: str, step: int, *, remaining: tuple[int, ...], end: int, row: int, lines: list[list[str]]
 ) -> None:
     """Draw what grows from a node into `lines[row]` and below; side moves of later steps come first, nearest to it."""
     sides: list[tuple[int, Move]] = []
     while step < end:
         lines[row][WIDTH * step] = "o"
-        moves = (Move(role=role, stops=ahead),) if ahead else tuple(plan(role, step))
+        moves = (Move(role=role, ode_stops=remaining),) if remaining else tuple(plan(role, step))
         if not moves:
             break
         onward = next((move for move in moves if move.role == role), None)
         sides += [(step, move) for move in moves if move is not onward]
         if onward is None:
             break
-        step, ahead = _edge(onward, step, row, lines)
+        step, remaining = _edge(onward, step, row, lines)
     else:
         lines[row][WIDTH * end] = "*"
     for at, move in reversed(sides):
@@ -43,16 +43,16 @@ def _draw(
             lines[above][WIDTH * at] = "|"
         lines[new][WIDTH * at] = "+"
         following, rest = _edge(move, at, new, lines)
-        _draw(plan, move.role, following, ahead=rest, end=end, row=new, lines=lines)
+        _draw(plan, move.role, following, remaining=rest, end=end, row=new, lines=lines)
 
 
 def _edge(move: Move, step: int, row: int, lines: list[list[str]]) -> tuple[int, tuple[int, ...]]:
     """Draw one edge from `step`; returns where it leads, and the further stops of a twig."""
-    following, *ahead = move.stops or (step + 1,)
+    following, *remaining = move.ode_stops or (step + 1,)
     sign = "." if move.role == TWIG else "-" if not move.kernel.stochastic else "~" if move.trained else "="
     for place in range(WIDTH * step + 1, WIDTH * following):
         lines[row][place] = sign
     if move.count > 1:
         count = str(move.count)
         lines[row][WIDTH * step + 2 : WIDTH * step + 2 + len(count)] = count
-    return following, tuple(ahead)
+    return following, tuple(remaining)

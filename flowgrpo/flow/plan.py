@@ -15,7 +15,7 @@ from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods import presets
 from flowgrpo.flow.methods.credit import step_signs
 from flowgrpo.flow.methods.objective import TrainedStep
-from flowgrpo.flow.picture import drawn
+from flowgrpo.flow.picture import draw_tree
 from flowgrpo.flow.pipeline import guidance, loading
 from flowgrpo.flow.pipeline.call import checked_call
 from flowgrpo.flow.pipeline.guidance import guidance_branches
@@ -84,7 +84,7 @@ def plan(config: Config) -> dict[str, Any]:
         "decoded": cost.decoded + drafts,
         "reward_calls": (cost.decoded + drafts) * len(config.rewards),
         "evaluation": {"model_evaluations": eval_evaluations, "decoded": held_out},
-        "memory": memory.estimate(config),
+        "memory": memory.memory_estimate(config),
         "published": published.compared(presets.PUBLISHED[algorithm.preset], _with_call(config, call)),
         "warnings": uneven(config, sigma_table(config.model.path, call["num_inference_steps"])),
         "config": config.model_dump(mode="json"),
@@ -290,7 +290,7 @@ def picture(config: Config, num_steps: int) -> list[str]:
     """The tree of one root in the first iteration, drawn; see `flowgrpo.flow.picture`."""
     train, algorithm = config.train, config.algorithm
     kernels = algorithm.kernel.kernels(num_steps)
-    return drawn(algorithm.tree.plan(kernels, train.group_size, config.run.seed, 0), num_steps)
+    return draw_tree(algorithm.tree.plan(kernels, train.group_size, config.run.seed, 0), num_steps)
 
 
 def call_and_branches(

@@ -137,7 +137,9 @@ def _gradients(settings: TextConfig, policy: TextPolicy, weights: Weights, answe
     advantage[1::2] = -1
     weight = algorithm.aggregation.weights(answers.scored, advantage, views.first, lambda total: total)
     backward(policy.predictor, answers, views, algorithm.objective, advantage, weight, old, old, size)
-    own = [p for p in weights.parameters if all(p is not q for m in weights.whole.values() for q in m.parameters())]
+    own = [
+        p for p in weights.parameters if all(p is not q for m in weights.extra_modules.values() for q in m.parameters())
+    ]
     norms = [float(p.grad.norm()) for p in own if p.grad is not None]
     for p in own:
         p.grad = None

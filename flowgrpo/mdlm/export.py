@@ -48,8 +48,8 @@ def export(settings: TextConfig, run: Path, found: Path, out: Path) -> Exported:
     with weights.averaged():
         write_weights(settings.model, policy, weights, out)
         decoder = settings.eval.decoder.build(policy.length, policy.eos_id, "eval.decoder", policy.predictor)
-        if "schedule" in weights.whole and settings.eval.decoder.name == "scheduled":
-            decoder = scheduled(decoder, weights.whole["schedule"].typical(1))
+        if "schedule" in weights.extra_modules and settings.eval.decoder.name == "scheduled":
+            decoder = scheduled(decoder, weights.extra_modules["schedule"].typical(1))
         answers = [answer(policy, row, decoder) for row in rows]
     files = [save_sample(text, out / f"sample-{row.seed}").name for row, text in zip(rows, answers, strict=True)]
     kind = "full" if weights.lora is None else "lora"
@@ -73,8 +73,8 @@ def write_weights(model: TextModel, policy: TextPolicy, weights: Weights, out: P
             _write_adapter(model, network, weights, out)
         else:
             _write_model(model, policy, out)
-    if "schedule" in weights.whole:
-        _write_schedule(weights.whole["schedule"], out / SCHEDULE_FILE)
+    if "schedule" in weights.extra_modules:
+        _write_schedule(weights.extra_modules["schedule"], out / SCHEDULE_FILE)
 
 
 def _write_adapter(model: TextModel, network: torch.nn.Module, weights: Weights, out: Path) -> None:

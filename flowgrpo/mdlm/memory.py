@@ -21,7 +21,7 @@ else:
     architectures = lazy("flowgrpo.mdlm.architectures")
 
 
-def estimate(config: TextConfig) -> dict[str, int]:
+def memory_estimate(config: TextConfig) -> dict[str, int]:
     """Bytes a process needs: `gpu_bytes` on its device (the host itself on a CPU), and no `host_bytes` beside it.
 
     Raises:
@@ -50,4 +50,4 @@ def check(config: TextConfig, device: torch.device) -> None:
     Raises:
         InputError: there is no such model, or the estimate is more than the device, or this machine, has.
     """
-    refuse_too_large(config.model.path, estimate(config), device, "model.dtype=bfloat16")
+    refuse_too_large(config.model.path, memory_estimate(config), device, "model.dtype=bfloat16")

@@ -78,7 +78,7 @@ def plan(config: TextConfig) -> dict[str, Any]:
             "at_most": not evaluation.fixed,
             "decoded": held_out,
         },
-        "memory": memory.estimate(config),
+        "memory": memory.memory_estimate(config),
         "config": config.model_dump(mode="json"),
     }
 

@@ -75,8 +75,8 @@ def policy_and_weights(settings: TextConfig, device: torch.device) -> tuple[Text
     schedule = algorithm.schedule.policy(model.length)
     kl = algorithm.objective.kl
     reference = "fixed" if kl.beta > 0 and kl.target == "reference" else None
-    whole = {} if schedule is None else {"schedule": schedule.to(device)}
-    return policy, Weights(modules, lora, ema=settings.train.ema, reference=reference, whole=whole)
+    extra_modules = {} if schedule is None else {"schedule": schedule.to(device)}
+    return policy, Weights(modules, lora, ema=settings.train.ema, reference=reference, extra_modules=extra_modules)
 
 
 def trainer(
@@ -105,5 +105,5 @@ def trainer(
         eval_prompts=eval_prompts,
         eval_rewards=eval_rewards,
         accelerator=accelerator,
-        schedule=weights.whole.get("schedule"),
+        schedule=weights.extra_modules.get("schedule"),
     )

@@ -97,17 +97,17 @@ class Baseline(Choice):
         """
         total = combined(values, weights)
         if self.combine == "sum":
-            found = self.relative(total, comparison, expected)
+            advantages = self.relative(total, comparison, expected)
         else:
             columns = torch.stack([self.relative(column, comparison, expected) for column in values.unbind(1)], 1)
-            found = columns @ weights
+            advantages = columns @ weights
             # What cancels up to a rounding error would be blown up by a later normalisation.
-            found = found.where(found.abs() > 1e-12 * (columns.abs() @ weights.abs()), 0.0)
+            advantages = advantages.where(advantages.abs() > 1e-12 * (columns.abs() @ weights.abs()), 0.0)
         if self.combine == "decoupled":
-            found = whitened(found.where(total.isfinite(), torch.nan), self.eps, self.ddof)
+            advantages = whitened(advantages.where(total.isfinite(), torch.nan), self.eps, self.ddof)
         if anchor is not None:
-            found = found + anchor * total.nan_to_num()
-        return found.clamp(-self.clip, self.clip)
+            advantages = advantages + anchor * total.nan_to_num()
+        return advantages.clamp(-self.clip, self.clip)
 
     @abstractmethod
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
@@ -271,9 +271,9 @@ def _set_medians(values: Tensor, comparison: Tensor) -> Tensor:
     _, index = comparison.unique(dim=0, return_inverse=True)
     medians = values.new_full((int(index.max()) + 1,), torch.nan)
     for i in range(len(medians)):
-        own = values[(index == i) & values.isfinite()]
-        if len(own):
-            medians[i] = own.quantile(0.5)
+        members = values[(index == i) & values.isfinite()]
+        if len(members):
+            medians[i] = members.quantile(0.5)
     return medians[index]
 
 

@@ -46,8 +46,8 @@ def spread(rewards: Sequence[Reward], values: Sequence[torch.Tensor]) -> Check:
         if flat
         else ""
     )
-    found = ", ".join(f"{name} {std:.2g}" for name, std in largest.items())
-    return Check("group_spread", not flat, f"standard deviation within {len(values[0])} samples: {found}", advice)
+    stds = ", ".join(f"{name} {std:.2g}" for name, std in largest.items())
+    return Check("group_spread", not flat, f"standard deviation within {len(values[0])} samples: {stds}", advice)
 
 
 def memory_left(device: torch.device, remedy: str) -> Check:

@@ -77,11 +77,11 @@ def shapes(place: str, folder: str = "") -> dict[str, Shape]:
     if not Path(place).is_dir() and huggingface_hub.constants.HF_HUB_OFFLINE:
         place = huggingface_hub.snapshot_download(place, local_files_only=True)
     if Path(place).is_dir():
-        found: dict[str, Shape] = {}
+        by_name: dict[str, Shape] = {}
         for file in sorted((Path(place) / folder).glob("*.safetensors")):
             with safetensors.safe_open(file, "pt") as opened:
-                found |= {key: tuple(opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
-        return found
+                by_name |= {key: tuple(opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
+        return by_name
     api = huggingface_hub.HfApi()
     files = [file for file in api.list_repo_files(place) if file.endswith(".safetensors") and ".fp16." not in file]
     headers = [api.parse_safetensors_file_metadata(place, f) for f in files if f.rpartition("/")[0] == folder]

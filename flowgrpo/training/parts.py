@@ -79,9 +79,9 @@ def of_roots(train: Train, roots: int, sizes: Sequence[int], *, seed: int, itera
     for first in range(apart):
         deck = [(group, index) for group in range(first, len(sizes), apart) for index in range(sizes[group])]
         order = noise.generator(seed, "parts", iteration, first).permutation(len(deck)).tolist()
-        for at, place in enumerate(order):
-            group, index = deck[place]
-            parts[group][index] = at * train.updates // len(deck)
+        for turn, card in enumerate(order):
+            group, index = deck[card]
+            parts[group][index] = turn * train.updates // len(deck)
     return parts
 
 
@@ -107,6 +107,6 @@ def of_edges(tree: Tree, keep: torch.Tensor, *, updates: int, seed: int, iterati
     for group, states in groups.items():
         random = noise.generator(seed, "parts", iteration, group)
         order, turns = random.permutation(len(states)).tolist(), random.permutation(updates).tolist()
-        for at, place in enumerate(order):
-            parts[leaving[states[place]]] = turns[at % updates]
+        for turn, index in enumerate(order):
+            parts[leaving[states[index]]] = turns[turn % updates]
     return parts

@@ -193,8 +193,8 @@ def _git(*arguments: str) -> str | None:
     """What git says of the place this package lies in, or None outside a checkout."""
     if shutil.which("git") is None:
         return None
-    place = Path(__file__).parent
-    result = subprocess.run(["git", *arguments], cwd=place, capture_output=True, text=True, check=False)
+    package = Path(__file__).parent
+    result = subprocess.run(["git", *arguments], cwd=package, capture_output=True, text=True, check=False)
     return result.stdout.strip() if result.returncode == 0 else None
 
 

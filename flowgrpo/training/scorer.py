@@ -132,11 +132,11 @@ def _applied(reward: Reward, samples: Samples, rows: Sequence[Row], one_group: b
     return values
 
 
-def _some(samples: Samples, places: Sequence[int]) -> Samples:
-    """Samples at some places; the same object for all of them."""
-    if len(places) == len(samples):
+def _some(samples: Samples, indices: Sequence[int]) -> Samples:
+    """Samples at some indices; the same object for all of them."""
+    if len(indices) == len(samples):
         return samples
-    return samples[places] if isinstance(samples, torch.Tensor) else [samples[i] for i in places]
+    return samples[indices] if isinstance(samples, torch.Tensor) else [samples[i] for i in indices]
 
 
 def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row]) -> torch.Tensor:
@@ -168,15 +168,15 @@ def rewards(uses: Sequence[RewardUse], eval_uses: Sequence[RewardUse] = ()) -> t
     Raises:
         RewardError: one cannot be found, or two share a name.
     """
-    found = [
+    loaded = [
         [replace(load_reward(use.use, use.weight, use.options, use.name), only=use.only) for use in part]
         for part in (uses, eval_uses)
     ]
-    names = [reward.name for part in found for reward in part]
+    names = [reward.name for part in loaded for reward in part]
     for name in names:
         if names.count(name) > 1:
             raise RewardError(f"two rewards are named {name!r}: give one of them another name, {{use: ..., name: ...}}")
-    return found[0], found[1]
+    return loaded[0], loaded[1]
 
 
 def tried(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> Iterator[tuple[Reward, Prompt]]:

@@ -27,7 +27,7 @@ def most_uncertain(count: Tensor, total: Tensor, number: int, generator: np.rand
         count, total: (P,) float64 discounted number and sum of rewards, the rewards between 0 and 1.
 
     Returns:
-        places of prompts, the most uncertain first.
+        indices of prompts, the most uncertain first.
     """
     p = generator.beta(1 + total.numpy(), 1 + (count - total).numpy())
     return np.argsort(-p * (1 - p), kind="stable")[:number].tolist()
@@ -114,10 +114,10 @@ def select_units(values: Tensor, comparison: Tensor, select: Select | None) -> T
         return torch.ones(len(values), dtype=torch.bool)
     rule = {"extremes": extremes, "max_variance": max_variance}[select.rule]
     _, index = comparison.unique(dim=0, return_inverse=True)
-    found = torch.zeros(len(values), dtype=torch.bool)
+    chosen = torch.zeros(len(values), dtype=torch.bool)
     for i in range(int(index.max()) + 1):
-        own = ((index == i) & values.isfinite()).nonzero()[:, 0]
+        members = ((index == i) & values.isfinite()).nonzero()[:, 0]
         size = int((index == i).sum())
-        number = min(len(own), max(2, round(select.fraction * size)))
-        found[own[rule(values[own], number)]] = True
-    return found
+        number = min(len(members), max(2, round(select.fraction * size)))
+        chosen[members[rule(values[members], number)]] = True
+    return chosen

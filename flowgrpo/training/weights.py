@@ -37,17 +37,17 @@ ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "ad
 
 
 class Weights:
-    """What the optimizer moves, in named modules.
+    """What the optimizer moves, in named modules; `ema` are the averaged tensors in the order of `parameters`, or None.
 
     Args:
         modules: networks by name. With LoRA they get adapters and stay frozen otherwise; without, all of them is trained
             in float32.
         lora: rank, alpha and target names, or None for full fine-tuning.
-        ema: the average that is kept, or None. Its decay is warmed up as min((1 + t) / (10 + t), decay) at optimizer step
-            t, counted from 0, as in Flow-GRPO's code.
+        ema: which exponential moving average is kept, or None. Its decay is warmed up as min((1 + t) / (10 + t), decay) at
+            optimizer step t, counted from 0, as in Flow-GRPO's code.
         reference: what `reference()` will be: `fixed` weights as they started (full fine-tuning keeps a copy then), or
             `moving` ones, a copy of the live weights taken every `refresh` optimizer steps; None if it will not be needed.
-        whole: further small modules by name, of which every weight is trained.
+        extra_modules: further small modules by name, of which every weight is trained.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Weights:
         ema: Ema | None = None,
         reference: str | None = None,
         refresh: int = 1,
-        whole: Mapping[str, torch.nn.Module] = MappingProxyType({}),
+        extra_modules: Mapping[str, torch.nn.Module] = MappingProxyType({}),
     ):
-        self.modules, self.whole, self.lora, self.ema = modules, whole, lora, ema
-        for name, module in (*modules.items(), *whole.items()):
-            if lora is None or name in whole:
+        self.modules, self.extra_modules, self.lora, self._ema_config = modules, extra_modules, lora, ema
+        for name, module in (*modules.items(), *extra_modules.items()):
+            if lora is None or name in extra_modules:
                 module.float().requires_grad_(True)
             else:
                 peft.inject_adapter_in_model(lora, module)
@@ -71,12 +71,12 @@ class Weights:
                 _compute_as_their_input(module)
         self.named = {
             f"{name}.{path}": p
-            for name, module in (*modules.items(), *whole.items())
+            for name, module in (*modules.items(), *extra_modules.items())
             for path, p in module.named_parameters()
             if p.requires_grad
         }
         self.updates = 0
-        self.average = [p.detach().clone() for p in self.parameters] if ema is not None else None
+        self.ema = [p.detach().clone() for p in self.parameters] if ema is not None else None
         self._refresh = refresh if reference == "moving" else None
         copied = self._refresh is not None or (reference == "fixed" and lora is None)
         self._reference = [p.detach().clone() for p in self.parameters] if copied else None
@@ -89,11 +89,11 @@ class Weights:
     @torch.no_grad()
     def after_update(self) -> None:
         """Move the average and a moving reference after an optimizer step, where their time has come."""
-        decay = (1 + self.updates) / (10 + self.updates)
-        self.updates += 1
-        if self.average is not None and self.updates % self.ema.every == 0:
-            for slow, p in zip(self.average, self.parameters, strict=True):
-                slow.lerp_(p, 1 - min(decay, self.ema.decay))
+        step, self.updates = self.updates, self.updates + 1
+        if self.ema is not None and self.updates % self._ema_config.every == 0:
+            ema_decay = min((1 + step) / (10 + step), self._ema_config.decay)
+            for slow, p in zip(self.ema, self.parameters, strict=True):
+                slow.lerp_(p, 1 - ema_decay)
         if self._refresh is not None and self.updates % self._refresh == 0:
             for kept, p in zip(self._reference, self.parameters, strict=True):
                 kept.copy_(p)
@@ -101,7 +101,7 @@ class Weights:
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Compute with the average, if one is kept."""
-        with self._swapped(self.average if self.average is not None else self.parameters):
+        with self._swapped(self.ema if self.ema is not None else self.parameters):
             yield
 
     @contextmanager
@@ -127,20 +127,20 @@ class Weights:
 
     @contextmanager
     def _swapped(self, values: Sequence[torch.Tensor]) -> Iterator[None]:
-        own = [p.data for p in self.parameters]
+        live = [p.data for p in self.parameters]
         for p, value in zip(self.parameters, values, strict=True):
             p.data = value.data
         try:
             yield
         finally:
-            for p, value in zip(self.parameters, own, strict=True):
+            for p, value in zip(self.parameters, live, strict=True):
                 p.data = value
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The trained tensors, their average and a moving reference, by name."""
         tensors = {name: p.data for name, p in self.named.items()}
-        if self.average is not None:
-            tensors |= {f"average.{name}": slow for name, slow in zip(self.named, self.average, strict=True)}
+        if self.ema is not None:
+            tensors |= {f"average.{name}": slow for name, slow in zip(self.named, self.ema, strict=True)}
         if self._refresh is not None:
             tensors |= {f"reference.{name}": kept for name, kept in zip(self.named, self._reference, strict=True)}
         return tensors
@@ -152,10 +152,10 @@ class Weights:
         Raises:
             InputError: the names or shapes are of another run.
         """
-        own = self.tensors()
-        if {k: v.shape for k, v in own.items()} != {k: v.shape for k, v in tensors.items()}:
+        expected = self.tensors()
+        if {k: v.shape for k, v in expected.items()} != {k: v.shape for k, v in tensors.items()}:
             raise InputError("the checkpoint's weights are not of this model and LoRA configuration")
-        for name, tensor in own.items():
+        for name, tensor in expected.items():
             tensor.copy_(tensors[name])
         self.updates = updates
 
@@ -192,22 +192,24 @@ def _compute_as_their_input(module: torch.nn.Module) -> None:
 def _attention_layers(modules: dict[str, torch.nn.Module]) -> tuple[str, ...]:
     """Paths of the linear layers inside modules that call themselves attention; where there are none, as in LLaDA, whose
     blocks hold them directly, of those that are named as projections."""
-    found = set()
+    paths = set()
     for module in modules.values():
-        inside = [path for path, m in module.named_modules() if re.search("attention|attn", type(m).__name__.lower())]
+        attention = [
+            path for path, m in module.named_modules() if re.search("attention|attn", type(m).__name__.lower())
+        ]
         linear = [path for path, m in module.named_modules() if isinstance(m, torch.nn.Linear)]
-        own = {path for path in linear if any(path.startswith(f"{outer}.") for outer in inside)}
-        found |= own or {path for path in linear if path.split(".")[-1] in PROJECTIONS}
-    return tuple(sorted(found))
+        inside_attention = {path for path in linear if any(path.startswith(f"{outer}.") for outer in attention)}
+        paths |= inside_attention or {path for path in linear if path.split(".")[-1] in PROJECTIONS}
+    return tuple(sorted(paths))
 
 
 def _linear_layers(modules: dict[str, torch.nn.Module]) -> tuple[str, ...]:
     """Paths of all linear layers but the head that scores a language model's tokens, as peft's `all-linear`."""
-    found = set()
+    paths = set()
     for module in modules.values():
         head = module.get_output_embeddings() if isinstance(module, transformers.PreTrainedModel) else None
-        found |= {path for path, m in module.named_modules() if isinstance(m, torch.nn.Linear) and m is not head}
-    return tuple(sorted(found))
+        paths |= {path for path, m in module.named_modules() if isinstance(m, torch.nn.Linear) and m is not head}
+    return tuple(sorted(paths))
 
 
 def lora_config(
@@ -228,14 +230,14 @@ def lora_config(
     paths = [
         path for module in modules.values() for path, m in module.named_modules() if isinstance(m, torch.nn.Linear)
     ]
-    found = [name for name in names if any(path == name or path.endswith("." + name) for path in paths)]
-    missing = [name for name in names if name not in found]
-    if not found and targets == "auto":
+    matched = [name for name in names if any(path == name or path.endswith("." + name) for path in paths)]
+    missing = [name for name in names if name not in matched]
+    if not matched and targets == "auto":
         raise InputError("model.lora.targets: auto finds no attention in the model, name its linear layers")
     if missing and targets != "auto":
         ends = sorted({path.split(".")[-1] for path in paths if not path.split(".")[-1].isdigit()})
         raise InputError(f"model.lora.targets: no linear layer is named {missing[0]!r}, there are {', '.join(ends)}")
-    return peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=found, init_lora_weights="gaussian")
+    return peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=matched, init_lora_weights="gaussian")
 
 
 def adapter_size(tensors: Mapping[str, Shape], lora: Lora) -> int:

@@ -6,7 +6,7 @@ from transformers import AutoTokenizer, CLIPModel
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 import rewards
-from rewards.model import distinct
+from rewards.model import encode_unique
 
 PROMPTS = ["a red circle", "two dog", "a", "a blue square"]
 
@@ -60,6 +60,8 @@ def test_a_prompt_is_cut_at_the_length_that_the_model_reads(folder):
 
 def test_a_prompt_is_read_once_however_many_pictures_it_has():
     read = []
-    features = distinct(lambda texts: read.append(texts) or torch.arange(len(texts))[:, None], ["b", "a", "b", "b"])
+    features = encode_unique(
+        lambda texts: read.append(texts) or torch.arange(len(texts))[:, None], ["b", "a", "b", "b"]
+    )
     assert read == [["b", "a"]]
     assert features[:, 0].tolist() == [0, 1, 0, 0]

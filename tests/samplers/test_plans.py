@@ -60,7 +60,7 @@ def test_every_step_of_a_plan_has_its_own_kernel():
     for plan in (
         chain(kernels, range(9), range(9)),
         brush(kernels, [2] * 9 + [0]),
-        branch(kernels, (0, 3), 2, range(9), range(9), 4.0, 1.0),
+        branch(kernels, (0, 3), 2, stochastic=range(9), trained=range(9), sibling_strength=4.0, noise_scale=1.0),
         twigs(kernels, range(9), 2, True),
     ):
         tree, _ = grown(plan)
@@ -132,7 +132,10 @@ def test_the_trunk_of_a_brush_is_deterministic_and_never_decoded(last):
 @pytest.mark.parametrize("last_step", ["ode", "sde"])
 def test_branches_share_what_comes_before_their_split(splits, evaluations, edges, last_step):
     stochastic = range(20 if last_step == "sde" else 19)
-    tree, evaluated = grown(branch([SDE] * 20, splits, 2, stochastic, stochastic, 4.0, 1.0), num_steps=20)
+    tree, evaluated = grown(
+        branch([SDE] * 20, splits, 2, stochastic=stochastic, trained=stochastic, sibling_strength=4.0, noise_scale=1.0),
+        num_steps=20,
+    )
     assert evaluated == evaluations
     assert len(edges_of(tree)) == edges == len(tree.nodes) - 1
     assert len(edges_of(tree, trained=True)) == (edges if last_step == "sde" else edges - 16)
@@ -142,14 +145,18 @@ def test_branches_share_what_comes_before_their_split(splits, evaluations, edges
 
 
 def test_only_siblings_of_a_branch_share_noise_or_are_hot():
-    tree, _ = grown(branch([SDE] * 10, (0, 3), 3, range(9), range(9), 4.0, 2.0))
-    shared = edges_of(tree, spread=4.0, heat=2.0)
+    tree, _ = grown(
+        branch([SDE] * 10, (0, 3), 3, stochastic=range(9), trained=range(9), sibling_strength=4.0, noise_scale=2.0)
+    )
+    shared = edges_of(tree, sibling_strength=4.0, noise_scale=2.0)
     assert Counter(node.step - 1 for node in shared) == {0: 3, 3: 9}
-    assert len(edges_of(tree, spread=None, heat=1.0)) == len(tree.nodes) - 1 - 12
+    assert len(edges_of(tree, sibling_strength=None, noise_scale=1.0)) == len(tree.nodes) - 1 - 12
 
 
 def test_a_branch_walks_by_ode_outside_its_window_and_trains_what_it_is_told():
-    tree, _ = grown(branch([SDE] * 10, (2, 4), 2, (2, 3, 4, 5), (3, 4), None, 1.0))
+    tree, _ = grown(
+        branch([SDE] * 10, (2, 4), 2, stochastic=(2, 3, 4, 5), trained=(3, 4), sibling_strength=None, noise_scale=1.0)
+    )
     assert {node.step - 1 for node in edges_of(tree, kernel=SDE)} == {2, 3, 4, 5}
     assert {node.step - 1 for node in edges_of(tree, kernel=ODE)} == {0, 1, 6, 7, 8, 9}
     assert Counter(node.step - 1 for node in edges_of(tree, trained=True)) == {3: 2, 4: 4}

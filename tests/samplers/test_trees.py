@@ -55,7 +55,7 @@ def mixed(role, step):
             Move(),
             Move(SDE, role="side", count=2, trained=True),
             Move(SDE, role="wild"),
-            Move(role=TWIG, stops=(3, 4)),
+            Move(role=TWIG, ode_stops=(3, 4)),
         )
     return (Move(role=role),)
 
@@ -227,13 +227,13 @@ def dance_noises(tree, step):
     return noises, torch.cat([e.log_prob for e in edges]), parents
 
 
-@pytest.mark.parametrize("spread", [None, 1.0, 4.0])
-def test_siblings_share_noise_of_their_parent_and_of_nothing_else(spread):
+@pytest.mark.parametrize("strength", [None, 1.0, 4.0])
+def test_siblings_share_noise_of_their_parent_and_of_nothing_else(strength):
     size = 50_000
-    tree = grown(split_step_split(spread=spread), groups=2, size=2, shape=(size,), keep_means=True)
+    tree = grown(split_step_split(sibling_strength=strength), groups=2, size=2, shape=(size,), keep_means=True)
     noises, _, parents = zip(*(dance_noises(tree, step) for step in range(3)), strict=True)
     drawn, parent = torch.cat(noises), torch.cat(parents)  # (4 roots: 8 edges, 8 and 16; size), (32,)
-    covariance = 0 if spread is None else 1 / (1 + spread**2)
+    covariance = 0 if strength is None else 1 / (1 + strength**2)
     expected = torch.where(parent == parent[:, None], covariance, 0.0).fill_diagonal_(1)
     assert (parent == parent[:, None]).sum() == 32 + 8 + 16
     assert drawn.mean(1).abs().max() < 5 / math.sqrt(size)
@@ -242,7 +242,16 @@ def test_siblings_share_noise_of_their_parent_and_of_nothing_else(spread):
 
 def test_siblings_share_noise_tensor_by_tensor():
     roots, (video,) = batch(groups=1, size=1, shape=(100_000,))
-    tree = grow(split_step_split(spread=1.0), SIGMAS, roots, (video, video), Field(), address_noise, 4, keep_means=True)
+    tree = grow(
+        split_step_split(sibling_strength=1.0),
+        SIGMAS,
+        roots,
+        (video, video),
+        Field(),
+        address_noise,
+        4,
+        keep_means=True,
+    )
     (edges,) = tree.evaluations[0].trained
     std = 0.3 * math.sqrt(SIGMAS[0] - SIGMAS[1])
     first, second = ((x - mean) / std for x, mean in zip(edges.next_state, edges.mean, strict=True))
@@ -250,10 +259,11 @@ def test_siblings_share_noise_tensor_by_tensor():
     torch.testing.assert_close(second @ second.T / 100_000, (1 + torch.eye(2)) / 2, rtol=0, atol=0.023)
 
 
-@pytest.mark.parametrize("spread", [None, 4.0])
-def test_heat_multiplies_the_noise_and_the_log_prob_knows_nothing_of_it(spread):
+@pytest.mark.parametrize("strength", [None, 4.0])
+def test_the_noise_scale_multiplies_the_noise_and_the_log_prob_knows_nothing_of_it(strength):
     plain, hot = (
-        grown(split_step_split(spread=spread, heat=heat), shape=(50,), keep_means=True) for heat in (1.0, 4.0)
+        grown(split_step_split(sibling_strength=strength, noise_scale=scale), shape=(50,), keep_means=True)
+        for scale in (1.0, 4.0)
     )
     cold_noise, _, _ = dance_noises(plain, 0)
     hot_noise, recorded, _ = dance_noises(hot, 0)
@@ -266,7 +276,7 @@ def test_heat_multiplies_the_noise_and_the_log_prob_knows_nothing_of_it(spread):
 
 def forked(role, step):
     """Every trunk state but the last has two trained children, and a twig to the end."""
-    return (Move(SDE, count=2, trained=True), Move(role=TWIG, stops=(4,))) if step < 3 else (Move(),)
+    return (Move(SDE, count=2, trained=True), Move(role=TWIG, ode_stops=(4,))) if step < 3 else (Move(),)
 
 
 def trained_edges(tree):
@@ -332,9 +342,11 @@ def plans(draw):
         stops = tuple(sorted({*draw(st.sets(st.integers(step + 1, 4), max_size=2)), 4}))
         role = draw(st.sampled_from([TRUNK, "side"]))
         sde = Move(SDE, role, trained=draw(st.booleans()))
-        split = Move(DANCE, role, draw(st.integers(2, 3)), trained=True, spread=draw(st.sampled_from([None, 4.0])))
-        twig = Move(role=TWIG, stops=stops)
-        straight = Move(role=role, stops=stops)
+        split = Move(
+            DANCE, role, draw(st.integers(2, 3)), trained=True, sibling_strength=draw(st.sampled_from([None, 4.0]))
+        )
+        twig = Move(role=TWIG, ode_stops=stops)
+        straight = Move(role=role, ode_stops=stops)
         made = [
             (Move(role=role),),
             (sde,),
@@ -351,13 +363,13 @@ def plans(draw):
     return lambda role, step: moves[role, step]
 
 
-def enumerated(plan, role=TRUNK, step=0, ahead=()):
+def enumerated(plan, role=TRUNK, step=0, remaining=()):
     """(evaluations, leaves) below one node, by asking the plan alone."""
     if step == 4:
         return 0, 1
-    moves = (Move(role=role, stops=ahead),) if ahead else plan(role, step)
+    moves = (Move(role=role, ode_stops=remaining),) if remaining else plan(role, step)
     below = [
-        enumerated(plan, move.role, *((move.stops[0], move.stops[1:]) if move.stops else (step + 1, ())))
+        enumerated(plan, move.role, *((move.ode_stops[0], move.ode_stops[1:]) if move.ode_stops else (step + 1, ())))
         for move in moves
         for _ in range(move.count)
     ]

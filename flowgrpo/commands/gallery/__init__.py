@@ -118,11 +118,11 @@ def gaps(cards: Sequence[Card], watched: Sequence[str]) -> list[float]:
     trained = _standardised([card.gain for card in cards])
     gaps = [0.0] * len(cards)
     for name in watched:
-        for i, (own, other) in enumerate(
+        for i, (trained_gain, watched_gain) in enumerate(
             zip(trained, _standardised([card.gain_in(name) for card in cards]), strict=True)
         ):
-            if own is not None and other is not None:
-                gaps[i] = max(gaps[i], own - other)
+            if trained_gain is not None and watched_gain is not None:
+                gaps[i] = max(gaps[i], trained_gain - watched_gain)
     return gaps
 
 
@@ -205,9 +205,9 @@ def _section(folder: Path) -> Section:
     seen_bounds = min(totals, default=0.0), max(totals, default=0.0)
     by_prompt, seen = defaultdict(list), Counter()
     for line in manifest:
-        place = line["prompt"], line["seed"], line["step"]
-        by_prompt[line["prompt"], line["seed"], seen[place]].append(line)  # alike in all three: another card
-        seen[place] += 1
+        key = line["prompt"], line["seed"], line["step"]
+        by_prompt[line["prompt"], line["seed"], seen[key]].append(line)  # alike in all three: another card
+        seen[key] += 1
     cards = [
         Card(
             prompt,
@@ -251,12 +251,12 @@ def _points(metrics: list[dict[str, Any]], phase: str, key: str) -> list[tuple[i
 def _parts(metrics: list[dict[str, Any]], trained: list[str], watched: list[str]) -> list[tuple[str, bool, str]]:
     """A curve for each reward where there are several."""
     names = [*trained, *watched]
-    found = []
+    charts = []
     for name in names if len(names) > 1 else []:
         held_out, train = (_points(metrics, phase, f"reward/{name}/mean") for phase in ("eval", "train"))
         if len(held_out) > 1:
-            found.append((name, name in watched, curve(held_out, train, PART)))
-    return found
+            charts.append((name, name in watched, curve(held_out, train, PART)))
+    return charts
 
 
 def _worth_showing(samples: Path, manifest: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -44,7 +44,7 @@ def strip(tokens: Sequence[str], steps: Sequence[int], ends: int) -> Markup:
     """
     count = max(steps, default=-1) + 1
     answered = len(tokens) - ends
-    cells = [_cell(*cell, count, at >= answered) for at, cell in enumerate(zip(tokens, steps, strict=True))]
+    cells = [_cell(*cell, count, index >= answered) for index, cell in enumerate(zip(tokens, steps, strict=True))]
     label = f"order of decoding: {len(tokens)} tokens in {count} steps"
     return Markup('<div class="strip" role="img" aria-label="{}">{}</div>').format(label, Markup().join(cells))
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from flowgrpo.errors import InputError
+from flowgrpo.errors import InputError, nearest
 from flowgrpo.flow.methods import pruning
 from flowgrpo.flow.methods.credit import trunk_ends
 from flowgrpo.schema.base import Choice, Positive, Strict
@@ -21,14 +24,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from samplers import kernels as formulas
-    from samplers import noise, plans, schedule
+    from samplers import noise, plans, schedule, trees
     from samplers.kernels import Kernel
-    from samplers.trees import Plan, Tree
+    from samplers.trees import Move, Plan, Tree
 else:
     formulas = lazy("samplers.kernels")
     noise = lazy("samplers.noise")
     plans = lazy("samplers.plans")
     schedule = lazy("samplers.schedule")
+    trees = lazy("samplers.trees")
 
 
 class Rooted(Choice):
@@ -230,9 +234,15 @@ class Branching(Rooted):
             first, size = max(splits) + 1, min(self.prune.size, end - max(splits) - 1)
             at = max(first, end - 1 - size - iteration // self.prune.every)
             trained -= set(range(at, at + size))
-        spread = self.strength if self.siblings == "correlated" else None
-        heat = self.strength if self.siblings == "hot" else 1.0
-        return plans.branch(kernels, splits, self.factor, stochastic, trained, spread, heat)
+        return plans.branch(
+            kernels,
+            splits,
+            self.factor,
+            stochastic=stochastic,
+            trained=trained,
+            sibling_strength=self.strength if self.siblings == "correlated" else None,
+            noise_scale=self.strength if self.siblings == "hot" else 1.0,
+        )
 
 
 class Branch(Branching):
@@ -315,12 +325,31 @@ class Custom(Rooted):
         except TypeError as error:
             takes = ", ".join(list(inspect.signature(function).parameters)[1:]) or "none"
             raise InputError(f"algorithm.tree.options: {error}; {self.function} has the options {takes}") from None
-        made = function(arguments, **self.options)
-        if not callable(made):
+        with _move_fields(self.function):
+            plan = function(arguments, **self.options)
+        if not callable(plan):
             raise InputError(
-                f"algorithm.tree.function: {self.function} returned {type(made).__name__}, not a plan (role, step) -> moves"
+                f"algorithm.tree.function: {self.function} returned {type(plan).__name__}, not a plan (role, step) -> moves"
             )
-        return made
+
+        def moves(role: str, step: int) -> Sequence[Move]:
+            with _move_fields(self.function):
+                return plan(role, step)
+
+        return moves
+
+
+@contextmanager
+def _move_fields(function: str) -> Iterator[None]:
+    """Refuse what no `samplers.trees.Move` has, when a function of the user makes one of it."""
+    try:
+        yield
+    except TypeError as error:
+        unknown = re.fullmatch(r"Move\.__init__\(\) got an unexpected keyword argument '(\w+)'.*", str(error))
+        if unknown is None:
+            raise
+        choice = nearest(unknown[1], [field.name for field in fields(trees.Move)])
+        raise InputError(f"algorithm.tree.function: {function}: a Move has no {unknown[1]!r}, {choice}") from error
 
 
 @cache

@@ -34,6 +34,16 @@ def of_nothing(kernels):
 def to_nowhere(kernels):
     return lambda role, step: (Move(kernels[step], trained=True),) if step < 5 else ()
 
+def of_old_words(kernels):
+    return lambda role, step: (Move(stops=(len(kernels),)),)
+
+def of_unknown_words(kernels):
+    move = Move(kernels[0], heat=2.0)
+    return lambda role, step: (move,)
+
+def broken(kernels):
+    return lambda role, step: (Move(kernels[step], trained=int(None)),)
+
 def splitting(kernels, at):
     return lambda role, step: (Move(kernels[step], count=2 if step == at else 1, trained=step <= at),)
 """
@@ -137,6 +147,15 @@ REFUSED = [
         odd("forgetful"),
         "algorithm.tree.function: ./odd.py:forgetful returned NoneType, not a plan (role, step) -> moves",
     ),
+    (
+        odd("of_old_words"),
+        "algorithm.tree.function: ./odd.py:of_old_words: a Move has no 'stops', did you mean 'ode_stops'?",
+    ),
+    (
+        odd("of_unknown_words"),
+        "algorithm.tree.function: ./odd.py:of_unknown_words: a Move has no 'heat', choose one of kernel, role, count, "
+        "trained, ode_stops, sibling_strength, noise_scale",
+    ),
     (odd("of_nothing"), "algorithm.tree: the plan trains no step, or leads to no sample"),
     (odd("to_nowhere"), "algorithm.tree: the plan trains no step, or leads to no sample"),
     (odd("splitting", at=3), "algorithm.credit: terminal needs a tree whose trajectories share no edge, such as chain"),
@@ -148,6 +167,11 @@ def test_a_tree_that_cannot_work_is_refused_in_a_sentence(place, capsys, tree, s
     status, out, err = planned(capsys, tree)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"flowgrpo: {said}")
+
+
+def test_other_errors_of_a_user_s_plan_keep_their_traceback(place, capsys):
+    with pytest.raises(TypeError, match="int"):
+        planned(capsys, odd("broken"))
 
 
 def test_a_tree_says_how_many_ends_a_root_has(place, capsys):

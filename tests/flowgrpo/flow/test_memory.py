@@ -24,11 +24,11 @@ def test_full_fine_tuning_counts_every_copy(tiny_model):
     pipe = tiny.sd3()
     transformer = count([pipe.transformer]) + buffers(pipe.transformer)
     encoders = count([pipe.text_encoder, pipe.text_encoder_2])
-    need = memory.estimate(settings(tiny_model, lora=None))
+    need = memory.memory_estimate(settings(tiny_model, lora=None))
     # float32: weight, gradient, two moments, average, and the reference of flow_grpo's KL; the encoders rest in host memory
     assert need["gpu_bytes"] == 4 * (6 * transformer + count([pipe.vae]))
     assert need["host_bytes"] == 4 * encoders
-    kept = memory.estimate(settings(tiny_model, lora=None, text_encoders="keep"))
+    kept = memory.memory_estimate(settings(tiny_model, lora=None, text_encoders="keep"))
     assert kept == {"gpu_bytes": need["gpu_bytes"] + need["host_bytes"], "host_bytes": 0}
 
 
@@ -39,10 +39,10 @@ def test_a_lora_counts_what_it_really_trains(tiny_model):
     pipe = tiny.sd3()
     every = [pipe.transformer, pipe.vae, pipe.text_encoder, pipe.text_encoder_2]
     frozen = count(every) + buffers(pipe.transformer)
-    assert memory.estimate(chosen)["gpu_bytes"] == 2 * frozen + 4 * 5 * trained
+    assert memory.memory_estimate(chosen)["gpu_bytes"] == 2 * frozen + 4 * 5 * trained
     # resting encoders are on the device for as long as prompts are encoded, and that is the peak here
     assert (
-        memory.estimate(settings(tiny_model, lora={"rank": 1, "alpha": 1}, text_encoders="free"))["gpu_bytes"]
+        memory.memory_estimate(settings(tiny_model, lora={"rank": 1, "alpha": 1}, text_encoders="free"))["gpu_bytes"]
         == 4 * frozen
     )
 

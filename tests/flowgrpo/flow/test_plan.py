@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flowgrpo import config
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.presets import PRESETS
-from flowgrpo.flow.picture import drawn
+from flowgrpo.flow.picture import draw_tree
 from flowgrpo.flow.plan import picture, predicted, sigma_table, uneven
 from samplers.kernels import Kernel
 from samplers.trees import TRUNK, Move
@@ -310,7 +310,7 @@ def test_the_branches_of_a_trunk_that_ends_are_drawn():
         sides = (Move(Kernel("flow_sde", 0.7), "side", 2, trained=True),)
         return (Move(role=role),) if role != TRUNK else (Move(), *sides) if step < 2 else ()
 
-    assert drawn(plan, 4) == [
+    assert draw_tree(plan, 4) == [
         "0   1   2   3   4",
         "o---o---o",
         "|   +~2~o---o---*",

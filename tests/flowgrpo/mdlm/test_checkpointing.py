@@ -9,7 +9,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.mdlm.checkpointing import checkpoint_gradients
 from flowgrpo.mdlm.decoding.cache import BlockCache
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
-from flowgrpo.training.kept import Kept
+from flowgrpo.training.saved_tensors import SavedTensorMeter
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [MASK, 7, 1, MASK, 2, 8, MASK, 8]]).repeat(4, 4)
 
@@ -36,7 +36,7 @@ def test_gradients_are_the_same_and_less_is_kept(make, share):
         if asked:
             checkpoint_gradients(model)
         predictor = MaskPredictor(model, MASK, PAD)
-        with Kept(model.parameters()) as meter:
+        with SavedTensorMeter(model.parameters()) as meter:
             out = predictor.logits(IDS)[..., :MASK]
             kept = meter.now
         out.square().mean().backward()

@@ -143,7 +143,7 @@ def test_memory_counts_every_copy(settings, lora):
     trained = sum(p.numel() for p in weights.parameters)
     whole = sum(p.numel() for n, p in weights.modules["model"].named_parameters() if "lora_" not in n)
     # weight, gradient, two moments, average; and the reference of diffu_grpo's KL, which adapters do not need
-    assert memory.estimate(chosen) == {
+    assert memory.memory_estimate(chosen) == {
         "gpu_bytes": 4 * 6 * trained if lora is None else 2 * whole + 4 * 5 * trained,
         "host_bytes": 0,
     }

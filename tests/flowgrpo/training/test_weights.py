@@ -6,7 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import Ema, Lora
-from flowgrpo.training.kept import Kept
+from flowgrpo.training.saved_tensors import SavedTensorMeter
 from flowgrpo.training.weights import Weights, adapter_size, lora_config
 
 
@@ -25,7 +25,7 @@ def test_the_average_follows_the_warm_up_formula():
         weights.after_update()
         decay = min((1 + t) / (10 + t), 0.9)
         slow = decay * slow + (1 - decay) * p.detach()
-        torch.testing.assert_close(weights.average[0], slow)
+        torch.testing.assert_close(weights.ema[0], slow)
     live = p.detach().clone()
     with weights.averaged():
         torch.testing.assert_close(p.detach(), slow)
@@ -35,10 +35,10 @@ def test_the_average_follows_the_warm_up_formula():
 def test_the_average_moves_at_every_eighth_step_and_warms_up_by_steps():
     """min((1 + t) / (10 + t), 0.9) at t = 7 and t = 15 are 8 / 17 and 16 / 25; the weight is 1, 2, ... above its start."""
     weights = Weights(module(), None, ema=Ema(decay=0.9, every=8))
-    start, above = weights.average[0].clone(), []
+    start, above = weights.ema[0].clone(), []
     for _ in range(17):
         moved_on(weights, 1)
-        above.append(float((weights.average[0] - start).mean()))
+        above.append(float((weights.ema[0] - start).mean()))
     first = 8 * 9 / 17
     assert above == pytest.approx([0.0] * 7 + [first] * 8 + [first * 16 / 25 + 16 * 9 / 25] * 2, abs=1e-5)
 
@@ -126,7 +126,7 @@ def test_float32_adapters_keep_the_activations_of_a_half_precision_base_only(dty
     ids, kept, logits, gradients = torch.arange(256).view(4, 64) % 11, [], [], []
     for masters in (True, False):
         model = half_precision(dtype, masters)
-        with Kept(model.parameters()) as meter:
+        with SavedTensorMeter(model.parameters()) as meter:
             out = model(ids, use_cache=False).logits
         kept.append(meter.peak)
         out.float().square().mean().backward()

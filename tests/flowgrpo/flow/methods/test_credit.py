@@ -78,7 +78,7 @@ def sets(units):
 
 def split_twice(kernel=SDE):
     """Two children at the first and second step, then ODE: leaves (0, 0), (0, 1), (1, 0), (1, 1)."""
-    return branch([kernel] * 3, (0, 1), 2, (0, 1), (0, 1), None, 1.0)
+    return branch([kernel] * 3, (0, 1), 2, stochastic=(0, 1), trained=(0, 1), sibling_strength=None, noise_scale=1.0)
 
 
 def test_every_edge_of_a_chain_belongs_to_its_own_end():
@@ -253,7 +253,7 @@ def test_path_weights_need_a_density():
 
 
 def test_two_nodes_of_a_depth_are_one_over_root_two_from_zero_and_one_is_zero():
-    late = branch([SDE] * 3, (1,), 2, (0, 1), (0, 1), None, 1.0)
+    late = branch([SDE] * 3, (1,), 2, stochastic=(0, 1), trained=(0, 1), sibling_strength=None, noise_scale=1.0)
     for gap in (1e-3, 5.0):
         grown = tree(late, 1, 1)
         units = depthwise(grown, column([1.0, 1.0 + gap]))
@@ -267,7 +267,7 @@ def test_two_nodes_of_a_depth_are_one_over_root_two_from_zero_and_one_is_zero():
 
 
 def test_below_the_last_split_edges_have_the_advantage_of_their_leaf():
-    early = branch([SDE] * 3, (0,), 4, (0, 1), (0, 1), 4.0, 1.0)
+    early = branch([SDE] * 3, (0,), 4, stochastic=(0, 1), trained=(0, 1), sibling_strength=4.0, noise_scale=1.0)
     grown = tree(early, 1, 1)
     rewards = [1.0, 4.0, 2.5, -3.0]
     units = depthwise(grown, column(rewards))
@@ -421,7 +421,7 @@ def test_discounted_values_need_the_value_of_every_state():
     "plan",
     [
         brush([SDE] * 3, [2, 2, 0]),
-        lambda role, step: (Move(SDE, count=2, trained=True), Move(role=TWIG, stops=(3,))),
+        lambda role, step: (Move(SDE, count=2, trained=True), Move(role=TWIG, ode_stops=(3,))),
     ],
     ids=["brush", "branching twigs"],
 )
@@ -445,7 +445,7 @@ def test_a_twig_measures_a_state_before_the_trunk_does(twig_first):
     def plan(role, step):
         if step == 0:
             return (Move(SDE),)
-        moves = (Move(), Move(role=TWIG, stops=(3,))) if step == 1 else (Move(),)
+        moves = (Move(), Move(role=TWIG, ode_stops=(3,))) if step == 1 else (Move(),)
         return moves[::-1] if twig_first else moves
 
     grown = tree(plan, 1, 1)

@@ -6,7 +6,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.field import FieldPolicy
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.training.kept import Kept
+from flowgrpo.training.saved_tensors import SavedTensorMeter
 from flowgrpo.training.weights import Weights, lora_config
 from samplers import noise
 from samplers.kernels import Kernel, log_prob
@@ -83,7 +83,7 @@ def test_float32_adapters_keep_the_activations_of_a_half_precision_base_only(nam
             p.data = p.data.to(dtype)
         rows = [Row(PROMPTS[0], i) for i in range(8)]
         state = policy.start(rows)
-        with Kept(p for module in policy.modules.values() for p in module.parameters()) as meter:
+        with SavedTensorMeter(p for module in policy.modules.values() for p in module.parameters()) as meter:
             policy.velocity(state, policy.sigmas[1], rows)
         kept.append(meter.peak)
     assert kept[0] < 1.1 * kept[1]

@@ -17,7 +17,7 @@ from flowgrpo.mdlm.decoding.predictor import Form, MaskPredictor
 from flowgrpo.mdlm.methods.answers import Answers
 from flowgrpo.mdlm.methods.estimate import Call, log_probs
 from flowgrpo.mdlm.methods.likelihood import autoregressive
-from flowgrpo.training.kept import Kept
+from flowgrpo.training.saved_tensors import SavedTensorMeter
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [MASK, 7, 1, MASK, 2, 8, MASK, 8]])
 
@@ -211,7 +211,7 @@ def test_a_log_probability_takes_the_memory_of_the_tokens_that_it_is_of(selects)
     seen, steps = torch.ones_like(ids, dtype=torch.bool), torch.arange(length).expand(rows, -1)
     answers = Answers(ids, seen, seen[:, 4:], [("row", row) for row in range(rows)], steps)
     call = Call(torch.tensor([3, 9, 20, 60]), torch.arange(rows))
-    with Largest(vocabulary, 16) as largest, Kept(model.parameters()) as meter:
+    with Largest(vocabulary, 16) as largest, SavedTensorMeter(model.parameters()) as meter:
         found = log_probs(predictor, answers, autoregressive(answers), call)
         kept = meter.now
         found.sum().backward()

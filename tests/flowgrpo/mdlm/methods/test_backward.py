@@ -14,7 +14,7 @@ from flowgrpo.mdlm.methods.objective import (
     SequenceRatio,
     TokenRatio,
 )
-from flowgrpo.training.kept import Kept
+from flowgrpo.training.saved_tensors import SavedTensorMeter
 
 OBJECTIVES = {
     "token": TokenRatio(clip_range=[0.2, 0.3], kl=Divergence(beta=0.1)),
@@ -145,7 +145,7 @@ def kept(objective, draws, micro_batch):
     old = torch.zeros_like(chosen.weight)
     toy.evaluations = 0
     weights = aggregation.sequence_mean(given.scored, ADVANTAGE, chosen.first)
-    with Kept(toy.parameters()) as meter:
+    with SavedTensorMeter(toy.parameters()) as meter:
         backward(toy, given, chosen, objective, ADVANTAGE, weights, old, None, micro_batch)
     return meter.peak, toy.evaluations
 

@@ -13,7 +13,7 @@ Tensor = torch.Tensor
 class _Held:
     """A saved tensor, counted for as long as its graph lives."""
 
-    def __init__(self, tensor: Tensor, meter: Kept):
+    def __init__(self, tensor: Tensor, meter: SavedTensorMeter):
         self.tensor, self.meter = tensor, meter
         meter.add(tensor)
 
@@ -21,7 +21,7 @@ class _Held:
         self.meter.remove(self.tensor)
 
 
-class Kept(torch.autograd.graph.saved_tensors_hooks):
+class SavedTensorMeter(torch.autograd.graph.saved_tensors_hooks):
     """A context that counts what graphs made in it keep, each storage once, but for the weights.
 
     Attributes:
@@ -35,7 +35,7 @@ class Kept(torch.autograd.graph.saved_tensors_hooks):
         self.weights = {weight.untyped_storage().data_ptr() for weight in weights}
         super().__init__(lambda tensor: _Held(tensor, self), lambda held: held.tensor)
 
-    def __enter__(self) -> Kept:
+    def __enter__(self) -> SavedTensorMeter:
         super().__enter__()
         return self
 
