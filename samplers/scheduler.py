@@ -216,7 +216,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         parent, unless a slice or a begin index says it. `s_churn` to `s_noise` have no
         effect, as in the parent.
 
-        With `per_token_timesteps` (B, T), tokens at time 0 are conditions: they stay as they are, and are no part of the
+        With `per_token_timesteps` (B, T), tokens at time 0 are conditions: they stay as they are, and are not part of the
         recorded step. As in the parent, the model's output then points to the data.
 
         Raises:

@@ -153,5 +153,5 @@ def read(path: Path) -> Sample:
 def _text(path: Path) -> str:
     written = tables.document(path)
     if not isinstance(written, dict) or not isinstance(written.get("text"), str):
-        raise InputError(f"--samples: {path} is no text as flowgrpo sample writes them, an object with the key text")
+        raise InputError(f"--samples: {path} is not a text as flowgrpo sample writes them, an object with the key text")
     return written["text"]
