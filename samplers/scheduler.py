@@ -187,7 +187,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         return sample
 
     def _moving_tokens(self, times: torch.Tensor, timestep: float | torch.Tensor, count: int) -> torch.Tensor:
-        """Places of the tokens that are at the step's time; the others must be at 0, in all rows alike."""
+        """Indices (n,) of the tokens that are at the step's time; the others must be at 0, in all rows alike."""
         moving = times[0] > 0
         if (times != torch.where(moving, timestep, 0).to(times)).any():
             raise ValueError(

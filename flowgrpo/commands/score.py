@@ -80,7 +80,7 @@ def listed(folder: Path) -> list[File]:
 
 
 def batches(files: Sequence[File], group_wise: bool) -> list[list[int]]:
-    """Places of files that are scored together: all of one prompt for a group-wise reward, else a few."""
+    """Indices of files that are scored together: all of one prompt for a group-wise reward, else a few."""
     if not group_wise:
         return [list(range(at, min(at + BATCH, len(files)))) for at in range(0, len(files), BATCH)]
     by_prompt = defaultdict(list)

@@ -35,7 +35,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Sample:
-    """One evaluated sample: its place among the prompts, its rewards by name (None: not applicable or lost), itself."""
+    """One evaluated sample: its index among the prompts, its rewards by name (None: not applicable or lost), itself."""
 
     index: int
     row: Row
@@ -49,7 +49,7 @@ def is_finite(decoded: torch.Tensor | Text) -> bool:
 
 
 class SampleFolder:
-    """Kept samples of a run: files in `samples/step-000010/`, and one line each in `manifest.jsonl`."""
+    """The samples that a run keeps: files in `samples/step-000010/`, and one line each in `manifest.jsonl`."""
 
     def __init__(self, run: Path):
         self.folder = run / "samples"
