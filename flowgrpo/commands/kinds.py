@@ -74,6 +74,6 @@ def kind_of(path: str) -> str:
     with explained(path):
         index = cached_file(path, "model_index.json", **unless)
         if index is None:
-            cached_file(path, "config.json")  # refuses what is no model
+            cached_file(path, "config.json")  # refuses what is not a model
             return "mdlm"
         return "mdlm" if index_map(tables.document(Path(index))).get("_class_name") == PIPELINE else "flow"

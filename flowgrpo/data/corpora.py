@@ -119,7 +119,7 @@ def _files(source: str, folder: Path, key: str) -> list[Path]:
     name, _, split = source.partition(":")
     if split not in SPLITS:
         raise InputError(
-            f"{key}: {source} is no split of {name} and no .jsonl or .parquet file, {nearest(source, NAMES)}"
+            f"{key}: {source} is neither a split of {name} nor a .jsonl or .parquet file, {nearest(source, NAMES)}"
         )
     corpus = CORPORA[name]
     for pattern in corpus.patterns:
