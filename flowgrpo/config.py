@@ -1,4 +1,4 @@
-"""The configuration of a flow model's run, and how one of any kind is read: strict, with one sentence for what is wrong."""
+"""Config files of either kind: read strictly, overridden from the command line, with one sentence for what is wrong."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def read_map(path: Path) -> dict[str, Any]:
     """The map that a YAML file of a config is, unchecked.
 
     Raises:
-        InputError: it cannot be read, or is none.
+        InputError: the file cannot be read, or is not a map.
     """
     try:
         with path.open("rb") as file:
@@ -154,7 +154,7 @@ def override(text: str) -> tuple[str, Any]:
     """Key and value of a `key=value` text; the value is YAML.
 
     Raises:
-        InputError: it is not of that form.
+        InputError: the text is not of that form.
     """
     key, equals, value = text.partition("=")
     if not equals or not key:

@@ -84,7 +84,7 @@ class Root:
 
 @dataclass(frozen=True)
 class Node:
-    """One latent: its place in the tree. `step` indexes the schedule, as do `remaining_stops`, the rest of its move."""
+    """One latent of the tree. `step` and `remaining_stops`, the rest of its move, are indices of the schedule."""
 
     parent: int | None
     root: Root

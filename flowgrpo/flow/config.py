@@ -71,7 +71,7 @@ class Algorithm(Strict):
         return choose.build_axes(written, presets.PRESETS, CHOICES, "flow_grpo")
 
     def roots(self, group_size: int) -> int:
-        """How many starts a group has."""
+        """Number of initial states of a group of `group_size` trained trajectories."""
         return self.tree.roots(group_size)
 
     @model_validator(mode="after")

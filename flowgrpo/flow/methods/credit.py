@@ -257,7 +257,7 @@ class StateValues:
 
 
 def state_values(tree: Tree, rewards: Tensor) -> StateValues:
-    """The reward of the sample that each node's ODE leads to: a leaf's own, its twig's, or that of its ODE child."""
+    """Return each node's value, the reward of the sample that ODE leads to: a leaf's own, its twig's, its ODE child's."""
     of = torch.full((len(tree.nodes), rewards.shape[1]), torch.nan, dtype=torch.float64)
     known = torch.zeros(len(tree.nodes), dtype=torch.bool)
     of[tree.leaves], known[tree.leaves] = rewards, True
@@ -274,27 +274,27 @@ def state_values(tree: Tree, rewards: Tensor) -> StateValues:
 
 
 def trunk_ends(tree: Tree) -> list[int]:
-    """Places in `tree.leaves` of the samples that are ends of their own, not measurements of a state on the way."""
-    return [place for place, leaf in enumerate(tree.leaves) if tree.nodes[leaf].role != trees.TWIG]
+    """Return the indices in `tree.leaves` of the ends of trajectories, without the samples that twigs lead to."""
+    return [index for index, leaf in enumerate(tree.leaves) if tree.nodes[leaf].role != trees.TWIG]
 
 
 def stochastic_edges(tree: Tree) -> list[int]:
-    """The nodes that a stochastic edge led to, parents before children."""
-    found = [
+    """Return the nodes that a stochastic edge leads to, parents before children."""
+    nodes = [
         node
         for evaluation in tree.evaluations
         for edges in evaluation.edges
         if edges.move.kernel.stochastic
         for node in edges.nodes.tolist()
     ]
-    return sorted(found)
+    return sorted(nodes)
 
 
-def _per_edge(tree: Tree, edges: list[int], values: Tensor, places: list[tuple[int, ...]]) -> Units:
-    """One unit for each of some edges."""
+def _per_edge(tree: Tree, edges: list[int], values: Tensor, comparison: list[tuple[int, ...]]) -> Units:
+    """Return a unit for each of some edges; `comparison` as in `Units`."""
     of_edge = torch.full((len(tree.nodes),), -1)
     of_edge[edges] = torch.arange(len(edges))
-    return Units(values, torch.tensor(places), torch.ones(len(edges), dtype=torch.float64), of_edge)
+    return Units(values, torch.tensor(comparison), torch.ones(len(edges), dtype=torch.float64), of_edge)
 
 
 def _summed_log_probs(tree: Tree) -> Tensor:

@@ -1,4 +1,4 @@
-"""How the policy moves: the loss of an edge, its weight by the step, and the divergences that are added to it."""
+"""Objectives: the loss of an edge, its weight by the step, and the divergences that are added to it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ TrainedStep = tuple["Kernel", float, float]  # kernel, sigma, sigma_next
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What an objective sees of E edges of one evaluation; gradients come through `log_prob`, `mean` and `velocity`.
+    """What a loss of E edges of one evaluation is computed from; gradients come through `log_prob`, `mean` and `velocity`.
 
     Attributes:
         log_prob: (E,) of the stored next state under the policy as it is.
         old_log_prob: (E,) as the rollout recorded it.
-        advantage: (E,)
+        advantage: (E,) of each edge's unit.
         mean, std: of the step; tensors (E, ...), and one number.
         step_size: sigma - sigma_next, positive.
         velocity: tensors (E, ...).
@@ -295,7 +295,7 @@ class SoftGate(PolicyGradient):
         return surrogate.soft_gate_loss(plain_ratio(inputs), inputs.advantage, *self.temperature)
 
     def clipped(self, inputs: LossInputs) -> Tensor:
-        """Which edges (E,) are stopped: none is."""
+        """Which edges (E,) are stopped: none, for a gate has no bound."""
         return torch.zeros_like(inputs.advantage, dtype=torch.bool)
 
 

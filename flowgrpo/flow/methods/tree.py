@@ -55,10 +55,10 @@ class Rooted(Choice):
         return None
 
     def check(self, tree: Tree) -> None:
-        """See that a tree grown from the plan is what the options say.
+        """Refuse a tree, grown from the plan, that is not what the options say.
 
         Raises:
-            InputError: it is not.
+            InputError: the tree and the options differ.
         """
 
     def _end(self, kernels: Sequence[Kernel]) -> int:
@@ -307,7 +307,7 @@ class Custom(Rooted):
         return _divided(group_size, self.trajectories, "algorithm.tree.trajectories of each root")
 
     def check(self, tree: Tree) -> None:
-        """See that every root ends in as many trajectories as it should."""
+        """Refuse a tree whose roots do not have `trajectories` ends each; raises InputError."""
         found = len(trunk_ends(tree)) / sum(node.parent is None for node in tree.nodes)
         if found != self.trajectories:
             raise InputError(
@@ -354,7 +354,7 @@ def _move_fields(function: str) -> Iterator[None]:
 
 @cache
 def _located(function: str, folder: Path) -> Callable[..., Plan]:
-    """What the user names; a file is found from the folder one is in, which makes the cache's key."""
+    """Return the function that the user names; `folder`, from which files are found, is a part of the cache's key."""
     if ":" not in function:
         raise InputError(
             f"algorithm.tree.function: {function!r} names no function, write ./file.py:name or pkg.module:name"

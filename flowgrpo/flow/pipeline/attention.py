@@ -15,7 +15,7 @@ from rewards.compute import DTYPES
 
 
 def refuse_inexact(pipe: DiffusionPipeline) -> None:
-    """Let nothing pass whose output at a step depends on other steps, or that quantises its attention.
+    """Refuse a pipeline whose output at a step depends on other steps, or whose attention quantises.
 
     Raises:
         InputError: a cache is enabled in a transformer, or a lossy attention backend is set.

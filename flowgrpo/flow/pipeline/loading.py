@@ -129,7 +129,7 @@ def _map(file: Path) -> dict[str, Any]:
 
 
 def absent_components(path: str) -> list[str]:
-    """Components that a saved pipeline was without (SD3 without T5): diffusers wants to be told so again."""
+    """Return the components that a saved pipeline was without (SD3 without T5), which diffusers wants named again."""
     return [
         name for name, kind in index_of(path).items() if isinstance(kind, (list, tuple)) and list(kind) == [None, None]
     ]
