@@ -239,7 +239,7 @@ class Absolute(Baseline):
     std: Literal["global", "none"] = "none"
     """Standard deviation that divides: of the batch (global), or none."""
     value: float
-    """What is neither good nor bad."""
+    """The reward that samples are compared with."""
 
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
         """Advantages (U,) of one column of values (U,)."""

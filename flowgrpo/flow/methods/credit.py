@@ -135,7 +135,7 @@ class Depthwise(Choice):
 
     name: Literal["depthwise"] = "depthwise"
     weights: Literal["uniform", "path"] = "uniform"
-    """Of the leaves in a node's reward: uniform, or path, softmax of beta times their log-probability."""
+    """Weights of the leaves in a node's reward: uniform, or path, softmax of beta times their log-probability."""
     beta: float = Field(1.0, ge=0)
     """Sharpness of path weights."""
 
@@ -230,11 +230,11 @@ class DiscountedValue(Choice):
 
     name: Literal["discounted_value"] = "discounted_value"
     discount: float = Field(0.9, ge=0, le=1)
-    """Of what a later step gains."""
+    """Discount of the values of later states."""
     anchor: float = Field(0.1, ge=0)
     """Multiple of the value that comes on top of the advantage."""
     anchored_steps: int = Field(5, ge=0)
-    """First steps at which it does."""
+    """How many steps have the anchor, the first ones."""
 
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
         """The units of a scored tree."""

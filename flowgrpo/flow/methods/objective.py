@@ -141,7 +141,7 @@ class Divergence(Strict):
     form: Literal["flow_grpo", "exact", "velocity"] = "flow_grpo"
     """exact: KL of the step's Gaussians; flow_grpo: without the step in its variance; velocity: squared distance."""
     beta: float = Field(0.0, ge=0)
-    """Coefficient; 0 computes no reference."""
+    """Coefficient of the divergence from the reference; 0 computes none."""
     reference: Literal["fixed", "moving"] = "fixed"
     """fixed: the start of training; moving: the policy itself, copied now and then."""
     refresh: int = Field(10, ge=1)
@@ -288,7 +288,7 @@ class SoftGate(PolicyGradient):
 
     name: Literal["soft_gate"] = "soft_gate"
     temperature: Annotated[list[Positive], Field(min_length=2, max_length=2)] = [1.0e4, 1.05e4]
-    """Of the gate, for good and for bad edges."""
+    """Temperatures of the gate, for A > 0 and for A <= 0."""
 
     def loss(self, inputs: LossInputs) -> Tensor:
         """Loss (E,) of the edges, without the divergence."""
