@@ -111,7 +111,7 @@ class FlowEval(Eval):
 
 
 class Config(RunConfig):
-    """One run of a flow model."""
+    """The configuration of one run of a flow model."""
 
     kind: Literal["flow"] = "flow"
     model: Model

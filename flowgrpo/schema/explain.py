@@ -110,7 +110,7 @@ def section(annotation: Any) -> type[Strict] | None:
 
 
 def takes(field: FieldInfo) -> str:
-    """What a field may be, in words."""
+    """Return the values that a field takes, in words."""
     bounds = [
         BOUNDS[name].format(f"{getattr(rule, name):g}")
         for rule in field.metadata

@@ -249,7 +249,7 @@ class Run(Strict):
 
 
 class RunConfig(Strict):
-    """One run of any kind; a kind says more exactly what its sections are."""
+    """The configuration of a run of any kind; a kind narrows the types of its sections."""
 
     kind: str
     """flow: images, videos and sounds; mdlm: texts."""

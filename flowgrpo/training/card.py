@@ -130,7 +130,7 @@ def written(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: the folder, the step, whether it is a `lora` or `full` weights, and the files of samples."""
+    """The result of an export: the folder, the step, whether it is a `lora` or `full` weights, and the files of samples."""
 
     folder: Path
     step: int

@@ -206,7 +206,7 @@ def load(
 
 
 def _state(checkpoint: Path) -> dict[str, Any]:
-    """What `state.json` says; raises InputError where that is not what `save` writes."""
+    """Return the content of `state.json`; raises InputError where that is not what `save` writes."""
     with _told(checkpoint):
         state = tables.document(checkpoint / "state.json")
         history = state.get("history", {})
@@ -223,7 +223,7 @@ def _state(checkpoint: Path) -> dict[str, Any]:
 
 
 def _optimizer(checkpoint: Path, mmap: bool = False) -> dict[str, Any]:
-    """What `optimizer.pt` holds, as `save` wrote it; its tensors are not read before they are asked for if `mmap`."""
+    """Return the content of `optimizer.pt`; with `mmap` its tensors are read when they are used."""
     saved = torch.load(checkpoint / "optimizer.pt", weights_only=True, map_location="cpu", mmap=mmap)
     if saved.keys() != {"optimizer", "scaler"} or saved["optimizer"].keys() != {"state", "param_groups"}:
         raise ValueError("its optimizer.pt holds no optimizer and scaler")
@@ -231,7 +231,7 @@ def _optimizer(checkpoint: Path, mmap: bool = False) -> dict[str, Any]:
 
 
 def _generators(checkpoint: Path) -> list[dict[str, Any]]:
-    """What `random.pt` holds: `random_state()` of every process."""
+    """Return the content of `random.pt`: `random_state()` of every process."""
     states = torch.load(checkpoint / "random.pt", weights_only=True, map_location="cpu")
     if not isinstance(states, list) or any(state.keys() != {"torch", "cuda", "numpy", "python"} for state in states):
         raise ValueError("its random.pt holds no states of generators")

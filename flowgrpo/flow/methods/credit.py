@@ -315,7 +315,7 @@ def _summed_log_probs(tree: Tree) -> Tensor:
 
 
 def step_signs(tree: Tree, rewards: Tensor) -> Tensor:
-    """How many gains of each step are positive, and how many negative: (2, T) float64.
+    """Return the numbers of positive and of negative gains at each of the T steps: (2, T) float64.
 
     Args:
         rewards: (leaves,) float64.

@@ -113,7 +113,7 @@ def previous_kl(inputs: LossInputs) -> Tensor:
 
 
 def hold(form: str, step: TrainedStep, sigma_cap: float) -> float:
-    """How strictly a form of divergence holds the velocity at a step: D times its second derivative in an element of v.
+    """Curvature of a form of divergence in the velocity at a step: D times its second derivative in an element of v.
 
     (d mean / d v)^2 / std^2, for `flow_grpo` times the step where the kernel's noise is a diffusion over it; 2 for
     `velocity`.
@@ -192,12 +192,12 @@ class PolicyGradient(Choice):
         return dict(zip(steps, STEP_WEIGHTS[self.step_weights](steps, sigma_cap), strict=True))
 
     def pulls(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
-        """How hard the loss of each of the trained steps pulls at the velocity, see `samplers.kernels.pull`."""
+        """Size of the loss's gradient in the velocity at each of the trained steps; see `samplers.kernels.pull`."""
         weights = self.weights(steps, sigma_cap)
         return [kernels.pull(*step, sigma_cap) * weights[step] for step in steps]
 
     def holds(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
-        """How strictly the divergence holds the velocity at each of the trained steps: its second derivative, but for D."""
+        """Curvature of the divergence in the velocity at each of the trained steps; see `hold`."""
         return [hold(self.kl.form, step, sigma_cap) for step in steps]
 
     def divergence(self, inputs: LossInputs) -> Tensor:
@@ -267,7 +267,7 @@ class NormalisedRatio(Clipped):
         return normalised_ratio(inputs)
 
     def pulls(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
-        """How hard the loss of each of the trained steps pulls at the velocity: std / step size times the plain ratio's."""
+        """Size of the loss's gradient in the velocity at each trained step: std / step size times the plain ratio's."""
         plain = super().pulls(steps, sigma_cap)
         return [
             size * kernels.slope(*step, sigma_cap)[1] / (step[1] - step[2])

@@ -16,7 +16,7 @@ from flowgrpo.errors import InputError
 
 @dataclass(frozen=True)
 class EmbeddingShape:
-    """What one row's embeddings look like.
+    """Shapes of one row's embeddings.
 
     Attributes:
         parts: the shape of each tensor, in their order; `list` for a list and None for None.

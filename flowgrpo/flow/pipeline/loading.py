@@ -72,7 +72,7 @@ def load_lora(pipe: DiffusionPipeline, folder: Path) -> None:
 
 
 def _inject(module: torch.nn.Module, file: Path, prefix: str) -> None:
-    """What `load_lora_adapter` does, for a model that has none."""
+    """Load a LoRA into a module without a `load_lora_adapter` of its own, as that method does."""
     with safetensors.safe_open(file, "pt") as opened:
         config = json.loads(opened.metadata()["lora_adapter_metadata"])
     own = {key.removeprefix(f"{prefix}."): value for key, value in config.items() if key.startswith(f"{prefix}.")}

@@ -1,4 +1,4 @@
-"""The policy: what samples, and what is trained.
+"""The policy: the model that samples and is trained.
 
 A policy is a velocity field under conditions, with a start and a decoder. `DiffusersPolicy` is any diffusers flow pipeline,
 unmodified (see `walk`), for any number of rows at once.
@@ -21,7 +21,7 @@ from samplers.kernels import State
 
 
 class Policy(Protocol):
-    """What growth, the update and the gallery ask of a model.
+    """The protocol of a model that can be trained: what rollout, update and evaluation call.
 
     Attributes:
         modules: the networks that compute the velocity, by name; these are trained.
