@@ -59,20 +59,20 @@ def in_flow_euler(pipe: DiffusionPipeline) -> DiffusionPipeline:
     config = pipe.scheduler.config
     if type(pipe.scheduler) is not FlowMatchEulerDiscreteScheduler or config.stochastic_sampling:
         known = inspect.signature(FlowMatchEulerDiscreteScheduler.__init__).parameters
-        own = {k: v for k, v in config.items() if k in known} | {"stochastic_sampling": False}
-        own |= {"shift": config["flow_shift"]} if config.get("flow_shift") else {}
-        pipe.scheduler = FlowMatchEulerDiscreteScheduler(**own)
+        options = {k: v for k, v in config.items() if k in known} | {"stochastic_sampling": False}
+        options |= {"shift": config["flow_shift"]} if config.get("flow_shift") else {}
+        pipe.scheduler = FlowMatchEulerDiscreteScheduler(**options)
     return pipe
 
 
 @torch.no_grad()
 def stock_sample(pipe: DiffusionPipeline, call: dict[str, Any], row: Row) -> torch.Tensor:
     """Return the decoded sample of one row by a stock pipeline, which nothing here has changed."""
-    own = {"prompt": row.prompt, "output_type": "pt", "return_dict": False}
+    arguments = {"prompt": row.prompt, "output_type": "pt", "return_dict": False}
     generator = torch.Generator("cpu").manual_seed(row.seed)
     with torch.random.fork_rng():
         torch.manual_seed(0)  # some draw their conditions from the global generator
-        return pipe(**own, generator=generator, **{**call, **row.columns})[0].float()
+        return pipe(**arguments, generator=generator, **{**call, **row.columns})[0].float()
 
 
 def encoded_once(policy: DiffusersPolicy, rows: Sequence[Row]) -> Check:

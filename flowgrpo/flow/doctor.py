@@ -119,10 +119,10 @@ def _prompts(settings: Config, rewards: Sequence[Reward]) -> list[prompts.Prompt
     """Prompts to sample: the longest, one for each reward that applies to neither end, and the shortest."""
     if settings.prompts.train in prompts.BUILT_IN and settings.model.path not in EMBEDDED:
         return [prompts.Prompt(text) for text in DEFAULT_PROMPTS]
-    found = sorted(prompts.load_split(settings.prompts, "train"), key=lambda p: -len(p.text))
-    ends = found[0], found[-1]
+    longest_first = sorted(prompts.load_split(settings.prompts, "train"), key=lambda p: -len(p.text))
+    ends = longest_first[0], longest_first[-1]
     left = [reward for reward in rewards if not any(reward.applies(p.columns) for p in ends)]
-    return [found[0], *(prompt for _, prompt in scorer.tried(left, found)), found[-1]]
+    return [longest_first[0], *(prompt for _, prompt in scorer.tried(left, longest_first)), longest_first[-1]]
 
 
 def _cause(policy: DiffusersPolicy, row: Row, refusal: str) -> Check:

@@ -230,22 +230,22 @@ def uneven(config: Config, sigmas: list[float]) -> list[str]:
     """Sentences about trained steps that outweigh others by far: in the loss, and in the divergence; see `UNEVEN`."""
     algorithm = config.algorithm
     steps, sigma_cap = _trained_steps(config, sigmas)
-    form, found = algorithm.kernel.log_prob, []
+    form, sentences = algorithm.kernel.log_prob, []
     pulls = _extremes(steps, algorithm.objective.pulls(steps, sigma_cap), UNEVEN)
     if pulls is not None:
         free = "" if form == "constant_free" else "algorithm.kernel.log_prob=constant_free or "
-        found.append(
+        sentences.append(
             f"of the steps trained, that {pulls[1]} pulls {pulls[0]:,.0f} times as hard at the velocity as that {pulls[2]} "
             f"({algorithm.kernel.name}, log_prob {form}); take {free}algorithm.objective.step_weights=equalised"
         )
     kl = algorithm.objective.kl
     holds = _extremes(steps, algorithm.objective.holds(steps, sigma_cap), UNEVEN_KL) if kl.beta > 0 else None
     if holds is not None:
-        found.append(
+        sentences.append(
             f"the divergence {kl.form} holds the step {holds[1]} {holds[0]:,.0f} times as strictly as that {holds[2]} "
             f"({algorithm.kernel.name}); take algorithm.objective.kl.form=velocity or algorithm.objective.kl.beta=0"
         )
-    return found
+    return sentences
 
 
 def _trained_steps(config: Config, sigmas: list[float]) -> tuple[list[TrainedStep], float]:

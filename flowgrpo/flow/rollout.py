@@ -113,22 +113,22 @@ def drafted(
 def _score_leaves(policy: Policy, tree: Tree, rewards: Sequence[Reward], micro_batch: int) -> Scores:
     """Decode group by group; groups are scored in threads while the next are decoded, at most `WAITING` behind."""
     by_group = defaultdict(list)
-    for place, leaf in enumerate(tree.leaves):
-        by_group[tree.nodes[leaf].root.group].append(place)
+    for index, leaf in enumerate(tree.leaves):
+        by_group[tree.nodes[leaf].root.group].append(index)
     scored: list[Scores] = []
     with Scorer(rewards) as scorer:
         pending = deque()
-        for places in by_group.values():
+        for indices in by_group.values():
             if len(pending) == WAITING:
                 scored.append(pending.popleft()())
-            rows = [tree.nodes[tree.leaves[i]].root.row for i in places]
+            rows = [tree.nodes[tree.leaves[i]].root.row for i in indices]
             decoded = [
                 policy.decode(tuple(x[leaves] for x in tree.samples), batch)
-                for leaves, batch in zip(batched(places, micro_batch), batched(rows, micro_batch), strict=True)
+                for leaves, batch in zip(batched(indices, micro_batch), batched(rows, micro_batch), strict=True)
             ]
             pending.append(scorer.submit(torch.cat(decoded), rows))
         scored += [wait() for wait in pending]
-    order = torch.tensor([i for places in by_group.values() for i in places]).argsort()
+    order = torch.tensor([i for indices in by_group.values() for i in indices]).argsort()
     return Scores(
         torch.cat([s.values for s in scored])[order],
         torch.cat([s.lost for s in scored])[order],

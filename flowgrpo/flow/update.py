@@ -76,8 +76,8 @@ def update_part(
         reduce: sum of a tensor over the processes.
     """
     evaluations = [e for e in credited.tree.evaluations if e.part == part and e.trained]
-    own = sum(float(credited.weights(edges).sum()) for e in evaluations for edges in e.trained)
-    total = float(reduce(torch.tensor(own, dtype=torch.float64)))
+    local = sum(float(credited.weights(edges).sum()) for e in evaluations for edges in e.trained)
+    total = float(reduce(torch.tensor(local, dtype=torch.float64)))
     stats = UpdateStats()
     if total == 0:
         return stats

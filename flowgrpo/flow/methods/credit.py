@@ -40,15 +40,15 @@ def terminal(tree: Tree, rewards: Tensor) -> Units:
     """
     of_edge = torch.full((len(tree.nodes),), -1)
     ends = trunk_ends(tree)
-    for unit, place in enumerate(ends):
-        for edge in tree.ancestry(tree.leaves[place]):
+    for unit, index in enumerate(ends):
+        for edge in tree.ancestry(tree.leaves[index]):
             if of_edge[edge] >= 0:
                 raise InputError(
                     "algorithm.credit: terminal needs a tree whose trajectories share no edge, such as chain; for others "
                     "there are siblings and depthwise"
                 )
             of_edge[edge] = unit
-    group = torch.tensor([[tree.nodes[tree.leaves[place]].root.group] for place in ends])
+    group = torch.tensor([[tree.nodes[tree.leaves[index]].root.group] for index in ends])
     return Units(rewards[ends], group, torch.ones(len(ends), dtype=torch.float64), of_edge)
 
 
@@ -79,8 +79,8 @@ def siblings(tree: Tree, rewards: Tensor, within: str = "seed") -> Units:
     if not all(value.known[i] for i in edges):
         raise InputError("algorithm.credit: siblings needs a tree whose branches are finished by ODE, such as brush")
     nodes = [tree.nodes[i] for i in edges]
-    places = [(node.root.group, node.root.index if within == "seed" else 0, node.step) for node in nodes]
-    return _per_edge(tree, edges, value.of[edges], places)
+    comparison = [(node.root.group, node.root.index if within == "seed" else 0, node.step) for node in nodes]
+    return _per_edge(tree, edges, value.of[edges], comparison)
 
 
 class Siblings(Choice):
@@ -107,12 +107,12 @@ def depthwise(tree: Tree, rewards: Tensor, weights: str = "uniform", beta: float
     Raises:
         InputError: `path` without log-probabilities that are densities.
     """
-    places = trunk_ends(tree)
-    ancestors = [tree.ancestry(tree.leaves[place]) for place in places]
+    ends = trunk_ends(tree)
+    ancestors = [tree.ancestry(tree.leaves[index]) for index in ends]
     edges = sorted({edge for line in ancestors for edge in line})
     row = {edge: unit for unit, edge in enumerate(edges)}
-    above = torch.zeros(len(edges), len(places), dtype=torch.bool)
-    score = torch.zeros(len(edges), len(places), dtype=torch.float64)
+    above = torch.zeros(len(edges), len(ends), dtype=torch.bool)
+    score = torch.zeros(len(edges), len(ends), dtype=torch.float64)
     log_prob = _summed_log_probs(tree) if weights == "path" else None
     for column, line in enumerate(ancestors):
         below = 0.0
@@ -122,7 +122,7 @@ def depthwise(tree: Tree, rewards: Tensor, weights: str = "uniform", beta: float
                 score[row[edge], column] = beta * below
                 below += float(log_prob[edge])
     fused = []
-    for reward in rewards[places].T:  # (leaves,)
+    for reward in rewards[ends].T:  # (leaves,)
         known = above & reward.isfinite()
         weight = torch.softmax(score.where(known, -torch.inf), dim=1).nan_to_num()  # (edges, leaves)
         fused.append((weight @ reward.nan_to_num()).where(known.any(1), torch.nan))
@@ -164,8 +164,8 @@ def step_gain(tree: Tree, rewards: Tensor, compare: str = "step") -> Units:
         raise InputError(
             "algorithm.credit: step_gain needs a value of every state, take the tree twigs with root: true"
         )
-    places = [(tree.nodes[i].root.group, tree.nodes[i].step if compare == "step" else 0) for i in edges]
-    return _per_edge(tree, edges, value.of[edges] - value.of[parents], places)
+    comparison = [(tree.nodes[i].root.group, tree.nodes[i].step if compare == "step" else 0) for i in edges]
+    return _per_edge(tree, edges, value.of[edges] - value.of[parents], comparison)
 
 
 class StepGain(Choice):
@@ -219,9 +219,9 @@ def discounted_value(
         total = combined(quality[line], reward_weights).clamp(min=0)
         mean = total.nanmean()  # of the values that were not lost
         weight[line] = (total / mean).nan_to_num() if mean > 0 else 1.0
-    places = [(tree.nodes[i].root.group, tree.nodes[i].step) for i in edges]
+    comparison = [(tree.nodes[i].root.group, tree.nodes[i].step) for i in edges]
     anchors = torch.tensor([anchor * (tree.nodes[i].step <= anchored_steps) for i in edges], dtype=torch.float64)
-    units = _per_edge(tree, edges, quality[edges], places)
+    units = _per_edge(tree, edges, quality[edges], comparison)
     return Units(units.values, units.comparison, weight[edges], units.of_edge, anchor=anchors)
 
 

@@ -62,11 +62,11 @@ def chains(tree: Tree) -> list[list[int]]:
     for node in tree.nodes:
         if node.parent is not None:
             children[node.parent] += 1
-    found = []
-    for place in trunk_ends(tree):
-        line = tree.ancestry(tree.leaves[place])
-        found.append(line[: next(i for i, edge in enumerate(line) if children[tree.nodes[edge].parent] > 1)])
-    return [chain for chain in found if chain]
+    every = []
+    for index in trunk_ends(tree):
+        line = tree.ancestry(tree.leaves[index])
+        every.append(line[: next(i for i, edge in enumerate(line) if children[tree.nodes[edge].parent] > 1)])
+    return [chain for chain in every if chain]
 
 
 def _ranked(group: list[list[int]], advantages: Tensor) -> list[list[int]]:
