@@ -23,7 +23,7 @@ from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RewardUse, RunConfig
-from flowgrpo.schema.sections import Run as Place
+from flowgrpo.schema.sections import Run as RunSection
 from flowgrpo.training import checkpoint, folders, report, scorer
 from flowgrpo.training.parts import check_geometry
 from rewards.base import last_part, matches, nearest
@@ -37,7 +37,7 @@ MAY_DIFFER = (
     "eval.",
     "eval_rewards",
     *(f"model.{key}" for key in ("gradient_checkpointing", "vae", "vae_tiling", "text_encoders")),
-    *(f"run.{key}" for key in Place.model_fields if key != "seed"),
+    *(f"run.{key}" for key in RunSection.model_fields if key != "seed"),
 )
 
 

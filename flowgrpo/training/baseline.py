@@ -125,20 +125,20 @@ def group_mean(
     Args:
         values: (U,) float64.
         comparison: (U,) or (U, C) integers, equal (in all columns) for units of one set.
-        min_std: a smaller standard deviation teaches nothing, and gives 0.
+        min_std: sets of a smaller standard deviation have advantage 0.
     """
     deviation, _, _ = _set_statistics(values, comparison)
     return _scaled(deviation, values, comparison, std=std, eps=eps, ddof=ddof, min_std=min_std)
 
 
 class GroupMean(Baseline):
-    """The mean of the set. Where the standard deviation that divides is below `min_std`, nothing is learnt."""
+    """The mean of the set; advantages are 0 where the standard deviation that divides is below `min_std`."""
 
     name: Literal["group_mean"] = "group_mean"
     std: Literal["group", "global", "none"] = "group"
     """Standard deviation that divides: of the group, of the whole batch (global), or none."""
     min_std: float = Field(0.0, ge=0)
-    """Below this standard deviation a set teaches nothing."""
+    """Sets of a smaller standard deviation have advantage 0."""
 
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
         """Advantages (U,) of one column of values (U,)."""

@@ -34,7 +34,7 @@ def most_uncertain(count: Tensor, total: Tensor, number: int, generator: np.rand
 
 
 def robust_weights(difficulty: Tensor, rate: float) -> Tensor:
-    """Weights (G,) of groups in the loss, of mean 1, that lean on the hard ones: softmax(rate x difficulty) x G.
+    """Weights (G,) of groups in the loss, of mean 1, that are larger for the hard ones: softmax(rate x difficulty) x G.
 
     Prompt-GDRO (arXiv 2601.19280) has them over bins of difficulty by multiplicative updates; here each prompt is a bin
     of its own and the difficulty, 1 - p, is already a discounted average over its visits. Rate 0 weighs all alike.

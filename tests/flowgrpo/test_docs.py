@@ -1,4 +1,4 @@
-"""Every page names only what exists: links, files and folders of the repository, and names of the code."""
+"""Every page names only what exists: links, files and folders of the repository, names of the code, commands."""
 
 import importlib
 import re
@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from flowgrpo import cli
+
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 PACKAGES = "flowgrpo|samplers|rewards"
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FILE = re.compile(r"(?<![\w./-])((?:flowgrpo|samplers|rewards|scripts|tests|configs|docs)/[\w./*-]*[\w/*])")
 NAME = re.compile(rf"(?<![\w./-])((?:{PACKAGES})(?:\.[A-Za-z_]\w*)+)(?![\w(/])(?<!\.md)")
+COMMAND = re.compile(r"(?:^ +|`|\$ )flowgrpo ([a-z]+)(?: ([a-z]+))?", re.MULTILINE)
 ENTRY_POINTS = {"flowgrpo.rewards"}  # the name of a group, not of a module
 
 
@@ -62,3 +65,16 @@ def test_names_of_the_code_exist(page):
             resolved(name)
         except AttributeError as error:
             raise AssertionError(f"{page.name} names {name}: {error}") from error
+
+
+def words(app):
+    """The commands of a typer application, and below its groups theirs, as they are typed."""
+    alone = {(command.name or command.callback.__name__,) for command in app.registered_commands}
+    return alone | {(group.name, *rest) for group in app.registered_groups for rest in words(group.typer_instance)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_exist(page):
+    known = words(cli.app)
+    for first, second in COMMAND.findall(page.read_text()):
+        assert (first,) in known or (first, second) in known, f"{page.name} names flowgrpo {first} {second}"
