@@ -178,7 +178,7 @@ def _check_folder(settings: RunConfig, folder: Path) -> None:
         return
     if not (folder / "config.yaml").is_file():
         raise InputError(f"run.resume: there is no run in {folder}")
-    before = _flat(config.load(folder / "config.yaml").model_dump())
+    before = _flat(config.of_run(folder).model_dump())
     now = _flat(settings.model_dump())
     for key in sorted({*before, *now}):
         if before.get(key) != now.get(key) and not key.startswith(MAY_DIFFER):
