@@ -14,7 +14,7 @@ Tensor = torch.Tensor
 
 
 class PromptStats:
-    """Rewards of prompts, by their place among the training prompts.
+    """Rewards of prompts, by their index among the training prompts.
 
     Args:
         half_life: iterations after which what was seen counts half; the policy has moved on since. SPO (arXiv 2509.13232)
