@@ -46,7 +46,7 @@ def score_folder(folder: Path, rewards: Sequence[Reward]) -> list[dict[str, Any]
         RewardError: a reward fails, or breaks its contract.
     """
     files = listed(folder)
-    found: list[dict[str, float | None]] = [{} for _ in files]
+    scores: list[dict[str, float | None]] = [{} for _ in files]
     for reward in rewards:
         for indices in batches(files, reward.group_wise):
             samples = [read(folder / files[i].name) for i in indices]
@@ -54,8 +54,11 @@ def score_folder(folder: Path, rewards: Sequence[Reward]) -> list[dict[str, Any]
                 for i, value in zip(
                     alike, _scored(reward, files, alike=alike, indices=indices, samples=samples), strict=True
                 ):
-                    found[i][reward.name] = value
-    return [{"file": file.name, "prompt": file.prompt, "rewards": own} for file, own in zip(files, found, strict=True)]
+                    scores[i][reward.name] = value
+    return [
+        {"file": file.name, "prompt": file.prompt, "rewards": values}
+        for file, values in zip(files, scores, strict=True)
+    ]
 
 
 def listed(folder: Path) -> list[File]:
