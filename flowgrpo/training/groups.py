@@ -16,7 +16,7 @@ from samplers import noise
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups of one iteration on all processes: place of their prompt, number of roots, weight (G,) in the loss."""
+    """The groups of one iteration on all processes: index of their prompt, number of roots, weight (G,) in the loss."""
 
     prompts: list[int]
     roots: list[int]
@@ -33,22 +33,22 @@ def groups_of(config: RunConfig, number: int, prompt_stats: PromptStats, iterati
     pick, train, seed = config.prompts.pick, config.train, config.run.seed
     if pick.by == "variance":
         drawn = noise.generator(seed, "prompts", iteration)
-        places = selection.most_uncertain(*_solved(pick, prompt_stats, range(number), iteration), train.groups, drawn)
+        indices = selection.most_uncertain(*_solved(pick, prompt_stats, range(number), iteration), train.groups, drawn)
     else:
-        places = shuffled(number, train.groups, seed, iteration)
-    count, total = _solved(pick, prompt_stats, places, iteration)
+        indices = shuffled(number, train.groups, seed, iteration)
+    count, total = _solved(pick, prompt_stats, indices, iteration)
     chance = (1 + total) / (2 + count)
     roots = config.algorithm.roots(train.group_size)
-    sizes = [roots] * len(places)
+    sizes = [roots] * len(indices)
     if pick.budget == "knapsack":
         alone = 2 if roots == train.group_size else 1  # a chain needs another to be compared with
         sizes = selection.knapsack(chance, sum(sizes), max(alone, round(pick.least * roots)), round(pick.most * roots))
-    return Groups(places, sizes, selection.robust_weights(1 - chance, pick.robust))
+    return Groups(indices, sizes, selection.robust_weights(1 - chance, pick.robust))
 
 
 def _solved(
-    pick: Pick, prompt_stats: PromptStats, places: Sequence[int], iteration: int
+    pick: Pick, prompt_stats: PromptStats, indices: Sequence[int], iteration: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """How many samples of prompts count, and how many of them as solved, (P,) each."""
-    count, total = prompt_stats.counts(places, iteration)
+    count, total = prompt_stats.counts(indices, iteration)
     return count, ((total - pick.worst * count) / (pick.best - pick.worst)).clamp(min=0).minimum(count)

@@ -23,10 +23,10 @@ def of_totals(total: torch.Tensor) -> dict[str, float | None]:
 def of_policy(stats: Sequence[UpdateStats]) -> dict[str, Any]:
     """How an iteration moved the policy, over all processes, of what each of its optimizer steps measured."""
     everyone = gather_object([stats])
-    every = [each for own in everyone for each in own]
+    every = [each for of_process in everyone for each in of_process]
     edges = max(1, sum(each.edges for each in every))
     kls = [each.kl for each in every if each.kl is not None]
-    drifts = [own[0].max_abs_log_ratio for own in everyone if own[0].max_abs_log_ratio is not None]
+    drifts = [of_process[0].max_abs_log_ratio for of_process in everyone if of_process[0].max_abs_log_ratio is not None]
     return {
         "policy/max_abs_log_ratio": float(torch.tensor(drifts).max()) if drifts else None,
         "policy/mean_abs_log_ratio": sum(each.sum_abs_log_ratio for each in every) / edges,

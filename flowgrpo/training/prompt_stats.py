@@ -14,7 +14,7 @@ Tensor = torch.Tensor
 
 
 class PromptStats:
-    """Rewards of prompts, by their place among the training prompts.
+    """Rewards of prompts, by their index among the training prompts.
 
     Args:
         half_life: iterations after which what was seen counts half; the policy has moved on since. SPO (arXiv 2509.13232)
@@ -27,8 +27,8 @@ class PromptStats:
 
     def counts(self, prompts: Iterable[int], iteration: int) -> tuple[Tensor, Tensor]:
         """Discounted number (P,) and sum (P,) of the rewards of prompts, float64, as they count at an iteration."""
-        found = [self.seen.get(i, (0.0, 0.0, iteration)) for i in prompts]
-        count, total, last = torch.tensor(found, dtype=torch.float64).reshape(-1, 3).unbind(1)
+        stats = [self.seen.get(i, (0.0, 0.0, iteration)) for i in prompts]
+        count, total, last = torch.tensor(stats, dtype=torch.float64).reshape(-1, 3).unbind(1)
         kept = 0.5 ** ((iteration - last) / self.half_life)
         return count * kept, total * kept
 

@@ -127,8 +127,8 @@ def _applied(reward: Reward, samples: Samples, rows: Sequence[Row], one_group: b
         [torch.inf if a and not w else torch.nan for a, w in zip(applies, whole, strict=True)]
     ).double()
     size = len(asked) if one_group or not reward.group_wise else 1
-    for own in batched(asked, max(1, size)):
-        values[own] = _attempt(reward, _some(samples, own), [rows[i] for i in own])
+    for batch in batched(asked, max(1, size)):
+        values[batch] = _attempt(reward, _some(samples, batch), [rows[i] for i in batch])
     return values
 
 
