@@ -20,9 +20,10 @@ from rich.table import Column, Table
 from flowgrpo import config
 from flowgrpo.commands import mdlm
 from flowgrpo.commands.terminal import Format, out, say
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
 from rewards import BUILT_IN as BUILT_IN_REWARDS
 from rewards import RewardError
+from rewards.base import nearest
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, rich_markup_mode=None, help=__doc__.splitlines()[0])
 # What the file system says of names that nobody could know: too long, forbidden, a circle of links.

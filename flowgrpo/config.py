@@ -11,12 +11,14 @@ from typing import Any
 import yaml
 
 from flowgrpo.data import tables
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.schema.sentences import checked
+from rewards.base import nearest
 
+RENAMED = {"train.memory": "train.half_life"}  # keys as they were called, and as they are
 LARGEST_TEXT = 1 << 18  # characters of YAML
 LARGEST_VALUE = 1 << 17  # values in it, where its aliases are followed
 
@@ -124,6 +126,22 @@ def load(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) ->
     return overridden(read_map(path), overrides)
 
 
+def of_run(folder: Path) -> RunConfig:
+    """The configuration that a run keeps in its folder, which may have been written when keys had other names.
+
+    Raises:
+        InputError: there is no run, or its configuration cannot be read.
+    """
+    if not (folder / "config.yaml").is_file():
+        raise InputError(f"{folder}: there is no run here, a run's folder holds config.yaml")
+    written = read_map(folder / "config.yaml")
+    for before, now in RENAMED.items():
+        section, _, key = before.partition(".")
+        if isinstance(written.get(section), dict) and key in written[section]:
+            _set(written, now, written[section].pop(key))
+    return validated(written)
+
+
 def overridden(written: dict[str, Any], overrides: Iterable[str] | Mapping[str, Any] = ()) -> RunConfig:
     """The configuration of a plain map, which is changed, with overrides applied; arguments and errors as of `load`."""
     items = overrides.items() if isinstance(overrides, Mapping) else map(override, overrides)
@@ -141,6 +159,10 @@ def validated(written: Mapping[str, Any]) -> RunConfig:
     kind = written.get("kind", "flow")
     if not isinstance(kind, str) or kind not in KINDS:
         raise InputError(f"kind: {kind!r} is unknown, {nearest(str(kind), KINDS)}")
+    for before, now in RENAMED.items():
+        section, _, key = before.partition(".")
+        if isinstance(written.get(section), Mapping) and key in written[section]:
+            raise InputError(f"{before}: it is called {now} now")
     return checked(KINDS[kind], written)
 
 

@@ -16,13 +16,13 @@ def loudness(audio: torch.Tensor, prompts: Sequence[str]) -> list[float]:
         audio: float (B, C, N), full scale is -1 to 1.
 
     Raises:
-        ValueError: this is no audio.
+        ValueError: this is not audio.
     """
     check_audio("loudness", audio)
     return audio.float().clamp(-1, 1).square().mean((1, 2)).sqrt().tolist()
 
 
 def check_audio(name: str, audio: torch.Tensor) -> None:
-    """Refuse images, videos and whatever else is no batch of audio, in the name of a reward."""
+    """Refuse images, videos and whatever else is not a batch of audio, in the name of a reward."""
     if audio.ndim != 3:
         raise ValueError(f"{name} takes audio (B, C, N), not shape {tuple(audio.shape)}")

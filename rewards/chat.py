@@ -19,7 +19,7 @@ from rewards.endpoint import Endpoint
 from rewards.text import last_tagged
 
 METHODS = ("logprobs", "guided", "guided_choice", "guided_regex", "text")
-LEAST_MASS = 0.5  # probability of the answers among all tokens, below which a distribution is no answer
+LEAST_MASS = 0.5  # probability of the answers among all tokens, below which a distribution is not an answer
 TOP = 20  # tokens whose probabilities are asked for, the most that OpenAI gives
 _LABELLED = re.compile(r"\W*(?:final )?(?:score|answer)\W*?:(.*)", re.IGNORECASE)
 AGAIN = 1.0  # temperature of a question that is asked again

@@ -126,7 +126,7 @@ class Client:
             cards = {k: (card["group_wise"], card["columns"]) for k, card in health["rewards"].items()}
             most_bytes = health["max_bytes"]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise RewardError(f"{base} is no reward server of flowgrpo serve") from None
+            raise RewardError(f"{base} is not a reward server of flowgrpo serve") from None
         if name not in cards:
             raise RewardError(f"{base} serves no reward {name!r}, {nearest(name, cards)}")
         return *cards[name], most_bytes

@@ -46,7 +46,7 @@ class Endpoint:
         self.urls = [url.strip().rstrip("/") for url in urls]
         for url in self.urls:
             if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-                raise RewardError(f"{url!r} is no address such as http://127.0.0.1:8100")
+                raise RewardError(f"{url!r} is not an address such as http://127.0.0.1:8100")
         if token_env is not None and not os.environ.get(token_env):
             raise RewardError(
                 f"the environment variable {token_env}, which should hold the token of {urls[0]}, is not set"
@@ -77,7 +77,7 @@ class Endpoint:
             content: of the request, as httpx takes it (`content`, `json`, `headers`).
 
         Raises:
-            RewardError: there was none, or one that is no success.
+            RewardError: there was none, or one that is not a success.
         """
         deadline = time.monotonic() + self.timeout if deadline is None else deadline
         problem = f"{only or self.urls[0]}{path} was not asked any more, after {self.timeout:.3g} s"

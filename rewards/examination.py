@@ -51,7 +51,7 @@ class Raised(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Opaque:
-    """A value that is no plain data: its truth is known, and it equals nothing but itself."""
+    """A value that is not plain data: its truth is known, and it equals nothing but itself."""
 
     truth: bool
 

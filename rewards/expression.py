@@ -12,7 +12,7 @@ _LARGEST_POWER = 4096  # bits
 
 
 class NotArithmetic(ValueError):
-    """The text is no arithmetic expression, or it has no real value."""
+    """The text is not an arithmetic expression, or it has no real value."""
 
 
 def value(text: str) -> int | float:
@@ -37,7 +37,7 @@ def _computed(node: ast.expr) -> int | float:
         return _SIGNS[type(node.op)](_computed(node.operand))
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
         return _OPERATIONS[type(node.op)](_computed(node.left), _computed(node.right))
-    raise NotArithmetic(f"{type(node).__name__} is no arithmetic")
+    raise NotArithmetic(f"{type(node).__name__} is not arithmetic")
 
 
 def _power(base: int | float, exponent: int | float) -> int | float:

@@ -99,7 +99,7 @@ class Connection(H11Protocol):
         self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, or a longer head than `HEAD`; nobody answers besides, or a second time."""
+        """Refuse what is not HTTP, or a longer head than `HEAD`; nobody answers besides, or a second time."""
         self.config.app.refused["400"] += 1
         if self.cycle is not None:
             self.cycle.disconnected = True

@@ -16,7 +16,7 @@ def jpeg_size(images: torch.Tensor, prompts: Sequence[str]) -> list[float]:
         images: float (B, 3, H, W) in [0, 1].
 
     Raises:
-        ValueError: these are no such images.
+        ValueError: these are not such images.
     """
     check_images("jpeg_size", images)
     sizes = []
@@ -28,6 +28,6 @@ def jpeg_size(images: torch.Tensor, prompts: Sequence[str]) -> list[float]:
 
 
 def check_images(name: str, images: torch.Tensor) -> None:
-    """Refuse videos, sounds and whatever else is no batch of images, in the name of a reward."""
+    """Refuse videos, sounds and whatever else is not a batch of images, in the name of a reward."""
     if images.ndim != 4 or images.shape[1] != 3:
         raise ValueError(f"{name} takes images (B, 3, H, W), not shape {tuple(images.shape)}")

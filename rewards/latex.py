@@ -68,7 +68,7 @@ def number(answer: str) -> Fraction | None:
 def last_number(text: str) -> Fraction | None:
     r"""The value of the last number in a text: digits with a sign, $, thousands' commas, a decimal part or a fraction.
 
-    Digits that belong to a word or an exponent (x1, m^2) are no number. None if there is none.
+    Digits that belong to a word or an exponent (x1, m^2) are not numbers. None if there is none.
     """
     plain = re.sub(r"\\[dtc]?frac\{(\d+)\}\{(\d+)\}", r"\1/\2", text)
     found = _WRITTEN.findall(plain)

@@ -100,7 +100,7 @@ def sound(path: str | Path) -> tuple[int, np.ndarray]:
     """The rate of a .wav file and its samples as they are, (N,) of one channel or (N, C).
 
     Raises:
-        MediaError: it cannot be read, has no samples, or some that are no numbers.
+        MediaError: it cannot be read, has no samples, or some that are not numbers.
     """
     from scipy.io import wavfile
 
@@ -165,7 +165,7 @@ def _regular(path: str | Path) -> Iterator[BinaryIO]:
     except FileNotFoundError:
         raise MediaError(f"there is no file {path}") from None
     except UnidentifiedImageError:
-        raise MediaError(f"{path} cannot be read (it is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]})") from None
+        raise MediaError(f"{path} cannot be read (it is not {', '.join(FORMATS[:-1])} or {FORMATS[-1]})") from None
     except ImportError as error:
         raise MediaError(f"{path} needs a package to be read: {_words(error)}") from error
     except Exception as error:
@@ -192,7 +192,7 @@ def _container(path: str | Path, head: bytes) -> str:
         return "matroska"
     if head[4:] in BOXES:
         return "mov"
-    raise MediaError(f"{path} cannot be read (it is no MP4, MOV or WebM)")
+    raise MediaError(f"{path} cannot be read (it is not MP4, MOV or WebM)")
 
 
 def _words(error: Exception) -> str:

@@ -155,7 +155,7 @@ class PictureReward(ModelReward):
             prompts: B strings; a long one is cut at the length that the model reads.
 
         Raises:
-            ValueError: these are no such images.
+            ValueError: these are not such images.
             RewardError: the model cannot be loaded.
         """
         check_images(self.called, images)

@@ -57,7 +57,7 @@ def read_clauses(rows: Sequence[Mapping[str, Any]], place: str) -> tuple[Clause,
             relation, target = row.get("position") or (None, 0)
             clause = Clause(str(row["class"]), int(row["count"]), row.get("color"), relation=relation, target=target)
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise RewardError(f"{place}: {row!r} is no row such as {{'class': 'dog', 'count': 1}}") from None
+            raise RewardError(f"{place}: {row!r} is not a row such as {{'class': 'dog', 'count': 1}}") from None
         if clause.count < 1:
             raise RewardError(f"{place}: the count of {clause.name!r} is {clause.count}, not 1 or more")
         if clause.colour not in (None, *COLOURS):

@@ -40,7 +40,7 @@ def paper(test: str) -> Paper:
     """A test taken apart. A function of one parameter that is called once (`check(candidate)`) is taken apart as well.
 
     Raises:
-        SyntaxError, ValueError: it is no Python.
+        SyntaxError, ValueError: it is not Python.
     """
     tree = ast.parse(test)
     for node in ast.walk(tree):
@@ -129,7 +129,7 @@ def _unrolled(statement: ast.stmt) -> list[ast.stmt]:
 
 
 def _bound(target: ast.expr, item: ast.expr, body: list[ast.stmt]) -> dict[str, ast.expr] | None:
-    """What each name of a loop stands for in one round; None where that is no literal, or one that `body` may change."""
+    """What each name of a loop stands for in one round; None where that is not a literal, or one that `body` may change."""
     if isinstance(target, ast.Tuple) and isinstance(item, ast.Tuple) and len(target.elts) == len(item.elts):
         pairs = list(zip(target.elts, item.elts, strict=True))
     else:

@@ -4,7 +4,7 @@ A program runs in a process of its own (`rewards/jail`) with a limit on time, me
 process or thread, signal none, open no socket and no file but Python's own (reading) and those of an empty folder.
 Namespaces, a root folder in memory, an unprivileged user, dropped capabilities, Landlock, a seccomp filter and limits each
 do part of it, and overlap: whatever the machine has is used, and `missing` attempts what must fail. Python's audit hooks and
-removed builtins are no such thing: a program in the same process can undo them.
+removed builtins limit nothing: a program in the same process can undo them.
 
 How far it keeps the score safe, too, stands in `rewards/examination.py` and docs/rewards.md.
 """
@@ -219,7 +219,7 @@ class _Process:
 
         Raises:
             _Ended: no reply came.
-            Cheating: what came is no reply to this question.
+            Cheating: what came is not a reply to this question.
         """
         nonce = secrets.token_hex(8)
         self._write([nonce, kind, *sources])

@@ -5,7 +5,7 @@
                    "max_bytes": ..., "refused": {STATUS: number}}; 503 while a reward does not return
     GET /metrics   counters as Prometheus reads them
 
-A fault is {"error": "one sentence"}: 422 for a request that is no batch, or one that the reward refuses with a ValueError;
+A fault is {"error": "one sentence"}: 422 for what is not a batch, or what the reward refuses with a ValueError;
 500 where it failed otherwise, and may be asked again, as after 408 and 503; 401, 404, 405, 411, 413, 415, 421.
 A reward is called in one thread; requests that wait for it meanwhile are joined into one call, and are bounded (`ROOM`).
 """

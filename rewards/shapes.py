@@ -204,7 +204,7 @@ def shapes(images: torch.Tensor, prompts: list[str]) -> list[float]:
         prompts: B captions of the grammar that `parse` reads.
 
     Raises:
-        ValueError: these are no such images, or a prompt is not in the grammar.
+        ValueError: these are not such images, or a prompt is not in the grammar.
     """
     check_images("shapes", images)
     captions = [parse(prompt) for prompt in prompts]

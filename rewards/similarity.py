@@ -125,4 +125,6 @@ def _read(file: str) -> torch.Tensor:
     try:
         return pil_to_tensor(media.picture(file)).float() / 255
     except media.MediaError as error:
-        raise RewardError(f"image_similarity: the reference {file} is no picture that can be read ({error})") from error
+        raise RewardError(
+            f"image_similarity: the reference {file} is not a picture that can be read ({error})"
+        ) from error

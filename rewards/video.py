@@ -15,7 +15,7 @@ def motion(videos: torch.Tensor, prompts: Sequence[str]) -> list[float]:
         videos: float (B, F, 3, H, W) in [0, 1], two frames or more.
 
     Raises:
-        ValueError: these are no such videos.
+        ValueError: these are not such videos.
     """
     check_videos("motion", videos, frames=2)
     return videos.float().diff(dim=1).abs().mean((1, 2, 3, 4)).tolist()
@@ -33,7 +33,7 @@ def temporal_consistency(videos: torch.Tensor, prompts: Sequence[str]) -> list[f
         videos: float (B, F, 3, H, W) in [0, 1], two frames or more of 8 x 8 pixels or more.
 
     Raises:
-        ValueError: these are no such videos.
+        ValueError: these are not such videos.
     """
     check_videos("temporal_consistency", videos, frames=2, side=8)
     return [_consistency(video.float()) for video in videos]
@@ -66,7 +66,7 @@ def structural_similarity(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def check_videos(name: str, videos: torch.Tensor, frames: int = 1, side: int = 1) -> None:
-    """Refuse what is no batch of videos with that many frames and pixels a side, in the name of a reward."""
+    """Refuse what is not a batch of videos with that many frames and pixels a side, in the name of a reward."""
     if videos.ndim != 5 or videos.shape[1] < frames or videos.shape[2] != 3 or min(videos.shape[3:]) < side:
         least = f"{frames} frames and {side} x {side} pixels or more"
         raise ValueError(f"{name} takes videos (B, F, 3, H, W) of {least}, not shape {tuple(videos.shape)}")

@@ -93,15 +93,15 @@ def decode(body: bytearray) -> Batch:
         ValueError: the body is nothing of the kind; the sentence says where.
     """
     if header_bytes(body) > min(MOST_HEADER, len(body)):
-        raise ValueError(f"the body is no safetensors file with a header of {MOST_HEADER} bytes at most")
+        raise ValueError(f"the body is not a safetensors file with a header of {MOST_HEADER} bytes at most")
     start = 8 + header_bytes(body)
     try:
         tensors = json.loads(bytes(body[8:start]))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"the body is no safetensors file ({type(error).__name__}: {error})") from None
+        raise ValueError(f"the body is not a safetensors file ({type(error).__name__}: {error})") from None
     header = tensors.pop("__metadata__", {}) if isinstance(tensors, dict) else None
     if not isinstance(header, dict):
-        raise ValueError("the body is no safetensors file (its header is no JSON object of objects)")
+        raise ValueError("the body is not a safetensors file (its header is not a JSON object of objects)")
     only_texts = "texts" in header and not tensors and len(body) == start
     samples = _texts(header) if only_texts else _tensor(tensors, body, start)
     prompts, columns = _part(header, "prompts", list), _part(header, "columns", dict)
@@ -120,7 +120,7 @@ def _tensor(tensors: Mapping[str, Any], body: bytearray, start: int) -> torch.Te
     try:
         kind, shape, offsets = (tensors["samples"][key] for key in ("dtype", "shape", "data_offsets"))
     except (TypeError, KeyError):
-        raise ValueError("the body is no safetensors file (samples have no dtype, shape and data_offsets)") from None
+        raise ValueError("the body is not a safetensors file (samples have no dtype, shape and data_offsets)") from None
     if kind not in list(DTYPES):
         raise ValueError(f"samples are {kind}, not {' or '.join(DTYPES)}")
     if (
@@ -131,7 +131,9 @@ def _tensor(tensors: Mapping[str, Any], body: bytearray, start: int) -> torch.Te
         raise ValueError(f"samples have the shape {shape}, not (B, 3, H, W), (B, F, 3, H, W) or (B, C, N)")
     size = math.prod(shape) * DTYPES[kind].itemsize
     if offsets != [0, size] or len(body) != start + size:
-        raise ValueError(f"the body is no safetensors file (samples need {size} bytes, and nothing else stands there)")
+        raise ValueError(
+            f"the body is not a safetensors file (samples need {size} bytes, and nothing else stands there)"
+        )
     return torch.frombuffer(body, dtype=DTYPES[kind], offset=start).view(shape)
 
 
@@ -148,7 +150,7 @@ def _part(header: Mapping[str, str], name: str, kind: type) -> Any:
     except KeyError:
         raise ValueError(f"the header of the safetensors file must hold {name}") from None
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{name} in the header are no JSON ({type(error).__name__}: {error})") from None
+        raise ValueError(f"{name} in the header are not JSON ({type(error).__name__}: {error})") from None
     if not isinstance(part, kind):
         raise ValueError(f"{name} in the header must be a JSON {'list' if kind is list else 'object'}")
     return part

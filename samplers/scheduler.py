@@ -186,7 +186,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         return sample
 
     def _moving_tokens(self, times: torch.Tensor, timestep: float | torch.Tensor, count: int) -> torch.Tensor:
-        """Places of the tokens that are at the step's time; the others must be at 0, in all rows alike."""
+        """Indices (n,) of the tokens that are at the step's time; the others must be at 0, in all rows alike."""
         moving = times[0] > 0
         if (times != torch.where(moving, timestep, 0).to(times)).any():
             raise ValueError(
@@ -215,7 +215,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         parent, unless a slice or a begin index says it. `s_churn` to `s_noise` have no
         effect, as in the parent.
 
-        With `per_token_timesteps` (B, T), tokens at time 0 are conditions: they stay as they are, and are no part of the
+        With `per_token_timesteps` (B, T), tokens at time 0 are conditions: they stay as they are, and are not part of the
         recorded step. As in the parent, the model's output then points to the data.
 
         Raises:

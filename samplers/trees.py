@@ -20,7 +20,7 @@ from samplers.batches import batched
 from samplers.kernels import ODE, Kernel, State, log_prob, transition
 
 TRUNK = "trunk"
-TWIG = "twig"  # a node that exists only to measure the state it left: its sample is no end of a trajectory
+TWIG = "twig"  # a node that exists only to measure the state it left: its sample is not the end of a trajectory
 
 
 @dataclass(frozen=True)

@@ -18,18 +18,18 @@ WIDTH = 120
 
 
 def explained(settings: Strict, key: str) -> list[tuple[str, str]]:
-    """What a key means, as labels and words.
+    """What a key means, as pairs of a label and its text.
 
     Raises:
         InputError: the configuration has no such key.
     """
-    explained = explain.explain(settings, key)
-    lines = [(key, explained.meaning), ("takes", explained.takes)]
-    if explained.default is not PydanticUndefined:
-        lines.append(("default", written(explained.default)))
-    lines.append(("here", written(explained.value)))
-    lines += [(f"{key}.{name}", meaning) for name, meaning in explained.below.items()]
-    return [*lines, *(("used in", place) for place in used(key, explained.home))]
+    entry = explain.explain(settings, key)
+    lines = [(key, entry.meaning), ("takes", entry.takes)]
+    if entry.default is not PydanticUndefined:
+        lines.append(("default", written(entry.default)))
+    lines.append(("here", written(entry.value)))
+    lines += [(f"{key}.{name}", meaning) for name, meaning in entry.below.items()]
+    return [*lines, *(("used in", place) for place in used(key, entry.home))]
 
 
 def used(key: str, home: str = "") -> list[str]:

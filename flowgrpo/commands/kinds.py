@@ -9,9 +9,10 @@ from typing import Any
 
 from flowgrpo.data import tables
 from flowgrpo.data.embedded import EMBEDDED
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.training.hub import HUB_ID, explained, index_map
+from rewards.base import nearest
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,6 @@ def kind_of(path: str) -> str:
     with explained(path):
         index = cached_file(path, "model_index.json", **unless)
         if index is None:
-            cached_file(path, "config.json")  # refuses what is no model
+            cached_file(path, "config.json")  # refuses what is not a model
             return "mdlm"
         return "mdlm" if index_map(tables.document(Path(index))).get("_class_name") == PIPELINE else "flow"

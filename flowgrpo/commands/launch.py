@@ -102,7 +102,7 @@ def relaunch(processes: int) -> int:
 
 
 def _store(processes: int) -> TCPStore:
-    """Where the processes find each other. The one that torch would open listens on all interfaces and asks for no token."""
+    """The store where the processes find each other; torch's own would listen on all interfaces and ask for no token."""
     listening = socket.create_server(("127.0.0.1", 0))
     return TCPStore(
         "127.0.0.1", listening.getsockname()[1], processes, is_master=True, wait_for_workers=False,
@@ -111,7 +111,7 @@ def _store(processes: int) -> TCPStore:
 
 
 def _first_failure(children: list[subprocess.Popen]) -> int | None:
-    """Wait for all; the rank that failed first, or None. After a failure the others have `GRACE` seconds to end."""
+    """Wait for all processes and return the rank that failed first, or None; the others then have `GRACE` seconds."""
     failed, deadline = None, math.inf
     while any(child.poll() is None for child in children):
         ended = [rank for rank, child in enumerate(children) if child.returncode]

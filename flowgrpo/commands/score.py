@@ -83,7 +83,7 @@ def listed(folder: Path) -> list[File]:
 
 
 def batches(files: Sequence[File], group_wise: bool) -> list[list[int]]:
-    """Places of files that are scored together: all of one prompt for a group-wise reward, else a few."""
+    """Indices of files that are scored together: all of one prompt for a group-wise reward, else a few."""
     if not group_wise:
         return [list(batch) for batch in batched(range(len(files)), BATCH)]
     by_prompt = defaultdict(list)
@@ -156,5 +156,5 @@ def read(path: Path) -> Sample:
 def _text(path: Path) -> str:
     written = tables.document(path)
     if not isinstance(written, dict) or not isinstance(written.get("text"), str):
-        raise InputError(f"--samples: {path} is no text as flowgrpo sample writes them, an object with the key text")
+        raise InputError(f"--samples: {path} is not a text as flowgrpo sample writes them, an object with the key text")
     return written["text"]

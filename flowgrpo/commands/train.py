@@ -21,13 +21,13 @@ from flowgrpo.commands.gallery import check_readable, write_gallery
 from flowgrpo.commands.kinds import KINDS
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Prompt
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RewardUse, RunConfig
 from flowgrpo.schema.sections import Run as Place
 from flowgrpo.training import checkpoint, folders, report, scorer
 from flowgrpo.training.parts import check_geometry
 from flowgrpo.training.run_data import RunData
-from rewards.base import last_part, matches
+from rewards.base import last_part, matches, nearest
 
 if TYPE_CHECKING:  # a run has one of them
     from flowgrpo.flow.pipeline.policy import DiffusersPolicy
@@ -52,7 +52,7 @@ class Run:
 
 
 def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Run:
-    """Run a config file with overrides.
+    """Run a config file with overrides and return the finished run.
 
     Raises:
         InputError, RewardError: the input is wrong; nothing expensive has happened.
@@ -62,7 +62,7 @@ def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -
 
 
 def train_config(settings: RunConfig) -> Run:
-    """Run a configuration, in a folder that no other run is in; see `train`."""
+    """Run a configuration, in a folder that no other run is in, and return the finished run; see `train`."""
     with folders.held(settings.run.folder) if launch.is_main() else nullcontext():
         return _train(settings)
 
@@ -126,7 +126,7 @@ def _write_gallery(folder: Path) -> None:
 
 
 def _check_only(uses: Sequence[RewardUse], every: Sequence[Prompt], key: str, which: str) -> None:
-    """Refuse a reward for rows that none of the prompts it will meet is."""
+    """Refuse a reward whose `only` none of the prompts it will meet matches."""
     for use in uses:
         name = use.name or last_part(use.use)
         if any(matches(prompt.columns, use.only) for prompt in every):
@@ -142,7 +142,7 @@ def _check_only(uses: Sequence[RewardUse], every: Sequence[Prompt], key: str, wh
 
 
 def _check_processes(settings: RunConfig, processes: int) -> None:
-    """The geometry for the processes that really run, whoever started them."""
+    """Check the geometry for the processes that really run, whoever started them."""
     if settings.run.processes not in (1, processes):
         raise InputError(
             f"run.processes: {settings.run.processes} processes are started by the command flowgrpo train, here "
@@ -152,7 +152,7 @@ def _check_processes(settings: RunConfig, processes: int) -> None:
 
 
 def _check_trackers(names: Iterable[str]) -> None:
-    """Accelerate would drop a tracker that is not installed with a mere warning."""
+    """Refuse a tracker that is not installed, which Accelerate would drop with a mere warning."""
     known, installed = [kind.value for kind in LoggerType if kind is not LoggerType.ALL], get_available_trackers()
     for name in names:
         if name not in known:
@@ -171,7 +171,7 @@ def _check_folder(settings: RunConfig, folder: Path) -> None:
         return
     if not (folder / "config.yaml").is_file():
         raise InputError(f"run.resume: there is no run in {folder}")
-    before = _flat(config.load(folder / "config.yaml").model_dump())
+    before = _flat(config.of_run(folder).model_dump())
     now = _flat(settings.model_dump())
     for key in sorted({*before, *now}):
         if before.get(key) != now.get(key) and not key.startswith(MAY_DIFFER):

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from flowgrpo.data import tables
 from flowgrpo.data.tables import Row
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
 from rewards import latex
+from rewards.base import nearest
 
 SPLITS = ("train", "test")
 _CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's notes for a calculator, as in 6 * 7 = <<6*7=42>>42
@@ -118,7 +119,7 @@ def _files(source: str, folder: Path, key: str) -> list[Path]:
     name, _, split = source.partition(":")
     if split not in SPLITS:
         raise InputError(
-            f"{key}: {source} is no split of {name} and no .jsonl or .parquet file, {nearest(source, NAMES)}"
+            f"{key}: {source} is neither a split of {name} nor a .jsonl or .parquet file, {nearest(source, NAMES)}"
         )
     corpus = CORPORA[name]
     for pattern in corpus.patterns:

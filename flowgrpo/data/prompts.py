@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from flowgrpo.data import conditions, corpora, scenes, tables, tasks, templates
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import Prompts
+from rewards.base import nearest
 from samplers import noise
 
 SPLITS = ("train", "eval")

@@ -73,7 +73,7 @@ def captions(split: str) -> list[str]:
 
 
 def arrange(caption: str, rng: np.random.Generator) -> list[Drawn]:
-    """Place the caption's objects at random on a loose 3 x 3 grid, in the relation it names."""
+    """The objects of a caption, put at random on a loose 3 x 3 grid, in the relation it names."""
     asked = parse(caption)
     while True:
         cells = rng.choice(9, sum(asked.objects.values()), replace=False)

@@ -43,7 +43,7 @@ def rows(path: Path, key: str) -> list[tuple[str, Row]]:
         key: the place named in errors.
 
     Raises:
-        InputError: the file cannot be read, or a line is no JSON object.
+        InputError: the file cannot be read, or a line is not a JSON object.
     """
     if path.suffix == ".parquet":
         return [(f"{path}:{number}", row) for number, row in enumerate(_parquet(path, key), start=1)]
@@ -56,7 +56,7 @@ def log(path: Path) -> list[tuple[str, Row]]:
     A last line that a crash or a full disk cut off is left out, with a warning.
 
     Raises:
-        InputError: another line is no JSON object, or the file cannot be read.
+        InputError: another line is not a JSON object, or the file cannot be read.
     """
     written = enumerate(_bytes(path).split(b"\n") if path.is_file() else [], start=1)
     lines = [(f"{path}:{number}", line) for number, line in written if line.strip()]
@@ -106,7 +106,7 @@ def check_plain(value: Any, place: str) -> None:
 
     Raises:
         InputError: lists and maps are nested deeper than `DEEPEST`; a whole number is larger than Python writes down; or a
-            text has half of a surrogate pair, which is no character and cannot be encoded.
+            text has half of a surrogate pair, which is not a character and cannot be encoded.
     """
     waiting = [(value, 0)]
     while waiting:
@@ -147,7 +147,7 @@ def _parquet(path: Path, key: str) -> list[Row]:
     try:
         return parquet.read_table(path).to_pylist()
     except ArrowException as error:
-        raise InputError(f"{key}: {path} is no readable parquet file ({str(error).splitlines()[0]})") from None
+        raise InputError(f"{key}: {path} is not a readable parquet file ({str(error).splitlines()[0]})") from None
 
 
 def _object(line: str, place: str) -> Row:

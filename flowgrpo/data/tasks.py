@@ -120,7 +120,7 @@ def countdown(rng: np.random.Generator) -> Problem:
 
 
 def _joined(left: _Term, sign: str, right: _Term) -> _Term | None:
-    """left sign right with the fewest parentheses; None where that is no positive integer."""
+    """left sign right with the fewest parentheses; None where that is not a positive integer."""
     if sign == "/" and left.value % right.value:
         return None
     value = {

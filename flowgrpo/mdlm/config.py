@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.attention import Attention
 from flowgrpo.mdlm.methods import CHOICES
 from flowgrpo.mdlm.methods.decoder import Decoding
@@ -16,7 +16,7 @@ from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
 from flowgrpo.schema.sections import Eval, Lora, Prompts, RewardUse, RunConfig, Train
 from flowgrpo.training.parts import check_geometry
-from rewards.base import last_part
+from rewards.base import last_part, nearest
 
 EMBEDDED = "digits"
 LONGEST = 1 << 17  # tokens of an answer; a decoder lists its blocks

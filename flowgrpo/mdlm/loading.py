@@ -12,11 +12,12 @@ import torch
 
 from flowgrpo.data import embedded, tables
 from flowgrpo.data.embedded import EMBEDDED
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.attention import Attention, known_block_size
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.training.hub import without_progress_bars
+from rewards.base import nearest
 
 if TYPE_CHECKING:  # what a plan does without is imported by who loads a model
     import peft

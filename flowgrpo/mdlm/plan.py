@@ -17,7 +17,7 @@ from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.committers import Ascending, Even, Remaining
 from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
-from flowgrpo.mdlm.decoding.step import Step
+from flowgrpo.mdlm.decoding.step import DecodeStep
 from flowgrpo.mdlm.loading import block_size_of
 from flowgrpo.mdlm.methods.answers import Answers
 from flowgrpo.mdlm.methods.learned_schedule import Chosen, scheduled
@@ -213,7 +213,7 @@ def _counted(decoder: Decoder, block: int, size: int) -> tuple[int, int]:
     shared = torch.tensor([decoder.region.counted or size])
     while masked.any():
         index = torch.tensor([steps])
-        step = Step(row, index, index, shared, block, 0, masked, ids, ids.bool(), 0)
+        step = DecodeStep(decoder.frame, row, index, index, shared, block, 0, masked, ids, ids.bool(), 0)
         chosen = decoder.committer(step, torch.zeros(masked.shape).masked_fill(~masked, -torch.inf))
         masked = masked & ~chosen
         steps, commits = steps + 1, commits + int(chosen.any())
@@ -222,7 +222,7 @@ def _counted(decoder: Decoder, block: int, size: int) -> tuple[int, int]:
 
 def _most(decoder: Decoder, size: int, narrow: bool) -> tuple[int, int]:
     """The most steps and commits of a block: one position a step, unless the committer ends after a number of steps."""
-    own = getattr(decoder.committer, "steps", None)
+    own = decoder.committer.block_steps(decoder.frame)
     steps = 0 if size == 0 else size if own is None else size + own if narrow else own
     return steps, min(steps, size)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from flowgrpo.data import tables, templates
 from flowgrpo.data.prompts import Row
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
 from flowgrpo.mdlm.config import TextModel
 from flowgrpo.mdlm.export import SCHEDULE_FILE, with_schedule
 from flowgrpo.mdlm.loading import load_adapter
@@ -18,6 +18,7 @@ from flowgrpo.mdlm.setup import load_text_policy
 from flowgrpo.schema.sentences import checked
 from flowgrpo.training import checkpoint
 from flowgrpo.training.samples import Sampler, Text
+from rewards.base import nearest
 from rewards.compute import default_device
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")

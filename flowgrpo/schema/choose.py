@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice
 from flowgrpo.schema.sentences import checked
+from rewards.base import nearest
 
 Row = dict[str, dict[str, Any]]
 
@@ -37,16 +38,29 @@ def resolved(algorithm: Mapping[str, Any], table: Mapping[str, Row], choices: Ch
             continue
         if axis not in choices:
             raise InputError(f"algorithm.{axis}: unknown key, {nearest(str(axis), ['preset', *choices])}")
-        if not isinstance(written, (str, Mapping)):
-            raise InputError(f"algorithm.{axis}: {written!r} is neither a name nor a map with a name")
-        options = {"name": written} if isinstance(written, str) else dict(written)
-        word = options.get("name", row[axis]["name"])
-        if not isinstance(word, str) or word not in choices[axis]:
-            raise InputError(f"algorithm.{axis}: {word!r} is unknown, {nearest(str(word), choices[axis])}")
-        row[axis] = _merged(
-            row[axis] if word == row[axis]["name"] and not isinstance(written, str) else {}, options, word
-        )
+        row[axis] = options(row[axis], written, choices[axis], f"algorithm.{axis}")
     return row
+
+
+def options(row: Mapping[str, Any], written: Any, choices: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The name of a choice and its options, as written by a user over a row's.
+
+    A word, or a map that names another choice than the row's, replaces all; a map without a name, or with the same one,
+    replaces single options.
+
+    Args:
+        place: where it stands, for errors.
+
+    Raises:
+        InputError: the choice is unknown.
+    """
+    if not isinstance(written, str | Mapping):
+        raise InputError(f"{place}: {written!r} is neither a word nor a map of a name and options")
+    found = {"name": written} if isinstance(written, str) else {str(key): value for key, value in written.items()}
+    word = found.get("name", row.get("name"))
+    if str(word) not in choices:
+        raise InputError(f"{place}: {word!r} is unknown, {nearest(str(word), choices)}")
+    return _merged(row if word == row.get("name") and not isinstance(written, str) else {}, found, word)
 
 
 def _merged(row: Mapping[str, Any], options: Mapping[str, Any], word: str) -> dict[str, Any]:
@@ -63,6 +77,6 @@ def build_axes(written: Any, table: Mapping[str, Row], choices: Choices, default
         raise InputError(f"algorithm: {written!r} is not a map such as {{preset: {default}}}")
     row = resolved(written, table, choices, default)
     built: dict[str, Any] = {"preset": row.pop("preset")}
-    for axis, options in row.items():
-        built[axis] = checked(choices[axis][options["name"]], options, f"algorithm.{axis}")
+    for axis, found in row.items():
+        built[axis] = checked(choices[axis][found["name"]], found, f"algorithm.{axis}")
     return built

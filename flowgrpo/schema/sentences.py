@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Strict
+from rewards.base import nearest
 
 Model = TypeVar("Model", bound=Strict)
 
@@ -48,7 +49,7 @@ def explain_validation_error(error: ValidationError, model: type[Strict], prefix
         return str(context["error"])
     if kind == "extra_forbidden":
         keys = [key for key in _keys(model, path[:-1]) if key != "name" or not prefix]
-        return f"{place}: unknown key, {nearest(str(path[-1]), keys)}"
+        return f"{place}: unknown key, {nearest(str(path[-1]), keys) if keys else 'it has no options'}"
     if kind == "missing":
         return f"{place}: required, but not given"
     if kind == "literal_error":

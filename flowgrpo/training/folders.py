@@ -15,7 +15,7 @@ LOCK = ".lock"
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Make a run's folder and hold it for this process; it is gone again afterwards if nothing was put into it.
+    """Make a run's folder and lock it for this process; afterwards it is removed again if nothing was put into it.
 
     The kernel lets go when the process dies, however it dies, so nothing has to be cleaned up.
 
@@ -37,7 +37,7 @@ def is_empty(folder: Path) -> bool:
 
 
 def check_writable(folder: Path, place: str) -> None:
-    """See whether files can be written to a folder, which need not be there.
+    """Refuse a folder that files cannot be written to; it need not be there.
 
     Args:
         place: named in errors.
@@ -60,7 +60,7 @@ def replace_text(path: Path, text: str) -> None:
 
 @contextmanager
 def _made(folder: Path, place: str) -> Iterator[None]:
-    """A folder that is there, and gone again afterwards if it was not before and nothing was put into it."""
+    """Make a folder that is not there; afterwards it is removed again if nothing was put into it."""
     with _explained(folder, place):
         new = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def _explained(folder: Path, place: str) -> Iterator[None]:
 
 
 def _lock(folder: Path) -> int:
-    """The open file that holds a folder, with the number of this process in it."""
+    """Lock a folder and return the descriptor of its lock file, which names this process."""
     with _explained(folder, "run.dir"):
         while True:
             handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

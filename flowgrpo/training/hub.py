@@ -110,5 +110,5 @@ def index_map(written: Any) -> dict[str, Any]:
         ValueError: it is not.
     """
     if not isinstance(written, dict) or not isinstance(written.get("_class_name", ""), str):
-        raise ValueError("its model_index.json is no map with the name of a class")
+        raise ValueError("its model_index.json is not a map with the name of a class")
     return dict(written)

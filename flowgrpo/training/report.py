@@ -132,7 +132,7 @@ class _Lines(logging.Formatter):
 
 
 class _Terminal(logging.Handler):
-    """Warnings above the progress display."""
+    """Show warnings above the progress display."""
 
     def __init__(self, console: Console):
         super().__init__()
@@ -143,7 +143,7 @@ class _Terminal(logging.Handler):
 
 
 def _finite(value: Any) -> Any:
-    """JSON knows neither NaN nor infinity; what has no value is null."""
+    """A value as JSON can hold it: None in place of NaN and infinity."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -190,7 +190,7 @@ def environment(accelerator: Accelerator) -> dict[str, Any]:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says of the place this package lies in, or None outside a checkout."""
+    """What git prints in the folder of this package, or None outside a checkout."""
     if shutil.which("git") is None:
         return None
     package = Path(__file__).parent

@@ -35,7 +35,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Sample:
-    """One evaluated sample: its place among the prompts, its rewards by name (None: not applicable or lost), itself."""
+    """One evaluated sample: its index among the prompts, its rewards by name (None: not applicable or lost), itself."""
 
     index: int
     row: Row
@@ -49,7 +49,7 @@ def is_finite(decoded: torch.Tensor | Text) -> bool:
 
 
 class SampleFolder:
-    """Kept samples of a run: files in `samples/step-000010/`, and one line each in `manifest.jsonl`."""
+    """The samples that a run keeps: files in `samples/step-000010/`, and one line each in `manifest.jsonl`."""
 
     def __init__(self, run: Path):
         self.folder = run / "samples"
@@ -118,12 +118,12 @@ def check_inside(folder: Path, file: str, place: str) -> None:
     """Refuse the name of a file that leads out of a folder: an absolute one, one with `..`, a link.
 
     Raises:
-        InputError: it does, or is no name of a file.
+        InputError: it does, or is not the name of a file.
     """
     try:
         inside = not Path(file).is_absolute() and (folder / file).resolve().is_relative_to(folder.resolve())
     except (OSError, ValueError, RuntimeError) as error:  # a zero byte, a circle of links
-        raise InputError(f"{place}: {file[:80]!r} is no name of a file ({error})") from None
+        raise InputError(f"{place}: {file[:80]!r} is not the name of a file ({error})") from None
     if not inside:
         raise InputError(f"{place}: {file!r} leads out of {folder}; name files in it")
 
@@ -157,7 +157,7 @@ def save_sample(sample: torch.Tensor | Text, stem: Path, sampling_rate: int = SA
         wavfile.write(file, sampling_rate, sample.clamp(-1, 1).mul(32767).round().short().T.cpu().numpy())
         return file
     if sample.ndim not in (3, 4) or sample.shape[-3] != 3:
-        raise ValueError(f"a sample of shape {tuple(sample.shape)} is no image, no video and no audio")
+        raise ValueError(f"a sample of shape {tuple(sample.shape)} is neither an image nor a video nor audio")
     pixels = sample.mul(255).round().clamp(0, 255).byte().movedim(-3, -1).cpu().numpy()
     if sample.ndim == 3:
         file = stem.with_name(f"{stem.name}.png")

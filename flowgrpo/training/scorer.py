@@ -63,7 +63,7 @@ class Scorer:
             thread.shutdown(cancel_futures=True)
 
     def submit(self, samples: Samples, rows: Sequence[Row], one_group: bool = True) -> Callable[[], Scores]:
-        """Begin to score samples; what is returned waits for the scores.
+        """Begin to score samples; returns a function that waits for the scores.
 
         Args:
             one_group: whether the samples are one group; otherwise each is a group of its own, and group-wise rewards meet
@@ -89,7 +89,7 @@ class Scorer:
 
 
 def score(rewards: Sequence[Reward], samples: Samples, rows: Sequence[Row], one_group: bool = True) -> Scores:
-    """Every reward of every sample, now; see `Scorer`."""
+    """Score samples at once and return every reward of each; see `Scorer`."""
     with Scorer(rewards) as scorer:
         return scorer.submit(samples, rows, one_group)()
 
@@ -110,7 +110,7 @@ def _timed(
 
 
 def _applied(reward: Reward, samples: Samples, rows: Sequence[Row], one_group: bool) -> torch.Tensor:
-    """A reward of the samples it applies to, NaN for the others; infinite for samples that are not finite, which are lost.
+    """Values (B,) of a reward: NaN for samples it does not apply to, infinity for samples that are not finite: lost.
 
     A reward may make a number of NaN, the best of its group, even.
     """

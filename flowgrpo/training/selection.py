@@ -71,14 +71,14 @@ def knapsack(p: Tensor, budget: int, least: int, most: int) -> list[int]:
 
 
 def extremes(values: Tensor, number: int) -> Tensor:
-    """Places (number,) of the best and the worst of values (B,), the better half rounded up; Sol-RL (arXiv 2604.06916)."""
+    """Indices (number,) of the best and the worst of values (B,), the better half rounded up; Sol-RL (arXiv 2604.06916)."""
     order = values.argsort(descending=True, stable=True)
     best = (number + 1) // 2
     return torch.cat([order[:best], order[len(order) - (number - best) :]])
 
 
 def max_variance(values: Tensor, number: int) -> Tensor:
-    """Places (number,) of those of values (B,) that have the largest variance among all choices of so many.
+    """Indices (number,) of those of values (B,) that have the largest variance among all choices of so many.
 
     Such a choice is always some of the best and some of the worst (PODS, arXiv 2504.13818), so all splits are tried.
     """

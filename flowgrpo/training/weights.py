@@ -100,13 +100,13 @@ class Weights:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Compute with the average, if one is kept."""
+        """Compute with the averaged weights inside this context, if an average is kept."""
         with self._swapped(self.ema if self.ema is not None else self.parameters):
             yield
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """Compute as the reference: its copy in place, or adapters off."""
+        """Compute as the reference inside this context: with its copy in place, or with adapters off."""
         if self._reference is not None:
             with self._swapped(self._reference):
                 yield

@@ -289,3 +289,18 @@ def test_overrides_apply_to_what_was_written_and_not_to_what_followed(path):
     chosen = ["algorithm.preset=mix_grpo", "train.groups=4", "rewards=[jpeg_size]"]
     expected = {**written, "algorithm": {"preset": "mix_grpo"}, "train": {"groups": 4}, "rewards": ["jpeg_size"]}
     assert config.overridden(written, chosen) == config.validated(expected)
+
+
+def test_a_key_that_was_renamed_is_refused_with_its_new_name(path):
+    for overrides in (["train.memory=4"], ["train={memory: 4.0}"]):
+        with pytest.raises(InputError, match=r"^train\.memory: it is called train\.half_life now$"):
+            config.load(path, overrides)
+
+
+def test_a_run_that_was_begun_with_an_old_name_is_read_with_the_new_one(path, tmp_path):
+    written = config.load(path, ["train.half_life=4.0"])
+    (tmp_path / "config.yaml").write_text(config.dumped(written).replace("  half_life: 4.0", "  memory: 4.0"))
+    assert "  memory: 4.0" in (tmp_path / "config.yaml").read_text()
+    assert config.of_run(tmp_path) == written
+    with pytest.raises(InputError, match="there is no run here"):
+        config.of_run(tmp_path / "nowhere")

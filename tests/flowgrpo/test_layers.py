@@ -13,9 +13,9 @@ BELOW = {
     "samplers": set(),
     "rewards": set(),
     "rewards.jail": set(),
-    "flowgrpo.errors": {"rewards"},
+    "flowgrpo.errors": set(),
     "flowgrpo.shapes": set(),
-    "flowgrpo.schema": {"flowgrpo.errors"},
+    "flowgrpo.schema": {"flowgrpo.errors", "rewards"},
     "flowgrpo.data": {"flowgrpo.errors", "flowgrpo.shapes", "flowgrpo.schema", "rewards", "samplers"},
     "flowgrpo.conditions": {"flowgrpo.data"},
 }

@@ -82,7 +82,7 @@ SPOILT = (
 
 @st.composite
 def bodies(draw: st.DrawFn) -> tuple[bytes, tuple[float, ...] | None]:
-    """A body, and what the reward `bright` gives for it, None where it may be no batch."""
+    """A body, and what the reward `bright` gives for it, None where it may not be a batch."""
     spoilt = draw(st.sampled_from(SPOILT))
     count, levels, side = draw(st.integers(1, 3)), draw(st.booleans()), draw(st.sampled_from((1, 4, 64)))
     data = (b"\xff" if levels else b"\x00\x00\x00\x3f") * (count * 3 * side * side)

@@ -284,7 +284,7 @@ def test_a_column_that_json_cannot_hold_is_named():
         ("/brigt", {}, "serves no reward 'brigt', did you mean 'bright'"),
         ("/bright", {"transport": "jpeg"}, "transport: there is no 'jpeg', choose one of float32, uint8"),
         ("/bright", {"timeot": 3}, "could not be made: TypeError: .*timeot"),
-        ("/bright,ftp://x/bright", {}, "'ftp://x' is no address"),
+        ("/bright,ftp://x/bright", {}, "'ftp://x' is not an address"),
         ("/bright,http://127.0.0.1:9/bright", {"timeout": 0.2}, "http://127.0.0.1:9/health could not be reached"),
     ],
 )
@@ -294,7 +294,10 @@ def test_a_url_that_leads_nowhere_is_refused_at_once(path, options, said):
 
 
 def test_what_is_no_reward_server_and_replicas_that_differ_are_refused():
-    with http_server(lambda asked: {"hello": "world"}) as url, pytest.raises(RewardError, match="is no reward server"):
+    with (
+        http_server(lambda asked: {"hello": "world"}) as url,
+        pytest.raises(RewardError, match="is not a reward server"),
+    ):
         rewards.load(f"{url}/bright")
     with (
         server(honest) as one,

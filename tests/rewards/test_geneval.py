@@ -94,8 +94,8 @@ def test_a_crop_shows_the_object_on_grey():
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"class": "dog"}, "is no row such as"),
-        ("dog", "is no row such as"),
+        ({"class": "dog"}, "is not a row such as"),
+        ("dog", "is not a row such as"),
         ({"class": "dog", "count": 0}, "the count of 'dog' is 0, not 1 or more"),
         ({"class": "dog", "count": 1, "color": "cyan"}, "there is no color 'cyan', choose one of red, orange"),
         (

@@ -208,7 +208,7 @@ def test_questions_are_under_way_together():
         ({"scale": [3, 3]}, "has no two different values"),
         ({"tries": 0}, "tries and concurrency must be at least 1, not 0 and 8"),
         ({"methd": "text"}, "could not be made: TypeError: .*methd"),
-        ({"endpoint": "localhost:8000"}, "'localhost:8000' is no address"),
+        ({"endpoint": "localhost:8000"}, "'localhost:8000' is not an address"),
     ],
 )
 def test_an_option_that_does_not_fit_is_refused(options, said):

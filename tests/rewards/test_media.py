@@ -46,12 +46,12 @@ def test_other_formats_are_refused_whatever_their_name(tmp_path, monkeypatch, ki
     monkeypatch.setattr("subprocess.Popen", lambda *a, **k: pytest.fail("another program was started"))
     picture = Image.fromarray(np.full((32, 32), 0.5, np.float32)) if kind == "TIFF" else Image.new("RGB", (32, 32))
     picture.save(tmp_path / "a.png", kind)
-    with pytest.raises(media.MediaError, match=r"a\.png cannot be read \(it is no PNG, JPEG, WEBP, BMP or GIF\)"):
+    with pytest.raises(media.MediaError, match=r"a\.png cannot be read \(it is not PNG, JPEG, WEBP, BMP or GIF\)"):
         media.picture(tmp_path / "a.png")
 
 
 def special(path, kind):
-    """A file that is no regular one."""
+    """A file that is not a regular one."""
     if kind == "FIFO":
         os.mkfifo(path)
     elif kind == "folder":
@@ -250,7 +250,7 @@ def test_no_frames_are_no_film():
 )
 def test_only_films_are_given_to_ffmpeg(tmp_path, data):
     (tmp_path / "a.mp4").write_bytes(data)
-    with pytest.raises(media.MediaError, match=r"a\.mp4 cannot be read \(it is no MP4, MOV or WebM\)$"):
+    with pytest.raises(media.MediaError, match=r"a\.mp4 cannot be read \(it is not MP4, MOV or WebM\)$"):
         media.film(tmp_path / "a.mp4")
 
 

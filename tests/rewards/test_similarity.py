@@ -67,7 +67,7 @@ def test_a_row_without_a_reference_is_not_applicable(options, images, tmp_path):
     [
         ({}, "needs the column 'image' in the prompt file, the reference picture's file; there is none"),
         ({"picture": ["a"] * 4}, "the reference picture's file; there are picture"),
-        ({"image": ["no.png"] * 4}, "the reference no.png is no picture that can be read"),
+        ({"image": ["no.png"] * 4}, "the reference no.png is not a picture that can be read"),
         ({"image": [["a.png", "b.png"]] * 4}, r"must name one file, not be \['a.png', 'b.png'\]"),
     ],
 )

@@ -101,10 +101,10 @@ def test_expressions_that_would_take_for_ever_are_refused_or_done_at_once(text):
     [
         ("<answer>(7 + 3) * 5</answer>", 1.0),
         ("<answer>\n3*5+7*5\n</answer>", 0.1),  # one number twice
-        ("<answer>(7+3)*5 = 50</answer>", 0.1),  # an equation is no expression
+        ("<answer>(7+3)*5 = 50</answer>", 0.1),  # an equation is not an expression
         ("<answer>50</answer>", 0.1),
         ("<answer>5*(7+3)</answer><answer>no</answer>", 0.1),  # the last one counts
-        ("<answer>5*(7+3)", 0.0),  # an open tag is no answer
+        ("<answer>5*(7+3)", 0.0),  # an open tag is not an answer
         ("5*(7+3)", 0.0),
     ],
 )

@@ -249,7 +249,7 @@ def _points(metrics: list[dict[str, Any]], phase: str, key: str) -> list[tuple[i
 
 
 def _parts(metrics: list[dict[str, Any]], trained: list[str], watched: list[str]) -> list[tuple[str, bool, str]]:
-    """A curve for each reward where there are several."""
+    """Name, whether it is watched only, and curve of each reward that was evaluated twice; none of a single reward."""
     names = [*trained, *watched]
     charts = []
     for name in names if len(names) > 1 else []:
@@ -260,7 +260,7 @@ def _parts(metrics: list[dict[str, Any]], trained: list[str], watched: list[str]
 
 
 def _worth_showing(samples: Path, manifest: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """All lines; only those of the first and the last step where the others would make the page too large to open."""
+    """The lines to show: all, or those of the first and the last step where all would make the page too large to open."""
     files = [samples / line["file"] for line in manifest]
 
     def size(*suffixes: str) -> int:

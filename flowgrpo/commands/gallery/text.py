@@ -29,7 +29,7 @@ def answer(path: Path) -> Markup:
         cells = strip(tokens, sample["steps"], _ends(text, tokens))
     except (ValueError, KeyError, TypeError):
         raise InputError(
-            f"{path} is no text as flowgrpo sample writes them, an object with the keys text, tokens and steps"
+            f"{path} is not a text as flowgrpo sample writes them, an object with the keys text, tokens and steps"
         ) from None
     return Markup('<p class="text">{}</p>{}').format(text, cells)
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
 from flowgrpo.flow.methods import pruning
 from flowgrpo.flow.methods.credit import trunk_ends
 from flowgrpo.schema.base import Choice, Positive, Strict
 from flowgrpo.schema.lazy import lazy
-from rewards.base import locate
+from rewards.base import locate, nearest
 
 if TYPE_CHECKING:
     from torch import Tensor

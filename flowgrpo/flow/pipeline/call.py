@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
+from rewards.base import nearest
 
 # Arguments of a pipeline's call that are set here, and by no config.
 RESERVED = (

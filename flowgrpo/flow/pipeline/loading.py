@@ -11,10 +11,11 @@ import torch
 
 from flowgrpo.data import embedded, tables
 from flowgrpo.data.embedded import EMBEDDED, place_of
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.call import outline
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.training.hub import HUB_ID, explained, index_map, without_progress_bars
+from rewards.base import nearest
 from rewards.compute import DTYPES, default_device
 from rewards.heap import keep_freed_memory
 

@@ -62,17 +62,13 @@ class BlockCache:
         """
         _check_padding(self.predictor, attention_mask)
         if start != self._start:
-            self._start, self._rows = start, None
+            self._start, self._rows, self._kept = start, None, []
         first = max(start - self.predictor.shift, 0)
         last = ids.shape[1] if self.kind == "prefix" else stop
         columns = torch.arange(ids.shape[1], device=ids.device)
         fed = columns if self._rows is None else columns[first:last]
         kept = columns[:0] if self._rows is None else torch.cat([columns[:first], columns[last:]])
-        cache = DynamicCache()
-        if self._rows is not None:
-            at = torch.searchsorted(self._rows, row)
-            for layer, (keys, values) in enumerate(self._kept):
-                cache.update(keys[at], values[at], layer)
+        cache = _restored(self._kept, self._rows, row)
         self.predictor.evaluations += len(ids)
         out = self.predictor.model(
             ids[:, fed],
@@ -124,11 +120,7 @@ class PrefixCache:
             self._columns, self._kept = 0, []  # a row has come back that had nothing to fill for a while
         first, last = self._columns, self.predictor.block_end(ids, attention_mask, stop)
         ids, mask = ids[:, :last], attention_mask[:, :last]
-        cache = DynamicCache()
-        if first > 0:
-            at = torch.searchsorted(self._rows, row)
-            for layer, (keys, values) in enumerate(self._kept):
-                cache.update(keys[at], values[at], layer)
+        cache = _restored(self._kept if first > 0 else [], self._rows, row)
         self.predictor.evaluations += len(ids)
         out = self.predictor.model(
             ids[:, first:],
@@ -142,6 +134,15 @@ class PrefixCache:
             self._rows, self._columns = row, done
             self._kept = [(layer.keys[:, :, :done], layer.values[:, :, :done]) for layer in _layers(cache, last)]
         return self.predictor.finished(self.predictor.aligned(out.logits, mask[:, first:], start - first, stop - first))
+
+
+def _restored(kept: list[tuple[Tensor, Tensor]], names: Tensor | None, row: Tensor) -> DynamicCache:
+    """A cache of the keys and values of each layer that were kept of rows with such names, for some of the rows."""
+    cache = DynamicCache()
+    for layer, (keys, values) in enumerate(kept):
+        at = torch.searchsorted(names, row)
+        cache.update(keys[at], values[at], layer)
+    return cache
 
 
 def _check_padding(predictor: MaskPredictor, attention_mask: Tensor) -> None:

@@ -5,10 +5,15 @@ Scores are -inf where nothing is open. Of equal scores the first position goes f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from flowgrpo.mdlm.decoding.step import Fraction, Step, setting
+from pydantic import Field
+
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.decoding.regions import ascending, ascending_sizes
+from flowgrpo.mdlm.decoding.step import DecodeStep, Fraction, Frame, setting
+from flowgrpo.schema.base import Choice, Count, NotNegative
 from flowgrpo.schema.lazy import lazy
 
 if TYPE_CHECKING:
@@ -18,119 +23,144 @@ else:
     torch = lazy("torch")
 
 
-@dataclass(frozen=True)
-class Even:
+class Committer(Choice):
+    """What every committer has."""
+
+    @property
+    def paced(self) -> bool:
+        """Whether a block is full after a given number of steps, not after as many as scores decide."""
+        return True
+
+    def block_steps(self, frame: Frame) -> int | None:
+        """Steps after which a block is full; None where it takes as many as it needs."""
+        return frame.block_steps if self.paced else None
+
+    @abstractmethod
+    def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
+        """The positions that are committed."""
+
+
+class Even(Committer):
     """The masks of a block are spread evenly over its steps, the first of which take what does not divide.
 
     LLaDA's code (arXiv 2502.09992).
-
-    Attributes:
-        steps: in one block.
     """
 
-    steps: int
+    name: Literal["even"] = "even"
 
-    def __call__(self, step: Step, scores: Tensor) -> Tensor:
+    def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
         """The surest positions, as many as this step's share."""
-        return best(scores, even_share(step, self.steps)) & step.open
+        return best(scores, even_share(step)) & step.open
 
 
-@dataclass(frozen=True)
-class Ascending:
-    """Steps of given sizes, where the last of a block takes the rest; see `flowgrpo.mdlm.decoding.regions.ascending_sizes`.
+class Ascending(Committer):
+    """Steps of ascending size, where the last of a block takes the rest; see `regions.ascending_sizes`.
 
     ASS (arXiv 2509.23924 and its code). Fixed tokens leave the sizes as they are, so that the end comes sooner.
-
-    Attributes:
-        sizes: of the steps of each block.
     """
 
-    sizes: tuple[tuple[int, ...], ...]
+    name: Literal["ascending"] = "ascending"
 
-    def __call__(self, step: Step, scores: Tensor) -> Tensor:
+    @property
+    def paced(self) -> bool:
+        """It takes as many steps as the length has."""
+        return False
+
+    def block_steps(self, frame: Frame) -> None:
+        """As many as it needs.
+
+        Raises:
+            InputError: the region is not the one that these steps fill.
+        """
+        ends = frame.region.ends
+        if ascending(ends[-1], len(ends)).ends != ends:
+            raise InputError("decoder.region: steps of ascending size need the region ascending")
+
+    def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
         """The surest positions, as many as this step's size."""
-        sizes = torch.tensor([*self.sizes[step.block][:-1], scores.shape[1]], device=scores.device)
+        region = step.frame.region
+        own = ascending_sizes(region.length, len(region.ends))[step.block]
+        sizes = torch.tensor([*own[:-1], scores.shape[1]], device=scores.device)
         return best(scores, sizes[step.in_block.clamp(max=len(sizes) - 1)]) & step.open
 
 
-@dataclass(frozen=True)
-class Remaining:
-    """A ratio of the masks stays, rounded up; at the last step none.
+class Remaining(Committer):
+    """A `ratio` of the masks stays, rounded up; at the last step none, and at least `least` are committed at the others.
 
-    Dream's code, where the ratio is that of `LinearTimes`, and the masks are the mean over the batch: here each row's own
+    Dream's code, where the ratio is that of `linear_times`, and the masks are the mean over the batch: here each row's own
     count, so that rows are independent. It may commit nothing at a step, like the code.
-
-    Attributes:
-        steps: in one block.
-        ratio: of masks that stay.
-        least: positions that are committed at least.
     """
 
-    steps: int
-    ratio: Fraction
-    least: int = 0
+    name: Literal["remaining"] = "remaining"
+    ratio: Fraction | None = None
+    least: Annotated[int, Field(ge=0)] = 0
 
-    def __call__(self, step: Step, scores: Tensor) -> Tensor:
+    def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
         """The surest positions, as many as do not stay."""
         masks = step.open.sum(1)
-        count = (masks * (1 - setting(self.ratio, step))).floor().long().clamp(min=self.least)
-        return best(scores, count.where(step.in_block < self.steps - 1, masks)) & step.open
+        count = (masks * (1 - stays(self.ratio, step))).floor().long().clamp(min=self.least)
+        return best(scores, count.where(step.in_block < step.frame.block_steps - 1, masks)) & step.open
 
 
-@dataclass(frozen=True)
-class Bernoulli:
-    """Each position is committed by itself with probability 1 - ratio, whatever its score; at the last step all.
+class Bernoulli(Committer):
+    """Each position is committed by itself with probability 1 - `ratio`, whatever its score; at the last step all.
 
     `origin` of Dream's code, the reverse process of masked diffusion with ratio s / t.
-
-    Attributes:
-        steps: in one block.
-        ratio: probability to stay masked.
     """
 
-    steps: int
-    ratio: Fraction
+    name: Literal["bernoulli"] = "bernoulli"
+    ratio: Fraction | None = None
 
-    def __call__(self, step: Step, scores: Tensor) -> Tensor:
+    def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
         """The positions that are drawn."""
-        stays = setting(self.ratio, step).where(step.in_block < self.steps - 1, 0.0)
+        masked = stays(self.ratio, step).where(step.in_block < step.frame.block_steps - 1, 0.0)
         drawn = torch.zeros_like(step.open)
-        drawn[step.open] = step.uniform("commit") >= stays[step.owner]
+        drawn[step.open] = step.uniform("commit") >= masked[step.owner]
         return drawn
 
 
-@dataclass(frozen=True)
-class Threshold:
-    """All positions whose score reaches a threshold, and the surest one in any case.
+class Threshold(Committer):
+    """All positions whose score reaches a `threshold`, and the surest one in any case.
 
-    Fast-dLLM (arXiv 2505.22618). With `steps`, at least the share of `Even` is committed, as by diffusers'
-    `BlockRefinementScheduler` (which compares with > where this has >=); with `most`, at most so many for the threshold's
-    sake, as by TraceLock (arXiv 2605.24697).
+    Fast-dLLM (arXiv 2505.22618). With `share`, at least what `Even` commits, as by diffusers' `BlockRefinementScheduler`
+    (which compares with > where this has >=); with `most`, at most so many for the threshold's sake, as by TraceLock
+    (arXiv 2605.24697).
     """
 
-    threshold: float
-    steps: int | None = None
-    most: int | None = None
+    name: Literal["threshold"] = "threshold"
+    threshold: NotNegative
+    share: bool = False
+    most: Count | None = None
 
-    def __call__(self, step: Step, scores: Tensor) -> Tensor:
+    @property
+    def paced(self) -> bool:
+        """Whether a block is full after a given number of steps."""
+        return self.share
+
+    def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
         """The positions that are sure enough."""
         sure = scores >= self.threshold
         if self.most is not None:
             sure &= best(scores, torch.full_like(step.index, self.most))
-        share = torch.ones_like(step.index) if self.steps is None else even_share(step, self.steps).clamp(min=1)
+        share = even_share(step).clamp(min=1) if self.share else torch.ones_like(step.index)
         return (sure | best(scores, share)) & step.open
 
 
-@dataclass(frozen=True)
-class Factor:
+class Factor(Committer):
     """The n surest, for the largest n whose n-th score is at least 1 - factor / (n + 1); the surest one in any case.
 
     Fast-dLLM (arXiv 2505.22618). Its code commits the last position of a block too wherever all before it pass: not here.
     """
 
-    factor: float = 1.0
+    name: Literal["factor"] = "factor"
+    factor: NotNegative
 
-    def __call__(self, step: Step, scores: Tensor) -> Tensor:
+    @property
+    def paced(self) -> bool:
+        """It takes as many steps as it needs."""
+        return False
+
+    def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
         """The positions that are sure enough together."""
         n = torch.arange(1, scores.shape[1] + 1, dtype=scores.dtype, device=scores.device)
         sure = scores.sort(dim=1, descending=True).values >= 1 - self.factor / (n + 1)
@@ -138,18 +168,20 @@ class Factor:
         return best(scores, count) & step.open
 
 
-@dataclass(frozen=True)
-class LinearTimes:
-    """The ratio s / t of step j: the two times of a linspace from 1 to `end` that it leads from and to. Dream's code."""
+def stays(ratio: Fraction | None, step: DecodeStep) -> Tensor:
+    """Ratio (R,) float64 of the masks that stay; where none is given that of `linear_times`."""
+    return linear_times(step) if ratio is None else setting(ratio, step)
 
-    steps: int
-    end: float = 1e-3
 
-    def __call__(self, step: Step) -> Tensor:
-        """Ratios (R,) float64."""
-        times = torch.linspace(1, self.end, self.steps + 1, dtype=torch.float64, device=step.open.device)
-        j = step.in_block.clamp(max=self.steps - 1)
-        return times[j + 1] / times[j]
+def linear_times(step: DecodeStep, end: float = 1e-3) -> Tensor:
+    """The ratio s / t (R,) float64 of a step: the two times of a linspace from 1 to `end` that it leads from and to.
+
+    Dream's code.
+    """
+    steps = step.frame.block_steps
+    times = torch.linspace(1, end, steps + 1, dtype=torch.float64, device=step.open.device)
+    j = step.in_block.clamp(max=steps - 1)
+    return times[j + 1] / times[j]
 
 
 def best(scores: Tensor, count: Tensor) -> Tensor:
@@ -159,7 +191,8 @@ def best(scores: Tensor, count: Tensor) -> Tensor:
     return torch.zeros_like(order).scatter(1, order, rank) < count[:, None]
 
 
-def even_share(step: Step, steps: int) -> Tensor:
+def even_share(step: DecodeStep) -> Tensor:
     """How many (R,) of a block's masks belong to this of its steps; all at the last and after it."""
+    steps = step.frame.block_steps
     share = step.block_masks // steps + (step.in_block < step.block_masks % steps)
     return share.where(step.in_block < steps - 1, step.open.shape[1])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
+from rewards.base import nearest
 
 SIZES, WEIGHTS = "controller.json", "controller.safetensors"
 

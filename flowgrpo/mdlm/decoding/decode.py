@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.proposals import Proposed, Sample
 from flowgrpo.mdlm.decoding.regions import Region
-from flowgrpo.mdlm.decoding.step import Setting, Step, setting
+from flowgrpo.mdlm.decoding.step import DecodeStep, Frame, Setting, setting
 from flowgrpo.schema.lazy import lazy
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ else:
     torch = lazy("torch")
     caches = lazy("flowgrpo.mdlm.decoding.cache")
 
-Scorer = Callable[[Step, Proposed], Any]  # returns a tensor, as do the next two
-Modifier = Callable[[Step, Proposed, Any], Any]
-Committer = Callable[[Step, Any], Any]
+Scorer = Callable[[DecodeStep, Proposed], Any]  # returns a tensor, as do the next two
+Modifier = Callable[[DecodeStep, Proposed, Any], Any]
+Committer = Callable[[DecodeStep, Any], Any]
 
 GIVEN = -1  # in a step map: a token that was there from the start
 
@@ -45,7 +45,7 @@ class Decoder:
         scorer: how sure each is; one with `hidden_layers` is told so many hidden states.
         modifiers: what changes scores, in this order.
         committer: which positions take their token.
-        region: which are open, and the length of the completion.
+        frame: the region, which has the open positions and the length of the completion, and the number of steps.
         cfg_scale: classifier-free guidance; 0 is none.
         suppressed: tokens that are never proposed.
         stop_id: a token after whose block the rest of a row is filled with it, at no step; None to go on to the end.
@@ -56,7 +56,7 @@ class Decoder:
     proposal: Sample
     scorer: Scorer
     committer: Committer
-    region: Region
+    frame: Frame
     modifiers: tuple[Modifier, ...] = ()
     cfg_scale: Setting = 0.0
     suppressed: tuple[int, ...] = ()
@@ -70,6 +70,11 @@ class Decoder:
             raise InputError("decoder.cache: no block sees the later ones of this model, take prefix, which is exact")
         if self.guided and self.hidden_layers:
             raise InputError("decoder.cfg_scale: it does not go with a learned scorer")
+
+    @property
+    def region(self) -> Region:
+        """Which positions are open, and the length of the completion."""
+        return self.frame.region
 
     @property
     def guided(self) -> bool:
@@ -198,7 +203,8 @@ def _filled(
         if decoder.region.counted is not None:
             block_masks = torch.full_like(taken, decoder.region.counted)
         while len(row := masked.any(1).nonzero()[:, 0]):
-            step = Step(
+            step = DecodeStep(
+                frame=decoder.frame,
                 row=row + first,
                 index=taken[row],
                 in_block=(taken - begun)[row],
@@ -234,7 +240,7 @@ def _canvas(
 
 
 def _step(
-    predictor: MaskPredictor, decoder: Decoder, step: Step, cache: BlockCache | PrefixCache | None
+    predictor: MaskPredictor, decoder: Decoder, step: DecodeStep, cache: BlockCache | PrefixCache | None
 ) -> tuple[Proposed, Tensor]:
     """Proposals for the open positions, and which of them (N,) are committed."""
     start = step.prompt + step.start

@@ -5,32 +5,24 @@ To add a decoder, add a row. Any word of a row, and any number, can be replaced 
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, create_model
-
-from flowgrpo.errors import InputError, nearest
-from flowgrpo.mdlm.decoding import committers, controllers, modifiers, regions, scorers
-from flowgrpo.mdlm.decoding.decode import Decoder, Scorer
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.decoding import committers, modifiers, regions, scorers
+from flowgrpo.mdlm.decoding.decode import Decoder
+from flowgrpo.mdlm.decoding.modifiers import Tokens
 from flowgrpo.mdlm.decoding.proposals import Sample
-from flowgrpo.mdlm.decoding.step import Fraction, Setting
-from flowgrpo.schema.base import Count, NotNegative, Strict
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.mdlm.decoding.step import Frame, Setting
+from flowgrpo.schema import choose
+from flowgrpo.schema.base import Choice, Count, Strict, named
 from flowgrpo.schema.sentences import checked
+from rewards.base import nearest
 
 if TYPE_CHECKING:
-    from flowgrpo.mdlm.decoding import trace_lock
     from flowgrpo.mdlm.decoding.predictor import MaskPredictor
-else:
-    trace_lock = lazy("flowgrpo.mdlm.decoding.trace_lock")
 
 Row = dict[str, Any]
-Natural = Annotated[int, Field(ge=0)]
-Tokens = Annotated[list[Natural], Field(strict=False)]  # or, from Python, any other sequence
 
 _WHOLE = {"name": "blocks"}
 _DREAM = {"name": "remaining"}
@@ -75,111 +67,28 @@ DECODERS: dict[str, Row] = {
 }
 
 
-@dataclass(frozen=True)
-class _Place:
-    """What a choice is told: region, number of steps of the decode, end token, and the model where it is loaded."""
-
-    region: regions.Region
-    steps: int
-    eos_id: int | None
-    predictor: MaskPredictor | None
-
-    @property
-    def block_steps(self) -> int:
-        blocks, size = len(self.region.ends), self.region.counted
-        if size is not None:  # the length need not be whole blocks
-            if self.steps * size % self.region.length:
-                raise InputError(
-                    f"decoder.steps: {self.steps} for {self.region.length} tokens are no whole number for a block of {size}"
-                )
-            return self.steps * size // self.region.length
-        if self.steps % blocks:
-            raise InputError(f"decoder.steps: {self.steps} does not divide into {blocks} blocks")
-        return self.steps // blocks
-
-    @property
-    def end(self) -> int:
-        if self.eos_id is None:
-            raise InputError("decoder: it looks at the end of sequence, and the model has no such token")
-        return self.eos_id
-
-
-def _even(place: _Place) -> committers.Even:
-    return committers.Even(place.block_steps)
-
-
-def _ascending(place: _Place) -> committers.Ascending:
-    ends = place.region.ends
-    sizes = regions.ascending_sizes(ends[-1], len(ends))
-    if regions.ascending(ends[-1], len(ends)).ends != ends:
-        raise InputError("decoder.region: steps of ascending size need the region ascending")
-    return committers.Ascending(sizes)
-
-
-def _remaining(place: _Place, ratio: Fraction | None = None, least: Natural = 0) -> committers.Remaining:
-    steps = place.block_steps
-    return committers.Remaining(steps, committers.LinearTimes(steps) if ratio is None else ratio, least)
-
-
-def _bernoulli(place: _Place, ratio: Fraction | None = None) -> committers.Bernoulli:
-    steps = place.block_steps
-    return committers.Bernoulli(steps, committers.LinearTimes(steps) if ratio is None else ratio)
-
-
-def _threshold(
-    place: _Place, threshold: NotNegative, share: bool = False, most: Count | None = None
-) -> committers.Threshold:
-    return committers.Threshold(threshold, place.block_steps if share else None, most)
-
-
-def _factor(place: _Place, factor: NotNegative) -> committers.Factor:
-    return committers.Factor(factor)
-
-
-def _eoser(
-    place: _Place, low: NotNegative, high: NotNegative, progress: Literal["linear", "ascending"] = "linear"
-) -> modifiers.Eoser:
-    return modifiers.Eoser(place.end, place.steps, low, high, progress)
-
-
-def _gumbel(place: _Place, temperature: Setting) -> modifiers.Gumbel:
-    return modifiers.Gumbel(temperature)
-
-
-def _held_back(place: _Place, tokens: Tokens = ()) -> modifiers.HeldBack:
-    padding = None if place.predictor is None else place.predictor.pad_id
-    return modifiers.HeldBack((place.end, *([] if padding is None else [padding]), *tokens))
-
-
-def _plain(scorer: Scorer) -> Callable[[_Place], Scorer]:
-    return lambda place: scorer
-
-
-def _learned(place: _Place, controller: str) -> Scorer:
-    controllers.check_there(Path(controller))
-    width = None if place.predictor is None else place.predictor.hidden_size
-    return trace_lock.Learned(trace_lock.load_controller(controller, width))
-
-
-SCORERS = {
-    "confidence": _plain(scorers.confidence),
-    "sampled": _plain(scorers.sampled),
-    "margin": _plain(scorers.margin),
-    "entropy": _plain(scorers.entropy),
-    "uniform": _plain(scorers.uniform),
-    "left_to_right": _plain(scorers.left_to_right),
-    "learned": _learned,
+AXES: dict[str, dict[str, type[Choice]]] = {
+    "proposal": named(Sample),
+    "scorer": named(
+        scorers.Confidence,
+        scorers.Sampled,
+        scorers.Margin,
+        scorers.Entropy,
+        scorers.Uniform,
+        scorers.LeftToRight,
+        scorers.LearnedScorer,
+    ),
+    "committer": named(
+        committers.Even,
+        committers.Ascending,
+        committers.Remaining,
+        committers.Bernoulli,
+        committers.Threshold,
+        committers.Factor,
+    ),
+    "region": named(regions.Blocks, regions.AscendingBlocks),
 }
-MODIFIERS = {"eoser": _eoser, "gumbel": _gumbel, "held_back": _held_back}
-COMMITTERS = {
-    "even": _even,
-    "ascending": _ascending,
-    "remaining": _remaining,
-    "bernoulli": _bernoulli,
-    "threshold": _threshold,
-    "factor": _factor,
-}
-REGIONS = {"blocks": regions.even, "ascending": regions.ascending}
+MODIFIERS = named(modifiers.EarlyEosDamping, modifiers.Gumbel, modifiers.HeldBack)
 
 
 class Others(Strict):
@@ -227,25 +136,29 @@ def build(
     changes = spec.pop("modifiers", row["modifiers"])
     if not isinstance(changes, list | tuple):
         raise InputError(f"decoder.modifiers: {changes!r} is not a list")
-    listed = {f"modifiers.{i}": change for i, change in enumerate(changes)}
-    row |= {axis: _replaced(axis, row[axis], written) for axis, written in spec.items()}
+    changes = tuple(_chosen(MODIFIERS, {}, change, f"decoder.modifiers.{i}") for i, change in enumerate(changes))
+    words = {axis: _chosen(choices, row[axis], spec.get(axis, {}), f"decoder.{axis}") for axis, choices in AXES.items()}
 
-    region = _built("region", REGIONS, row["region"], length)
+    committer, region = words["committer"], words["region"].region(length)
     block_size = block_size if predictor is None else predictor.block_size
     if block_size is not None:
-        if row["region"]["name"] == "ascending":
+        if words["region"].name == "ascending":
             raise InputError("decoder.region: ascending blocks are none of this model's own, take blocks")
         region = regions.counted(region, block_size)
-    place = _Place(region, _steps(row["committer"], others.steps, length), eos_id, predictor)
+    pad_id = None if predictor is None else predictor.pad_id
+    frame = Frame(region, _steps(committer, others.steps, length), eos_id, pad_id)
+    committer.block_steps(frame)  # refuses steps that do not divide
+    if others.eos_early_stop or any(change.ends for change in changes):
+        _ = frame.end  # refuses a model without
     decoder = Decoder(
-        proposal=_built("proposal", {"sample": Sample}, row["proposal"]),
-        scorer=_built("scorer", SCORERS, row["scorer"], place),
-        modifiers=tuple(_built(at, MODIFIERS, _replaced(at, {}, change), place) for at, change in listed.items()),
-        committer=_built("committer", COMMITTERS, row["committer"], place),
-        region=region,
+        proposal=words["proposal"],
+        scorer=words["scorer"].loaded(None if predictor is None else predictor.hidden_size),
+        modifiers=changes,
+        committer=committer,
+        frame=frame,
         cfg_scale=others.cfg_scale,
         suppressed=tuple(others.suppressed),
-        stop_id=place.end if others.eos_early_stop else None,
+        stop_id=frame.end if others.eos_early_stop else None,
         cache=others.cache,
     )
     _check(decoder)
@@ -255,49 +168,25 @@ def build(
     return decoder
 
 
-def _steps(committer: Row, written: int | None, length: int) -> int:
+def _steps(committer: committers.Committer, written: int | None, length: int) -> int:
     """Steps of a decode; where it takes as many as it needs, the most."""
-    free = committer["name"] in ("ascending", "factor") or (
-        committer["name"] == "threshold" and not committer.get("share")
-    )
-    if written is not None and free:
-        raise InputError(f"decoder.steps: {committer['name']} takes as many steps as it needs")
-    if committer["name"] == "ascending":
+    if written is not None and not committer.paced:
+        raise InputError(f"decoder.steps: {committer.name} takes as many steps as it needs")
+    if committer.name == "ascending":
         return sum(map(len, regions.ascending_sizes(length)))
     return length if written is None else written
 
 
 def _check(decoder: Decoder) -> None:
-    likely = decoder.scorer in scorers.PROBABILITIES or decoder.hidden_layers > 0
     judged = isinstance(decoder.committer, committers.Threshold | committers.Factor)
-    if not likely and (judged or any(isinstance(change, modifiers.Eoser) for change in decoder.modifiers)):
+    damped = any(isinstance(change, modifiers.EarlyEosDamping) for change in decoder.modifiers)
+    if not decoder.scorer.probability and (judged or damped):
         raise InputError("decoder.scorer: thresholds, factors and eoser need one that is a probability, as confidence")
     if judged and any(isinstance(change, modifiers.Gumbel) for change in decoder.modifiers):
         raise InputError("decoder.modifiers: after gumbel scores are no probabilities, as threshold and factor need")
 
 
-def _replaced(axis: str, row: Row, written: Any) -> Row:
-    """An axis as written by a user; a map without a name, or with the row's own, replaces single options."""
-    if isinstance(written, str):
-        written = {"name": written}
-    if not isinstance(written, Mapping):
-        raise InputError(f"decoder.{axis}: {written!r} is neither a word nor a map of a name and options")
-    return {**row, **written} if written.get("name", row.get("name")) == row.get("name") else dict(written)
-
-
-def _built(axis: str, choices: Mapping[str, Callable[..., Any]], row: Row, *given: Any) -> Any:
-    """The choice of an axis, from its options."""
-    name = row.get("name")
-    if str(name) not in choices:
-        raise InputError(f"decoder.{axis}: {name!r} is unknown, {nearest(str(name), choices)}")
-    choice = choices[name]
-    options = {key: value for key, value in row.items() if key != "name"}
-    known = list(inspect.signature(choice).parameters.values())[len(given) :]
-    for key in options:
-        if key not in [p.name for p in known]:
-            hint = nearest(str(key), [p.name for p in known]) if known else "it has no options"
-            raise InputError(f"decoder.{axis}.{key}: {name} has no such option, {hint}")
-    types = get_type_hints(choice, include_extras=True)
-    fields = {p.name: (types[p.name], ... if p.default is p.empty else p.default) for p in known}
-    model = create_model(name, __base__=Strict, **fields)
-    return choice(*given, **dict(checked(model, options, f"decoder.{axis}")))
+def _chosen(choices: Mapping[str, type[Choice]], row: Row, written: Any, place: str) -> Any:
+    """A choice as written by a user over a row's; its own word alone, too, keeps the row's options."""
+    found = choose.options(row, {"name": written} if isinstance(written, str) else written, choices, place)
+    return checked(choices[found["name"]], found, place)

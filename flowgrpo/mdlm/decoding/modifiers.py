@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from flowgrpo.mdlm.decoding.proposals import Proposed
-from flowgrpo.mdlm.decoding.step import Setting, Step, setting
+from flowgrpo.mdlm.decoding.step import DecodeStep, Frame, Setting, setting
+from flowgrpo.schema.base import Choice, NotNegative
 from flowgrpo.schema.lazy import lazy
 
 if TYPE_CHECKING:
@@ -15,49 +18,57 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
+Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(strict=False)]  # or, from Python, any other sequence
 
-@dataclass(frozen=True)
-class Eoser:
+
+class Modifier(Choice):
+    """What every modifier has."""
+
+    ends: ClassVar[bool] = False  # whether it looks at the end of sequence
+
+    @abstractmethod
+    def __call__(self, step: DecodeStep, proposed: Proposed, scores: Tensor) -> Tensor:
+        """The changed scores (N,)."""
+
+
+class EarlyEosDamping(Modifier):
     """The scores of positions that propose the end are lowered early on, so that a completion does not end at once.
 
     EOSER (arXiv 2509.23924 and its code): score x gamma, gamma = low + (high - low) progress. At step s of S the progress is
     s / (S - 1) where `progress` is `linear`, and (2^(s + 1) - 1) / 2^S where it is `ascending`, the fraction of the tokens
     that steps of ascending size have committed when the step is done. A single step has gamma = high.
-
-    Attributes:
-        steps: S.
     """
 
-    eos_id: int
-    steps: int
-    low: float = 0.4
-    high: float = 1.0
+    name: Literal["eoser"] = "eoser"
+    ends: ClassVar[bool] = True
+    low: NotNegative
+    high: NotNegative
     progress: Literal["linear", "ascending"] = "linear"
 
-    def __call__(self, step: Step, proposed: Proposed, scores: Tensor) -> Tensor:
+    def __call__(self, step: DecodeStep, proposed: Proposed, scores: Tensor) -> Tensor:
         """Scores, lowered where the end is proposed."""
-        gamma = torch.tensor([self.gamma(int(s)) for s in step.index], device=scores.device)[step.owner]
-        return torch.where(proposed.tokens == self.eos_id, scores * gamma.to(scores.dtype), scores)
+        gamma = torch.tensor([self.gamma(int(s), step.frame.steps) for s in step.index], device=scores.device)[
+            step.owner
+        ]
+        return torch.where(proposed.tokens == step.frame.end, scores * gamma.to(scores.dtype), scores)
 
-    def gamma(self, s: int) -> float:
-        """The factor at step s."""
-        if self.progress == "ascending":
-            done = (2 ** (s + 1) - 1) / 2**self.steps
-        else:
-            done = s / (self.steps - 1) if self.steps > 1 else 1.0
+    def gamma(self, s: int, steps: int) -> float:
+        """The factor at step s of so many."""
+        linear = s / (steps - 1) if steps > 1 else 1.0
+        done = (2 ** (s + 1) - 1) / 2**steps if self.progress == "ascending" else linear
         return self.low + (self.high - self.low) * min(done, 1.0)
 
 
-@dataclass(frozen=True)
-class Gumbel:
+class Gumbel(Modifier):
     """Scores are drawn: score / temperature plus Gumbel noise; 0 leaves them alone.
 
     The k largest are then k draws without replacement from softmax(score / temperature), `alg_temp` of Dream's code.
     """
 
+    name: Literal["gumbel"] = "gumbel"
     temperature: Setting
 
-    def __call__(self, step: Step, proposed: Proposed, scores: Tensor) -> Tensor:
+    def __call__(self, step: DecodeStep, proposed: Proposed, scores: Tensor) -> Tensor:
         """Scores with noise."""
         temperature = setting(self.temperature, step)[step.owner]
         noisy = temperature > 0
@@ -67,18 +78,23 @@ class Gumbel:
         return torch.where(noisy, scores.double() / temperature.where(noisy, 1.0) + gumbel, scores.double())
 
 
-@dataclass(frozen=True)
-class HeldBack:
-    """Positions that propose one of some tokens come last, until a row holds one of them.
+class HeldBack(Modifier):
+    """Positions that propose the end, padding or one of `tokens` come last, until a row holds one of them.
 
     TraceLock (arXiv 2605.24697) accepts no end or padding by its threshold before there is an end. Here that is so for
     whatever compares scores.
     """
 
-    tokens: tuple[int, ...]
+    name: Literal["held_back"] = "held_back"
+    ends: ClassVar[bool] = True
+    tokens: Tokens = []
 
-    def __call__(self, step: Step, proposed: Proposed, scores: Tensor) -> Tensor:
+    def held(self, frame: Frame) -> tuple[int, ...]:
+        """All tokens that are held back."""
+        return (frame.end, *([] if frame.pad_id is None else [frame.pad_id]), *self.tokens)
+
+    def __call__(self, step: DecodeStep, proposed: Proposed, scores: Tensor) -> Tensor:
         """Scores, the lowest number where a token is held back."""
-        tokens = torch.tensor(self.tokens, device=scores.device)
+        tokens = torch.tensor(self.held(step.frame), device=scores.device)
         none_yet = ~torch.isin(step.completion, tokens).any(1)[step.owner]
         return scores.masked_fill(none_yet & torch.isin(proposed.tokens, tokens), torch.finfo(scores.dtype).min)

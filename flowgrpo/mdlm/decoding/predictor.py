@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,21 +17,9 @@ import torch
 
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.attention import block_causal, clean_prefix, positions
+from flowgrpo.mdlm.decoding.probe import Form, check_mask_token, logits_of, probe, probe_head
 
 Tensor = torch.Tensor
-
-PROBE_LENGTH, PROBE_PADDING = 8, 3
-UNCHANGED = 1e-6  # of the largest logit: a model that changes less has not seen the change
-REFUSALS = (ValueError, RuntimeError, TypeError, IndexError, AttributeError)  # of models that are called otherwise
-PADDING_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
-
-
-@dataclass(frozen=True)
-class Form:
-    """How a model is told what it may see: by which attention mask, and whether it is handed positions."""
-
-    attention: str  # 4d | 2d | none
-    positions: bool = False
 
 
 class MaskPredictor:
@@ -40,7 +27,7 @@ class MaskPredictor:
 
     Classes of transformers that are causal by themselves become bidirectional through a 4-d attention mask; models that
     take none are given the usual 2-d mask, or nothing. Which form works is found out at the start, by changing tokens and
-    by padding a row, not believed from a class name. Block-causal attention takes a 4-d mask.
+    by padding a row; see `flowgrpo.mdlm.decoding.probe`. Block-causal attention takes a 4-d mask.
 
     Attributes:
         evaluations: rows that the model was called with so far, but for the probe.
@@ -79,13 +66,13 @@ class MaskPredictor:
         parameters = inspect.signature(getattr(inner, "forward", inner)).parameters  # not of a wrapper by peft or torch
         self._takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         self._takes = set(parameters)
-        self._check_mask_token()
+        check_mask_token(self)
         training = getattr(model, "training", False)
         if training:
             model.eval()  # dropout would look like a change
         self.evaluations, self.selects = 0, False
-        self.vocab_size, self.form, self.padded_form = self._probe()
-        self.selects = self._probe_head()
+        self.vocab_size, self.form, self.padded_form = probe(self)
+        self.selects = probe_head(self)
         if training:
             model.train()
         self.evaluations = 0
@@ -127,7 +114,7 @@ class MaskPredictor:
         if len(states) < layers:
             raise InputError(f"model: it returns {len(states)} hidden states, a learned commitment takes {layers}")
         hidden = tuple(self.aligned(state, mask) for state in states[-layers:]) if layers else ()
-        return self.finished(self.aligned(_logits(out), mask, start, stop)), hidden
+        return self.finished(self.aligned(logits_of(out), mask, start, stop)), hidden
 
     def block_start(self, mask: Tensor, column: int) -> int:
         """First column of the block that holds a column, in the row of a mask (B, T) bool where it begins first."""
@@ -144,10 +131,8 @@ class MaskPredictor:
         self, ids: Tensor, mask: Tensor, start: int, stop: int, layers: int
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """`logits_and_hidden` of rows with as much padding at a time, without it; 0 where it was."""
-        padding = (~mask).sum(1)  # (B,)
         rows, parts = [], []
-        for width in padding.unique().tolist():
-            own = (padding == width).nonzero()[:, 0]
+        for width, own in _equally_padded(mask, torch.ones_like(mask[:, 0])):
             logits, hidden = self.logits_and_hidden(ids[own, width:], None, max(start - width, 0), stop - width, layers)
             tensors = zip((logits, *hidden), (stop - start, *[ids.shape[1]] * layers), strict=True)
             rows.append(own)
@@ -180,7 +165,7 @@ class MaskPredictor:
         if clean is not None:
             evaluate, source = self._after_clean(ids, clean, mask, (rows, columns), source)
         with self._asking_for(rows, source) if self.selects else nullcontext():
-            logits = _logits(evaluate())
+            logits = logits_of(evaluate())
         return self._without_mask_token(logits[0] if self.selects else logits[rows, source])
 
     def _after_clean(
@@ -212,11 +197,9 @@ class MaskPredictor:
 
     def _at_by_length(self, ids: Tensor, mask: Tensor, where: Tensor, clean: Tensor | None) -> Tensor:
         """`logits_at` of rows with as much padding at a time, without it."""
-        padding = (~mask).sum(1)  # (B,)
         number = where.flatten().cumsum(0).view_as(where) - 1  # of each token that is asked for
         parts, places = [], []
-        for width in padding[where.any(1)].unique().tolist():
-            own = ((padding == width) & where.any(1)).nonzero()[:, 0]
+        for width, own in _equally_padded(mask, where.any(1)):
             known = None if clean is None else clean[own, width:]
             parts.append(self.logits_at(ids[own, width:], None, where[own, width:], known))
             places.append(number[own][where[own]])
@@ -225,13 +208,13 @@ class MaskPredictor:
     @contextmanager
     def _asking_for(self, rows: Tensor, columns: Tensor) -> Iterator[None]:
         """Let the head see the hidden states (1, N, H) of some tokens in place of (B, T, H)."""
-        chosen = self._head().register_forward_pre_hook(lambda _, given: (given[0][rows, columns][None], *given[1:]))
+        chosen = self.head().register_forward_pre_hook(lambda _, given: (given[0][rows, columns][None], *given[1:]))
         try:
             yield
         finally:
             chosen.remove()
 
-    def _head(self) -> torch.nn.Module | None:
+    def head(self) -> torch.nn.Module | None:
         """The layer that makes logits of hidden states, as it is now: adapters may have come around it."""
         found = getattr(self.model, "get_output_embeddings", None)
         return found() if found is not None else None
@@ -336,88 +319,9 @@ class MaskPredictor:
         """Any parameter of the model; an empty tensor for a function."""
         return next(iter(getattr(self.model, "parameters", tuple)()), torch.empty(0))
 
-    def _check_mask_token(self) -> None:
-        config = getattr(self.model, "config", None)
-        size, named = getattr(config, "vocab_size", None), getattr(config, "mask_token_id", None)
-        mine = self.mask_id
-        if mine == self.pad_id:
-            raise InputError(f"model.mask_id: {mine} is the padding token too, they must differ")
-        if isinstance(size, int) and not 0 <= mine < size:
-            raise InputError(f"model.mask_id: {mine} is outside the vocabulary of {size} tokens")
-        if isinstance(named, int) and named != mine:
-            raise InputError(f"model.mask_id: {mine} is not {named}, which the model's config names")
 
-    @torch.no_grad()
-    def _probe(self) -> tuple[int, Form, Form | None]:
-        """Size of the vocabulary, and the forms under which the model sees later tokens, and does not see padding."""
-        device = self.device
-        a, b, *_ = (i for i in range(4) if i not in (self.mask_id, self.pad_id))
-        ids = torch.tensor([[a, b] * (PROBE_LENGTH // 2)], device=device)
-        form = self._bidirectional_form(ids)
-        if self.block_size is not None:
-            self._check_blocks(form, ids)
-        plain = _logits(self.forward(form, ids, None))
-        size = plain.shape[-1]
-        if not 0 <= self.mask_id < size:
-            raise InputError(f"model.mask_id: {self.mask_id} is outside the vocabulary of {size} tokens")
-        if self.pad_id is None or form.attention == "none":
-            return size, form, None
-        mask = torch.arange(PROBE_PADDING + PROBE_LENGTH, device=device)[None] >= PROBE_PADDING
-        padded = torch.cat([ids.new_full((1, PROBE_PADDING), self.pad_id), ids], dim=1)
-        tolerance = PADDING_TOLERANCE[plain.dtype] * plain.abs().max()
-        for handed in (True, False) if self.takes("position_ids") else (False,):
-            padded_form = Form(form.attention, handed)
-            out = _logits(self.forward(padded_form, padded, mask))
-            if (out[:, PROBE_PADDING:] - plain).abs().max() <= tolerance:
-                return size, form, padded_form
-        return size, form, None
-
-    @torch.no_grad()
-    def _probe_head(self) -> bool:
-        """Whether the logits of some tokens, asked of the head alone, are those that the whole canvas has."""
-        a, b, *_ = (i for i in range(4) if i not in (self.mask_id, self.pad_id))
-        ids = torch.tensor([[a, b] * (PROBE_LENGTH // 2), [b] * PROBE_LENGTH], device=self.device)
-        where = torch.tensor([[1, 0, 0, 1] * (PROBE_LENGTH // 4), [0, 1] * (PROBE_LENGTH // 2)], device=self.device) > 0
-        whole = self.logits_at(ids, None, where)
-        try:
-            self.selects = self._head() is not None
-            asked = self.logits_at(ids, None, where)
-        except REFUSALS:
-            return False
-        known = whole.isfinite()
-        gap = (asked - whole)[known].abs().max() if asked.shape == whole.shape else torch.inf
-        return self.selects and bool(gap <= PADDING_TOLERANCE[whole.dtype] * whole[known].abs().max())
-
-    def _bidirectional_form(self, ids: Tensor) -> Form:
-        others = torch.cat([ids[:, :1], ids[:, :-1]], dim=1)  # every token but the first is another
-        refused = []
-        known = ("4d", "2d") if self.block_size is None else ("4d",)
-        for attention in known if self.takes("attention_mask") else ("none",):
-            form = Form(attention)
-            try:
-                first, second = (_logits(self.forward(form, x, None))[0, 0] for x in (ids, others))
-            except REFUSALS as error:
-                refused.append(f"a {attention} attention mask it refuses ({str(error).splitlines()[0]})")
-                continue
-            if (first - second).abs().max() > UNCHANGED * first.abs().max():
-                return form
-        hint = f"; {', '.join(refused)}" if refused else ""
-        raise InputError(f"model: its first position sees no later token, masked diffusion needs that{hint}")
-
-    def _check_blocks(self, form: Form, ids: Tensor) -> None:
-        """See that the model can be told to attend in blocks, by changing the later of two.
-
-        Raises:
-            InputError: it cannot.
-        """
-        if form.attention != "4d" or not self.takes("position_ids"):
-            raise InputError("model.attention: blocks need a model that takes a 4-d attention mask and position_ids")
-        two = ids[:, :2].repeat(1, self.block_size)
-        changed = torch.cat([two[:, : self.block_size], ids[:, :1].expand(-1, self.block_size)], dim=1)
-        first, second = (_logits(self.forward(form, x, None))[:, : self.block_size] for x in (two, changed))
-        if (first - second).abs().max() > PADDING_TOLERANCE[first.dtype] * first.abs().max():
-            raise InputError("model.attention: the first block sees the second, whatever mask the model is given")
-
-
-def _logits(out: Any) -> Tensor:
-    return out if isinstance(out, Tensor) else out.logits
+def _equally_padded(mask: Tensor, taken: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Each number of padded columns among the rows that are taken (B,) bool, and which of these rows (int64) have it."""
+    padding = (~mask).sum(1)  # (B,)
+    for width in padding[taken].unique().tolist():
+        yield width, ((padding == width) & taken).nonzero()[:, 0]

@@ -7,12 +7,12 @@ Gumbel noise to each logit and take the largest: the same distribution, for V nu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from flowgrpo.mdlm.decoding.step import Setting, Step, setting
-from flowgrpo.schema.base import Count
+from flowgrpo.mdlm.decoding.step import DecodeStep, Setting, setting
+from flowgrpo.schema.base import Choice, Count
 from flowgrpo.schema.lazy import lazy
 
 if TYPE_CHECKING:
@@ -41,19 +41,19 @@ class Proposed:
     log_prob: Tensor
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(Choice):
     """Draws from softmax(logits / temperature), cut to `top_k` tokens, then to the fewest whose probability is `top_p`.
 
     Temperature 0 takes the likeliest, the first of equals. So does a position whose logits are not numbers: it takes a
     token, never the mask, so that decoding ends, and its answer leaves the update.
     """
 
+    name: Literal["sample"] = "sample"
     temperature: Setting = 0.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Count | None = None
 
-    def __call__(self, step: Step, logits: Tensor) -> Proposed:
+    def __call__(self, step: DecodeStep, logits: Tensor) -> Proposed:
         """Proposals from logits (N, V)."""
         temperature = setting(self.temperature, step)[step.owner]  # (N,)
         drawn = temperature > 0

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from flowgrpo.errors import InputError
-from flowgrpo.schema.base import Count
+from flowgrpo.schema.base import Choice, Count
 from flowgrpo.schema.lazy import lazy
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Region:
         return masked & (places < masked.int().argmax(1, keepdim=True) + self.window)
 
 
-def even(length: int, block_length: Count | None = None, window: Count | None = None) -> Region:
+def even(length: int, block_length: int | None = None, window: int | None = None) -> Region:
     """Blocks of one length; without it one block, the whole completion.
 
     Raises:
@@ -77,6 +77,18 @@ def even(length: int, block_length: Count | None = None, window: Count | None = 
     if length % block_length:
         raise InputError(f"decoder.region.block_length: {block_length} does not divide the length {length}")
     return Region(tuple(range(block_length, length + 1, block_length)), window)
+
+
+class Blocks(Choice):
+    """Blocks of `block_length` tokens; without it one block. Only the first `window` open positions take part, if given."""
+
+    name: Literal["blocks"] = "blocks"
+    block_length: Count | None = None
+    window: Count | None = None
+
+    def region(self, length: int) -> Region:
+        """The region of completions of a length."""
+        return even(length, self.block_length, self.window)
 
 
 def ascending_sizes(length: int, blocks: int = 1) -> tuple[tuple[int, ...], ...]:
@@ -107,6 +119,17 @@ def ascending(length: int, blocks: int = 1) -> Region:
         end += sum(sizes)
         ends.append(end)
     return Region(tuple(ends))
+
+
+class AscendingBlocks(Choice):
+    """As many `blocks` as steps of ascending size fill (ASS)."""
+
+    name: Literal["ascending"] = "ascending"
+    blocks: int = 1
+
+    def region(self, length: int) -> Region:
+        """The region of completions of a length."""
+        return ascending(length, self.blocks)
 
 
 def counted(region: Region, block_size: int) -> Region:

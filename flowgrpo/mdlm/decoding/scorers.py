@@ -1,56 +1,124 @@
 """Which open position is surest of its proposal: a score (N,) for each, larger is committed earlier.
 
-A scorer is a function of a step and its proposals. Only those of `PROBABILITIES` score by a probability, which thresholds
-and EOSER suppose.
+Only some score by a `probability`, which thresholds and the damping of early ends suppose.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+from flowgrpo.mdlm.decoding import controllers
 from flowgrpo.mdlm.decoding.proposals import Proposed
-from flowgrpo.mdlm.decoding.step import Step
+from flowgrpo.mdlm.decoding.step import DecodeStep
+from flowgrpo.schema.base import Choice
 from flowgrpo.schema.lazy import lazy
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from flowgrpo.mdlm.decoding import trace_lock
 else:
+    trace_lock = lazy("flowgrpo.mdlm.decoding.trace_lock")
     torch = lazy("torch")
 
 
-def confidence(step: Step, proposed: Proposed) -> Tensor:
+class Scorer(Choice):
+    """What every scorer has."""
+
+    probability: ClassVar[bool] = False  # whether scores are probabilities
+    hidden_layers: ClassVar[int] = 0  # hidden states that it wants
+
+    def loaded(self, hidden_size: int | None) -> Callable[[DecodeStep, Proposed], Tensor]:
+        """What scores: itself, where nothing is to be loaded.
+
+        Args:
+            hidden_size: width of the model's hidden states; None where it is not known yet.
+        """
+        return self
+
+    @abstractmethod
+    def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
+        """The scores (N,)."""
+
+
+class Confidence(Scorer):
     """Probability of the proposed token before temperature and filters.
 
     `low_confidence` remasking of LLaDA (arXiv 2502.09992, code).
     """
-    return proposed.logits.softmax(-1).gather(-1, proposed.tokens[:, None])[:, 0]
+
+    name: Literal["confidence"] = "confidence"
+    probability: ClassVar[bool] = True
+
+    def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
+        """The scores (N,)."""
+        return proposed.logits.softmax(-1).gather(-1, proposed.tokens[:, None])[:, 0]
 
 
-def sampled(step: Step, proposed: Proposed) -> Tensor:
+class Sampled(Scorer):
     """Probability of the proposed token under the distribution that it was drawn from: `maskgit_plus` of Dream's code."""
-    return proposed.log_prob.exp()
+
+    name: Literal["sampled"] = "sampled"
+    probability: ClassVar[bool] = True
+
+    def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
+        """The scores (N,)."""
+        return proposed.log_prob.exp()
 
 
-def margin(step: Step, proposed: Proposed) -> Tensor:
+class Margin(Scorer):
     """Probability of the likeliest token minus that of the second, tempered and filtered: `topk_margin` of Dream's code."""
-    first, second = proposed.log_probs.exp().topk(2, dim=-1).values.unbind(-1)
-    return first - second
+
+    name: Literal["margin"] = "margin"
+    probability: ClassVar[bool] = True
+
+    def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
+        """The scores (N,)."""
+        first, second = proposed.log_probs.exp().topk(2, dim=-1).values.unbind(-1)
+        return first - second
 
 
-def entropy(step: Step, proposed: Proposed) -> Tensor:
+class Entropy(Scorer):
     """Negative entropy of the tempered and filtered distribution: `entropy` of Dream's code, without its 1e-10."""
-    return -torch.special.entr(proposed.log_probs.exp()).sum(-1)
+
+    name: Literal["entropy"] = "entropy"
+
+    def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
+        """The scores (N,)."""
+        return -torch.special.entr(proposed.log_probs.exp()).sum(-1)
 
 
-def uniform(step: Step, proposed: Proposed) -> Tensor:
+class Uniform(Scorer):
     """A random number: `random` remasking of LLaDA's code."""
-    return step.uniform("score")
+
+    name: Literal["uniform"] = "uniform"
+
+    def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
+        """The scores (N,)."""
+        return step.uniform("score")
 
 
-def left_to_right(step: Step, proposed: Proposed) -> Tensor:
+class LeftToRight(Scorer):
     """The first open position before the others."""
-    return -step.position.double()
+
+    name: Literal["left_to_right"] = "left_to_right"
+
+    def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
+        """The scores (N,)."""
+        return -step.position.double()
 
 
-PROBABILITIES = (confidence, sampled, margin)
+class LearnedScorer(Choice):
+    """What a trained `controller`, a folder, says of each position (TraceLock)."""
+
+    name: Literal["learned"] = "learned"
+    controller: str
+
+    def loaded(self, hidden_size: int | None) -> trace_lock.Learned:
+        """The scorer with its weights; arguments as of the others, errors as of `load_controller`."""
+        controllers.check_there(Path(self.controller))
+        return trace_lock.Learned(trace_lock.load_controller(self.controller, hidden_size))

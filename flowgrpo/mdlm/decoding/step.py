@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.decoding.regions import Region
 from flowgrpo.schema.base import NotNegative, Rate
 from flowgrpo.schema.lazy import lazy
 
@@ -22,12 +24,62 @@ else:
     torch = lazy("torch")
     noise = lazy("samplers.noise")
 
+Setting = NotNegative | Callable[..., Any]  # a number, or of a DecodeStep one (R,) for each of its rows
+Fraction = Rate | Callable[..., Any]  # the same, up to 1
+
 
 @dataclass(frozen=True)
-class Step:
+class Frame:
+    """What stays the same from the first step of a decode to its last.
+
+    Attributes:
+        region: the blocks that are filled, and their order.
+        steps: of a whole decode, the most where scores decide how many there are.
+        eos_id: end of sequence; None if the model has none.
+        pad_id: padding; None if there is none, or it is not known yet.
+    """
+
+    region: Region
+    steps: int
+    eos_id: int | None = None
+    pad_id: int | None = None
+
+    @property
+    def block_steps(self) -> int:
+        """Steps of one block.
+
+        Raises:
+            InputError: the steps cannot be divided among the blocks.
+        """
+        blocks, size = len(self.region.ends), self.region.counted
+        if size is not None:  # the length need not be whole blocks
+            if self.steps * size % self.region.length:
+                raise InputError(
+                    f"decoder.steps: {self.steps} for {self.region.length} tokens are no whole number for a block of {size}"
+                )
+            return self.steps * size // self.region.length
+        if self.steps % blocks:
+            raise InputError(f"decoder.steps: {self.steps} does not divide into {blocks} blocks")
+        return self.steps // blocks
+
+    @property
+    def end(self) -> int:
+        """The end of sequence.
+
+        Raises:
+            InputError: the model has none.
+        """
+        if self.eos_id is None:
+            raise InputError("decoder: it looks at the end of sequence, and the model has no such token")
+        return self.eos_id
+
+
+@dataclass(frozen=True)
+class DecodeStep:
     """One step of R rows in one block.
 
     Attributes:
+        frame: what is the same at all steps.
         row: (R,) places in the batch.
         index: (R,) steps that each row has taken before.
         in_block: (R,) those of them in this block.
@@ -42,6 +94,7 @@ class Step:
         hidden: hidden states (R, T, H) of the canvas, as many as the scorer asked for.
     """
 
+    frame: Frame
     row: Tensor
     index: Tensor
     in_block: Tensor
@@ -87,11 +140,7 @@ class Step:
         return whole[self.owner, self.position]
 
 
-Setting = NotNegative | Callable[[Step], Any]  # a number, or a tensor (R,): one for each row of a step
-Fraction = Rate | Callable[[Step], Any]  # the same, up to 1
-
-
-def setting(value: Setting, step: Step) -> Tensor:
+def setting(value: Setting, step: DecodeStep) -> Tensor:
     """The setting's number (R,) float64 for each row."""
     if callable(value):
         return value(step)

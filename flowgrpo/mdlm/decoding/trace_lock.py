@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors import SafetensorError
@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.controllers import SIZES, WEIGHTS, check_there
 from flowgrpo.mdlm.decoding.proposals import Proposed
-from flowgrpo.mdlm.decoding.step import Step
+from flowgrpo.mdlm.decoding.step import DecodeStep
 from flowgrpo.mdlm.decoding.traces import END, OPEN, Scene, Trace, scene, window
 from samplers.noise import generator, seed
 
@@ -101,13 +101,14 @@ class Learned:
     """
 
     controller: Controller
+    probability: ClassVar[bool] = True
 
     @property
     def hidden_layers(self) -> int:
         """Hidden states that the controller takes."""
         return self.controller.hidden_layers
 
-    def __call__(self, step: Step, proposed: Proposed) -> Tensor:
+    def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
         """Probability (N,) that each open proposal is final.
 
         Raises:

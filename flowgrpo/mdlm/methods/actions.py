@@ -6,10 +6,11 @@ from array import array
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from flowgrpo.errors import InputError, nearest
+from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.committers import Remaining
 from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.decoding.modifiers import Gumbel
+from rewards.base import nearest
 
 BOUNDS = MappingProxyType(
     {"ratio": (0.0, 1.0), "temperature": (0.0, 2.0), "selection_temperature": (0.0, 2.0), "cfg_scale": (0.0, 4.0)}

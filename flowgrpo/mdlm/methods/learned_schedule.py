@@ -21,7 +21,7 @@ import torch
 
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
 from flowgrpo.mdlm.decoding.modifiers import Gumbel
-from flowgrpo.mdlm.decoding.step import Step
+from flowgrpo.mdlm.decoding.step import DecodeStep
 from flowgrpo.mdlm.methods.actions import BOUNDS, check_start, check_taken
 from samplers.noise import Address, noise
 
@@ -51,7 +51,7 @@ class Chosen:
 
     values: Tensor  # (B, S)
 
-    def __call__(self, step: Step) -> Tensor:
+    def __call__(self, step: DecodeStep) -> Tensor:
         """Numbers (R,) of the rows of a step."""
         values = self.values.to(step.row.device)
         return values[step.row, step.index.clamp(max=values.shape[1] - 1)]
@@ -117,13 +117,15 @@ def scheduled(decoder: Decoder, actions: Actions) -> Decoder:
         check_taken(name, decoder)
         chosen = Chosen(actions.values[:, :, column])
         if name == "temperature":
-            decoder = replace(decoder, proposal=replace(decoder.proposal, temperature=chosen))
+            decoder = replace(decoder, proposal=decoder.proposal.model_copy(update={"temperature": chosen}))
         elif name == "cfg_scale":
             decoder = replace(decoder, cfg_scale=chosen)
         elif name == "ratio":
-            decoder = replace(decoder, committer=replace(decoder.committer, ratio=chosen))
+            decoder = replace(decoder, committer=decoder.committer.model_copy(update={"ratio": chosen}))
         else:
-            changes = (Gumbel(chosen) if isinstance(change, Gumbel) else change for change in decoder.modifiers)
+            changes = (
+                Gumbel(temperature=chosen) if isinstance(change, Gumbel) else change for change in decoder.modifiers
+            )
             decoder = replace(decoder, modifiers=tuple(changes))
     return decoder
 

@@ -113,8 +113,3 @@ def test_plan_explains(capsys):
     assert capsys.readouterr().err == (
         "flowgrpo: --explain train.pases: there is no such key, did you mean 'train.passes'?\n"
     )
-
-
-def test_a_key_that_was_renamed_is_refused_with_its_new_name():
-    with pytest.raises(InputError, match=r"^train\.memory: it is called train\.half_life now$"):
-        config.validated({**SHAPES, "train": {"memory": 4.0}})

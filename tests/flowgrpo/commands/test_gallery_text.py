@@ -202,8 +202,8 @@ def test_a_file_that_is_no_text_is_named_in_a_sentence(tmp_path, capsys, content
     folder = run_of_texts(tmp_path / "run") / "samples"
     (folder / "5-1.json").write_text(content)
     assert main(["gallery", str(folder)]) == 2
-    said = f"{folder / '5-1.json'} is no text as flowgrpo sample writes them, an object with the keys text, tokens and steps"
-    assert capsys.readouterr().err == f"flowgrpo: {said}\n"
+    said = "is not a text as flowgrpo sample writes them, an object with the keys text, tokens and steps"
+    assert capsys.readouterr().err == f"flowgrpo: {folder / '5-1.json'} {said}\n"
 
 
 def test_a_manifest_may_name_files_and_prompts_only(tmp_path):

@@ -94,7 +94,7 @@ def test_the_command_scores_for_people_and_programs(folder, capsys):
     assert "a_red_thing.png" in capsys.readouterr().out
     assert main(["score", "jpeg_size", "--samples", str(folder / "no")]) == 2
     assert "there is no folder" in capsys.readouterr().err
-    assert main(["score", "shapes", "--samples", str(folder)]) == 2  # "a red thing" is no caption of its grammar
+    assert main(["score", "shapes", "--samples", str(folder)]) == 2  # "a red thing" is not a caption of its grammar
     assert "a blue thing" in capsys.readouterr().err
 
 

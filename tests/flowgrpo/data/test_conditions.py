@@ -57,7 +57,7 @@ def test_an_animation_is_a_list_of_pictures(tmp_path):
         ("broken.png", "broken.png cannot be read"),
         ("broken.gif", "broken.gif cannot be read"),
         ("broken.wav", "broken.wav cannot be read"),
-        ("a.mp4", r"a.mp4 cannot be read \(it is no MP4, MOV or WebM\)"),
+        ("a.mp4", r"a.mp4 cannot be read \(it is not MP4, MOV or WebM\)"),
         ("fifo.png", "fifo.png is not a regular file"),
         ("a" * 300 + ".png", "cannot be read .*File name too long"),
         ("depth.tif", r"image is 'depth.tif', but of files only .png, .jpg, .*, .wav are read; convert it to one"),

@@ -73,7 +73,7 @@ def test_gsm8k_is_read_from_the_parquet_files_of_the_hub(data):
     assert prompts.load("gsm8k:test") == prompts.load("gsm8k:data/same.jsonl")
     assert columns(prompts.load("gsm8k:test")) == columns(prompts.load("gsm8k:data/same.jsonl"))
     (data / "gsm8k/train.parquet").write_text("<html>")
-    with pytest.raises(InputError, match=r"prompts: data/gsm8k/train.parquet is no readable parquet file \("):
+    with pytest.raises(InputError, match=r"prompts: data/gsm8k/train.parquet is not a readable parquet file \("):
         prompts.load("gsm8k:train")
 
 
@@ -130,7 +130,7 @@ def test_another_folder_and_a_file_of_any_name_can_be_named(data, tmp_path):
             "math:test",
             r"looks in data/math for test.jsonl or a copy of EleutherAI/hendrycks_math .*math:path/to/test.jsonl",
         ),
-        ("gsm8k:eval", r"gsm8k:eval is no split of gsm8k and no .jsonl or .parquet file, did you mean 'gsm8k:t"),
+        ("gsm8k:eval", r"gsm8k:eval is neither a split of gsm8k nor a .jsonl or .parquet file, did you mean 'gsm8k:t"),
         ("gsm8k:there.jsonl", r"prompts.train: there is no file there.jsonl"),
         ("gms8k:train", r"there is no file gms8k:train, did you mean 'gsm8k:train'"),
     ],

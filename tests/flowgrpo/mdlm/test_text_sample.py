@@ -156,4 +156,4 @@ def test_a_reward_that_cannot_score_a_text_is_refused_in_a_sentence(model, capsy
     assert capsys.readouterr().err.startswith(f"flowgrpo: the reward '{reward}'")
     Path("o/0000.json").write_text("{}")
     assert main(["score", reward, "--samples", "o"]) == 2
-    assert "0000.json is no text as flowgrpo sample writes them" in capsys.readouterr().err
+    assert "0000.json is not a text as flowgrpo sample writes them" in capsys.readouterr().err

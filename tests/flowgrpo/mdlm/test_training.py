@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from flowgrpo.commands import train as run
 from flowgrpo.errors import InputError
+from flowgrpo.mdlm.decoding import predictor
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.training import selection
@@ -244,8 +245,8 @@ def test_adapters_are_trained_and_their_base_is_not(settings, targets):
 def test_prompts_of_all_lengths_are_trained_on_by_a_model_that_minds_padding(settings, monkeypatch):
     choices = {"algorithm__preset": "gdpo", "train__passes": 2}
     one = run.train_config(settings(run__name="one", **choices))
-    real = MaskPredictor._probe
-    monkeypatch.setattr(MaskPredictor, "_probe", lambda self: (*real(self)[:2], None))
+    real = predictor.probe
+    monkeypatch.setattr(predictor, "probe", lambda model: (*real(model)[:2], None))
     other = run.train_config(settings(run__name="other", **choices))
     assert other.policy.predictor.padded_form is None
     assert [line["reward/mean"] for line in lines(one)] == [line["reward/mean"] for line in lines(other)]

@@ -43,7 +43,7 @@ def test_audio_is_a_wav_of_16_bit(tmp_path):
 
 @pytest.mark.parametrize("shape", [(5,), (4, 8, 8), (2, 4, 8, 8), (1, 2, 3, 8, 8)])
 def test_what_is_none_of_these_is_refused(shape, tmp_path):
-    with pytest.raises(ValueError, match="no image, no video and no audio"):
+    with pytest.raises(ValueError, match="neither an image nor a video nor audio"):
         save_sample(torch.zeros(shape), tmp_path / "a")
 
 
@@ -92,7 +92,7 @@ def manifest(folder, **changed):
         ({"file": "{folder}/a.png"}, "leads out of"),  # as absolute as /etc/passwd
         ({"file": "link.png"}, "leads out of"),
         ({"file": "links/secret.png"}, "leads out of"),
-        ({"file": "a\0.png"}, "no name of a file"),
+        ({"file": "a\0.png"}, "is not the name of a file"),
         ({"file": 3}, "a line needs a file and a prompt"),
         ({"prompt": None}, "a line needs a file and a prompt"),
         ({"prompt": "\ud800"}, "half a character"),

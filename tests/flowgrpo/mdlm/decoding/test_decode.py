@@ -13,7 +13,7 @@ from flowgrpo.mdlm.decoding.decoders import DECODERS, build
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.decoding.proposals import Proposed
 from flowgrpo.mdlm.decoding.regions import ascending, ascending_sizes
-from flowgrpo.mdlm.decoding.step import Step
+from flowgrpo.mdlm.decoding.step import DecodeStep
 
 EOS, LENGTH = 13, 8
 NAMES = [name for name in DECODERS if name != "trace_lock"]  # it needs a controller, see test_trace_lock.py
@@ -133,12 +133,12 @@ def test_logits_that_are_not_numbers_end_too(monkeypatch, name, temperature):
 
 def test_the_end_is_suppressed_less_and_less():
     (linear,) = build({"name": "eoser", "steps": 5}, 10, EOS).modifiers
-    assert [linear.gamma(s) for s in range(5)] == pytest.approx([0.4, 0.55, 0.7, 0.85, 1.0])
+    assert [linear.gamma(s, 5) for s in range(5)] == pytest.approx([0.4, 0.55, 0.7, 0.85, 1.0])
     (single,) = build({"name": "eoser", "steps": 1}, 10, EOS).modifiers
-    assert single.gamma(0) == 1
+    assert single.gamma(0, 1) == 1
     (steep,) = build("eoser_ass", 256, EOS).modifiers
     known = [0.014, 0.022, 0.037, 0.068, 0.130, 0.254, 0.501, 0.996]
-    assert [steep.gamma(s) for s in range(8)] == pytest.approx(known, abs=5e-4)
+    assert [steep.gamma(s, 8) for s in range(8)] == pytest.approx(known, abs=5e-4)
 
 
 def test_threshold_takes_one_step_at_0_and_the_order_of_confidence_above_1():
@@ -162,8 +162,9 @@ def committed(spec, scores, **changes):
     scores = torch.tensor([scores], dtype=torch.float64)
     number = torch.tensor([0])
     ids = torch.full(scores.shape, MASK)
-    step = Step(number, number, number, number + scores.shape[1], 0, 0, ids == MASK, ids, ids == MASK, 0, ["row"])
-    return build(spec, scores.shape[1]).committer(replace(step, **changes), scores)[0].nonzero()[:, 0].tolist()
+    decoder, width = build(spec, scores.shape[1]), number + scores.shape[1]
+    step = DecodeStep(decoder.frame, number, number, number, width, 0, 0, ids == MASK, ids, ids == MASK, 0, ["row"])
+    return decoder.committer(replace(step, **changes), scores)[0].nonzero()[:, 0].tolist()
 
 
 def test_factor_takes_the_most_that_are_sure_together():
@@ -241,10 +242,12 @@ def test_tokens_are_drawn_from_the_tempered_and_filtered_distribution():
 def test_noisy_scores_are_draws_without_replacement():
 
     rows, scores = 4000, torch.tensor([0.9, 0.5, 0.1], dtype=torch.float64)
-    (noisy,) = build("scheduled", 3).modifiers
-    noisy = replace(noisy, temperature=0.5)
+    decoder = build({"name": "scheduled", "modifiers": [{"name": "gumbel", "temperature": 0.5}]}, 3)
+    (noisy,), frame = decoder.modifiers, decoder.frame
     number, ids = torch.zeros(rows, dtype=torch.long), torch.full((rows, 3), MASK)
-    step = Step(torch.arange(rows), number, number, number + 3, 0, 0, ids == MASK, ids, ids == MASK, 0, range(rows))
+    step = DecodeStep(
+        frame, torch.arange(rows), number, number, number + 3, 0, 0, ids == MASK, ids, ids == MASK, 0, range(rows)
+    )
     empty = torch.empty(0)
     drawn = noisy(step, Proposed(empty, empty, empty, empty), scores.repeat(rows)).reshape(rows, 3)
     order = drawn.argsort(dim=1, descending=True)
@@ -329,7 +332,7 @@ def test_randomness_needs_seeds_one_for_each_row():
         ("treshold", "did you mean 'threshold'"),
         ({"name": "threshold", "comitter": "even"}, "did you mean 'committer'"),
         ({"committer": "evn"}, "did you mean 'even'"),
-        ({"committer": {"threshold": 0.9}}, "even has no such option, it has no options"),
+        ({"committer": {"threshold": 0.9}}, "unknown key, it has no options"),
         ({"committer": {"name": "threshold"}}, r"decoder\.committer\.threshold: required, but not given"),
         ({"region": {"block_length": 3}}, "3 does not divide the length 8"),
         ({"region": {"block_length": 2}, "steps": 6}, r"decoder\.steps: 6 does not divide into 4 blocks"),
@@ -340,13 +343,16 @@ def test_randomness_needs_seeds_one_for_each_row():
         ({"name": "eoser", "scorer": "entropy"}, "a probability"),
         ({"name": "factor", "scorer": "uniform"}, "a probability"),
         ("trace_lock", r"decoder\.scorer\.controller: required, but not given"),
-        ({"scorer": {"name": "confidence", "controller": "x"}}, r"decoder\.scorer\.controller: confidence has no such"),
+        (
+            {"scorer": {"name": "confidence", "controller": "x"}},
+            r"decoder\.scorer\.controller: unknown key, it has no",
+        ),
         ({"scorer": 5}, r"decoder\.scorer: 5 is neither a word nor a map"),
         (5, "decoder: 5 is neither a name nor a map"),
         ({"name": "threshold", "cache": "dual", "cfg_scale": 1.0}, "neither"),
         ({"name": ["threshold"]}, r"decoder\.name: \['threshold'\] is unknown"),
         ({"proposal": {"name": ["sample"]}}, r"decoder\.proposal: \['sample'\] is unknown"),
-        ({"proposal": {3: 1.0}}, r"decoder\.proposal\.3: sample has no such option"),
+        ({"proposal": {3: 1.0}}, r"decoder\.proposal\.3: unknown key, choose one of temperature"),
         ({"modifiers": [3]}, r"decoder\.modifiers\.0: 3 is neither a word nor a map"),
         ({"modifiers": "gumbel"}, r"decoder\.modifiers: 'gumbel' is not a list"),
         ({"modifiers": ["held_back", {}]}, r"decoder\.modifiers\.1: None is unknown, choose one of eoser"),

@@ -13,7 +13,8 @@ from transformers import (
 )
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.decoding.predictor import Form, MaskPredictor
+from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.probe import Form
 from flowgrpo.mdlm.methods.answers import Answers
 from flowgrpo.mdlm.methods.estimate import Call, log_probs
 from flowgrpo.mdlm.methods.likelihood import autoregressive
