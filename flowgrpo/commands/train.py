@@ -26,6 +26,7 @@ from flowgrpo.schema.sections import RewardUse, RunConfig
 from flowgrpo.schema.sections import Run as Place
 from flowgrpo.training import checkpoint, folders, report, scorer
 from flowgrpo.training.parts import check_geometry
+from flowgrpo.training.run_data import RunData
 from rewards.base import last_part, matches, nearest
 
 if TYPE_CHECKING:  # a run has one of them
@@ -83,22 +84,14 @@ def _train(settings: RunConfig) -> Run:
             f"{len(train_prompts)}; take shuffle, or fewer train.groups"
         )
     kind = KINDS[settings.kind]
-    kind.setup.check(
-        settings, train_prompts=train_prompts, eval_prompts=eval_prompts, rewards=rewards, eval_rewards=eval_rewards
-    )
+    data = RunData(train_prompts, eval_prompts, rewards, eval_rewards)
+    kind.setup.check(settings, data)
 
     cpu = not torch.accelerator.is_available()  # unless told, accelerate leaves several CPU processes unconnected
     accelerator = Accelerator(cpu=cpu, log_with=settings.run.trackers or None, project_dir=str(folder))
     _check_processes(settings, accelerator.num_processes)
     set_seed(settings.run.seed)
-    trainer = kind.setup.trainer(
-        settings,
-        accelerator,
-        train_prompts=train_prompts,
-        eval_prompts=eval_prompts,
-        rewards=rewards,
-        eval_rewards=eval_rewards,
-    )
+    trainer = kind.setup.trainer(settings, accelerator, data)
     for reward in (*rewards, *eval_rewards):
         if hasattr(reward.function, "to"):
             reward.function.to(accelerator.device)

@@ -27,6 +27,7 @@ from flowgrpo.mdlm.setup import check as check_rewards
 from flowgrpo.mdlm.setup import load_text_policy, policy_and_weights
 from flowgrpo.training import scorer
 from flowgrpo.training.checks import Check, memory_left, spread
+from flowgrpo.training.run_data import RunData
 from flowgrpo.training.scorer import score
 from flowgrpo.training.weights import Weights
 from rewards import Reward
@@ -67,7 +68,7 @@ def examine(settings: TextConfig) -> Iterator[Check]:
     rewards, _ = scorer.rewards(settings.rewards)
     left = [reward for reward in rewards if not any(reward.applies(prompt.columns) for prompt in chosen)]
     between = [*(prompt for _, prompt in scorer.tried(left, found)), *between]
-    check_rewards(settings, train_prompts=found, eval_prompts=chosen, rewards=rewards, eval_rewards=())
+    check_rewards(settings, RunData(found, chosen, rewards))
     device = default_device()
     memory.check(settings, device)
     policy, weights = policy_and_weights(settings, device)
