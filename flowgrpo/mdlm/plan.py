@@ -113,6 +113,11 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def drawn(planned: dict[str, Any]) -> list[str]:
+    """Nothing: an answer has no tree to draw."""
+    return []
+
+
 def _bounded(number: int, at_most: bool) -> str:
     return f"at most {number:,}" if at_most else f"{number:,}"
 

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from flowgrpo import config
+from flowgrpo.data import yaml_maps
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.presets import PRESETS, PUBLISHED
 
@@ -247,17 +248,17 @@ def laughs(link):
 )
 def test_hostile_yaml_is_one_sentence(text, said):
     with pytest.raises(InputError) as error:
-        config.parse_yaml(text, "place")
+        yaml_maps.parse_yaml(text, "place")
     assert str(error.value).startswith(said)
     assert "\n" not in str(error.value)
 
 
 def test_aliases_and_merged_maps_still_serve_and_a_key_of_a_long_map_is_found_twice():
-    assert config.parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 3e-4}\nc: [*a, *a]", "place") == {
+    assert yaml_maps.parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 3e-4}\nc: [*a, *a]", "place") == {
         "a": {"x": 1}, "b": {"x": 1, "y": 0.0003}, "c": [{"x": 1}] * 2,
     }  # fmt: skip
     with pytest.raises(InputError, match="place:3001: not valid YAML .the key 'k7' is given twice"):
-        config.parse_yaml("".join(f"k{i}: 1\n" for i in range(3000)) + "k7: 1\n", "place")
+        yaml_maps.parse_yaml("".join(f"k{i}: 1\n" for i in range(3000)) + "k7: 1\n", "place")
 
 
 def test_configs_that_cannot_be_read_and_endless_keys_are_one_sentence(path):

@@ -7,6 +7,7 @@ import pytest
 
 from flowgrpo import cli, config
 from flowgrpo.commands.explain import page, used
+from flowgrpo.data import yaml_maps
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods import CHOICES
@@ -44,7 +45,7 @@ def test_every_option_has_a_sentence(axis):
 def test_the_page_of_keys_is_that_of_the_code():
     block = re.search(r"```yaml\n(kind: flow.*?)```", (DOCS / "config.md").read_text(), re.DOTALL)[1]
     assert block == page(config.validated(SHAPES)), "docs/config.md: put flowgrpo.commands.explain.page there"
-    written = config.parse_yaml(block, "docs/config.md")
+    written = yaml_maps.parse_yaml(block, "docs/config.md")
     assert config.validated(written) == config.validated({**SHAPES, "rewards": ["shapes"]})
 
 
