@@ -19,7 +19,6 @@ from rewards.base import nearest
 
 RENAMED = {"train.memory": "train.half_life"}  # keys as they were called, and as they are
 
-
 CONFIGS: dict[str, type[RunConfig]] = {"flow": Config, "mdlm": TextConfig}
 
 
