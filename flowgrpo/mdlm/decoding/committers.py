@@ -85,7 +85,7 @@ class Ascending(Committer):
 
 
 class Remaining(Committer):
-    """A `ratio` of the masks stays, rounded up; at the last step none, and at least `least` are committed at the others.
+    """A part of the masks stays, rounded up; at the last step none.
 
     Dream's code, where the ratio is that of `linear_times`, and the masks are the mean over the batch: here each row's own
     count, so that rows are independent. It may commit nothing at a step, like the code.
@@ -93,7 +93,9 @@ class Remaining(Committer):
 
     name: Literal["remaining"] = "remaining"
     ratio: Fraction | None = None
+    """The part that stays; null: s / t of the two times of the step, as Dream's code."""
     least: Annotated[int, Field(ge=0)] = 0
+    """Positions that a step commits at least."""
 
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
         """The surest positions, as many as do not stay."""
@@ -110,6 +112,7 @@ class Bernoulli(Committer):
 
     name: Literal["bernoulli"] = "bernoulli"
     ratio: Fraction | None = None
+    """Probability with which a position stays masked; null: s / t of the two times of the step."""
 
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
         """The positions that are drawn."""
@@ -120,17 +123,19 @@ class Bernoulli(Committer):
 
 
 class Threshold(Committer):
-    """All positions whose score reaches a `threshold`, and the surest one in any case.
+    """All positions whose score reaches a threshold, and the surest one in any case.
 
-    Fast-dLLM (arXiv 2505.22618). With `share`, at least what `Even` commits, as by diffusers' `BlockRefinementScheduler`
-    (which compares with > where this has >=); with `most`, at most so many for the threshold's sake, as by TraceLock
-    (arXiv 2605.24697).
+    Fast-dLLM (arXiv 2505.22618). diffusers' `BlockRefinementScheduler`, which has `share`, compares with > where this
+    has >=; `most` is of TraceLock (arXiv 2605.24697).
     """
 
     name: Literal["threshold"] = "threshold"
     threshold: NotNegative
+    """Score from which on a position is committed."""
     share: bool = False
+    """Commit at least what even would, so that a block is full after its steps."""
     most: Count | None = None
+    """Positions that a step commits at most for the threshold's sake; null: any number."""
 
     @property
     def paced(self) -> bool:
@@ -154,6 +159,7 @@ class Factor(Committer):
 
     name: Literal["factor"] = "factor"
     factor: NotNegative
+    """How unsure positions may be that are committed together."""
 
     @property
     def paced(self) -> bool:

@@ -42,16 +42,19 @@ class Proposed:
 
 
 class Sample(Choice):
-    """Draws from softmax(logits / temperature), cut to `top_k` tokens, then to the fewest whose probability is `top_p`.
+    """Draws from softmax(logits / temperature), cut by `top_k`, then by `top_p`.
 
-    Temperature 0 takes the likeliest, the first of equals. So does a position whose logits are not numbers: it takes a
-    token, never the mask, so that decoding ends, and its answer leaves the update.
+    A position whose logits are not numbers takes the likeliest token too: never the mask, so that decoding ends, and its
+    answer leaves the update.
     """
 
     name: Literal["sample"] = "sample"
     temperature: Setting = 0.0
+    """Logits are divided by it; 0 takes the likeliest token, the first of equals."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Draw among the fewest tokens that together have this probability."""
     top_k: Count | None = None
+    """Draw among the so many likeliest tokens; null: among all."""
 
     def __call__(self, step: DecodeStep, logits: Tensor) -> Proposed:
         """Proposals from logits (N, V)."""

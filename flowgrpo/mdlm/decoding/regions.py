@@ -80,11 +80,13 @@ def even(length: int, block_length: int | None = None, window: int | None = None
 
 
 class Blocks(Choice):
-    """Blocks of `block_length` tokens; without it one block. Only the first `window` open positions take part, if given."""
+    """Blocks of one length, filled one after the other."""
 
     name: Literal["blocks"] = "blocks"
     block_length: Count | None = None
+    """Tokens of a block; null: one block, or the blocks of a block-causal model."""
     window: Count | None = None
+    """Positions, from a row's first mask on, that may be committed; null: all of the block."""
 
     def region(self, length: int) -> Region:
         """The region of completions of a length."""
@@ -122,10 +124,11 @@ def ascending(length: int, blocks: int = 1) -> Region:
 
 
 class AscendingBlocks(Choice):
-    """As many `blocks` as steps of ascending size fill (ASS)."""
+    """The blocks that steps of ascending size fill (ASS)."""
 
     name: Literal["ascending"] = "ascending"
     blocks: int = 1
+    """How many; the last ones have one step each."""
 
     def region(self, length: int) -> Region:
         """The region of completions of a length."""

@@ -113,10 +113,11 @@ class LeftToRight(Scorer):
 
 
 class LearnedScorer(Choice):
-    """What a trained `controller`, a folder, says of each position (TraceLock)."""
+    """What a trained controller says of each position (TraceLock)."""
 
     name: Literal["learned"] = "learned"
     controller: str
+    """Folder that flowgrpo mdlm tracelock wrote."""
 
     def loaded(self, hidden_size: int | None) -> trace_lock.Learned:
         """The scorer with its weights; arguments as of the others, errors as of `load_controller`."""

@@ -33,23 +33,28 @@ class NoHints(Choice):
 class Inpainting(Choice):
     """IGPO (arXiv 2509.10396): a group that fails is answered once more, with parts of a known solution given.
 
-    An answer succeeds where `reward`, a name among `rewards`, is at least `success`; it needs no name where there is one.
-    Of those that then succeed, as many as a share `replace` of the group take the place of failed ones. The solution is in
-    the `column`; `chunk`, `share`, `tail` and `stretch` as in `hints`; without a `chunk` or a `tail` it
-    is the paper's part of the length, 5 to 10 and 30 of 256. Of the tokens given, the share `entropy` whose prediction is
-    least certain is trained on.
+    Answers that then succeed take the place of failed ones; see `hints` for what is given.
     """
 
     name: Literal["inpainting"] = "inpainting"
     column: str = "completion"
+    """Column of the prompts that has the solution."""
     reward: str | None = None
+    """Name, among rewards, of the one by which an answer succeeds; null: the only one."""
     success: float = 1.0
+    """Value of that reward from which on an answer succeeds."""
     replace: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of a group that is replaced at most."""
     chunk: Annotated[list[Count], Field(min_length=2, max_length=2)] | None = None
+    """Least and most tokens of a chunk of the solution; null: the paper's part of the length, 5 to 10 of 256."""
     share: Annotated[list[Rate], Field(min_length=2, max_length=2)] = [0.2, 0.6]
+    """Least and most of the chunks that are given."""
     tail: Annotated[int, Field(ge=0)] | None = None
+    """Tokens at the end of which none is given; null: 30 of 256."""
     stretch: float = Field(1.5, ge=1)
+    """How far chunks are moved apart to fill a longer answer, at most."""
     entropy: Rate = 0.2
+    """Share of the given tokens that is trained on, those whose prediction is least certain."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Inpainting:

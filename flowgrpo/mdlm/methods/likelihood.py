@@ -37,9 +37,10 @@ else:
 
 
 class Likelihood(Choice):
-    """Options of every likelihood: which tokens it is of, those up to and with the first end (`eos`) or all (`canvas`)."""
+    """Options of every likelihood."""
 
     scope: Scope = "eos"
+    """eos: of the tokens up to and with the first end; canvas: of all."""
 
     @property
     def fixed(self) -> bool:
@@ -70,10 +71,11 @@ def one_step(answers: Answers, prompt_rate: float = 0.15) -> Views:
 
 
 class OneStep(Likelihood):
-    """The whole answer hidden, one view, and each token of the prompt with a probability (diffu-GRPO)."""
+    """The whole answer hidden, in one view (diffu-GRPO)."""
 
     name: Literal["one_step"] = "one_step"
     prompt_rate: Rate = 0.15
+    """Probability with which each token of the prompt is hidden too."""
 
     @property
     def fixed(self) -> bool:
@@ -120,10 +122,11 @@ def coupled(answers: Answers) -> Views:
 
 
 class Coupled(Likelihood):
-    """The whole answer, a random part, and the rest (coupled-GRPO), weighted as `released` or `unbiased`."""
+    """The whole answer, a random part, and the rest (coupled-GRPO)."""
 
     name: Literal["coupled"] = "coupled"
     weights: Literal["released", "unbiased"] = "released"
+    """Of the three views: released, 1.5 times the ELBO in the mean, or unbiased."""
 
     def views(self, answers: Answers) -> Views:
         """The views of some answers."""
@@ -180,13 +183,17 @@ def exact_k(answers: Answers, draws: int = 1, stratified: bool = False, antithet
 
 
 class MonteCarlo(Likelihood):
-    """The ELBO from random masks: each token at a random rate (`bernoulli`), or a random number of them (`exact_k`)."""
+    """The ELBO from random masks."""
 
     name: Literal["monte_carlo"] = "monte_carlo"
     masks: Literal["bernoulli", "exact_k"] = "exact_k"
+    """bernoulli hides each token with a random probability, exact_k a random number of them."""
     draws: Count = 2
+    """Random masks of an answer."""
     stratified: bool = False
+    """Spread the rates or numbers of the draws evenly."""
     antithetic: bool = False
+    """Give each draw a second view, which hides the complement."""
 
     def views(self, answers: Answers) -> Views:
         """The views of some answers."""
@@ -235,8 +242,11 @@ class Quadrature(Likelihood):
 
     name: Literal["quadrature"] = "quadrature"
     nodes: Count = 3
+    """Mask rates at which the integral is taken."""
     draws: Count = 1
+    """Random masks at each node."""
     masks: Literal["floor", "centred", "bernoulli"] = "floor"
+    """Tokens a node hides: floor, one too few (released); centred, without that bias (ours); bernoulli, each by chance."""
 
     def views(self, answers: Answers) -> Views:
         """The views of some answers."""
@@ -291,10 +301,11 @@ def trajectory(answers: Answers, shrink: int = 1) -> Views:
 
 
 class Trajectory(Likelihood):
-    """Each token where the decoder committed it (CJ-GRPO); every `shrink` steps are taken as one (TraceRL)."""
+    """Each token where the decoder committed it (CJ-GRPO)."""
 
     name: Literal["trajectory"] = "trajectory"
     shrink: Count = 1
+    """Steps of the decoder that are taken as one (TraceRL)."""
     fixed: ClassVar[bool] = True
 
     def recorded(self, decoder: Decoder) -> bool:
@@ -339,12 +350,15 @@ def blocks(answers: Answers, size: int = 32, draws: int = 2, prompt_rate: float 
 
 
 class Blocks(Likelihood):
-    """A random part of a random block, all blocks after it, and with a probability each token before it (SPG)."""
+    """A random part of a random block, all blocks after it, and some tokens before it (SPG)."""
 
     name: Literal["blocks"] = "blocks"
     size: Count = 32
+    """Tokens of a block."""
     draws: Count = 2
+    """Views of an answer, of different blocks while there are others."""
     prompt_rate: Rate = 0.15
+    """Probability with which each token before the block is hidden, of the prompt and of the answer."""
 
     def views(self, answers: Answers) -> Views:
         """The views of some answers."""

@@ -105,16 +105,16 @@ KL = {"k1": k1, "k2": k2, "k3": k3}
 
 
 class Divergence(Strict):
-    """A pull to the reference, or to the policy that made the answers: `beta` times a form of KL; 0 computes none.
-
-    `level` token takes it of each token, sequence of the answer's gap, over its length (ESPO's k2). TraceRL pulls to the
-    `old` policy, most others to the `reference`.
-    """
+    """A pull to the reference, or to the policy that made the answers."""
 
     form: Literal["k1", "k2", "k3"] = "k3"
+    """k1 only measures; k2 has the gradient of the KL; k3 is unbiased and never negative."""
     beta: float = Field(0.0, ge=0)
+    """Weight of the KL in the loss; 0 computes none."""
     level: Literal["token", "sequence"] = "token"
+    """token: of each token; sequence: of the answer's gap, over its length (ESPO's k2)."""
     target: Literal["reference", "old"] = "reference"
+    """The reference, or old: the policy that made the answers (TraceRL)."""
 
     def loss(self, inputs: LossInputs) -> Tensor:
         """beta KL, a number."""
@@ -155,15 +155,16 @@ def dual_clip_loss(ratio: Tensor, advantage: Tensor, low: float, high: float, du
 
 
 class Ratio(Objective):
-    """Options of objectives of a ratio: `clip_range` is one bound for both sides or [low, high], `dual` bounds bad answers.
-
-    With `gate`, temperatures for A > 0 and A <= 0, SAPO's soft gate (arXiv 2511.20347) takes the place of the clip.
-    """
+    """Options of objectives of a ratio."""
 
     clip_range: Positive | Pair = 0.2
+    """How far a ratio may be from 1: one bound for both sides, or [low, high]."""
     dual: Positive | None = None
+    """The loss of a bad answer is at most this times |A| (arXiv 1912.09729); null: no such bound."""
     gate: Pair | None = None
+    """Temperatures for A > 0 and A <= 0 of SAPO's soft gate (arXiv 2511.20347), in place of the clip; null: clip."""
     kl: Divergence = Divergence()
+    """A pull to the reference, or to the policy that made the answers."""
 
     @property
     def _range(self) -> tuple[float, float]:
@@ -221,7 +222,7 @@ def sequence_log_ratio(inputs: LossInputs, normalised: bool = True) -> Tensor:
 
 
 class SequenceRatio(Ratio):
-    """One ratio for each answer, of the whole estimate (GDPO); with `normalised`, of it over the length (GSPO, ESPO).
+    """One ratio for each answer, of the whole estimate (GDPO).
 
     Differences of ELBOs are nats of a whole answer: unnormalised, a clip of 0.2 is met by the first small step. GDPO divides
     the clipped loss by the length instead of the exponent; where nothing has moved that is the same gradient.
@@ -229,6 +230,7 @@ class SequenceRatio(Ratio):
 
     name: Literal["sequence_ratio"] = "sequence_ratio"
     normalised: bool = True
+    """Take the estimate over the answer's length (GSPO, ESPO)."""
 
     def separable(self, views: Views) -> bool:
         """Whether it is a sum over views: exp of a sum is not."""
@@ -270,12 +272,12 @@ class LinearBound(Bound):
 
     A >= 0: w_j A (1 + d_j), for e^x >= 1 + x; A < 0: w_j A e^(d_j), for exp is convex. d_j is the gap of view j's own
     estimate (what it adds over its weight w_j). Equal to A exp(...) in value and gradient where nothing has moved. The DARE
-    code forms 1 + d as exp(log(1 + d)), which is NaN for d <= -1, and clips; we do neither. With `normalised`, d_j is over
-    the length, as it is there.
+    code forms 1 + d as exp(log(1 + d)), which is NaN for d <= -1, and clips; we do neither.
     """
 
     name: Literal["linear_bound"] = "linear_bound"
     normalised: bool = True
+    """Take each view's gap over the answer's length, as the DARE code."""
 
     def separable(self, views: Views) -> bool:
         """Whether it is a sum over views."""
@@ -304,7 +306,9 @@ class Sandwich(Bound):
 
     name: Literal["sandwich"] = "sandwich"
     beta: Positive = 1.5
+    """Exponent of the upper bound."""
     mix: Rate = 0.5
+    """Share of the upper bound in the loss of bad answers; the rest is the ELBO's."""
 
     def separable(self, views: Views) -> bool:
         """Whether it is a sum over views: the log of a sum is not."""
