@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from flowgrpo.mdlm.decoding import cache as caches
-    from flowgrpo.mdlm.decoding.cache import BlockCache, PrefixCache
+    from flowgrpo.mdlm.decoding.cache import Cache
     from flowgrpo.mdlm.decoding.predictor import MaskPredictor
     from samplers.noise import Address
 else:
@@ -188,7 +188,7 @@ def _filled(
     commit_logp = torch.zeros(completion.shape, dtype=torch.float64, device=ids.device)
     taken = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
     place = torch.arange(completion.shape[1], device=ids.device)
-    cache = caches.cached(predictor, decoder.cache) if decoder.cache else None
+    cache = caches.cached(predictor, decoder.cache, "decoder") if decoder.cache else None
     for block, (starts, ends) in enumerate(decoder.region.parts(mask[:, :prompt].sum(1))):
         start, end = int(starts.min()), int(ends.max())
         own = ((place >= starts[:, None]) & (place < ends[:, None]))[:, start:end]
@@ -239,9 +239,7 @@ def _canvas(
     return ids, torch.cat([known.bool(), torch.ones_like(unknown, dtype=torch.bool)], dim=1)
 
 
-def _step(
-    predictor: MaskPredictor, decoder: Decoder, step: DecodeStep, cache: BlockCache | PrefixCache | None
-) -> tuple[Proposed, Tensor]:
+def _step(predictor: MaskPredictor, decoder: Decoder, step: DecodeStep, cache: Cache | None) -> tuple[Proposed, Tensor]:
     """Proposals for the open positions, and which of them (N,) are committed."""
     start = step.prompt + step.start
     columns = (start, start + step.open.shape[1])
