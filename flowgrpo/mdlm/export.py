@@ -167,10 +167,6 @@ def _card(
     )
 
 
-def _decoder(settings: TextConfig) -> dict[str, Any]:
-    return {key: value for key, value in settings.eval.decoder.model_dump().items() if value is not None}
-
-
 def _loading(model: TextModel) -> dict[str, Any]:
     """What must be said of a model to load it, beside its dtype."""
     trusted = model.trust_remote_code or None
@@ -185,7 +181,7 @@ def _dtype(model: TextModel) -> str:
 
 
 def _snippet(settings: TextConfig, kind: str, row: Row) -> str:
-    model, lora, decoder = settings.model, kind == "lora", _decoder(settings)
+    model, lora, decoder = settings.model, kind == "lora", settings.eval.decoder.written()
     learned = settings.algorithm.schedule.name != "none" and decoder["name"] == "scheduled"
     place = repr(model.path if lora else ".")
     options = "".join(f", {key}={value!r}" for key, value in _loading(model).items())
@@ -216,6 +212,6 @@ def _command(settings: TextConfig, kind: str, row: Row) -> str:
     model = settings.model
     place = [model.path, "--adapter", "."] if kind == "lora" else ["."]
     given = {"length": model.length} if model.path != EMBEDDED or kind == "full" else {}
-    given |= {**_loading(model), **({"chat": True} if model.chat else {}), "decoder": _decoder(settings)}
+    given |= {**_loading(model), **({"chat": True} if model.chat else {}), "decoder": settings.eval.decoder.written()}
     options = ["--prompt", row.prompt, "--seed", str(row.seed), "--dtype", _dtype(model), "--out", "samples"]
     return card.command(["flowgrpo", "sample", *place, *options, *(f"{k}={card.written(v)}" for k, v in given.items())])

@@ -73,14 +73,15 @@ class Ascending(Committer):
             InputError: the region is not the one that these steps fill.
         """
         ends = frame.region.ends
-        if ascending(ends[-1], len(ends)).ends != ends:
-            raise InputError("decoder.region: steps of ascending size need the region ascending")
+        place = f"{frame.place}.region"
+        if ascending(ends[-1], len(ends), place).ends != ends:
+            raise InputError(f"{place}: steps of ascending size need the region ascending")
 
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
         """The surest positions, as many as this step's size."""
         region = step.frame.region
-        own = ascending_sizes(region.length, len(region.ends))[step.block]
-        sizes = torch.tensor([*own[:-1], scores.shape[1]], device=scores.device)
+        steps = ascending_sizes(region.length, len(region.ends))[step.block]
+        sizes = torch.tensor([*steps[:-1], scores.shape[1]], device=scores.device)
         return best(scores, sizes[step.in_block.clamp(max=len(sizes) - 1)]) & step.open
 
 
@@ -117,9 +118,9 @@ class Bernoulli(Committer):
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
         """The positions that are drawn."""
         masked = stays(self.ratio, step).where(step.in_block < step.frame.block_steps - 1, 0.0)
-        drawn = torch.zeros_like(step.open)
-        drawn[step.open] = step.uniform("commit") >= masked[step.owner]
-        return drawn
+        committed = torch.zeros_like(step.open)
+        committed[step.open] = step.uniform("commit") >= masked[step.owner]
+        return committed
 
 
 class Threshold(Committer):

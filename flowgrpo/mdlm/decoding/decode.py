@@ -64,12 +64,13 @@ class Decoder:
     cache: Literal["prefix", "dual"] | None = None
 
     def __post_init__(self):
+        place = self.frame.place
         if self.cache and (self.guided or self.hidden_layers):
-            raise InputError("decoder.cache: it goes neither with cfg_scale nor with a learned scorer")
+            raise InputError(f"{place}.cache: it goes neither with cfg_scale nor with a learned scorer")
         if self.cache == "dual" and self.region.counted is not None:
-            raise InputError("decoder.cache: no block sees the later ones of this model, take prefix, which is exact")
+            raise InputError(f"{place}.cache: no block sees the later ones of this model, take prefix, which is exact")
         if self.guided and self.hidden_layers:
-            raise InputError("decoder.cfg_scale: it does not go with a learned scorer")
+            raise InputError(f"{place}.cfg_scale: it does not go with a learned scorer")
 
     @property
     def region(self) -> Region:
@@ -161,7 +162,9 @@ def decode(
     """
     ids, mask = _canvas(predictor, prompt, decoder.region.length, attention_mask, fixed)
     if decoder.region.block_size != predictor.block_size:
-        raise InputError("decoder.region: it was not built for this model's blocks, hand build the predictor")
+        raise InputError(
+            f"{decoder.frame.place}.region: it was not built for this model's blocks, hand build the predictor"
+        )
     if seeds is not None and len(seeds) != len(ids):
         raise InputError(f"seeds: {len(seeds)} for {len(ids)} prompts")
     size = micro_batch or len(ids)
@@ -188,7 +191,7 @@ def _filled(
     commit_logp = torch.zeros(completion.shape, dtype=torch.float64, device=ids.device)
     taken = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
     place = torch.arange(completion.shape[1], device=ids.device)
-    cache = caches.cached(predictor, decoder.cache, "decoder") if decoder.cache else None
+    cache = caches.cached(predictor, decoder.cache, decoder.frame.place) if decoder.cache else None
     for block, (starts, ends) in enumerate(decoder.region.parts(mask[:, :prompt].sum(1))):
         start, end = int(starts.min()), int(ends.max())
         own = ((place >= starts[:, None]) & (place < ends[:, None]))[:, start:end]

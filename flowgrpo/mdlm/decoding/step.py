@@ -37,12 +37,14 @@ class Frame:
         steps: of a whole decode, the most where scores decide how many there are.
         eos_id: end of sequence; None if the model has none.
         pad_id: padding; None if there is none, or it is not known yet.
+        place: the dotted key where the decoder was written, for errors.
     """
 
     region: Region
     steps: int
     eos_id: int | None = None
     pad_id: int | None = None
+    place: str = "decoder"
 
     @property
     def block_steps(self) -> int:
@@ -55,11 +57,12 @@ class Frame:
         if size is not None:  # the length need not be whole blocks
             if self.steps * size % self.region.length:
                 raise InputError(
-                    f"decoder.steps: {self.steps} for {self.region.length} tokens are no whole number for a block of {size}"
+                    f"{self.place}.steps: {self.steps} for {self.region.length} tokens are not a whole number for a block "
+                    f"of {size}"
                 )
             return self.steps * size // self.region.length
         if self.steps % blocks:
-            raise InputError(f"decoder.steps: {self.steps} does not divide into {blocks} blocks")
+            raise InputError(f"{self.place}.steps: {self.steps} does not divide into {blocks} blocks")
         return self.steps // blocks
 
     @property
@@ -70,7 +73,7 @@ class Frame:
             InputError: the model has none.
         """
         if self.eos_id is None:
-            raise InputError("decoder: it looks at the end of sequence, and the model has no such token")
+            raise InputError(f"{self.place}: it looks at the end of sequence, and the model has no such token")
         return self.eos_id
 
 

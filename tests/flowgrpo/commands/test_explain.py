@@ -11,6 +11,8 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods import CHOICES
 from flowgrpo.mdlm.config import TextConfig
+from flowgrpo.mdlm.decoding.decoders import AXES as DECODING
+from flowgrpo.mdlm.decoding.decoders import MODIFIERS
 from flowgrpo.mdlm.methods import CHOICES as TEXT_CHOICES
 from flowgrpo.schema.base import Strict
 from flowgrpo.schema.explain import explain, section, sentences
@@ -35,10 +37,12 @@ def test_every_key_has_a_sentence(model):
         assert set(sentences(model)) >= set(model.model_fields)
 
 
-@pytest.mark.parametrize("axis", CHOICES)
-def test_every_option_has_a_sentence(axis):
-    for choice in CHOICES[axis].values():
-        assert set(sentences(choice)) >= set(choice.model_fields) - {"name"}
+@pytest.mark.parametrize("choices", [CHOICES, TEXT_CHOICES, {**DECODING, "modifiers": MODIFIERS}])
+def test_every_option_has_a_sentence(choices):
+    for words in choices.values():
+        for choice in words.values():
+            for model in sections(choice):
+                assert set(sentences(model)) >= set(model.model_fields) - {"name"}, model
 
 
 def test_the_page_of_keys_is_that_of_the_code():
@@ -81,6 +85,10 @@ def test_a_key_is_explained():
     assert (found.default, found.value) == (1.0, [1.0, 2.0])
     chosen = config.validated({**SHAPES, "algorithm": {"preset": "tempflow"}, "train": {"group_size": 24}})
     assert explain(chosen, "algorithm.tree.branches").value == 6
+    chosen = config.validated({**DIGITS, "algorithm": {"likelihood": "monte_carlo"}})
+    found = explain(chosen, "algorithm.likelihood.draws")
+    assert (found.meaning, found.takes, found.value) == ("Random masks of an answer.", "an integer, at least 1", 2)
+    assert explain(chosen, "algorithm.decoder.cfg_scale").takes == "a number"
 
 
 @pytest.mark.parametrize(
