@@ -37,7 +37,7 @@ class Committer(Choice):
 
     @abstractmethod
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
-        """The positions that are committed."""
+        """The positions (R, W) bool that are committed."""
 
 
 class Even(Committer):
@@ -63,11 +63,11 @@ class Ascending(Committer):
 
     @property
     def paced(self) -> bool:
-        """It takes as many steps as the length has."""
+        """False: it takes as many steps as the length has."""
         return False
 
     def block_steps(self, frame: Frame) -> None:
-        """As many as it needs.
+        """None: as many as it needs.
 
         Raises:
             InputError: the region is not the one that these steps fill.
@@ -164,7 +164,7 @@ class Factor(Committer):
 
     @property
     def paced(self) -> bool:
-        """It takes as many steps as it needs."""
+        """False: it takes as many steps as it needs."""
         return False
 
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ class DecodeStep:
 
     Attributes:
         frame: what is the same at all steps.
-        row: (R,) places in the batch.
+        row: (R,) indices in the batch.
         index: (R,) steps that each row has taken before.
         in_block: (R,) those of them in this block.
         block_masks: (R,) positions that were masked when the block began.
@@ -118,16 +118,16 @@ class DecodeStep:
 
     @property
     def position(self) -> Tensor:
-        """Position (N,) in the completion of each open place."""
+        """Position (N,) in the completion of each open position."""
         return self.open.nonzero()[:, 1] + self.start
 
     @property
     def owner(self) -> Tensor:
-        """Row (N,), among the R, of each open place."""
+        """Row (N,), among the R, of each open position."""
         return self.open.nonzero()[:, 0]
 
     def uniform(self, purpose: str) -> Tensor:
-        """A number (N,) float64 in [0, 1) for each open place, addressed by row, step and position.
+        """A number (N,) float64 in [0, 1) for each open position, addressed by row, step and position.
 
         Raises:
             ValueError: the decode was given no seeds.
@@ -135,11 +135,11 @@ class DecodeStep:
         if self.seeds is None:
             raise ValueError("this decoder draws random numbers, give it one seed for each row")
         width = self.completion.shape[1]
-        drawn = [
+        rows = [
             noise.generator(self.seeds[row], purpose, index).random(width)
             for row, index in zip(self.row.tolist(), self.index.tolist(), strict=True)
         ]
-        whole = torch.stack([torch.from_numpy(numbers) for numbers in drawn]).to(self.open.device)  # (R, L)
+        whole = torch.stack([torch.from_numpy(numbers) for numbers in rows]).to(self.open.device)  # (R, L)
         return whole[self.owner, self.position]
 
 

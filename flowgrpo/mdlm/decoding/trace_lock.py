@@ -71,8 +71,8 @@ class Controller(torch.nn.Module):
         ]
         features = torch.cat([*parts, *changes, scene.confidence.to(self.summary.dtype)[..., None]], dim=-1)
         generated = (scene.state > 0)[..., None]
-        places = self.position(scene.position.clamp(max=self.position.num_embeddings - 1))
-        x = self.embed(features) + self.state(scene.state) + places * generated
+        positions = self.position(scene.position.clamp(max=self.position.num_embeddings - 1))
+        x = self.embed(features) + self.state(scene.state) + positions * generated
         x = torch.cat([self.summary.expand(len(x), 1, -1), x], dim=1)
         seen = torch.cat([torch.ones_like(scene.visible[:, :1]), scene.visible], dim=1)
         x = self.encoder(x, src_key_padding_mask=~seen)
@@ -174,9 +174,9 @@ def train_controller(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed(run_seed, "trace_lock", "dropout"))
         for step in range(steps):
-            drawn = generator(run_seed, "trace_lock", step)
-            trace = traces[int(drawn.integers(len(traces)))]
-            crop = torch.from_numpy(drawn.uniform(0.25, 1.0, len(trace.label)))
+            random = generator(run_seed, "trace_lock", step)
+            trace = traces[int(random.integers(len(traces)))]
+            crop = torch.from_numpy(random.uniform(0.25, 1.0, len(trace.label)))
             length = (window_length * crop).ceil().long().to(trace.label.device)
             controller.train()
             value = loss(controller, trace, length)

@@ -130,9 +130,9 @@ def highest_entropy(
             log_probs = predictor.logits_at(ids, rollout.attention_mask[part], where, **known).float().log_softmax(-1)
         entropy = torch.special.entr(log_probs.exp()).sum(-1)  # (N,)
         for row, own in zip(part.tolist(), entropy.split(given[part].sum(1).tolist()), strict=True):
-            places = given[row].nonzero()[:, 0]
-            number = max(1, int(share * len(places)))
-            chosen[row, places[own.argsort(descending=True, stable=True)[:number]]] = True
+            positions = given[row].nonzero()[:, 0]
+            number = max(1, int(share * len(positions)))
+            chosen[row, positions[own.argsort(descending=True, stable=True)[:number]]] = True
     return chosen
 
 
@@ -147,10 +147,10 @@ def hints(
     tail: int = 30,
     stretch: float = 1.5,
 ) -> Tensor:
-    """Fixed tokens (L,) of a completion: random chunks of a solution at about the places they would have in it.
+    """Fixed tokens (L,) of a completion: random chunks of a solution at about the positions they would have in it.
 
     IGPO (arXiv 2509.10396 and its code). The solution's reasoning is cut into chunks, of which a random share is revealed,
-    the last one never; places are stretched by (L - tail) / (its length), between 1 and `stretch`. Our readings: a chunk
+    the last one never; positions are stretched by (L - tail) / (its length), between 1 and `stretch`. Our readings: a chunk
     stays in one piece, only its beginning is moved; the share is of all chunks, rounded down; what would end after L - tail
     is not revealed.
 
@@ -170,18 +170,18 @@ def hints(
     """
     if not 0 <= tail < length:
         raise InputError(f"inpainting.tail: {tail} is not between 0 and the length {length}")
-    drawn = noise.generator(seed, "hints")
+    random = noise.generator(seed, "hints")
     starts, ends = [], [0]
     while ends[-1] < len(reasoning):
         starts.append(ends[-1])
-        ends.append(min(ends[-1] + int(drawn.integers(chunk[0], chunk[1], endpoint=True)), len(reasoning)))
-    count = int(drawn.uniform(*share) * len(starts))
-    revealed = drawn.permutation(max(len(starts) - 1, 0))[:count]
+        ends.append(min(ends[-1] + int(random.integers(chunk[0], chunk[1], endpoint=True)), len(reasoning)))
+    count = int(random.uniform(*share) * len(starts))
+    revealed = random.permutation(max(len(starts) - 1, 0))[:count]
     factor = min(max((length - tail) / max(len(reasoning), 1), 1.0), stretch)
     fixed = torch.full((length,), mask_id, dtype=torch.long, device=reasoning.device)
     for i in revealed:
         tokens = reasoning[starts[i] : ends[i + 1]]
-        at = int(starts[i] * factor)
-        if at + len(tokens) <= length - tail:
-            fixed[at : at + len(tokens)] = tokens
+        start = int(starts[i] * factor)
+        if start + len(tokens) <= length - tail:
+            fixed[start : start + len(tokens)] = tokens
     return fixed

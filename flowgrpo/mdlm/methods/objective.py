@@ -60,7 +60,7 @@ class LossInputs:
 
     @property
     def row_weight(self) -> Tensor:
-        """(B,) of whole answers."""
+        """The weight (B,) of whole answers."""
         return self.token_weight.sum(1)
 
     def of(self, rows: Tensor) -> LossInputs:
@@ -117,7 +117,7 @@ class Divergence(Strict):
     """The reference, or old: the policy that made the answers (TraceRL)."""
 
     def loss(self, inputs: LossInputs) -> Tensor:
-        """beta KL, a number."""
+        """The term that is added to the loss, beta KL, a number."""
         return self.beta * self.mean(inputs)
 
     def mean(self, inputs: LossInputs) -> Tensor:
@@ -137,7 +137,7 @@ class Objective(Choice):
 
     @abstractmethod
     def loss(self, inputs: LossInputs) -> Tensor:
-        """Loss, a number."""
+        """The loss, a number."""
 
     @abstractmethod
     def log_ratio(self, inputs: LossInputs) -> Tensor:
@@ -171,7 +171,7 @@ class Ratio(Objective):
         return tuple(self.clip_range) if isinstance(self.clip_range, list) else (self.clip_range, self.clip_range)
 
     def ratio_loss(self, ratio: Tensor, advantage: Tensor) -> Tensor:
-        """Loss of each ratio."""
+        """The loss of each ratio, in its shape."""
         if self.gate is not None:
             return soft_gate_loss(ratio, advantage, *self.gate)
         if self.dual is not None:
@@ -196,17 +196,17 @@ class TokenRatio(Ratio):
         return views.disjoint and (self.kl.beta == 0 or self.kl.level == "token")
 
     def loss(self, inputs: LossInputs) -> Tensor:
-        """Loss, a number."""
+        """The loss, a number."""
         weight = inputs.token_weight * (inputs.active_weight > 0).any(0)
         loss = (weight * self.ratio_loss(self.ratio(inputs), inputs.advantage[:, None])).sum()
         return loss if self.kl.beta == 0 else loss + self.kl.loss(inputs)
 
     def log_ratio(self, inputs: LossInputs) -> Tensor:
-        """(B, L)"""
+        """The log ratio (B, L) of each token."""
         return inputs.gap(inputs.old).sum(0)
 
     def ratio(self, inputs: LossInputs) -> Tensor:
-        """(B, L)"""
+        """The ratio (B, L) of each token."""
         return bounded_exp(self.log_ratio(inputs))
 
     def stopped(self, inputs: LossInputs) -> Tensor:
@@ -237,16 +237,16 @@ class SequenceRatio(Ratio):
         return False
 
     def loss(self, inputs: LossInputs) -> Tensor:
-        """Loss, a number."""
+        """The loss, a number."""
         loss = (inputs.row_weight * self.ratio_loss(self.ratio(inputs), inputs.advantage)).sum()
         return loss if self.kl.beta == 0 else loss + self.kl.loss(inputs)
 
     def log_ratio(self, inputs: LossInputs) -> Tensor:
-        """(B,)"""
+        """The log ratio (B,) of each answer."""
         return sequence_log_ratio(inputs, self.normalised)
 
     def ratio(self, inputs: LossInputs) -> Tensor:
-        """(B,)"""
+        """The ratio (B,) of each answer."""
         return bounded_exp(self.log_ratio(inputs))
 
     def stopped(self, inputs: LossInputs) -> Tensor:
@@ -259,7 +259,7 @@ class Bound(Objective):
 
     @property
     def kl(self) -> Divergence:
-        """None."""
+        """A divergence of weight 0: it has none."""
         return Divergence()
 
     def stopped(self, inputs: LossInputs) -> Tensor:
@@ -284,14 +284,14 @@ class LinearBound(Bound):
         return True
 
     def loss(self, inputs: LossInputs) -> Tensor:
-        """Loss, a number."""
+        """The loss, a number."""
         gap = inputs.gap(inputs.old).sum(2) / inputs.view_weight[:, None]  # (n, B)
         gap = gap / inputs.length.clamp(min=1) if self.normalised else gap
         bound = torch.where(inputs.advantage < 0, torch.exp(gap.clamp(max=LIMIT)), 1 + gap)
         return -(inputs.row_weight * inputs.advantage * inputs.view_weight[:, None] * bound * inputs.active_views).sum()
 
     def log_ratio(self, inputs: LossInputs) -> Tensor:
-        """(B,) of the objective that it bounds."""
+        """The log ratio (B,) of the objective that it bounds."""
         return sequence_log_ratio(inputs, self.normalised)
 
 
@@ -315,13 +315,13 @@ class Sandwich(Bound):
         return False
 
     def loss(self, inputs: LossInputs) -> Tensor:
-        """Loss, a number."""
+        """The loss, a number."""
         lower, upper = self.bounds(inputs)
         chosen = torch.where(inputs.advantage > 0, lower, self.mix * upper + (1 - self.mix) * lower)
         return -(inputs.row_weight * inputs.advantage * chosen).sum()
 
     def bounds(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        """(B,) lower and upper bound per token."""
+        """The lower and the upper bound (B,) per token of each answer."""
         weight = inputs.active_weight
         lower = (weight * inputs.new).sum((0, 2)) / inputs.length.clamp(min=1)
         seen = (weight > 0).any(0)  # (B, L)
@@ -330,5 +330,5 @@ class Sandwich(Bound):
         return lower, upper.sum(1) / seen.sum(1).clamp(min=1)
 
     def log_ratio(self, inputs: LossInputs) -> Tensor:
-        """(B,) of the lower bound per token; the loss does not use it."""
+        """The log ratio (B,) of the lower bound per token; the loss does not use it."""
         return sequence_log_ratio(inputs)
