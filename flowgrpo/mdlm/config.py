@@ -171,4 +171,4 @@ def _check_success(name: str | None, rewards: list[str]) -> None:
             f"algorithm.hints.reward: name the one of {', '.join(rewards)} by which an answer succeeds, not all can tell"
         )
     if name is not None and name not in rewards:
-        raise InputError(f"algorithm.hints.reward: {name!r} is none of rewards, {nearest(name, rewards)}")
+        raise InputError(f"algorithm.hints.reward: {name!r} is not one of rewards, {nearest(name, rewards)}")
