@@ -18,9 +18,9 @@ from flowgrpo.schema.sections import Eval, Lora, Prompts, RewardUse, RunConfig, 
 from flowgrpo.training.parts import check_geometry
 from rewards.base import last_part, nearest
 
-EMBEDDED = "digits"
+DIGITS = "digits"
 LONGEST = 1 << 17  # tokens of an answer; a decoder lists its blocks
-EMBEDDED_LENGTH = 20  # tokens of the answers that it was trained on
+DIGITS_LENGTH = 20  # tokens of the answers that it was trained on
 
 
 class TextModel(Strict):
@@ -52,8 +52,8 @@ class TextModel(Strict):
     @model_validator(mode="before")
     @classmethod
     def _own_length(cls, written: Any) -> Any:
-        if isinstance(written, dict) and written.get("path") == EMBEDDED:
-            return {"length": EMBEDDED_LENGTH, **written}
+        if isinstance(written, dict) and written.get("path") == DIGITS:
+            return {"length": DIGITS_LENGTH, **written}
         return written
 
 

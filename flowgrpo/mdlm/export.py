@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Row
 from flowgrpo.mdlm.architectures import copy_beside, released_paths
-from flowgrpo.mdlm.config import EMBEDDED, TextConfig, TextModel
+from flowgrpo.mdlm.config import DIGITS, TextConfig, TextModel
 from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.loading import config_of, model_paths
 from flowgrpo.mdlm.methods.learned_schedule import SchedulePolicy, scheduled
@@ -211,7 +211,7 @@ def _snippet(settings: TextConfig, kind: str, row: Row) -> str:
 def _command(settings: TextConfig, kind: str, row: Row) -> str:
     model = settings.model
     place = [model.path, "--adapter", "."] if kind == "lora" else ["."]
-    given = {"length": model.length} if model.path != EMBEDDED or kind == "full" else {}
+    given = {"length": model.length} if model.path != DIGITS or kind == "full" else {}
     given |= {**_loading(model), **({"chat": True} if model.chat else {}), "decoder": settings.eval.decoder.written()}
     options = ["--prompt", row.prompt, "--seed", str(row.seed), "--dtype", _dtype(model), "--out", "samples"]
     return card.command(["flowgrpo", "sample", *place, *options, *(f"{k}={card.written(v)}" for k, v in given.items())])
