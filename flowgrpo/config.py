@@ -1,4 +1,4 @@
-"""Reads a config of either kind: strict, with one sentence for what is wrong."""
+"""Config files of either kind: read strictly, overridden from the command line, with one sentence for what is wrong."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def override(text: str) -> tuple[str, Any]:
     """Key and value of a `key=value` text; the value is YAML.
 
     Raises:
-        InputError: it is not of that form.
+        InputError: the text is not of that form.
     """
     key, equals, value = text.partition("=")
     if not equals or not key:

@@ -18,7 +18,7 @@ WIDTH = 120
 
 
 def explained(settings: Strict, key: str) -> list[tuple[str, str]]:
-    """What a key means, as pairs of a label and its text.
+    """Return what a key means, as pairs of a label and its text.
 
     Raises:
         InputError: the configuration has no such key.

@@ -92,7 +92,7 @@ def plan(config: Config) -> dict[str, Any]:
 
 
 def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
-    """The plan's lines for people: labels and words."""
+    """Return the plan as pairs of a label and its text, for the terminal."""
     g, cost, before = planned["geometry"], planned["model_evaluations"], planned["calibration"]
     gpu, host = (planned["memory"][key] / 2**30 for key in ("gpu_bytes", "host_bytes"))
     evaluation = planned["evaluation"]
@@ -151,7 +151,7 @@ def _draft(config: Config, over: dict[str, Any], columns: dict[str, Any]) -> tup
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What one iteration does on all processes: rows through the model, samples decoded, edges and batches of the update."""
+    """Counts of one iteration on all processes: rows through the model, samples decoded, edges and batches of the update."""
 
     rollout: int
     update: int

@@ -103,14 +103,14 @@ def _of(value: Any, name: str) -> Any:
 
 
 def section(annotation: Any) -> type[Strict] | None:
-    """The section that an annotation holds, alone, in a list or beside null; None if there is none."""
+    """Return the section that an annotation holds, alone, in a list or beside null; None where it holds no section."""
     if isinstance(annotation, type) and issubclass(annotation, Strict):
         return annotation
     return next((found for inner in get_args(annotation) if (found := section(inner))), None)
 
 
 def takes(field: FieldInfo) -> str:
-    """What a field may be, in words."""
+    """Return the values that a field takes, in words."""
     bounds = [
         BOUNDS[name].format(f"{getattr(rule, name):g}")
         for rule in field.metadata

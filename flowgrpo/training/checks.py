@@ -1,4 +1,4 @@
-"""What the doctors of both kinds say."""
+"""Checks that the doctors of both kinds share."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def _section(folder: Path) -> Section:
 
 
 def _name(use: dict[str, Any]) -> str:
-    """How metrics call a reward of a config."""
+    """Name of a config's reward in the metrics."""
     return use["name"] or use["use"].rpartition(":")[2]
 
 

@@ -4,12 +4,14 @@ To add a method, add a row. Numbers of the loop (passes, groups, learning rate) 
 part of a row, for they go with a model: `PUBLISHED` has those of the released code, as overrides; `flowgrpo plan` shows
 them.
 
-Above each row stand its source and, numbered, where it departs from that. All depart from their code in three points:
+Above each row stand its source and, numbered, where it departs from that. All rows depart from their sources' code in three
+points, of which the first two are the loop's (see `mdlm.trainer`, which has more of them):
 
- 1. A mean over answers or tokens is one of the whole optimizer step; there it is one of a device's micro-batch, and then the
-    mean of those.
+ 1. A mean over answers or tokens is taken over the whole optimizer step; there over a device's micro-batch, and then over
+    those means.
  2. Random masks are drawn for each answer at an address of its own; there one seed serves a batch.
- 3. Tokens are drawn in float64; there mostly in the type of the model.
+ 3. A token is drawn by one number in [0, 1) and the cumulated probabilities, in float64; there mostly by Gumbel noise on
+    each logit, in the type of the model. The distribution is the same.
 """
 
 from __future__ import annotations
