@@ -181,10 +181,11 @@ class Loop(ABC):
 
     @abstractmethod
     def rollout(self, iteration: int, groups: Groups) -> Batch:
-        """Sample this process's share of the groups, decode the samples and score them.
+        """Sample this process's share of the groups; returns the samples, decoded and scored.
 
         Args:
             iteration: where all randomness of the rollout is drawn, with the seed of the run.
+            groups: of the iteration, on all processes.
         """
 
     @abstractmethod
