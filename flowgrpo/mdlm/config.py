@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
+from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.attention import Attention
@@ -70,8 +71,8 @@ class TextPrompts(Prompts):
     """The words around each question that ask for an answer in a form that a reward reads; null: none."""
 
     @property
+    @override
     def load_options(self) -> dict[str, Any]:
-        """Further arguments of `flowgrpo.data.prompts.load`."""
         return {"folder": self.folder, "template": self.template}
 
 
@@ -124,8 +125,8 @@ class TextTrain(Train):
     """How often the iteration's answers are gone through, each time with masks of its own."""
 
     @property
+    @override
     def steps(self) -> int:
-        """Optimizer steps of an iteration."""
         return self.passes * self.updates
 
 
