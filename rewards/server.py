@@ -149,9 +149,14 @@ def token_of(variable: str) -> str:
 
 
 def run(application: Guard, listening: socket.socket) -> None:
-    """Serve until interrupted."""
+    """Serve until interrupted.
+
+    Raises:
+        KeyboardInterrupt: it was; uvicorn returns for no other reason, and now and then without raising it again.
+    """
     keep_freed_memory()
     uvicorn.Server(configured(application)).run(sockets=[listening])
+    raise KeyboardInterrupt
 
 
 class _Room:

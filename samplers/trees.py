@@ -232,8 +232,8 @@ def _moves(node: Node, plan: Plan) -> Sequence[Move]:
 
 def _batches(moves: dict[int, Sequence[Move]], tree: Tree, size: int) -> list[list[int]]:
     together = defaultdict(list)
-    for i, made in moves.items():
-        together[tree.nodes[i].root.part, any(move.trained for move in made)].append(i)
+    for i, moves_of_node in moves.items():
+        together[tree.nodes[i].root.part, any(move.trained for move in moves_of_node)].append(i)
     return [batch for _, alike in sorted(together.items()) for batch in batched(alike, size)]
 
 

@@ -25,24 +25,13 @@ def export(run: Path, out: Path, step: int | None = None) -> Exported:
     return KINDS[settings.kind].export.export(settings, run, folder, out)
 
 
-def settings_of(run: Path) -> RunConfig:
-    """The configuration of a run.
-
-    Raises:
-        InputError: there is no such run.
-    """
-    if not (run / "config.yaml").is_file():
-        raise InputError(f"{run}: there is no run here, a run's folder holds config.yaml")
-    return config.load(run / "config.yaml")
-
-
 def opened(run: Path, out: Path, step: int | None) -> tuple[RunConfig, Path]:
     """Return the configuration of a run and the checkpoint that is to be exported.
 
     Raises:
         InputError: there is no such run or checkpoint, it cannot be read, or `out` is not empty or cannot be written to.
     """
-    settings = settings_of(run)
+    settings = config.of_run(run)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out {out}: exists and is not an empty folder")
     folders.check_writable(out, "--out")

@@ -46,16 +46,19 @@ def score_folder(folder: Path, rewards: Sequence[Reward]) -> list[dict[str, Any]
         RewardError: a reward fails, or breaks its contract.
     """
     files = listed(folder)
-    found: list[dict[str, float | None]] = [{} for _ in files]
+    scores: list[dict[str, float | None]] = [{} for _ in files]
     for reward in rewards:
-        for places in batches(files, reward.group_wise):
-            samples = [read(folder / files[i].name) for i in places]
-            for alike in _of_one_shape(places, samples, reward):
+        for indices in batches(files, reward.group_wise):
+            samples = [read(folder / files[i].name) for i in indices]
+            for alike in _of_one_shape(indices, samples, reward):
                 for i, value in zip(
-                    alike, _scored(reward, files, alike=alike, places=places, samples=samples), strict=True
+                    alike, _scored(reward, files, alike=alike, indices=indices, samples=samples), strict=True
                 ):
-                    found[i][reward.name] = value
-    return [{"file": file.name, "prompt": file.prompt, "rewards": own} for file, own in zip(files, found, strict=True)]
+                    scores[i][reward.name] = value
+    return [
+        {"file": file.name, "prompt": file.prompt, "rewards": values}
+        for file, values in zip(files, scores, strict=True)
+    ]
 
 
 def listed(folder: Path) -> list[File]:
@@ -92,9 +95,9 @@ def batches(files: Sequence[File], group_wise: bool) -> list[list[int]]:
     return list(by_prompt.values())
 
 
-def _of_one_shape(places: Sequence[int], samples: Sequence[Sample], reward: Reward) -> list[list[int]]:
+def _of_one_shape(indices: Sequence[int], samples: Sequence[Sample], reward: Reward) -> list[list[int]]:
     by_shape = defaultdict(list)
-    for i, sample in zip(places, samples, strict=True):
+    for i, sample in zip(indices, samples, strict=True):
         by_shape[() if isinstance(sample, str) else tuple(sample.shape)].append(i)
     if reward.group_wise and len(by_shape) > 1:
         raise InputError(
@@ -105,12 +108,12 @@ def _of_one_shape(places: Sequence[int], samples: Sequence[Sample], reward: Rewa
 
 
 def _scored(
-    reward: Reward, files: Sequence[File], *, alike: list[int], places: list[int], samples: list[Sample]
+    reward: Reward, files: Sequence[File], *, alike: list[int], indices: list[int], samples: list[Sample]
 ) -> list[float | None]:
     chosen = [files[i] for i in alike]
     names = dict.fromkeys(name for file in chosen for name in file.columns)
     columns = {name: [file.columns.get(name) for file in chosen] for name in names}
-    batch = [samples[places.index(i)] for i in alike]
+    batch = [samples[indices.index(i)] for i in alike]
     try:
         values = reward(
             batch if isinstance(batch[0], str) else torch.stack(batch),

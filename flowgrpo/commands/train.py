@@ -22,10 +22,11 @@ from flowgrpo.commands.kinds import KINDS
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
+from flowgrpo.schema import sections
 from flowgrpo.schema.sections import RewardUse, RunConfig
-from flowgrpo.schema.sections import Run as RunSection
 from flowgrpo.training import checkpoint, folders, report, scorer
 from flowgrpo.training.parts import check_geometry
+from flowgrpo.training.run_data import RunData
 from rewards.base import last_part, matches, nearest
 
 if TYPE_CHECKING:  # a run has one of them
@@ -37,7 +38,7 @@ MAY_DIFFER = (
     "eval.",
     "eval_rewards",
     *(f"model.{key}" for key in ("gradient_checkpointing", "vae", "vae_tiling", "text_encoders")),
-    *(f"run.{key}" for key in RunSection.model_fields if key != "seed"),
+    *(f"run.{key}" for key in sections.Run.model_fields if key != "seed"),
 )
 
 
@@ -83,22 +84,14 @@ def _train(settings: RunConfig) -> Run:
             f"{len(train_prompts)}; take shuffle, or fewer train.groups"
         )
     kind = KINDS[settings.kind]
-    kind.setup.check(
-        settings, train_prompts=train_prompts, eval_prompts=eval_prompts, rewards=rewards, eval_rewards=eval_rewards
-    )
+    data = RunData(train_prompts, eval_prompts, rewards, eval_rewards)
+    kind.setup.check(settings, data)
 
     cpu = not torch.accelerator.is_available()  # unless told, accelerate leaves several CPU processes unconnected
     accelerator = Accelerator(cpu=cpu, log_with=settings.run.trackers or None, project_dir=str(folder))
     _check_processes(settings, accelerator.num_processes)
     set_seed(settings.run.seed)
-    trainer = kind.setup.trainer(
-        settings,
-        accelerator,
-        train_prompts=train_prompts,
-        eval_prompts=eval_prompts,
-        rewards=rewards,
-        eval_rewards=eval_rewards,
-    )
+    trainer = kind.setup.trainer(settings, accelerator, data)
     for reward in (*rewards, *eval_rewards):
         if hasattr(reward.function, "to"):
             reward.function.to(accelerator.device)
@@ -178,7 +171,7 @@ def _check_folder(settings: RunConfig, folder: Path) -> None:
         return
     if not (folder / "config.yaml").is_file():
         raise InputError(f"run.resume: there is no run in {folder}")
-    before = _flat(config.load(folder / "config.yaml").model_dump())
+    before = _flat(config.of_run(folder).model_dump())
     now = _flat(settings.model_dump())
     for key in sorted({*before, *now}):
         if before.get(key) != now.get(key) and not key.startswith(MAY_DIFFER):

@@ -28,7 +28,7 @@ from flowgrpo.flow.pipeline.loading import pipeline_class
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.plan import plan
 from flowgrpo.training import scorer
-from flowgrpo.training.checks import Check, _seconds, gap_of, memory_left, spread
+from flowgrpo.training.checks import Check, gap_of, memory_left, seconds_of, spread
 from flowgrpo.training.scorer import score
 from flowgrpo.training.weights import Weights
 from rewards import Reward
@@ -229,13 +229,13 @@ def _time(
         state, sigma = policy.start(batch), policy.sigmas[0]
         rolled, replayed = (tuple(x[: len(part)] for x in state) for part in (own, learnt))
         with torch.no_grad():
-            forward = _seconds(lambda: policy.velocity(rolled, sigma, own))
-            decoding = _seconds(lambda: policy.decode(rolled, own))
+            forward = seconds_of(lambda: policy.velocity(rolled, sigma, own))
+            decoding = seconds_of(lambda: policy.decode(rolled, own))
 
         def learn() -> None:
             sum(v.float().square().mean() for v in policy.velocity(replayed, sigma, learnt)).backward()
 
-        update = _seconds(learn)
+        update = seconds_of(learn)
     for p in weights.parameters:
         p.grad = None
     branches = cost["geometry"]["guidance_branches"]

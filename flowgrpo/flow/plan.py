@@ -15,7 +15,7 @@ from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods import presets
 from flowgrpo.flow.methods.credit import step_signs
 from flowgrpo.flow.methods.objective import TrainedStep
-from flowgrpo.flow.picture import draw_tree
+from flowgrpo.flow.picture import LEGEND, draw_tree
 from flowgrpo.flow.pipeline import guidance, loading
 from flowgrpo.flow.pipeline.call import checked_call
 from flowgrpo.flow.pipeline.guidance import guidance_branches
@@ -126,6 +126,11 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         *[("published", published.line(planned["published"]))] * bool(planned["published"]),
         *[("warning", sentence) for sentence in planned["warnings"]],
     ]
+
+
+def drawn(planned: dict[str, Any]) -> list[str]:
+    """The plan's tree for people, and what its signs mean."""
+    return [*planned["picture"], LEGEND]
 
 
 def _with_call(config: Config, call: dict[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from flowgrpo.flow.plan import call_and_branches, predicted
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.schema.sections import Ema
 from flowgrpo.training import checkpoint
+from flowgrpo.training.run_data import RunData
 from flowgrpo.training.samples import SAMPLING_RATE
 from flowgrpo.training.scorer import tried
 from flowgrpo.training.weights import Weights, lora_config
@@ -34,14 +35,7 @@ from rewards import Reward
 from rewards.compute import DTYPES
 
 
-def check(
-    settings: Config,
-    *,
-    train_prompts: Sequence[Prompt],
-    eval_prompts: Sequence[Prompt],
-    rewards: Sequence[Reward],
-    eval_rewards: Sequence[Reward],
-) -> None:
+def check(settings: Config, data: RunData) -> None:
     """Refuse what can be refused without the model.
 
     Raises:
@@ -55,19 +49,11 @@ def check(
     if steps is not None:  # otherwise the pipeline decides, and is asked later
         predicted(settings, steps)  # refuses axes that do not fit each other
     shape = expected_shape(pipeline_class(settings.model.path), settings.model.call)
-    check_rewards(rewards, train_prompts, shape)
-    check_rewards([*rewards, *eval_rewards], eval_prompts, shape)
+    check_rewards(data.rewards, data.train_prompts, shape)
+    check_rewards([*data.rewards, *data.eval_rewards], data.eval_prompts, shape)
 
 
-def trainer(
-    settings: Config,
-    accelerator: Accelerator,
-    *,
-    train_prompts: Sequence[Prompt],
-    eval_prompts: Sequence[Prompt],
-    rewards: Sequence[Reward],
-    eval_rewards: Sequence[Reward],
-) -> Trainer:
+def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Trainer:
     """Load the model, try on a few rows that it can do what the config asks for, and return the training loop.
 
     Raises:
@@ -75,7 +61,7 @@ def trainer(
     """
     memory.check(settings, accelerator.device)
     policy, weights = policy_and_weights(settings, accelerator.device)
-    train_prompts, eval_prompts = (with_sampling_rate(part, policy) for part in (train_prompts, eval_prompts))
+    train_prompts, eval_prompts = (with_sampling_rate(part, policy) for part in (data.train_prompts, data.eval_prompts))
     conditions.check((p.columns for p in train_prompts), policy.takes, "prompts.train")
     conditions.check((p.columns for p in eval_prompts), policy.takes, "prompts.eval")
     steps = call_and_branches(settings)[0]["num_inference_steps"]
@@ -88,16 +74,8 @@ def trainer(
     if settings.eval.call or settings.model.guidance == "none":
         with policy.call_overrides(**settings.eval.call):
             policy.check(_unequal(eval_prompts), "eval.call")
-    return Trainer(
-        settings,
-        policy,
-        weights,
-        rewards=rewards,
-        train_prompts=train_prompts,
-        eval_prompts=eval_prompts,
-        eval_rewards=eval_rewards,
-        accelerator=accelerator,
-    )
+    data = replace(data, train_prompts=train_prompts, eval_prompts=eval_prompts)
+    return Trainer(settings, policy, weights, **vars(data), accelerator=accelerator)
 
 
 def _unequal(prompts: Sequence[Prompt]) -> list[Row]:

@@ -30,6 +30,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow import calibration
@@ -67,24 +68,26 @@ class Trainer(Loop):
         self.eval_call = {**guided, **config.eval.call}  # evaluation is guided as the pipeline's user would have it
         self.levels: list[float] | None = None  # of the kernel's noise, where they are calibrated
 
+    @override
     def run(self) -> None:
-        """Train to the last iteration; raises as `Loop.run`."""
         with self.policy.call_overrides(**self.training_call):
             self._prepare()
             super().run()
 
     @property
+    @override
     def evaluations(self) -> int:
-        """Model evaluations of this process so far."""
         return self.policy.evaluations
 
+    @override
     def on_start(self) -> None:
         """Calibrate the noise of each step, where the kernel asks for it."""
         if self.config.algorithm.kernel.calibrate is not None:
             self._calibrate()
 
+    @override
     def rollout(self, iteration: int, groups: Groups) -> Batch:
-        """Grow the trees of this process's groups, decode and score their leaves, and return them."""
+        """Grow the trees of this process's groups; their leaves are the samples."""
         config, algorithm = self.config, self.config.algorithm
         kernels = algorithm.kernel.kernels(len(self.policy.sigmas) - 1, self.levels)
         tree, scores = rollout(
@@ -99,21 +102,24 @@ class Trainer(Loop):
         )
         return Batch(groups, tree, scores, self._drafts(groups))
 
+    @override
     def units(self, batch: Batch) -> Units:
-        """Return the units that the credit rule compares: trajectories, branches or gains of steps."""
         return self.config.algorithm.credit.units(batch.tree, batch.scores.values, self.reward_weights)
 
+    @override
     def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
         """Give each edge its unit's advantage, take an optimizer step on each part of them, and return their statistics."""
         credited = self.credit_edges(batch, units, advantages, trained)
         return [self._update_part(credited, part) for part in range(self.config.train.updates)]
 
+    @override
     def on_updated(self, moved: dict[str, Any]) -> None:
         """Adapt the coefficient of the divergence (`beta`), where it has a target."""
         self.beta = self.config.algorithm.objective.kl.adapted(self.beta, moved["policy/kl"])
 
+    @override
     def eval_samples(self) -> list[Sample]:
-        """Sample each evaluation prompt by ODE with the weights as they are; return the samples of all processes."""
+        """Sample by ODE, guided as `eval_call` says."""
         config = self.config
         with self.policy.call_overrides(**self.eval_call):
             return evaluate(

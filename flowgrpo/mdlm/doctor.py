@@ -13,7 +13,7 @@ import torch
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.mdlm import memory
-from flowgrpo.mdlm.config import EMBEDDED, TextConfig
+from flowgrpo.mdlm.config import DIGITS, TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
 from flowgrpo.mdlm.export import write_weights
 from flowgrpo.mdlm.loading import load_adapter
@@ -27,6 +27,7 @@ from flowgrpo.mdlm.setup import check as check_rewards
 from flowgrpo.mdlm.setup import load_text_policy, policy_and_weights
 from flowgrpo.training import scorer
 from flowgrpo.training.checks import Check, memory_left, spread
+from flowgrpo.training.run_data import RunData
 from flowgrpo.training.scorer import score
 from flowgrpo.training.weights import Weights
 from rewards import Reward
@@ -48,7 +49,7 @@ def length(texts: Sequence[str], prompts: Sequence[str]) -> list[float]:
 
 def defaults(model: str) -> dict[str, Any]:
     """The config, as one would write it, that stands for a model alone: a built-in name, a local folder or a hub id."""
-    if model == EMBEDDED:
+    if model == DIGITS:
         return {"kind": "mdlm", "model": {"path": model}}
     written = {"model": {"path": model, "length": LENGTH}, "rewards": [{"use": f"{__name__}:length"}]}
     return {"kind": "mdlm", **written}
@@ -67,7 +68,7 @@ def examine(settings: TextConfig) -> Iterator[Check]:
     rewards, _ = scorer.rewards(settings.rewards)
     left = [reward for reward in rewards if not any(reward.applies(prompt.columns) for prompt in chosen)]
     between = [*(prompt for _, prompt in scorer.tried(left, found)), *between]
-    check_rewards(settings, train_prompts=found, eval_prompts=chosen, rewards=rewards, eval_rewards=())
+    check_rewards(settings, RunData(found, chosen, rewards))
     device = default_device()
     memory.check(settings, device)
     policy, weights = policy_and_weights(settings, device)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from accelerate import Accelerator
 
-from flowgrpo.data.prompts import Prompt
 from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.checkpointing import checkpoint_gradients
 from flowgrpo.mdlm.config import TextConfig, TextModel
@@ -15,30 +12,24 @@ from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.solutions import check_hints
 from flowgrpo.mdlm.trainer import TextTrainer
+from flowgrpo.training.run_data import RunData
 from flowgrpo.training.scorer import tried
 from flowgrpo.training.weights import Weights, lora_config
-from rewards import Reward
 from rewards.compute import DTYPES
 
 SYNTHETIC = "<answer>1 + 2</answer>"
 
 
-def check(
-    settings: TextConfig,
-    *,
-    train_prompts: Sequence[Prompt],
-    eval_prompts: Sequence[Prompt],
-    rewards: Sequence[Reward],
-    eval_rewards: Sequence[Reward],
-) -> None:
+def check(settings: TextConfig, data: RunData) -> None:
     """Refuse what can be refused without the model.
 
     Raises:
         InputError: hints are wanted, and no training prompt has a solution.
         RewardError: a reward fails on a synthetic text.
     """
-    check_hints(settings, train_prompts)
-    met = [*tried(rewards, train_prompts), *tried([*rewards, *eval_rewards], eval_prompts)]
+    check_hints(settings, data.train_prompts)
+    both = [*data.rewards, *data.eval_rewards]
+    met = [*tried(data.rewards, data.train_prompts), *tried(both, data.eval_prompts)]
     for reward, prompt in met:
         reward.check(SYNTHETIC, prompt.text, prompt.columns)
 
@@ -79,15 +70,7 @@ def policy_and_weights(settings: TextConfig, device: torch.device) -> tuple[Text
     return policy, Weights(modules, lora, ema=settings.train.ema, reference=reference, extra_modules=extra_modules)
 
 
-def trainer(
-    settings: TextConfig,
-    accelerator: Accelerator,
-    *,
-    train_prompts: Sequence[Prompt],
-    eval_prompts: Sequence[Prompt],
-    rewards: Sequence[Reward],
-    eval_rewards: Sequence[Reward],
-) -> TextTrainer:
+def trainer(settings: TextConfig, accelerator: Accelerator, data: RunData) -> TextTrainer:
     """The loop with its model.
 
     Raises:
@@ -95,15 +78,12 @@ def trainer(
     """
     memory.check(settings, accelerator.device)
     policy, weights = policy_and_weights(settings, accelerator.device)
-    policy.prompts([p.text for p in (*train_prompts, *eval_prompts)])  # refuses what it cannot pad
+    policy.prompts([p.text for p in (*data.train_prompts, *data.eval_prompts)])  # refuses what it cannot pad
     return TextTrainer(
         settings,
         policy,
         weights,
-        rewards=rewards,
-        train_prompts=train_prompts,
-        eval_prompts=eval_prompts,
-        eval_rewards=eval_rewards,
+        **vars(data),
         accelerator=accelerator,
         schedule=weights.extra_modules.get("schedule"),
     )

@@ -30,6 +30,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.mdlm.config import TextConfig
@@ -74,20 +75,22 @@ class TextTrainer(Loop):
         )
 
     @property
+    @override
     def evaluations(self) -> int:
-        """Model evaluations of this process so far."""
         return self.policy.evaluations
 
+    @override
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """What the optimizer moves; a schedule has a learning rate of its own."""
+        """The model's parameters and, with a learning rate of their own, the schedule's."""
         if self.schedule is None:
             return super().parameter_groups()
         own = list(self.schedule.parameters())
         others = [p for p in self.weights.parameters if all(p is not one for one in own)]
         return [{"params": others}, {"params": own, "lr": self.config.algorithm.schedule.learning_rate}]
 
+    @override
     def rollout(self, iteration: int, groups: Groups) -> Batch:
-        """Complete the prompts of this process's groups and score the completions."""
+        """Complete the prompts of this process's groups; the completions are the samples."""
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
         members = [(g, i) for g in range(rank, self.config.train.groups, processes) for i in range(groups.roots[g])]
         prompts = [self.train_prompts[groups.prompts[group]] for group, _ in members]
@@ -103,12 +106,14 @@ class TextTrainer(Loop):
             schedule=self.schedule,
         )
 
+    @override
     def units(self, batch: Batch) -> Units:
         """The completions, each compared with the others of its group."""
         count = len(batch.members)
         ones, units = torch.ones(count, dtype=torch.float64), torch.arange(count)
         return Units(batch.scores.values, batch.group[:, None], ones, units)
 
+    @override
     def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
         """Take an optimizer step on each part of the completions in each pass."""
         parts = self.parts(batch.iteration, batch.groups)
@@ -123,8 +128,9 @@ class TextTrainer(Loop):
         )
         return [self._update_on(number, each, batch) for number, each in enumerate(steps)]
 
+    @override
     def eval_samples(self) -> list[Sample]:
-        """Complete each evaluation prompt with the weights as they are; returns the samples of all processes."""
+        """Complete each prompt by `eval.decoder`."""
         config = self.config
         return evaluate(
             self._generate,

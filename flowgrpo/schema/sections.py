@@ -172,13 +172,6 @@ class Train(Strict):
     select: Select | None = None
     """Train on a part of the units that are compared; null: on all."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _renamed(cls, written: Any) -> Any:
-        if isinstance(written, dict) and "memory" in written:
-            raise InputError("train.memory: it is called train.half_life now")
-        return written
-
     @property
     def rollout_rows(self) -> int:
         """Rows in one call of the model of a rollout, an evaluation or a decoding."""

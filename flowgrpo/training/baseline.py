@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
+from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, named
@@ -111,7 +112,15 @@ class Baseline(Choice):
 
     @abstractmethod
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
-        """Advantages (U,) of one column of values (U,)."""
+        """Advantages (U,) of the units by one column of values, before columns are combined; 0 where the value is NaN.
+
+        Args:
+            values: (U,) float64, NaN where the reward does not apply or was lost.
+            comparison, expected: as of `advantages`.
+
+        Raises:
+            InputError: units of this kind cannot be compared so.
+        """
 
 
 def group_mean(
@@ -140,8 +149,8 @@ class GroupMean(Baseline):
     min_std: float = Field(0.0, ge=0)
     """Sets of a smaller standard deviation have advantage 0."""
 
+    @override
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
-        """Advantages (U,) of one column of values (U,)."""
         return group_mean(values, comparison, std=self.std, eps=self.eps, ddof=self.ddof, min_std=self.min_std)
 
 
@@ -161,8 +170,8 @@ class LeaveOneOut(Baseline):
     std: Literal["group", "global", "none"] = "none"
     """Standard deviation that divides: of the group, of the whole batch (global), or none."""
 
+    @override
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
-        """Advantages (U,) of one column of values (U,)."""
         return leave_one_out(values, comparison, std=self.std, eps=self.eps, ddof=self.ddof)
 
 
@@ -191,8 +200,8 @@ class Median(Baseline):
     drop_zero: bool = True
     """Whether edges of advantage 0, that of the pivot of an odd group, leave the update."""
 
+    @override
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
-        """Advantages (U,) of one column of values (U,)."""
         return median(values, comparison, std=self.std, eps=self.eps, ddof=self.ddof)
 
 
@@ -223,8 +232,8 @@ class Tracker(Baseline):
             raise InputError("algorithm.baseline.combine: tracker remembers one number for each prompt, take sum")
         return self
 
+    @override
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
-        """Advantages (U,) of one column of values (U,)."""
         if comparison.shape[1] > 1:
             raise InputError("algorithm.baseline: tracker remembers what whole trajectories gave, take credit=terminal")
         others = values - leave_one_out(values, comparison)
@@ -241,8 +250,8 @@ class Absolute(Baseline):
     value: float
     """The reward that samples are compared with."""
 
+    @override
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
-        """Advantages (U,) of one column of values (U,)."""
         deviation = (values - self.value).nan_to_num()
         if self.std == "none":
             return deviation

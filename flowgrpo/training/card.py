@@ -22,7 +22,6 @@ from flowgrpo.training.report import read_metrics
 
 SAMPLES = 4
 
-
 PLAIN = set(" .,;?!'\"()=+-/%")  # punctuation that means nothing inside a line of Markdown
 
 

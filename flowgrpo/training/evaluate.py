@@ -1,4 +1,4 @@
-"""Held-out evaluation: samples of fixed prompts at fixed seeds, scored, and some of them kept as files."""
+"""Held-out evaluation: samples of fixed prompts at fixed seeds, scored; and what to watch over evaluations."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def evaluate(
     Returns:
         all samples, in the order of the prompts, on every process.
     """
-    own = list(range(accelerator.process_index, len(prompts), accelerator.num_processes))
+    of_process = list(range(accelerator.process_index, len(prompts), accelerator.num_processes))
     samples = []
-    for indices in batched(own, micro_batch):
+    for indices in batched(of_process, micro_batch):
         rows = [Row(prompts[i].text, i, prompts[i].columns) for i in indices]
         decoded = generate(rows)
         scored = decoded if isinstance(decoded, torch.Tensor) else [one.text for one in decoded]

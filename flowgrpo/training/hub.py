@@ -25,7 +25,6 @@ else:
 
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
 
-
 Shape = tuple[int, ...]
 
 

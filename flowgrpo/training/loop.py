@@ -185,6 +185,7 @@ class Loop(ABC):
 
         Args:
             iteration: with the seed of the run, the head of the address of every random number of the rollout.
+            groups: of the iteration, on all processes.
         """
 
     @abstractmethod

@@ -23,10 +23,10 @@ def of_totals(total: torch.Tensor) -> dict[str, float | None]:
 def of_policy(stats: Sequence[UpdateStats]) -> dict[str, Any]:
     """Return an iteration's metrics of the policy, from the statistics of its optimizer steps on all processes."""
     everyone = gather_object([stats])
-    every = [each for steps in everyone for each in steps]
+    every = [each for of_process in everyone for each in of_process]
     edges = max(1, sum(each.edges for each in every))
     kls = [each.kl for each in every if each.kl is not None]
-    drifts = [steps[0].max_abs_log_ratio for steps in everyone if steps[0].max_abs_log_ratio is not None]
+    drifts = [of_process[0].max_abs_log_ratio for of_process in everyone if of_process[0].max_abs_log_ratio is not None]
     return {
         "policy/max_abs_log_ratio": float(torch.tensor(drifts).max()) if drifts else None,
         "policy/mean_abs_log_ratio": sum(each.sum_abs_log_ratio for each in every) / edges,

@@ -20,7 +20,6 @@ else:
     torch = lazy("torch")
     noise = lazy("samplers.noise")
 
-
 MOST_SAMPLES = 1 << 20  # of an iteration, each of which has a place in lists
 
 

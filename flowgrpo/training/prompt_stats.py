@@ -27,8 +27,8 @@ class PromptStats:
 
     def counts(self, prompts: Iterable[int], iteration: int) -> tuple[Tensor, Tensor]:
         """Discounted number (P,) and sum (P,) of the rewards of prompts, float64, as they count at an iteration."""
-        entries = [self.seen.get(i, (0.0, 0.0, iteration)) for i in prompts]
-        count, total, last = torch.tensor(entries, dtype=torch.float64).reshape(-1, 3).unbind(1)
+        stats = [self.seen.get(i, (0.0, 0.0, iteration)) for i in prompts]
+        count, total, last = torch.tensor(stats, dtype=torch.float64).reshape(-1, 3).unbind(1)
         kept = 0.5 ** ((iteration - last) / self.half_life)
         return count * kept, total * kept
 

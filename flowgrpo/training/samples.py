@@ -1,4 +1,4 @@
-"""Samples of an evaluation that are kept: files, and a manifest of them."""
+"""Samples: a model that is ready to make them, and the files and the manifest that keep them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from flowgrpo.training.folders import replace_text
 from flowgrpo.training.report import is_number
 
 FRAMES_PER_SECOND = 8  # of video files
-
-
 SAMPLING_RATE = 44100  # where nobody says
 
 

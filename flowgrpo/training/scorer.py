@@ -127,8 +127,8 @@ def _applied(reward: Reward, samples: Samples, rows: Sequence[Row], one_group: b
         [torch.inf if a and not w else torch.nan for a, w in zip(applies, whole, strict=True)]
     ).double()
     size = len(asked) if one_group or not reward.group_wise else 1
-    for part in batched(asked, max(1, size)):
-        values[part] = _attempt(reward, _some(samples, part), [rows[i] for i in part])
+    for batch in batched(asked, max(1, size)):
+        values[batch] = _attempt(reward, _some(samples, batch), [rows[i] for i in batch])
     return values
 
 

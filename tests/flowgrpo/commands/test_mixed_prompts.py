@@ -6,6 +6,7 @@ from flowgrpo import config
 from flowgrpo.commands.kinds import KINDS
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.flow import doctor
+from flowgrpo.training.run_data import RunData
 from rewards import Reward, RewardError
 
 TRAIN = [Prompt("a cat", {"task": "draw"}), Prompt("a sign", {"task": "ocr"}), Prompt("a red sign", {"task": "ocr"})]
@@ -30,12 +31,11 @@ def test_each_reward_is_tried_on_the_first_prompt_that_it_is_for(kind):
     met = []
     rewards = [watching(met, "every"), watching(met, "ocr", task="ocr")]
     watched = [watching(met, "count", task="count"), watching(met, "none", task="none")]
-    split = {"train_prompts": TRAIN, "eval_prompts": EVAL}
-    KINDS[kind].setup.check(settings(kind), **split, rewards=rewards, eval_rewards=watched)
+    KINDS[kind].setup.check(settings(kind), RunData(TRAIN, EVAL, rewards, watched))
     assert met == [("every", "a cat"), ("ocr", "a sign"), ("every", "a dog"), ("count", "2 cups")]
     broken = Reward("broken", lambda *a: 1 / 0, only={"task": "ocr"})
     with pytest.raises(RewardError, match="the reward 'broken' failed on two synthetic samples: ZeroDivisionError"):
-        KINDS[kind].setup.check(settings(kind), **split, rewards=[broken], eval_rewards=[])
+        KINDS[kind].setup.check(settings(kind), RunData(TRAIN, EVAL, [broken]))
 
 
 def test_the_doctor_samples_a_prompt_for_each_reward(monkeypatch):
