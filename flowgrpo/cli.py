@@ -20,6 +20,7 @@ from rich.table import Column, Table
 from flowgrpo import config
 from flowgrpo.commands import mdlm
 from flowgrpo.commands.terminal import Format, out, say
+from flowgrpo.data import yaml_maps
 from flowgrpo.errors import InputError
 from rewards import BUILT_IN as BUILT_IN_REWARDS
 from rewards import RewardError
@@ -87,7 +88,6 @@ def plan(
             out.print(f"{label:28} {words}", soft_wrap=True)
         return
     from flowgrpo.commands.kinds import KINDS
-    from flowgrpo.flow.picture import LEGEND
 
     kind = KINDS[settings.kind]
     planned = kind.plan.plan(settings)
@@ -95,7 +95,7 @@ def plan(
         print(json.dumps(planned, indent=1))
         return
     out.print(config.dumped(settings))
-    for line in (*planned["picture"], LEGEND) if "picture" in planned else ():
+    for line in kind.plan.drawn(planned):
         out.print(f"  {line}", soft_wrap=True)
     table = Table("", "", show_header=False, box=None, padding=(0, 2))
     for label, words in kind.plan.table(planned):
@@ -233,7 +233,7 @@ def serve(
     device: Annotated[str | None, typer.Option("--device", help="by default the first GPU, if there is one")] = None,
 ) -> None:
     """Serve rewards over HTTP; a run uses them by their URLs."""
-    written = [config.parse_yaml(text, "REWARD") if text.startswith("{") else text for text in uses]
+    written = [yaml_maps.parse_yaml(text, "REWARD") if text.startswith("{") else text for text in uses]
     settings = config.validated({"model": {"path": "shapes"}, "rewards": written})
     for use in settings.rewards:
         for key in ("only", "weight"):
@@ -266,9 +266,9 @@ def export(
     form: Format = "human",
 ) -> None:
     """Write a run's LoRA in diffusers' (texts: peft's) format, or its full weights, with a model card and samples."""
-    from flowgrpo.commands import export as command
+    from flowgrpo.commands.export import export as export_run
 
-    done = command.export(run, out_folder, step)
+    done = export_run(run, out_folder, step)
     if form == "json":
         print(json.dumps({**asdict(done), "folder": str(done.folder)}, indent=1))
     else:

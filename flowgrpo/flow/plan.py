@@ -15,7 +15,7 @@ from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods import presets
 from flowgrpo.flow.methods.credit import step_signs
 from flowgrpo.flow.methods.objective import TrainedStep
-from flowgrpo.flow.picture import draw_tree
+from flowgrpo.flow.picture import LEGEND, draw_tree
 from flowgrpo.flow.pipeline import guidance, loading
 from flowgrpo.flow.pipeline.call import checked_call
 from flowgrpo.flow.pipeline.guidance import guidance_branches
@@ -92,7 +92,7 @@ def plan(config: Config) -> dict[str, Any]:
 
 
 def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
-    """The plan's lines for people: labels and words."""
+    """Return the plan as pairs of a label and its text, for the terminal."""
     g, cost, before = planned["geometry"], planned["model_evaluations"], planned["calibration"]
     gpu, host = (planned["memory"][key] / 2**30 for key in ("gpu_bytes", "host_bytes"))
     evaluation = planned["evaluation"]
@@ -128,6 +128,11 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def drawn(planned: dict[str, Any]) -> list[str]:
+    """The plan's tree for people, and what its signs mean."""
+    return [*planned["picture"], LEGEND]
+
+
 def _with_call(config: Config, call: dict[str, Any]) -> dict[str, Any]:
     """The run's configuration, with what the pipeline's call adds to `model.call`."""
     run = config.model_dump(mode="json")
@@ -146,7 +151,7 @@ def _draft(config: Config, over: dict[str, Any], columns: dict[str, Any]) -> tup
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What one iteration does on all processes: rows through the model, samples decoded, edges and batches of the update."""
+    """Counts of one iteration on all processes: rows through the model, samples decoded, edges and batches of the update."""
 
     rollout: int
     update: int

@@ -52,7 +52,7 @@ class Batch:
 
     @property
     def counts(self) -> dict[str, int]:
-        """No further numbers for the metrics."""
+        """Further counts for the metrics, of which a flow model has none."""
         return {}
 
 
@@ -68,7 +68,7 @@ def rollout(
     iteration: int,
     keep_means: bool = False,
 ) -> tuple[Tree, Scores]:
-    """Grow and score the trees of one iteration; returns them as one tree, and scores in the order of its leaves.
+    """Grow and score the trees of one iteration; return them as one tree, and the scores in the order of its leaves.
 
     Args:
         roots: their rows are `Row`s.
@@ -97,9 +97,9 @@ def drafted(
     number: int,
     micro_batch: int,
 ) -> list[Row]:
-    """Of many rows of one group, the `number` whose ODE samples have the best and the worst rewards (Sol-RL).
+    """Sample rows of one group by ODE, and return the `number` of them with the best and the worst rewards (Sol-RL).
 
-    Rows whose reward was lost are neither good nor bad, in the middle.
+    Rows whose reward was lost rank in the middle.
 
     Args:
         weights: (R,) of the rewards.

@@ -18,14 +18,15 @@ from samplers.trees import Edges, Evaluation, Tree, edge_transition
 
 @dataclass(frozen=True)
 class Credited:
-    """A rollout's tree with what its edges are worth.
+    """A rollout's tree, with the advantages and the weights in the loss of its edges.
 
     Attributes:
-        tree: whose trained edges are updated on.
-        advantages: of the units.
-        step_weights: of the trained (kernel, sigma, sigma_next).
+        tree: its trained edges are those of the update.
+        units: U of them, to which the edges belong.
+        advantages: (U,) of the units.
+        step_weights: weight in the loss of each trained (kernel, sigma, sigma_next).
         beta: coefficient of the divergence.
-        group_weight: (U,) what the unit's group weighs against others, on top of the unit's own weight.
+        group_weight: (U,) weight of each unit's group; it multiplies the loss, and the mean does not divide by it.
     """
 
     tree: Tree
@@ -36,15 +37,15 @@ class Credited:
     group_weight: torch.Tensor
 
     def of_edges(self, nodes: torch.Tensor) -> torch.Tensor:
-        """Advantage (E,) of the edge to each of some nodes, 0 where it belongs to no unit."""
+        """Advantages (E,) of the edges that lead to `nodes`; 0 for edges without a unit."""
         return self.units.to_edges(self.advantages)[nodes]
 
     def weights(self, edges: Edges) -> torch.Tensor:
-        """Weight (E,) of edges in the mean that the loss is; an edge that belongs to no unit weighs nothing."""
+        """Weights (E,) of edges in the weighted mean of the loss; 0 for edges without a unit."""
         return self.units.to_edges(self.units.weight)[edges.nodes]
 
     def group_weights(self, edges: Edges) -> torch.Tensor:
-        """What the groups of edges (E,) weigh, which the mean does not divide by."""
+        """Weights (E,) of the edges' groups, by which the mean of the loss is not divided."""
         return self.units.to_edges(self.group_weight)[edges.nodes]
 
 
@@ -60,15 +61,16 @@ def update_part(
     max_grad_norm: float,
     reduce: Callable[[torch.Tensor], torch.Tensor],
 ) -> UpdateStats:
-    """Take one optimizer step on the edges of one part; returns what was measured of it on this process.
+    """Take one optimizer step on the edges of one part; return its statistics on this process.
 
-    None is taken if no edge of the part weighs anything, or a gradient is not finite.
+    No step is taken where all weights of the part are 0, or a gradient is not finite.
 
     The unit of the update is an evaluation of the tree: same rows, same order. The loss is the weighted mean over all
     edges of the part, on all processes, of each edge's loss times its group's weight: a part of one group is scaled by it.
 
     Args:
-        weights: which `optimizer` moves.
+        part: number of the optimizer step.
+        weights: the trained tensors, those of `optimizer`.
         scaler: of the loss, for float16; a disabled one does nothing.
         reduce: sum of a tensor over the processes.
     """

@@ -10,7 +10,7 @@ from flowgrpo.mdlm.config import TextConfig
 
 
 def check_hints(settings: TextConfig, train_prompts: Sequence[Prompt]) -> None:
-    """Refuse hints where no training prompt has a solution, or one that is no text.
+    """Refuse hints where no training prompt has a solution, or one that is not a text.
 
     Raises:
         InputError: it is so.

@@ -1,4 +1,4 @@
-"""Compared with what? What units of a group gained over a baseline, and the choices of it."""
+"""Baselines: what the units of a group are compared with, and the advantages that come of it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ else:
 
 @dataclass(frozen=True)
 class Units:
-    """The things that are compared: a trajectory, a branch, a step's gain.
+    """U units that are compared with each other: trajectories, branches, or gains of steps.
 
     Attributes:
         values: (U, R) float64, one column per reward; NaN where a reward does not apply or was lost.
         comparison: (U, C) integers; units of equal rows are one set, the first column is the group.
         weight: (U,) float64 weight of its edges in the loss.
         of_edge: (nodes,) unit that the edge to each node belongs to, -1 for none.
-        anchor: (U,) float64 multiple of its value that its advantage gets on top, whatever it is compared with; or None.
+        anchor: (U,) float64; anchor x value is added to the unit's advantage. None adds nothing.
     """
 
     values: Tensor
@@ -40,12 +40,12 @@ class Units:
     anchor: Tensor | None = None
 
     def to_edges(self, values: Tensor) -> Tensor:
-        """What each unit has, values (U,), for the edge to each node (nodes,): 0 where it belongs to no unit."""
+        """Return the values (U,) of units for the edge to each node, (nodes,); 0 for edges without a unit."""
         return values[self.of_edge].where(self.of_edge >= 0, torch.zeros((), dtype=values.dtype))
 
     @classmethod
     def joined(cls, parts: Sequence[Units]) -> Units:
-        """The units of several processes as one, to compare them; their edges stay with the processes."""
+        """Return the units of several processes as one, to compare them; `of_edge` stays with the processes."""
         anchors = None if parts[0].anchor is None else torch.cat([part.anchor for part in parts])
         values, comparison, weight = (
             torch.cat([getattr(part, name) for part in parts]) for name in ("values", "comparison", "weight")
@@ -54,7 +54,7 @@ class Units:
 
 
 def combined(values: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sum (U,) of the rewards (U, R) that apply to a unit; NaN where none does."""
+    """Return the weighted sum (U,) of the rewards (U, R) that apply to a unit; NaN where no reward applies."""
     total = (values.nan_to_num() * weights).sum(1)
     return total.where(values.isfinite().any(1), torch.nan)
 
@@ -206,7 +206,7 @@ class Median(Baseline):
 
 
 def against(values: Tensor, expected: Tensor, *, std: str = "global", eps: float = 1e-4, ddof: int = 0) -> Tensor:
-    """Advantages (U,): value minus what was expected of it before it was seen.
+    """Advantages (U,): value minus the value that was expected before the sample was made.
 
     Such a baseline needs no group: a group of equal values still teaches whether they are better than expected.
 
@@ -248,7 +248,7 @@ class Absolute(Baseline):
     std: Literal["global", "none"] = "none"
     """Standard deviation that divides: of the batch (global), or none."""
     value: float
-    """What is neither good nor bad."""
+    """The reward that samples are compared with."""
 
     @override
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:

@@ -43,13 +43,13 @@ def robust_weights(difficulty: Tensor, rate: float) -> Tensor:
 
 
 def knapsack(p: Tensor, budget: int, least: int, most: int) -> list[int]:
-    """How many samples each prompt gets of a common budget: the knapsack of Knapsack RL (arXiv 2509.25849).
+    """Return the number of samples of each prompt, of a common budget: the knapsack of Knapsack RL (arXiv 2509.25849).
 
     The value of n samples is (1 - p^n - (1 - p)^n) p (1 - p)^2: the chance that they differ, times what a success would
     teach. It grows by less with every sample, so taking the best next sample again and again is optimal.
 
     Args:
-        p: (P,).
+        p: (P,) of the prompts.
         budget: of all prompts together, between `least` and `most` times their number.
     """
     sizes = [least] * len(p)

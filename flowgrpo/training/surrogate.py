@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-
 LIMIT = 20.0  # of a log ratio before exp; beyond it there is no gradient
 
 

@@ -64,6 +64,11 @@ REFUSED = [
     (["train", "configs/mdlm.yaml", "algorithm.decoder.committer={name: threshold, treshold: 0.9}"], "'threshold'"),
     (["plan", "configs/mdlm.yaml", "algorithm.decoder.region={name: blocks, block_length: 7}"], "does not divide"),
     (["plan", "configs/mdlm.yaml", "eval.decoder.cache=dul"], "eval.decoder.cache"),
+    (
+        ["plan", "configs/mdlm.yaml", "eval.decoder={cache: dual, cfg_scale: 1.0}"],
+        "eval.decoder.cache: it goes neither",
+    ),
+    (["plan", "configs/mdlm.yaml", "eval.decoder.modifiers=gumbel"], "eval.decoder.modifiers: 'gumbel' is wrong"),
     (["plan", "configs/mdlm.yaml", "algorithm.aggregation=token_men"], "did you mean 'token_mean'?"),
     (
         [
@@ -76,7 +81,7 @@ REFUSED = [
     ),
     (
         ["plan", "configs/mdlm.yaml", "algorithm.decoder=trace_lock", "algorithm.decoder.scorer.controller=nowhere"],
-        "there is no trained controller in nowhere",
+        "algorithm.decoder.scorer.controller: there is no trained controller in nowhere",
     ),
     (["sample", "shapes", "--out", "nowhere"], "give either --prompt TEXT"),
     (["gallery", "no/such/run"], "there is no such folder"),

@@ -153,7 +153,7 @@ class Depthwise(Credit):
 
     name: Literal["depthwise"] = "depthwise"
     weights: Literal["uniform", "path"] = "uniform"
-    """Of the leaves in a node's reward: uniform, or path, softmax of beta times their log-probability."""
+    """Weights of the leaves in a node's reward: uniform, or path, softmax of beta times their log-probability."""
     beta: float = Field(1.0, ge=0)
     """Sharpness of path weights."""
 
@@ -248,11 +248,11 @@ class DiscountedValue(Credit):
 
     name: Literal["discounted_value"] = "discounted_value"
     discount: float = Field(0.9, ge=0, le=1)
-    """Of what a later step gains."""
+    """Discount of the values of later states."""
     anchor: float = Field(0.1, ge=0)
     """Multiple of the value that comes on top of the advantage."""
     anchored_steps: int = Field(5, ge=0)
-    """First steps at which it does."""
+    """How many steps have the anchor, the first ones."""
 
     @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
@@ -275,7 +275,7 @@ class StateValues:
 
 
 def state_values(tree: Tree, rewards: Tensor) -> StateValues:
-    """The reward of the sample that each node's ODE leads to: a leaf's own, its twig's, or that of its ODE child."""
+    """Return each node's value, the reward of the sample that ODE leads to: a leaf's own, its twig's, its ODE child's."""
     of = torch.full((len(tree.nodes), rewards.shape[1]), torch.nan, dtype=torch.float64)
     known = torch.zeros(len(tree.nodes), dtype=torch.bool)
     of[tree.leaves], known[tree.leaves] = rewards, True
@@ -292,27 +292,27 @@ def state_values(tree: Tree, rewards: Tensor) -> StateValues:
 
 
 def trunk_ends(tree: Tree) -> list[int]:
-    """Places in `tree.leaves` of the samples that are ends of their own, not measurements of a state on the way."""
-    return [place for place, leaf in enumerate(tree.leaves) if tree.nodes[leaf].role != trees.TWIG]
+    """Return the indices in `tree.leaves` of the ends of trajectories, without the samples that twigs lead to."""
+    return [index for index, leaf in enumerate(tree.leaves) if tree.nodes[leaf].role != trees.TWIG]
 
 
 def stochastic_edges(tree: Tree) -> list[int]:
-    """The nodes that a stochastic edge led to, parents before children."""
-    found = [
+    """Return the nodes that a stochastic edge leads to, parents before children."""
+    nodes = [
         node
         for evaluation in tree.evaluations
         for edges in evaluation.edges
         if edges.move.kernel.stochastic
         for node in edges.nodes.tolist()
     ]
-    return sorted(found)
+    return sorted(nodes)
 
 
-def _per_edge(tree: Tree, edges: list[int], values: Tensor, places: list[tuple[int, ...]]) -> Units:
-    """One unit for each of some edges."""
+def _per_edge(tree: Tree, edges: list[int], values: Tensor, comparison: list[tuple[int, ...]]) -> Units:
+    """Return a unit for each of some edges; `comparison` as in `Units`."""
     of_edge = torch.full((len(tree.nodes),), -1)
     of_edge[edges] = torch.arange(len(edges))
-    return Units(values, torch.tensor(places), torch.ones(len(edges), dtype=torch.float64), of_edge)
+    return Units(values, torch.tensor(comparison), torch.ones(len(edges), dtype=torch.float64), of_edge)
 
 
 def _summed_log_probs(tree: Tree) -> Tensor:
@@ -333,7 +333,7 @@ def _summed_log_probs(tree: Tree) -> Tensor:
 
 
 def step_signs(tree: Tree, rewards: Tensor) -> Tensor:
-    """How many gains of each step are positive, and how many negative: (2, T) float64.
+    """Return the numbers of positive and of negative gains at each of the T steps: (2, T) float64.
 
     Args:
         rewards: (leaves,) float64.

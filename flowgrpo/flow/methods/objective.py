@@ -1,4 +1,4 @@
-"""How the policy moves: the loss of an edge, its weight by the step, and the divergences that are added to it."""
+"""Objectives: the loss of an edge, its weight by the step, and the divergences that are added to it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ TrainedStep = tuple["Kernel", float, float]  # kernel, sigma, sigma_next
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What an objective sees of E edges of one evaluation; gradients come through `log_prob`, `mean` and `velocity`.
+    """What a loss of E edges of one evaluation is computed from; gradients come through `log_prob`, `mean` and `velocity`.
 
     Attributes:
         log_prob: (E,) of the stored next state under the policy as it is.
         old_log_prob: (E,) as the rollout recorded it.
-        advantage: (E,)
+        advantage: (E,) of each edge's unit.
         mean, std: of the step; tensors (E, ...), and one number.
         step_size: sigma - sigma_next, positive.
         velocity: tensors (E, ...).
@@ -115,7 +115,7 @@ def previous_kl(inputs: LossInputs) -> Tensor:
 
 
 def hold(form: str, step: TrainedStep, sigma_cap: float) -> float:
-    """How strictly a form of divergence holds the velocity at a step: D times its second derivative in an element of v.
+    """Curvature of a form of divergence in the velocity at a step: D times its second derivative in an element of v.
 
     (d mean / d v)^2 / std^2, for `flow_grpo` times the step where the kernel's noise is a diffusion over it; 2 for
     `velocity`.
@@ -143,7 +143,7 @@ class Divergence(Strict):
     form: Literal["flow_grpo", "exact", "velocity"] = "flow_grpo"
     """exact: KL of the step's Gaussians; flow_grpo: without the step in its variance; velocity: squared distance."""
     beta: float = Field(0.0, ge=0)
-    """Coefficient; 0 computes no reference."""
+    """Coefficient of the divergence from the reference; 0 computes none."""
     reference: Literal["fixed", "moving"] = "fixed"
     """fixed: the start of training; moving: the policy itself, copied now and then."""
     refresh: int = Field(10, ge=1)
@@ -202,12 +202,12 @@ class PolicyGradient(Choice):
         return dict(zip(steps, STEP_WEIGHTS[self.step_weights](steps, sigma_cap), strict=True))
 
     def pulls(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
-        """How hard the loss of each of the trained steps pulls at the velocity, see `samplers.kernels.pull`."""
+        """Size of the loss's gradient in the velocity at each of the trained steps; see `samplers.kernels.pull`."""
         weights = self.weights(steps, sigma_cap)
         return [kernels.pull(*step, sigma_cap) * weights[step] for step in steps]
 
     def holds(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
-        """How strictly the divergence holds the velocity at each of the trained steps: its second derivative, but for D."""
+        """Curvature of the divergence in the velocity at each of the trained steps; see `hold`."""
         return [hold(self.kl.form, step, sigma_cap) for step in steps]
 
     def divergence(self, inputs: LossInputs) -> Tensor:
@@ -299,7 +299,7 @@ class SoftGate(PolicyGradient):
 
     name: Literal["soft_gate"] = "soft_gate"
     temperature: Annotated[list[Positive], Field(min_length=2, max_length=2)] = [1.0e4, 1.05e4]
-    """Of the gate, for good and for bad edges."""
+    """Temperatures of the gate, for A > 0 and for A <= 0."""
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
@@ -307,7 +307,7 @@ class SoftGate(PolicyGradient):
 
     @override
     def clipped(self, inputs: LossInputs) -> Tensor:
-        """None: the gate fades, it never closes."""
+        """None: a gate has no bound."""
         return torch.zeros_like(inputs.advantage, dtype=torch.bool)
 
 

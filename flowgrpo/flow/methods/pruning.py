@@ -24,7 +24,7 @@ else:
 
 
 def parent_top1(tree: Tree, advantages: Tensor) -> Tensor:
-    """Of the chains that leave one split, only the best stays; (nodes,) whether the edge to each node does.
+    """Keep the best of the chains that leave one split; return whether (nodes,) the edge to each node stays.
 
     The paper's rule. The released code keeps the first half of every chain instead, for advantages along it are equal.
 
@@ -40,7 +40,7 @@ def parent_top1(tree: Tree, advantages: Tensor) -> Tensor:
 
 
 def extremes(tree: Tree, advantages: Tensor, fraction: float) -> Tensor:
-    """Of the chains of a group, the best and the worst `fraction` of them stay; (nodes,) whether an edge does.
+    """Keep the best and the worst `fraction` of a group's chains; return whether (nodes,) the edge to each node stays.
 
     Args:
         advantages: (nodes,) of the edge to each node; NaN where its reward was lost.

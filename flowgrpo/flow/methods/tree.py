@@ -71,10 +71,10 @@ class Rooted(Choice):
         return None
 
     def check(self, tree: Tree) -> None:
-        """See that a tree grown from the plan is what the options say.
+        """Refuse a tree, grown from the plan, that is not what the options say.
 
         Raises:
-            InputError: it is not.
+            InputError: the tree and the options differ.
         """
 
     def _end(self, kernels: Sequence[Kernel]) -> int:
@@ -98,7 +98,7 @@ class Chain(Rooted):
 
     name: Literal["chain"] = "chain"
     train_fraction: float = Field(1.0, gt=0, le=1)
-    """Share of the stochastic steps that is trained, drawn for an iteration."""
+    """Fraction of the stochastic steps that is trained, drawn in each iteration."""
     steps: list[int] | None = Field(None, min_length=2, max_length=2)
     """[first, end) of the stochastic steps, an end below 0 counted from the schedule's; null: all but the last."""
 
@@ -188,7 +188,7 @@ class Pruning(Strict):
     rule: Literal["parent_top1", "extremes", "depth"]
     """parent_top1: the best chain of each last split; extremes: the best and the worst chains; depth: no window of steps."""
     fraction: float = Field(0.25, gt=0, lt=0.5)
-    """Of a group's chains, the best and the worst that extremes keeps."""
+    """Fraction of a group's chains that extremes keeps at either end, the best and the worst."""
     size: int = Field(4, ge=1)
     """Steps of the window that depth does not train."""
     every: int = Field(30, ge=1)
@@ -210,9 +210,9 @@ class Branching(Rooted):
     siblings: Literal["correlated", "hot", "own"] = "correlated"
     """Siblings' noises: correlated (the paper's), hot (the code's, which breaks the marginals) or own."""
     strength: Positive = 4.0
-    """Of correlated or hot noises."""
+    """Strength s of correlated or hot noise."""
     prune: Pruning | None = None
-    """What leaves the update; null: nothing."""
+    """Which edges leave the update; null: none."""
 
     @override
     def roots(self, group_size: int) -> int:
@@ -316,7 +316,7 @@ class Custom(Rooted):
     options: dict[str, Any] = {}
     """Further arguments of the function."""
     trajectories: int = Field(1, ge=1)
-    """Ends of a root."""
+    """Trained trajectories that each root ends in."""
 
     @override
     def roots(self, group_size: int) -> int:
@@ -324,7 +324,7 @@ class Custom(Rooted):
 
     @override
     def check(self, tree: Tree) -> None:
-        """See that every root ends in as many trajectories as it should."""
+        """Refuse a tree whose roots do not have `trajectories` ends each; raises InputError."""
         found = len(trunk_ends(tree)) / sum(node.parent is None for node in tree.nodes)
         if found != self.trajectories:
             raise InputError(
@@ -371,7 +371,7 @@ def _move_fields(function: str) -> Iterator[None]:
 
 @cache
 def _located(function: str, folder: Path) -> Callable[..., Plan]:
-    """What the user names; a file is found from the folder one is in, which makes the cache's key."""
+    """Return the function that the user names; `folder`, from which files are found, is a part of the cache's key."""
     if ":" not in function:
         raise InputError(
             f"algorithm.tree.function: {function!r} names no function, write ./file.py:name or pkg.module:name"

@@ -54,7 +54,7 @@ def unguided(pipeline: type, embedded: bool = False) -> dict[str, Any]:
 
 
 def training_call(guidance: str, policy: Policy) -> dict[str, Any]:
-    """What goes over `model.call` while a run rolls out and updates: nothing, or whatever switches guidance off.
+    """Return the call arguments over `model.call` in rollouts and updates: none, or those that switch guidance off.
 
     Args:
         guidance: `model.guidance`, that of the `pipeline` or `none`.
@@ -66,10 +66,10 @@ def training_call(guidance: str, policy: Policy) -> dict[str, Any]:
 
 
 def check_unguided(policy: DiffusersPolicy, rows: Sequence[Row]) -> None:
-    """Under the `training_call` of guidance `none`, see that a step really evaluates one branch.
+    """Refuse a pipeline that evaluates several branches under the `training_call` of guidance `none`.
 
     Raises:
-        InputError: it evaluates more.
+        InputError: a step evaluates more than one branch.
     """
     state, before = policy.start(rows[:1]), policy.evaluations
     with torch.no_grad(), policy.walk.uncounted():
@@ -83,7 +83,7 @@ def check_unguided(policy: DiffusersPolicy, rows: Sequence[Row]) -> None:
 
 
 def guidance_branches(pipeline: type, call: dict[str, Any]) -> int:
-    """How many samples the model evaluates for one guided sample: 2 under classifier-free guidance, otherwise 1.
+    """Return how many samples the model evaluates for one guided sample: 2 under classifier-free guidance, otherwise 1.
 
     Read off the class: its own property where it has one, and `true_cfg_scale` where the call takes it.
     """

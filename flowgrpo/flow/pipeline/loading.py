@@ -72,7 +72,7 @@ def load_lora(pipe: DiffusionPipeline, folder: Path) -> None:
 
 
 def _inject(module: torch.nn.Module, file: Path, prefix: str) -> None:
-    """What `load_lora_adapter` does, for a model that has none."""
+    """Load a LoRA into a module without a `load_lora_adapter` of its own, as that method does."""
     with safetensors.safe_open(file, "pt") as opened:
         config = json.loads(opened.metadata()["lora_adapter_metadata"])
     own = {key.removeprefix(f"{prefix}."): value for key, value in config.items() if key.startswith(f"{prefix}.")}
@@ -129,7 +129,7 @@ def _map(file: Path) -> dict[str, Any]:
 
 
 def absent_components(path: str) -> list[str]:
-    """Components that a saved pipeline was without (SD3 without T5): diffusers wants to be told so again."""
+    """Return the components that a saved pipeline was without (SD3 without T5), which diffusers wants named again."""
     return [
         name for name, kind in index_of(path).items() if isinstance(kind, (list, tuple)) and list(kind) == [None, None]
     ]

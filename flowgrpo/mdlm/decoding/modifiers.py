@@ -42,8 +42,11 @@ class EarlyEosDamping(Modifier):
     name: Literal["eoser"] = "eoser"
     ends: ClassVar[bool] = True
     low: NotNegative
+    """The factor at the first step."""
     high: NotNegative
+    """The factor at the last step."""
     progress: Literal["linear", "ascending"] = "linear"
+    """How the factor rises: linear in the steps, or ascending as the tokens of steps of ascending size."""
 
     def __call__(self, step: DecodeStep, proposed: Proposed, scores: Tensor) -> Tensor:
         """Scores, lowered where the end is proposed."""
@@ -60,13 +63,14 @@ class EarlyEosDamping(Modifier):
 
 
 class Gumbel(Modifier):
-    """Scores are drawn: score / temperature plus Gumbel noise; 0 leaves them alone.
+    """Scores are drawn: score / temperature plus Gumbel noise.
 
     The k largest are then k draws without replacement from softmax(score / temperature), `alg_temp` of Dream's code.
     """
 
     name: Literal["gumbel"] = "gumbel"
     temperature: Setting
+    """Scores are divided by it; 0 leaves them alone."""
 
     def __call__(self, step: DecodeStep, proposed: Proposed, scores: Tensor) -> Tensor:
         """Scores with noise."""
@@ -79,7 +83,7 @@ class Gumbel(Modifier):
 
 
 class HeldBack(Modifier):
-    """Positions that propose the end, padding or one of `tokens` come last, until a row holds one of them.
+    """Positions that propose the end, padding or another of the tokens come last, until a row holds one of them.
 
     TraceLock (arXiv 2605.24697) accepts no end or padding by its threshold before there is an end. Here that is so for
     whatever compares scores.
@@ -88,6 +92,7 @@ class HeldBack(Modifier):
     name: Literal["held_back"] = "held_back"
     ends: ClassVar[bool] = True
     tokens: Tokens = []
+    """Further tokens that are held back like the end."""
 
     def held(self, frame: Frame) -> tuple[int, ...]:
         """All tokens that are held back."""

@@ -32,11 +32,12 @@ class Scorer(Choice):
     probability: ClassVar[bool] = False  # whether scores are probabilities
     hidden_layers: ClassVar[int] = 0  # hidden states that it wants
 
-    def loaded(self, hidden_size: int | None) -> Callable[[DecodeStep, Proposed], Tensor]:
+    def loaded(self, hidden_size: int | None, place: str) -> Callable[[DecodeStep, Proposed], Tensor]:
         """What scores: itself, where nothing is to be loaded.
 
         Args:
             hidden_size: width of the model's hidden states; None where it is not known yet.
+            place: where the scorer was written, for errors.
         """
         return self
 
@@ -113,12 +114,14 @@ class LeftToRight(Scorer):
 
 
 class LearnedScorer(Choice):
-    """What a trained `controller`, a folder, says of each position (TraceLock)."""
+    """What a trained controller says of each position (TraceLock)."""
 
     name: Literal["learned"] = "learned"
     controller: str
+    """Folder that flowgrpo mdlm tracelock wrote."""
 
-    def loaded(self, hidden_size: int | None) -> trace_lock.Learned:
+    def loaded(self, hidden_size: int | None, place: str) -> trace_lock.Learned:
         """The scorer with its weights; arguments as of the others, errors as of `load_controller`."""
-        controllers.check_there(Path(self.controller))
-        return trace_lock.Learned(trace_lock.load_controller(self.controller, hidden_size))
+        place = f"{place}.controller"
+        controllers.check_there(Path(self.controller), place)
+        return trace_lock.Learned(trace_lock.load_controller(self.controller, hidden_size, place))

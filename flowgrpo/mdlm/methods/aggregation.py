@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-
 Reduce = Callable[["Tensor"], "Tensor"]
 Aggregate = Callable[["Tensor", "Tensor", "Tensor", Reduce], "Tensor"]
 

@@ -37,9 +37,10 @@ else:
 
 
 class Likelihood(Choice):
-    """Options of every likelihood: which tokens it is of, those up to and with the first end (`eos`) or all (`canvas`)."""
+    """Options of every likelihood."""
 
     scope: Scope = "eos"
+    """eos: of the tokens up to and with the first end; canvas: of all."""
 
     @property
     def fixed(self) -> bool:
@@ -63,17 +64,18 @@ def one_step(answers: Answers, prompt_rate: float = 0.15) -> Views:
     """
     hidden, weight = nothing_scored(answers, 1)
     hidden[:, :, answers.prompt_length :] = True
-    for row, random, places in scored_rows(answers, "one_step"):
-        score(hidden, weight, 0, row, places, 1.0)
+    for row, random, positions in scored_rows(answers, "one_step"):
+        score(hidden, weight, 0, row, positions, 1.0)
         hide_prompt(answers, hidden, 0, row, random, prompt_rate)
     return finished(answers, hidden, weight)
 
 
 class OneStep(Likelihood):
-    """The whole answer hidden, one view, and each token of the prompt with a probability (diffu-GRPO)."""
+    """The whole answer hidden, in one view (diffu-GRPO)."""
 
     name: Literal["one_step"] = "one_step"
     prompt_rate: Rate = 0.15
+    """Probability with which each token of the prompt is hidden too."""
 
     @property
     def fixed(self) -> bool:
@@ -92,12 +94,12 @@ def coupled_as_released(answers: Answers, low: float = 0.2, high: float = 0.8) -
     weight is 1/2 + 1 = 1.5, so ratios of it are inflated; see `coupled`.
     """
     hidden, weight = nothing_scored(answers, 3)
-    for row, random, places in scored_rows(answers, "coupled"):
+    for row, random, positions in scored_rows(answers, "coupled"):
         rate = random.uniform(low, high)
-        inside = random.random(len(places)) < rate
-        score(hidden, weight, 0, row, places, 0.5)
-        score(hidden, weight, 1, row, places[inside], 0.5 / rate)
-        score(hidden, weight, 2, row, places[~inside], 0.5 / (1 - rate))
+        inside = random.random(len(positions)) < rate
+        score(hidden, weight, 0, row, positions, 0.5)
+        score(hidden, weight, 1, row, positions[inside], 0.5 / rate)
+        score(hidden, weight, 2, row, positions[~inside], 0.5 / (1 - rate))
     return finished(answers, hidden, weight)
 
 
@@ -108,22 +110,23 @@ def coupled(answers: Answers) -> Views:
     the term k = L of the ELBO, and k and L - k are distributed alike.
     """
     hidden, weight = nothing_scored(answers, 3)
-    for row, random, places in scored_rows(answers, "coupled"):
-        length = len(places)
-        score(hidden, weight, 0, row, places, 1 / length)
+    for row, random, positions in scored_rows(answers, "coupled"):
+        length = len(positions)
+        score(hidden, weight, 0, row, positions, 1 / length)
         if length > 1:
             k = int(random.integers(1, length))
-            order = random.permutation(places)
+            order = random.permutation(positions)
             score(hidden, weight, 1, row, order[:k], (length - 1) / (2 * k))
             score(hidden, weight, 2, row, order[k:], (length - 1) / (2 * (length - k)))
     return finished(answers, hidden, weight)
 
 
 class Coupled(Likelihood):
-    """The whole answer, a random part, and the rest (coupled-GRPO), weighted as `released` or `unbiased`."""
+    """The whole answer, a random part, and the rest (coupled-GRPO)."""
 
     name: Literal["coupled"] = "coupled"
     weights: Literal["released", "unbiased"] = "released"
+    """Of the three views: released, 1.5 times the ELBO in the mean, or unbiased."""
 
     def views(self, answers: Answers) -> Views:
         """The views of some answers."""
@@ -141,13 +144,13 @@ def bernoulli(answers: Answers, draws: int = 1, stratified: bool = False, antith
     """
     sides = 2 if antithetic else 1
     hidden, weight = nothing_scored(answers, sides * draws)
-    for row, random, places in scored_rows(answers, "bernoulli"):
+    for row, random, positions in scored_rows(answers, "bernoulli"):
         rates = (np.arange(draws) + random.random()) / draws if stratified else random.random(draws)
         for draw, rate in enumerate(1 - rates):  # in (0, 1]
-            inside = random.random(len(places)) < rate
-            score(hidden, weight, sides * draw, row, places[inside], 1 / (sides * draws * rate))
+            inside = random.random(len(positions)) < rate
+            score(hidden, weight, sides * draw, row, positions[inside], 1 / (sides * draws * rate))
             if antithetic:
-                score(hidden, weight, sides * draw + 1, row, places[~inside], _inverse(sides * draws * (1 - rate)))
+                score(hidden, weight, sides * draw + 1, row, positions[~inside], _inverse(sides * draws * (1 - rate)))
     return finished(answers, hidden, weight)
 
 
@@ -163,14 +166,14 @@ def exact_k(answers: Answers, draws: int = 1, stratified: bool = False, antithet
     """
     sides, lowest = (2, 0) if antithetic else (1, 1)
     hidden, weight = nothing_scored(answers, sides * draws)
-    for row, random, places in scored_rows(answers, "exact_k"):
-        length = len(places)
+    for row, random, positions in scored_rows(answers, "exact_k"):
+        length = len(positions)
         choices = length + 1 - lowest
         counts = random.integers(choices, size=1 if stratified else draws)
         if stratified:
             counts = (counts + np.arange(draws) * choices // draws) % choices
         for draw, k in enumerate((counts + lowest).tolist()):
-            order = random.permutation(places)
+            order = random.permutation(positions)
             score(hidden, weight, sides * draw, row, order[:k], _inverse(sides * draws * k / choices))
             if antithetic:
                 score(
@@ -180,13 +183,17 @@ def exact_k(answers: Answers, draws: int = 1, stratified: bool = False, antithet
 
 
 class MonteCarlo(Likelihood):
-    """The ELBO from random masks: each token at a random rate (`bernoulli`), or a random number of them (`exact_k`)."""
+    """The ELBO from random masks."""
 
     name: Literal["monte_carlo"] = "monte_carlo"
     masks: Literal["bernoulli", "exact_k"] = "exact_k"
+    """bernoulli hides each token with a random probability, exact_k a random number of them."""
     draws: Count = 2
+    """Random masks of an answer."""
     stratified: bool = False
+    """Spread the rates or numbers of the draws evenly."""
     antithetic: bool = False
+    """Give each draw a second view, which hides the complement."""
 
     def views(self, answers: Answers) -> Views:
         """The views of some answers."""
@@ -196,8 +203,8 @@ class MonteCarlo(Likelihood):
 
 def gauss_legendre(nodes: int) -> tuple[list[float], list[float]]:
     """Nodes in (0, 1) and weights, which sum to 1, that integrate polynomials of degree 2 nodes - 1 exactly."""
-    places, weights = np.polynomial.legendre.leggauss(nodes)
-    return ((places + 1) / 2).tolist(), (weights / 2).tolist()
+    points, weights = np.polynomial.legendre.leggauss(nodes)
+    return ((points + 1) / 2).tolist(), (weights / 2).tolist()
 
 
 def quadrature(
@@ -217,16 +224,16 @@ def quadrature(
     """
     times, shares = gauss_legendre(nodes)
     hidden, weight = nothing_scored(answers, nodes * draws)
-    for row, random, places in scored_rows(answers, "quadrature"):
-        length = len(places)
+    for row, random, positions in scored_rows(answers, "quadrature"):
+        length = len(positions)
         for view in range(nodes * draws):
             time, share = times[view // draws], shares[view // draws] / draws
             if masks == "bernoulli":
-                score(hidden, weight, view, row, places[random.random(length) < time], share / time)
+                score(hidden, weight, view, row, positions[random.random(length) < time], share / time)
                 continue
             shift = 0.5 + random.random() if masks == "centred" else 1e-9  # t L may be whole but for rounding
             k = min(max(math.floor(time * length + shift), 1), length)
-            score(hidden, weight, view, row, random.permutation(places)[:k], share * length / k)
+            score(hidden, weight, view, row, random.permutation(positions)[:k], share * length / k)
     return finished(answers, hidden, weight, np.repeat(shares, draws) / draws)
 
 
@@ -235,8 +242,11 @@ class Quadrature(Likelihood):
 
     name: Literal["quadrature"] = "quadrature"
     nodes: Count = 3
+    """Mask rates at which the integral is taken."""
     draws: Count = 1
+    """Random masks at each node."""
     masks: Literal["floor", "centred", "bernoulli"] = "floor"
+    """Tokens a node hides: floor, one too few (released); centred, without that bias (ours); bernoulli, each by chance."""
 
     def views(self, answers: Answers) -> Views:
         """The views of some answers."""
@@ -291,10 +301,11 @@ def trajectory(answers: Answers, shrink: int = 1) -> Views:
 
 
 class Trajectory(Likelihood):
-    """Each token where the decoder committed it (CJ-GRPO); every `shrink` steps are taken as one (TraceRL)."""
+    """Each token where the decoder committed it (CJ-GRPO)."""
 
     name: Literal["trajectory"] = "trajectory"
     shrink: Count = 1
+    """Steps of the decoder that are taken as one (TraceRL)."""
     fixed: ClassVar[bool] = True
 
     def recorded(self, decoder: Decoder) -> bool:
@@ -324,27 +335,30 @@ def blocks(answers: Answers, size: int = 32, draws: int = 2, prompt_rate: float 
     """
     hidden, weight = nothing_scored(answers, draws)
     count = math.ceil(answers.scored.shape[1] / size)
-    for row, random, places in scored_rows(answers, "blocks"):
-        parts = [places[places // size == block] for block in np.unique(places // size)]
+    for row, random, positions in scored_rows(answers, "blocks"):
+        parts = [positions[positions // size == block] for block in np.unique(positions // size)]
         order = np.concatenate([random.permutation(count) for _ in range(math.ceil(draws / count))])
         for view, block in enumerate(order[:draws] % len(parts)):
             part = parts[block]
-            before, behind = places[places < part[0]], places[places > part[-1]]
+            before, behind = positions[positions < part[0]], positions[positions > part[-1]]
             perturbed = before[random.random(len(before)) < prompt_rate]
             chosen = random.permutation(part)[: int(random.integers(1, len(part) + 1))]
             scored = np.concatenate([perturbed, chosen, behind])
-            score(hidden, weight, view, row, scored, len(places) / (len(scored) * draws))
+            score(hidden, weight, view, row, scored, len(positions) / (len(scored) * draws))
             hide_prompt(answers, hidden, view, row, random, prompt_rate)
     return finished(answers, hidden, weight)
 
 
 class Blocks(Likelihood):
-    """A random part of a random block, all blocks after it, and with a probability each token before it (SPG)."""
+    """A random part of a random block, all blocks after it, and some tokens before it (SPG)."""
 
     name: Literal["blocks"] = "blocks"
     size: Count = 32
+    """Tokens of a block."""
     draws: Count = 2
+    """Views of an answer, of different blocks while there are others."""
     prompt_rate: Rate = 0.15
+    """Probability with which each token before the block is hidden, of the prompt and of the answer."""
 
     def views(self, answers: Answers) -> Views:
         """The views of some answers."""

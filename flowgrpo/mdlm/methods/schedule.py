@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from flowgrpo.mdlm.decoding.decode import Decoder
-from flowgrpo.mdlm.methods.actions import check_start, check_taken
+from flowgrpo.mdlm.methods.actions import check_action, check_start
 from flowgrpo.schema.base import Choice, Positive
 from flowgrpo.schema.lazy import lazy
 
@@ -24,7 +24,7 @@ class Unscheduled(Choice):
     name: Literal["none"] = "none"
 
     def policy(self, steps: int) -> None:
-        """There is none."""
+        """None: there is no distribution."""
 
     def check(self, decoder: Decoder, steps: int) -> None:
         """Any decoder goes with it."""
@@ -53,4 +53,4 @@ class LearnedSchedule(Choice):
         """
         check_start(self.start, steps)
         for action in self.start:
-            check_taken(action, decoder)
+            check_action(action, decoder)
