@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from flowgrpo.flow.methods.objective import LossInputs, TrainedStep
+from flowgrpo.flow.methods.objective import LossInputs, PolicyGradient, TrainedStep
 from flowgrpo.flow.pipeline.policy import Policy
-from flowgrpo.schema.base import Choice
 from flowgrpo.training.baseline import Units
 from flowgrpo.training.optimize import UpdateStats, optimizer_step
 from flowgrpo.training.weights import Weights
-from samplers.kernels import log_prob
+from samplers.kernels import State, log_prob
 from samplers.trees import Edges, Evaluation, Tree, edge_transition
 
 
@@ -58,7 +57,7 @@ def update_part(
     weights: Weights,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
-    objective: Choice,
+    objective: PolicyGradient,
     max_grad_norm: float,
     reduce: Callable[[torch.Tensor], torch.Tensor],
 ) -> UpdateStats:
@@ -90,7 +89,13 @@ def update_part(
 
 
 def _loss(
-    policy, weights, objective, *, credited: Credited, evaluation: Evaluation, stats: UpdateStats
+    policy: Policy,
+    weights: Weights,
+    objective: PolicyGradient,
+    *,
+    credited: Credited,
+    evaluation: Evaluation,
+    stats: UpdateStats,
 ) -> torch.Tensor:
     """Weighted sum of the loss of an evaluation's edges."""
     beta, state, sigma = credited.beta, evaluation.state, evaluation.sigma
@@ -113,7 +118,9 @@ def _loss(
     return loss
 
 
-def _loss_inputs(credited: Credited, evaluation: Evaluation, *, edges: Edges, velocity, reference) -> LossInputs:
+def _loss_inputs(
+    credited: Credited, evaluation: Evaluation, *, edges: Edges, velocity: State, reference: State | None
+) -> LossInputs:
     state, sigma, cap = evaluation.state, evaluation.sigma, credited.tree.sigma_cap
     mean, std = edge_transition(edges, sigma, state, velocity, cap)
     rows = edges.rows.to(state[0].device)
@@ -133,7 +140,7 @@ def _loss_inputs(credited: Credited, evaluation: Evaluation, *, edges: Edges, ve
 
 
 @torch.no_grad()
-def _measure(inputs: LossInputs, objective: Choice, stats: UpdateStats) -> None:
+def _measure(inputs: LossInputs, objective: PolicyGradient, stats: UpdateStats) -> None:
     gap = (inputs.log_prob - inputs.old_log_prob).abs()
     stats.edges += len(gap)
     before = -1.0 if stats.max_abs_log_ratio is None else stats.max_abs_log_ratio

@@ -8,11 +8,13 @@ the sample that ODE steps lead to from it, if the tree walked them.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice
@@ -28,6 +30,22 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
     trees = lazy("samplers.trees")
+
+
+class Credit(Choice):
+    """What every credit rule has."""
+
+    @abstractmethod
+    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
+        """The units of a scored tree: what is compared, and which edges each belongs to.
+
+        Args:
+            rewards: (leaves, R), as all rules here take them.
+            reward_weights: (R,) weights of the rewards' sum.
+
+        Raises:
+            InputError: the rule needs another tree.
+        """
 
 
 def terminal(tree: Tree, rewards: Tensor) -> Units:
@@ -52,13 +70,13 @@ def terminal(tree: Tree, rewards: Tensor) -> Units:
     return Units(rewards[ends], group, torch.ones(len(ends), dtype=torch.float64), of_edge)
 
 
-class Terminal(Choice):
+class Terminal(Credit):
     """The reward of the end goes to every edge that led there."""
 
     name: Literal["terminal"] = "terminal"
 
+    @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
-        """The units of a scored tree."""
         return terminal(tree, rewards)
 
 
@@ -83,15 +101,15 @@ def siblings(tree: Tree, rewards: Tensor, within: str = "seed") -> Units:
     return _per_edge(tree, edges, value.of[edges], comparison)
 
 
-class Siblings(Choice):
+class Siblings(Credit):
     """The reward of a branch's end goes to the edge that began it; compared with its siblings, or all of its step."""
 
     name: Literal["siblings"] = "siblings"
     within: Literal["seed", "prompt"] = "seed"
     """Compare the children of one state (seed), or all children of a step of the prompt."""
 
+    @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
-        """The units of a scored tree."""
         return siblings(tree, rewards, self.within)
 
 
@@ -130,7 +148,7 @@ def depthwise(tree: Tree, rewards: Tensor, weights: str = "uniform", beta: float
     return _per_edge(tree, edges, torch.stack(fused, dim=1), depth)
 
 
-class Depthwise(Choice):
+class Depthwise(Credit):
     """The fused reward of the leaves below a node goes to the edge above it; compared within its depth."""
 
     name: Literal["depthwise"] = "depthwise"
@@ -139,8 +157,8 @@ class Depthwise(Choice):
     beta: float = Field(1.0, ge=0)
     """Sharpness of path weights."""
 
+    @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
-        """The units of a scored tree."""
         return depthwise(tree, rewards, self.weights, self.beta)
 
 
@@ -168,15 +186,15 @@ def step_gain(tree: Tree, rewards: Tensor, compare: str = "step") -> Units:
     return _per_edge(tree, edges, value.of[edges] - value.of[parents], comparison)
 
 
-class StepGain(Choice):
+class StepGain(Credit):
     """What a step changed of the value goes to it; compared within its step, or jointly over all steps."""
 
     name: Literal["step_gain"] = "step_gain"
     compare: Literal["step", "joint"] = "step"
     """Compare gains within their step, or those of all steps jointly."""
 
+    @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
-        """The units of a scored tree."""
         return step_gain(tree, rewards, self.compare)
 
 
@@ -225,7 +243,7 @@ def discounted_value(
     return Units(units.values, units.comparison, weight[edges], units.of_edge, anchor=anchors)
 
 
-class DiscountedValue(Choice):
+class DiscountedValue(Credit):
     """The discounted value to come, with an absolute anchor (VGPO, reconstructed)."""
 
     name: Literal["discounted_value"] = "discounted_value"
@@ -236,8 +254,8 @@ class DiscountedValue(Choice):
     anchored_steps: int = Field(5, ge=0)
     """How many steps have the anchor, the first ones."""
 
+    @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
-        """The units of a scored tree."""
         return discounted_value(
             tree,
             rewards,

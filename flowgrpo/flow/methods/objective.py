@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
+from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, Positive, Strict
@@ -180,6 +182,14 @@ class PolicyGradient(Choice):
     kl: Divergence = Divergence()
     """Divergences that are added to the loss."""
 
+    @abstractmethod
+    def loss(self, inputs: LossInputs) -> Tensor:
+        """Loss (E,) of the edges, without the divergence and the weights of the steps."""
+
+    @abstractmethod
+    def clipped(self, inputs: LossInputs) -> Tensor:
+        """Which edges (E,) bool the objective stops: their gradient is zero."""
+
     @property
     def needs_old_means(self) -> bool:
         """Whether the rollout must keep the means of its steps."""
@@ -221,12 +231,12 @@ class Clipped(PolicyGradient):
     def _range(self) -> tuple[float, float]:
         return tuple(self.clip_range) if isinstance(self.clip_range, list) else (self.clip_range, self.clip_range)
 
+    @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        """Loss (E,) of the edges, without the divergence."""
         return surrogate.clip_loss(self.ratio(inputs), inputs.advantage, *self._range)
 
+    @override
     def clipped(self, inputs: LossInputs) -> Tensor:
-        """Which edges (E,) the clip stops."""
         return surrogate.clipped(self.ratio(inputs), inputs.advantage, *self._range)
 
     def ratio(self, inputs: LossInputs) -> Tensor:
@@ -258,24 +268,25 @@ class NormalisedRatio(Clipped):
     """The normalised ratio is clipped to 1 -+ it; or [low, high]."""
 
     @property
+    @override
     def needs_old_means(self) -> bool:
-        """Whether the rollout must keep the means of its steps."""
         return True
 
+    @override
     def ratio(self, inputs: LossInputs) -> Tensor:
-        """The ratio (E,) that is clipped."""
         return normalised_ratio(inputs)
 
+    @override
     def pulls(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
-        """Size of the loss's gradient in the velocity at each trained step: std / step size times the plain ratio's."""
+        """Std / step size times the plain ratio's."""
         plain = super().pulls(steps, sigma_cap)
         return [
             size * kernels.slope(*step, sigma_cap)[1] / (step[1] - step[2])
             for size, step in zip(plain, steps, strict=True)
         ]
 
+    @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        """Loss (E,) of the edges, without the divergence."""
         return super().loss(inputs) / inputs.step_size
 
 
@@ -290,12 +301,13 @@ class SoftGate(PolicyGradient):
     temperature: Annotated[list[Positive], Field(min_length=2, max_length=2)] = [1.0e4, 1.05e4]
     """Temperatures of the gate, for A > 0 and for A <= 0."""
 
+    @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        """Loss (E,) of the edges, without the divergence."""
         return surrogate.soft_gate_loss(plain_ratio(inputs), inputs.advantage, *self.temperature)
 
+    @override
     def clipped(self, inputs: LossInputs) -> Tensor:
-        """Which edges (E,) are stopped: none, for a gate has no bound."""
+        """None: a gate has no bound."""
         return torch.zeros_like(inputs.advantage, dtype=torch.bool)
 
 

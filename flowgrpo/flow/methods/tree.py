@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods import pruning
@@ -36,18 +38,32 @@ else:
 
 
 class Rooted(Choice):
-    """Options of every tree.
-
-    Every tree has a `plan` of one iteration, from one kernel for each step of the schedule and the size of a group.
-    """
+    """Options of every tree."""
 
     start: Literal["independent", "shared"] = "independent"
     """independent: an initial noise for each root; shared: one for a group."""
     last_step: Literal["ode", "sde"] = "ode"
     """Whether the last step is ODE or stochastic."""
 
+    @abstractmethod
+    def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
+        """The plan of one iteration.
+
+        Args:
+            kernels: one for each step of the schedule.
+            group_size: samples of a group, which is divided among its roots.
+            seed: of the run; with `iteration`, where all that is drawn is drawn.
+
+        Raises:
+            InputError: the options do not go with the schedule, the kernels or the size of a group.
+        """
+
     def roots(self, group_size: int) -> int:
-        """How many roots a group has."""
+        """How many roots a group has.
+
+        Raises:
+            InputError: the size does not divide by what grows from a root.
+        """
         return group_size
 
     def pruned(self, tree: Tree, advantages: Tensor) -> Tensor | None:
@@ -86,8 +102,8 @@ class Chain(Rooted):
     steps: list[int] | None = Field(None, min_length=2, max_length=2)
     """[first, end) of the stochastic steps, an end below 0 counted from the schedule's; null: all but the last."""
 
+    @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        """The plan of one iteration."""
         steps = self._stochastic(self._end(kernels), len(kernels))
         trained = schedule.random_steps(steps, self.train_fraction, noise.generator(seed, "trained steps", iteration))
         return plans.chain(kernels, steps, steps if self.train_fraction == 1 else trained)
@@ -117,8 +133,8 @@ class Window(Rooted):
     stride: int = Field(1, ge=1)
     """Steps by which it moves."""
 
+    @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        """The plan of one iteration."""
         end = self._end(kernels)
         first, stop = self.steps or (0, max(len(kernels) // 2, self.size) if self.move == "random" else end)
         if not 0 <= first <= stop - self.size <= end - self.size:
@@ -147,12 +163,12 @@ class Brush(Rooted):
     finish: int | None = Field(None, ge=1)
     """ODE steps at most that finish a branch, coarser for fewer; null: all that remain."""
 
+    @override
     def roots(self, group_size: int) -> int:
-        """How many seeds a group has."""
         return _divided(group_size, self.branches, "algorithm.tree.branches children of each seed")
 
+    @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        """The plan of one iteration."""
         end = self._end(kernels)
         branches = self.profile or [self.branches] * end
         if len(branches) > end or not any(branches):
@@ -198,13 +214,13 @@ class Branching(Rooted):
     prune: Pruning | None = None
     """Which edges leave the update; null: none."""
 
+    @override
     def roots(self, group_size: int) -> int:
-        """How many trees a group has."""
         leaves = self.factor ** self._count(group_size)
         return _divided(group_size, leaves, f"leaves of a tree with algorithm.tree.factor {self.factor}")
 
+    @override
     def pruned(self, tree: Tree, advantages: Tensor) -> Tensor | None:
-        """Which edges (nodes,) stay in the update; None for all."""
         rule = None if self.prune is None else self.prune.rule
         if rule == "parent_top1":
             return pruning.parent_top1(tree, advantages)
@@ -250,8 +266,8 @@ class Branch(Branching):
 
     name: Literal["branch"] = "branch"
 
+    @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        """The plan of one iteration."""
         return self._grown(kernels, group_size, iteration, None)
 
 
@@ -266,8 +282,8 @@ class BranchWindow(Branching):
     stride: int = Field(1, ge=1)
     """Steps by which it moves."""
 
+    @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        """The plan of one iteration."""
         end = self._end(kernels)
         window = schedule.sliding_window(min(self.size, end), 0, end, iteration, self.every, self.stride)
         return self._grown(kernels, group_size, iteration, window)
@@ -282,8 +298,8 @@ class Twigs(Rooted):
     root: bool = True
     """Whether the start is measured too."""
 
+    @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        """The plan of one iteration."""
         return plans.twigs(kernels, range(self._end(kernels)), self.length, self.root)
 
 
@@ -302,10 +318,11 @@ class Custom(Rooted):
     trajectories: int = Field(1, ge=1)
     """Trained trajectories that each root ends in."""
 
+    @override
     def roots(self, group_size: int) -> int:
-        """How many roots a group has."""
         return _divided(group_size, self.trajectories, "algorithm.tree.trajectories of each root")
 
+    @override
     def check(self, tree: Tree) -> None:
         """Refuse a tree whose roots do not have `trajectories` ends each; raises InputError."""
         found = len(trunk_ends(tree)) / sum(node.parent is None for node in tree.nodes)
@@ -314,8 +331,8 @@ class Custom(Rooted):
                 f"algorithm.tree.trajectories: the plan of a root has {found:g} ends, not {self.trajectories}"
             )
 
+    @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        """The plan of one iteration."""
         end, function = self._end(kernels), _located(self.function, Path.cwd())
         if not callable(function):
             raise InputError(f"algorithm.tree.function: {self.function} is {type(function).__name__}, not a function")

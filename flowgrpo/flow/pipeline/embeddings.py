@@ -161,7 +161,7 @@ def _pad(row: torch.Tensor, length: int) -> torch.Tensor:
     return torch.cat([row, row.new_zeros(1, missing, *row.shape[2:])], dim=1) if missing else row
 
 
-def _to(output: Any, device) -> Any:
+def _to(output: Any, device: torch.device | str) -> Any:
     if isinstance(output, torch.Tensor):
         return output.to(device)
     if isinstance(output, (tuple, list)):
