@@ -26,7 +26,13 @@ from rewards import BUILT_IN as BUILT_IN_REWARDS
 from rewards import RewardError
 from rewards.base import nearest
 
-app = typer.Typer(no_args_is_help=True, add_completion=True, rich_markup_mode=None, help=__doc__.splitlines()[0])
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode=None,
+    help=__doc__.splitlines()[0],
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 # What the file system says of names that nobody could know: too long, forbidden, a circle of links.
 UNUSABLE = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EROFS)
 UsageError = typer.BadParameter.__base__  # click's, which typer ships under a private name
@@ -35,6 +41,23 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(help="key=value with dotted keys; values are YAML", metavar="[KEY=VALUE ...]")
 ]
 app.add_typer(mdlm.app, name="mdlm")
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        out.print(f"flowgrpo {version('flowgrpo')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Take the options of the command line as a whole."""
 
 
 @app.command()

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,19 @@ def asked(*commands):
 
 def test_looking_imports_nothing_that_computes():
     every = [["rewards", name] for name in BUILT_IN]
-    found = asked(["--help"], ["train", "--help"], ["rewards"], *every, ["models"], ["models", "--format", "json"])
+    found = asked(
+        ["--help"],
+        ["-h"],
+        ["--version"],
+        ["train", "-h"],
+        ["rewards"],
+        *every,
+        ["models"],
+        ["models", "--format", "json"],
+    )
     assert set(found["statuses"]) == {0}
     assert "Commands" in found["told"]
+    assert f"flowgrpo {version('flowgrpo')}\n" in found["told"]
     assert "StableDiffusion3Pipeline" in found["told"]
     assert not set(HEAVY) & set(found["modules"])
 
