@@ -47,7 +47,7 @@ class BlockCache:
         self._rows: Tensor | None = None
         self._kept: list[tuple[Tensor, Tensor]] = []
 
-    def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, start: int, stop: int) -> Tensor:
+    def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, *, start: int, stop: int) -> Tensor:
         """Logits (R, stop - start, V) of a block, like those of `MaskPredictor.logits`.
 
         Args:
@@ -101,7 +101,7 @@ class PrefixCache:
         self._rows, self._columns = torch.empty(0, dtype=torch.long, device=predictor.device), 0
         self._kept: list[tuple[Tensor, Tensor]] = []
 
-    def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, start: int, stop: int) -> Tensor:
+    def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, *, start: int, stop: int) -> Tensor:
         """Logits (R, stop - start, V), like those of `MaskPredictor.logits`.
 
         Args:

@@ -78,13 +78,15 @@ def scored_rows(answers: Answers, name: str) -> Iterator[tuple[int, np.random.Ge
             yield row, noise.generator(*address, name), scored[row].nonzero()[0]
 
 
-def score(hidden: np.ndarray, weight: np.ndarray, view: int, row: int, places: np.ndarray, value: float) -> None:
+def score(hidden: np.ndarray, weight: np.ndarray, *, view: int, row: int, places: np.ndarray, value: float) -> None:
     """Hide and score tokens of one row in one view."""
     hidden[view, row, places + hidden.shape[2] - weight.shape[2]] = True
     weight[view, row, places] = value
 
 
-def hide_prompt(answers: Answers, hidden: np.ndarray, view: int, row: int, random: np.random.Generator, rate: float):
+def hide_prompt(
+    answers: Answers, hidden: np.ndarray, *, view: int, row: int, random: np.random.Generator, rate: float
+) -> None:
     """Hide each token of a row's prompt with a probability."""
     own = answers.attention_mask[row, : answers.prompt_length].cpu().numpy().nonzero()[0]
     hidden[view, row, own] = random.random(len(own)) < rate
