@@ -17,7 +17,7 @@ from samplers.kernels import log_prob
 from samplers.trees import Edges, Evaluation, Tree, edge_transition
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Credited:
     """A rollout's tree with what its edges are worth.
 
