@@ -130,6 +130,7 @@ def plan(
 def sample(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="built-in name, local folder or hub id")],
     out_folder: Annotated[Path, typer.Option("--out", metavar="DIR")],
+    *,
     call: Annotated[
         list[str] | None,
         typer.Argument(
@@ -246,6 +247,7 @@ def serve(
         list[str],
         typer.Argument(metavar="REWARD ...", help="as a config uses them; or maps, '{use: ..., options: ...}'"),
     ],
+    *,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one")] = 8100,
     host: Annotated[str, typer.Option("--host")] = "127.0.0.1",
     token_env: Annotated[

@@ -18,7 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -52,6 +52,7 @@ class Reward:
     name: str
     function: Callable[..., Any]
     weight: float = 1.0
+    _: KW_ONLY
     group_wise: bool = False
     only: Mapping[str, Any] = field(default_factory=dict)
 
@@ -183,7 +184,7 @@ def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None
         raise RewardError(f"the reward {use!r} is a function and takes no options, but got {', '.join(options)}")
     if not callable(found):
         raise RewardError(f"the reward {use!r} is {type(found).__name__}, which cannot be called")
-    return Reward(name or last_part(use), found, weight, bool(getattr(found, "group_wise", False)))
+    return Reward(name or last_part(use), found, weight, group_wise=bool(getattr(found, "group_wise", False)))
 
 
 def find(use: str) -> Any:

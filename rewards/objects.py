@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ class Clause:
     name: str
     count: int
     colour: str | None = None
+    _: KW_ONLY
     relation: str | None = None
     target: int = 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 import torch
@@ -28,6 +28,7 @@ class Preprocessing:
     size: tuple[int, int]
     fit: Literal["cover", "contain", "exact"]
     crop: tuple[int, int] | None
+    _: KW_ONLY
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     interpolation: InterpolationMode = InterpolationMode.BICUBIC

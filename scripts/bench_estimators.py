@@ -129,7 +129,9 @@ def whole(ids: torch.Tensor, address: tuple) -> Answers:
     random = torch.Generator().manual_seed(2)
     steps = torch.rand(count, length, generator=random).argsort(1)
     full = torch.ones_like(ids, dtype=torch.bool)
-    return Answers(ids, full, full[:, 1:], [(*address, i) for i in range(count)], steps)
+    return Answers(
+        ids=ids, attention_mask=full, scored=full[:, 1:], addresses=[(*address, i) for i in range(count)], steps=steps
+    )
 
 
 def enumerated(model: Tiny, ids: torch.Tensor) -> tuple[Table, float]:

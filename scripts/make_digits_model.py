@@ -178,7 +178,7 @@ def accuracy(path: Path, task: str, steps: int, count: int = 256) -> float:
         prompts.input_ids,
         build({"name": "low_confidence", "steps": steps}, LENGTH, words.eos_token_id),
         [(i,) for i in range(count)],
-        prompts.attention_mask,
+        attention_mask=prompts.attention_mask,
         micro_batch=128,
     )
     texts = words.batch_decode(rollout.completion, skip_special_tokens=True)

@@ -15,7 +15,7 @@ from flowgrpo.training.hub import HUB_ID, explained, index_map
 from rewards.base import nearest
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Kind:
     """The modules of a kind, each imported by the command that uses it.
 

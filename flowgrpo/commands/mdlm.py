@@ -31,6 +31,7 @@ def tracelock(
         typer.Option("--prompts", metavar="FILE", help=".txt, .jsonl, a built-in set, or a corpus such as gsm8k:test"),
     ],
     out_folder: Annotated[Path, typer.Option("--out", metavar="DIR")],
+    *,
     length: Annotated[int, typer.Option("--length", min=1, help="tokens of an answer")] = 64,
     decoder: Annotated[
         str, typer.Option("--decoder", metavar="SPEC", help="the teacher, as a config writes it (YAML)")

@@ -80,8 +80,8 @@ def rollout(
     parts = [policy.start(batch) for batch in batched(rows, micro_batch)]
     start = tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
-    def edge_noise(shape, group, path, step, component):
-        return noise.noise(shape, seed, "edge", iteration, group, path, step, component)
+    def edge_noise(shape, *address):
+        return noise.noise(shape, seed, "edge", iteration, *address)
 
     tree = grow(plan, policy.sigmas, roots, start, policy.velocity, edge_noise, micro_batch, keep_means)
     return tree, _score_leaves(policy, tree, rewards, micro_batch)

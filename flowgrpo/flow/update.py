@@ -16,7 +16,7 @@ from samplers.kernels import State, log_prob
 from samplers.trees import Edges, Evaluation, Tree, edge_transition
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Credited:
     """A rollout's tree, with the advantages and the weights in the loss of its edges.
 

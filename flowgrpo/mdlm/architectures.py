@@ -105,7 +105,7 @@ register_checkpoint_conversion_mapping(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Architecture:
     """A model type.
 
@@ -194,10 +194,10 @@ OFF = (False, None)
 QWEN = {"hidden_act": ("silu",), "rope_scaling": (None,), "use_sliding_window": OFF, "attention_bias": OFF}
 ARCHITECTURES = {
     "llada": Architecture(
-        LLaDA,
-        _llada,
-        "vocab_size d_model n_layers n_heads max_sequence_length rms_norm_eps rope_theta weight_tying",
-        {
+        model=LLaDA,
+        config=_llada,
+        read="vocab_size d_model n_layers n_heads max_sequence_length rms_norm_eps rope_theta weight_tying",
+        fixed={
             "activation_type": ("silu",),
             "block_type": ("llama",),
             "block_group_size": (1, None),
@@ -210,49 +210,49 @@ ARCHITECTURES = {
             ("alibi", "attention_layer_norm", "bias_for_layer_norm", "include_bias", "include_qkv_bias"), OFF
         )
         | dict.fromkeys(("input_emb_norm", "scale_logits"), OFF),
-        "embedding_size mlp_hidden_size mlp_ratio n_kv_heads alibi_bias_max attention_layer_norm_with_affine precision"
+        inert="embedding_size mlp_hidden_size mlp_ratio n_kv_heads alibi_bias_max attention_layer_norm_with_affine precision"
         " flash_attention flash_attn_varlen rope_full_precision init_cutoff_factor init_device init_fn init_std",
     ),
     "Dream": Architecture(
-        Qwen2ForCausalLM,
-        _dream,
-        f"{SHARED} rope_theta",
-        QWEN | {"use_mrope": OFF},
-        "",
-        Qwen2Tokenizer,
+        model=Qwen2ForCausalLM,
+        config=_dream,
+        read=f"{SHARED} rope_theta",
+        fixed=QWEN | {"use_mrope": OFF},
+        inert="",
+        tokenizer=Qwen2Tokenizer,
         shift=True,
     ),
     "sdar": Architecture(  # SDAR, arXiv 2510.06303, and TraDo, arXiv 2509.06949
-        Qwen3ForCausalLM,
-        _sdar,
-        f"{SHARED} rope_theta head_dim",
-        QWEN,
-        "block_size debug ep_size fuse_cross_entropy micro_forward skip_checkpoint use_deepep",
-        Qwen2Tokenizer,
+        model=Qwen3ForCausalLM,
+        config=_sdar,
+        read=f"{SHARED} rope_theta head_dim",
+        fixed=QWEN,
+        inert="block_size debug ep_size fuse_cross_entropy micro_forward skip_checkpoint use_deepep",
+        tokenizer=Qwen2Tokenizer,
     ),
     "sdar_moe": Architecture(
-        SDARMoe,
-        _sdar_moe,
-        f"{SHARED} rope_theta head_dim moe_intermediate_size num_experts num_experts_per_tok norm_topk_prob",
-        QWEN | {"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
-        "block_size router_aux_loss_coef",
-        Qwen2Tokenizer,
+        model=SDARMoe,
+        config=_sdar_moe,
+        read=f"{SHARED} rope_theta head_dim moe_intermediate_size num_experts num_experts_per_tok norm_topk_prob",
+        fixed=QWEN | {"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
+        inert="block_size router_aux_loss_coef",
+        tokenizer=Qwen2Tokenizer,
     ),
     "Fast_dLLM_Qwen": Architecture(  # Fast-dLLM v2, arXiv 2509.26328
-        Qwen2ForCausalLM,
-        _dream,
-        f"{SHARED} rope_theta",
-        QWEN,
-        "bd_size layer_types",
-        Qwen2Tokenizer,
+        model=Qwen2ForCausalLM,
+        config=_dream,
+        read=f"{SHARED} rope_theta",
+        fixed=QWEN,
+        inert="bd_size layer_types",
+        tokenizer=Qwen2Tokenizer,
         shift=True,
     ),
     "llada2_moe": Architecture(
-        LLaDA2,
-        _llada2,
-        f"{SHARED} rope_theta head_dim partial_rotary_factor moe_intermediate_size first_k_dense_replace num_experts"
+        model=LLaDA2,
+        config=_llada2,
+        read=f"{SHARED} rope_theta head_dim partial_rotary_factor moe_intermediate_size first_k_dense_replace num_experts"
         " num_shared_experts num_experts_per_tok n_group topk_group routed_scaling_factor",
-        {
+        fixed={
             "hidden_act": ("silu",),
             "rope_scaling": (None,),
             "score_function": ("sigmoid", None),
@@ -263,7 +263,7 @@ ARCHITECTURES = {
         }
         | dict.fromkeys(("use_qkv_bias", "norm_head", "norm_softmax", "use_sliding_window"), OFF)
         | {"using_split_qkv_in_self_attention": OFF},
-        "norm_topk_prob rotary_dim router_dtype block_length",
+        inert="norm_topk_prob rotary_dim router_dtype block_length",
     ),
 }
 

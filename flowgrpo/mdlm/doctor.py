@@ -79,7 +79,14 @@ def examine(settings: TextConfig) -> Iterator[Check]:
     scored = in_scope(completions.rollout.completion, policy.eos_id, settings.algorithm.likelihood.scope)
     rollout = completions.rollout
     size = policy.predictor.block_size
-    answers = Answers(rollout.ids, rollout.attention_mask, scored, seeds, rollout.step_map, size)
+    answers = Answers(
+        ids=rollout.ids,
+        attention_mask=rollout.attention_mask,
+        scored=scored,
+        addresses=seeds,
+        steps=rollout.step_map,
+        block_size=size,
+    )
     yield _drift(settings, policy, decoder=decoder, rollout=rollout, answers=answers)
     yield _gradients(settings, policy, weights, answers)
     groups = [slice(at, at + SIZE) for at in range(0, len(rows), SIZE)]
@@ -137,7 +144,17 @@ def _gradients(settings: TextConfig, policy: TextPolicy, weights: Weights, answe
     advantage = torch.ones(len(answers.ids), device=answers.ids.device)
     advantage[1::2] = -1
     weight = algorithm.aggregation.weights(answers.scored, advantage, views.first, lambda total: total)
-    backward(policy.predictor, answers, views, algorithm.objective, advantage, weight, old, old, size)
+    backward(
+        policy.predictor,
+        answers,
+        views,
+        objective=algorithm.objective,
+        advantage=advantage,
+        token_weight=weight,
+        old=old,
+        reference=old,
+        micro_batch=size,
+    )
     own = [
         p for p in weights.parameters if all(p is not q for m in weights.extra_modules.values() for q in m.parameters())
     ]

@@ -87,7 +87,7 @@ def load_predictor(
     if shift is None:
         shift = bool(known and known.shift)
     with _explained(path, None, config, trust_remote_code):
-        return MaskPredictor(model.to(device).eval(), mask_id, pad_id, shift, block_size), tokenizer
+        return MaskPredictor(model.to(device).eval(), mask_id, pad_id, shift=shift, block_size=block_size), tokenizer
 
 
 def model_paths(path: str) -> tuple[str, str]:

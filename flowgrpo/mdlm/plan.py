@@ -218,7 +218,19 @@ def _counted(decoder: Decoder, block: int, size: int) -> tuple[int, int]:
     shared = torch.tensor([decoder.region.counted or size])
     while masked.any():
         index = torch.tensor([steps])
-        step = DecodeStep(decoder.frame, row, index, index, shared, block, 0, masked, ids, ids.bool(), 0)
+        step = DecodeStep(
+            frame=decoder.frame,
+            row=row,
+            index=index,
+            in_block=index,
+            block_masks=shared,
+            block=block,
+            start=0,
+            open=masked,
+            ids=ids,
+            attention_mask=ids.bool(),
+            prompt=0,
+        )
         chosen = decoder.committer(step, torch.zeros(masked.shape).masked_fill(~masked, -torch.inf))
         masked = masked & ~chosen
         steps, commits = steps + 1, commits + int(chosen.any())
@@ -301,7 +313,14 @@ def _answers(count: int, length: int, walk: Walk) -> Answers:
     ids = torch.zeros(count, length, dtype=torch.long)
     steps = (torch.arange(length) % (walk.block_size or length)).clamp(max=walk.commits - 1).expand(count, -1)
     every = torch.ones(count, length, dtype=torch.bool)
-    return Answers(ids, every, every, [("plan", i) for i in range(count)], steps, walk.block_size)
+    return Answers(
+        ids=ids,
+        attention_mask=every,
+        scored=every,
+        addresses=[("plan", i) for i in range(count)],
+        steps=steps,
+        block_size=walk.block_size,
+    )
 
 
 def _same_for_all(likelihood: Likelihood, walk: Walk, length: int) -> bool:

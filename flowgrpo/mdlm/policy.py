@@ -123,7 +123,7 @@ class TextPolicy:
     ) -> Completions:
         """Complete prompts; arguments as of `flowgrpo.mdlm.decoding.decode.decode`."""
         ids, mask = self.prompts(texts)
-        rollout = decode(self.predictor, ids, decoder, seeds, mask, fixed, micro_batch)
+        rollout = decode(self.predictor, ids, decoder, seeds, attention_mask=mask, fixed=fixed, micro_batch=micro_batch)
         return Completions(rollout, self.texts(rollout.completion))
 
     write = generate  # what model cards of earlier exports call

@@ -25,7 +25,7 @@ BROKEN = "%d of %d answers have a log-probability that is not finite and are %s"
 Member = tuple[int, int]  # a completion's group, and its index in the group
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Batch:
     """This process's completions of an iteration, scored.
 
@@ -97,7 +97,18 @@ def rollout(
     acting = decoder if actions is None else scheduled(decoder, actions)
     completions = policy.generate([row.prompt for row in rows], acting, seeds, config.train.rollout_rows)
     scores = _score(rewards, completions, rows, members)
-    batch = Batch(iteration, groups, members, rows, completions, scores, acting, actions, scores.values, None)
+    batch = Batch(
+        iteration=iteration,
+        groups=groups,
+        members=members,
+        rows=rows,
+        completions=completions,
+        scores=scores,
+        decoder=acting,
+        actions=actions,
+        unhelped=scores.values,
+        hinted=None,
+    )
     if config.algorithm.hints.name == "none":
         return batch
     return _help(config, policy, replace(batch, hinted=0), rewards=rewards, decoder=decoder)

@@ -149,7 +149,7 @@ def teach(
     teacher = build(decoder, length, eos_id, predictor)
     judging, learning = (
         [
-            decode(predictor, ids, teacher, _addresses(seed, part, k, len(ids)), mask, micro_batch=BATCH)
+            decode(predictor, ids, teacher, _addresses(seed, part, k, len(ids)), attention_mask=mask, micro_batch=BATCH)
             for k, (ids, mask) in enumerate(_canvases(predictor, chosen))
         ]
         for part, chosen in (("held out", tokens[:held_out]), ("learned", tokens[held_out:]))
@@ -202,14 +202,16 @@ def _trained(
     watch: Callable[[Judged], None] | None,
 ) -> tuple[Controller, Judged]:
     """A controller in the best of the states that were compared, the last of equals, and how that was judged."""
-    lessons = Replay(predictor, learning, BATCH, HIDDEN_LAYERS, end_ids, seed)
-    exam = Replay(predictor, judging, BATCH, HIDDEN_LAYERS, end_ids, seed, JUDGED)
+    lessons = Replay(predictor, learning, batch=BATCH, layers=HIDDEN_LAYERS, end_ids=end_ids, run_seed=seed)
+    exam = Replay(predictor, judging, batch=BATCH, layers=HIDDEN_LAYERS, end_ids=end_ids, run_seed=seed, most=JUDGED)
     hidden_size = lessons[0].scene.hidden[0].shape[-1]
     window = min(WINDOW, length)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(noise.seed(seed, "trace_lock", "weights"))
         sizes = PAPER if hidden_size >= WIDE else {}
-        controller = Controller(hidden_size, HIDDEN_LAYERS, positions=max(POSITIONS, length), end_ids=end_ids, **sizes)
+        controller = Controller(
+            hidden_size, hidden_layers=HIDDEN_LAYERS, positions=max(POSITIONS, length), end_ids=end_ids, **sizes
+        )
     controller.to(predictor.device)
     every = max(steps // JUDGEMENTS, 1)
     best: list[tuple[Judged, dict[str, Tensor]]] = []
@@ -223,7 +225,9 @@ def _trained(
         if watch is not None:
             watch(judged)
 
-    train_controller(controller, lessons, steps, seed, window, LEARNING_RATE, judge)
+    train_controller(
+        controller, lessons, steps, run_seed=seed, window_length=window, learning_rate=LEARNING_RATE, after=judge
+    )
     kept, state = best[-1]
     controller.load_state_dict(state)
     return controller, kept
@@ -236,7 +240,7 @@ def _compared(
     evaluations, right, asked, rows = 0, [], [], []
     for given in teacher:
         ids, mask = given.ids[:, : given.prompt], given.attention_mask[:, : given.prompt]
-        found = given if decoder is None else decode(predictor, ids, decoder, None, mask, micro_batch=BATCH)
+        found = given if decoder is None else decode(predictor, ids, decoder, attention_mask=mask, micro_batch=BATCH)
         scope = in_scope(given.completion, -1 if eos_id is None else eos_id, "eos")
         same = found.completion == given.completion
         evaluations += int(found.nfe.sum())

@@ -27,7 +27,7 @@ Tensor = torch.Tensor
 LOGGER = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class UpdateBatch:
     """What one optimizer step is made of.
 
@@ -56,13 +56,13 @@ class UpdateBatch:
         index = torch.stack(known).all(0).nonzero()[:, 0]
         LOGGER.warning(BROKEN, len(self.rows) - len(index), len(self.rows), "not trained on")
         return UpdateBatch(
-            self.rows[index.cpu()],
-            self.answers.of(index),
-            self.advantage[index],
-            self.weight[index],
-            self.views.of(index),
-            None if self.old is None else self.old[:, index],
-            None if self.reference is None else self.reference[:, index],
+            rows=self.rows[index.cpu()],
+            answers=self.answers.of(index),
+            advantage=self.advantage[index],
+            weight=self.weight[index],
+            views=self.views.of(index),
+            old=None if self.old is None else self.old[:, index],
+            reference=None if self.reference is None else self.reference[:, index],
         )
 
 
@@ -95,15 +95,24 @@ def update_batches(
             rows = (parts == part).nonzero()[:, 0]
             rows = rows[weight[rows] > 0]
             answers = Answers(
-                rollout.ids,
-                rollout.attention_mask,
-                scored,
-                [(config.run.seed, "views", batch.iteration, *member, number) for member in batch.members],
-                rollout.step_map,
-                policy.predictor.block_size,
+                ids=rollout.ids,
+                attention_mask=rollout.attention_mask,
+                scored=scored,
+                addresses=[(config.run.seed, "views", batch.iteration, *member, number) for member in batch.members],
+                steps=rollout.step_map,
+                block_size=policy.predictor.block_size,
             ).of(rows.to(scored.device))
-            own = (column[rows].to(scored.device) for column in (advantages, weight))
-            batches.append(UpdateBatch(rows, answers, *own, likelihood.views(answers), old=None, reference=None))
+            batches.append(
+                UpdateBatch(
+                    rows=rows,
+                    answers=answers,
+                    advantage=advantages[rows].to(scored.device),
+                    weight=weight[rows].to(scored.device),
+                    views=likelihood.views(answers),
+                    old=None,
+                    reference=None,
+                )
+            )
             if kl.beta > 0 and kl.target == "reference":
                 with weights.reference():
                     reference = log_probs(policy, batches[-1], train.micro_batch)
@@ -157,7 +166,7 @@ def update_on(
             policy.predictor,
             answers,
             views,
-            objective,
+            objective=objective,
             advantage=advantage,
             token_weight=token_weight,
             old=update_batch.old,
@@ -165,7 +174,7 @@ def update_on(
             micro_batch=train.micro_batch,
             scale=scaler.scale,
         )
-        _measure(stats, outcome, objective, scored, update_batch.old is not None)
+        _measure(stats, outcome, objective, scored=scored, moved=update_batch.old is not None)
         if batch.actions is not None:
             loss = _schedule_loss(config, schedule, update_batch, batch)
             scaler.scale(loss / total).backward()
@@ -205,7 +214,7 @@ def _schedule_loss(config: TextConfig, schedule: SchedulePolicy, update_batch: U
     return (each * update_batch.weight.float()).sum()
 
 
-def _measure(stats: UpdateStats, outcome: Outcome, objective: Objective, scored: Tensor, moved: bool) -> None:
+def _measure(stats: UpdateStats, outcome: Outcome, objective: Objective, *, scored: Tensor, moved: bool) -> None:
     """Put what an update did into its sums, which are per token: what is of a whole completion counts for each token.
 
     Args:

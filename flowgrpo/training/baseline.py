@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
@@ -37,6 +37,7 @@ class Units:
     comparison: Tensor
     weight: Tensor
     of_edge: Tensor
+    _: KW_ONLY
     anchor: Tensor | None = None
 
     def to_edges(self, values: Tensor) -> Tensor:

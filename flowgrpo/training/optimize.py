@@ -11,7 +11,7 @@ import torch
 from flowgrpo.training.weights import Weights
 
 
-@dataclass
+@dataclass(kw_only=True)
 class UpdateStats:
     """Sums over the edges of one optimizer step, on this process.
 

@@ -39,7 +39,7 @@ def test_the_margin_grows_with_the_objects():
 
 
 DOG, TWO_DOGS, RED_DOG = Clause("dog", 1), Clause("dog", 2), Clause("dog", 1, "red")
-RIGHT = Clause("dog", 1, None, "right of", 0)
+RIGHT = Clause("dog", 1, relation="right of", target=0)
 RED, BLUE = at(50, 50, colour="red"), at(90, 50, colour="blue")
 
 

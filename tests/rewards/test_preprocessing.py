@@ -10,7 +10,7 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 from rewards.preprocessing import Preprocessing, of_open_clip, of_transformers
 
 SIZES = [(40, 56), (101, 60), (20, 20), (150, 200), (32, 32)]
-PLAIN = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 
 
 def pictures(size):
@@ -67,7 +67,7 @@ def test_pictures_become_what_open_clip_makes_of_their_files(mode, interpolation
 
 def test_a_picture_is_the_same_before_and_after_it_is_saved_in_8_bits():
     images = pictures((40, 56))
-    see = Preprocessing((32, 32), "cover", (32, 32), *PLAIN)
+    see = Preprocessing((32, 32), "cover", (32, 32), **PLAIN)
     assert torch.equal(see(images), see(images.mul(255).round() / 255))
     assert torch.equal(see(images + 3 * (images > 0.999)), see(images))  # beyond white is white
 
@@ -75,7 +75,7 @@ def test_a_picture_is_the_same_before_and_after_it_is_saved_in_8_bits():
 def test_cover_cuts_contain_shows_all_between_black_bars_and_exact_stretches():
     wide = torch.zeros(1, 3, 16, 48)
     wide[..., :8], wide[..., 8:40], wide[..., 40:] = 1.0, 0.4, 0.8
-    shown = {fit: Preprocessing((16, 16), fit, (16, 16), *PLAIN)(wide)[0, 0] for fit in ("cover", "contain", "exact")}
+    shown = {fit: Preprocessing((16, 16), fit, (16, 16), **PLAIN)(wide)[0, 0] for fit in ("cover", "contain", "exact")}
     assert shown["cover"].unique().tolist() == pytest.approx([0.4])
     contain = shown["contain"]
     assert contain[5:10, 0].min() > 0.9  # 16 / 3 rows, from row 5 on

@@ -37,7 +37,7 @@ class Trained:
     bounds: tuple[float, float] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Shown:
     """One embedded sample.
 
@@ -277,9 +277,16 @@ def _shown(
 ) -> Shown:
     rewards = line["rewards"]
     file = samples / line["file"]
-    data = (None, None, answer(file)) if file.suffix == ".json" else (data_url(file), outline(file), None)
-    bounds = _total_bounds(rewards, trained) or seen_bounds
-    return Shown(line["step"], _total(rewards, trained), rewards, bounds, *data)
+    text = file.suffix == ".json"
+    return Shown(
+        step=line["step"],
+        reward=_total(rewards, trained),
+        rewards=rewards,
+        bounds=_total_bounds(rewards, trained) or seen_bounds,
+        url=None if text else data_url(file),
+        outline=None if text else outline(file),
+        answer=answer(file) if text else None,
+    )
 
 
 def _total(rewards: Mapping[str, float | None], trained: Mapping[str, Trained]) -> float | None:

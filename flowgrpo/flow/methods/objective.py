@@ -31,7 +31,7 @@ ClipRange = Positive | Annotated[list[Positive], Field(min_length=2, max_length=
 TrainedStep = tuple["Kernel", float, float]  # kernel, sigma, sigma_next
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LossInputs:
     """What a loss of E edges of one evaluation is computed from; gradients come through `log_prob`, `mean` and `velocity`.
 

@@ -53,7 +53,7 @@ class Cache(ABC):
         self._layers: list[tuple[Tensor, Tensor]] = []
 
     @abstractmethod
-    def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, start: int, stop: int) -> Tensor:
+    def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, *, start: int, stop: int) -> Tensor:
         """Logits (R, stop - start, V), like those of `MaskPredictor.logits`.
 
         Args:
@@ -117,7 +117,7 @@ class BlockCache(Cache):
         super().__init__(predictor, place)
         self.kind = kind
 
-    def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, start: int, stop: int) -> Tensor:
+    def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, *, start: int, stop: int) -> Tensor:
         """Logits (R, stop - start, V) of a block; arguments and errors as of `Cache.logits`."""
         self._check_padding(attention_mask)
         if start != self._start:
@@ -148,7 +148,7 @@ class PrefixCache(Cache):
         super().__init__(predictor, place)
         self._columns = 0
 
-    def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, start: int, stop: int) -> Tensor:
+    def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, *, start: int, stop: int) -> Tensor:
         """Logits (R, stop - start, V); arguments and errors as of `Cache.logits`."""
         self._check_padding(attention_mask)
         entered, self._start = start != self._start, start

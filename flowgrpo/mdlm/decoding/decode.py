@@ -36,7 +36,7 @@ Committer = Callable[[DecodeStep, Any], Any]
 GIVEN = -1  # in a step map: a token that was there from the start
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Decoder:
     """How a completion is filled.
 
@@ -97,7 +97,7 @@ class Decoder:
         return getattr(self.scorer, "hidden_layers", 0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rollout:
     """What a decode made of B prompts of P columns.
 
@@ -141,6 +141,7 @@ def decode(
     prompt: Tensor,
     decoder: Decoder,
     seeds: Sequence[Address] | None = None,
+    *,
     attention_mask: Tensor | None = None,
     fixed: Tensor | None = None,
     micro_batch: int | None = None,
@@ -160,7 +161,7 @@ def decode(
             the blocks of this model.
         ValueError: the decoder draws random numbers and there are no seeds.
     """
-    ids, mask = _canvas(predictor, prompt, decoder.region.length, attention_mask, fixed)
+    ids, mask = _canvas(predictor, prompt, decoder.region.length, attention_mask=attention_mask, fixed=fixed)
     if decoder.region.block_size != predictor.block_size:
         raise InputError(
             f"{decoder.frame.place}.region: it was not built for this model's blocks, hand build the predictor"
@@ -170,16 +171,26 @@ def decode(
     size = micro_batch or len(ids)
     with torch.no_grad():
         parts = [
-            _filled(predictor, decoder, seeds, ids[at : at + size], mask[at : at + size], prompt.shape[1], at)
+            _filled(
+                predictor,
+                decoder,
+                seeds,
+                ids=ids[at : at + size],
+                mask=mask[at : at + size],
+                prompt=prompt.shape[1],
+                first=at,
+            )
             for at in range(0, len(ids), size)
         ]
-    return Rollout(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Rollout)))
+    names = [field.name for field in fields(Rollout)]
+    return Rollout(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
 
 def _filled(
     predictor: MaskPredictor,
     decoder: Decoder,
     seeds: Sequence[Address] | None,
+    *,
     ids: Tensor,
     mask: Tensor,
     prompt: int,
@@ -227,11 +238,18 @@ def _filled(
             commit_logp[index] = proposed.log_prob[chosen].double()
             steps[row] += 1
             masked = own & (completion[:, start:end] == predictor.mask_id)
-    return Rollout(ids, mask, step_map, commit_logp, steps * (2 if decoder.guided else 1), steps)
+    return Rollout(
+        ids=ids,
+        attention_mask=mask,
+        step_map=step_map,
+        commit_logp=commit_logp,
+        nfe=steps * (2 if decoder.guided else 1),
+        steps=steps,
+    )
 
 
 def _canvas(
-    predictor: MaskPredictor, prompt: Tensor, length: int, attention_mask: Tensor | None, fixed: Tensor | None
+    predictor: MaskPredictor, prompt: Tensor, length: int, *, attention_mask: Tensor | None, fixed: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Ids (B, P + L) with a masked completion but for fixed tokens, and which columns (B, P + L) are not padding."""
     unknown = prompt.new_full((len(prompt), length), predictor.mask_id)
@@ -245,15 +263,15 @@ def _canvas(
 def _step(predictor: MaskPredictor, decoder: Decoder, step: DecodeStep, cache: Cache | None) -> tuple[Proposed, Tensor]:
     """Proposals for the open positions, and which of them (N,) are committed."""
     start = step.prompt + step.start
-    columns = (start, start + step.open.shape[1])
+    columns = {"start": start, "stop": start + step.open.shape[1]}
     if cache is not None:
-        logits = cache.logits(step.ids, step.attention_mask, step.row, *columns)
+        logits = cache.logits(step.ids, step.attention_mask, step.row, **columns)
     elif decoder.guided:
         scale = setting(decoder.cfg_scale, step)
-        logits = predictor.guided(step.ids, step.attention_mask, scale, step.prompt, *columns)
+        logits = predictor.guided(step.ids, step.attention_mask, scale, prompt=step.prompt, **columns)
     else:
         layers = decoder.hidden_layers
-        logits, hidden = predictor.logits_and_hidden(step.ids, step.attention_mask, *columns, layers)
+        logits, hidden = predictor.logits_and_hidden(step.ids, step.attention_mask, layers=layers, **columns)
         step = replace(step, hidden=hidden)
     logits = logits[step.open]  # (N, V)
     if decoder.suppressed:

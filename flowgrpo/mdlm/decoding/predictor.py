@@ -44,6 +44,7 @@ class MaskPredictor:
         model: Callable[..., Any],
         mask_id: int,
         pad_id: int | None = None,
+        *,
         shift: bool = False,
         block_size: int | None = None,
     ):
@@ -90,10 +91,10 @@ class MaskPredictor:
             start: first column that is returned.
             stop: column after the last one; None is T.
         """
-        return self.logits_and_hidden(ids, attention_mask, start, stop, 0)[0]
+        return self.logits_and_hidden(ids, attention_mask, start=start, stop=stop, layers=0)[0]
 
     def logits_and_hidden(
-        self, ids: Tensor, attention_mask: Tensor | None, start: int, stop: int | None, layers: int
+        self, ids: Tensor, attention_mask: Tensor | None, *, start: int, stop: int | None, layers: int
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The same logits, and the last `layers` hidden states (B, T, H) of all columns, aligned like logits.
 
@@ -103,7 +104,7 @@ class MaskPredictor:
         stop = ids.shape[1] if stop is None else stop
         form, mask = self._told(attention_mask)
         if form is None:
-            return self._by_length(ids, mask, start, stop, layers)
+            return self._by_length(ids, mask, start=start, stop=stop, layers=layers)
         wanted = {"output_hidden_states": True} if layers else {}
         self.evaluations += len(ids)
         if self.block_size is not None and not layers:
@@ -128,12 +129,14 @@ class MaskPredictor:
         return min(int((blocks * self.block_size + padding).max()), ids.shape[1])
 
     def _by_length(
-        self, ids: Tensor, mask: Tensor, start: int, stop: int, layers: int
+        self, ids: Tensor, mask: Tensor, *, start: int, stop: int, layers: int
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """`logits_and_hidden` of rows with as much padding at a time, without it; 0 where it was."""
         rows, parts = [], []
         for width, own in _equally_padded(mask, torch.ones_like(mask[:, 0])):
-            logits, hidden = self.logits_and_hidden(ids[own, width:], None, max(start - width, 0), stop - width, layers)
+            logits, hidden = self.logits_and_hidden(
+                ids[own, width:], None, start=max(start - width, 0), stop=stop - width, layers=layers
+            )
             tensors = zip((logits, *hidden), (stop - start, *[ids.shape[1]] * layers), strict=True)
             rows.append(own)
             parts.append([torch.nn.functional.pad(x, (0, 0, columns - x.shape[1], 0)) for x, columns in tensors])
@@ -163,13 +166,13 @@ class MaskPredictor:
         if self.shift:  # as `aligned` does
             source = (columns - 1).clamp(min=0 if mask is None else mask.int().argmax(1)[rows])
         if clean is not None:
-            evaluate, source = self._after_clean(ids, clean, mask, (rows, columns), source)
+            evaluate, source = self._after_clean(ids, clean, mask, at=(rows, columns), source=source)
         with self._asking_for(rows, source) if self.selects else nullcontext():
             logits = logits_of(evaluate())
         return self._without_mask_token(logits[0] if self.selects else logits[rows, source])
 
     def _after_clean(
-        self, ids: Tensor, clean: Tensor, mask: Tensor | None, at: tuple[Tensor, Tensor], source: Tensor
+        self, ids: Tensor, clean: Tensor, mask: Tensor | None, *, at: tuple[Tensor, Tensor], source: Tensor
     ) -> tuple[Callable[[], Any], Tensor]:
         """The evaluation of a clean canvas and, behind it in the same row, a copy with masks; both under BD3-LM's mask.
 
@@ -230,6 +233,7 @@ class MaskPredictor:
         ids: Tensor,
         attention_mask: Tensor | None,
         scale: float | Tensor,
+        *,
         prompt: int,
         start: int = 0,
         stop: int | None = None,

@@ -77,7 +77,7 @@ class Frame:
         return self.eos_id
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DecodeStep:
     """One step of R rows in one block.
 

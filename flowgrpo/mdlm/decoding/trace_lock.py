@@ -42,7 +42,7 @@ class Controller(torch.nn.Module):
         end_ids: tokens that end or fill up an answer, which it is told of.
     """
 
-    def __init__(self, hidden_size: int, hidden_layers: int = 3, width: int = 64, layers: int = 2, heads: int = 4,
+    def __init__(self, hidden_size: int, *, hidden_layers: int = 3, width: int = 64, layers: int = 2, heads: int = 4,
                  positions: int = 256, end_ids: Sequence[int] = ()):  # fmt: skip
         super().__init__()
         self.sizes = {"hidden_size": hidden_size, "hidden_layers": hidden_layers, "width": width, "layers": layers,
@@ -125,7 +125,16 @@ class Learned:
         confidence = torch.ones(step.ids.shape, dtype=proposed.logits.dtype, device=step.ids.device)
         confidence[at] = proposed.logits.softmax(-1).amax(-1)
         ends = self.controller.end_ids
-        made = scene(step.ids, step.attention_mask, step.prompt, masked, proposal, confidence, step.hidden, ends)
+        made = scene(
+            step.ids,
+            step.attention_mask,
+            step.prompt,
+            masked=masked,
+            proposal=proposal,
+            confidence=confidence,
+            hidden=step.hidden,
+            end_ids=ends,
+        )
         last = torch.zeros_like(step.row).scatter_reduce(0, step.owner, column, "amax")  # as `window` has it
         within = torch.arange(step.ids.shape[1], device=column.device) <= last[:, None]
         logits, _ = self.controller(replace(made, visible=made.visible & within))
@@ -157,6 +166,7 @@ def train_controller(
     controller: Controller,
     traces: Sequence[Trace],
     steps: int,
+    *,
     run_seed: int = 0,
     window_length: int = 128,
     learning_rate: float = 1e-4,

@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 PROMPT, LOCKED, OPEN, END = range(4)  # states of a position: END is masked and proposes the end
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Scene:
     """What a controller sees of B canvases of T columns.
 
@@ -64,21 +64,30 @@ def traces(predictor: MaskPredictor, rollout: Rollout, layers: int, end_ids: Seq
     found = []
     for s in range(int(rollout.steps.max())):
         row = (rollout.steps > s).nonzero()[:, 0]
-        found.append(trace(predictor, rollout, row, torch.full_like(row, s), layers, end_ids))
+        found.append(trace(predictor, rollout, row=row, step=torch.full_like(row, s), layers=layers, end_ids=end_ids))
     return found
 
 
 @torch.no_grad()
 def trace(
-    predictor: MaskPredictor, rollout: Rollout, row: Tensor, step: Tensor, layers: int, end_ids: Sequence[int] = ()
+    predictor: MaskPredictor, rollout: Rollout, *, row: Tensor, step: Tensor, layers: int, end_ids: Sequence[int] = ()
 ) -> Trace:
     """What some rows (R,) of the decodes looked like before steps (R,) of theirs. One evaluation for each."""
     ids, mask = rollout.ids[row], rollout.attention_mask[row]
     ids[:, rollout.prompt :][rollout.step_map[row] >= step[:, None]] = predictor.mask_id
-    logits, hidden = predictor.logits_and_hidden(ids, mask, 0, None, layers)
+    logits, hidden = predictor.logits_and_hidden(ids, mask, start=0, stop=None, layers=layers)
     confidence, proposal = logits.softmax(-1).max(-1)
     masked = ids == predictor.mask_id
-    made = scene(ids, mask, rollout.prompt, masked, proposal, confidence, hidden, end_ids)
+    made = scene(
+        ids,
+        mask,
+        rollout.prompt,
+        masked=masked,
+        proposal=proposal,
+        confidence=confidence,
+        hidden=hidden,
+        end_ids=end_ids,
+    )
     return Trace(made, masked & (proposal == rollout.ids[row]))
 
 
@@ -93,6 +102,7 @@ class Replay(Sequence[Trace]):
         self,
         predictor: MaskPredictor,
         rollouts: Sequence[Rollout],
+        *,
         batch: int,
         layers: int,
         end_ids: Sequence[int] = (),
@@ -120,13 +130,16 @@ class Replay(Sequence[Trace]):
 
     def __getitem__(self, i: int) -> Trace:
         rollout, pairs = self._parts[i]
-        return trace(self._predictor, rollout, pairs[:, 0], pairs[:, 1], self._layers, self._end_ids)
+        return trace(
+            self._predictor, rollout, row=pairs[:, 0], step=pairs[:, 1], layers=self._layers, end_ids=self._end_ids
+        )
 
 
 def scene(
     ids: Tensor,
     attention_mask: Tensor,
     prompt: int,
+    *,
     masked: Tensor,
     proposal: Tensor,
     confidence: Tensor,
@@ -137,7 +150,13 @@ def scene(
     ends = torch.isin(proposal, torch.tensor(end_ids, dtype=torch.long, device=ids.device))
     column = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     state = torch.where(masked, torch.where(ends, END, OPEN), torch.where(column < prompt, PROMPT, LOCKED))
-    return Scene(hidden, confidence.where(masked, 1.0), state, (column - prompt).clamp(min=0), attention_mask)
+    return Scene(
+        hidden=hidden,
+        confidence=confidence.where(masked, 1.0),
+        state=state,
+        position=(column - prompt).clamp(min=0),
+        visible=attention_mask,
+    )
 
 
 def window(scene: Scene, length: Tensor) -> Tensor:

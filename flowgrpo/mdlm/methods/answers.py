@@ -20,7 +20,7 @@ else:
 Scope = Literal["eos", "canvas"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Answers:
     """B finished canvases: a prompt, padded on the left, and the L tokens of the answer.
 
@@ -67,12 +67,12 @@ class Answers:
     def of(self, rows: Tensor) -> Answers:
         """Some of the answers, by their rows (int64)."""
         return Answers(
-            self.ids[rows],
-            self.attention_mask[rows],
-            self.scored[rows],
-            [self.addresses[row] for row in rows.tolist()],
-            None if self.steps is None else self.steps[rows],
-            self.block_size,
+            ids=self.ids[rows],
+            attention_mask=self.attention_mask[rows],
+            scored=self.scored[rows],
+            addresses=[self.addresses[row] for row in rows.tolist()],
+            steps=None if self.steps is None else self.steps[rows],
+            block_size=self.block_size,
         )
 
 

@@ -51,6 +51,7 @@ def backward(
     predictor: Predictor,
     answers: Answers,
     views: Views,
+    *,
     objective: Objective,
     advantage: Tensor,
     token_weight: Tensor,
@@ -72,7 +73,15 @@ def backward(
     """
     everything = torch.ones(views.weight.shape[:2], dtype=torch.bool, device=views.weight.device)
     inputs = LossInputs(
-        None, old, reference, views.weight, views.view_weight, answers.length, advantage, token_weight, everything
+        new=None,
+        old=old,
+        reference=reference,
+        weight=views.weight,
+        view_weight=views.view_weight,
+        length=answers.length,
+        advantage=advantage,
+        token_weight=token_weight,
+        active_views=everything,
     )
     loss, found = 0.0, []
     for group in calls(views, micro_batch):
@@ -81,7 +90,7 @@ def backward(
 
         evaluate = [partial(log_probs, predictor, answers, views, call) for call in group]
         take = _call_by_call if len(group) == 1 or objective.separable(views) else _two_passes
-        value, each = take(evaluate, local, inputs.of(rows), objective, scale)
+        value, each = take(evaluate, local, inputs=inputs.of(rows), objective=objective, scale=scale)
         loss += value
         found += zip(group, each, strict=True)
     return Outcome(loss, inputs.at(placed(found, views.weight), everything))
@@ -92,7 +101,7 @@ Taken = tuple[float, list[Tensor]]  # loss, and l of each call without gradient
 
 
 def _call_by_call(
-    evaluate: Evaluate, local: list[Call], inputs: LossInputs, objective: Objective, scale: Scale
+    evaluate: Evaluate, local: list[Call], *, inputs: LossInputs, objective: Objective, scale: Scale
 ) -> Taken:
     """Each call is a part of the loss of its own; the first has what needs no evaluation too."""
     active = ~(inputs.weight > 0).any(2)
@@ -108,7 +117,9 @@ def _call_by_call(
     return loss, found
 
 
-def _two_passes(evaluate: Evaluate, local: list[Call], inputs: LossInputs, objective: Objective, scale: Scale) -> Taken:
+def _two_passes(
+    evaluate: Evaluate, local: list[Call], *, inputs: LossInputs, objective: Objective, scale: Scale
+) -> Taken:
     """The slope of the loss in every l, then a pass with these as weights."""
     with torch.no_grad():
         found = [call() for call in evaluate]

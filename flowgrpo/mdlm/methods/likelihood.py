@@ -65,8 +65,8 @@ def one_step(answers: Answers, prompt_rate: float = 0.15) -> Views:
     hidden, weight = nothing_scored(answers, 1)
     hidden[:, :, answers.prompt_length :] = True
     for row, random, positions in scored_rows(answers, "one_step"):
-        score(hidden, weight, 0, row, positions, 1.0)
-        hide_prompt(answers, hidden, 0, row, random, prompt_rate)
+        score(hidden, weight, (0, row, positions), 1.0)
+        hide_prompt(answers, hidden, view=0, row=row, random=random, rate=prompt_rate)
     return finished(answers, hidden, weight)
 
 
@@ -97,9 +97,9 @@ def coupled_as_released(answers: Answers, low: float = 0.2, high: float = 0.8) -
     for row, random, positions in scored_rows(answers, "coupled"):
         rate = random.uniform(low, high)
         inside = random.random(len(positions)) < rate
-        score(hidden, weight, 0, row, positions, 0.5)
-        score(hidden, weight, 1, row, positions[inside], 0.5 / rate)
-        score(hidden, weight, 2, row, positions[~inside], 0.5 / (1 - rate))
+        score(hidden, weight, (0, row, positions), 0.5)
+        score(hidden, weight, (1, row, positions[inside]), 0.5 / rate)
+        score(hidden, weight, (2, row, positions[~inside]), 0.5 / (1 - rate))
     return finished(answers, hidden, weight)
 
 
@@ -112,12 +112,12 @@ def coupled(answers: Answers) -> Views:
     hidden, weight = nothing_scored(answers, 3)
     for row, random, positions in scored_rows(answers, "coupled"):
         length = len(positions)
-        score(hidden, weight, 0, row, positions, 1 / length)
+        score(hidden, weight, (0, row, positions), 1 / length)
         if length > 1:
             k = int(random.integers(1, length))
             order = random.permutation(positions)
-            score(hidden, weight, 1, row, order[:k], (length - 1) / (2 * k))
-            score(hidden, weight, 2, row, order[k:], (length - 1) / (2 * (length - k)))
+            score(hidden, weight, (1, row, order[:k]), (length - 1) / (2 * k))
+            score(hidden, weight, (2, row, order[k:]), (length - 1) / (2 * (length - k)))
     return finished(answers, hidden, weight)
 
 
@@ -148,9 +148,9 @@ def bernoulli(answers: Answers, draws: int = 1, stratified: bool = False, antith
         rates = (np.arange(draws) + random.random()) / draws if stratified else random.random(draws)
         for draw, rate in enumerate(1 - rates):  # in (0, 1]
             inside = random.random(len(positions)) < rate
-            score(hidden, weight, sides * draw, row, positions[inside], 1 / (sides * draws * rate))
+            score(hidden, weight, (sides * draw, row, positions[inside]), 1 / (sides * draws * rate))
             if antithetic:
-                score(hidden, weight, sides * draw + 1, row, positions[~inside], _inverse(sides * draws * (1 - rate)))
+                score(hidden, weight, (sides * draw + 1, row, positions[~inside]), _inverse(sides * draws * (1 - rate)))
     return finished(answers, hidden, weight)
 
 
@@ -174,10 +174,10 @@ def exact_k(answers: Answers, draws: int = 1, stratified: bool = False, antithet
             counts = (counts + np.arange(draws) * choices // draws) % choices
         for draw, k in enumerate((counts + lowest).tolist()):
             order = random.permutation(positions)
-            score(hidden, weight, sides * draw, row, order[:k], _inverse(sides * draws * k / choices))
+            score(hidden, weight, (sides * draw, row, order[:k]), _inverse(sides * draws * k / choices))
             if antithetic:
                 score(
-                    hidden, weight, sides * draw + 1, row, order[k:], _inverse(sides * draws * (length - k) / choices)
+                    hidden, weight, (sides * draw + 1, row, order[k:]), _inverse(sides * draws * (length - k) / choices)
                 )
     return finished(answers, hidden, weight)
 
@@ -229,11 +229,11 @@ def quadrature(
         for view in range(nodes * draws):
             time, share = times[view // draws], shares[view // draws] / draws
             if masks == "bernoulli":
-                score(hidden, weight, view, row, positions[random.random(length) < time], share / time)
+                score(hidden, weight, (view, row, positions[random.random(length) < time]), share / time)
                 continue
             shift = 0.5 + random.random() if masks == "centred" else 1e-9  # t L may be whole but for rounding
             k = min(max(math.floor(time * length + shift), 1), length)
-            score(hidden, weight, view, row, random.permutation(positions)[:k], share * length / k)
+            score(hidden, weight, (view, row, random.permutation(positions)[:k]), share * length / k)
     return finished(answers, hidden, weight, np.repeat(shares, draws) / draws)
 
 
@@ -344,8 +344,8 @@ def blocks(answers: Answers, size: int = 32, draws: int = 2, prompt_rate: float 
             perturbed = before[random.random(len(before)) < prompt_rate]
             chosen = random.permutation(part)[: int(random.integers(1, len(part) + 1))]
             scored = np.concatenate([perturbed, chosen, behind])
-            score(hidden, weight, view, row, scored, len(positions) / (len(scored) * draws))
-            hide_prompt(answers, hidden, view, row, random, prompt_rate)
+            score(hidden, weight, (view, row, scored), len(positions) / (len(scored) * draws))
+            hide_prompt(answers, hidden, view=view, row=row, random=random, rate=prompt_rate)
     return finished(answers, hidden, weight)
 
 

@@ -27,7 +27,7 @@ else:
 Pair = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LossInputs:
     """What an objective sees of B answers in n views; gradients come through `new`.
 
@@ -148,7 +148,7 @@ class Objective(Choice):
         """Which of the ratios have no gradient, bool in the shape of `log_ratio`."""
 
 
-def dual_clip_loss(ratio: Tensor, advantage: Tensor, low: float, high: float, dual: float) -> Tensor:
+def dual_clip_loss(ratio: Tensor, advantage: Tensor, *, low: float, high: float, dual: float) -> Tensor:
     """PPO's loss of each ratio; of bad answers at most dual |A| (arXiv 1912.09729)."""
     loss = clip_loss(ratio, advantage, low, high)
     return torch.where(advantage < 0, torch.minimum(loss, -dual * advantage), loss)
@@ -175,7 +175,8 @@ class Ratio(Objective):
         if self.gate is not None:
             return soft_gate_loss(ratio, advantage, *self.gate)
         if self.dual is not None:
-            return dual_clip_loss(ratio, advantage, *self._range, self.dual)
+            low, high = self._range
+            return dual_clip_loss(ratio, advantage, low=low, high=high, dual=self.dual)
         return clip_loss(ratio, advantage, *self._range)
 
     def ratio_stopped(self, ratio: Tensor, advantage: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ def _at_temperature(name: str, temperature: float, **more: float) -> Options:
 def _row(
     likelihood: Options,
     objective: Options,
+    *,
     aggregation: str,
     baseline: Options,
     decoder: str | Options = "low_confidence",
@@ -57,17 +58,17 @@ PRESETS: dict[str, Row] = {
     "diffu_grpo": _row(
         {"name": "one_step", "prompt_rate": 0.15},
         {"name": "token_ratio", "clip_range": 0.5, "kl": {"form": "k3", "beta": 0.04}},
-        "token_mean",
-        _MEAN,
-        _at_temperature("low_confidence", 0.9),
+        aggregation="token_mean",
+        baseline=_MEAN,
+        decoder=_at_temperature("low_confidence", 0.9),
     ),
     # Ours, from diffu_grpo; one evaluation an answer.
     # 1. No masks in the prompt. 2. No reference. 3. Advantages over the group's standard deviation. 4. Temperature 1.
     "diffu_grpo_fast": _row(
         {"name": "one_step", "prompt_rate": 0.0},
         {"name": "token_ratio", "clip_range": 0.5},
-        "token_mean",
-        _STD,
+        aggregation="token_mean",
+        baseline=_STD,
     ),
     # arXiv 2506.20639 and apple/ml-diffucoder, whose weights of the three views are kept: they sum to 1.5.
     # 1. Each answer has a mask rate of its own; there a batch has one.
@@ -76,9 +77,9 @@ PRESETS: dict[str, Row] = {
     "coupled_grpo": _row(
         {"name": "coupled"},
         {"name": "token_ratio", "clip_range": 0.5, "kl": {"form": "k3", "beta": 0.01}},
-        "token_mean",
-        _LEAVE_ONE_OUT,
-        _at_temperature("entropy", 1.0, top_p=0.95),
+        aggregation="token_mean",
+        baseline=_LEAVE_ONE_OUT,
+        decoder=_at_temperature("entropy", 1.0, top_p=0.95),
     ),
     # arXiv 2510.08554 and its recipe in NVIDIA-NeMo/RL; its own code was not at hand.
     # 1. Views weigh L / k; the paper's 1 / t is off by k / (t L).
@@ -86,8 +87,8 @@ PRESETS: dict[str, Row] = {
     "gdpo": _row(
         {"name": "quadrature", "nodes": 3},
         {"name": "sequence_ratio", "clip_range": 0.5},
-        "sequence_mean",
-        _MEAN,
+        aggregation="sequence_mean",
+        baseline=_MEAN,
     ),
     # arXiv 2510.11683 and its form in yjyddq/DARE; its own code was not at hand.
     # 1. No clip; DARE clips the bound at 0.2, and at 3 for bad answers.
@@ -96,17 +97,17 @@ PRESETS: dict[str, Row] = {
     "bgpo": _row(
         {"name": "monte_carlo", "masks": "exact_k", "draws": 16, "stratified": True},
         {"name": "linear_bound"},
-        "sequence_mean",
-        {"name": "group_mean", "std": "group", "eps": 1e-6, "ddof": 1},
-        _at_temperature("low_confidence", 0.6),
+        aggregation="sequence_mean",
+        baseline={"name": "group_mean", "std": "group", "eps": 1e-6, "ddof": 1},
+        decoder=_at_temperature("low_confidence", 0.6),
     ),
     # arXiv 2509.23924 and yjyddq/EOSER-ASS-RL: the whole canvas is trained on, also what is behind the end.
     # 1. The decoder is the code's semi-autoregressive one; the paper's best is `decoder: eoser_ass`.
     "cj_grpo": _row(
         {"name": "trajectory", "scope": "canvas"},
         {"name": "token_ratio", "clip_range": 0.5, "kl": {"form": "k3", "beta": 0.04}},
-        "step_mean",
-        _MEAN,
+        aggregation="step_mean",
+        baseline=_MEAN,
     ),
     # arXiv 2601.15165 and LeapLabTHU/JustGRPO.
     # 1. The loss is over all answers of a step with A != 0; there over those of one of its 8 parts, and then summed, so that
@@ -114,9 +115,9 @@ PRESETS: dict[str, Row] = {
     "just_grpo": _row(
         {"name": "autoregressive", "scope": "canvas"},
         {"name": "token_ratio", "clip_range": 0.2},
-        "fixed_length",
-        {"name": "group_mean", "std": "group", "eps": 1e-4, "ddof": 1},
-        "left_to_right",
+        aggregation="fixed_length",
+        baseline={"name": "group_mean", "std": "group", "eps": 1e-4, "ddof": 1},
+        decoder="left_to_right",
     ),
     # arXiv 2509.10396 and facebookresearch/igpo: the whole canvas, its tokens alike. Hints: see mdlm/methods/hints.py.
     # 1. Given tokens that are not trained on are seen; there the view hides them too.
@@ -125,9 +126,9 @@ PRESETS: dict[str, Row] = {
     "igpo": _row(
         {"name": "one_step", "prompt_rate": 0.0, "scope": "canvas"},
         {"name": "sequence_ratio", "clip_range": 0.2, "kl": {"form": "k3", "beta": 0.01}},
-        "token_mean",
-        _MEAN,
-        _at_temperature("low_confidence", 1.2),
+        aggregation="token_mean",
+        baseline=_MEAN,
+        decoder=_at_temperature("low_confidence", 1.2),
         hints={"name": "inpainting"},
     ),
     # arXiv 2510.09541 and facebookresearch/SPG, with its numbers for GSM8K and MATH (beta is 2 for Countdown, 1 for Sudoku).
@@ -135,9 +136,9 @@ PRESETS: dict[str, Row] = {
     "spg": _row(
         {"name": "blocks", "draws": 2},
         {"name": "sandwich", "beta": 1.5, "mix": 0.5},
-        "token_mean",
-        _MEAN,
-        _at_temperature("low_confidence", 0.9),
+        aggregation="token_mean",
+        baseline=_MEAN,
+        decoder=_at_temperature("low_confidence", 0.9),
     ),
     # arXiv 2509.06949 and Gen-Verse/dLLM-RL with its numbers for LLaDA.
     # 1. No value model. 2. Groups solved by less than 0.2 or more than 0.8 of their answers are trained on; there dropped.
@@ -147,18 +148,18 @@ PRESETS: dict[str, Row] = {
     "trace_rl": _row(
         {"name": "trajectory", "shrink": 8},
         {"name": "token_ratio", "clip_range": 0.2, "kl": {"form": "k3", "beta": 0.08, "target": "old"}},
-        "step_mean",
-        {"name": "group_mean", "std": "group", "eps": 0.0, "ddof": 0},
-        _at_temperature("low_confidence", 0.8),
+        aggregation="step_mean",
+        baseline={"name": "group_mean", "std": "group", "eps": 0.0, "ddof": 0},
+        decoder=_at_temperature("low_confidence", 0.8),
     ),
     # arXiv 2512.22288, reconstructed: neither its equations nor code were at hand; see learned_schedule.py.
     # 1. The law of the schedule's actions, the clip, the baseline and the means are ours.
     "co_grpo": _row(
         {"name": "trajectory"},
         {"name": "token_ratio", "clip_range": 0.2},
-        "token_mean",
-        _STD,
-        "scheduled",
+        aggregation="token_mean",
+        baseline=_STD,
+        decoder="scheduled",
         schedule={"name": "learned"},
     ),
 }

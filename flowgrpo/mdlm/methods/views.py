@@ -78,13 +78,21 @@ def scored_rows(answers: Answers, name: str) -> Iterator[tuple[int, np.random.Ge
             yield row, noise.generator(*address, name), scored[row].nonzero()[0]
 
 
-def score(hidden: np.ndarray, weight: np.ndarray, view: int, row: int, positions: np.ndarray, value: float) -> None:
-    """Hide and score tokens of one row in one view."""
+def score(hidden: np.ndarray, weight: np.ndarray, where: tuple[int, int, np.ndarray], value: float) -> None:
+    """Hide and score some tokens.
+
+    Args:
+        where: the view, the row, and the tokens' positions in the completion.
+        value: their weight.
+    """
+    view, row, positions = where
     hidden[view, row, positions + hidden.shape[2] - weight.shape[2]] = True
     weight[view, row, positions] = value
 
 
-def hide_prompt(answers: Answers, hidden: np.ndarray, view: int, row: int, random: np.random.Generator, rate: float):
+def hide_prompt(
+    answers: Answers, hidden: np.ndarray, *, view: int, row: int, random: np.random.Generator, rate: float
+) -> None:
     """Hide each token of a row's prompt with a probability."""
     own = answers.attention_mask[row, : answers.prompt_length].cpu().numpy().nonzero()[0]
     hidden[view, row, own] = random.random(len(own)) < rate

@@ -172,9 +172,16 @@ def test_a_controller_learns_what_confidence_cannot_tell(tmp_path):
 
     torch.manual_seed(0)
     controller = Controller(33, width=32)
-    held_out = Replay(predictor, [decode(predictor, prompts[16:], build("low_confidence", length))], 16, 3)
+    held_out = Replay(predictor, [decode(predictor, prompts[16:], build("low_confidence", length))], batch=16, layers=3)
     assert f_half(controller.eval(), held_out, 0.99, length) == 0
-    train_controller(controller, Replay(predictor, [teacher], 16, 3), 150, 0, length, 3e-3)
+    train_controller(
+        controller,
+        Replay(predictor, [teacher], batch=16, layers=3),
+        150,
+        run_seed=0,
+        window_length=length,
+        learning_rate=3e-3,
+    )
     accepted = sum(int((trace.scene.state >= 2).sum()) for trace in held_out)
     right = sum(int(trace.label.sum()) for trace in held_out)
     precision = right / accepted  # of confidence, which is above 0.99 everywhere

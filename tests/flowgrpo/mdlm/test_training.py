@@ -162,8 +162,8 @@ def test_answers_that_are_not_numbers_leave_the_update(settings, monkeypatch, tm
     lost = run.train_config(settings(run__name="lost", rewards=[{"use": f"{tmp_path / 'lost.py'}:vowels"}], **choices))
     real, prompt = MaskPredictor.logits_and_hidden, torch.tensor([4, 5, 6])  # b, c, d
 
-    def broken(self, ids, *arguments):
-        logits, hidden = real(self, ids, *arguments)
+    def broken(self, ids, *arguments, **options):
+        logits, hidden = real(self, ids, *arguments, **options)
         own = (ids[:, : len(prompt)] == prompt).all(1)
         return logits * torch.ones(len(ids), 1, 1).masked_fill(own[:, None, None], torch.nan), hidden
 

@@ -36,7 +36,15 @@ def terms(log_ratio, advantage, **others):
     log_ratio, advantage = torch.tensor(log_ratio), torch.tensor(advantage)
     old = torch.full_like(log_ratio, -1.5)
     zeros = (torch.zeros(len(log_ratio), 4),)
-    default = LossInputs(old + log_ratio, old, advantage, zeros, torch.tensor(0.5), 0.1, zeros)
+    default = LossInputs(
+        log_prob=old + log_ratio,
+        old_log_prob=old,
+        advantage=advantage,
+        mean=zeros,
+        std=torch.tensor(0.5),
+        step_size=0.1,
+        velocity=zeros,
+    )
     return replace(default, **others)
 
 
@@ -342,7 +350,14 @@ def test_a_step_weight_scales_the_policy_loss_and_not_the_divergence(weight):
             1,
         )
     units = Units(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1), torch.tensor([-1, 0, 0]))
-    credited = Credited(tree, units, torch.tensor([advantage]), {tree.trained_steps[0]: weight}, beta, torch.ones(1))
+    credited = Credited(
+        tree=tree,
+        units=units,
+        advantages=torch.tensor([advantage]),
+        step_weights={tree.trained_steps[0]: weight},
+        beta=beta,
+        group_weight=torch.ones(1),
+    )
     objective = Clip(kl=Divergence(form="velocity", beta=beta))
     optimizer = torch.optim.SGD([velocity], lr=1.0)
     scaler = torch.amp.GradScaler("cpu", enabled=False)

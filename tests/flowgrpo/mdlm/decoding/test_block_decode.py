@@ -101,7 +101,7 @@ def alone(model, row, canvas, end, shift):
 @pytest.mark.parametrize("shift", [False, True])
 @pytest.mark.parametrize("cache", [None, "prefix"])
 def test_tokens_are_drawn_given_finished_blocks_in_any_batch(name, shift, cache):
-    predictor = MaskPredictor(qwen3(), MASK, PAD, shift, SIZE)
+    predictor = MaskPredictor(qwen3(), MASK, PAD, shift=shift, block_size=SIZE)
     written = {"name": name, "proposal": {"temperature": 1.0}, "cache": cache}
     if name == "threshold":
         written["committer"] = {"threshold": 0.5}
@@ -109,8 +109,8 @@ def test_tokens_are_drawn_given_finished_blocks_in_any_batch(name, shift, cache)
         written["region"] = {"block_length": 2}  # halves of the model's blocks
         written["steps"] = 10
     decoder, (ids, mask) = build(written, 10, EOS, predictor), padded(PROMPTS)
-    whole = decode(predictor, ids, decoder, SEEDS, mask)
-    parts = decode(predictor, ids, decoder, SEEDS, mask, micro_batch=3)
+    whole = decode(predictor, ids, decoder, SEEDS, attention_mask=mask)
+    parts = decode(predictor, ids, decoder, SEEDS, attention_mask=mask, micro_batch=3)
     for row, prompt in enumerate(PROMPTS):
         own = decode(predictor, torch.tensor([prompt]), decoder, SEEDS[row : row + 1])
         for other, at in ((own, 0), (parts, row)):
@@ -152,7 +152,9 @@ def test_a_row_that_waits_is_taken_up_again_with_its_cache(predictor):
         build({"name": "low_confidence", "proposal": {"temperature": 1.0}, "cache": cache}, 12, EOS, predictor)
         for cache in (None, "prefix")
     )
-    exact, cached = (decode(predictor, ids, decoder, SEEDS[:2], mask, fixed) for decoder in (plain, kept))
+    exact, cached = (
+        decode(predictor, ids, decoder, SEEDS[:2], attention_mask=mask, fixed=fixed) for decoder in (plain, kept)
+    )
     assert torch.equal(exact.ids, cached.ids)
     torch.testing.assert_close(exact.commit_logp, cached.commit_logp, rtol=0, atol=1e-9)
 

@@ -44,7 +44,7 @@ def test_a_row_depends_neither_on_its_batch_nor_its_place_nor_its_padding(predic
     order = torch.tensor([2, 0, 1])
     padded = torch.cat([torch.full((3, 6), PAD), PROMPT], dim=1)[order]
     mask = (torch.arange(10) >= 6).expand(3, -1)
-    moved = decode(predictor, padded, decoder, [SEEDS[i] for i in order], mask)
+    moved = decode(predictor, padded, decoder, [SEEDS[i] for i in order], attention_mask=mask)
     alone = [decode(predictor, PROMPT[i : i + 1], decoder, SEEDS[i : i + 1]) for i in range(3)]
     in_parts = decode(predictor, PROMPT, decoder, SEEDS, micro_batch=2)
     for i in range(3):
@@ -117,10 +117,10 @@ def test_logits_that_are_not_numbers_end_too(monkeypatch, name, temperature):
     predictor, calls = MaskPredictor(llama(), VOCAB - 1, PAD), []
     real = MaskPredictor.logits_and_hidden
 
-    def broken(self, *arguments):
+    def broken(self, *arguments, **options):
         calls.append(1)
         assert len(calls) <= 2 * LENGTH
-        logits, hidden = real(self, *arguments)
+        logits, hidden = real(self, *arguments, **options)
         return logits.where(logits.isinf(), torch.nan), hidden
 
     monkeypatch.setattr(MaskPredictor, "logits_and_hidden", broken)
@@ -163,7 +163,20 @@ def committed(spec, scores, **changes):
     number = torch.tensor([0])
     ids = torch.full(scores.shape, MASK)
     decoder, width = build(spec, scores.shape[1]), number + scores.shape[1]
-    step = DecodeStep(decoder.frame, number, number, number, width, 0, 0, ids == MASK, ids, ids == MASK, 0, ["row"])
+    step = DecodeStep(
+        frame=decoder.frame,
+        row=number,
+        index=number,
+        in_block=number,
+        block_masks=width,
+        block=0,
+        start=0,
+        open=ids == MASK,
+        ids=ids,
+        attention_mask=ids == MASK,
+        prompt=0,
+        seeds=["row"],
+    )
     return decoder.committer(replace(step, **changes), scores)[0].nonzero()[:, 0].tolist()
 
 
@@ -246,7 +259,18 @@ def test_noisy_scores_are_draws_without_replacement():
     (noisy,), frame = decoder.modifiers, decoder.frame
     number, ids = torch.zeros(rows, dtype=torch.long), torch.full((rows, 3), MASK)
     step = DecodeStep(
-        frame, torch.arange(rows), number, number, number + 3, 0, 0, ids == MASK, ids, ids == MASK, 0, range(rows)
+        frame=frame,
+        row=torch.arange(rows),
+        index=number,
+        in_block=number,
+        block_masks=number + 3,
+        block=0,
+        start=0,
+        open=ids == MASK,
+        ids=ids,
+        attention_mask=ids == MASK,
+        prompt=0,
+        seeds=range(rows),
     )
     empty = torch.empty(0)
     drawn = noisy(step, Proposed(empty, empty, empty, empty), scores.repeat(rows)).reshape(rows, 3)
@@ -267,15 +291,15 @@ def test_a_cache_is_exact_for_one_layer_and_decodes_with_more(kind, shift):
     written = {"name": "threshold", "committer": {"threshold": 0.5}, "region": region, "proposal": {"temperature": 1.0}}
     plain, kept = build(written, 12), build({**written, "cache": kind}, 12)
     for prompt, seen in ((padded, mask), (PROMPT[:, :0], None)):
-        predictor = MaskPredictor(llama(layers=1), MASK, PAD, shift)
-        exact, cached = (decode(predictor, prompt, decoder, SEEDS, seen) for decoder in (plain, kept))
+        predictor = MaskPredictor(llama(layers=1), MASK, PAD, shift=shift)
+        exact, cached = (decode(predictor, prompt, decoder, SEEDS, attention_mask=seen) for decoder in (plain, kept))
         assert exact.nfe.tolist() == cached.nfe.tolist()
         assert len(set(exact.nfe.tolist())) > 1  # rows leave a block at different steps
         assert torch.equal(exact.ids, cached.ids)
         assert torch.equal(exact.step_map, cached.step_map)
         torch.testing.assert_close(exact.commit_logp, cached.commit_logp, rtol=0, atol=1e-9)
-    deep = MaskPredictor(qwen(), MASK, PAD, shift)
-    exact, cached = (decode(deep, padded, decoder, SEEDS, mask) for decoder in (plain, kept))
+    deep = MaskPredictor(qwen(), MASK, PAD, shift=shift)
+    exact, cached = (decode(deep, padded, decoder, SEEDS, attention_mask=mask) for decoder in (plain, kept))
     assert not (cached.ids == MASK).any()
     first = (exact.step_map == 0) & (cached.step_map == 0)
     torch.testing.assert_close(exact.commit_logp[first], cached.commit_logp[first])  # nothing is kept yet

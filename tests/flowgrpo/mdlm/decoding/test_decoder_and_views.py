@@ -21,11 +21,11 @@ def test_the_trajectory_s_likelihood_is_that_of_the_commits(name):
     predictor = MaskPredictor(llama(), MASK, PAD)
     rollout = decode(predictor, PROMPT, build({"name": name, "proposal": {"temperature": 1.0}}, LENGTH, EOS), SEEDS)
     answers = Answers(
-        rollout.ids,
-        rollout.attention_mask.bool(),
-        torch.ones(2, LENGTH, dtype=torch.bool),
-        SEEDS,
-        rollout.step_map,
+        ids=rollout.ids,
+        attention_mask=rollout.attention_mask.bool(),
+        scored=torch.ones(2, LENGTH, dtype=torch.bool),
+        addresses=SEEDS,
+        steps=rollout.step_map,
     )
     with torch.no_grad():
         found = estimate(predictor, answers, likelihood.trajectory(answers), micro_batch=4).token

@@ -49,7 +49,7 @@ def test_causal_classes_become_bidirectional_and_the_mask_token_is_never_predict
 )
 @pytest.mark.parametrize("shift", [False, True])
 def test_padding_changes_no_logit(model, shift):
-    predictor = MaskPredictor(model, MASK, PAD, shift)
+    predictor = MaskPredictor(model, MASK, PAD, shift=shift)
     padded = torch.cat([torch.full((2, 5), PAD), IDS], dim=1)
     mask = (torch.arange(13) >= 5).expand(2, -1)
     torch.testing.assert_close(predictor.logits(padded, mask, start=5), predictor.logits(IDS), rtol=0, atol=1e-9)
@@ -118,16 +118,16 @@ class Ignorant(torch.nn.Module):
 @pytest.mark.parametrize("shift", [False, True])
 @pytest.mark.parametrize("start", [0, 2, 5])
 def test_a_model_that_minds_padding_never_sees_it(shift, start):
-    predictor = MaskPredictor(Ignorant(), MASK, PAD, shift)
+    predictor = MaskPredictor(Ignorant(), MASK, PAD, shift=shift)
     assert predictor.padded_form is None
     rows = [IDS[0], IDS[1, 3:], IDS[1], IDS[0, 3:]]
     padded = torch.stack([torch.nn.functional.pad(row, (8 - len(row), 0), value=PAD) for row in rows])
     mask = torch.stack([torch.arange(8) >= 8 - len(row) for row in rows])
-    logits, hidden = predictor.logits_and_hidden(padded, mask, start, None, 2)
+    logits, hidden = predictor.logits_and_hidden(padded, mask, start=start, stop=None, layers=2)
     assert predictor.evaluations == 4
     assert logits.shape == (4, 8 - start, VOCAB)
     for i, row in enumerate(rows):
-        alone, own = predictor.logits_and_hidden(row[None], None, 0, None, 2)
+        alone, own = predictor.logits_and_hidden(row[None], None, start=0, stop=None, layers=2)
         tokens = min(len(row), 8 - start)
         torch.testing.assert_close(logits[i, -tokens:], alone[0, -tokens:], rtol=0, atol=1e-9)
         for one, other in zip(hidden, own, strict=True):
@@ -141,7 +141,7 @@ WHERE = torch.tensor([[0, 1, 0, 0, 1, 0, 0, 1], [1, 0, 0, 1, 0, 0, 1, 1]]) > 0
 @pytest.mark.parametrize("shift", [False, True])
 @pytest.mark.parametrize("model", [llama(), llama(tie_word_embeddings=True), qwen(), *ENCODERS, Ignorant()])
 def test_logits_of_some_tokens_are_theirs_of_the_whole_canvas(model, shift):
-    predictor = MaskPredictor(model, MASK, PAD, shift)
+    predictor = MaskPredictor(model, MASK, PAD, shift=shift)
     assert predictor.selects != isinstance(model, Ignorant)
     padding = torch.tensor([[0, 0, 0], [1, 1, 1]]) > 0
     longer = torch.cat([torch.full((2, 3), PAD), IDS], dim=1)
@@ -210,7 +210,9 @@ def test_a_log_probability_takes_the_memory_of_the_tokens_that_it_is_of(selects)
     predictor.selects = selects
     ids = torch.randint(vocabulary, (rows, 4 + length), generator=torch.Generator().manual_seed(1))
     seen, steps = torch.ones_like(ids, dtype=torch.bool), torch.arange(length).expand(rows, -1)
-    answers = Answers(ids, seen, seen[:, 4:], [("row", row) for row in range(rows)], steps)
+    answers = Answers(
+        ids=ids, attention_mask=seen, scored=seen[:, 4:], addresses=[("row", row) for row in range(rows)], steps=steps
+    )
     call = Call(torch.tensor([3, 9, 20, 60]), torch.arange(rows))
     with Largest(vocabulary, 16) as largest, SavedTensorMeter(model.parameters()) as meter:
         found = log_probs(predictor, answers, autoregressive(answers), call)

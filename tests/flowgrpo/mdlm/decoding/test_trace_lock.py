@@ -37,7 +37,7 @@ def controller():
 
 
 def decoded(predictor, spec="random", **changes):
-    return decode(predictor, PROMPT_IDS, replace(build(spec, LENGTH, EOS), **changes), SEEDS, SEEN)
+    return decode(predictor, PROMPT_IDS, replace(build(spec, LENGTH, EOS), **changes), SEEDS, attention_mask=SEEN)
 
 
 def test_labels_are_the_proposals_that_the_finished_answer_holds(predictor):
@@ -90,7 +90,7 @@ def test_a_decode_shows_its_saved_controller_what_training_showed(predictor, con
 
 def test_every_step_of_every_row_is_replayed_once(predictor):
     rollouts = [decoded(predictor), decoded(predictor, {"name": "random", "steps": 4})]
-    replay = Replay(predictor, rollouts, 5, 3, [EOS], run_seed=1)
+    replay = Replay(predictor, rollouts, batch=5, layers=3, end_ids=[EOS], run_seed=1)
     assert len(replay) == 5 + 3  # 24 and 12 steps, five in a trace
 
     def rows(found):
@@ -101,8 +101,10 @@ def test_every_step_of_every_row_is_replayed_once(predictor):
 
     apart = [trace for rollout in rollouts for trace in traces(predictor, rollout, 3, [EOS])]
     torch.testing.assert_close(torch.tensor(rows(replay)), torch.tensor(rows(apart)))
-    assert torch.equal(replay[2].label, Replay(predictor, rollouts, 5, 3, [EOS], run_seed=1)[2].label)
-    assert len(Replay(predictor, rollouts, 5, 3, most=2)) == 2
+    assert torch.equal(
+        replay[2].label, Replay(predictor, rollouts, batch=5, layers=3, end_ids=[EOS], run_seed=1)[2].label
+    )
+    assert len(Replay(predictor, rollouts, batch=5, layers=3, most=2)) == 2
 
 
 def test_training_learns_which_proposals_last(predictor, controller):
@@ -124,7 +126,9 @@ def test_the_loss_weighs_labels_and_ends():
 
     state = torch.tensor([[PROMPT, OPEN, OPEN, END, END, OPEN]])
     blank = torch.zeros(1, 6)
-    scene = Scene((), blank, state, blank.long(), torch.ones(1, 6, dtype=torch.bool))
+    scene = Scene(
+        hidden=(), confidence=blank, state=state, position=blank.long(), visible=torch.ones(1, 6, dtype=torch.bool)
+    )
     label = torch.tensor([[False, True, False, True, False, True]])
     # window of 4 from column 1: the last column is outside; weights 1, 2, (1 - .5 x 2/4) / 2, 2 / 2
     x = torch.tensor([1.0, -2.0, 0.5, 0.5])

@@ -46,15 +46,15 @@ def by_hand(toy, given, chosen, objective, weights, old, reference):
         picked = table.gather(-1, given.ids[:, start:, None])[..., 0]
         rows.append(torch.where(weight > 0, picked, 0.0))
     terms = LossInputs(
-        torch.stack(rows),
-        old,
-        reference,
-        chosen.weight,
-        chosen.view_weight,
-        given.scored.sum(1),
-        ADVANTAGE,
-        weights,
-        torch.ones(chosen.weight.shape[:2], dtype=torch.bool),
+        new=torch.stack(rows),
+        old=old,
+        reference=reference,
+        weight=chosen.weight,
+        view_weight=chosen.view_weight,
+        length=given.scored.sum(1),
+        advantage=ADVANTAGE,
+        token_weight=weights,
+        active_views=torch.ones(chosen.weight.shape[:2], dtype=torch.bool),
     )
     loss = objective.loss(terms)
     return loss.item(), torch.autograd.grad(loss, list(toy.parameters()))
@@ -71,7 +71,17 @@ def test_gradients_are_those_of_the_whole_graph(plan, objective, micro_batch):
     weights = aggregation.sequence_mean(given.scored, ADVANTAGE, chosen.first)
     toy = moved(Toy())
     loss, slopes = by_hand(toy, given, chosen, objective, weights, old, reference)
-    outcome = backward(toy, given, chosen, objective, ADVANTAGE, weights, old, reference, micro_batch)
+    outcome = backward(
+        toy,
+        given,
+        chosen,
+        objective=objective,
+        advantage=ADVANTAGE,
+        token_weight=weights,
+        old=old,
+        reference=reference,
+        micro_batch=micro_batch,
+    )
     assert outcome.loss == pytest.approx(loss, abs=1e-9)
     assert objective.log_ratio(outcome.inputs).abs().max() > 1e-3
     for parameter, slope in zip(toy.parameters(), slopes, strict=True):
@@ -95,12 +105,12 @@ def test_without_an_old_policy_the_present_one_is_it():
                         toy,
                         given,
                         chosen,
-                        objective,
-                        ADVANTAGE,
-                        weights,
-                        old if known else None,
-                        reference,
-                        micro_batch,
+                        objective=objective,
+                        advantage=ADVANTAGE,
+                        token_weight=weights,
+                        old=old if known else None,
+                        reference=reference,
+                        micro_batch=micro_batch,
                     )
                     found.append((outcome.loss, toy.out.grad))
                 assert found[0][0] == pytest.approx(found[1][0]), name
@@ -146,7 +156,17 @@ def kept(objective, draws, micro_batch):
     toy.evaluations = 0
     weights = aggregation.sequence_mean(given.scored, ADVANTAGE, chosen.first)
     with SavedTensorMeter(toy.parameters()) as meter:
-        backward(toy, given, chosen, objective, ADVANTAGE, weights, old, None, micro_batch)
+        backward(
+            toy,
+            given,
+            chosen,
+            objective=objective,
+            advantage=ADVANTAGE,
+            token_weight=weights,
+            old=old,
+            reference=None,
+            micro_batch=micro_batch,
+        )
     return meter.peak, toy.evaluations
 
 
@@ -194,12 +214,28 @@ def test_updates_raise_the_count_of_a_token(plan, objective):
         ids, attention, steps = sampled(toy, 32, 6, random)
         reward = (ids[:, 1:] == 2).float().mean(1)
         curve.append(reward.mean().item())
-        given = Answers(ids, attention, attention[:, 1:], [("learn", update, i) for i in range(32)], steps)
+        given = Answers(
+            ids=ids,
+            attention_mask=attention,
+            scored=attention[:, 1:],
+            addresses=[("learn", update, i) for i in range(32)],
+            steps=steps,
+        )
         chosen = PLANS[plan](given)
         advantage = (reward - reward.mean()) / (reward.std() + 1e-4)
         weights = aggregation.token_mean(given.scored, advantage, chosen.first)
         pull = estimate(reference, given, chosen, 200).each
         optimizer.zero_grad()
-        backward(toy, given, chosen, chosen_objective, advantage, weights, None, pull, 200)
+        backward(
+            toy,
+            given,
+            chosen,
+            objective=chosen_objective,
+            advantage=advantage,
+            token_weight=weights,
+            old=None,
+            reference=pull,
+            micro_batch=200,
+        )
         optimizer.step()
     assert sum(curve[-5:]) / 5 > sum(curve[:5]) / 5 + 0.25

@@ -40,7 +40,14 @@ def finished(scope="canvas"):
     steps = steps.argsort(1).argsort(1) // 2 * 2
     for row, prompt in enumerate(PROMPTS):  # two tokens a step, but none of two blocks
         steps[row] += (len(prompt) + torch.arange(LENGTH)) // SIZE
-    return Answers(ids, ids != PAD, scored, [("blocks", row) for row in range(4)], steps, SIZE)
+    return Answers(
+        ids=ids,
+        attention_mask=ids != PAD,
+        scored=scored,
+        addresses=[("blocks", row) for row in range(4)],
+        steps=steps,
+        block_size=SIZE,
+    )
 
 
 def one_by_one(predictor, answers, chosen):
@@ -68,7 +75,7 @@ def one_by_one(predictor, answers, chosen):
 )
 @pytest.mark.parametrize("shift", [False, True])
 def test_all_blocks_at_once_are_each_by_itself(plan, shift):
-    predictor, answers = MaskPredictor(qwen3(), MASK, PAD, shift, SIZE), finished("eos")
+    predictor, answers = MaskPredictor(qwen3(), MASK, PAD, shift=shift, block_size=SIZE), finished("eos")
     chosen = plan(answers)
     found = estimate(predictor, answers, chosen, 5)
     assert predictor.evaluations == int(chosen.scored.any(2).sum())
@@ -84,14 +91,16 @@ def test_in_float32_they_drift_by_rounding_alone(model):
 
 
 def test_rows_that_cannot_be_padded_are_evaluated_without_it():
-    predictor, answers = MaskPredictor(qwen3(), MASK, None, True, SIZE), finished("eos")
+    predictor, answers = MaskPredictor(qwen3(), MASK, None, shift=True, block_size=SIZE), finished("eos")
     assert predictor.padded_form is None
     chosen = likelihood.quadrature(answers)
     found = estimate(predictor, answers, chosen, 5).each
     torch.testing.assert_close(found, one_by_one(predictor, answers, chosen).detach(), rtol=0, atol=1e-9)
     prompt, mask = answers.ids[:, : answers.prompt_length], answers.attention_mask[:, : answers.prompt_length]
-    padding = MaskPredictor(qwen3(), MASK, PAD, True, SIZE)
-    one, other = (decode(p, prompt, build("random", LENGTH, 13, p), range(4), mask) for p in (predictor, padding))
+    padding = MaskPredictor(qwen3(), MASK, PAD, shift=True, block_size=SIZE)
+    one, other = (
+        decode(p, prompt, build("random", LENGTH, 13, p), range(4), attention_mask=mask) for p in (predictor, padding)
+    )
     assert torch.equal(one.completion, other.completion)
 
 
@@ -130,13 +139,13 @@ def test_every_mask_of_the_answer_is_as_often_every_mask_of_its_blocks():
 @pytest.mark.parametrize("name", ["low_confidence", "threshold", "entropy", "random", "left_to_right"])
 @pytest.mark.parametrize("shift", [False, True])
 def test_a_trajectory_is_what_the_decoder_committed(name, shift):
-    predictor, given = MaskPredictor(llama(), MASK, PAD, shift, SIZE), finished()
+    predictor, given = MaskPredictor(llama(), MASK, PAD, shift=shift, block_size=SIZE), finished()
     written = {"name": name, "proposal": {"temperature": 1.0}, "cache": "prefix"}
     if name == "threshold":
         written["committer"] = {"threshold": 0.5}
     width = given.prompt_length
     decoder, seeds = build(written, LENGTH, 13, predictor), [(0, row) for row in range(4)]
-    rollout = decode(predictor, given.ids[:, :width], decoder, seeds, given.attention_mask[:, :width])
+    rollout = decode(predictor, given.ids[:, :width], decoder, seeds, attention_mask=given.attention_mask[:, :width])
     answers = replace(given, ids=rollout.ids, steps=rollout.step_map)
     chosen = likelihood.trajectory(answers)
     assert len(chosen.weight) <= SIZE  # a step of all blocks at once
@@ -156,7 +165,14 @@ def test_chances_of_all_answers_from_left_to_right_sum_to_one():
     every = torch.tensor(list(product(range(4), repeat=4)))
     ids = torch.cat([torch.tensor([[1, 2, 0]]).expand(len(every), -1), every], dim=1)
     ones = torch.ones_like(ids, dtype=torch.bool)
-    answers = Answers(ids, ones, ones[:, 3:], [("every", i) for i in range(len(ids))], None, 2)
+    answers = Answers(
+        ids=ids,
+        attention_mask=ones,
+        scored=ones[:, 3:],
+        addresses=[("every", i) for i in range(len(ids))],
+        steps=None,
+        block_size=2,
+    )
     chosen = likelihood.autoregressive(answers)
     assert len(chosen.weight) == 2  # of blocks of 1, 2 and 1 tokens
     chances = estimate(predictor, answers, chosen, 512).seq.exp()

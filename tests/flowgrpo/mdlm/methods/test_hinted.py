@@ -15,7 +15,14 @@ def rollout(given):
     for row, places in enumerate(given):
         steps[row, places] = GIVEN
     numbers = torch.zeros(2, 6, dtype=torch.float64)
-    return Rollout(made.ids, made.attention_mask, steps, numbers, torch.full((2,), 6), torch.full((2,), 6))
+    return Rollout(
+        ids=made.ids,
+        attention_mask=made.attention_mask,
+        step_map=steps,
+        commit_logp=numbers,
+        nfe=torch.full((2,), 6),
+        steps=torch.full((2,), 6),
+    )
 
 
 def least_certain(given, share):

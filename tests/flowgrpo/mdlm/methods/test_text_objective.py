@@ -197,7 +197,15 @@ def test_nothing_has_moved_before_the_first_update(name, objective):
     weights = given_answers.scored / given_answers.scored.sum()
     advantage = torch.tensor([1.0, -1.0, 0.5, -0.5, 2.0])
     outcome = backward(
-        toy, given_answers, chosen, objective, advantage, weights, old.each, reference.each, micro_batch=4
+        toy,
+        given_answers,
+        chosen,
+        objective=objective,
+        advantage=advantage,
+        token_weight=weights,
+        old=old.each,
+        reference=reference.each,
+        micro_batch=4,
     )
     assert (objective.log_ratio(outcome.inputs) == 0).all()
     assert not objective.stopped(outcome.inputs).any()

@@ -126,7 +126,7 @@ def test_centred_quadrature_is_exact_where_tokens_tell_each_other():
     """The sum over k hidden tokens is then -log 6 k (k - 1) / 5, and the ELBO -3 log 6."""
     ids = torch.tensor([[0, 1, 2, 3, 1, 2, 3]])
     full = torch.ones_like(ids, dtype=torch.bool)
-    given = Answers(ids, full, full[:, 1:], [("pairs",)])
+    given = Answers(ids=ids, attention_mask=full, scored=full[:, 1:], addresses=[("pairs",)])
     assert Enumerated(Pairs(), given).elbo == pytest.approx(-3 * math.log(6))
     for nodes in (2, 3):
         mean, error = spread(partial(likelihood.quadrature, nodes=nodes, masks="centred"), given, Pairs())
@@ -311,7 +311,9 @@ def test_a_trajectory_sees_what_the_decoder_saw():
     ids = torch.tensor([[9, 9, 1, 2, 3, 4, 0, 0]])
     scored = torch.tensor([[True, True, True, True, False, False]])
     steps = torch.tensor([[4, 0, -1, 4, 2, 7]])
-    given = Answers(ids, torch.ones_like(ids, dtype=torch.bool), scored, [("x",)], steps)
+    given = Answers(
+        ids=ids, attention_mask=torch.ones_like(ids, dtype=torch.bool), scored=scored, addresses=[("x",)], steps=steps
+    )
     chosen = likelihood.trajectory(given)
     hidden = chosen.hidden[:, 0, 2:].int().tolist()
     assert hidden == [[1, 1, 0, 1, 1, 1], [1, 0, 0, 1, 1, 1], [1, 0, 0, 1, 0, 1]]  # of the steps 0, 2 and 4
@@ -414,7 +416,10 @@ def test_autoregressive_likelihoods_sum_to_one():
     toy = Toy()
     ids = torch.tensor([[1, 2, a, b] for a in range(6) for b in range(6)])
     given = Answers(
-        ids, torch.ones_like(ids, dtype=torch.bool), torch.ones(36, 2, dtype=torch.bool), [(i,) for i in range(36)]
+        ids=ids,
+        attention_mask=torch.ones_like(ids, dtype=torch.bool),
+        scored=torch.ones(36, 2, dtype=torch.bool),
+        addresses=[(i,) for i in range(36)],
     )
     assert estimate(toy, given, likelihood.autoregressive(given), 16).seq.exp().sum().item() == pytest.approx(1)
 
