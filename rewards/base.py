@@ -22,7 +22,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rewards.cards import BUILT_IN
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 ENTRY_POINTS = "flowgrpo.rewards"
+S = TypeVar("S", bound=Sequence)
 LONGEST = 500  # characters of what a plug-in says when it fails, or a server of what it refuses
 
 
@@ -208,6 +209,11 @@ def find(use: str) -> Any:
     raise RewardError(
         f"there is no reward {use!r}, {hint}" + ("" if hint.endswith("?") else ", or write ./file.py:function")
     )
+
+
+def batched(rows: S, size: int) -> list[S]:
+    """Consecutive parts of `size` rows, of the type of the whole; the last may have fewer, and no rows have no parts."""
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ from functools import cached_property
 
 import torch
 
-from rewards.base import RewardError
+from rewards.base import RewardError, batched
 from rewards.compute import DTYPES, default_device
 from rewards.image import check_images
 from rewards.objects import COLOURS, Clause, crop, official, partial_credit, read_clauses, strict, surest
@@ -93,8 +93,7 @@ class GenEval:
         rows = list(zip(prompts, include, exclude or nothing, tag or nothing, strict=True))
         values = list(nothing)
         asked = [i for i, row in enumerate(rows) if row[1]]
-        for start in range(0, len(asked), self.batch_size):
-            part = asked[start : start + self.batch_size]
+        for part in batched(asked, self.batch_size):
             pictures = images[part].float().to(self.device)
             for i, value in zip(part, self._values(pictures, [rows[i] for i in part]), strict=True):
                 values[i] = value
@@ -118,8 +117,7 @@ class GenEval:
         """Name the colours of all objects whose clause asks for one, in place."""
         asked = dict.fromkeys((i, c.name) for i, clauses in enumerate(include) for c in clauses if c.colour)
         places = [(i, name, k) for i, name in asked for k in range(len(objects[i].get(name, ())))]
-        for start in range(0, len(places), self.batch_size):
-            part = places[start : start + self.batch_size]
+        for part in batched(places, self.batch_size):
             crops = [crop(images[i], objects[i][name][k]) for i, name, k in part]
             colours = self._name_colours(crops, [name for _, name, _ in part])
             for (i, name, k), colour in zip(part, colours, strict=True):

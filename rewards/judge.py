@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from rewards.base import RewardError, nearest
+from rewards.base import RewardError, batched, nearest
 from rewards.chat import Chat, pictures, text
 
 FIVE = {str(n): float(n) for n in range(1, 6)}
@@ -137,8 +137,7 @@ class Judge:
             shown = pictures(sample, self.frames)
             row = {name: values[i] for name, values in columns.items()}
             asked += [[*shown, text(self._filled(question, prompt, row))] for question in self.questions]
-        values, each = self.chat.ask(asked), len(self.questions)
-        return [self._grade(values[at : at + each]) for at in range(0, len(values), each)]
+        return [self._grade(values) for values in batched(self.chat.ask(asked), len(self.questions))]
 
     def _filled(self, question: str, prompt: str, row: Mapping[str, Any]) -> str:
         fields = {**row, "prompt": prompt, "low": f"{self.low:g}", "high": f"{self.high:g}"}

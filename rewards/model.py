@@ -18,7 +18,7 @@ from torch import nn
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from rewards.base import RewardError, nearest
+from rewards.base import RewardError, batched, nearest
 from rewards.compute import DTYPES
 from rewards.image import check_images
 from rewards.preprocessing import Preprocessing, of_transformers
@@ -71,8 +71,7 @@ class ModelReward(ABC):
 
     def batched(self, *inputs: Any) -> torch.Tensor:
         """`_score` of all samples, float32 on the CPU; `inputs` are tensors and lists of one length."""
-        size = self.batch_size
-        parts = [[part[at : at + size] for part in inputs] for at in range(0, len(inputs[0]), size)]
+        parts = zip(*(batched(each, self.batch_size) for each in inputs), strict=True)
         with torch.no_grad():
             return torch.cat([self._score(*part).float().cpu() for part in parts])
 

@@ -16,6 +16,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
+from rewards.base import batched
 from rewards.image import check_images
 
 BACKGROUND = (0.96, 0.945, 0.91)
@@ -129,9 +130,9 @@ def _nearest_colour(images_BCHW: np.ndarray) -> np.ndarray:
     """Which colour each pixel resembles most: uint8 (B, H, W), 0 is the background, i the i-th of COLOURS."""
     palette = np.array([BACKGROUND, *COLOURS.values()], np.float32)
     nearest = np.zeros((len(images_BCHW), *images_BCHW.shape[2:]), np.uint8)
-    for start in range(0, len(nearest), 16):  # as many pictures as the processor's cache holds
-        part = nearest[start : start + 16]
-        red, green, blue = images_BCHW[start : start + 16].swapaxes(0, 1)
+    cached = 16  # as many pictures as the processor's cache holds
+    for part, images in zip(batched(nearest, cached), batched(images_BCHW, cached), strict=True):
+        red, green, blue = images.swapaxes(0, 1)
         least = np.inf
         for index, (r, g, b) in enumerate(palette):
             distance = (red - r) ** 2

@@ -15,6 +15,7 @@ from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
 from flowgrpo.training import folders
 from flowgrpo.training.samples import Sample, manifest_line, save_sample
+from samplers.batches import batched
 
 BATCH = 16
 
@@ -63,12 +64,20 @@ def asked(texts: Sequence[str] | None, prompts_file: str | None, seed: int) -> l
 
 
 def batches(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
+<<<<<<< HEAD
     """Yield rows in batches; where they take long, print now and then to stderr how many are done."""
     said = time.monotonic()
     for start in range(0, len(rows), size):
         yield rows[start : start + size]
+=======
+    """Rows in batches; where they take long, a line on stderr now and then tells how many are done."""
+    said, done = time.monotonic(), 0
+    for part in batched(rows, size):
+        yield part
+        done += len(part)
+>>>>>>> h-calls
         if time.monotonic() - said >= SECONDS:
-            print(f"{min(start + size, len(rows))} of {len(rows)} samples", file=sys.stderr)
+            print(f"{done} of {len(rows)} samples", file=sys.stderr)
             said = time.monotonic()
 
 

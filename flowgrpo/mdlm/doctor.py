@@ -32,6 +32,7 @@ from flowgrpo.training.scorer import score
 from flowgrpo.training.weights import Weights
 from rewards import Reward
 from rewards.compute import default_device
+from samplers.batches import batched
 
 SIZE = 4  # answers of a group
 GROUPS = 8  # at most, where a reward does not differ within the first ones
@@ -89,8 +90,8 @@ def examine(settings: TextConfig) -> Iterator[Check]:
     )
     yield _drift(settings, policy, decoder=decoder, rollout=rollout, answers=answers)
     yield _gradients(settings, policy, weights, answers)
-    groups = [slice(at, at + SIZE) for at in range(0, len(rows), SIZE)]
-    values = [score(rewards, completions.texts[own], rows[own]).values for own in groups]
+    groups = zip(batched(completions.texts, SIZE), batched(rows, SIZE), strict=True)
+    values = [score(rewards, texts, own).values for texts, own in groups]
     yield _spread(settings, policy, rewards, values=values, others=between)
     yield memory_left(device, REMEDY)
     yield _reload(settings, policy, weights, answers)

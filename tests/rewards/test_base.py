@@ -5,6 +5,7 @@ import torch
 
 import rewards
 from rewards import RewardError
+from rewards.base import batched
 
 IMAGES = torch.rand(2, 3, 8, 8)
 
@@ -175,3 +176,9 @@ def test_jpeg_size_prefers_what_compresses():
     flat, noise = torch.full((1, 3, 32, 32), 0.5), torch.rand(1, 3, 32, 32)
     sizes = rewards.load("jpeg_size")(torch.cat([flat, noise]), ["a", "b"], {})
     assert 0 > sizes[0] > sizes[1]
+
+
+def test_parts_are_consecutive_and_the_last_one_is_what_is_left():
+    assert batched([1, 2, 3, 4, 5], 2) == [[1, 2], [3, 4], [5]]
+    assert batched([], 3) == []
+    assert [part.tolist() for part in batched(torch.arange(3), 2)] == [[0, 1], [2]]

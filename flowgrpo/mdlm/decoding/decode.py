@@ -16,6 +16,7 @@ from flowgrpo.mdlm.decoding.proposals import Proposed, Sample
 from flowgrpo.mdlm.decoding.regions import Region
 from flowgrpo.mdlm.decoding.step import DecodeStep, Frame, Setting, setting
 from flowgrpo.schema.lazy import lazy
+from samplers.batches import batched
 
 if TYPE_CHECKING:
     import torch
@@ -171,16 +172,8 @@ def decode(
     size = micro_batch or len(ids)
     with torch.no_grad():
         parts = [
-            _filled(
-                predictor,
-                decoder,
-                seeds,
-                ids=ids[at : at + size],
-                mask=mask[at : at + size],
-                prompt=prompt.shape[1],
-                first=at,
-            )
-            for at in range(0, len(ids), size)
+            _filled(predictor, decoder, seeds, ids=some, mask=seen, prompt=prompt.shape[1], first=rows.start)
+            for rows, some, seen in zip(*(batched(each, size) for each in (range(len(ids)), ids, mask)), strict=True)
         ]
     names = [field.name for field in fields(Rollout)]
     return Rollout(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})

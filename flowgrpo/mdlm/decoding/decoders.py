@@ -153,7 +153,8 @@ def build(
             raise InputError(f"{place}.region: ascending blocks are not this model's own, take blocks")
         region = regions.counted(region, block_size, f"{place}.region")
     pad_id = None if predictor is None else predictor.pad_id
-    frame = Frame(region, _steps(committer, others.steps, length, place), eos_id, pad_id, place)
+    steps = _steps(committer, others.steps, length, place)
+    frame = Frame(region=region, steps=steps, eos_id=eos_id, pad_id=pad_id, place=place)
     committer.block_steps(frame)  # refuses steps that do not divide
     if others.eos_early_stop or any(change.ends for change in changes):
         _ = frame.end  # refuses a model without

@@ -28,7 +28,7 @@ Setting = NotNegative | Callable[..., Any]  # a number, or of a DecodeStep one (
 Fraction = Rate | Callable[..., Any]  # the same, up to 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Frame:
     """What stays the same from the first step of a decode to its last.
 
