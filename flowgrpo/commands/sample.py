@@ -64,18 +64,11 @@ def asked(texts: Sequence[str] | None, prompts_file: str | None, seed: int) -> l
 
 
 def batches(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
-<<<<<<< HEAD
     """Yield rows in batches; where they take long, print now and then to stderr how many are done."""
-    said = time.monotonic()
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]
-=======
-    """Rows in batches; where they take long, a line on stderr now and then tells how many are done."""
     said, done = time.monotonic(), 0
     for part in batched(rows, size):
         yield part
         done += len(part)
->>>>>>> h-calls
         if time.monotonic() - said >= SECONDS:
             print(f"{done} of {len(rows)} samples", file=sys.stderr)
             said = time.monotonic()
