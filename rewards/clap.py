@@ -63,7 +63,7 @@ class Clap(ModelReward):
             for sound, rate in zip(mono, sampling_rate, strict=True)
         ]
         heard = self._hear([piece for sound in pieces for piece in sound]).float().split([len(p) for p in pieces])
-        read = encode_unique(self._encode, prompts).float()
+        read = encode_unique(self.text_features, prompts).float()
         return torch.stack([torch.cosine_similarity(h, r, dim=-1).mean() for h, r in zip(heard, read, strict=True)])
 
     def _hear(self, pieces: list[np.ndarray]) -> torch.Tensor:
@@ -73,12 +73,6 @@ class Clap(ModelReward):
         longer = torch.zeros(len(pieces), 1, dtype=torch.bool, device=self.device)
         features = heard.to(self.device, self.dtype)
         return pooled_features(self.model.get_audio_features(input_features=features, is_longer=longer))
-
-    def _encode(self, texts: list[str]) -> torch.Tensor:
-        tokens = self.tokenizer(texts, padding=True, truncation=True, return_tensors="pt").to(self.device)
-        return pooled_features(
-            self.model.get_text_features(tokens["input_ids"], attention_mask=tokens["attention_mask"])
-        )
 
 
 def resampled(sound: np.ndarray, rate: int, target: int) -> np.ndarray:

@@ -21,11 +21,7 @@ class _Clip(PictureReward):
 
     def _encode(self, texts: list[str]) -> torch.Tensor:
         length = self.model.config.text_config.max_position_embeddings
-        tokens = self.tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
-        tokens = tokens.to(self.device)
-        return pooled_features(
-            self.model.get_text_features(tokens["input_ids"], attention_mask=tokens["attention_mask"])
-        )
+        return self.text_features(texts, max_length=length)
 
 
 class ClipScore(_Clip):

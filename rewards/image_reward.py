@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
@@ -56,13 +57,9 @@ class ImageReward(PictureReward):
     weights = "THUDM/ImageReward"
 
     def __init__(
-        self,
-        path: str | None = None,
-        tokenizer: str = "google-bert/bert-base-uncased",
-        batch_size: int = 16,
-        dtype: str = "float32",
+        self, path: str | None = None, tokenizer: str = "google-bert/bert-base-uncased", **options: Any
     ) -> None:
-        super().__init__(path, batch_size, dtype)
+        super().__init__(path, **options)
         self.tokenizer_path = str(tokenizer)
 
     @cached_property

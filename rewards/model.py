@@ -44,7 +44,7 @@ class ModelReward(ABC):
     called: str
     weights: str
 
-    def __init__(self, path: str | None = None, batch_size: int = 16, dtype: str = "float32") -> None:
+    def __init__(self, path: str | None = None, *, batch_size: int = 16, dtype: str = "float32") -> None:
         if dtype not in DTYPES:
             raise RewardError(f"{self.called}: there is no dtype {dtype!r}, {nearest(str(dtype), DTYPES)}")
         if not isinstance(batch_size, int) or batch_size < 1:
@@ -95,6 +95,17 @@ class ModelReward(ABC):
         """Transformers' tokenizer at `path`."""
         with self.loading(path):
             return AutoTokenizer.from_pretrained(path)
+
+    def text_features(self, texts: list[str], **limits: int) -> torch.Tensor:
+        """Features (b, D) of texts, by a model of transformers that compares them with pictures or sounds.
+
+        Args:
+            limits: of the tokenizer, such as `max_length`.
+        """
+        tokens = self.tokenizer(texts, padding=True, truncation=True, return_tensors="pt", **limits).to(self.device)
+        return pooled_features(
+            self.model.get_text_features(tokens["input_ids"], attention_mask=tokens["attention_mask"])
+        )
 
     def file(self, filename: str) -> Path:
         """A file of weights: `path` if it is one, `filename` in the folder `path`, or `filename` of that hub id."""

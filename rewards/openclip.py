@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import open_clip
 import torch
@@ -43,10 +44,9 @@ class HPSv2(PictureReward):
         *,
         version: str = "v2.1",
         architecture: str = "ViT-H-14",
-        batch_size: int = 16,
-        dtype: str = "float32",
+        **options: Any,
     ) -> None:
-        super().__init__(path, batch_size, dtype)
+        super().__init__(path, **options)
         if version not in HPS_FILES:
             raise RewardError(f"hpsv2: there is no version {version!r}, choose one of {', '.join(HPS_FILES)}")
         self.version, self.architecture = version, architecture
@@ -96,10 +96,9 @@ class Aesthetic(PictureReward):
         *,
         architecture: str = "ViT-L-14-quickgelu",
         clip: str = "openai",
-        batch_size: int = 16,
-        dtype: str = "float32",
+        **options: Any,
     ) -> None:
-        super().__init__(path, batch_size, dtype)
+        super().__init__(path, **options)
         self.architecture, self.clip = architecture, str(clip)
 
     @cached_property

@@ -48,14 +48,8 @@ class ImageSimilarity(_Features):
 
     called = "image_similarity"
 
-    def __init__(
-        self,
-        path: str | None = None,
-        column: str = "image",
-        batch_size: int = 16,
-        dtype: str = "float32",
-    ) -> None:
-        super().__init__(path, batch_size, dtype)
+    def __init__(self, path: str | None = None, column: str = "image", **options: Any) -> None:
+        super().__init__(path, **options)
         self.column = column
 
     def __call__(self, images: torch.Tensor, prompts: Sequence[str], **columns: Sequence[Any]) -> list[float | None]:

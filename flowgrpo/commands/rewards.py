@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import entry_points
@@ -55,20 +55,36 @@ def _imported(reward: Any) -> tuple[str | None, Options | None]:
     """The docstring of a function or a class, and the options of a class; None of a function."""
     if not inspect.isclass(reward):
         return inspect.getdoc(reward), None
-    parameters = [p for p in inspect.signature(reward).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    return inspect.getdoc(reward), {p.name: p.default for p in parameters}
+    kinds = [kind for kind in reward.__mro__ if "__init__" in vars(kind) and kind is not object]
+    parameters = ([*inspect.signature(kind.__init__).parameters.values()][1:] for kind in kinds)  # without self
+    constructors = (
+        ({p.name: p.default for p in own if p.kind is not p.VAR_KEYWORD}, any(p.kind is p.VAR_KEYWORD for p in own))
+        for own in parameters
+    )
+    return inspect.getdoc(reward), _taken(constructors)
 
 
 def _read(target: str) -> tuple[str | None, Options | None]:
     """Return the docstring and the options of `module:name` of this package, from its source alone."""
     module, _, name = target.partition(":")
     node = _defined(module)[name]
-    options = next(_options(module, name), {}) if isinstance(node, ast.ClassDef) else None
-    return ast.get_docstring(node), options
+    if not isinstance(node, ast.ClassDef):
+        return ast.get_docstring(node), None
+    return ast.get_docstring(node), _taken(_constructors(module, name))
 
 
-def _options(module: str, name: str) -> Iterator[Options]:
-    """The options of a class and of what it inherits from, each class before its bases, where it has an `__init__`."""
+def _taken(constructors: Iterable[tuple[Options, bool]]) -> Options:
+    """The options of a class: those of its constructor and, as long as one hands further ones on, of the next base's."""
+    options: dict[str, Any] = {}
+    for own, hands_on in constructors:
+        options |= {key: default for key, default in own.items() if key not in options}
+        if not hands_on:
+            break
+    return options
+
+
+def _constructors(module: str, name: str) -> Iterator[tuple[Options, bool]]:
+    """Options of each `__init__` of a class and, after it, of its bases; and whether it hands further ones on."""
     names = _defined(module)
     for node in names[name].body:
         if isinstance(node, ast.FunctionDef) and node.name == "__init__":
@@ -76,19 +92,20 @@ def _options(module: str, name: str) -> Iterator[Options]:
             plain = [argument.arg for argument in (*taken.posonlyargs, *taken.args)][1:]  # without self
             required = len(plain) - len(taken.defaults)
             defaults = dict.fromkeys(plain[: max(required, 0)], inspect.Parameter.empty)
-            yield defaults | {
+            own = defaults | {
                 key: _value(default, names)
                 for key, default in (
                     *zip(plain[max(required, 0) :], taken.defaults, strict=True),
                     *((a.arg, d) for a, d in zip(taken.kwonlyargs, taken.kw_defaults, strict=True)),
                 )
             }
+            yield own, taken.kwarg is not None
     for base in names[name].bases:
         definition = names.get(base.id) if isinstance(base, ast.Name) else None
         if isinstance(definition, ast.ImportFrom):
-            yield from _options(definition.module, base.id)
+            yield from _constructors(definition.module, base.id)
         elif isinstance(definition, ast.ClassDef):
-            yield from _options(module, base.id)
+            yield from _constructors(module, base.id)
 
 
 def _value(node: ast.expr | None, names: Mapping[str, Any]) -> Any:

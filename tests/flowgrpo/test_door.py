@@ -134,3 +134,10 @@ def test_a_source_says_of_a_reward_what_its_import_says(name):
     found, card = find(name), BUILT_IN[name]
     said, options = command._imported(getattr(found, "func", found))
     assert command._read(card.target) == (said, options)
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "of_its_base"), [("hpsv2", "version", "dtype"), ("video_ocr", "best", "threads")]
+)
+def test_the_options_of_a_reward_are_those_of_its_base_too(name, own, of_its_base):
+    assert {own, of_its_base} <= command._read(BUILT_IN[name].target)[1].keys()
