@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
+from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.attention import positions
@@ -117,6 +118,7 @@ class BlockCache(Cache):
         super().__init__(predictor, place)
         self.kind = kind
 
+    @override
     def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, *, start: int, stop: int) -> Tensor:
         """Logits (R, stop - start, V) of a block; arguments and errors as of `Cache.logits`."""
         self._check_padding(attention_mask)
@@ -148,6 +150,7 @@ class PrefixCache(Cache):
         super().__init__(predictor, place)
         self._columns = 0
 
+    @override
     def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, *, start: int, stop: int) -> Tensor:
         """Logits (R, stop - start, V); arguments and errors as of `Cache.logits`."""
         self._check_padding(attention_mask)

@@ -9,6 +9,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.regions import ascending, ascending_sizes
@@ -48,8 +49,8 @@ class Even(Committer):
 
     name: Literal["even"] = "even"
 
+    @override
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
-        """The surest positions, as many as this step's share."""
         return best(scores, even_share(step)) & step.open
 
 
@@ -62,10 +63,12 @@ class Ascending(Committer):
     name: Literal["ascending"] = "ascending"
 
     @property
+    @override
     def paced(self) -> bool:
         """False: it takes as many steps as the length has."""
         return False
 
+    @override
     def block_steps(self, frame: Frame) -> None:
         """None: as many as it needs.
 
@@ -77,8 +80,8 @@ class Ascending(Committer):
         if ascending(ends[-1], len(ends), place).ends != ends:
             raise InputError(f"{place}: steps of ascending size need the region ascending")
 
+    @override
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
-        """The surest positions, as many as this step's size."""
         region = step.frame.region
         steps = ascending_sizes(region.length, len(region.ends))[step.block]
         sizes = torch.tensor([*steps[:-1], scores.shape[1]], device=scores.device)
@@ -98,8 +101,8 @@ class Remaining(Committer):
     least: Annotated[int, Field(ge=0)] = 0
     """Positions that a step commits at least."""
 
+    @override
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
-        """The surest positions, as many as do not stay."""
         masks = step.open.sum(1)
         count = (masks * (1 - stays(self.ratio, step))).floor().long().clamp(min=self.least)
         return best(scores, count.where(step.in_block < step.frame.block_steps - 1, masks)) & step.open
@@ -115,8 +118,8 @@ class Bernoulli(Committer):
     ratio: Fraction | None = None
     """Probability with which a position stays masked; null: s / t of the two times of the step."""
 
+    @override
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
-        """The positions that are drawn."""
         masked = stays(self.ratio, step).where(step.in_block < step.frame.block_steps - 1, 0.0)
         committed = torch.zeros_like(step.open)
         committed[step.open] = step.uniform("commit") >= masked[step.owner]
@@ -139,12 +142,12 @@ class Threshold(Committer):
     """Positions that a step commits at most for the threshold's sake; null: any number."""
 
     @property
+    @override
     def paced(self) -> bool:
-        """Whether a block is full after a given number of steps."""
         return self.share
 
+    @override
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
-        """The positions that are sure enough."""
         sure = scores >= self.threshold
         if self.most is not None:
             sure &= best(scores, torch.full_like(step.index, self.most))
@@ -163,12 +166,13 @@ class Factor(Committer):
     """How unsure positions may be that are committed together."""
 
     @property
+    @override
     def paced(self) -> bool:
         """False: it takes as many steps as it needs."""
         return False
 
+    @override
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
-        """The positions that are sure enough together."""
         n = torch.arange(1, scores.shape[1] + 1, dtype=scores.dtype, device=scores.device)
         sure = scores.sort(dim=1, descending=True).values >= 1 - self.factor / (n + 1)
         count = torch.where(sure, n, 1.0).amax(1)

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from flowgrpo.mdlm.decoding.proposals import Proposed
 from flowgrpo.mdlm.decoding.step import DecodeStep, Frame, Setting, setting
@@ -48,8 +49,8 @@ class EarlyEosDamping(Modifier):
     progress: Literal["linear", "ascending"] = "linear"
     """How the factor rises: linear in the steps, or ascending as the tokens of steps of ascending size."""
 
+    @override
     def __call__(self, step: DecodeStep, proposed: Proposed, scores: Tensor) -> Tensor:
-        """Scores, lowered where the end is proposed."""
         gamma = torch.tensor([self.gamma(int(s), step.frame.steps) for s in step.index], device=scores.device)[
             step.owner
         ]
@@ -72,8 +73,8 @@ class Gumbel(Modifier):
     temperature: Setting
     """Scores are divided by it; 0 leaves them alone."""
 
+    @override
     def __call__(self, step: DecodeStep, proposed: Proposed, scores: Tensor) -> Tensor:
-        """Scores with noise."""
         temperature = setting(self.temperature, step)[step.owner]
         noisy = temperature > 0
         if not noisy.any():
@@ -98,8 +99,8 @@ class HeldBack(Modifier):
         """All tokens that are held back."""
         return (frame.end, *([] if frame.pad_id is None else [frame.pad_id]), *self.tokens)
 
+    @override
     def __call__(self, step: DecodeStep, proposed: Proposed, scores: Tensor) -> Tensor:
-        """Scores, the lowest number where a token is held back."""
         tokens = torch.tensor(self.held(step.frame), device=scores.device)
         none_yet = ~torch.isin(step.completion, tokens).any(1)[step.owner]
         return scores.masked_fill(none_yet & torch.isin(proposed.tokens, tokens), torch.finfo(scores.dtype).min)

@@ -6,9 +6,12 @@ so that they lie elsewhere in each row: the first one of an answer is what the p
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
+
+from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, Count
@@ -84,7 +87,22 @@ def even(
     return Region(tuple(range(block_length, length + 1, block_length)), window)
 
 
-class Blocks(Choice):
+class Layout(Choice):
+    """What every layout of a completion has."""
+
+    @abstractmethod
+    def region(self, length: int, place: str) -> Region:
+        """The region of completions of a length.
+
+        Args:
+            place: where the region was written, for errors.
+
+        Raises:
+            InputError: the length has no such blocks.
+        """
+
+
+class Blocks(Layout):
     """Blocks of one length, filled one after the other."""
 
     name: Literal["blocks"] = "blocks"
@@ -93,8 +111,8 @@ class Blocks(Choice):
     window: Count | None = None
     """Positions, from a row's first mask on, that may be committed; null: all of the block."""
 
+    @override
     def region(self, length: int, place: str) -> Region:
-        """The region of completions of a length; `place` and errors as of `even`."""
         return even(length, self.block_length, self.window, place)
 
 
@@ -127,15 +145,15 @@ def ascending(length: int, blocks: int = 1, place: str = "decoder.region") -> Re
     return Region(tuple(ends))
 
 
-class AscendingBlocks(Choice):
+class AscendingBlocks(Layout):
     """The blocks that steps of ascending size fill (ASS)."""
 
     name: Literal["ascending"] = "ascending"
     blocks: int = 1
     """How many; the last ones have one step each."""
 
+    @override
     def region(self, length: int, place: str) -> Region:
-        """The region of completions of a length; `place` and errors as of `ascending`."""
         return ascending(length, self.blocks, place)
 
 

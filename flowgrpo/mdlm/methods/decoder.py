@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
+from typing_extensions import override
 
 from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.decoding.decoders import Others, build
@@ -71,6 +72,7 @@ class Decoding(Others, Choice):
 class Rollouts(Decoding):
     """The decoder of training, which draws at temperature 1 unless another is given."""
 
+    @override
     def written(self) -> dict[str, Any]:
         """The name, what differs from its row, and the temperature."""
         proposal = {"name": self.proposal} if isinstance(self.proposal, str) else self.proposal or {}

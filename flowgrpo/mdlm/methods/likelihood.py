@@ -20,7 +20,9 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
+
+from typing_extensions import override
 
 from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.methods.answers import Answers, Scope
@@ -53,7 +55,11 @@ class Likelihood(Choice):
 
     @abstractmethod
     def views(self, answers: Answers) -> Views:
-        """The views of some answers."""
+        """The views of some answers, with masks that are drawn at each row's own address.
+
+        Raises:
+            ValueError: the answers lack the steps that the views follow.
+        """
 
 
 def one_step(answers: Answers, prompt_rate: float = 0.15) -> Views:
@@ -78,12 +84,12 @@ class OneStep(Likelihood):
     """Probability with which each token of the prompt is hidden too."""
 
     @property
+    @override
     def fixed(self) -> bool:
-        """Whether its views are drawn by no chance, and so the same in every pass."""
         return self.prompt_rate == 0
 
+    @override
     def views(self, answers: Answers) -> Views:
-        """The views of some answers."""
         return one_step(answers, self.prompt_rate)
 
 
@@ -128,8 +134,8 @@ class Coupled(Likelihood):
     weights: Literal["released", "unbiased"] = "released"
     """Of the three views: released, 1.5 times the ELBO in the mean, or unbiased."""
 
+    @override
     def views(self, answers: Answers) -> Views:
-        """The views of some answers."""
         return coupled_as_released(answers) if self.weights == "released" else coupled(answers)
 
 
@@ -195,8 +201,8 @@ class MonteCarlo(Likelihood):
     antithetic: bool = False
     """Give each draw a second view, which hides the complement."""
 
+    @override
     def views(self, answers: Answers) -> Views:
-        """The views of some answers."""
         plan = bernoulli if self.masks == "bernoulli" else exact_k
         return plan(answers, self.draws, self.stratified, self.antithetic)
 
@@ -248,8 +254,8 @@ class Quadrature(Likelihood):
     masks: Literal["floor", "centred", "bernoulli"] = "floor"
     """Tokens a node hides: floor, one too few (released); centred, without that bias (ours); bernoulli, each by chance."""
 
+    @override
     def views(self, answers: Answers) -> Views:
-        """The views of some answers."""
         return quadrature(answers, self.nodes, self.draws, self.masks)
 
 
@@ -266,10 +272,14 @@ class Autoregressive(Likelihood):
     """Exact for decoding from left to right (JustGRPO); a view for each token."""
 
     name: Literal["autoregressive"] = "autoregressive"
-    fixed: ClassVar[bool] = True
 
+    @property
+    @override
+    def fixed(self) -> bool:
+        return True
+
+    @override
     def views(self, answers: Answers) -> Views:
-        """The views of some answers."""
         return autoregressive(answers)
 
 
@@ -306,14 +316,18 @@ class Trajectory(Likelihood):
     name: Literal["trajectory"] = "trajectory"
     shrink: Count = 1
     """Steps of the decoder that are taken as one (TraceRL)."""
-    fixed: ClassVar[bool] = True
 
+    @property
+    @override
+    def fixed(self) -> bool:
+        return True
+
+    @override
     def recorded(self, decoder: Decoder) -> bool:
-        """Whether each view scores what the decoder committed, from the same canvas and under the same distribution."""
         return self.shrink == 1 and decoder.recorded
 
+    @override
     def views(self, answers: Answers) -> Views:
-        """The views of some answers."""
         return trajectory(answers, self.shrink)
 
 
@@ -360,8 +374,8 @@ class Blocks(Likelihood):
     prompt_rate: Rate = 0.15
     """Probability with which each token before the block is hidden, of the prompt and of the answer."""
 
+    @override
     def views(self, answers: Answers) -> Views:
-        """The views of some answers."""
         return blocks(answers, self.size, self.draws, self.prompt_rate)
 
 

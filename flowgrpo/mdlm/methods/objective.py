@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from flowgrpo.mdlm.methods.views import Views
 from flowgrpo.schema.base import Choice, Positive, Rate, Strict
@@ -133,7 +134,7 @@ class Objective(Choice):
 
     @abstractmethod
     def separable(self, views: Views) -> bool:
-        """Whether it is a sum over views."""
+        """Whether it is a sum over views, so that it may be computed for some of them at a time."""
 
     @abstractmethod
     def loss(self, inputs: LossInputs) -> Tensor:
@@ -192,16 +193,17 @@ class TokenRatio(Ratio):
 
     name: Literal["token_ratio"] = "token_ratio"
 
+    @override
     def separable(self, views: Views) -> bool:
-        """Whether it is a sum over views."""
         return views.disjoint and (self.kl.beta == 0 or self.kl.level == "token")
 
+    @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        """The loss, a number."""
         weight = inputs.token_weight * (inputs.active_weight > 0).any(0)
         loss = (weight * self.ratio_loss(self.ratio(inputs), inputs.advantage[:, None])).sum()
         return loss if self.kl.beta == 0 else loss + self.kl.loss(inputs)
 
+    @override
     def log_ratio(self, inputs: LossInputs) -> Tensor:
         """The log ratio (B, L) of each token."""
         return inputs.gap(inputs.old).sum(0)
@@ -210,6 +212,7 @@ class TokenRatio(Ratio):
         """The ratio (B, L) of each token."""
         return bounded_exp(self.log_ratio(inputs))
 
+    @override
     def stopped(self, inputs: LossInputs) -> Tensor:
         """Which scored tokens have no gradient, (B, L) bool."""
         stopped = self.ratio_stopped(self.ratio(inputs), inputs.advantage[:, None])
@@ -233,15 +236,17 @@ class SequenceRatio(Ratio):
     normalised: bool = True
     """Take the estimate over the answer's length (GSPO, ESPO)."""
 
+    @override
     def separable(self, views: Views) -> bool:
-        """Whether it is a sum over views: exp of a sum is not."""
+        """False: exp of a sum is not a sum."""
         return False
 
+    @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        """The loss, a number."""
         loss = (inputs.row_weight * self.ratio_loss(self.ratio(inputs), inputs.advantage)).sum()
         return loss if self.kl.beta == 0 else loss + self.kl.loss(inputs)
 
+    @override
     def log_ratio(self, inputs: LossInputs) -> Tensor:
         """The log ratio (B,) of each answer."""
         return sequence_log_ratio(inputs, self.normalised)
@@ -250,8 +255,8 @@ class SequenceRatio(Ratio):
         """The ratio (B,) of each answer."""
         return bounded_exp(self.log_ratio(inputs))
 
+    @override
     def stopped(self, inputs: LossInputs) -> Tensor:
-        """Which answers have no gradient, (B,) bool."""
         return self.ratio_stopped(self.ratio(inputs), inputs.advantage)
 
 
@@ -263,8 +268,9 @@ class Bound(Objective):
         """A divergence of weight 0: it has none."""
         return Divergence()
 
+    @override
     def stopped(self, inputs: LossInputs) -> Tensor:
-        """Which answers have no gradient, (B,) bool: none."""
+        """None of the answers (B,)."""
         return torch.zeros_like(inputs.advantage, dtype=torch.bool)
 
 
@@ -280,17 +286,18 @@ class LinearBound(Bound):
     normalised: bool = True
     """Take each view's gap over the answer's length, as the DARE code."""
 
+    @override
     def separable(self, views: Views) -> bool:
-        """Whether it is a sum over views."""
         return True
 
+    @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        """The loss, a number."""
         gap = inputs.gap(inputs.old).sum(2) / inputs.view_weight[:, None]  # (n, B)
         gap = gap / inputs.length.clamp(min=1) if self.normalised else gap
         bound = torch.where(inputs.advantage < 0, torch.exp(gap.clamp(max=LIMIT)), 1 + gap)
         return -(inputs.row_weight * inputs.advantage * inputs.view_weight[:, None] * bound * inputs.active_views).sum()
 
+    @override
     def log_ratio(self, inputs: LossInputs) -> Tensor:
         """The log ratio (B,) of the objective that it bounds."""
         return sequence_log_ratio(inputs, self.normalised)
@@ -311,12 +318,13 @@ class Sandwich(Bound):
     mix: Rate = 0.5
     """Share of the upper bound in the loss of bad answers; the rest is the ELBO's."""
 
+    @override
     def separable(self, views: Views) -> bool:
-        """Whether it is a sum over views: the log of a sum is not."""
+        """False: the log of a sum is not a sum."""
         return False
 
+    @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        """The loss, a number."""
         lower, upper = self.bounds(inputs)
         chosen = torch.where(inputs.advantage > 0, lower, self.mix * upper + (1 - self.mix) * lower)
         return -(inputs.row_weight * inputs.advantage * chosen).sum()
@@ -330,6 +338,7 @@ class Sandwich(Bound):
         upper = torch.logsumexp(powers, 0) / self.beta * seen
         return lower, upper.sum(1) / seen.sum(1).clamp(min=1)
 
+    @override
     def log_ratio(self, inputs: LossInputs) -> Tensor:
         """The log ratio (B,) of the lower bound per token; the loss does not use it."""
         return sequence_log_ratio(inputs)
