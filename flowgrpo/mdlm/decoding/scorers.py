@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from flowgrpo.mdlm.decoding import controllers
+from flowgrpo.mdlm.decoding import controller_files
 from flowgrpo.mdlm.decoding.proposals import Proposed
 from flowgrpo.mdlm.decoding.step import DecodeStep
 from flowgrpo.schema.base import Choice
@@ -120,5 +120,5 @@ class LearnedScorer(Choice):
 
     def loaded(self, hidden_size: int | None) -> trace_lock.Learned:
         """The scorer with its weights; arguments as of the others, errors as of `load_controller`."""
-        controllers.check_there(Path(self.controller))
+        controller_files.check_there(Path(self.controller))
         return trace_lock.Learned(trace_lock.load_controller(self.controller, hidden_size))
