@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowgrpo.schema.choose import Row
+from flowgrpo.schema.choose import PresetRow
 
 _GROUP_STD = {"name": "group_mean", "std": "group", "eps": 1e-8, "ddof": 1}
 _GLOBAL_STD = {"name": "group_mean", "std": "global", "eps": 1e-4, "ddof": 0}
@@ -36,7 +36,7 @@ _FLOW_KL = {"form": "flow_grpo", "beta": 0.04}
 # Above each row: its source, and where the row departs from it. What all rows share: rewards are summed by weight before
 # they are compared, samples of advantage 0 stay in the update, and what is drawn for it (windows, trained steps) is drawn
 # once an iteration for all samples.
-PRESETS: dict[str, Row] = {
+PRESETS: dict[str, PresetRow] = {
     # Flow-GRPO: arXiv 2505.05470 and its code.
     # 1. The last step is ODE, as in the newer code; the older one drew noise there and did not train it.
     # 2. beta 0.04 is that of GenEval and OCR; PickScore has 0.01.
