@@ -125,7 +125,7 @@ class Reward:
         import torch
 
         two = torch.stack([sample, sample.flip(-1)]) if isinstance(sample, torch.Tensor) else [sample, sample]
-        with _explained(f"the reward {self.name!r} failed on two synthetic samples", self.function):
+        with _one_sentence(f"the reward {self.name!r} failed on two synthetic samples", self.function):
             values = self(two, [prompt, prompt], {k: [v, v] for k, v in columns.items()})
         if values.isinf().any():
             raise RewardError(
@@ -179,7 +179,7 @@ def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None
     """
     found = find(use)
     if inspect.isclass(found) or isinstance(found, partial):
-        with _explained(f"the reward {use!r} could not be made", found):
+        with _one_sentence(f"the reward {use!r} could not be made", found):
             found = found(**(options or {}))
     elif options:
         raise RewardError(f"the reward {use!r} is a function and takes no options, but got {', '.join(options)}")
@@ -203,7 +203,7 @@ def find(use: str) -> Any:
         raise RewardError(f"the reward {use!r}: say which of its names, {use}:{names[0] if names else 'NAME'}; {has}")
     installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if use in installed:
-        with _explained(f"the reward {use!r}: {installed[use].value} could not be imported", installed[use].module):
+        with _one_sentence(f"the reward {use!r}: {installed[use].value} could not be imported", installed[use].module):
             return installed[use].load()
     hint = nearest(use, [*BUILT_IN, *installed])
     raise RewardError(
@@ -235,7 +235,7 @@ def locate(use: str, what: str) -> Any:
     place, _, attribute = use.rpartition(":")
     if place.endswith(".py"):
         return _attribute(_load_file(Path(place), what), attribute, what)
-    with _explained(f"{what}: {place} could not be imported", place):
+    with _one_sentence(f"{what}: {place} could not be imported", place):
         module = importlib.import_module(place)
     return _attribute(module, attribute, what)
 
@@ -246,13 +246,13 @@ def _load_file(path: Path, what: str) -> Any:
     digest = hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
     spec = importlib.util.spec_from_file_location(f"flowgrpo_plugin_{path.stem}_{digest}", path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses and pickle look there
-    with _explained(f"{what}: {path} could not be imported", spec.name):
+    with _one_sentence(f"{what}: {path} could not be imported", spec.name):
         spec.loader.exec_module(module)
     return module
 
 
 @contextmanager
-def _explained(sentence: str, plugin: Any) -> Iterator[None]:
+def _one_sentence(sentence: str, plugin: Any) -> Iterator[None]:
     """Whatever is raised by a plug-in, which may be anything, as one sentence that ends in what `told` says."""
     try:
         yield

@@ -11,7 +11,7 @@ from flowgrpo.data import tables
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.errors import InputError
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.training.hub import HUB_ID, explained, index_map
+from flowgrpo.training.hub import HUB_ID, index_map, one_sentence
 from rewards.base import nearest
 
 
@@ -71,7 +71,7 @@ def kind_of(path: str) -> str:
     from flowgrpo.mdlm.loading import PIPELINE
 
     unless = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    with explained(path):
+    with one_sentence(path):
         index = cached_file(path, "model_index.json", **unless)
         if index is None:
             cached_file(path, "config.json")  # refuses what is not a model

@@ -69,10 +69,10 @@ def load_predictor(
     model_path, tokenizer_path = model_paths(path)
     config = config_of(model_path)
     block_size = known_block_size(config, attention, block_size)
-    with _explained(path, "no readable weights", config, trust_remote_code), without_progress_bars("transformers"):
+    with _one_sentence(path, "no readable weights", config, trust_remote_code), without_progress_bars("transformers"):
         model = _model(path, model_path, config=config, dtype=dtype, trust_remote_code=trust_remote_code)
     known = architectures.architecture(config)
-    with _explained(path, "no tokenizer", config, trust_remote_code):
+    with _one_sentence(path, "no tokenizer", config, trust_remote_code):
         if known:
             tokenizer = known.tokenizer.from_pretrained(tokenizer_path)
         else:
@@ -86,7 +86,7 @@ def load_predictor(
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else config.get("pad_token_id")
     if shift is None:
         shift = bool(known and known.shift)
-    with _explained(path, None, config, trust_remote_code):
+    with _one_sentence(path, None, config, trust_remote_code):
         return MaskPredictor(model.to(device).eval(), mask_id, pad_id, shift=shift, block_size=block_size), tokenizer
 
 
@@ -156,7 +156,7 @@ def load_adapter(predictor: MaskPredictor, folder: Path) -> None:
 
 
 @contextmanager
-def _explained(path: str, lacks: str | None, config: dict[str, Any], trust_remote_code: bool) -> Iterator[None]:
+def _one_sentence(path: str, lacks: str | None, config: dict[str, Any], trust_remote_code: bool) -> Iterator[None]:
     """Turn what a model's own code raises, or its files where they lack something, into one sentence."""
     try:
         yield

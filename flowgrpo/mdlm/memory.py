@@ -11,7 +11,7 @@ from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.loading import config_of, model_paths
 from flowgrpo.mdlm.released import is_released
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.training.hub import explained, refuse_too_large, shapes
+from flowgrpo.training.hub import one_sentence, refuse_too_large, shapes
 from flowgrpo.training.weights import adapter_size
 from rewards.compute import DTYPES
 
@@ -32,7 +32,7 @@ def memory_estimate(config: TextConfig) -> dict[str, int]:
     if is_released(config_of(place)):
         sizes = architectures.shapes(model.path, place)
     else:
-        with explained(model.path):
+        with one_sentence(model.path):
             sizes = shapes(place)
     width = torch.finfo(DTYPES[model.dtype]).bits // 8
     whole = sum(map(math.prod, sizes.values()))

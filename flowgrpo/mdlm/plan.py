@@ -20,11 +20,11 @@ from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.decoding.step import DecodeStep
 from flowgrpo.mdlm.loading import block_size_of
 from flowgrpo.mdlm.methods.answers import Answers
+from flowgrpo.mdlm.methods.hints import check_solutions
 from flowgrpo.mdlm.methods.learned_schedule import Chosen, scheduled
 from flowgrpo.mdlm.methods.likelihood import Likelihood
 from flowgrpo.mdlm.methods.objective import Objective, TokenRatio
 from flowgrpo.mdlm.methods.presets import PUBLISHED
-from flowgrpo.mdlm.solutions import check_hints
 from flowgrpo.schema import published
 from flowgrpo.training import scorer
 
@@ -43,7 +43,7 @@ def plan(config: TextConfig) -> dict[str, Any]:
         InputError: the model, the prompts or the axes are wrong.
     """
     train, algorithm = config.train, config.algorithm
-    check_hints(config, prompts.load_split(config.prompts, "train"))
+    check_solutions(algorithm.hints, [prompt.columns for prompt in prompts.load_split(config.prompts, "train")])
     scorer.rewards(config.rewards, config.eval_rewards)
     walk = walked(training_decoder(config))
     cost = predicted(config)

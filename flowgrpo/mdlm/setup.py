@@ -9,8 +9,8 @@ from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.checkpointing import checkpoint_gradients
 from flowgrpo.mdlm.config import TextConfig, TextModel
 from flowgrpo.mdlm.loading import load_predictor
+from flowgrpo.mdlm.methods.hints import check_solutions
 from flowgrpo.mdlm.policy import TextPolicy
-from flowgrpo.mdlm.solutions import check_hints
 from flowgrpo.mdlm.trainer import TextTrainer
 from flowgrpo.training.run_data import RunData
 from flowgrpo.training.scorer import tried
@@ -27,7 +27,7 @@ def check(settings: TextConfig, data: RunData) -> None:
         InputError: hints are wanted, and no training prompt has a solution.
         RewardError: a reward fails on a synthetic text.
     """
-    check_hints(settings, data.train_prompts)
+    check_solutions(settings.algorithm.hints, [prompt.columns for prompt in data.train_prompts])
     both = [*data.rewards, *data.eval_rewards]
     met = [*tried(data.rewards, data.train_prompts), *tried(both, data.eval_prompts)]
     for reward, prompt in met:

@@ -10,12 +10,14 @@ from flowgrpo.schema.base import Choice
 from flowgrpo.schema.sentences import checked
 from rewards.base import nearest
 
-Row = dict[str, dict[str, Any]]
+PresetRow = dict[str, dict[str, Any]]
 
 Choices = Mapping[str, Mapping[str, type[Choice]]]
 
 
-def resolved(algorithm: Mapping[str, Any], table: Mapping[str, Row], choices: Choices, default: str) -> dict[str, Any]:
+def resolved(
+    algorithm: Mapping[str, Any], table: Mapping[str, PresetRow], choices: Choices, default: str
+) -> dict[str, Any]:
     """`algorithm` as written by a user, with its preset's row filled in: each axis a map with a name.
 
     A word, or a map that names another choice than the preset's, replaces the axis; a map without a name, or with the
@@ -71,7 +73,7 @@ def _merged(row: Mapping[str, Any], options: Mapping[str, Any], word: str) -> di
     return merged
 
 
-def build_axes(written: Any, table: Mapping[str, Row], choices: Choices, default: str) -> dict[str, Any]:
+def build_axes(written: Any, table: Mapping[str, PresetRow], choices: Choices, default: str) -> dict[str, Any]:
     """The preset's name and the choice of each axis; arguments and errors as of `resolved`."""
     if not isinstance(written, Mapping):
         raise InputError(f"algorithm: {written!r} is not a map such as {{preset: {default}}}")

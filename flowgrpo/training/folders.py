@@ -45,7 +45,7 @@ def check_writable(folder: Path, place: str) -> None:
     Raises:
         InputError: files cannot be written there.
     """
-    with _made(folder, place), _explained(folder, place):
+    with _made(folder, place), _one_sentence(folder, place):
         probe = folder / f".{os.getpid()}.probe"
         probe.write_bytes(b"0")
         probe.unlink()
@@ -61,7 +61,7 @@ def replace_text(path: Path, text: str) -> None:
 @contextmanager
 def _made(folder: Path, place: str) -> Iterator[None]:
     """Make a folder that is not there; afterwards it is removed again if nothing was put into it."""
-    with _explained(folder, place):
+    with _one_sentence(folder, place):
         new = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -73,7 +73,7 @@ def _made(folder: Path, place: str) -> Iterator[None]:
 
 
 @contextmanager
-def _explained(folder: Path, place: str) -> Iterator[None]:
+def _one_sentence(folder: Path, place: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -82,7 +82,7 @@ def _explained(folder: Path, place: str) -> Iterator[None]:
 
 def _lock(folder: Path) -> int:
     """Lock a folder and return the descriptor of its lock file, which names this process."""
-    with _explained(folder, "run.dir"):
+    with _one_sentence(folder, "run.dir"):
         while True:
             handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:

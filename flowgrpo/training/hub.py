@@ -88,7 +88,7 @@ def shapes(place: str, folder: str = "") -> dict[str, Shape]:
 
 
 @contextmanager
-def explained(path: str) -> Iterator[None]:
+def one_sentence(path: str) -> Iterator[None]:
     """Turn what diffusers raises about a model that cannot be read, which may be anything, into one sentence."""
     try:
         yield

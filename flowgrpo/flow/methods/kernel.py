@@ -67,8 +67,8 @@ class Stochastic(Choice):
 
 
 Levels = Positive | Annotated[list[Positive], Field(min_length=1)]
-Fraction = Annotated[float, Field(gt=0, le=1)]
-Fractions = Fraction | Annotated[list[Fraction], Field(min_length=1)]
+UnitLevel = Annotated[float, Field(gt=0, le=1)]
+UnitLevels = UnitLevel | Annotated[list[UnitLevel], Field(min_length=1)]
 
 
 class FlowSDE(Stochastic):
@@ -102,7 +102,7 @@ class CPS(Preserving):
     """Coefficients-preserving sampling: clean pictures, but it does not tend to the model's own distribution."""
 
     name: Literal["cps"] = "cps"
-    level: Fractions = DEFAULT_LEVELS["cps"]
+    level: UnitLevels = DEFAULT_LEVELS["cps"]
     """Noise level, at most 1, or one for each step."""
 
 
@@ -110,7 +110,7 @@ class DDIMSDE(Preserving):
     """Stepwise-Flow-GRPO's DDIM-inspired SDE: as `cps`, with less noise at early steps; the level is DDIM's eta."""
 
     name: Literal["ddim_sde"] = "ddim_sde"
-    level: Fractions = DEFAULT_LEVELS["ddim_sde"]
+    level: UnitLevels = DEFAULT_LEVELS["ddim_sde"]
     """DDIM's eta, at most 1, or one for each step."""
 
 

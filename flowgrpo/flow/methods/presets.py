@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowgrpo.schema.choose import Row
+from flowgrpo.schema.choose import PresetRow
 
 _GROUP_STD = {"name": "group_mean", "std": "group", "eps": 1e-8, "ddof": 1}
 _GLOBAL_STD = {"name": "group_mean", "std": "global", "eps": 1e-4, "ddof": 0}
@@ -41,7 +41,7 @@ _BRANCH = {
 }
 _FLOW_KL = {"form": "flow_grpo", "beta": 0.04}
 
-PRESETS: dict[str, Row] = {
+PRESETS: dict[str, PresetRow] = {
     # Flow-GRPO: arXiv 2505.05470 and its code.
     # 1. The last step is ODE, as in the newer code; the older one drew noise there and did not train it.
     # 2. beta 0.04 is that of GenEval and OCR; PickScore has 0.01.

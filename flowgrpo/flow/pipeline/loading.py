@@ -14,7 +14,7 @@ from flowgrpo.data.embedded import EMBEDDED, place_of
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.call import outline
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.training.hub import HUB_ID, explained, index_map, without_progress_bars
+from flowgrpo.training.hub import HUB_ID, index_map, one_sentence, without_progress_bars
 from rewards.base import nearest
 from rewards.compute import DTYPES, default_device
 from rewards.heap import keep_freed_memory
@@ -48,7 +48,7 @@ def load_pipeline(path: str, dtype: torch.dtype = torch.float32) -> DiffusionPip
         InputError: there is no such model, or it cannot be loaded.
     """
     absent = dict.fromkeys(absent_components(path))
-    with explained(path), without_progress_bars("diffusers", "transformers"):
+    with one_sentence(path), without_progress_bars("diffusers", "transformers"):
         return diffusers.DiffusionPipeline.from_pretrained(place_of(path), dtype=dtype, **absent)
 
 
@@ -103,7 +103,7 @@ def index_of(path: str) -> dict[str, Any]:
     if Path(source).is_dir() and not (Path(source) / "model_index.json").is_file():
         hint = "; for a language model set kind: mdlm" if (Path(source) / "config.json").is_file() else ""
         raise InputError(f"model.path: {path} is no diffusers pipeline, it has no model_index.json{hint}")
-    with explained(path):
+    with one_sentence(path):
         if Path(source).is_dir():
             return index_map(tables.document(Path(source) / "model_index.json"))
         return index_map(diffusers.DiffusionPipeline.load_config(source))
@@ -117,7 +117,7 @@ def scheduler_config(path: str) -> dict[str, Any] | None:
     source = place_of(path)
     if Path(source).is_dir():
         return _map(Path(source) / "scheduler" / "scheduler_config.json")
-    with explained(path):
+    with one_sentence(path):
         return dict(diffusers.FlowMatchEulerDiscreteScheduler.load_config(source, subfolder="scheduler"))
 
 

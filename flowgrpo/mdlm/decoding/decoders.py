@@ -22,7 +22,7 @@ from rewards.base import nearest
 if TYPE_CHECKING:
     from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 
-Row = dict[str, Any]
+DecoderRow = dict[str, Any]
 
 _WHOLE = {"name": "blocks"}
 _DREAM = {"name": "remaining"}
@@ -31,7 +31,7 @@ _EOSER = {"name": "eoser", "low": 0.4, "high": 1.0}
 _ASCENDING_EOSER = {"name": "eoser", "low": 0.01, "high": 1.0, "progress": "ascending"}
 
 
-def _row(scorer: str, committer: Row, region: Row, *changes: Row) -> Row:
+def _row(scorer: str, committer: DecoderRow, region: DecoderRow, *changes: DecoderRow) -> DecoderRow:
     return {
         "proposal": {"name": "sample"},
         "scorer": {"name": scorer},
@@ -41,7 +41,7 @@ def _row(scorer: str, committer: Row, region: Row, *changes: Row) -> Row:
     }
 
 
-DECODERS: dict[str, Row] = {
+DECODERS: dict[str, DecoderRow] = {
     "low_confidence": _row("confidence", {"name": "even"}, _WHOLE),  # LLaDA, arXiv 2502.09992
     "random": _row("uniform", {"name": "even"}, _WHOLE),  # the same
     "left_to_right": _row("left_to_right", {"name": "even"}, _WHOLE),  # JustGRPO, arXiv 2601.15165
@@ -195,7 +195,7 @@ def _check(decoder: Decoder) -> None:
         raise InputError(f"{place}.modifiers: after gumbel scores are not probabilities, as threshold and factor need")
 
 
-def _chosen(choices: Mapping[str, type[Choice]], row: Row, written: Any, place: str) -> Any:
+def _chosen(choices: Mapping[str, type[Choice]], row: DecoderRow, written: Any, place: str) -> Any:
     """A choice as written by a user over a row's; its own word alone, too, keeps the row's options."""
     found = choose.options(row, {"name": written} if isinstance(written, str) else written, choices, place)
     return checked(choices[found["name"]], found, place)

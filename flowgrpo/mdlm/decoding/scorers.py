@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from typing_extensions import override
 
-from flowgrpo.mdlm.decoding import controllers
+from flowgrpo.mdlm.decoding import controller_files
 from flowgrpo.mdlm.decoding.proposals import Proposed
 from flowgrpo.mdlm.decoding.step import DecodeStep
 from flowgrpo.schema.base import Choice
@@ -136,5 +136,5 @@ class LearnedScorer(Scoring):
     @override
     def loaded(self, hidden_size: int | None, place: str) -> trace_lock.Learned:
         place = f"{place}.controller"
-        controllers.check_there(Path(self.controller), place)
+        controller_files.check_there(Path(self.controller), place)
         return trace_lock.Learned(trace_lock.load_controller(self.controller, hidden_size, place))

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.decoding.controllers import SIZES, WEIGHTS, check_there
+from flowgrpo.mdlm.decoding.controller_files import SIZES, WEIGHTS, check_there
 from flowgrpo.mdlm.decoding.proposals import Proposed
 from flowgrpo.mdlm.decoding.step import DecodeStep
 from flowgrpo.mdlm.decoding.traces import END, OPEN, Scene, Trace, scene, window

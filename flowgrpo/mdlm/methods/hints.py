@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -63,6 +63,27 @@ class Inpainting(Choice):
             if low > high:
                 raise InputError(f"algorithm.hints.{key}: {low} is above {high}, write the least first")
         return self
+
+
+def check_solutions(settings: NoHints | Inpainting, columns: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse hints where no training prompt has a solution, or one that is not a text.
+
+    Args:
+        columns: of each training prompt.
+
+    Raises:
+        InputError: it is so.
+    """
+    if settings.name == "none":
+        return
+    for solution in (row.get(settings.column) for row in columns):
+        if not isinstance(solution, str | None):
+            raise InputError(f"algorithm.hints.column: {settings.column!r} holds {solution!r}, a solution is a text")
+    if not any(row.get(settings.column) for row in columns):
+        raise InputError(
+            f"algorithm.hints.column: no training prompt has {settings.column!r}, they have "
+            f"{', '.join(columns[0]) or 'no columns'}"
+        )
 
 
 def failed_groups(values: Tensor, groups: Sequence[int], success: float) -> list[int]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowgrpo.schema.choose import Row
+from flowgrpo.schema.choose import PresetRow
 
 Options = dict[str, Any]
 
@@ -41,7 +41,7 @@ def _row(
     decoder: str | Options = "low_confidence",
     schedule: Options | None = None,
     hints: Options | None = None,
-) -> Row:
+) -> PresetRow:
     return {
         "decoder": {"name": decoder} if isinstance(decoder, str) else decoder,
         "schedule": schedule or {"name": "none"},
@@ -53,7 +53,7 @@ def _row(
     }
 
 
-PRESETS: dict[str, Row] = {
+PRESETS: dict[str, PresetRow] = {
     # arXiv 2504.12216 and dllm-reasoning/d1. No departure but the common ones.
     "diffu_grpo": _row(
         {"name": "one_step", "prompt_rate": 0.15},
