@@ -125,8 +125,11 @@ class Client:
             health = response.json()
             cards = {k: (card["group_wise"], card["columns"]) for k, card in health["rewards"].items()}
             most_bytes = health["max_bytes"]
+            sound = isinstance(most_bytes, int) and all(_is_card(*card) for card in cards.values())
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise RewardError(f"{base} is not a reward server of flowgrpo serve") from None
+            sound = False
+        if not sound:
+            raise RewardError(f"{base} is not a reward server of flowgrpo serve")
         if name not in cards:
             raise RewardError(f"{base} serves no reward {name!r}, {nearest(name, cards)}")
         return *cards[name], most_bytes
@@ -134,3 +137,9 @@ class Client:
 
 def _cut(columns: Mapping[str, Sequence[Any]], rows: slice) -> dict[str, Sequence[Any]]:
     return {name: values[rows] for name, values in columns.items()}
+
+
+def _is_card(group_wise: object, columns: object) -> bool:
+    """Whether /health says these two things of a reward in the types that a server of ours gives them."""
+    is_names = isinstance(columns, list) and all(isinstance(name, str) for name in columns)
+    return isinstance(group_wise, bool) and (columns is None or is_names)

@@ -307,6 +307,14 @@ def test_what_is_no_reward_server_and_replicas_that_differ_are_refused():
         rewards.load(f"{one}/bright,{two}/bright")
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"group_wise": "no"}, {"columns": "abc"}, {"columns": [1]}, {"max_bytes": "9"}, {"max_bytes": None}]
+)
+def test_a_server_whose_card_has_other_types_is_no_reward_server(wrong):
+    with server(honest, **wrong) as url, pytest.raises(RewardError, match="is not a reward server"):
+        rewards.load(f"{url}/bright")
+
+
 @pytest.mark.parametrize("token", ["secret\n", "sec ret", "s\x01ecret", "secrét"])
 def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(monkeypatch, token):
     monkeypatch.setenv("TOKEN", token)
