@@ -1,4 +1,4 @@
-"""flowgrpo: align image and video flow models with online reinforcement learning.
+"""flowgrpo: align flow models and masked-diffusion language models with online reinforcement learning.
 
 import flowgrpo
 run = flowgrpo.train("configs/shapes.yaml", {"train.iterations": 4})     # .metrics, .folder, .policy

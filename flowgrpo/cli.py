@@ -20,12 +20,19 @@ from rich.table import Column, Table
 from flowgrpo import config
 from flowgrpo.commands import mdlm
 from flowgrpo.commands.terminal import Format, out, say
+from flowgrpo.data import yaml_maps
 from flowgrpo.errors import InputError
 from rewards import BUILT_IN as BUILT_IN_REWARDS
 from rewards import RewardError
 from rewards.base import nearest
 
-app = typer.Typer(no_args_is_help=True, add_completion=True, rich_markup_mode=None, help=__doc__.splitlines()[0])
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode=None,
+    help=__doc__.splitlines()[0],
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 # What the file system says of names that nobody could know: too long, forbidden, a circle of links.
 UNUSABLE = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EROFS)
 UsageError = typer.BadParameter.__base__  # click's, which typer ships under a private name
@@ -34,6 +41,23 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(help="key=value with dotted keys; values are YAML", metavar="[KEY=VALUE ...]")
 ]
 app.add_typer(mdlm.app, name="mdlm")
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        out.print(f"flowgrpo {version('flowgrpo')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Take the options of the command line as a whole."""
 
 
 @app.command()
@@ -87,7 +111,6 @@ def plan(
             out.print(f"{label:28} {words}", soft_wrap=True)
         return
     from flowgrpo.commands.kinds import KINDS
-    from flowgrpo.flow.picture import LEGEND
 
     kind = KINDS[settings.kind]
     planned = kind.plan.plan(settings)
@@ -95,7 +118,7 @@ def plan(
         print(json.dumps(planned, indent=1))
         return
     out.print(config.dumped(settings))
-    for line in (*planned["picture"], LEGEND) if "picture" in planned else ():
+    for line in kind.plan.drawn(planned):
         out.print(f"  {line}", soft_wrap=True)
     table = Table("", "", show_header=False, box=None, padding=(0, 2))
     for label, words in kind.plan.table(planned):
@@ -235,7 +258,7 @@ def serve(
     device: Annotated[str | None, typer.Option("--device", help="by default the first GPU, if there is one")] = None,
 ) -> None:
     """Serve rewards over HTTP; a run uses them by their URLs."""
-    written = [config.parse_yaml(text, "REWARD") if text.startswith("{") else text for text in uses]
+    written = [yaml_maps.parse_yaml(text, "REWARD") if text.startswith("{") else text for text in uses]
     settings = config.validated({"model": {"path": "shapes"}, "rewards": written})
     for use in settings.rewards:
         for key in ("only", "weight"):
@@ -268,9 +291,9 @@ def export(
     form: Format = "human",
 ) -> None:
     """Write a run's LoRA in diffusers' (texts: peft's) format, or its full weights, with a model card and samples."""
-    from flowgrpo.commands import export as command
+    from flowgrpo.commands.export import export as export_run
 
-    done = command.export(run, out_folder, step)
+    done = export_run(run, out_folder, step)
     if form == "json":
         print(json.dumps({**asdict(done), "folder": str(done.folder)}, indent=1))
     else:

@@ -31,7 +31,7 @@ class Client:
         transport: `float32`, exact, or `uint8`, four times smaller and rounded to 256 levels.
 
     Raises:
-        RewardError: a server does not answer, is none of ours, or serves no such reward.
+        RewardError: a server does not answer, is not a reward server, or serves no such reward.
     """
 
     remote = True  # waits for others, and tries again by itself

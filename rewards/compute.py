@@ -8,5 +8,5 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def default_device() -> torch.device:
-    """The first GPU, or the CPU where there is none."""
+    """Return the first GPU, or the CPU on a machine without one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

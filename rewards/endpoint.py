@@ -39,7 +39,7 @@ class Endpoint:
         token_env: name of the environment variable with the bearer token, if one is needed.
 
     Raises:
-        RewardError: a URL is none, or the variable is not set or no token.
+        RewardError: a URL is not valid, or the variable is not set or not a token.
     """
 
     def __init__(self, urls: Sequence[str], timeout: float, retries: int, token_env: str | None = None):

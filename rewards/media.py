@@ -131,7 +131,7 @@ def bounded(path: str | Path, frames: Iterable[Image.Image]) -> Iterator[Image.I
     """The same frames, as long as they are few enough.
 
     Raises:
-        MediaError: they are not, or there are none.
+        MediaError: there are too many, or no frame at all.
     """
     pixels = number = 0
     for number, frame in enumerate(frames, start=1):

@@ -38,7 +38,7 @@ class ModelReward(ABC):
         dtype: of the model: float32, bfloat16 or float16; features are compared in float32.
 
     Raises:
-        RewardError: an option is none of these; and when the model is loaded: it cannot be found, or is not complete.
+        RewardError: an option is wrong; and when the model is loaded: it cannot be found, or is not complete.
     """
 
     called: str
@@ -201,7 +201,7 @@ def part_of(weights: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Te
     """The weights whose names begin with `prefix`, without it.
 
     Raises:
-        ValueError: there are none.
+        ValueError: no name begins so.
     """
     part = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
     if not part:

@@ -138,7 +138,7 @@ def token_of(variable: str) -> str:
     """The token in an environment variable.
 
     Raises:
-        RewardError: there is none, or no header of a request could hold it.
+        RewardError: the variable is empty, or no header of a request could hold its value.
     """
     token = os.environ.get(variable, "")
     if not token:
@@ -203,7 +203,7 @@ class _Lane:
         return {**about, "waiting": len(self.waiting), "busy": self.busy()}
 
     def busy(self) -> float:
-        """Seconds since the call that is under way began; 0 where there is none."""
+        """Seconds since the call that is under way began; 0 between calls."""
         started = self.started  # by a thread
         return 0.0 if started is None else time.perf_counter() - started
 

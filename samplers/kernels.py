@@ -168,7 +168,7 @@ def slope(kernel: Kernel, sigma, sigma_next, sigma_cap) -> tuple[float, float]:
 
 
 def pull(kernel: Kernel, sigma, sigma_next, sigma_cap) -> float:
-    """How hard one step's log-probability pulls at the velocity: the size of its gradient, for a typical draw.
+    """Size of the gradient of one step's log-probability in the velocity, for a typical draw.
 
     With error e = std xi, an element of the gradient is slope xi / std for `sum`, that over the dimensions D for `mean`, and
     2 slope std xi / D for `constant_free`. Returned is the factor of xi, without D; 0 where a step has no noise.

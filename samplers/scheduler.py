@@ -141,7 +141,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         return copied
 
     def restrict(self, steps: range | tuple[float, ...] | None, landing: Sequence[torch.Tensor] = ()) -> None:
-        """Restrict the next calls to a part of the schedule, until told otherwise.
+        """Restrict the next calls to a part of the schedule, until the next `restrict`.
 
         Args:
             steps: a range of step indices of the pipeline's own table; an empty range iterates nothing (a pipeline then

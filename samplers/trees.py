@@ -67,7 +67,7 @@ class Noise(Protocol):
 
 @dataclass(frozen=True)
 class Root:
-    """Where a tree of the batch starts.
+    """The start of one tree of the batch.
 
     Attributes:
         group: integer of the prompt group, unique in the iteration.
@@ -84,7 +84,7 @@ class Root:
 
 @dataclass(frozen=True)
 class Node:
-    """One latent: its place in the tree. `step` indexes the schedule, as do `remaining_stops`, the rest of its move."""
+    """One latent of the tree. `step` and `remaining_stops`, the rest of its move, are indices of the schedule."""
 
     parent: int | None
     root: Root
@@ -346,7 +346,7 @@ def pruned(tree: Tree, keep: torch.Tensor, micro_batch: int, parts: torch.Tensor
 
 
 def _gathered(rows: list[tuple[Evaluation, int]], part: int, keep: torch.Tensor) -> Evaluation:
-    """One evaluation of some rows of several, with those of their trained edges that stay."""
+    """Return one evaluation of rows of several, with their trained edges that are in `keep`."""
     taken: dict[Move, list[tuple[int, Edges, int]]] = defaultdict(list)  # move -> (new row, edges, index in them)
     for new, (evaluation, row) in enumerate(rows):
         for edges in evaluation.trained:

@@ -8,6 +8,7 @@ cores for all. A pipeline that fails a check, or refuses to run, is listed with 
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import sys
@@ -72,7 +73,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         "",
         f"{len(classes)} pipeline classes of diffusers {version('diffusers')} carry the whole certificate, measured on tiny "
         "pipelines with random weights",
-        "by `python scripts/certify_models.py`, on the CPU. None of them has an adapter here; the rows of "
+        "by `python scripts/certify_models.py`, on the CPU. None of them has an adapter here; the rows of",
         "`flowgrpo/flow/pipeline/traits.py` say the little that some need to be told.",
         "",
         "Every line of a certificate holds for every class of the first table:",
@@ -141,4 +142,6 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of a specimen of tests/zoo; all without one")
+    main(parser.parse_args().names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import ast
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ WIDTH = 120
 
 
 def explained(settings: Strict, key: str) -> list[tuple[str, str]]:
-    """What a key means, as pairs of a label and its text.
+    """Return what a key means, as pairs of a label and its text.
 
     Raises:
         InputError: the configuration has no such key.
@@ -33,18 +33,26 @@ def explained(settings: Strict, key: str) -> list[tuple[str, str]]:
 
 
 def used(key: str, home: str = "") -> list[str]:
-    """Files and lines of the package that name a key by that of its section, or, in the module `home`, as its own."""
+    """Files and lines of the package that read a key, by the name of its section, or as `self` in the module `home`."""
     root = Path(__file__).parents[1]
     *section, name = key.split(".")[-2:]
-    uses = []
+    found = []
     for file in sorted(root.rglob("*.py")):
-        path = str(file.relative_to(root.parent))
-        owners = [*section, *["self"] * (path == home.replace(".", "/") + ".py")]
-        pattern = rf"\b({'|'.join(owners)})\.{name}\b(?!:)" if owners else rf"\b(config|settings)\.{name}\b"
-        lines = enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
-        if numbers := [str(number) for number, line in lines if re.search(pattern, line)]:
-            uses.append(f"{path}:{', '.join(numbers)}")
-    return uses
+        place = str(file.relative_to(root.parent))
+        owners = [*(section or ["config", "settings"]), *["self"] * (place == home.replace(".", "/") + ".py")]
+        lines = sorted(
+            node.lineno
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Attribute) and node.attr == name and _last(node.value) in owners
+        )
+        if lines:
+            found.append(f"{place}:{', '.join(map(str, dict.fromkeys(lines)))}")
+    return found
+
+
+def _last(node: ast.expr) -> str | None:
+    """The name that an expression ends with: c of c and of a.b.c."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
 
 
 def written(value: Any) -> str:

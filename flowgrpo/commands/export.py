@@ -1,4 +1,4 @@
-"""The weights of a run, written."""
+"""`flowgrpo export`: open a run and a checkpoint of it, and write its weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def export(run: Path, out: Path, step: int | None = None) -> Exported:
 
 
 def opened(run: Path, out: Path, step: int | None) -> tuple[RunConfig, Path]:
-    """The configuration of a run and the checkpoint that is to be exported.
+    """Return the configuration of a run and the checkpoint that is to be exported.
 
     Raises:
         InputError: there is no such run or checkpoint, it cannot be read, or `out` is not empty or cannot be written to.

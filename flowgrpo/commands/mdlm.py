@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 import typer
 from rich.table import Table
 
-from flowgrpo import config
 from flowgrpo.commands.terminal import Format, out
+from flowgrpo.data import yaml_maps
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What only language models have.")
 
@@ -53,7 +53,7 @@ def tracelock(
     def tell(judged: Judged) -> None:
         out.print(f"step {judged.step} of {steps}: loss {judged.loss:.3f}, F-half {judged.f_half:.3f}")
 
-    written = config.parse_yaml(decoder, "--decoder")
+    written = yaml_maps.parse_yaml(decoder, "--decoder")
     watch = tell if form == "human" else None
     taught = teach(
         model,

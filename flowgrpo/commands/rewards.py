@@ -29,7 +29,7 @@ def catalogue() -> list[dict[str, Any]]:
 
 
 def reward_help(name: str) -> str:
-    """What a reward's docstring says of it, its options, and a line for a config.
+    """Return a reward's docstring, its options, and a line for a config, as text.
 
     Of a built-in reward both are read from its source, so that nothing it needs is imported.
     """
@@ -65,7 +65,7 @@ def _imported(reward: Any) -> tuple[str | None, Options | None]:
 
 
 def _read(target: str) -> tuple[str | None, Options | None]:
-    """The same of `module:name` of this package, from its source alone."""
+    """Return the docstring and the options of `module:name` of this package, from its source alone."""
     module, _, name = target.partition(":")
     node = _defined(module)[name]
     if not isinstance(node, ast.ClassDef):
@@ -109,7 +109,7 @@ def _constructors(module: str, name: str) -> Iterator[tuple[Options, bool]]:
 
 
 def _value(node: ast.expr | None, names: Mapping[str, Any]) -> Any:
-    """What a default is: written out, or by the name of a constant of the module."""
+    """Return the value of a default that is written out, or that names a constant of the module."""
     if node is None:
         return inspect.Parameter.empty
     return ast.literal_eval(names[node.id].value if isinstance(node, ast.Name) else node)

@@ -53,10 +53,10 @@ def sample_to_folder(
 
 
 def asked(texts: Sequence[str] | None, prompts_file: str | None, seed: int) -> list[Row]:
-    """What to sample: texts, or the prompts of a file or a built-in set, prompt i with seed + i.
+    """Return the rows to sample: texts, or the prompts of a file or a built-in set, prompt i with seed + i.
 
     Raises:
-        InputError: there is no such file, or a text is none.
+        InputError: there is no such file, or a text has characters that cannot be encoded.
     """
     tables.check_plain(list(texts or []), "--prompt")
     chosen = [Prompt(text) for text in texts] if texts else prompts.load(prompts_file, "--prompts")
@@ -64,7 +64,7 @@ def asked(texts: Sequence[str] | None, prompts_file: str | None, seed: int) -> l
 
 
 def batches(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
-    """Rows in batches; where they take long, a line on stderr now and then tells how many are done."""
+    """Yield rows in batches; where they take long, print now and then to stderr how many are done."""
     said, done = time.monotonic(), 0
     for part in batched(rows, size):
         yield part
@@ -84,7 +84,7 @@ def check_folder(out: Path) -> None:
     """Refuse a folder that holds samples, or cannot be written to.
 
     Raises:
-        InputError: it is so.
+        InputError: the folder has a manifest, or files cannot be written to it.
     """
     if (out / "manifest.jsonl").exists():
         raise InputError(f"--out {out}: holds samples already (manifest.jsonl), choose another folder")

@@ -22,8 +22,8 @@ from flowgrpo.commands.kinds import KINDS
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
+from flowgrpo.schema import sections
 from flowgrpo.schema.sections import RewardUse, RunConfig
-from flowgrpo.schema.sections import Run as Place
 from flowgrpo.training import checkpoint, folders, report, scorer
 from flowgrpo.training.parts import check_geometry
 from flowgrpo.training.run_data import RunData
@@ -38,7 +38,7 @@ MAY_DIFFER = (
     "eval.",
     "eval_rewards",
     *(f"model.{key}" for key in ("gradient_checkpointing", "vae", "vae_tiling", "text_encoders")),
-    *(f"run.{key}" for key in Place.model_fields if key != "seed"),
+    *(f"run.{key}" for key in sections.Run.model_fields if key != "seed"),
 )
 
 

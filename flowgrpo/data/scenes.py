@@ -89,7 +89,7 @@ def arrange(caption: str, rng: np.random.Generator) -> list[Drawn]:
             return objects
 
 
-def _in_relation(objects: list[Drawn], relation) -> bool:
+def _in_relation(objects: list[Drawn], relation: tuple[tuple[str, str], str, tuple[str, str]] | None) -> bool:
     if relation is None:
         return True
     along = np.array(RELATIONS[relation[1]])

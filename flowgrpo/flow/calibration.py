@@ -1,4 +1,4 @@
-"""What a run keeps of its calibration: the noise level of each step, and the metric line it told."""
+"""A calibration in a run's folder: the noise level of each step, and the metric line of the search for them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ NUMBERS = ("step", "cost/model_evaluations", "cost/decoded", "time/calibration")
 
 @dataclass(frozen=True)
 class Calibration:
-    """The noise `levels` of the steps, and the metric `line` of how they were found."""
+    """The noise level of each step (`levels`), and the metric `line` of the search for them."""
 
     levels: list[float]
     line: dict[str, Any]
 
 
 def read(folder: Path, begun: bool) -> Calibration | None:
-    """The calibration in a run's folder; None if there is none.
+    """Return the calibration in a run's folder; None where the folder has no calibration yet.
 
     Args:
         begun: whether the run has been trained with it, so that it must be there.
@@ -53,6 +53,6 @@ def read(folder: Path, begun: bool) -> Calibration | None:
 
 
 def write(folder: Path, calibration: Calibration, rounds: Sequence[dict[str, Any]]) -> None:
-    """Keep a calibration in a run's folder, with the levels and counts of its rounds, all at once."""
+    """Write a calibration to a run's folder in one atomic step, with the levels and counts of its rounds."""
     written = {"levels": calibration.levels, "rounds": rounds, "metrics": calibration.line}
     replace_text(folder / FILE, json.dumps(written, indent=1) + "\n")

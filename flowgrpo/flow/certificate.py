@@ -31,7 +31,7 @@ BFLOAT16_DRIFT = 0.0  # the same rows in the same order give the same numbers in
 
 
 def certify(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: Sequence[Row]) -> list[Check]:
-    """All checks of a pipeline class, in float32 but for one.
+    """Run all checks of a pipeline class and return them; in float32, but for the drift in bfloat16.
 
     Args:
         build: makes the stock pipeline, the same each time.
@@ -54,25 +54,25 @@ def certify(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: 
 
 
 def in_flow_euler(pipe: DiffusionPipeline) -> DiffusionPipeline:
-    """A stock pipeline, with Euler's method where it ships another (UniPC, a stochastic one): what our `ode` is."""
+    """Return a stock pipeline, with the flow-Euler scheduler (our `ode`) where it ships another one."""
     pipe.set_progress_bar_config(disable=True)
     config = pipe.scheduler.config
     if type(pipe.scheduler) is not FlowMatchEulerDiscreteScheduler or config.stochastic_sampling:
         known = inspect.signature(FlowMatchEulerDiscreteScheduler.__init__).parameters
-        own = {k: v for k, v in config.items() if k in known} | {"stochastic_sampling": False}
-        own |= {"shift": config["flow_shift"]} if config.get("flow_shift") else {}
-        pipe.scheduler = FlowMatchEulerDiscreteScheduler(**own)
+        options = {k: v for k, v in config.items() if k in known} | {"stochastic_sampling": False}
+        options |= {"shift": config["flow_shift"]} if config.get("flow_shift") else {}
+        pipe.scheduler = FlowMatchEulerDiscreteScheduler(**options)
     return pipe
 
 
 @torch.no_grad()
 def stock_sample(pipe: DiffusionPipeline, call: dict[str, Any], row: Row) -> torch.Tensor:
-    """The decoded sample of one row by a stock pipeline, without anything of ours in it."""
-    own = {"prompt": row.prompt, "output_type": "pt", "return_dict": False}
+    """Return the decoded sample of one row by a stock pipeline, which nothing here has changed."""
+    arguments = {"prompt": row.prompt, "output_type": "pt", "return_dict": False}
     generator = torch.Generator("cpu").manual_seed(row.seed)
     with torch.random.fork_rng():
         torch.manual_seed(0)  # some draw their conditions from the global generator
-        return pipe(**own, generator=generator, **{**call, **row.columns})[0].float()
+        return pipe(**arguments, generator=generator, **{**call, **row.columns})[0].float()
 
 
 def encoded_once(policy: DiffusersPolicy, rows: Sequence[Row]) -> Check:
@@ -217,7 +217,11 @@ def lora_reloads(build: Callable[[], DiffusionPipeline], call: dict[str, Any], r
 def rolled_out(
     policy: DiffusersPolicy, rows: Sequence[Row], kernel: Kernel | Sequence[Kernel], micro_batch: int
 ) -> Tree:
-    """A chain per row; all steps but the last are by `kernel`, or each by its own, and trained if it is stochastic."""
+    """Return a rollout of one chain for each row, under no_grad.
+
+    Args:
+        kernel: of all steps, or one for each. Unless it is ODE, all steps but the last are stochastic and trained.
+    """
     roots = [Root(i, 0, row) for i, row in enumerate(rows)]
     states = [policy.start([row]) for row in rows]
     start = tuple(torch.cat(column) for column in zip(*states, strict=True))
@@ -232,7 +236,7 @@ def rolled_out(
 
 
 def replay(policy: DiffusersPolicy, tree: Tree) -> float:
-    """Largest |log ratio| of a replay with gradient; gradients are left in the weights."""
+    """Return the largest |log ratio| of a replay with gradient; the gradients stay in the weights."""
     gaps = [0.0]
     for evaluation in tree.evaluations:
         for edges in evaluation.trained:

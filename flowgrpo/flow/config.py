@@ -16,30 +16,30 @@ from flowgrpo.training.parts import check_geometry
 
 
 class Model(Strict):
-    """What is trained."""
+    """The model, what of it is trained, and switches of memory and speed."""
 
     path: str
     """Built-in name, local folder or hub id of a diffusers pipeline; required."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of the frozen weights and of what is computed; what is trained is kept in float32."""
+    """Type of the frozen weights and of the computation; trained weights are kept in float32."""
     lora: Lora | None = Lora()
     """Low-rank adapters; null trains every weight."""
     call: dict[str, Any] = {}
     """Arguments of the pipeline's own call, handed to it as they are."""
     text_encoders: Literal["keep", "offload", "free"] = "offload"
-    """What becomes of them once the run's prompts are encoded; offload: to host memory."""
+    """Once the run's prompts are encoded: keep them on the device, offload them to host memory, or free them."""
     guidance: Literal["pipeline", "none"] = "pipeline"
-    """In training: pipeline, as in call, or none, switched off; evaluation stays as in call."""
+    """Guidance in training: as in call (pipeline) or switched off (none); evaluation is guided as in call."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass: less memory, the same numbers."""
     vae: Literal["keep", "offload"] = "keep"
-    """offload: in host memory but while it encodes or decodes."""
+    """keep it on the device, or offload it to host memory except while it encodes or decodes."""
     vae_tiling: bool = False
     """Decode in tiles: less memory, slightly other pictures, the same latents."""
     attention: AttentionBackend | None = None
-    """A backend of diffusers; null is PyTorch's own choice."""
+    """Attention backend of diffusers; null is PyTorch's own choice."""
     compile: bool = False
-    """Compile the repeated blocks."""
+    """Compile the model's repeated blocks with torch.compile."""
 
     @field_validator("attention", mode="before")
     @classmethod
@@ -53,17 +53,17 @@ class Algorithm(Strict):
     """A preset with any of its five axes replaced; see `flowgrpo.flow.methods.presets`."""
 
     preset: str
-    """A row of the table of methods."""
+    """The method: a row of the table of presets."""
     tree: SerializeAsAny[Choice]
-    """Which latents are visited?"""
+    """Which latents are visited."""
     kernel: SerializeAsAny[Choice]
-    """How does one step move?"""
+    """How one step moves."""
     credit: SerializeAsAny[Choice]
-    """Which edge earned the reward?"""
+    """Which edge earned the reward."""
     baseline: SerializeAsAny[Choice]
-    """Compared with what?"""
+    """What a unit's reward is compared with."""
     objective: SerializeAsAny[Choice]
-    """How does the policy move?"""
+    """How the policy moves: loss, weights of the steps, divergences."""
 
     @model_validator(mode="before")
     @classmethod
@@ -71,7 +71,7 @@ class Algorithm(Strict):
         return choose.build_axes(written, presets.PRESETS, CHOICES, "flow_grpo")
 
     def roots(self, group_size: int) -> int:
-        """How many starts a group has."""
+        """Number of initial states of a group of `group_size` trained trajectories."""
         return self.tree.roots(group_size)
 
     @model_validator(mode="after")
@@ -91,27 +91,27 @@ class Draft(Strict):
     """Choose the starts of a group's roots by a draft (Sol-RL): the best half and the worst half of what is needed go on."""
 
     pool: int = Field(4, ge=2)
-    """Starts that are sampled by ODE, times those that are needed."""
+    """How many starts are sampled, as a multiple of those that are needed."""
     call: dict[str, Any] = {"num_inference_steps": 6}
-    """Over model.call; few steps are enough to rank them."""
+    """Arguments over model.call while the draft is sampled; few steps are enough to rank the starts."""
 
 
 class FlowTrain(Train):
-    """The loop's numbers, and how the starts of a group are chosen."""
+    """Sizes and numbers of the training loop, and how the starts of a group are chosen."""
 
     draft: Draft | None = None
-    """Choose starts by a draft; null: as they come."""
+    """Choose the starts of a group by a draft; null: take the first."""
 
 
 class FlowEval(Eval):
     """Held-out evaluation by ODE."""
 
     call: dict[str, Any] = {}
-    """Over model.call."""
+    """Arguments over model.call while held-out prompts are sampled."""
 
 
 class Config(RunConfig):
-    """One run of a flow model."""
+    """The configuration of one run of a flow model."""
 
     kind: Literal["flow"] = "flow"
     model: Model

@@ -28,7 +28,7 @@ from flowgrpo.flow.pipeline.loading import pipeline_class
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.plan import plan
 from flowgrpo.training import scorer
-from flowgrpo.training.checks import Check, _seconds, gap_of, memory_left, spread
+from flowgrpo.training.checks import Check, gap_of, memory_left, seconds_of, spread
 from flowgrpo.training.scorer import score
 from flowgrpo.training.weights import Weights
 from rewards import Reward
@@ -46,7 +46,7 @@ DEFAULT_PROMPTS = ("a photograph of a red fox in the snow", "a cat")
 
 
 def defaults(model: str) -> dict[str, Any]:
-    """The config, as one would write it, that stands for a model alone: a built-in name, a local folder or a hub id.
+    """Return the config, as one would write it, that a model alone is checked with: a built-in name, a folder or a hub id.
 
     Raises:
         InputError: there is no such model.
@@ -58,7 +58,7 @@ def defaults(model: str) -> dict[str, Any]:
 
 
 def examine(settings: Config) -> Iterator[Check]:
-    """All checks of a config, one by one as they are done.
+    """Run all checks of a config; yields each as it is done.
 
     Raises:
         InputError, RewardError: the config is wrong; nothing was examined.
@@ -116,13 +116,13 @@ def _examined(
 
 
 def _prompts(settings: Config, rewards: Sequence[Reward]) -> list[prompts.Prompt]:
-    """A group's worth each: the longest prompt first, the shortest last, between them one for each reward for neither."""
+    """Prompts to sample: the longest, one for each reward that applies to neither end, and the shortest."""
     if settings.prompts.train in prompts.BUILT_IN and settings.model.path not in EMBEDDED:
         return [prompts.Prompt(text) for text in DEFAULT_PROMPTS]
-    found = sorted(prompts.load_split(settings.prompts, "train"), key=lambda p: -len(p.text))
-    ends = found[0], found[-1]
+    longest_first = sorted(prompts.load_split(settings.prompts, "train"), key=lambda p: -len(p.text))
+    ends = longest_first[0], longest_first[-1]
     left = [reward for reward in rewards if not any(reward.applies(p.columns) for p in ends)]
-    return [found[0], *(prompt for _, prompt in scorer.tried(left, found)), found[-1]]
+    return [longest_first[0], *(prompt for _, prompt in scorer.tried(left, longest_first)), longest_first[-1]]
 
 
 def _cause(policy: DiffusersPolicy, row: Row, refusal: str) -> Check:
@@ -229,13 +229,13 @@ def _time(
         state, sigma = policy.start(batch), policy.sigmas[0]
         rolled, replayed = (tuple(x[: len(part)] for x in state) for part in (own, learnt))
         with torch.no_grad():
-            forward = _seconds(lambda: policy.velocity(rolled, sigma, own))
-            decoding = _seconds(lambda: policy.decode(rolled, own))
+            forward = seconds_of(lambda: policy.velocity(rolled, sigma, own))
+            decoding = seconds_of(lambda: policy.decode(rolled, own))
 
         def learn() -> None:
             sum(v.float().square().mean() for v in policy.velocity(replayed, sigma, learnt)).backward()
 
-        update = _seconds(learn)
+        update = seconds_of(learn)
     for p in weights.parameters:
         p.grad = None
     branches = cost["geometry"]["guidance_branches"]

@@ -77,7 +77,16 @@ def write_weights(policy: DiffusersPolicy, weights: Weights, out: Path) -> None:
         pipe.scheduler = policy.scheduler
 
 
-def _card(run: Path, settings: Config, *, policy: DiffusersPolicy, kind: str, step: int, call, pairs) -> str:
+def _card(
+    run: Path,
+    settings: Config,
+    *,
+    policy: DiffusersPolicy,
+    kind: str,
+    step: int,
+    call: dict[str, Any],
+    pairs: list[tuple[Row, str]],
+) -> str:
     """A model card that says how it was made, what it scored, and the exact lines that reproduce its samples."""
     model, row = settings.model, pairs[0][0]
     tag = "lora" if kind == "lora" else f"text-to-{modality_of(type(policy.pipe))}"

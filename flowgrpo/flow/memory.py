@@ -68,7 +68,7 @@ def check(config: Config, device: torch.device) -> None:
 def _component_shapes(path: str) -> dict[str, dict[str, Shape]]:
     """Shapes of all tensors, by component, as the headers of a model's safetensors say."""
     components = [name for name, kind in loading.index_of(path).items() if isinstance(kind, (list, tuple)) and kind[0]]
-    place = embedded.place_of(path)
+    source = embedded.place_of(path)
     with hub.one_sentence(path):
-        found = {name: shapes(place, name) for name in components}
-    return {name: own for name, own in found.items() if own}
+        by_component = {name: shapes(source, name) for name in components}
+    return {name: own for name, own in by_component.items() if own}

@@ -50,8 +50,8 @@ def _edge(move: Move, step: int, row: int, lines: list[list[str]]) -> tuple[int,
     """Draw one edge from `step`; returns where it leads, and the further stops of a twig."""
     following, *remaining = move.ode_stops or (step + 1,)
     sign = "." if move.role == TWIG else "-" if not move.kernel.stochastic else "~" if move.trained else "="
-    for place in range(WIDTH * step + 1, WIDTH * following):
-        lines[row][place] = sign
+    for column in range(WIDTH * step + 1, WIDTH * following):
+        lines[row][column] = sign
     if move.count > 1:
         count = str(move.count)
         lines[row][WIDTH * step + 2 : WIDTH * step + 2 + len(count)] = count

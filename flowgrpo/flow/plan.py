@@ -15,7 +15,7 @@ from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods import presets
 from flowgrpo.flow.methods.credit import step_signs
 from flowgrpo.flow.methods.objective import TrainedStep
-from flowgrpo.flow.picture import draw_tree
+from flowgrpo.flow.picture import LEGEND, draw_tree
 from flowgrpo.flow.pipeline import guidance, loading
 from flowgrpo.flow.pipeline.call import checked_call
 from flowgrpo.flow.pipeline.guidance import guidance_branches
@@ -92,7 +92,7 @@ def plan(config: Config) -> dict[str, Any]:
 
 
 def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
-    """The plan's lines for people: labels and words."""
+    """Return the plan as pairs of a label and its text, for the terminal."""
     g, cost, before = planned["geometry"], planned["model_evaluations"], planned["calibration"]
     gpu, host = (planned["memory"][key] / 2**30 for key in ("gpu_bytes", "host_bytes"))
     evaluation = planned["evaluation"]
@@ -128,6 +128,11 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def drawn(planned: dict[str, Any]) -> list[str]:
+    """The plan's tree for people, and what its signs mean."""
+    return [*planned["picture"], LEGEND]
+
+
 def _with_call(config: Config, call: dict[str, Any]) -> dict[str, Any]:
     """The run's configuration, with what the pipeline's call adds to `model.call`."""
     run = config.model_dump(mode="json")
@@ -146,7 +151,7 @@ def _draft(config: Config, over: dict[str, Any], columns: dict[str, Any]) -> tup
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What one iteration does on all processes: rows through the model, samples decoded, edges and batches of the update."""
+    """Counts of one iteration on all processes: rows through the model, samples decoded, edges and batches of the update."""
 
     rollout: int
     update: int
@@ -230,22 +235,22 @@ def uneven(config: Config, sigmas: list[float]) -> list[str]:
     """Sentences about trained steps that outweigh others by far: in the loss, and in the divergence; see `UNEVEN`."""
     algorithm = config.algorithm
     steps, sigma_cap = _trained_steps(config, sigmas)
-    form, found = algorithm.kernel.log_prob, []
+    form, sentences = algorithm.kernel.log_prob, []
     pulls = _extremes(steps, algorithm.objective.pulls(steps, sigma_cap), UNEVEN)
     if pulls is not None:
         free = "" if form == "constant_free" else "algorithm.kernel.log_prob=constant_free or "
-        found.append(
+        sentences.append(
             f"of the steps trained, that {pulls[1]} pulls {pulls[0]:,.0f} times as hard at the velocity as that {pulls[2]} "
             f"({algorithm.kernel.name}, log_prob {form}); take {free}algorithm.objective.step_weights=equalised"
         )
     kl = algorithm.objective.kl
     holds = _extremes(steps, algorithm.objective.holds(steps, sigma_cap), UNEVEN_KL) if kl.beta > 0 else None
     if holds is not None:
-        found.append(
+        sentences.append(
             f"the divergence {kl.form} holds the step {holds[1]} {holds[0]:,.0f} times as strictly as that {holds[2]} "
             f"({algorithm.kernel.name}); take algorithm.objective.kl.form=velocity or algorithm.objective.kl.beta=0"
         )
-    return found
+    return sentences
 
 
 def _trained_steps(config: Config, sigmas: list[float]) -> tuple[list[TrainedStep], float]:

@@ -16,10 +16,11 @@ LOGGER = logging.getLogger(__name__)
 
 
 def replayed(config: Config, tree: Tree, *, units: Units, advantages: Tensor, trained: Tensor, iteration: int) -> Tree:
-    """The tree whose evaluations the update replays: without what leaves the update, and dealt to parts if edges are.
+    """Return the tree whose evaluations the update replays, without the edges that leave the update.
 
-    They are the rollout's own, and the drift is exactly 0, where all its edges are trained and both have calls of one size;
-    otherwise they are gathered anew into calls of `train.micro_batch`.
+    With `train.split: edges` its edges are dealt to the parts of the update here. The evaluations are the rollout's own, and
+    the drift is exactly 0, where all its edges are trained in whole groups or samples and rollout and update have calls of
+    one size; otherwise they are gathered anew into calls of `train.micro_batch`.
 
     Args:
         advantages: (U,) of units, NaN where the reward was lost.

@@ -52,7 +52,7 @@ class Batch:
 
     @property
     def counts(self) -> dict[str, int]:
-        """No further numbers for the metrics."""
+        """Further counts for the metrics, of which a flow model has none."""
         return {}
 
 
@@ -68,7 +68,7 @@ def rollout(
     iteration: int,
     keep_means: bool = False,
 ) -> tuple[Tree, Scores]:
-    """Grow and score the trees of one iteration; returns them as one tree, and scores in the order of its leaves.
+    """Grow and score the trees of one iteration; return them as one tree, and the scores in the order of its leaves.
 
     Args:
         roots: their rows are `Row`s.
@@ -97,9 +97,9 @@ def drafted(
     number: int,
     micro_batch: int,
 ) -> list[Row]:
-    """Of many rows of one group, the `number` whose ODE samples have the best and the worst rewards (Sol-RL).
+    """Sample rows of one group by ODE, and return the `number` of them with the best and the worst rewards (Sol-RL).
 
-    Rows whose reward was lost are neither good nor bad, in the middle.
+    Rows whose reward was lost rank in the middle.
 
     Args:
         weights: (R,) of the rewards.
@@ -113,22 +113,22 @@ def drafted(
 def _score_leaves(policy: Policy, tree: Tree, rewards: Sequence[Reward], micro_batch: int) -> Scores:
     """Decode group by group; groups are scored in threads while the next are decoded, at most `WAITING` behind."""
     by_group = defaultdict(list)
-    for place, leaf in enumerate(tree.leaves):
-        by_group[tree.nodes[leaf].root.group].append(place)
+    for index, leaf in enumerate(tree.leaves):
+        by_group[tree.nodes[leaf].root.group].append(index)
     scored: list[Scores] = []
     with Scorer(rewards) as scorer:
         pending = deque()
-        for places in by_group.values():
+        for indices in by_group.values():
             if len(pending) == WAITING:
                 scored.append(pending.popleft()())
-            rows = [tree.nodes[tree.leaves[i]].root.row for i in places]
+            rows = [tree.nodes[tree.leaves[i]].root.row for i in indices]
             decoded = [
                 policy.decode(tuple(x[leaves] for x in tree.samples), batch)
-                for leaves, batch in zip(batched(places, micro_batch), batched(rows, micro_batch), strict=True)
+                for leaves, batch in zip(batched(indices, micro_batch), batched(rows, micro_batch), strict=True)
             ]
             pending.append(scorer.submit(torch.cat(decoded), rows))
         scored += [wait() for wait in pending]
-    order = torch.tensor([i for places in by_group.values() for i in places]).argsort()
+    order = torch.tensor([i for indices in by_group.values() for i in indices]).argsort()
     return Scores(
         torch.cat([s.values for s in scored])[order],
         torch.cat([s.lost for s in scored])[order],

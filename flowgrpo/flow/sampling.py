@@ -16,7 +16,7 @@ from flowgrpo.training.samples import SAMPLING_RATE, Sampler
 
 
 def sampler(model: str, rows: Sequence[Row], *, call: dict[str, Any], adapter: Path | None, dtype: str) -> Sampler:
-    """A model that is ready to sample rows by ODE.
+    """Load a model and return it ready to sample rows by ODE.
 
     Args:
         model: a built-in name, a local folder or a hub id.

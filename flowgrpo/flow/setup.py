@@ -54,10 +54,10 @@ def check(settings: Config, data: RunData) -> None:
 
 
 def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Trainer:
-    """The loop with its model, which has been asked whether it can do what is wanted.
+    """Load the model, try on a few rows that it can do what the config asks for, and return the training loop.
 
     Raises:
-        InputError: it cannot, or does not fit into memory.
+        InputError: the model cannot do it, or does not fit into memory.
     """
     memory.check(settings, accelerator.device)
     policy, weights = policy_and_weights(settings, accelerator.device)
@@ -85,7 +85,7 @@ def _unequal(prompts: Sequence[Prompt]) -> list[Row]:
 
 
 def policy_and_weights(config: Config, device: torch.device) -> tuple[DiffusersPolicy, Weights]:
-    """The policy of a config, with its switches set and its trainable weights in place."""
+    """Return the policy of a config, with its switches set, and its trainable weights."""
     model = config.model
     check_switches(model, device)
     full_in_half = model.lora is None and model.dtype != "float32"  # weights in float32, computing in half precision
@@ -107,7 +107,7 @@ def policy_and_weights(config: Config, device: torch.device) -> tuple[DiffusersP
 def trainable(
     model: Model, policy: DiffusersPolicy, *, ema: Ema | None, reference: str | None = None, refresh: int = 1
 ) -> Weights:
-    """Unfreeze what a config trains: adapters on the policy's modules, or the modules whole; see `Weights`."""
+    """Unfreeze and return what a config trains: adapters on the policy's modules, or all their weights; see `Weights`."""
     lora = model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, policy.modules)
     return Weights(policy.modules, lora, ema=ema, reference=reference, refresh=refresh)
 

@@ -1,21 +1,25 @@
 """The loop over a flow model: trees grown by a policy, credited and updated by the five axes.
 
-It asks a policy for velocities, the axes for a plan, units, advantages and a loss, and never which method that is. How it
-departs from the loops of the papers' released code (how a method departs stands above its row, in `flow.methods.presets`):
+The policy gives velocities, the five axes the plan of the trees, units, advantages and the loss; nothing here asks which
+method is running. How the loop departs from those of the papers' released code (how a method departs from its source stands
+above its row in `flow.methods.presets`):
 
  1. The update replays the rollout's own calls of the model, the same rows in the same order, so that before the first
     optimizer step every ratio is exactly 1 in float32; Flow-GRPO's code shuffles the samples and cuts them into new batches.
-    Where edges leave the update, or its calls have another size, they are gathered anew (see `flow.replay`).
+    Where edges leave the update, its calls have another size, or parts are made of edges, the rows are gathered anew, and
+    the ratio is 1 up to rounding (see `flow.replay`).
  2. The loss of an optimizer step is the weighted mean over all of its edges, on all processes; there it is a mean over a
-    micro-batch, and then over micro-batches.
+    micro-batch, and then the mean of those.
  3. Noise has an address (seed of the run, iteration, group, path in the tree, step), so that it is the same in any batch, on
     any number of processes and after a resume; there each process draws from a generator of its own.
- 4. Windows and trained steps are drawn once an iteration for all samples; DanceGRPO draws trained steps for each sample.
+ 4. Windows and trained steps are drawn once an iteration, for all samples; Flow-GRPO's code draws a window in each call of
+    the pipeline, DanceGRPO's the trained steps of each sample.
  5. Samples of advantage 0 stay in the update, unless `algorithm.baseline.drop_zero`; Flow-GRPO's code leaves them out.
- 6. A sample whose reward was lost is compared with nothing and weighs nothing, an edge that is not finite leaves the update,
-    and the rest of the group goes on. An optimizer step whose gradient is not finite is skipped, and counted.
- 7. Held-out prompts are sampled by ODE, at fixed seeds, with the average of the weights where one is kept; rollouts are the
-    live weights' own.
+ 6. A sample whose reward failed is left out of its group's statistics and has weight 0, an edge whose log-probability is not
+    finite leaves the update, and the rest of the group is trained on. An optimizer step whose gradient is not finite is
+    skipped, and counted.
+ 7. Held-out prompt i starts from the noise of seed i at every evaluation; Flow-GRPO's code, which evaluates by ODE and with
+    the average of the weights as well, draws the starts anew.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow import calibration
@@ -49,7 +54,7 @@ from samplers.trees import Root
 
 
 class Trainer(Loop):
-    """One run over a policy; arguments as of `Loop`, and
+    """Train one flow model; arguments as of `Loop`, and
 
     Args:
         policy: what is trained; its modules have adapters or are unfrozen.
@@ -63,24 +68,26 @@ class Trainer(Loop):
         self.eval_call = {**guided, **config.eval.call}  # evaluation is guided as the pipeline's user would have it
         self.levels: list[float] | None = None  # of the kernel's noise, where they are calibrated
 
+    @override
     def run(self) -> None:
-        """Train to the last iteration; raises as `Loop.run`."""
         with self.policy.call_overrides(**self.training_call):
             self._prepare()
             super().run()
 
     @property
+    @override
     def evaluations(self) -> int:
-        """Model evaluations of this process so far."""
         return self.policy.evaluations
 
+    @override
     def on_start(self) -> None:
         """Calibrate the noise of each step, where the kernel asks for it."""
         if self.config.algorithm.kernel.calibrate is not None:
             self._calibrate()
 
+    @override
     def rollout(self, iteration: int, groups: Groups) -> Batch:
-        """Grow the trees of this process's groups, decode their leaves and score them."""
+        """Grow the trees of this process's groups; their leaves are the samples."""
         config, algorithm = self.config, self.config.algorithm
         kernels = algorithm.kernel.kernels(len(self.policy.sigmas) - 1, self.levels)
         tree, scores = rollout(
@@ -95,21 +102,24 @@ class Trainer(Loop):
         )
         return Batch(groups, tree, scores, self._drafts(groups))
 
+    @override
     def units(self, batch: Batch) -> Units:
-        """What the credit rule compares: trajectories, branches or gains of steps."""
         return self.config.algorithm.credit.units(batch.tree, batch.scores.values, self.reward_weights)
 
+    @override
     def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
-        """Spread the advantages to the edges, and take an optimizer step on each part of them."""
+        """Give each edge its unit's advantage, take an optimizer step on each part of them, and return their statistics."""
         credited = self.credit_edges(batch, units, advantages, trained)
         return [self._update_part(credited, part) for part in range(self.config.train.updates)]
 
+    @override
     def on_updated(self, moved: dict[str, Any]) -> None:
-        """Adapt the coefficient of the divergence, where it has a target."""
+        """Adapt the coefficient of the divergence (`beta`), where it has a target."""
         self.beta = self.config.algorithm.objective.kl.adapted(self.beta, moved["policy/kl"])
 
+    @override
     def eval_samples(self) -> list[Sample]:
-        """Sample each evaluation prompt by ODE with the weights as they are; returns the samples of all processes."""
+        """Sample by ODE, guided as `eval_call` says."""
         config = self.config
         with self.policy.call_overrides(**self.eval_call):
             return evaluate(
@@ -122,7 +132,7 @@ class Trainer(Loop):
             )
 
     def credit_edges(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> Credited:
-        """The tree that an iteration's update replays, with what its edges are worth; arguments as of `update`."""
+        """Return the tree that the update replays, with its edges' advantages and weights; arguments as of `update`."""
         algorithm, tree = self.config.algorithm, batch.tree
         known = units.values.isfinite().any(1)
         units = replace(units, weight=units.weight.where(known, 0.0))  # a lost sample's edges weigh nothing
@@ -158,7 +168,7 @@ class Trainer(Loop):
 
     @torch.no_grad()
     def _prepare(self) -> None:
-        """Encode what this process will meet."""
+        """Encode the prompts that this process will sample."""
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
         with self.policy.call_overrides(**self.eval_call):
             self.policy.prepare([Row(p.text, 0, p.columns) for p in self.eval_prompts[rank::processes]])
@@ -166,16 +176,16 @@ class Trainer(Loop):
         before = 0 if settings is None or self.done else settings.rounds  # iterations that come before the first
         to_come = range(self.done - before, self.config.train.iterations)
         if self.config.prompts.pick.by == "shuffle":
-            places = [place for i in to_come for place in self.groups(i).prompts[rank::processes]]
+            indices = [index for i in to_come for index in self.groups(i).prompts[rank::processes]]
         else:
-            places = range(len(self.train_prompts))  # which of them nobody knows yet
-        rows = [self._row(place, 0) for place in dict.fromkeys(places)]
+            indices = range(len(self.train_prompts))  # which of them nobody knows yet
+        rows = [self._row(index, 0) for index in dict.fromkeys(indices)]
         self.policy.prepare(rows)
         self.policy.start(rows[:1])  # the sigmas are known from here on
         self.policy.offload()
 
-    def _row(self, place: int, seed: int) -> Row:
-        prompt = self.train_prompts[place]
+    def _row(self, index: int, seed: int) -> Row:
+        prompt = self.train_prompts[index]
         return Row(prompt.text, seed, prompt.columns)
 
     def _calibrate(self) -> None:
@@ -223,11 +233,11 @@ class Trainer(Loop):
 
     def _starts(self, iteration: int, group: int, groups: Groups) -> list[Row]:
         """The rows of a group's roots."""
-        train, place, number = self.config.train, groups.prompts[group], groups.roots[group]
+        train, prompt, number = self.config.train, groups.prompts[group], groups.roots[group]
         shared = self.config.algorithm.tree.start == "shared"
 
         def row(start: int) -> Row:
-            return self._row(place, noise.seed(self.config.run.seed, "start", iteration, group, start))
+            return self._row(prompt, noise.seed(self.config.run.seed, "start", iteration, group, start))
 
         if train.draft is None:
             return [row(0 if shared else index) for index in range(number)]
@@ -244,5 +254,5 @@ class Trainer(Loop):
 
     def _drafts(self, groups: Groups) -> int:
         """How many samples this process drafts for the groups of an iteration."""
-        own = sum(groups.roots[self.accelerator.process_index :: self.accelerator.num_processes])
-        return 0 if self.config.train.draft is None else own * self.config.train.draft.pool
+        roots = sum(groups.roots[self.accelerator.process_index :: self.accelerator.num_processes])
+        return 0 if self.config.train.draft is None else roots * self.config.train.draft.pool

@@ -7,26 +7,26 @@ from dataclasses import dataclass
 
 import torch
 
-from flowgrpo.flow.methods.objective import LossInputs, TrainedStep
+from flowgrpo.flow.methods.objective import LossInputs, PolicyGradient, TrainedStep
 from flowgrpo.flow.pipeline.policy import Policy
-from flowgrpo.schema.base import Choice
 from flowgrpo.training.baseline import Units
 from flowgrpo.training.optimize import UpdateStats, optimizer_step
 from flowgrpo.training.weights import Weights
-from samplers.kernels import log_prob
+from samplers.kernels import State, log_prob
 from samplers.trees import Edges, Evaluation, Tree, edge_transition
 
 
 @dataclass(frozen=True, kw_only=True)
 class Credited:
-    """A rollout's tree with what its edges are worth.
+    """A rollout's tree, with the advantages and the weights in the loss of its edges.
 
     Attributes:
-        tree: whose trained edges are updated on.
-        advantages: of the units.
-        step_weights: of the trained (kernel, sigma, sigma_next).
+        tree: its trained edges are those of the update.
+        units: U of them, to which the edges belong.
+        advantages: (U,) of the units.
+        step_weights: weight in the loss of each trained (kernel, sigma, sigma_next).
         beta: coefficient of the divergence.
-        group_weight: (U,) what the unit's group weighs against others, on top of the unit's own weight.
+        group_weight: (U,) weight of each unit's group; it multiplies the loss, and the mean does not divide by it.
     """
 
     tree: Tree
@@ -37,15 +37,15 @@ class Credited:
     group_weight: torch.Tensor
 
     def of_edges(self, nodes: torch.Tensor) -> torch.Tensor:
-        """Advantage (E,) of the edge to each of some nodes, 0 where it belongs to no unit."""
+        """Advantages (E,) of the edges that lead to `nodes`; 0 for edges without a unit."""
         return self.units.to_edges(self.advantages)[nodes]
 
     def weights(self, edges: Edges) -> torch.Tensor:
-        """Weight (E,) of edges in the mean that the loss is; an edge that belongs to no unit weighs nothing."""
+        """Weights (E,) of edges in the weighted mean of the loss; 0 for edges without a unit."""
         return self.units.to_edges(self.units.weight)[edges.nodes]
 
     def group_weights(self, edges: Edges) -> torch.Tensor:
-        """What the groups of edges (E,) weigh, which the mean does not divide by."""
+        """Weights (E,) of the edges' groups, by which the mean of the loss is not divided."""
         return self.units.to_edges(self.group_weight)[edges.nodes]
 
 
@@ -57,25 +57,26 @@ def update_part(
     weights: Weights,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
-    objective: Choice,
+    objective: PolicyGradient,
     max_grad_norm: float,
     reduce: Callable[[torch.Tensor], torch.Tensor],
 ) -> UpdateStats:
-    """Take one optimizer step on the edges of one part; returns what was measured of it on this process.
+    """Take one optimizer step on the edges of one part; return its statistics on this process.
 
-    None is taken if no edge of the part weighs anything, or a gradient is not finite.
+    No step is taken where all weights of the part are 0, or a gradient is not finite.
 
     The unit of the update is an evaluation of the tree: same rows, same order. The loss is the weighted mean over all
     edges of the part, on all processes, of each edge's loss times its group's weight: a part of one group is scaled by it.
 
     Args:
-        weights: which `optimizer` moves.
+        part: number of the optimizer step.
+        weights: the trained tensors, those of `optimizer`.
         scaler: of the loss, for float16; a disabled one does nothing.
         reduce: sum of a tensor over the processes.
     """
     evaluations = [e for e in credited.tree.evaluations if e.part == part and e.trained]
-    own = sum(float(credited.weights(edges).sum()) for e in evaluations for edges in e.trained)
-    total = float(reduce(torch.tensor(own, dtype=torch.float64)))
+    local = sum(float(credited.weights(edges).sum()) for e in evaluations for edges in e.trained)
+    total = float(reduce(torch.tensor(local, dtype=torch.float64)))
     stats = UpdateStats()
     if total == 0:
         return stats
@@ -88,7 +89,13 @@ def update_part(
 
 
 def _loss(
-    policy, weights, objective, *, credited: Credited, evaluation: Evaluation, stats: UpdateStats
+    policy: Policy,
+    weights: Weights,
+    objective: PolicyGradient,
+    *,
+    credited: Credited,
+    evaluation: Evaluation,
+    stats: UpdateStats,
 ) -> torch.Tensor:
     """Weighted sum of the loss of an evaluation's edges."""
     beta, state, sigma = credited.beta, evaluation.state, evaluation.sigma
@@ -111,7 +118,9 @@ def _loss(
     return loss
 
 
-def _loss_inputs(credited: Credited, evaluation: Evaluation, *, edges: Edges, velocity, reference) -> LossInputs:
+def _loss_inputs(
+    credited: Credited, evaluation: Evaluation, *, edges: Edges, velocity: State, reference: State | None
+) -> LossInputs:
     state, sigma, cap = evaluation.state, evaluation.sigma, credited.tree.sigma_cap
     mean, std = edge_transition(edges, sigma, state, velocity, cap)
     rows = edges.rows.to(state[0].device)
@@ -131,7 +140,7 @@ def _loss_inputs(credited: Credited, evaluation: Evaluation, *, edges: Edges, ve
 
 
 @torch.no_grad()
-def _measure(inputs: LossInputs, objective: Choice, stats: UpdateStats) -> None:
+def _measure(inputs: LossInputs, objective: PolicyGradient, stats: UpdateStats) -> None:
     gap = (inputs.log_prob - inputs.old_log_prob).abs()
     stats.edges += len(gap)
     before = -1.0 if stats.max_abs_log_ratio is None else stats.max_abs_log_ratio

@@ -269,7 +269,7 @@ ARCHITECTURES = {
 
 
 def architecture(written: Written) -> Architecture | None:
-    """The architecture of a model by its config.json; None if it is none of these."""
+    """The architecture of a model by its config.json; None if it is not one of these."""
     return ARCHITECTURES[written["model_type"]] if is_released(written) else None
 
 
@@ -293,9 +293,9 @@ def translated(path: str, written: Written) -> PreTrainedConfig:
             raise InputError(
                 f"model.path: config.json of {path!r} {said}, a {kind} is known with {json.dumps(values[0])}"
             )
-    taken = {*known.read.split(), *known.fixed, *known.inert.split(), *INERT.split(), *PreTrainedConfig().to_dict()}
+    keys = {*known.read.split(), *known.fixed, *known.inert.split(), *INERT.split(), *PreTrainedConfig().to_dict()}
     for key, value in written.items():
-        if key not in taken and value not in OFF and not key.startswith("_"):
+        if key not in keys and value not in OFF and not key.startswith("_"):
             raise InputError(
                 f"model.path: config.json of {path!r} says {key}: {json.dumps(value)}, which is not known of a {kind}"
             )
@@ -303,7 +303,7 @@ def translated(path: str, written: Written) -> PreTrainedConfig:
         return known.config(written)
     except StrictDataclassError as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"model.path: config.json of {path!r} is of no {kind} ({reason})") from error
+        raise InputError(f"model.path: config.json of {path!r} is not of a {kind} ({reason})") from error
 
 
 def load(path: str, place: str, written: Written, dtype: torch.dtype) -> PreTrainedModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
+from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.attention import Attention
@@ -18,9 +19,9 @@ from flowgrpo.schema.sections import Eval, Lora, Prompts, RewardUse, RunConfig, 
 from flowgrpo.training.parts import check_geometry
 from rewards.base import last_part, nearest
 
-EMBEDDED = "digits"
+DIGITS = "digits"
 LONGEST = 1 << 17  # tokens of an answer; a decoder lists its blocks
-EMBEDDED_LENGTH = 20  # tokens of the answers that it was trained on
+DIGITS_LENGTH = 20  # tokens of the answers that it was trained on
 
 
 class TextModel(Strict):
@@ -52,8 +53,8 @@ class TextModel(Strict):
     @model_validator(mode="before")
     @classmethod
     def _own_length(cls, written: Any) -> Any:
-        if isinstance(written, dict) and written.get("path") == EMBEDDED:
-            return {"length": EMBEDDED_LENGTH, **written}
+        if isinstance(written, dict) and written.get("path") == DIGITS:
+            return {"length": DIGITS_LENGTH, **written}
         return written
 
 
@@ -70,8 +71,8 @@ class TextPrompts(Prompts):
     """The words around each question that ask for an answer in a form that a reward reads; null: none."""
 
     @property
+    @override
     def load_options(self) -> dict[str, Any]:
-        """Further arguments of `flowgrpo.data.prompts.load`."""
         return {"folder": self.folder, "template": self.template}
 
 
@@ -124,8 +125,8 @@ class TextTrain(Train):
     """How often the iteration's answers are gone through, each time with masks of its own."""
 
     @property
+    @override
     def steps(self) -> int:
-        """Optimizer steps of an iteration."""
         return self.passes * self.updates
 
 
@@ -171,4 +172,4 @@ def _check_success(name: str | None, rewards: list[str]) -> None:
             f"algorithm.hints.reward: name the one of {', '.join(rewards)} by which an answer succeeds, not all can tell"
         )
     if name is not None and name not in rewards:
-        raise InputError(f"algorithm.hints.reward: {name!r} is none of rewards, {nearest(name, rewards)}")
+        raise InputError(f"algorithm.hints.reward: {name!r} is not one of rewards, {nearest(name, rewards)}")

@@ -13,7 +13,7 @@ import torch
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.mdlm import memory
-from flowgrpo.mdlm.config import EMBEDDED, TextConfig
+from flowgrpo.mdlm.config import DIGITS, TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
 from flowgrpo.mdlm.export import write_weights
 from flowgrpo.mdlm.loading import load_adapter
@@ -50,7 +50,7 @@ def length(texts: Sequence[str], prompts: Sequence[str]) -> list[float]:
 
 def defaults(model: str) -> dict[str, Any]:
     """The config, as one would write it, that stands for a model alone: a built-in name, a local folder or a hub id."""
-    if model == EMBEDDED:
+    if model == DIGITS:
         return {"kind": "mdlm", "model": {"path": model}}
     written = {"model": {"path": model, "length": LENGTH}, "rewards": [{"use": f"{__name__}:length"}]}
     return {"kind": "mdlm", **written}

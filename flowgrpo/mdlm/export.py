@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Row
 from flowgrpo.mdlm.architectures import copy_beside, released_paths
-from flowgrpo.mdlm.config import EMBEDDED, TextConfig, TextModel
+from flowgrpo.mdlm.config import DIGITS, TextConfig, TextModel
 from flowgrpo.mdlm.decoding.decode import Decoder
-from flowgrpo.mdlm.loading import config_of, places
+from flowgrpo.mdlm.loading import config_of, model_paths
 from flowgrpo.mdlm.methods.learned_schedule import SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.released import is_released
@@ -103,7 +103,7 @@ def _layer(key: str) -> str:
 def _write_model(model: TextModel, policy: TextPolicy, out: Path) -> None:
     """The model and its tokenizer, of a released type with its own config.json, tokenizer and code."""
     network = policy.predictor.model
-    model_place, tokenizer_place = places(model.path)
+    model_place, tokenizer_place = model_paths(model.path)
     inside, beside = out, out
     if model_place != tokenizer_place:  # a pipeline, whose other parts stay as they are
         own = shutil.ignore_patterns("model", "tokenizer")
@@ -138,7 +138,7 @@ def with_schedule(decoder: Decoder, folder: Path, count: int = 1) -> Decoder:
 
 def _names_note(network: torch.nn.Module, model: TextModel, weights: Weights) -> str:
     """Whose names the weights of a released model have; empty for others."""
-    if not is_released(config_of(places(model.path)[0])):
+    if not is_released(config_of(model_paths(model.path)[0])):
         return ""
     if weights.lora is None:
         return "Names, config.json and code are those of the base model, for its own code and for flowgrpo.\n"
@@ -167,10 +167,6 @@ def _card(
     )
 
 
-def _decoder(settings: TextConfig) -> dict[str, Any]:
-    return {key: value for key, value in settings.eval.decoder.model_dump().items() if value is not None}
-
-
 def _loading(model: TextModel) -> dict[str, Any]:
     """What must be said of a model to load it, beside its dtype."""
     trusted = model.trust_remote_code or None
@@ -185,7 +181,7 @@ def _dtype(model: TextModel) -> str:
 
 
 def _snippet(settings: TextConfig, kind: str, row: Row) -> str:
-    model, lora, decoder = settings.model, kind == "lora", _decoder(settings)
+    model, lora, decoder = settings.model, kind == "lora", settings.eval.decoder.written()
     learned = settings.algorithm.schedule.name != "none" and decoder["name"] == "scheduled"
     place = repr(model.path if lora else ".")
     options = "".join(f", {key}={value!r}" for key, value in _loading(model).items())
@@ -215,7 +211,7 @@ def _snippet(settings: TextConfig, kind: str, row: Row) -> str:
 def _command(settings: TextConfig, kind: str, row: Row) -> str:
     model = settings.model
     place = [model.path, "--adapter", "."] if kind == "lora" else ["."]
-    given = {"length": model.length} if model.path != EMBEDDED or kind == "full" else {}
-    given |= {**_loading(model), **({"chat": True} if model.chat else {}), "decoder": _decoder(settings)}
+    given = {"length": model.length} if model.path != DIGITS or kind == "full" else {}
+    given |= {**_loading(model), **({"chat": True} if model.chat else {}), "decoder": settings.eval.decoder.written()}
     options = ["--prompt", row.prompt, "--seed", str(row.seed), "--dtype", _dtype(model), "--out", "samples"]
     return card.command(["flowgrpo", "sample", *place, *options, *(f"{k}={card.written(v)}" for k, v in given.items())])

@@ -66,7 +66,7 @@ def load_predictor(
         InputError: there is no such model, its code may not run or fails, it names no mask token, it predicts no masked
             tokens, or attends otherwise than asked for.
     """
-    model_path, tokenizer_path = places(path)
+    model_path, tokenizer_path = model_paths(path)
     config = config_of(model_path)
     block_size = known_block_size(config, attention, block_size)
     with _one_sentence(path, "no readable weights", config, trust_remote_code), without_progress_bars("transformers"):
@@ -90,14 +90,14 @@ def load_predictor(
         return MaskPredictor(model.to(device).eval(), mask_id, pad_id, shift=shift, block_size=block_size), tokenizer
 
 
-def places(path: str) -> tuple[str, str]:
+def model_paths(path: str) -> tuple[str, str]:
     """Where a model and its tokenizer are: one folder or hub id, or the two subfolders of a pipeline's folder.
 
     Raises:
         InputError: there is no model, or it is a flow model.
     """
     if path in EMBEDDED and EMBEDDED[path].kind == "flow":
-        raise InputError(f"model.path: {path} is a flow model, no language model: its runs have kind: flow")
+        raise InputError(f"model.path: {path} is a flow model, not a language model: its runs have kind: flow")
     if path not in EMBEDDED and "/" not in path and not Path(path).is_dir():
         raise InputError(
             f"model.path: there is no folder {path!r} and no built-in model of that name, "
@@ -111,7 +111,7 @@ def places(path: str) -> tuple[str, str]:
         raise InputError(f"model.path: {path!r} holds no model ({_reason(error)})") from error
     # Where there is no config.json, transformers gives an empty map.
     if not config or not isinstance(config, dict) or not isinstance(config.get("model_type", ""), str):
-        raise InputError(f"model.path: {path!r} holds no model, or its config.json is no map with a model_type")
+        raise InputError(f"model.path: {path!r} holds no model, or its config.json is not a map with a model_type")
     return model_path, tokenizer_path
 
 
@@ -126,7 +126,7 @@ def block_size_of(path: str, attention: Attention | None, block_size: int | None
     Raises:
         InputError: there is no such model, or it attends otherwise than asked for.
     """
-    return known_block_size(config_of(places(path)[0]), attention, block_size)
+    return known_block_size(config_of(model_paths(path)[0]), attention, block_size)
 
 
 def is_pipeline(path: str) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from flowgrpo.mdlm.config import TextConfig
-from flowgrpo.mdlm.loading import config_of, places
+from flowgrpo.mdlm.loading import config_of, model_paths
 from flowgrpo.mdlm.released import is_released
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.training.hub import one_sentence, refuse_too_large, shapes
@@ -28,7 +28,7 @@ def memory_estimate(config: TextConfig) -> dict[str, int]:
         InputError: there is no such model.
     """
     model, train, kl = config.model, config.train, config.algorithm.objective.kl
-    place, _ = places(model.path)
+    place, _ = model_paths(model.path)
     if is_released(config_of(place)):
         sizes = architectures.shapes(model.path, place)
     else:

@@ -113,6 +113,11 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def drawn(planned: dict[str, Any]) -> list[str]:
+    """Nothing: an answer has no tree to draw."""
+    return []
+
+
 def _bounded(number: int, at_most: bool) -> str:
     return f"at most {number:,}" if at_most else f"{number:,}"
 
@@ -269,8 +274,8 @@ def predicted(config: TextConfig) -> Cost:
     )
     old = train.passes * train.updates > 1 and not likelihood.recorded(decoder)
     reference = kl.beta > 0 and kl.target == "reference"
-    drawn = 1 if likelihood.fixed else train.passes
-    update = trained * views * (train.passes * slopes + drawn * (old + reference))
+    mask_draws = 1 if likelihood.fixed else train.passes
+    update = trained * views * (train.passes * slopes + mask_draws * (old + reference))
     if algorithm.hints.name != "none":  # each answer once more, and its given tokens are judged
         given = train.groups * int(algorithm.hints.replace * train.group_size)
         return Cost(rollout=2 * rollout, update=update + given, rollout_fixed=False, update_fixed=False, views=views)

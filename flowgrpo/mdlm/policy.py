@@ -101,7 +101,7 @@ class TextPolicy:
         return self.tokenizer(text, add_special_tokens=False).input_ids
 
     def prompts(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Prompts (B, P) padded on the left, and what is no padding (B, P) bool.
+        """Prompts (B, P) padded on the left, and what is not padding (B, P) bool.
 
         Raises:
             InputError: one has no tokens, or leaves no room for its answer.

@@ -1,23 +1,25 @@
 """The loop over a masked-diffusion language model: prompts are completed and scored, and likelihoods moved.
 
-It asks the axes for a decoder, views, advantages, weights and a loss, and never which method that is. How it departs from
-the loops of the papers' released code (how a method departs stands above its row, in `mdlm.methods.presets`):
+The seven axes give the decoder, the views, advantages, weights and the loss; nothing here asks which method is running. How
+the loop departs from those of the papers' released code (how a method departs from its source stands above its row in
+`mdlm.methods.presets`):
 
- 1. A mean over completions or tokens is one of the whole optimizer step, on all processes; there it is one of a device's
-    micro-batch, and then the mean of those.
- 2. Tokens and masks are drawn for each completion at an address of its own (seed of the run, iteration, group, index), so
-    that they are the same in any batch, on any number of processes and after a resume; there one seed serves a batch.
+ 1. A mean over completions or tokens is taken over the whole optimizer step, on all processes; there it is taken over a
+    device's micro-batch, and then over those means.
+ 2. Tokens and masks are drawn for each completion at an address of its own (seed of the run, iteration, group, index; masks
+    also by the pass), so that they are the same in any batch, on any number of processes and after a resume; there one seed
+    serves a batch.
  3. The old log-probabilities are the decoder's own numbers where the likelihood has them, and are not computed where an
-    iteration has one optimizer step, for the policy is then still the old one. Views that are the same in every pass are
-    evaluated once for all passes.
- 4. Whatever the number of views, the graph of one call of `train.micro_batch` evaluations is alive at a time, with the exact
-    gradient (see `mdlm.methods.backward`).
- 5. What fills a completion up behind its end without having been decided is not trained on, and of given tokens only those
-    that the hints choose.
+    iteration has one optimizer step, for the policy is then still the old one. Where the views are the same in every pass,
+    the log-probabilities of the old policy and of the reference are computed once for all passes.
+ 4. The gradient is exact for any number of views, with the graph of one call of `train.micro_batch` evaluations in memory at
+    a time (see `mdlm.methods.backward`).
+ 5. Tokens that fill a completion up behind its end, which no step of the decoder decided, are not trained on; of the tokens
+    that were given, only those that `algorithm.hints` chooses are.
  6. Completions of advantage 0 stay in the update, unless `algorithm.baseline.drop_zero`.
- 7. A completion whose reward was lost, or that has a log-probability which is not finite, weighs nothing, and the rest of
-    its group goes on. An optimizer step whose gradient is not finite is skipped, and counted.
- 8. The rewards of the metrics are those of what the policy did by itself, before hints replaced anything.
+ 7. A completion whose reward failed, or with a log-probability that is not finite, has weight 0, and the rest of its group
+    is trained on. An optimizer step whose gradient is not finite is skipped, and counted.
+ 8. The rewards in the metrics are those of the policy's own completions, before hints replaced any.
  9. Held-out prompts are completed by `eval.decoder`, at fixed seeds, with the average of the weights where one is kept;
     rollouts are the live weights' own.
 """
@@ -28,6 +30,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.mdlm.config import TextConfig
@@ -72,20 +75,22 @@ class TextTrainer(Loop):
         )
 
     @property
+    @override
     def evaluations(self) -> int:
-        """Model evaluations of this process so far."""
         return self.policy.evaluations
 
+    @override
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """What the optimizer moves; a schedule has a learning rate of its own."""
+        """The model's parameters and, with a learning rate of their own, the schedule's."""
         if self.schedule is None:
             return super().parameter_groups()
         own = list(self.schedule.parameters())
         others = [p for p in self.weights.parameters if all(p is not one for one in own)]
         return [{"params": others}, {"params": own, "lr": self.config.algorithm.schedule.learning_rate}]
 
+    @override
     def rollout(self, iteration: int, groups: Groups) -> Batch:
-        """Complete the prompts of this process's groups and score the completions."""
+        """Complete the prompts of this process's groups; the completions are the samples."""
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
         members = [(g, i) for g in range(rank, self.config.train.groups, processes) for i in range(groups.roots[g])]
         prompts = [self.train_prompts[groups.prompts[group]] for group, _ in members]
@@ -101,12 +106,14 @@ class TextTrainer(Loop):
             schedule=self.schedule,
         )
 
+    @override
     def units(self, batch: Batch) -> Units:
         """The completions, each compared with the others of its group."""
         count = len(batch.members)
         ones, units = torch.ones(count, dtype=torch.float64), torch.arange(count)
         return Units(batch.scores.values, batch.group[:, None], ones, units)
 
+    @override
     def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
         """Take an optimizer step on each part of the completions in each pass."""
         parts = self.parts(batch.iteration, batch.groups)
@@ -121,8 +128,9 @@ class TextTrainer(Loop):
         )
         return [self._update_on(number, each, batch) for number, each in enumerate(steps)]
 
+    @override
     def eval_samples(self) -> list[Sample]:
-        """Complete each evaluation prompt with the weights as they are; returns the samples of all processes."""
+        """Complete each prompt by `eval.decoder`."""
         config = self.config
         return evaluate(
             self._generate,

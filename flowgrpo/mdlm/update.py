@@ -53,16 +53,16 @@ class UpdateBatch:
         known = [each.isfinite().all(2).all(0) for each in (self.old, self.reference) if each is not None]
         if not known or torch.stack(known).all():
             return self
-        kept = torch.stack(known).all(0).nonzero()[:, 0]
-        LOGGER.warning(BROKEN, len(self.rows) - len(kept), len(self.rows), "not trained on")
+        index = torch.stack(known).all(0).nonzero()[:, 0]
+        LOGGER.warning(BROKEN, len(self.rows) - len(index), len(self.rows), "not trained on")
         return UpdateBatch(
-            rows=self.rows[kept.cpu()],
-            answers=self.answers.of(kept),
-            advantage=self.advantage[kept],
-            weight=self.weight[kept],
-            views=self.views.of(kept),
-            old=None if self.old is None else self.old[:, kept],
-            reference=None if self.reference is None else self.reference[:, kept],
+            rows=self.rows[index.cpu()],
+            answers=self.answers.of(index),
+            advantage=self.advantage[index],
+            weight=self.weight[index],
+            views=self.views.of(index),
+            old=None if self.old is None else self.old[:, index],
+            reference=None if self.reference is None else self.reference[:, index],
         )
 
 
@@ -87,10 +87,10 @@ def update_batches(
     """
     train, likelihood, rollout = config.train, config.algorithm.likelihood, batch.completions.rollout
     scored = _scored_tokens(config, policy, batch)
-    drawn = 1 if likelihood.fixed else train.passes
+    mask_draws = 1 if likelihood.fixed else train.passes
     kl = config.algorithm.objective.kl
     batches = []
-    for number in range(drawn):
+    for number in range(mask_draws):
         for part in range(train.updates):
             rows = (parts == part).nonzero()[:, 0]
             rows = rows[weight[rows] > 0]
@@ -121,7 +121,7 @@ def update_batches(
         batches = [replace(each, old=_committed(each, rollout)) for each in batches]
     elif train.passes * train.updates > 1:  # a single step starts from the policy that made the completions
         batches = [replace(each, old=log_probs(policy, each, train.micro_batch)) for each in batches]
-    return batches * (train.passes // drawn)
+    return batches * (train.passes // mask_draws)
 
 
 def log_probs(policy: TextPolicy, update_batch: UpdateBatch, micro_batch: int) -> Tensor:

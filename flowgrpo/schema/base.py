@@ -19,12 +19,12 @@ class Strict(BaseModel):
 
 
 class Choice(Strict):
-    """One word of an axis."""
+    """One choice of an axis: its name and its options."""
 
     name: str
-    """The word."""
+    """The name of the choice."""
 
 
 def named(*choices: type[Choice]) -> dict[str, type[Choice]]:
-    """Choices by their names."""
+    """Return choices by their names."""
     return {choice.model_fields["name"].default: choice for choice in choices}

@@ -58,11 +58,11 @@ def options(row: Mapping[str, Any], written: Any, choices: Mapping[str, Any], pl
     """
     if not isinstance(written, str | Mapping):
         raise InputError(f"{place}: {written!r} is neither a word nor a map of a name and options")
-    found = {"name": written} if isinstance(written, str) else {str(key): value for key, value in written.items()}
-    word = found.get("name", row.get("name"))
+    chosen = {"name": written} if isinstance(written, str) else {str(key): value for key, value in written.items()}
+    word = chosen.get("name", row.get("name"))
     if str(word) not in choices:
         raise InputError(f"{place}: {word!r} is unknown, {nearest(str(word), choices)}")
-    return _merged(row if word == row.get("name") and not isinstance(written, str) else {}, found, word)
+    return _merged(row if word == row.get("name") and not isinstance(written, str) else {}, chosen, word)
 
 
 def _merged(row: Mapping[str, Any], options: Mapping[str, Any], word: str) -> dict[str, Any]:

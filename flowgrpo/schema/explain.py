@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -103,14 +103,14 @@ def _of(value: Any, name: str) -> Any:
 
 
 def section(annotation: Any) -> type[Strict] | None:
-    """The section that an annotation holds, alone, in a list or beside null; None if there is none."""
+    """Return the section that an annotation holds, alone, in a list or beside null; None where it holds no section."""
     if isinstance(annotation, type) and issubclass(annotation, Strict):
         return annotation
     return next((found for inner in get_args(annotation) if (found := section(inner))), None)
 
 
 def takes(field: FieldInfo) -> str:
-    """What a field may be, in words."""
+    """Return the values that a field takes, in words."""
     bounds = [
         BOUNDS[name].format(f"{getattr(rule, name):g}")
         for rule in field.metadata
@@ -127,7 +127,8 @@ def _words(annotation: Any) -> str:
     if origin is Literal:
         return " | ".join(map(str, inner))
     if origin in (Union, UnionType):
-        return " or ".join(_words(one) for one in inner if one is not NoneType) + " or null" * (NoneType in inner)
+        written = [one for one in inner if one is not NoneType and get_origin(one) is not Callable]  # a file has none
+        return " or ".join(map(_words, written)) + " or null" * (NoneType in inner)
     if origin in (list, tuple):
         return f"a list, each {_words(inner[0])}" if inner else "a list"
     if isinstance(annotation, type) and issubclass(annotation, Choice):

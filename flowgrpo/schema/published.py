@@ -17,7 +17,7 @@ def compared(stated: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, dic
 
 
 def line(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """The same in words: every key without its section, its value in the source, and that of the run where it differs."""
+    """Return what `compared` found, in words: each key without its section, its value, and the run's if that differs."""
     return ", ".join(
         f"{key.partition('.')[2].removeprefix('call.')} {_short(both['source'])}"
         + ("" if both["run"] == both["source"] else f" (here {_short(both['run'])})")

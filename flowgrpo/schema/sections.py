@@ -34,9 +34,9 @@ class Pick(Strict):
     budget: Literal["equal", "knapsack"] = "equal"
     """equal groups, or knapsack (Knapsack RL): samples move to prompts where they teach more."""
     least: float = Field(0.5, gt=0, le=1)
-    """Smallest group of the knapsack, times a group's size."""
+    """Smallest group of the knapsack, as a multiple of the equal size."""
     most: float = Field(2.0, ge=1)
-    """Largest group of the knapsack, times a group's size."""
+    """Largest group of the knapsack, as a multiple of the equal size."""
     robust: float = Field(0.0, ge=0)
     """Above 0, groups weigh softmax(robust x (1 - p)): the prompts that are solved least count more (Prompt-GDRO)."""
     worst: float = 0.0
@@ -57,9 +57,9 @@ class Prompts(Strict):
     train: str = "shapes:train"
     """Trained on: a built-in set, a .txt file (one prompt a line) or a .jsonl file (prompt and any further columns)."""
     eval: str = "shapes:eval"
-    """Held out; likewise."""
+    """Held out for evaluation; the same kinds of source."""
     pick: Pick = Pick()
-    """Which training prompts an iteration takes."""
+    """How an iteration chooses its prompts, their numbers of samples and their weights."""
 
     @property
     def load_options(self) -> dict[str, Any]:
@@ -73,11 +73,11 @@ class RewardUse(Strict):
     use: str
     """A built-in name, pkg.module:object, ./file.py:object, an installed entry point, or a URL."""
     weight: float = 1.0
-    """What is trained on is the sum of weight x reward."""
+    """Weight in the sum of rewards that is trained on."""
     options: dict[str, Any] = {}
-    """Arguments of a class."""
+    """Arguments of the reward's class, or of the client of a URL."""
     name: str | None = None
-    """In the metrics; null: the object's own."""
+    """Name in the metrics; null: the last part of use."""
     only: dict[str, Any] = {}
     """Columns, and the value a row must have there for the reward to apply: {task: ocr}."""
 
@@ -88,41 +88,41 @@ class RewardUse(Strict):
 
 
 class Optimizer(Strict):
-    """AdamW."""
+    """AdamW's numbers beside the learning rate."""
 
     betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.999]
     """Decays of the first and the second moment."""
     eps: float = Field(1e-8, gt=0)
-    """Added to the root of the second moment."""
+    """Added to the square root of the second moment."""
     weight_decay: float = Field(1e-4, ge=0)
     """Decoupled weight decay."""
 
 
 class Select(Strict):
-    """Train on a part of what is compared."""
+    """Train on a part of the units that are compared."""
 
     rule: Literal["extremes", "max_variance"] = "extremes"
-    """extremes: the best and the worst; max_variance: the choice of the largest variance (PODS)."""
+    """extremes: the best and the worst of a set; max_variance: those that have the largest variance (PODS)."""
     fraction: float = Field(0.5, gt=0, le=1)
-    """How much is trained on."""
+    """Fraction of each set of compared units that is trained on."""
     statistics: Literal["kept", "all"] = "kept"
-    """Whether means and spreads are those of the kept or of all."""
+    """Whether means and standard deviations of the advantages are those of the kept units or of all."""
 
 
 class Ema(Strict):
     """The average of the weights, which evaluation, gallery and export use."""
 
     decay: float = Field(0.9, ge=0, lt=1)
-    """The average moves towards the weights by 1 - decay; by more in the first steps."""
+    """Each move is avg <- decay avg + (1 - decay) weights; the decay is warmed up in the first steps."""
     every: int = Field(1, ge=1)
     """Optimizer steps between two moves."""
 
 
 class Schedule(Strict):
-    """What the learning rate is multiplied by, over all optimizer steps of the run."""
+    """A factor of the learning rate, over all optimizer steps of the run."""
 
     name: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up the factor stays, falls in a line, or falls as half a wave."""
+    """After the warm-up the factor stays (constant), falls in a line (linear) or as half a cosine wave (cosine)."""
     warmup: int = Field(0, ge=0)
     """Optimizer steps over which the factor rises in a line from 0."""
     floor: float = Field(0.0, ge=0, lt=1)
@@ -141,36 +141,36 @@ class Schedule(Strict):
 
 
 class Train(Strict):
-    """The loop's numbers."""
+    """Sizes and numbers of the training loop."""
 
     iterations: int = Field(20, ge=1)
-    """Rollouts, each followed by its update."""
+    """Iterations of the run: a rollout and its update each."""
     groups: int = Field(8, ge=1)
-    """Prompts of an iteration, over all processes."""
+    """Groups of an iteration on all processes, of one prompt each."""
     group_size: int = Field(16, ge=2)
-    """Samples of a prompt that are trained on; of trees their leaves."""
+    """Trained trajectories of a group (samples, completions); of branch trees the leaves."""
     updates: int = Field(2, ge=1)
-    """Disjoint parts of what an iteration made, one optimizer step each."""
+    """Optimizer steps of an iteration, each on a disjoint part of its rollout."""
     split: Literal["groups", "samples", "edges"] = "groups"
-    """Into whole groups, or shuffled: samples (the starts of trees) or trained edges (those of a state together)."""
+    """What the parts are made of: whole groups, or shuffled samples (with all that grew from a start) or trained edges."""
     learning_rate: float = Field(3.0e-4, gt=0)
-    """AdamW's, at its highest."""
+    """Learning rate, before the schedule's factor."""
     schedule: Schedule = Schedule()
-    """Of the learning rate; a word is its name."""
+    """Schedule of the learning rate; a word is its name."""
     micro_batch: int = Field(32, ge=1)
-    """Rows in one call of the model in an update."""
+    """Samples in one call of the model in an update."""
     rollout_batch: int | None = Field(None, ge=1)
-    """Rows in one call of a rollout, an evaluation or a decoding, which keep no graph; null: micro_batch."""
+    """Samples in one call of a rollout, an evaluation or a decoding, which keep no graph; null: micro_batch."""
     ema: Ema | None = Ema()
     """The average of the weights; a number is its decay, null keeps none."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """The gradient's norm is cut to it."""
+    """The gradient is clipped to this norm."""
     optimizer: Optimizer = Optimizer()
-    """AdamW's further numbers."""
+    """AdamW's numbers beside the learning rate."""
     half_life: float = Field(8.0, gt=0)
-    """Iterations after which what a prompt gave counts half, for prompts.pick and the baseline tracker."""
+    """Iterations after which a prompt's rewards count half, in prompts.pick and the baseline tracker."""
     select: Select | None = None
-    """Train on a part of what is compared; null: on all."""
+    """Train on a part of the units that are compared; null: on all."""
 
     @property
     def rollout_rows(self) -> int:
@@ -197,43 +197,43 @@ class Eval(Strict):
     """Held-out evaluation."""
 
     every: int = Field(5, ge=1)
-    """Iterations between two; also before the first and after the last."""
+    """Iterations between two evaluations; there is one before the first and after the last iteration, too."""
     prompts: int = Field(32, ge=1)
-    """The first so many held-out prompts, prompt i always from seed i."""
+    """How many of the held-out prompts are sampled, the first ones; prompt i always from seed i."""
     save: int = Field(16, ge=0)
-    """Of these, kept as files for the gallery."""
+    """How many of these samples are kept as files for the gallery."""
     watch: int = Field(3, ge=1)
-    """Evaluations in a row in which an eval reward fell while the trained one rose, until a warning."""
+    """Warn after so many evaluations in a row in which an eval reward fell while the trained one rose."""
 
 
 class Checkpoint(Strict):
     """Checkpoints."""
 
     every: int = Field(5, ge=1)
-    """Iterations between two; also after the last."""
+    """Iterations between two checkpoints; there is one after the last iteration, too."""
     keep: int = Field(2, ge=1)
-    """The last so many stay."""
+    """How many are kept, the last ones; and beside them as many of the sound ones."""
 
 
 class Run(Strict):
-    """Where and how a run lives."""
+    """The run's folder, seed, processes and checkpoints."""
 
     name: str = Field("demo", pattern=r"^[\w-][\w.-]*$")
-    """Of its folder."""
+    """Name of the run's folder."""
     dir: str = "runs"
-    """Where that folder is."""
+    """Folder that the run's folder is in."""
     seed: int = Field(0, ge=0)
-    """Of every random number."""
+    """Seed of all random numbers of the run."""
     processes: int = Field(1, ge=1)
-    """Started by the command; or use accelerate launch -m flowgrpo."""
+    """Processes that the command starts; or use accelerate launch -m flowgrpo."""
     trackers: list[str] = []
-    """accelerate's: tensorboard, wandb, ..."""
+    """Trackers of accelerate that get the metrics: tensorboard, wandb, ..."""
     resume: bool = False
-    """Go on with the run that is in the folder."""
+    """Resume the run that is in the folder."""
     patience: int | None = Field(10, ge=1)
-    """Iterations in a row without anything to learn, after which the run stops; null: never."""
+    """Stop after so many iterations in a row without an advantage or an update; null: never."""
     checkpoint: Checkpoint = Checkpoint()
-    """When the run's state is written."""
+    """When the run's state is written, and how much of it is kept."""
 
     @property
     def folder(self) -> Path:
@@ -242,7 +242,7 @@ class Run(Strict):
 
 
 class RunConfig(Strict):
-    """One run of any kind; a kind says more exactly what its sections are."""
+    """The configuration of a run of any kind; a kind narrows the types of its sections."""
 
     kind: str
     """flow: images, videos and sounds; mdlm: texts."""
@@ -251,14 +251,14 @@ class RunConfig(Strict):
     prompts: Prompts = Prompts()
     """Where prompts come from."""
     rewards: list[RewardUse] = Field(min_length=1)
-    """Trained on: the sum of weight x reward."""
+    """Rewards that are trained on, by the sum of weight x reward."""
     eval_rewards: list[RewardUse] = []
-    """Watched only; same keys."""
+    """Rewards that are measured at evaluations only; the same keys."""
     algorithm: Strict
     """A preset with any word or number of its axes replaced."""
     train: Train = Train()
-    """The loop's numbers."""
+    """Sizes and numbers of the training loop."""
     eval: Eval = Eval()
     """Held-out evaluation."""
     run: Run = Run()
-    """Where and how the run lives."""
+    """The run's folder, seed, processes and checkpoints."""

@@ -1,1 +1,1 @@
-"""One loop over any kind of model: groups, rewards, advantages, weights, checkpoints and what is written down."""
+"""One loop over any kind of model: groups, rewards, advantages, weights, checkpoints, metrics and files."""

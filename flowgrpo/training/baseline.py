@@ -1,4 +1,4 @@
-"""Compared with what? What units of a group gained over a baseline, and the choices of it."""
+"""Baselines: what the units of a group are compared with, and the advantages that come of it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from pydantic import Field, model_validator
+from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, named
@@ -16,14 +17,14 @@ from flowgrpo.schema.heavy import Tensor, torch
 
 @dataclass(frozen=True)
 class Units:
-    """The things that are compared: a trajectory, a branch, a step's gain.
+    """U units that are compared with each other: trajectories, branches, or gains of steps.
 
     Attributes:
         values: (U, R) float64, one column per reward; NaN where a reward does not apply or was lost.
         comparison: (U, C) integers; units of equal rows are one set, the first column is the group.
         weight: (U,) float64 weight of its edges in the loss.
         of_edge: (nodes,) unit that the edge to each node belongs to, -1 for none.
-        anchor: (U,) float64 multiple of its value that its advantage gets on top, whatever it is compared with; or None.
+        anchor: (U,) float64; anchor x value is added to the unit's advantage. None adds nothing.
     """
 
     values: Tensor
@@ -34,12 +35,12 @@ class Units:
     anchor: Tensor | None = None
 
     def to_edges(self, values: Tensor) -> Tensor:
-        """What each unit has, values (U,), for the edge to each node (nodes,): 0 where it belongs to no unit."""
+        """Return the values (U,) of units for the edge to each node, (nodes,); 0 for edges without a unit."""
         return values[self.of_edge].where(self.of_edge >= 0, torch.zeros((), dtype=values.dtype))
 
     @classmethod
     def joined(cls, parts: Sequence[Units]) -> Units:
-        """The units of several processes as one, to compare them; their edges stay with the processes."""
+        """Return the units of several processes as one, to compare them; `of_edge` stays with the processes."""
         anchors = None if parts[0].anchor is None else torch.cat([part.anchor for part in parts])
         values, comparison, weight = (
             torch.cat([getattr(part, name) for part in parts]) for name in ("values", "comparison", "weight")
@@ -48,7 +49,7 @@ class Units:
 
 
 def combined(values: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sum (U,) of the rewards (U, R) that apply to a unit; NaN where none does."""
+    """Return the weighted sum (U,) of the rewards (U, R) that apply to a unit; NaN where no reward applies."""
     total = (values.nan_to_num() * weights).sum(1)
     return total.where(values.isfinite().any(1), torch.nan)
 
@@ -106,7 +107,15 @@ class Baseline(Choice):
 
     @abstractmethod
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
-        """Advantages (U,) of one column of values (U,)."""
+        """Advantages (U,) of the units by one column of values, before columns are combined; 0 where the value is NaN.
+
+        Args:
+            values: (U,) float64, NaN where the reward does not apply or was lost.
+            comparison, expected: as of `advantages`.
+
+        Raises:
+            InputError: units of this kind cannot be compared so.
+        """
 
 
 def group_mean(
@@ -120,23 +129,23 @@ def group_mean(
     Args:
         values: (U,) float64.
         comparison: (U,) or (U, C) integers, equal (in all columns) for units of one set.
-        min_std: a smaller standard deviation teaches nothing, and gives 0.
+        min_std: sets of a smaller standard deviation have advantage 0.
     """
     deviation, _, _ = _set_statistics(values, comparison)
     return _scaled(deviation, values, comparison, std=std, eps=eps, ddof=ddof, min_std=min_std)
 
 
 class GroupMean(Baseline):
-    """The mean of the set. Where the standard deviation that divides is below `min_std`, nothing is learnt."""
+    """The mean of the set; advantages are 0 where the standard deviation that divides is below `min_std`."""
 
     name: Literal["group_mean"] = "group_mean"
     std: Literal["group", "global", "none"] = "group"
     """Standard deviation that divides: of the group, of the whole batch (global), or none."""
     min_std: float = Field(0.0, ge=0)
-    """Below this standard deviation a set teaches nothing."""
+    """Sets of a smaller standard deviation have advantage 0."""
 
+    @override
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
-        """Advantages (U,) of one column of values (U,)."""
         return group_mean(values, comparison, std=self.std, eps=self.eps, ddof=self.ddof, min_std=self.min_std)
 
 
@@ -156,8 +165,8 @@ class LeaveOneOut(Baseline):
     std: Literal["group", "global", "none"] = "none"
     """Standard deviation that divides: of the group, of the whole batch (global), or none."""
 
+    @override
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
-        """Advantages (U,) of one column of values (U,)."""
         return leave_one_out(values, comparison, std=self.std, eps=self.eps, ddof=self.ddof)
 
 
@@ -186,13 +195,13 @@ class Median(Baseline):
     drop_zero: bool = True
     """Whether edges of advantage 0, that of the pivot of an odd group, leave the update."""
 
+    @override
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
-        """Advantages (U,) of one column of values (U,)."""
         return median(values, comparison, std=self.std, eps=self.eps, ddof=self.ddof)
 
 
 def against(values: Tensor, expected: Tensor, *, std: str = "global", eps: float = 1e-4, ddof: int = 0) -> Tensor:
-    """Advantages (U,): value minus what was expected of it before it was seen.
+    """Advantages (U,): value minus the value that was expected before the sample was made.
 
     Such a baseline needs no group: a group of equal values still teaches whether they are better than expected.
 
@@ -218,8 +227,8 @@ class Tracker(Baseline):
             raise InputError("algorithm.baseline.combine: tracker remembers one number for each prompt, take sum")
         return self
 
+    @override
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
-        """Advantages (U,) of one column of values (U,)."""
         if comparison.shape[1] > 1:
             raise InputError("algorithm.baseline: tracker remembers what whole trajectories gave, take credit=terminal")
         others = values - leave_one_out(values, comparison)
@@ -234,10 +243,10 @@ class Absolute(Baseline):
     std: Literal["global", "none"] = "none"
     """Standard deviation that divides: of the batch (global), or none."""
     value: float
-    """What is neither good nor bad."""
+    """The reward that samples are compared with."""
 
+    @override
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
-        """Advantages (U,) of one column of values (U,)."""
         deviation = (values - self.value).nan_to_num()
         if self.std == "none":
             return deviation

@@ -22,12 +22,11 @@ from flowgrpo.training.report import read_metrics
 
 SAMPLES = 4
 
-
 PLAIN = set(" .,;?!'\"()=+-/%")  # punctuation that means nothing inside a line of Markdown
 
 
 def text(head: Sequence[str], *, snippet: str, command: str, made: str, rows: Iterable[tuple[str, int, str]]) -> str:
-    """A whole card.
+    """Return the Markdown of a model card.
 
     Args:
         head: its first lines; see `heading`.
@@ -82,7 +81,7 @@ def heading(run: Path, settings: RunConfig, *, library: str, tag: str, step: int
 
 
 def escaped(words: str) -> str:
-    """A text as one line of Markdown, also in a table's cell, that shows it and means nothing else."""
+    """Return a text as one line of Markdown in which nothing is markup, also in a table's cell."""
     lines = re.split("\r\n|\r|\n", words)
     return "<br>".join("".join(_shown(character) for character in readable(line)) for line in lines)
 
@@ -105,7 +104,7 @@ def fenced(language: str, code: str) -> str:
 
 
 def _ticks(words: str, least: int) -> str:
-    """So many backticks as nowhere stand together in a text."""
+    """Return `least` backticks, or more: one more than stand together anywhere in a text."""
     return "`" * max([least, *(len(run) + 1 for run in re.findall("`+", words))])
 
 
@@ -130,7 +129,7 @@ def written(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: the folder, the step, whether it is a `lora` or `full` weights, and the files of samples."""
+    """The result of an export: the folder, the step, whether it is a `lora` or `full` weights, and the files of samples."""
 
     folder: Path
     step: int

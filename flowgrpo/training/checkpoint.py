@@ -1,8 +1,8 @@
 """Checkpoints: complete or absent, and enough to go on as if nothing had happened.
 
 A checkpoint is a folder `step-000010` with `weights.safetensors` (trained tensors and their average), `optimizer.pt` (with
-the loss scaler), `random.pt` (the global generators, which only plug-ins use) and `state.json`. It is written beside its
-place and renamed.
+the loss scaler), `random.pt` (the global generators, which only plug-ins use) and `state.json`. It is written under a
+temporary name and renamed.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _is_sound(checkpoint: Path) -> bool:
 
 
 def _delete(checkpoint: Path) -> None:
-    """Under another name first, so that no moment sees half of it."""
+    """Delete a checkpoint, renamed first, so that half of it is never taken for a whole one."""
     hidden = checkpoint.with_name(f".{checkpoint.name}.old")
     os.replace(checkpoint, hidden)
     shutil.rmtree(hidden)
@@ -103,10 +103,10 @@ def steps(folder: Path) -> list[int]:
 
 
 def find(folder: Path, step: int | None = None) -> Path:
-    """The checkpoint of `step`, or the latest.
+    """Return the checkpoint of `step`, or the latest.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no such checkpoint.
     """
     known = steps(folder)
     if not known:
@@ -151,10 +151,10 @@ def check(checkpoint: Path) -> None:
 
 
 def check_tensors(file: Path) -> None:
-    """Refuse a safetensors file that is cut off or none, by its header and its size.
+    """Refuse a file that is not a whole safetensors file, by its header and its size.
 
     Raises:
-        InputError: it is so.
+        InputError: the file is cut off, or is not one.
     """
     try:
         with safe_open(file, "pt"):
@@ -206,7 +206,7 @@ def load(
 
 
 def _state(checkpoint: Path) -> dict[str, Any]:
-    """What `state.json` says; raises InputError where that is not what `save` writes."""
+    """Return the content of `state.json`; raises InputError where that is not what `save` writes."""
     with _told(checkpoint):
         state = tables.document(checkpoint / "state.json")
         history = state.get("history", {})
@@ -223,7 +223,7 @@ def _state(checkpoint: Path) -> dict[str, Any]:
 
 
 def _optimizer(checkpoint: Path, mmap: bool = False) -> dict[str, Any]:
-    """What `optimizer.pt` holds, as `save` wrote it; its tensors are not read before they are asked for if `mmap`."""
+    """Return the content of `optimizer.pt`; with `mmap` its tensors are read when they are used."""
     saved = torch.load(checkpoint / "optimizer.pt", weights_only=True, map_location="cpu", mmap=mmap)
     if saved.keys() != {"optimizer", "scaler"} or saved["optimizer"].keys() != {"state", "param_groups"}:
         raise ValueError("its optimizer.pt holds no optimizer and scaler")
@@ -231,7 +231,7 @@ def _optimizer(checkpoint: Path, mmap: bool = False) -> dict[str, Any]:
 
 
 def _generators(checkpoint: Path) -> list[dict[str, Any]]:
-    """What `random.pt` holds: `random_state()` of every process."""
+    """Return the content of `random.pt`: `random_state()` of every process."""
     states = torch.load(checkpoint / "random.pt", weights_only=True, map_location="cpu")
     if not isinstance(states, list) or any(state.keys() != {"torch", "cuda", "numpy", "python"} for state in states):
         raise ValueError("its random.pt holds no states of generators")
@@ -240,7 +240,7 @@ def _generators(checkpoint: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def _told(checkpoint: Path) -> Iterator[None]:
-    """Whatever is raised by damaged files, which may be anything, as one sentence."""
+    """Turn whatever a damaged file raises, which may be anything, into an InputError of one sentence."""
     try:
         yield
     except (InputError, torch.OutOfMemoryError):

@@ -1,4 +1,4 @@
-"""What the doctors of both kinds say."""
+"""Checks that the doctors of both kinds share."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def memory_left(device: torch.device, remedy: str) -> Check:
     return Check("memory", ok, value, "" if ok else f"close to the limit: {remedy}")
 
 
-def _seconds(work: Callable[[], Any]) -> float:
+def seconds_of(work: Callable[[], Any]) -> float:
+    """Seconds of the second of two calls, the GPU's work included."""
     work()
     if torch.cuda.is_available():
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Held-out evaluation: samples of fixed prompts at fixed seeds, scored, and some of them kept as files."""
+"""Held-out evaluation: samples of fixed prompts at fixed seeds, scored; and what to watch over evaluations."""
 
 from __future__ import annotations
 

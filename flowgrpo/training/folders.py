@@ -43,7 +43,7 @@ def check_writable(folder: Path, place: str) -> None:
         place: named in errors.
 
     Raises:
-        InputError: they cannot.
+        InputError: files cannot be written there.
     """
     with _made(folder, place), _one_sentence(folder, place):
         probe = folder / f".{os.getpid()}.probe"

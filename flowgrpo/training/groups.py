@@ -1,4 +1,4 @@
-"""The groups of an iteration: whose prompts they have, how many roots each, and what they weigh."""
+"""The groups of an iteration: their prompts, their numbers of roots and their weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from samplers import noise
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups of one iteration on all processes: index of their prompt, number of roots, weight (G,) in the loss."""
+    """The G groups of one iteration on all processes.
+
+    Attributes:
+        prompts: index of each one's prompt among the training prompts.
+        roots: number of starts of each.
+        weights: (G,) of each in the loss.
+    """
 
     prompts: list[int]
     roots: list[int]
@@ -24,11 +30,11 @@ class Groups:
 
 
 def groups_of(config: RunConfig, number: int, prompt_stats: PromptStats, iteration: int) -> Groups:
-    """The groups of an iteration, by `prompts.pick`; a pure function of its arguments.
+    """Return the groups of an iteration, by `prompts.pick`; a pure function of its arguments.
 
     Args:
         number: of training prompts.
-        prompt_stats: what they gave before.
+        prompt_stats: their rewards in earlier iterations.
     """
     pick, train, seed = config.prompts.pick, config.train, config.run.seed
     if pick.by == "variance":
@@ -49,6 +55,6 @@ def groups_of(config: RunConfig, number: int, prompt_stats: PromptStats, iterati
 def _solved(
     pick: Pick, prompt_stats: PromptStats, indices: Sequence[int], iteration: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many samples of prompts count, and how many of them as solved, (P,) each."""
+    """Return the discounted number of samples of each prompt, and how many of them count as solved, (P,) each."""
     count, total = prompt_stats.counts(indices, iteration)
     return count, ((total - pick.worst * count) / (pick.best - pick.worst)).clamp(min=0).minimum(count)

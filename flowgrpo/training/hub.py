@@ -1,4 +1,4 @@
-"""Folders and hub ids of models, told apart and measured without loading weights."""
+"""Models in local folders and at the hub: the shapes of their tensors, and what can be refused without loading weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ else:
     safetensors = lazy("safetensors")
 
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
-
 
 Shape = tuple[int, ...]
 
@@ -54,7 +53,7 @@ def refuse_too_large(path: str, need: Mapping[str, int], device: torch.device, s
         switch: what to set other than a LoRA.
 
     Raises:
-        InputError: it cannot.
+        InputError: the model needs more memory than there is.
     """
     on_gpu = device.type == "cuda"
     has = torch.cuda.get_device_properties(device).total_memory if on_gpu else psutil.virtual_memory().total
@@ -106,7 +105,7 @@ def index_map(written: Any) -> dict[str, Any]:
     """A pipeline's index (model_index.json), as long as it is what diffusers writes.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is something else.
     """
     if not isinstance(written, dict) or not isinstance(written.get("_class_name", ""), str):
         raise ValueError("its model_index.json is not a map with the name of a class")

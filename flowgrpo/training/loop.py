@@ -63,7 +63,7 @@ class Batch(Protocol):
 
 
 class Loop(ABC):
-    """One run.
+    """The state of one run, and the order of its iterations.
 
     Args:
         config: numbers and choices.
@@ -120,7 +120,7 @@ class Loop(ABC):
 
         Raises:
             Interrupted: Ctrl-C or SIGTERM came; the iteration was finished and a checkpoint written.
-            NothingToLearn: there was nothing for `run.patience` iterations; a checkpoint was written.
+            NothingToLearn: the last `run.patience` iterations had no advantage or no update; a checkpoint was written.
             Diverged: a checkpoint was due, and the weights are not finite; none was written.
         """
         train, run = self.config.train, self.config.run
@@ -181,19 +181,20 @@ class Loop(ABC):
 
     @abstractmethod
     def rollout(self, iteration: int, groups: Groups) -> Batch:
-        """Sample this process's share of the groups, decode the samples and score them.
+        """Sample this process's share of the groups, decode and score the samples, and return them.
 
         Args:
-            iteration: where all randomness of the rollout is drawn, with the seed of the run.
+            iteration: with the seed of the run, the head of the address of every random number of the rollout.
+            groups: of the iteration, on all processes.
         """
 
     @abstractmethod
     def units(self, batch: Any) -> Units:
-        """What of a batch is compared with each other: trajectories, branches, gains of steps."""
+        """Return the units of a batch that are compared with each other: trajectories, branches, gains of steps."""
 
     @abstractmethod
     def update(self, batch: Any, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
-        """Take the optimizer steps of an iteration; returns what was measured of each on this process.
+        """Take the optimizer steps of an iteration; return the statistics of each on this process.
 
         Args:
             advantages: (U,) of the units.
@@ -202,7 +203,7 @@ class Loop(ABC):
 
     @abstractmethod
     def eval_samples(self) -> list[Sample]:
-        """Sample each evaluation prompt with the weights as they are; returns the samples of all processes."""
+        """Sample each evaluation prompt with the weights as they are; return the samples of all processes."""
 
     @property
     @abstractmethod
@@ -232,7 +233,7 @@ class Loop(ABC):
         return parts.of_roots(config.train, roots, groups.roots, seed=config.run.seed, iteration=iteration)
 
     def advantages(self, units: Units, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """Compare the units of all processes.
+        """Compare the units of all processes, and return the advantages of this process's.
 
         Returns:
             of this process's units the advantages (U,) and whether (U,) they are trained on, and the rewards' metrics.
@@ -355,7 +356,7 @@ class Loop(ABC):
             checkpoint.forget_after(self.checkpoints, self.done)
 
     def _set_learning_rate(self, number: int) -> None:
-        """Set the rates of an iteration's optimizer step, counted from 0: by its place in the run, so nothing is kept."""
+        """Set the learning rates of an iteration's optimizer step, counted from 0, by its number in the run alone."""
         train = self.config.train
         factor = train.schedule.factor(self.done * train.steps + number, train.iterations * train.steps)
         for group, rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):

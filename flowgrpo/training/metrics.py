@@ -21,7 +21,7 @@ def of_totals(total: torch.Tensor) -> dict[str, float | None]:
 
 
 def of_policy(stats: Sequence[UpdateStats]) -> dict[str, Any]:
-    """How an iteration moved the policy, over all processes, of what each of its optimizer steps measured."""
+    """Return an iteration's metrics of the policy, from the statistics of its optimizer steps on all processes."""
     everyone = gather_object([stats])
     every = [each for of_process in everyone for each in of_process]
     edges = max(1, sum(each.edges for each in every))
@@ -59,7 +59,7 @@ def of_samples(
 
 
 def mean(values: torch.Tensor) -> float | None:
-    """Mean of the finite values; None if there is none."""
+    """Return the mean of the finite values; None where no value is finite."""
     finite = values[values.isfinite()]
     return float(finite.mean()) if len(finite) else None
 

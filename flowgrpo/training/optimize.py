@@ -1,4 +1,4 @@
-"""One optimizer step: reduce the gradients, cut them, and step; and what was measured of it."""
+"""One optimizer step: sum the gradients over the processes, clip their norm and step; and its statistics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class UpdateStats:
         clipped: how many the clip stopped.
         kl: sum of the divergence from the reference, None if none is computed.
         grad_norm: of the whole gradient, before it is cut.
-        taken: 1 if the step was taken; it is not where nothing weighs anything, or the gradient is not finite.
+        taken: 1 if the step was taken, 0 where all weights are 0 or the gradient is not finite.
         skipped: 1 if the gradient was not finite, so that no step was taken.
     """
 

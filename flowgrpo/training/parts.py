@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 else:
     noise = lazy("samplers.noise")
 
-
 MOST_SAMPLES = 1 << 20  # of an iteration, each of which has a place in lists
 
 
@@ -51,7 +50,7 @@ def check_geometry(train: Train, roots: int, processes: int) -> None:
 
 
 def _together(train: Train, roots: int) -> int:
-    """How many groups are needed for parts of equal size."""
+    """Return the least number of groups whose roots divide into parts of equal size."""
     return {"groups": train.updates, "samples": train.updates // math.gcd(train.updates, roots), "edges": 1}[
         train.split
     ]

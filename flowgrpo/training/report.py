@@ -1,4 +1,4 @@
-"""What a run tells: metric lines, warnings, a progress display, and the environment it ran in."""
+"""What a run reports: metric lines, warnings, a progress display, and the environment it ran in."""
 
 from __future__ import annotations
 

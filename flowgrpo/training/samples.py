@@ -1,4 +1,4 @@
-"""Samples of an evaluation that are kept: files, and a manifest of them."""
+"""Samples: a model that is ready to make them, and the files and the manifest that keep them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from flowgrpo.training.folders import replace_text
 from flowgrpo.training.report import is_number
 
 FRAMES_PER_SECOND = 8  # of video files
-
-
 SAMPLING_RATE = 44100  # where nobody says
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text as it was written: each token of the canvas, and the step that committed it, -1 for one that was given."""
+    """A generated text: its tokens, and the decoder's step that committed each, -1 for one that was given."""
 
     text: str
     tokens: list[str]
@@ -118,7 +116,7 @@ def check_inside(folder: Path, file: str, place: str) -> None:
     """Refuse the name of a file that leads out of a folder: an absolute one, one with `..`, a link.
 
     Raises:
-        InputError: it does, or is not the name of a file.
+        InputError: the name leads out of the folder, or is not that of a file.
     """
     try:
         inside = not Path(file).is_absolute() and (folder / file).resolve().is_relative_to(folder.resolve())
@@ -141,8 +139,8 @@ def save_sample(sample: torch.Tensor | Text, stem: Path, sampling_rate: int = SA
             `.json` with the fields of a `Text`.
 
     Raises:
-        ValueError: it is none of these.
-        InputError: it is not finite: the model gave no numbers.
+        ValueError: the sample is something else.
+        InputError: the sample has values that are not finite.
     """
     if not is_finite(sample):
         raise InputError(

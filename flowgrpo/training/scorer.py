@@ -1,4 +1,4 @@
-"""Rewards, called while something else goes on."""
+"""Rewards, called in threads while the model goes on sampling."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Scores:
 
 
 class Scorer:
-    """Calls rewards while something else goes on; a reward that raises is tried again, then its samples count as lost.
+    """Calls rewards in threads; a reward that raises is tried again, then its samples count as lost.
 
     Local rewards run one after another in one thread, so that what they draw from global generators keeps its order; one
     that waits for another machine (`remote = True` on the function) has a thread of its own. On a GPU each call has a

@@ -34,7 +34,7 @@ def most_uncertain(count: Tensor, total: Tensor, number: int, generator: np.rand
 
 
 def robust_weights(difficulty: Tensor, rate: float) -> Tensor:
-    """Weights (G,) of groups in the loss, of mean 1, that lean on the hard ones: softmax(rate x difficulty) x G.
+    """Weights (G,) of groups in the loss, of mean 1, that are larger for the hard ones: softmax(rate x difficulty) x G.
 
     Prompt-GDRO (arXiv 2601.19280) has them over bins of difficulty by multiplicative updates; here each prompt is a bin
     of its own and the difficulty, 1 - p, is already a discounted average over its visits. Rate 0 weighs all alike.
@@ -43,13 +43,13 @@ def robust_weights(difficulty: Tensor, rate: float) -> Tensor:
 
 
 def knapsack(p: Tensor, budget: int, least: int, most: int) -> list[int]:
-    """How many samples each prompt gets of a common budget: the knapsack of Knapsack RL (arXiv 2509.25849).
+    """Return the number of samples of each prompt, of a common budget: the knapsack of Knapsack RL (arXiv 2509.25849).
 
     The value of n samples is (1 - p^n - (1 - p)^n) p (1 - p)^2: the chance that they differ, times what a success would
     teach. It grows by less with every sample, so taking the best next sample again and again is optimal.
 
     Args:
-        p: (P,).
+        p: (P,) of the prompts.
         budget: of all prompts together, between `least` and `most` times their number.
     """
     sizes = [least] * len(p)

@@ -25,7 +25,7 @@ class Interrupted(Stopped):
 
 
 class NothingToLearn(Stopped):
-    """So many iterations in a row as `run.patience` says had no advantage other than 0, or no update that could be made."""
+    """The last `run.patience` iterations had no advantage other than 0, or no update that could be made."""
 
     status = 1
 

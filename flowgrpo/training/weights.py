@@ -37,7 +37,7 @@ ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "ad
 
 
 class Weights:
-    """What the optimizer moves, in named modules; `ema` are the averaged tensors in the order of `parameters`, or None.
+    """The trained weights of named modules; `ema` are the averaged tensors in the order of `parameters`, or None.
 
     Args:
         modules: networks by name. With LoRA they get adapters and stay frozen otherwise; without, all of them is trained
@@ -190,7 +190,7 @@ def _compute_as_their_input(module: torch.nn.Module) -> None:
 
 
 def _attention_layers(modules: dict[str, torch.nn.Module]) -> tuple[str, ...]:
-    """Paths of the linear layers inside modules that call themselves attention; where there are none, as in LLaDA, whose
+    """Paths of the linear layers inside modules that call themselves attention; without any, as in LLaDA, whose
     blocks hold them directly, of those that are named as projections."""
     paths = set()
     for module in modules.values():
@@ -241,7 +241,7 @@ def lora_config(
 
 
 def adapter_size(tensors: Mapping[str, Shape], lora: Lora) -> int:
-    """How many numbers the adapters of a network have; with `all-linear`, small embeddings are counted as layers.
+    """Number of weights in the adapters of a network; with `all-linear`, small embeddings are counted as layers.
 
     Args:
         tensors: shapes of the network's, by name.

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,19 @@ def asked(*commands):
 
 def test_looking_imports_nothing_that_computes():
     every = [["rewards", name] for name in BUILT_IN]
-    found = asked(["--help"], ["train", "--help"], ["rewards"], *every, ["models"], ["models", "--format", "json"])
+    found = asked(
+        ["--help"],
+        ["-h"],
+        ["--version"],
+        ["train", "-h"],
+        ["rewards"],
+        *every,
+        ["models"],
+        ["models", "--format", "json"],
+    )
     assert set(found["statuses"]) == {0}
     assert "Commands" in found["told"]
+    assert f"flowgrpo {version('flowgrpo')}\n" in found["told"]
     assert "StableDiffusion3Pipeline" in found["told"]
     assert not set(HEAVY) & set(found["modules"])
 
@@ -64,6 +75,11 @@ REFUSED = [
     (["train", "configs/mdlm.yaml", "algorithm.decoder.committer={name: threshold, treshold: 0.9}"], "'threshold'"),
     (["plan", "configs/mdlm.yaml", "algorithm.decoder.region={name: blocks, block_length: 7}"], "does not divide"),
     (["plan", "configs/mdlm.yaml", "eval.decoder.cache=dul"], "eval.decoder.cache"),
+    (
+        ["plan", "configs/mdlm.yaml", "eval.decoder={cache: dual, cfg_scale: 1.0}"],
+        "eval.decoder.cache: it goes neither",
+    ),
+    (["plan", "configs/mdlm.yaml", "eval.decoder.modifiers=gumbel"], "eval.decoder.modifiers: 'gumbel' is wrong"),
     (["plan", "configs/mdlm.yaml", "algorithm.aggregation=token_men"], "did you mean 'token_mean'?"),
     (
         [
@@ -76,7 +92,7 @@ REFUSED = [
     ),
     (
         ["plan", "configs/mdlm.yaml", "algorithm.decoder=trace_lock", "algorithm.decoder.scorer.controller=nowhere"],
-        "there is no trained controller in nowhere",
+        "algorithm.decoder.scorer.controller: there is no trained controller in nowhere",
     ),
     (["sample", "shapes", "--out", "nowhere"], "give either --prompt TEXT"),
     (["gallery", "no/such/run"], "there is no such folder"),

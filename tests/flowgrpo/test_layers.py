@@ -8,34 +8,36 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# Each package with those it may import. What stands above a package is never imported by it.
+# Each package with those that it imports, no more and no fewer. What stands above a package is never imported by it.
 BELOW = {
-    "samplers": set(),
-    "rewards": set(),
-    "rewards.jail": set(),
-    "flowgrpo.errors": set(),
-    "flowgrpo.shapes": set(),
-    "flowgrpo.schema": {"flowgrpo.errors", "rewards"},
-    "flowgrpo.data": {"flowgrpo.errors", "flowgrpo.shapes", "flowgrpo.schema", "rewards", "samplers"},
-    "flowgrpo.conditions": {"flowgrpo.data"},
+    "samplers": "",
+    "rewards": "",
+    "rewards.jail": "",
+    "flowgrpo.errors": "",
+    "flowgrpo.shapes": "",
+    "flowgrpo.schema": "errors rewards",
+    "flowgrpo.data": "errors shapes schema rewards samplers",
+    "flowgrpo.conditions": "data",
+    "flowgrpo.training": "errors schema data rewards samplers",
+    "flowgrpo.flow.methods": "errors schema training rewards samplers",
+    "flowgrpo.flow.pipeline": "errors schema data training rewards samplers",
+    "flowgrpo.flow": "errors schema data training flow.methods flow.pipeline rewards samplers",
+    "flowgrpo.mdlm.decoding": "errors schema rewards samplers",
+    "flowgrpo.mdlm.methods": "errors schema training mdlm.decoding rewards samplers",
+    "flowgrpo.mdlm": "errors schema data training mdlm.decoding mdlm.methods rewards samplers",
+    "flowgrpo.config": "errors schema data flow mdlm rewards",
+    "flowgrpo.commands.gallery": "errors data training rewards",
+    "flowgrpo.commands": (
+        "errors schema data training flow flow.pipeline mdlm config commands.gallery rewards samplers"
+    ),
+    "flowgrpo.cli": "errors data training config commands commands.gallery rewards",
+    "flowgrpo": "flow.pipeline commands",
+    "flowgrpo.__main__": "cli",
 }
-_BASE = {"flowgrpo.errors", "flowgrpo.schema", "rewards", "samplers"}
-BELOW["flowgrpo.training"] = {*_BASE, "flowgrpo.data"}
-_WING = {*_BASE, "flowgrpo.data", "flowgrpo.training"}
-BELOW |= {
-    "flowgrpo.flow.methods": {*_BASE, "flowgrpo.training"},
-    "flowgrpo.flow.pipeline": _WING,
-    "flowgrpo.flow": {*_WING, "flowgrpo.flow.methods", "flowgrpo.flow.pipeline"},
-    "flowgrpo.mdlm.decoding": _BASE,
-    "flowgrpo.mdlm.methods": {*_BASE, "flowgrpo.training", "flowgrpo.mdlm.decoding"},
-    "flowgrpo.mdlm": {*_WING, "flowgrpo.mdlm.decoding", "flowgrpo.mdlm.methods"},
+BELOW = {
+    name: {other if other in ("rewards", "samplers") else f"flowgrpo.{other}" for other in below.split()}
+    for name, below in BELOW.items()
 }
-BELOW["flowgrpo.config"] = {*_WING, "flowgrpo.flow", "flowgrpo.mdlm"}
-_BOTH = {name for name in BELOW if name.startswith("flowgrpo.") and name != "flowgrpo.conditions"} | _BASE
-BELOW["flowgrpo.commands.gallery"] = {*_WING, "flowgrpo.config"}
-BELOW["flowgrpo.commands"] = {*_BOTH, "flowgrpo.commands.gallery"}
-BELOW["flowgrpo.cli"] = BELOW["flowgrpo"] = {*BELOW["flowgrpo.commands"], "flowgrpo.commands"}
-BELOW["flowgrpo.__main__"] = {"flowgrpo.cli"}
 
 TOP = ("flowgrpo", "rewards", "samplers")
 MODULES = {
@@ -69,11 +71,41 @@ def package_of(module):
     return module if module in BELOW else package_of(module.rpartition(".")[0])
 
 
+def met(modules):
+    """Each of some modules' packages with those that it imports."""
+    found = {package_of(module): set() for module in modules}
+    for module in modules:
+        others = {package_of(other) for other in map(module_of, imported(MODULES[module])) if other}
+        found[package_of(module)] |= others - {package_of(module)}
+    return found
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_point_down(module):
-    own = package_of(module)
-    met = {package_of(other) for other in map(module_of, imported(MODULES[module])) if other} - {own}
-    assert met <= BELOW[own], f"{module} imports {met - BELOW[own]}, which does not stand below {own}"
+    ((own, others),) = met([module]).items()
+    assert others <= BELOW[own], f"{module} imports {others - BELOW[own]}, which does not stand below {own}"
+
+
+def test_the_table_allows_nothing_that_is_not_used():
+    assert met(MODULES) == BELOW
+
+
+def test_the_house_has_few_floors_and_arrows():
+    """Rooms are the top folders, the folders of flowgrpo with all that is in them, and its single files."""
+
+    def room(package):
+        return ".".join(package.split(".")[: 2 if package.startswith("flowgrpo.") else 1])
+
+    scripts = {name for path in (ROOT / "scripts").glob("*.py") for name in map(module_of, imported(path)) if name}
+    arrows = {(room(name), room(other)) for name, below in BELOW.items() for other in below}
+    arrows |= {("scripts", room(package_of(module))) for module in scripts}
+    arrows = {(above, below) for above, below in arrows if above != below}
+    floors = {name: 1 for arrow in arrows for name in arrow}
+    for _ in list(floors):  # each room a floor above the highest that it imports
+        for above, below in arrows:
+            floors[above] = max(floors[above], 1 + floors[below])
+    assert max(floors.values()) <= 9
+    assert len(arrows) <= 60
 
 
 def test_the_table_itself_points_down():

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.commands.kinds import KINDS
+from flowgrpo.data import yaml_maps
 from flowgrpo.flow import methods as axes
 from flowgrpo.flow.methods import presets
 from flowgrpo.mdlm import methods as mdlm_axes
@@ -70,7 +71,7 @@ FRAGMENTS = (*YAML.strip().splitlines(), *LONG, *"-:\t\0\ufeff\x85'\"|#@`%!&*[{"
 def bases() -> tuple[dict[str, Any], ...]:
     """The configs of the repository, each as it is written and as it is resolved."""
     files = sorted((ROOT / "configs").glob("*.yaml"))
-    return tuple(base for file in files for base in (config.read_map(file), config.load(file).model_dump()))
+    return tuple(base for file in files for base in (yaml_maps.read_map(file), config.load(file).model_dump()))
 
 
 @cache
@@ -158,7 +159,7 @@ def cases() -> st.SearchStrategy[tuple[bytes, list[str]]]:
 
 def planned(settings: RunConfig) -> dict[str, Any]:
     """Stands for the plan of a config that was accepted: what it is written down as must be the same config."""
-    assert config.validated(config.parse_yaml(config.dumped(settings), NAME)) == settings, (
+    assert config.validated(yaml_maps.parse_yaml(config.dumped(settings), NAME)) == settings, (
         "it is not what it is dumped as"
     )
     return {}

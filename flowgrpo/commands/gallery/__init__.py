@@ -17,7 +17,7 @@ from flowgrpo.commands.gallery.curve import PART, curve
 from flowgrpo.commands.gallery.media import LONGEST, data_url, outline
 from flowgrpo.commands.gallery.numbers import Mean, difference, number, share
 from flowgrpo.commands.gallery.text import answer
-from flowgrpo.config import read_map
+from flowgrpo.data.yaml_maps import read_map
 from flowgrpo.errors import InputError
 from flowgrpo.training.folders import check_writable, replace_text
 from flowgrpo.training.report import read_metrics
@@ -235,7 +235,7 @@ def _section(folder: Path) -> Section:
 
 
 def _name(use: dict[str, Any]) -> str:
-    """How metrics call a reward of a config."""
+    """Name of a config's reward in the metrics."""
     return use["name"] or use["use"].rpartition(":")[2]
 
 

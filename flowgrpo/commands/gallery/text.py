@@ -21,7 +21,7 @@ def answer(path: Path) -> Markup:
         path: a .json file of `text`, `tokens` and `steps`; see `strip`.
 
     Raises:
-        InputError: it is none.
+        InputError: the file is not of this form.
     """
     try:
         sample = tables.document(path)

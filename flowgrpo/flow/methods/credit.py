@@ -8,11 +8,13 @@ the sample that ODE steps lead to from it, if the tree walked them.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice
@@ -27,6 +29,22 @@ else:
     trees = lazy("samplers.trees")
 
 
+class Credit(Choice):
+    """What every credit rule has."""
+
+    @abstractmethod
+    def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
+        """The units of a scored tree: what is compared, and which edges each belongs to.
+
+        Args:
+            rewards: (leaves, R), as all rules here take them.
+            reward_weights: (R,) weights of the rewards' sum.
+
+        Raises:
+            InputError: the rule needs another tree.
+        """
+
+
 def terminal(tree: Tree, rewards: Tensor) -> Units:
     """Every edge of a trajectory shares the reward of its end; trajectories of one group are compared.
 
@@ -37,25 +55,25 @@ def terminal(tree: Tree, rewards: Tensor) -> Units:
     """
     of_edge = torch.full((len(tree.nodes),), -1)
     ends = trunk_ends(tree)
-    for unit, place in enumerate(ends):
-        for edge in tree.ancestry(tree.leaves[place]):
+    for unit, index in enumerate(ends):
+        for edge in tree.ancestry(tree.leaves[index]):
             if of_edge[edge] >= 0:
                 raise InputError(
                     "algorithm.credit: terminal needs a tree whose trajectories share no edge, such as chain; for others "
                     "there are siblings and depthwise"
                 )
             of_edge[edge] = unit
-    group = torch.tensor([[tree.nodes[tree.leaves[place]].root.group] for place in ends])
+    group = torch.tensor([[tree.nodes[tree.leaves[index]].root.group] for index in ends])
     return Units(rewards[ends], group, torch.ones(len(ends), dtype=torch.float64), of_edge)
 
 
-class Terminal(Choice):
+class Terminal(Credit):
     """The reward of the end goes to every edge that led there."""
 
     name: Literal["terminal"] = "terminal"
 
+    @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
-        """The units of a scored tree."""
         return terminal(tree, rewards)
 
 
@@ -76,19 +94,19 @@ def siblings(tree: Tree, rewards: Tensor, within: str = "seed") -> Units:
     if not all(value.known[i] for i in edges):
         raise InputError("algorithm.credit: siblings needs a tree whose branches are finished by ODE, such as brush")
     nodes = [tree.nodes[i] for i in edges]
-    places = [(node.root.group, node.root.index if within == "seed" else 0, node.step) for node in nodes]
-    return _per_edge(tree, edges, value.of[edges], places)
+    comparison = [(node.root.group, node.root.index if within == "seed" else 0, node.step) for node in nodes]
+    return _per_edge(tree, edges, value.of[edges], comparison)
 
 
-class Siblings(Choice):
+class Siblings(Credit):
     """The reward of a branch's end goes to the edge that began it; compared with its siblings, or all of its step."""
 
     name: Literal["siblings"] = "siblings"
     within: Literal["seed", "prompt"] = "seed"
     """Compare the children of one state (seed), or all children of a step of the prompt."""
 
+    @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
-        """The units of a scored tree."""
         return siblings(tree, rewards, self.within)
 
 
@@ -104,12 +122,12 @@ def depthwise(tree: Tree, rewards: Tensor, weights: str = "uniform", beta: float
     Raises:
         InputError: `path` without log-probabilities that are densities.
     """
-    places = trunk_ends(tree)
-    ancestors = [tree.ancestry(tree.leaves[place]) for place in places]
+    ends = trunk_ends(tree)
+    ancestors = [tree.ancestry(tree.leaves[index]) for index in ends]
     edges = sorted({edge for line in ancestors for edge in line})
     row = {edge: unit for unit, edge in enumerate(edges)}
-    above = torch.zeros(len(edges), len(places), dtype=torch.bool)
-    score = torch.zeros(len(edges), len(places), dtype=torch.float64)
+    above = torch.zeros(len(edges), len(ends), dtype=torch.bool)
+    score = torch.zeros(len(edges), len(ends), dtype=torch.float64)
     log_prob = _summed_log_probs(tree) if weights == "path" else None
     for column, line in enumerate(ancestors):
         below = 0.0
@@ -119,7 +137,7 @@ def depthwise(tree: Tree, rewards: Tensor, weights: str = "uniform", beta: float
                 score[row[edge], column] = beta * below
                 below += float(log_prob[edge])
     fused = []
-    for reward in rewards[places].T:  # (leaves,)
+    for reward in rewards[ends].T:  # (leaves,)
         known = above & reward.isfinite()
         weight = torch.softmax(score.where(known, -torch.inf), dim=1).nan_to_num()  # (edges, leaves)
         fused.append((weight @ reward.nan_to_num()).where(known.any(1), torch.nan))
@@ -127,17 +145,17 @@ def depthwise(tree: Tree, rewards: Tensor, weights: str = "uniform", beta: float
     return _per_edge(tree, edges, torch.stack(fused, dim=1), depth)
 
 
-class Depthwise(Choice):
+class Depthwise(Credit):
     """The fused reward of the leaves below a node goes to the edge above it; compared within its depth."""
 
     name: Literal["depthwise"] = "depthwise"
     weights: Literal["uniform", "path"] = "uniform"
-    """Of the leaves in a node's reward: uniform, or path, softmax of beta times their log-probability."""
+    """Weights of the leaves in a node's reward: uniform, or path, softmax of beta times their log-probability."""
     beta: float = Field(1.0, ge=0)
     """Sharpness of path weights."""
 
+    @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
-        """The units of a scored tree."""
         return depthwise(tree, rewards, self.weights, self.beta)
 
 
@@ -161,19 +179,19 @@ def step_gain(tree: Tree, rewards: Tensor, compare: str = "step") -> Units:
         raise InputError(
             "algorithm.credit: step_gain needs a value of every state, take the tree twigs with root: true"
         )
-    places = [(tree.nodes[i].root.group, tree.nodes[i].step if compare == "step" else 0) for i in edges]
-    return _per_edge(tree, edges, value.of[edges] - value.of[parents], places)
+    comparison = [(tree.nodes[i].root.group, tree.nodes[i].step if compare == "step" else 0) for i in edges]
+    return _per_edge(tree, edges, value.of[edges] - value.of[parents], comparison)
 
 
-class StepGain(Choice):
+class StepGain(Credit):
     """What a step changed of the value goes to it; compared within its step, or jointly over all steps."""
 
     name: Literal["step_gain"] = "step_gain"
     compare: Literal["step", "joint"] = "step"
     """Compare gains within their step, or those of all steps jointly."""
 
+    @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
-        """The units of a scored tree."""
         return step_gain(tree, rewards, self.compare)
 
 
@@ -216,25 +234,25 @@ def discounted_value(
         total = combined(quality[line], reward_weights).clamp(min=0)
         mean = total.nanmean()  # of the values that were not lost
         weight[line] = (total / mean).nan_to_num() if mean > 0 else 1.0
-    places = [(tree.nodes[i].root.group, tree.nodes[i].step) for i in edges]
+    comparison = [(tree.nodes[i].root.group, tree.nodes[i].step) for i in edges]
     anchors = torch.tensor([anchor * (tree.nodes[i].step <= anchored_steps) for i in edges], dtype=torch.float64)
-    units = _per_edge(tree, edges, quality[edges], places)
+    units = _per_edge(tree, edges, quality[edges], comparison)
     return Units(units.values, units.comparison, weight[edges], units.of_edge, anchor=anchors)
 
 
-class DiscountedValue(Choice):
+class DiscountedValue(Credit):
     """The discounted value to come, with an absolute anchor (VGPO, reconstructed)."""
 
     name: Literal["discounted_value"] = "discounted_value"
     discount: float = Field(0.9, ge=0, le=1)
-    """Of what a later step gains."""
+    """Discount of the values of later states."""
     anchor: float = Field(0.1, ge=0)
     """Multiple of the value that comes on top of the advantage."""
     anchored_steps: int = Field(5, ge=0)
-    """First steps at which it does."""
+    """How many steps have the anchor, the first ones."""
 
+    @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
-        """The units of a scored tree."""
         return discounted_value(
             tree,
             rewards,
@@ -254,7 +272,7 @@ class StateValues:
 
 
 def state_values(tree: Tree, rewards: Tensor) -> StateValues:
-    """The reward of the sample that each node's ODE leads to: a leaf's own, its twig's, or that of its ODE child."""
+    """Return each node's value, the reward of the sample that ODE leads to: a leaf's own, its twig's, its ODE child's."""
     of = torch.full((len(tree.nodes), rewards.shape[1]), torch.nan, dtype=torch.float64)
     known = torch.zeros(len(tree.nodes), dtype=torch.bool)
     of[tree.leaves], known[tree.leaves] = rewards, True
@@ -271,27 +289,27 @@ def state_values(tree: Tree, rewards: Tensor) -> StateValues:
 
 
 def trunk_ends(tree: Tree) -> list[int]:
-    """Places in `tree.leaves` of the samples that are ends of their own, not measurements of a state on the way."""
-    return [place for place, leaf in enumerate(tree.leaves) if tree.nodes[leaf].role != trees.TWIG]
+    """Return the indices in `tree.leaves` of the ends of trajectories, without the samples that twigs lead to."""
+    return [index for index, leaf in enumerate(tree.leaves) if tree.nodes[leaf].role != trees.TWIG]
 
 
 def stochastic_edges(tree: Tree) -> list[int]:
-    """The nodes that a stochastic edge led to, parents before children."""
-    found = [
+    """Return the nodes that a stochastic edge leads to, parents before children."""
+    nodes = [
         node
         for evaluation in tree.evaluations
         for edges in evaluation.edges
         if edges.move.kernel.stochastic
         for node in edges.nodes.tolist()
     ]
-    return sorted(found)
+    return sorted(nodes)
 
 
-def _per_edge(tree: Tree, edges: list[int], values: Tensor, places: list[tuple[int, ...]]) -> Units:
-    """One unit for each of some edges."""
+def _per_edge(tree: Tree, edges: list[int], values: Tensor, comparison: list[tuple[int, ...]]) -> Units:
+    """Return a unit for each of some edges; `comparison` as in `Units`."""
     of_edge = torch.full((len(tree.nodes),), -1)
     of_edge[edges] = torch.arange(len(edges))
-    return Units(values, torch.tensor(places), torch.ones(len(edges), dtype=torch.float64), of_edge)
+    return Units(values, torch.tensor(comparison), torch.ones(len(edges), dtype=torch.float64), of_edge)
 
 
 def _summed_log_probs(tree: Tree) -> Tensor:
@@ -312,7 +330,7 @@ def _summed_log_probs(tree: Tree) -> Tensor:
 
 
 def step_signs(tree: Tree, rewards: Tensor) -> Tensor:
-    """How many gains of each step are positive, and how many negative: (2, T) float64.
+    """Return the numbers of positive and of negative gains at each of the T steps: (2, T) float64.
 
     Args:
         rewards: (leaves,) float64.

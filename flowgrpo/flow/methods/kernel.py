@@ -46,21 +46,24 @@ class Stochastic(Choice):
     """Search the levels before training (DenseGRPO); null: take them as they are."""
 
     def kernels(self, num_steps: int, levels: Sequence[float] | None = None) -> tuple[Kernel, ...]:
-        """The kernel of each step.
+        """Return the kernel of each step.
 
         Args:
             levels: calibrated ones, instead of `level`.
+
+        Raises:
+            InputError: there are not as many levels as steps.
         """
-        chosen = self.level if levels is None else levels
-        chosen = [chosen] * num_steps if isinstance(chosen, float) else list(chosen)
-        if len(chosen) == num_steps - 1:
-            chosen.append(0.0)  # of a last step that is ODE
-        if len(chosen) != num_steps:
+        level = self.level if levels is None else levels
+        each = [level] * num_steps if isinstance(level, float) else list(level)
+        if len(each) == num_steps - 1:
+            each.append(0.0)  # of a last step that is ODE
+        if len(each) != num_steps:
             raise InputError(
-                f"algorithm.kernel.level: {len(chosen)} levels for {num_steps} steps, take {num_steps}, or {num_steps - 1} "
+                f"algorithm.kernel.level: {len(each)} levels for {num_steps} steps, take {num_steps}, or {num_steps - 1} "
                 "if the last step is ODE"
             )
-        return tuple(kernels.Kernel(self.name, level, self.log_prob) for level in chosen)
+        return tuple(kernels.Kernel(self.name, level, self.log_prob) for level in each)
 
 
 Levels = Positive | Annotated[list[Positive], Field(min_length=1)]

@@ -1,13 +1,15 @@
-"""How the policy moves: the loss of an edge, its weight by the step, and the divergences that are added to it."""
+"""Objectives: the loss of an edge, its weight by the step, and the divergences that are added to it."""
 
 from __future__ import annotations
 
 import statistics
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
+from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, Positive, Strict
@@ -28,12 +30,12 @@ TrainedStep = tuple["Kernel", float, float]  # kernel, sigma, sigma_next
 
 @dataclass(frozen=True, kw_only=True)
 class LossInputs:
-    """What an objective sees of E edges of one evaluation; gradients come through `log_prob`, `mean` and `velocity`.
+    """What a loss of E edges of one evaluation is computed from; gradients come through `log_prob`, `mean` and `velocity`.
 
     Attributes:
         log_prob: (E,) of the stored next state under the policy as it is.
         old_log_prob: (E,) as the rollout recorded it.
-        advantage: (E,)
+        advantage: (E,) of each edge's unit.
         mean, std: of the step; tensors (E, ...), and one number.
         step_size: sigma - sigma_next, positive.
         velocity: tensors (E, ...).
@@ -110,7 +112,7 @@ def previous_kl(inputs: LossInputs) -> Tensor:
 
 
 def hold(form: str, step: TrainedStep, sigma_cap: float) -> float:
-    """How strictly a form of divergence holds the velocity at a step: D times its second derivative in an element of v.
+    """Curvature of a form of divergence in the velocity at a step: D times its second derivative in an element of v.
 
     (d mean / d v)^2 / std^2, for `flow_grpo` times the step where the kernel's noise is a diffusion over it; 2 for
     `velocity`.
@@ -138,7 +140,7 @@ class Divergence(Strict):
     form: Literal["flow_grpo", "exact", "velocity"] = "flow_grpo"
     """exact: KL of the step's Gaussians; flow_grpo: without the step in its variance; velocity: squared distance."""
     beta: float = Field(0.0, ge=0)
-    """Coefficient; 0 computes no reference."""
+    """Coefficient of the divergence from the reference; 0 computes none."""
     reference: Literal["fixed", "moving"] = "fixed"
     """fixed: the start of training; moving: the policy itself, copied now and then."""
     refresh: int = Field(10, ge=1)
@@ -177,6 +179,14 @@ class PolicyGradient(Choice):
     kl: Divergence = Divergence()
     """Divergences that are added to the loss."""
 
+    @abstractmethod
+    def loss(self, inputs: LossInputs) -> Tensor:
+        """Loss (E,) of the edges, without the divergence and the weights of the steps."""
+
+    @abstractmethod
+    def clipped(self, inputs: LossInputs) -> Tensor:
+        """Which edges (E,) bool the objective stops: their gradient is zero."""
+
     @property
     def needs_old_means(self) -> bool:
         """Whether the rollout must keep the means of its steps."""
@@ -189,12 +199,12 @@ class PolicyGradient(Choice):
         return dict(zip(steps, STEP_WEIGHTS[self.step_weights](steps, sigma_cap), strict=True))
 
     def pulls(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
-        """How hard the loss of each of the trained steps pulls at the velocity, see `samplers.kernels.pull`."""
+        """Size of the loss's gradient in the velocity at each of the trained steps; see `samplers.kernels.pull`."""
         weights = self.weights(steps, sigma_cap)
         return [kernels.pull(*step, sigma_cap) * weights[step] for step in steps]
 
     def holds(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
-        """How strictly the divergence holds the velocity at each of the trained steps: its second derivative, but for D."""
+        """Curvature of the divergence in the velocity at each of the trained steps; see `hold`."""
         return [hold(self.kl.form, step, sigma_cap) for step in steps]
 
     def divergence(self, inputs: LossInputs) -> Tensor:
@@ -218,12 +228,12 @@ class Clipped(PolicyGradient):
     def _range(self) -> tuple[float, float]:
         return tuple(self.clip_range) if isinstance(self.clip_range, list) else (self.clip_range, self.clip_range)
 
+    @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        """Loss (E,) of the edges, without the divergence."""
         return surrogate.clip_loss(self.ratio(inputs), inputs.advantage, *self._range)
 
+    @override
     def clipped(self, inputs: LossInputs) -> Tensor:
-        """Which edges (E,) the clip stops."""
         return surrogate.clipped(self.ratio(inputs), inputs.advantage, *self._range)
 
     def ratio(self, inputs: LossInputs) -> Tensor:
@@ -255,24 +265,25 @@ class NormalisedRatio(Clipped):
     """The normalised ratio is clipped to 1 -+ it; or [low, high]."""
 
     @property
+    @override
     def needs_old_means(self) -> bool:
-        """Whether the rollout must keep the means of its steps."""
         return True
 
+    @override
     def ratio(self, inputs: LossInputs) -> Tensor:
-        """The ratio (E,) that is clipped."""
         return normalised_ratio(inputs)
 
+    @override
     def pulls(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
-        """How hard the loss of each of the trained steps pulls at the velocity: std / step size times the plain ratio's."""
+        """Std / step size times the plain ratio's."""
         plain = super().pulls(steps, sigma_cap)
         return [
             size * kernels.slope(*step, sigma_cap)[1] / (step[1] - step[2])
             for size, step in zip(plain, steps, strict=True)
         ]
 
+    @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        """Loss (E,) of the edges, without the divergence."""
         return super().loss(inputs) / inputs.step_size
 
 
@@ -285,14 +296,15 @@ class SoftGate(PolicyGradient):
 
     name: Literal["soft_gate"] = "soft_gate"
     temperature: Annotated[list[Positive], Field(min_length=2, max_length=2)] = [1.0e4, 1.05e4]
-    """Of the gate, for good and for bad edges."""
+    """Temperatures of the gate, for A > 0 and for A <= 0."""
 
+    @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        """Loss (E,) of the edges, without the divergence."""
         return surrogate.soft_gate_loss(plain_ratio(inputs), inputs.advantage, *self.temperature)
 
+    @override
     def clipped(self, inputs: LossInputs) -> Tensor:
-        """Which edges (E,) are stopped: none is."""
+        """None: a gate has no bound."""
         return torch.zeros_like(inputs.advantage, dtype=torch.bool)
 
 

@@ -1,7 +1,15 @@
 """The table of methods: each is five words over the axes and a few numbers.
 
 To add a method, add a row. Any word of a row, and any number, can be replaced by the user; nothing else in the code may ask
-which method is running.
+which method is running. Above each row stand its source and, numbered, where the row departs from that. What
+all rows share, beside what `flow.trainer` lists:
+
+ 1. Several rewards are summed by weight before they are compared, as in Flow-GRPO's code; MixGRPO's normalises each by
+    itself and adds the advantages.
+ 2. Samples of advantage 0 stay in the update, and count in the mean of the loss; the code of Flow-GRPO and of TempFlow-GRPO
+    leaves them out.
+ 3. Windows and trained steps are drawn once an iteration, for all samples; Flow-GRPO's code draws a window in each call of
+    the pipeline, DanceGRPO's the trained steps of each sample.
 """
 
 from __future__ import annotations
@@ -33,9 +41,6 @@ _BRANCH = {
 }
 _FLOW_KL = {"form": "flow_grpo", "beta": 0.04}
 
-# Above each row: its source, and where the row departs from it. What all rows share: rewards are summed by weight before
-# they are compared, samples of advantage 0 stay in the update, and what is drawn for it (windows, trained steps) is drawn
-# once an iteration for all samples.
 PRESETS: dict[str, PresetRow] = {
     # Flow-GRPO: arXiv 2505.05470 and its code.
     # 1. The last step is ODE, as in the newer code; the older one drew noise there and did not train it.
@@ -77,7 +82,6 @@ PRESETS: dict[str, PresetRow] = {
     # DanceGRPO: arXiv 2505.07818, and the FLUX script of its code.
     # 1. The code scores the clean estimate of its last step, which is an ODE step; here the last two are ODE, for on
     #    tables that end just above 0 (SD3's at 0.0089) the very last one removes no noise.
-    # 2. The trained steps are drawn for an iteration, not for each sample.
     "dance_grpo": {
         "tree": {"name": "chain", "start": "shared", "train_fraction": 0.6, "steps": [0, -2]},
         "kernel": {"name": "dance_sde", "level": 0.3},
@@ -106,13 +110,15 @@ PRESETS: dict[str, PresetRow] = {
     # BranchGRPO: arXiv 2509.06040, and the FLUX script of its code. A group is 16 leaves of 20 steps, split at 0, 3, 6, 9.
     # 1. Siblings' noise is the paper's, which keeps the marginals; the code's is 4 times as large (siblings: hot).
     # 2. The last step is ODE and not trained; the code trains an edge whose noise its clean estimate leaves out.
-    # 3. Width pruning (tree.prune) drops whole chains, as in the paper.
+    # 3. Width pruning (tree.prune, which the row leaves out) drops whole chains, as in the paper; the code drops the second
+    #    half of every chain.
     "branch_grpo": {
         "tree": {"name": "branch", "factor": 2, "siblings": "correlated", "strength": 4.0},
         **_BRANCH,
     },
-    # The same with MixGRPO's window (its Mix).
-    # 1. to 3. as above. 4. The window moves with the iterations; the code keys it on the step, so that it stands still.
+    # BranchGRPO-Mix, of the same sources: branch_grpo with MixGRPO's window.
+    # 1. to 3. as in branch_grpo.
+    # 4. The window moves with the iterations; the code keys it on the step, so that it stands still.
     "branch_grpo_mix": {
         "tree": {
             "name": "branch_window",
@@ -149,8 +155,8 @@ PRESETS: dict[str, PresetRow] = {
     },
     # VGPO: arXiv 2512.12387, reconstructed from its abstract and its public reviews.
     # 1. discount and anchor are ours: what came to hand does not give them.
-    # 2. The weight multiplies the whole loss of an edge, the KL too.
-    # 3. All else is Flow-GRPO's.
+    # 2. The weight multiplies the whole loss of an edge, the KL too: our reading.
+    # 3. Kernel, clip range and KL are Flow-GRPO's.
     "vgpo": {
         "tree": {"name": "twigs", "length": 1, "root": False},
         "kernel": {"name": "flow_sde", "level": 0.7},
@@ -160,7 +166,7 @@ PRESETS: dict[str, PresetRow] = {
     },
     # SAGE-GRPO: arXiv 2603.21872 and its code.
     # 1. The rule that adapts beta is PPO's, once an iteration; the code adapts it at every edge, by a rule not at hand.
-    # 2. The code has 1e-6 beside the variance below the KL.
+    # 2. The KL is divided by the variance; the code adds 1e-6 to it.
     # 3. `previous` is the Gaussians' KL, which is 0 in the one update of an iteration; the code takes the mean of
     #    log_prob_old - log_prob, whose gradient is not.
     # 4. Its optimizer, Muon, is not here.

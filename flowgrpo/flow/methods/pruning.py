@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def parent_top1(tree: Tree, advantages: Tensor) -> Tensor:
-    """Of the chains that leave one split, only the best stays; (nodes,) whether the edge to each node does.
+    """Keep the best of the chains that leave one split; return whether (nodes,) the edge to each node stays.
 
     The paper's rule. The released code keeps the first half of every chain instead, for advantages along it are equal.
 
@@ -35,7 +35,7 @@ def parent_top1(tree: Tree, advantages: Tensor) -> Tensor:
 
 
 def extremes(tree: Tree, advantages: Tensor, fraction: float) -> Tensor:
-    """Of the chains of a group, the best and the worst `fraction` of them stay; (nodes,) whether an edge does.
+    """Keep the best and the worst `fraction` of a group's chains; return whether (nodes,) the edge to each node stays.
 
     Args:
         advantages: (nodes,) of the edge to each node; NaN where its reward was lost.
@@ -57,11 +57,11 @@ def chains(tree: Tree) -> list[list[int]]:
     for node in tree.nodes:
         if node.parent is not None:
             children[node.parent] += 1
-    found = []
-    for place in trunk_ends(tree):
-        line = tree.ancestry(tree.leaves[place])
-        found.append(line[: next(i for i, edge in enumerate(line) if children[tree.nodes[edge].parent] > 1)])
-    return [chain for chain in found if chain]
+    every = []
+    for index in trunk_ends(tree):
+        line = tree.ancestry(tree.leaves[index])
+        every.append(line[: next(i for i, edge in enumerate(line) if children[tree.nodes[edge].parent] > 1)])
+    return [chain for chain in every if chain]
 
 
 def _ranked(group: list[list[int]], advantages: Tensor) -> list[list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods import pruning
@@ -35,18 +37,32 @@ else:
 
 
 class Rooted(Choice):
-    """Options of every tree.
-
-    Every tree has a `plan` of one iteration, from one kernel for each step of the schedule and the size of a group.
-    """
+    """Options of every tree."""
 
     start: Literal["independent", "shared"] = "independent"
     """independent: an initial noise for each root; shared: one for a group."""
     last_step: Literal["ode", "sde"] = "ode"
     """Whether the last step is ODE or stochastic."""
 
+    @abstractmethod
+    def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
+        """The plan of one iteration.
+
+        Args:
+            kernels: one for each step of the schedule.
+            group_size: samples of a group, which is divided among its roots.
+            seed: of the run; with `iteration`, where all that is drawn is drawn.
+
+        Raises:
+            InputError: the options do not go with the schedule, the kernels or the size of a group.
+        """
+
     def roots(self, group_size: int) -> int:
-        """How many roots a group has."""
+        """How many roots a group has.
+
+        Raises:
+            InputError: the size does not divide by what grows from a root.
+        """
         return group_size
 
     def pruned(self, tree: Tree, advantages: Tensor) -> Tensor | None:
@@ -54,10 +70,10 @@ class Rooted(Choice):
         return None
 
     def check(self, tree: Tree) -> None:
-        """See that a tree grown from the plan is what the options say.
+        """Refuse a tree, grown from the plan, that is not what the options say.
 
         Raises:
-            InputError: it is not.
+            InputError: the tree and the options differ.
         """
 
     def _end(self, kernels: Sequence[Kernel]) -> int:
@@ -81,12 +97,12 @@ class Chain(Rooted):
 
     name: Literal["chain"] = "chain"
     train_fraction: float = Field(1.0, gt=0, le=1)
-    """Share of the stochastic steps that is trained, drawn for an iteration."""
+    """Fraction of the stochastic steps that is trained, drawn in each iteration."""
     steps: list[int] | None = Field(None, min_length=2, max_length=2)
     """[first, end) of the stochastic steps, an end below 0 counted from the schedule's; null: all but the last."""
 
+    @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        """The plan of one iteration."""
         steps = self._stochastic(self._end(kernels), len(kernels))
         trained = schedule.random_steps(steps, self.train_fraction, noise.generator(seed, "trained steps", iteration))
         return plans.chain(kernels, steps, steps if self.train_fraction == 1 else trained)
@@ -116,8 +132,8 @@ class Window(Rooted):
     stride: int = Field(1, ge=1)
     """Steps by which it moves."""
 
+    @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        """The plan of one iteration."""
         end = self._end(kernels)
         first, stop = self.steps or (0, max(len(kernels) // 2, self.size) if self.move == "random" else end)
         if not 0 <= first <= stop - self.size <= end - self.size:
@@ -146,12 +162,12 @@ class Brush(Rooted):
     finish: int | None = Field(None, ge=1)
     """ODE steps at most that finish a branch, coarser for fewer; null: all that remain."""
 
+    @override
     def roots(self, group_size: int) -> int:
-        """How many seeds a group has."""
         return _divided(group_size, self.branches, "algorithm.tree.branches children of each seed")
 
+    @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        """The plan of one iteration."""
         end = self._end(kernels)
         branches = self.profile or [self.branches] * end
         if len(branches) > end or not any(branches):
@@ -171,7 +187,7 @@ class Pruning(Strict):
     rule: Literal["parent_top1", "extremes", "depth"]
     """parent_top1: the best chain of each last split; extremes: the best and the worst chains; depth: no window of steps."""
     fraction: float = Field(0.25, gt=0, lt=0.5)
-    """Of a group's chains, the best and the worst that extremes keeps."""
+    """Fraction of a group's chains that extremes keeps at either end, the best and the worst."""
     size: int = Field(4, ge=1)
     """Steps of the window that depth does not train."""
     every: int = Field(30, ge=1)
@@ -193,17 +209,17 @@ class Branching(Rooted):
     siblings: Literal["correlated", "hot", "own"] = "correlated"
     """Siblings' noises: correlated (the paper's), hot (the code's, which breaks the marginals) or own."""
     strength: Positive = 4.0
-    """Of correlated or hot noises."""
+    """Strength s of correlated or hot noise."""
     prune: Pruning | None = None
-    """What leaves the update; null: nothing."""
+    """Which edges leave the update; null: none."""
 
+    @override
     def roots(self, group_size: int) -> int:
-        """How many trees a group has."""
         leaves = self.factor ** self._count(group_size)
         return _divided(group_size, leaves, f"leaves of a tree with algorithm.tree.factor {self.factor}")
 
+    @override
     def pruned(self, tree: Tree, advantages: Tensor) -> Tensor | None:
-        """Which edges (nodes,) stay in the update; None for all."""
         rule = None if self.prune is None else self.prune.rule
         if rule == "parent_top1":
             return pruning.parent_top1(tree, advantages)
@@ -249,8 +265,8 @@ class Branch(Branching):
 
     name: Literal["branch"] = "branch"
 
+    @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        """The plan of one iteration."""
         return self._grown(kernels, group_size, iteration, None)
 
 
@@ -265,8 +281,8 @@ class BranchWindow(Branching):
     stride: int = Field(1, ge=1)
     """Steps by which it moves."""
 
+    @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        """The plan of one iteration."""
         end = self._end(kernels)
         window = schedule.sliding_window(min(self.size, end), 0, end, iteration, self.every, self.stride)
         return self._grown(kernels, group_size, iteration, window)
@@ -281,8 +297,8 @@ class Twigs(Rooted):
     root: bool = True
     """Whether the start is measured too."""
 
+    @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        """The plan of one iteration."""
         return plans.twigs(kernels, range(self._end(kernels)), self.length, self.root)
 
 
@@ -299,22 +315,23 @@ class Custom(Rooted):
     options: dict[str, Any] = {}
     """Further arguments of the function."""
     trajectories: int = Field(1, ge=1)
-    """Ends of a root."""
+    """Trained trajectories that each root ends in."""
 
+    @override
     def roots(self, group_size: int) -> int:
-        """How many roots a group has."""
         return _divided(group_size, self.trajectories, "algorithm.tree.trajectories of each root")
 
+    @override
     def check(self, tree: Tree) -> None:
-        """See that every root ends in as many trajectories as it should."""
+        """Refuse a tree whose roots do not have `trajectories` ends each; raises InputError."""
         found = len(trunk_ends(tree)) / sum(node.parent is None for node in tree.nodes)
         if found != self.trajectories:
             raise InputError(
                 f"algorithm.tree.trajectories: the plan of a root has {found:g} ends, not {self.trajectories}"
             )
 
+    @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        """The plan of one iteration."""
         end, function = self._end(kernels), _located(self.function, Path.cwd())
         if not callable(function):
             raise InputError(f"algorithm.tree.function: {self.function} is {type(function).__name__}, not a function")
@@ -353,7 +370,7 @@ def _move_fields(function: str) -> Iterator[None]:
 
 @cache
 def _located(function: str, folder: Path) -> Callable[..., Plan]:
-    """What the user names; a file is found from the folder one is in, which makes the cache's key."""
+    """Return the function that the user names; `folder`, from which files are found, is a part of the cache's key."""
     if ":" not in function:
         raise InputError(
             f"algorithm.tree.function: {function!r} names no function, write ./file.py:name or pkg.module:name"

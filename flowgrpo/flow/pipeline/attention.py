@@ -15,7 +15,7 @@ from rewards.compute import DTYPES
 
 
 def refuse_inexact(pipe: DiffusionPipeline) -> None:
-    """Let nothing pass whose output at a step depends on other steps, or that quantises its attention.
+    """Refuse a pipeline whose output at a step depends on other steps, or whose attention quantises.
 
     Raises:
         InputError: a cache is enabled in a transformer, or a lossy attention backend is set.
@@ -55,7 +55,7 @@ def _dispatching(module: torch.nn.Module) -> list[Any]:
 
 
 def try_attention(name: str, dtype: str, device: torch.device) -> None:
-    """One small attention with its gradient: whether package, device and dtype go together."""
+    """Run one small attention with its gradient, to see that package, device and dtype go together."""
     q, k, v = (torch.ones(1, 8, 2, 64, dtype=DTYPES[dtype], device=device, requires_grad=True) for _ in "qkv")
     try:
         with torch.enable_grad(), attention_backend(name):

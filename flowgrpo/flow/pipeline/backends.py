@@ -32,7 +32,7 @@ AttentionBackend = Literal[
 
 
 def refuse_lossy_attention(name: str, key: str) -> None:
-    """Let no rollout compute with an attention that quantises.
+    """Refuse an attention backend that quantises.
 
     Args:
         name: of a backend, known or not.

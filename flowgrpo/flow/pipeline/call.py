@@ -29,7 +29,7 @@ GUIDED = "do_classifier_free_guidance"
 
 @cache
 def outline(name: str) -> type | None:
-    """A class that has of one of diffusers' pipelines the name, the call's arguments and defaults, and whether it is guided.
+    """Return a stand-in for a diffusers pipeline class, with its name, its call's arguments, and whether it is guided.
 
     To import such a class takes seconds; what a plan asks of it stands in its own file. The call does nothing; whether it is
     guided is the pipeline's own property. None where the file does not tell: the class inherits from another pipeline, a
@@ -91,7 +91,7 @@ def _literal(node: ast.expr) -> bool:
 
 
 def checked_call(pipeline: type, call: dict[str, Any], key: str = "model.call") -> dict[str, Any]:
-    """`call`, if the pipeline takes all of it; `key` is its place in the config.
+    """Return `call` if the pipeline takes all of its arguments; errors name `key`, where it stands in the config.
 
     Raises:
         InputError: an unknown argument, or one that is set by flowgrpo.

@@ -16,7 +16,7 @@ from flowgrpo.errors import InputError
 
 @dataclass(frozen=True)
 class EmbeddingShape:
-    """What one row's embeddings look like.
+    """Shapes of one row's embeddings.
 
     Attributes:
         parts: the shape of each tensor, in their order; `list` for a list and None for None.
@@ -83,7 +83,7 @@ class EmbeddingCache:
         return _to(_assemble(outputs), arguments.get("device") or self.pipe._execution_device)
 
     def offload(self) -> None:
-        """Make room: do with the text encoders what `after_encoding` says, until a new prompt needs them."""
+        """Free device memory: do with the text encoders what `after_encoding` says, until a new prompt needs them."""
         if self.after_encoding == "keep":
             return
         for name, module in self.pipe.components.items():
@@ -161,7 +161,7 @@ def _pad(row: torch.Tensor, length: int) -> torch.Tensor:
     return torch.cat([row, row.new_zeros(1, missing, *row.shape[2:])], dim=1) if missing else row
 
 
-def _to(output: Any, device) -> Any:
+def _to(output: Any, device: torch.device | str) -> Any:
     if isinstance(output, torch.Tensor):
         return output.to(device)
     if isinstance(output, (tuple, list)):

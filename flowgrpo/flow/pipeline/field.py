@@ -38,13 +38,13 @@ class FieldPolicy:
         self._decode = decode
 
     def prepare(self, rows: Sequence[Row]) -> None:
-        """Nothing depends on prompts only."""
+        """Do nothing: a field has no embeddings of prompts."""
 
     def offload(self) -> None:
-        """Nothing can be spared."""
+        """Do nothing: a field has no text encoders."""
 
     def call_overrides(self, **call: Any) -> AbstractContextManager[None]:
-        """A field has no call arguments.
+        """Return a context that changes nothing: a field has no call arguments.
 
         Raises:
             InputError: some are given.

@@ -41,12 +41,12 @@ def unguided(pipeline: type, embedded: bool = False) -> dict[str, Any]:
     """
     takes = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
     off = {name: value for name, value in OFF.items() if name in takes}
-    own = getattr(pipeline, "do_classifier_free_guidance", None)
-    if embedded or ("true_cfg_scale" in takes and own is None):
+    declared = getattr(pipeline, "do_classifier_free_guidance", None)
+    if embedded or ("true_cfg_scale" in takes and declared is None):
         off.pop("guidance_scale", None)
-    elif isinstance(own, property):
+    elif isinstance(declared, property):
         try:
-            if own.fget(SimpleNamespace(_guidance_scale=1.0, guidance_scale=1.0)):
+            if declared.fget(SimpleNamespace(_guidance_scale=1.0, guidance_scale=1.0)):
                 off["guidance_scale"] = 0.0  # pipelines that add guidance_scale * (cond - uncond) to cond
         except AttributeError:  # it reads more of the pipeline than its scale
             pass
@@ -54,7 +54,7 @@ def unguided(pipeline: type, embedded: bool = False) -> dict[str, Any]:
 
 
 def training_call(guidance: str, policy: Policy) -> dict[str, Any]:
-    """What goes over `model.call` while a run rolls out and updates: nothing, or whatever switches guidance off.
+    """Return the call arguments over `model.call` in rollouts and updates: none, or those that switch guidance off.
 
     Args:
         guidance: `model.guidance`, that of the `pipeline` or `none`.
@@ -66,10 +66,10 @@ def training_call(guidance: str, policy: Policy) -> dict[str, Any]:
 
 
 def check_unguided(policy: DiffusersPolicy, rows: Sequence[Row]) -> None:
-    """Under the `training_call` of guidance `none`, see that a step really evaluates one branch.
+    """Refuse a pipeline that evaluates several branches under the `training_call` of guidance `none`.
 
     Raises:
-        InputError: it evaluates more.
+        InputError: a step evaluates more than one branch.
     """
     state, before = policy.start(rows[:1]), policy.evaluations
     with torch.no_grad(), policy.walk.uncounted():
@@ -83,7 +83,7 @@ def check_unguided(policy: DiffusersPolicy, rows: Sequence[Row]) -> None:
 
 
 def guidance_branches(pipeline: type, call: dict[str, Any]) -> int:
-    """How many samples the model evaluates for one guided sample: 2 under classifier-free guidance, otherwise 1.
+    """Return how many samples the model evaluates for one guided sample: 2 under classifier-free guidance, otherwise 1.
 
     Read off the class: its own property where it has one, and `true_cfg_scale` where the call takes it.
     """
@@ -92,10 +92,10 @@ def guidance_branches(pipeline: type, call: dict[str, Any]) -> int:
     if "true_cfg_scale" in value:
         negative = value.get("negative_prompt") is not None or value.get("negative_prompt_embeds") is not None
         return 2 if (value["true_cfg_scale"] or 1) > 1 and negative else 1
-    own = getattr(pipeline, "do_classifier_free_guidance", None)
-    if isinstance(own, property) and value.get("guidance_scale") is not None:
+    declared = getattr(pipeline, "do_classifier_free_guidance", None)
+    if isinstance(declared, property) and value.get("guidance_scale") is not None:
         try:
-            return 2 if own.fget(SimpleNamespace(_guidance_scale=value["guidance_scale"])) else 1
+            return 2 if declared.fget(SimpleNamespace(_guidance_scale=value["guidance_scale"])) else 1
         except AttributeError:  # it reads more of the pipeline than its scale
             return 2 if value["guidance_scale"] > 1 else 1
     return 1

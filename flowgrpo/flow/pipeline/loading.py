@@ -72,11 +72,11 @@ def load_lora(pipe: DiffusionPipeline, folder: Path) -> None:
 
 
 def _inject(module: torch.nn.Module, file: Path, prefix: str) -> None:
-    """What `load_lora_adapter` does, for a model that has none."""
+    """Load a LoRA into a module without a `load_lora_adapter` of its own, as that method does."""
     with safetensors.safe_open(file, "pt") as opened:
         config = json.loads(opened.metadata()["lora_adapter_metadata"])
-    own = {key.removeprefix(f"{prefix}."): value for key, value in config.items() if key.startswith(f"{prefix}.")}
-    peft.inject_adapter_in_model(peft.LoraConfig(**own), module)
+    options = {key.removeprefix(f"{prefix}."): value for key, value in config.items() if key.startswith(f"{prefix}.")}
+    peft.inject_adapter_in_model(peft.LoraConfig(**options), module)
     tensors = {
         key.removeprefix(f"{prefix}."): t
         for key, t in safetensors_torch.load_file(file).items()
@@ -92,21 +92,21 @@ def index_of(path: str) -> dict[str, Any]:
     Raises:
         InputError: there is no such model.
     """
-    place = place_of(path)
+    source = place_of(path)
     if path in EMBEDDED and EMBEDDED[path].kind == "mdlm":
         raise InputError(f"model.path: {path} is a language model, set kind: mdlm")
-    if not Path(place).is_dir() and not re.fullmatch(HUB_ID, place):
+    if not Path(source).is_dir() and not re.fullmatch(HUB_ID, source):
         raise InputError(
             f"model.path: there is no folder {path!r} and no built-in model of that name, "
             f"{nearest(path, embedded.names('flow'))}"
         )
-    if Path(place).is_dir() and not (Path(place) / "model_index.json").is_file():
-        hint = "; for a language model set kind: mdlm" if (Path(place) / "config.json").is_file() else ""
+    if Path(source).is_dir() and not (Path(source) / "model_index.json").is_file():
+        hint = "; for a language model set kind: mdlm" if (Path(source) / "config.json").is_file() else ""
         raise InputError(f"model.path: {path} is no diffusers pipeline, it has no model_index.json{hint}")
     with one_sentence(path):
-        if Path(place).is_dir():
-            return index_map(tables.document(Path(place) / "model_index.json"))
-        return index_map(diffusers.DiffusionPipeline.load_config(place))
+        if Path(source).is_dir():
+            return index_map(tables.document(Path(source) / "model_index.json"))
+        return index_map(diffusers.DiffusionPipeline.load_config(source))
 
 
 def scheduler_config(path: str) -> dict[str, Any] | None:
@@ -114,11 +114,11 @@ def scheduler_config(path: str) -> dict[str, Any] | None:
     _, name = index_of(path).get("scheduler", (None, None))
     if name != EULER:
         return None
-    place = place_of(path)
-    if Path(place).is_dir():
-        return _map(Path(place) / "scheduler" / "scheduler_config.json")
+    source = place_of(path)
+    if Path(source).is_dir():
+        return _map(Path(source) / "scheduler" / "scheduler_config.json")
     with one_sentence(path):
-        return dict(diffusers.FlowMatchEulerDiscreteScheduler.load_config(place, subfolder="scheduler"))
+        return dict(diffusers.FlowMatchEulerDiscreteScheduler.load_config(source, subfolder="scheduler"))
 
 
 def _map(file: Path) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def _map(file: Path) -> dict[str, Any]:
 
 
 def absent_components(path: str) -> list[str]:
-    """Components that a saved pipeline was without (SD3 without T5): diffusers wants to be told so again."""
+    """Return the components that a saved pipeline was without (SD3 without T5), which diffusers wants named again."""
     return [
         name for name, kind in index_of(path).items() if isinstance(kind, (list, tuple)) and list(kind) == [None, None]
     ]
@@ -169,12 +169,12 @@ def pipeline_class(path: str) -> type[DiffusionPipeline]:
         InputError: there is no such model, or diffusers has no such class.
     """
     name = index_of(path).get("_class_name")
-    found = getattr(diffusers, str(name), None)
-    if found is None:
+    pipeline = getattr(diffusers, str(name), None)
+    if pipeline is None:
         raise InputError(
             f"model.path: diffusers {diffusers.__version__} has no pipeline class {name!r}, which {path} asks for"
         )
-    return found
+    return pipeline
 
 
 def planned_class(path: str) -> type:

@@ -14,7 +14,7 @@ DURATIONS = ("duration", "audio_duration", "audio_duration_s", "audio_end_in_s",
 
 
 def modality_of(pipeline: type) -> Literal["image", "video", "audio"]:
-    """What a pipeline class makes, told by the arguments of its call; conditions of another modality do not matter."""
+    """Return what a pipeline class makes, by the arguments of its call; conditions of another modality do not matter."""
     arguments = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
     if any(name in arguments for name in (*FRAMES, "num_videos_per_prompt")):
         return "video"

@@ -1,4 +1,4 @@
-"""The policy: what samples, and what is trained.
+"""The policy: the model that samples and is trained.
 
 A policy is a velocity field under conditions, with a start and a decoder. `DiffusersPolicy` is any diffusers flow pipeline,
 unmodified (see `walk`), for any number of rows at once.
@@ -21,7 +21,7 @@ from samplers.kernels import State
 
 
 class Policy(Protocol):
-    """What growth, the update and the gallery ask of a model.
+    """The protocol of a model that can be trained: what rollout, update and evaluation call.
 
     Attributes:
         modules: the networks that compute the velocity, by name; these are trained.
@@ -34,10 +34,10 @@ class Policy(Protocol):
     evaluations: int
 
     def prepare(self, rows: Sequence[Row]) -> None:
-        """Do once what depends on the conditions of rows only, before training starts."""
+        """Compute once what depends on the rows' conditions only (embeddings), before training starts."""
 
     def offload(self) -> None:
-        """Make room: everything is prepared."""
+        """Free the device memory of what is not needed once all rows are prepared."""
 
     def start(self, rows: Sequence[Row]) -> State:
         """Initial states (B, ...) in the storage dtype, each from its row's seed alone."""
@@ -52,7 +52,7 @@ class Policy(Protocol):
         """Decoded samples of whole ODE runs, as the user would get them."""
 
     def call_overrides(self, **call: Any) -> AbstractContextManager[None]:
-        """Other arguments of the model's call for a while, as evaluation may want them."""
+        """Return a context in which the model's call has other arguments, as in evaluation."""
 
 
 class DiffusersPolicy:
@@ -96,7 +96,7 @@ class DiffusersPolicy:
         return self.walk.evaluations
 
     def call_overrides(self, **call: Any) -> AbstractContextManager[None]:
-        """Other call arguments for a while, as evaluation may want them; None removes one."""
+        """Return a context in which the call has other arguments, as in evaluation; None removes one."""
         return self.walk.call_overrides(**call)
 
     def prepare(self, rows: Sequence[Row]) -> None:
@@ -105,7 +105,7 @@ class DiffusersPolicy:
             self.walk.encode(row)
 
     def offload(self) -> None:
-        """Make room: the text encoders are not needed until a new prompt comes."""
+        """Free the text encoders' device memory, until a new prompt needs them."""
         self.embeddings.offload()
 
     def start(self, rows: Sequence[Row]) -> State:

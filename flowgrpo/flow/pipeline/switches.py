@@ -43,10 +43,10 @@ def tile(pipe: DiffusionPipeline) -> None:
     Raises:
         InputError: no decoder of the pipeline has tiling.
     """
-    found = decoders(pipe).values()
-    tiling = [module for module in found if hasattr(module, "enable_tiling") and hasattr(module, "use_tiling")]
+    modules = decoders(pipe).values()
+    tiling = [module for module in modules if hasattr(module, "enable_tiling") and hasattr(module, "use_tiling")]
     if not tiling:
-        names = ", ".join(type(module).__name__ for module in found) or "a pipeline without a VAE"
+        names = ", ".join(type(module).__name__ for module in modules) or "a pipeline without a VAE"
         raise InputError(f"model.vae_tiling: {names} has no tiling, set it to false")
     for module in tiling:
         module.enable_tiling()

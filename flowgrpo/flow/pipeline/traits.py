@@ -1,4 +1,4 @@
-"""Traits: the few things a pipeline class needs to be told, because looking at it does not tell them.
+"""Traits: what a few pipeline classes need and what cannot be found out by running them.
 
 One row per class: what differs, and why. A class without a row, as nearly all are, is taken as it is.
 """

@@ -108,7 +108,7 @@ class Walk:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Leave `evaluations` as it is: finding out how a pipeline works, and decoding, are not the run's work."""
+        """Context that leaves `evaluations` as it was: probing a pipeline, and decoding, are not counted."""
         before = self.evaluations
         try:
             yield
@@ -245,7 +245,7 @@ def check_equal_shapes(states: Sequence[State]) -> None:
     """Rows are stacked, so their states must have one shape.
 
     Raises:
-        InputError: they have not.
+        InputError: their shapes differ.
     """
     shapes = {tuple(tuple(x.shape[1:]) for x in state) for state in states}
     if len(shapes) > 1:

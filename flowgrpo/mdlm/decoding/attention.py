@@ -45,7 +45,7 @@ def known_block_size(
         block_size: likewise.
 
     Raises:
-        InputError: the type is none of ours, attends otherwise than the user says, or its block size is unknown.
+        InputError: the type is not one of ours, attends otherwise than the user says, or its block size is unknown.
     """
     kind = config.get("model_type")
     if kind in REFUSED:
@@ -64,7 +64,7 @@ def known_block_size(
 
 
 def positions(mask: Tensor) -> Tensor:
-    """Position (B, T) of each token in its own row, counted from the first that is no padding (B, T) bool; 0 at padding."""
+    """Position (B, T) of each token in its own row, counted from the first that is not padding (B, T) bool; 0 at padding."""
     return (mask.long().cumsum(1) - 1).clamp(min=0)
 
 

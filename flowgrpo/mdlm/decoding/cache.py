@@ -13,11 +13,13 @@ In a block-causal model a finished block never changes: what is kept of it is ex
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Literal
 
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
+from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.attention import positions
@@ -26,139 +28,140 @@ from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 Tensor = torch.Tensor
 
 
-def cached(predictor: MaskPredictor, kind: Literal["prefix", "dual"]) -> BlockCache | PrefixCache:
+def cached(predictor: MaskPredictor, kind: Literal["prefix", "dual"], place: str) -> Cache:
     """The cache of a decode.
+
+    Args:
+        place: the dotted key where the decoder was written, for errors.
 
     Raises:
         InputError: the model takes no 4-d attention mask, no positions, or no cache.
     """
+    place = f"{place}.cache"
     if predictor.form.attention != "4d" or not all(map(predictor.takes, ("position_ids", "past_key_values"))):
-        raise InputError("decoder.cache: the model takes no 4-d attention mask, position_ids or past_key_values")
-    return BlockCache(predictor, kind) if predictor.block_size is None else PrefixCache(predictor)
+        raise InputError(f"{place}: the model takes no 4-d attention mask, position_ids or past_key_values")
+    return PrefixCache(predictor, place) if predictor.block_size is not None else BlockCache(predictor, kind, place)
 
 
-class BlockCache:
-    """Logits of blocks, each from the whole canvas at its first step and from few columns after it."""
+class Cache(ABC):
+    """The keys and values that were kept of some columns of some rows, and the model, fed with the others."""
 
-    def __init__(self, predictor: MaskPredictor, kind: Literal["prefix", "dual"]):
+    def __init__(self, predictor: MaskPredictor, place: str):
         """Take nothing in yet."""
-        self.predictor, self.kind = predictor, kind
+        self.predictor, self.place = predictor, place
         self._start: int | None = None
         self._rows: Tensor | None = None
-        self._kept: list[tuple[Tensor, Tensor]] = []
+        self._layers: list[tuple[Tensor, Tensor]] = []
 
-    def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, *, start: int, stop: int) -> Tensor:
-        """Logits (R, stop - start, V) of a block, like those of `MaskPredictor.logits`.
-
-        Args:
-            ids: (R, T).
-            attention_mask: (R, T) bool.
-            row: (R,) ascending names of the rows; those that come at a later step of a block came at its first.
-            start: first column of the block.
-            stop: column after its last.
-
-        Raises:
-            InputError: the model keeps keys and values in another way than one tensor a layer, or changes with padding.
-        """
-        _check_padding(self.predictor, attention_mask)
-        if start != self._start:
-            self._start, self._rows, self._kept = start, None, []
-        first = max(start - self.predictor.shift, 0)
-        last = ids.shape[1] if self.kind == "prefix" else stop
-        columns = torch.arange(ids.shape[1], device=ids.device)
-        fed = columns if self._rows is None else columns[first:last]
-        kept = columns[:0] if self._rows is None else torch.cat([columns[:first], columns[last:]])
-        cache = _restored(self._kept, self._rows, row)
-        self.predictor.evaluations += len(ids)
-        out = self.predictor.model(
-            ids[:, fed],
-            attention_mask=self.predictor.additive(attention_mask[:, None, torch.cat([kept, fed])], len(fed)),
-            position_ids=positions(attention_mask)[:, fed],
-            past_key_values=cache,
-            use_cache=True,
-        )
-        if self._rows is None:
-            self._keep(cache, row, torch.cat([columns[:first], columns[last:]]), ids.shape[1])
-        begins = start - int(fed[0])
-        block = self.predictor.aligned(out.logits, attention_mask[:, fed], begins, begins + stop - start)
-        return self.predictor.finished(block)
-
-    def _keep(self, cache: DynamicCache, row: Tensor, columns: Tensor, length: int) -> None:
-        whole = _layers(cache, length)
-        self._rows, self._kept = row, [(layer.keys[:, :, columns], layer.values[:, :, columns]) for layer in whole]
-
-
-class PrefixCache:
-    """Logits of the blocks of a block-causal model, one after the other, from the columns after the finished blocks.
-
-    The first step of a block feeds the one before it once more, now that it is finished, and keeps it.
-    """
-
-    def __init__(self, predictor: MaskPredictor):
-        """Take nothing in yet."""
-        self.predictor = predictor
-        self._start: int | None = None
-        self._rows, self._columns = torch.empty(0, dtype=torch.long, device=predictor.device), 0
-        self._kept: list[tuple[Tensor, Tensor]] = []
-
+    @abstractmethod
     def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, *, start: int, stop: int) -> Tensor:
         """Logits (R, stop - start, V), like those of `MaskPredictor.logits`.
 
         Args:
-            ids: (R, T); all columns of earlier blocks than that of `start` have their token.
+            ids: (R, T); of a block-causal model all columns of earlier blocks than that of `start` have their token.
             attention_mask: (R, T) bool.
             row: (R,) ascending names of the rows; those that come at a later step of the same `start` came at the first.
-            start: first column that is returned.
+            start: first column that is returned, which tells the block.
             stop: column after the last one.
 
         Raises:
             InputError: the model keeps keys and values in another way than one tensor a layer, or changes with padding.
         """
-        _check_padding(self.predictor, attention_mask)
-        entered, self._start = start != self._start, start
-        if entered and not torch.isin(row, self._rows).all():
-            self._columns, self._kept = 0, []  # a row has come back that had nothing to fill for a while
-        first, last = self._columns, self.predictor.block_end(ids, attention_mask, stop)
-        ids, mask = ids[:, :last], attention_mask[:, :last]
-        cache = _restored(self._kept if first > 0 else [], self._rows, row)
+
+    def _fed(self, ids: Tensor, visible: Tensor, position_ids: Tensor, row: Tensor) -> tuple[Tensor, DynamicCache]:
+        """The model's output (R, F, V or H) at the fed columns, and the cache of kept and fed ones.
+
+        Args:
+            ids: (R, F).
+            visible: bool, as `MaskPredictor.additive` takes it: which of the kept and fed columns are seen.
+            position_ids: (R, F).
+            row: (R,) names of the rows.
+        """
+        cache = DynamicCache()
+        for layer, (keys, values) in enumerate(self._layers):
+            index = torch.searchsorted(self._rows, row)
+            cache.update(keys[index], values[index], layer)
         self.predictor.evaluations += len(ids)
         out = self.predictor.model(
-            ids[:, first:],
-            attention_mask=self.predictor.additive(self.predictor.visible(mask, first), last - first),
-            position_ids=positions(mask)[:, first:],
+            ids,
+            attention_mask=self.predictor.additive(visible, ids.shape[1]),
+            position_ids=position_ids,
             past_key_values=cache,
             use_cache=True,
         )
+        return out.logits, cache
+
+    def _keep(self, cache: DynamicCache, row: Tensor, columns: Tensor | slice, length: int) -> None:
+        """Keep some columns of a cache that has so many of some rows.
+
+        Raises:
+            InputError: not all layers hold keys and values of all columns.
+        """
+        layers = [layer for layer in cache.layers if type(layer) is DynamicLayer and layer.get_seq_length() == length]
+        if not layers or len(layers) < len(cache.layers):
+            raise InputError(f"{self.place}: the model does not keep the keys and values of all its columns")
+        self._rows = row
+        self._layers = [(layer.keys[:, :, columns], layer.values[:, :, columns]) for layer in layers]
+
+    def _check_padding(self, attention_mask: Tensor) -> None:
+        if self.predictor.padded_form is None and not attention_mask.all():
+            raise InputError(
+                f"{self.place}: the model's logits change with padding, and prompts differ in length; take null"
+            )
+
+
+class BlockCache(Cache):
+    """Logits of blocks, each from the whole canvas at its first step and from few columns after it."""
+
+    def __init__(self, predictor: MaskPredictor, kind: Literal["prefix", "dual"], place: str):
+        """Take nothing in yet."""
+        super().__init__(predictor, place)
+        self.kind = kind
+
+    @override
+    def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, *, start: int, stop: int) -> Tensor:
+        """Logits (R, stop - start, V) of a block; arguments and errors as of `Cache.logits`."""
+        self._check_padding(attention_mask)
+        if start != self._start:
+            self._start, self._rows, self._layers = start, None, []
+        first = max(start - self.predictor.shift, 0)
+        last = ids.shape[1] if self.kind == "prefix" else stop
+        columns = torch.arange(ids.shape[1], device=ids.device)
+        others = torch.cat([columns[:first], columns[last:]])
+        entered = self._rows is None
+        fed, known = (columns, columns[:0]) if entered else (columns[first:last], others)
+        visible = attention_mask[:, None, torch.cat([known, fed])]
+        logits, cache = self._fed(ids[:, fed], visible, positions(attention_mask)[:, fed], row)
         if entered:
-            done = max(self.predictor.block_start(mask, start) - self.predictor.shift, 0)
-            self._rows, self._columns = row, done
-            self._kept = [(layer.keys[:, :, :done], layer.values[:, :, :done]) for layer in _layers(cache, last)]
-        return self.predictor.finished(self.predictor.aligned(out.logits, mask[:, first:], start - first, stop - first))
+            self._keep(cache, row, others, ids.shape[1])
+        begins = start - int(fed[0])
+        block = self.predictor.aligned(logits, attention_mask[:, fed], begins, begins + stop - start)
+        return self.predictor.finished(block)
 
 
-def _restored(kept: list[tuple[Tensor, Tensor]], names: Tensor | None, row: Tensor) -> DynamicCache:
-    """A cache of the keys and values of each layer that were kept of rows with such names, for some of the rows."""
-    cache = DynamicCache()
-    for layer, (keys, values) in enumerate(kept):
-        at = torch.searchsorted(names, row)
-        cache.update(keys[at], values[at], layer)
-    return cache
+class PrefixCache(Cache):
+    """Logits of the blocks of a block-causal model, one after the other, from the columns after the finished blocks.
 
-
-def _check_padding(predictor: MaskPredictor, attention_mask: Tensor) -> None:
-    if predictor.padded_form is None and not attention_mask.all():
-        raise InputError(
-            "decoder.cache: the model's logits change with padding, and prompts differ in length; take null"
-        )
-
-
-def _layers(cache: DynamicCache, length: int) -> list[DynamicLayer]:
-    """The layers that hold keys and values of so many columns.
-
-    Raises:
-        InputError: not all do.
+    The first step of a block feeds the one before it once more, now that it is finished, and keeps it.
     """
-    whole = [layer for layer in cache.layers if type(layer) is DynamicLayer and layer.get_seq_length() == length]
-    if not whole or len(whole) < len(cache.layers):
-        raise InputError("decoder.cache: the model does not keep the keys and values of all its columns")
-    return whole
+
+    def __init__(self, predictor: MaskPredictor, place: str):
+        """Take nothing in yet."""
+        super().__init__(predictor, place)
+        self._columns = 0
+
+    @override
+    def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, *, start: int, stop: int) -> Tensor:
+        """Logits (R, stop - start, V); arguments and errors as of `Cache.logits`."""
+        self._check_padding(attention_mask)
+        entered, self._start = start != self._start, start
+        if entered and not (self._rows is not None and torch.isin(row, self._rows).all()):
+            self._columns, self._layers = 0, []  # a row has come back that had nothing to fill for a while
+        first, last = self._columns, self.predictor.block_end(ids, attention_mask, stop)
+        ids, mask = ids[:, :last], attention_mask[:, :last]
+        visible = self.predictor.visible(mask, first)
+        logits, cache = self._fed(ids[:, first:], visible, positions(mask)[:, first:], row)
+        if entered:
+            self._columns = max(self.predictor.block_start(mask, start) - self.predictor.shift, 0)
+            self._keep(cache, row, slice(self._columns), last)
+        return self.predictor.finished(self.predictor.aligned(logits, mask[:, first:], start - first, stop - first))

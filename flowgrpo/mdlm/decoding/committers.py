@@ -9,6 +9,7 @@ from abc import abstractmethod
 from typing import Annotated, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.regions import ascending, ascending_sizes
@@ -31,7 +32,7 @@ class Committer(Choice):
 
     @abstractmethod
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
-        """The positions that are committed."""
+        """The positions (R, W) bool that are committed."""
 
 
 class Even(Committer):
@@ -42,8 +43,8 @@ class Even(Committer):
 
     name: Literal["even"] = "even"
 
+    @override
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
-        """The surest positions, as many as this step's share."""
         return best(scores, even_share(step)) & step.open
 
 
@@ -56,30 +57,33 @@ class Ascending(Committer):
     name: Literal["ascending"] = "ascending"
 
     @property
+    @override
     def paced(self) -> bool:
-        """It takes as many steps as the length has."""
+        """False: it takes as many steps as the length has."""
         return False
 
+    @override
     def block_steps(self, frame: Frame) -> None:
-        """As many as it needs.
+        """None: as many as it needs.
 
         Raises:
             InputError: the region is not the one that these steps fill.
         """
         ends = frame.region.ends
-        if ascending(ends[-1], len(ends)).ends != ends:
-            raise InputError("decoder.region: steps of ascending size need the region ascending")
+        place = f"{frame.place}.region"
+        if ascending(ends[-1], len(ends), place).ends != ends:
+            raise InputError(f"{place}: steps of ascending size need the region ascending")
 
+    @override
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
-        """The surest positions, as many as this step's size."""
         region = step.frame.region
-        own = ascending_sizes(region.length, len(region.ends))[step.block]
-        sizes = torch.tensor([*own[:-1], scores.shape[1]], device=scores.device)
+        steps = ascending_sizes(region.length, len(region.ends))[step.block]
+        sizes = torch.tensor([*steps[:-1], scores.shape[1]], device=scores.device)
         return best(scores, sizes[step.in_block.clamp(max=len(sizes) - 1)]) & step.open
 
 
 class Remaining(Committer):
-    """A `ratio` of the masks stays, rounded up; at the last step none, and at least `least` are committed at the others.
+    """A part of the masks stays, rounded up; at the last step none.
 
     Dream's code, where the ratio is that of `linear_times`, and the masks are the mean over the batch: here each row's own
     count, so that rows are independent. It may commit nothing at a step, like the code.
@@ -87,10 +91,12 @@ class Remaining(Committer):
 
     name: Literal["remaining"] = "remaining"
     ratio: Fraction | None = None
+    """The part that stays; null: s / t of the two times of the step, as Dream's code."""
     least: Annotated[int, Field(ge=0)] = 0
+    """Positions that a step commits at least."""
 
+    @override
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
-        """The surest positions, as many as do not stay."""
         masks = step.open.sum(1)
         count = (masks * (1 - stays(self.ratio, step))).floor().long().clamp(min=self.least)
         return best(scores, count.where(step.in_block < step.frame.block_steps - 1, masks)) & step.open
@@ -104,35 +110,38 @@ class Bernoulli(Committer):
 
     name: Literal["bernoulli"] = "bernoulli"
     ratio: Fraction | None = None
+    """Probability with which a position stays masked; null: s / t of the two times of the step."""
 
+    @override
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
-        """The positions that are drawn."""
         masked = stays(self.ratio, step).where(step.in_block < step.frame.block_steps - 1, 0.0)
-        drawn = torch.zeros_like(step.open)
-        drawn[step.open] = step.uniform("commit") >= masked[step.owner]
-        return drawn
+        committed = torch.zeros_like(step.open)
+        committed[step.open] = step.uniform("commit") >= masked[step.owner]
+        return committed
 
 
 class Threshold(Committer):
-    """All positions whose score reaches a `threshold`, and the surest one in any case.
+    """All positions whose score reaches a threshold, and the surest one in any case.
 
-    Fast-dLLM (arXiv 2505.22618). With `share`, at least what `Even` commits, as by diffusers' `BlockRefinementScheduler`
-    (which compares with > where this has >=); with `most`, at most so many for the threshold's sake, as by TraceLock
-    (arXiv 2605.24697).
+    Fast-dLLM (arXiv 2505.22618). diffusers' `BlockRefinementScheduler`, which has `share`, compares with > where this
+    has >=; `most` is of TraceLock (arXiv 2605.24697).
     """
 
     name: Literal["threshold"] = "threshold"
     threshold: NotNegative
+    """Score from which on a position is committed."""
     share: bool = False
+    """Commit at least what even would, so that a block is full after its steps."""
     most: Count | None = None
+    """Positions that a step commits at most for the threshold's sake; null: any number."""
 
     @property
+    @override
     def paced(self) -> bool:
-        """Whether a block is full after a given number of steps."""
         return self.share
 
+    @override
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
-        """The positions that are sure enough."""
         sure = scores >= self.threshold
         if self.most is not None:
             sure &= best(scores, torch.full_like(step.index, self.most))
@@ -148,14 +157,16 @@ class Factor(Committer):
 
     name: Literal["factor"] = "factor"
     factor: NotNegative
+    """How unsure positions may be that are committed together."""
 
     @property
+    @override
     def paced(self) -> bool:
-        """It takes as many steps as it needs."""
+        """False: it takes as many steps as it needs."""
         return False
 
+    @override
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
-        """The positions that are sure enough together."""
         n = torch.arange(1, scores.shape[1] + 1, dtype=scores.dtype, device=scores.device)
         sure = scores.sort(dim=1, descending=True).values >= 1 - self.factor / (n + 1)
         count = torch.where(sure, n, 1.0).amax(1)

@@ -10,8 +10,11 @@ from rewards.base import nearest
 SIZES, WEIGHTS = "controller.json", "controller.safetensors"
 
 
-def check_there(folder: Path) -> None:
+def check_there(folder: Path, place: str) -> None:
     """See that a folder holds a controller.
+
+    Args:
+        place: the dotted key where the folder was written, for errors.
 
     Raises:
         InputError: it holds none.
@@ -19,4 +22,4 @@ def check_there(folder: Path) -> None:
     if not (folder / SIZES).is_file():
         others = [str(found.parent) for found in folder.parent.glob(f"*/{SIZES}")]
         hint = nearest(str(folder), others) if others else "flowgrpo mdlm tracelock writes one"
-        raise InputError(f"decoder.scorer.controller: there is no trained controller in {folder}, {hint}")
+        raise InputError(f"{place}: there is no trained controller in {folder}, {hint}")

@@ -21,7 +21,7 @@ from samplers.batches import batched
 
 if TYPE_CHECKING:
     from flowgrpo.mdlm.decoding import cache as caches
-    from flowgrpo.mdlm.decoding.cache import BlockCache, PrefixCache
+    from flowgrpo.mdlm.decoding.cache import Cache
     from flowgrpo.mdlm.decoding.predictor import MaskPredictor
     from samplers.noise import Address
 else:
@@ -44,7 +44,7 @@ class Decoder:
         modifiers: what changes scores, in this order.
         committer: which positions take their token.
         frame: the region, which has the open positions and the length of the completion, and the number of steps.
-        cfg_scale: classifier-free guidance; 0 is none.
+        cfg_scale: classifier-free guidance; 0 for none.
         suppressed: tokens that are never proposed.
         stop_id: a token after whose block the rest of a row is filled with it, at no step; None to go on to the end.
         cache: whether keys and values are kept within a block, an approximation: of the columns before it, or of all
@@ -62,12 +62,13 @@ class Decoder:
     cache: Literal["prefix", "dual"] | None = None
 
     def __post_init__(self):
+        place = self.frame.place
         if self.cache and (self.guided or self.hidden_layers):
-            raise InputError("decoder.cache: it goes neither with cfg_scale nor with a learned scorer")
+            raise InputError(f"{place}.cache: it goes neither with cfg_scale nor with a learned scorer")
         if self.cache == "dual" and self.region.counted is not None:
-            raise InputError("decoder.cache: no block sees the later ones of this model, take prefix, which is exact")
+            raise InputError(f"{place}.cache: no block sees the later ones of this model, take prefix, which is exact")
         if self.guided and self.hidden_layers:
-            raise InputError("decoder.cfg_scale: it does not go with a learned scorer")
+            raise InputError(f"{place}.cfg_scale: it does not go with a learned scorer")
 
     @property
     def region(self) -> Region:
@@ -160,7 +161,9 @@ def decode(
     """
     ids, mask = _canvas(predictor, prompt, decoder.region.length, attention_mask=attention_mask, fixed=fixed)
     if decoder.region.block_size != predictor.block_size:
-        raise InputError("decoder.region: it was not built for this model's blocks, hand build the predictor")
+        raise InputError(
+            f"{decoder.frame.place}.region: it was not built for this model's blocks, hand build the predictor"
+        )
     if seeds is not None and len(seeds) != len(ids):
         raise InputError(f"seeds: {len(seeds)} for {len(ids)} prompts")
     size = micro_batch or len(ids)
@@ -183,32 +186,32 @@ def _filled(
     prompt: int,
     first: int,
 ) -> Rollout:
-    """Fill some rows of the batch, in place; `first` is the place of the first one."""
+    """Fill some rows of the batch, in place; `first` is the index of the first one."""
     completion = ids[:, prompt:]  # a view: tokens are in one place
     step_map = torch.full_like(completion, GIVEN)
     commit_logp = torch.zeros(completion.shape, dtype=torch.float64, device=ids.device)
-    taken = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
-    place = torch.arange(completion.shape[1], device=ids.device)
-    cache = caches.cached(predictor, decoder.cache) if decoder.cache else None
+    steps = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
+    position = torch.arange(completion.shape[1], device=ids.device)
+    cache = caches.cached(predictor, decoder.cache, decoder.frame.place) if decoder.cache else None
     for block, (starts, ends) in enumerate(decoder.region.parts(mask[:, :prompt].sum(1))):
         start, end = int(starts.min()), int(ends.max())
-        own = ((place >= starts[:, None]) & (place < ends[:, None]))[:, start:end]
+        own = ((position >= starts[:, None]) & (position < ends[:, None]))[:, start:end]
         masked = own & (completion[:, start:end] == predictor.mask_id)
         if decoder.stop_id is not None:
-            stopped = (completion == decoder.stop_id) & (place < starts[:, None])
+            stopped = (completion == decoder.stop_id) & (position < starts[:, None])
             left = masked & stopped.any(1, keepdim=True)
             completion[:, start:end][left] = decoder.stop_id
-            step_map[:, start:end][left] = taken[left.nonzero()[:, 0]]
+            step_map[:, start:end][left] = steps[left.nonzero()[:, 0]]
             masked &= ~left
-        begun, block_masks = taken.clone(), masked.sum(1)
+        begun, block_masks = steps.clone(), masked.sum(1)
         if decoder.region.counted is not None:
-            block_masks = torch.full_like(taken, decoder.region.counted)
+            block_masks = torch.full_like(steps, decoder.region.counted)
         while len(row := masked.any(1).nonzero()[:, 0]):
             step = DecodeStep(
                 frame=decoder.frame,
                 row=row + first,
-                index=taken[row],
-                in_block=(taken - begun)[row],
+                index=steps[row],
+                in_block=(steps - begun)[row],
                 block_masks=block_masks[row],
                 block=block,
                 start=start,
@@ -219,26 +222,26 @@ def _filled(
                 seeds=seeds,
             )
             proposed, chosen = _step(predictor, decoder, step, cache)
-            at = row[step.owner[chosen]], step.position[chosen]
-            completion[at] = proposed.tokens[chosen]
-            step_map[at] = taken[at[0]]
-            commit_logp[at] = proposed.log_prob[chosen].double()
-            taken[row] += 1
+            index = row[step.owner[chosen]], step.position[chosen]
+            completion[index] = proposed.tokens[chosen]
+            step_map[index] = steps[index[0]]
+            commit_logp[index] = proposed.log_prob[chosen].double()
+            steps[row] += 1
             masked = own & (completion[:, start:end] == predictor.mask_id)
     return Rollout(
         ids=ids,
         attention_mask=mask,
         step_map=step_map,
         commit_logp=commit_logp,
-        nfe=taken * (2 if decoder.guided else 1),
-        steps=taken,
+        nfe=steps * (2 if decoder.guided else 1),
+        steps=steps,
     )
 
 
 def _canvas(
     predictor: MaskPredictor, prompt: Tensor, length: int, *, attention_mask: Tensor | None, fixed: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Ids (B, P + L) with a masked completion but for fixed tokens, and which columns (B, P + L) are no padding."""
+    """Ids (B, P + L) with a masked completion but for fixed tokens, and which columns (B, P + L) are not padding."""
     unknown = prompt.new_full((len(prompt), length), predictor.mask_id)
     if fixed is not None and fixed.shape != unknown.shape:
         raise InputError(f"fixed: its shape {tuple(fixed.shape)} is not {tuple(unknown.shape)}, prompts and length")
@@ -247,9 +250,7 @@ def _canvas(
     return ids, torch.cat([known.bool(), torch.ones_like(unknown, dtype=torch.bool)], dim=1)
 
 
-def _step(
-    predictor: MaskPredictor, decoder: Decoder, step: DecodeStep, cache: BlockCache | PrefixCache | None
-) -> tuple[Proposed, Tensor]:
+def _step(predictor: MaskPredictor, decoder: Decoder, step: DecodeStep, cache: Cache | None) -> tuple[Proposed, Tensor]:
     """Proposals for the open positions, and which of them (N,) are committed."""
     start = step.prompt + step.start
     columns = {"start": start, "stop": start + step.open.shape[1]}

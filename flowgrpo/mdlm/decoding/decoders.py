@@ -95,10 +95,15 @@ class Others(Strict):
     """What a decoder has besides its five words."""
 
     steps: Count | None = None
+    """Of a whole decode; null: one a token."""
     cfg_scale: Setting = 0.0
+    """Classifier-free guidance, for twice the evaluations; 0: none."""
     suppressed: Tokens = []
+    """Tokens that are never written."""
     eos_early_stop: bool = False
+    """Fill an answer up with its end once a block has it."""
     cache: Literal["prefix", "dual"] | None = None
+    """Keys and values kept within a block: prefix, of the columns before it; dual, of all outside it; null: none."""
 
 
 def build(
@@ -107,52 +112,55 @@ def build(
     eos_id: int | None = None,
     predictor: MaskPredictor | None = None,
     block_size: int | None = None,
+    *,
+    place: str = "decoder",
 ) -> Decoder:
     """The decoder that a user has written, for completions of some length.
 
     A map has a `name` of the table; any of the five words, as a word or as a map with options (without its name: options of
-    the row's own word); and of `steps` (one token a step if it is missing), `cfg_scale`, `suppressed`, `cache` and
-    `eos_early_stop` (fill a row up with its end once a block has it).
+    the row's own word); and the keys of `Others`.
 
     Args:
         eos_id: end of sequence, for decoders that look at it.
         predictor: the model, whose vocabulary and hidden states have to fit; None if it is not loaded yet.
         block_size: tokens of a block of a block-causal model that is not loaded yet.
+        place: the dotted key where the decoder was written, for errors.
 
     Raises:
         InputError: a word or an option is unknown or wrong, or they do not fit together.
     """
     if not isinstance(spec, str | Mapping):
-        raise InputError(f"decoder: {spec!r} is neither a name nor a map, {nearest(str(spec), DECODERS)}")
+        raise InputError(f"{place}: {spec!r} is neither a name nor a map, {nearest(str(spec), DECODERS)}")
     spec = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = spec.pop("name", "low_confidence")
     if str(name) not in DECODERS:
-        raise InputError(f"decoder.name: {name!r} is unknown, {nearest(str(name), DECODERS)}")
+        raise InputError(f"{place}.name: {name!r} is unknown, {nearest(str(name), DECODERS)}")
     row = {**DECODERS[name]}
     for key in spec:
         if key not in (*row, *Others.model_fields):
-            raise InputError(f"decoder.{key}: unknown key, {nearest(str(key), ['name', *row, *Others.model_fields])}")
-    others = checked(Others, {key: spec.pop(key) for key in Others.model_fields if key in spec}, "decoder")
+            raise InputError(f"{place}.{key}: unknown key, {nearest(str(key), ['name', *row, *Others.model_fields])}")
+    others = checked(Others, {key: spec.pop(key) for key in Others.model_fields if key in spec}, place)
     changes = spec.pop("modifiers", row["modifiers"])
     if not isinstance(changes, list | tuple):
-        raise InputError(f"decoder.modifiers: {changes!r} is not a list")
-    changes = tuple(_chosen(MODIFIERS, {}, change, f"decoder.modifiers.{i}") for i, change in enumerate(changes))
-    words = {axis: _chosen(choices, row[axis], spec.get(axis, {}), f"decoder.{axis}") for axis, choices in AXES.items()}
+        raise InputError(f"{place}.modifiers: {changes!r} is not a list")
+    changes = tuple(_chosen(MODIFIERS, {}, change, f"{place}.modifiers.{i}") for i, change in enumerate(changes))
+    words = {axis: _chosen(choices, row[axis], spec.get(axis, {}), f"{place}.{axis}") for axis, choices in AXES.items()}
 
-    committer, region = words["committer"], words["region"].region(length)
+    committer, region = words["committer"], words["region"].region(length, f"{place}.region")
     block_size = block_size if predictor is None else predictor.block_size
     if block_size is not None:
         if words["region"].name == "ascending":
-            raise InputError("decoder.region: ascending blocks are none of this model's own, take blocks")
-        region = regions.counted(region, block_size)
+            raise InputError(f"{place}.region: ascending blocks are not this model's own, take blocks")
+        region = regions.counted(region, block_size, f"{place}.region")
     pad_id = None if predictor is None else predictor.pad_id
-    frame = Frame(region, _steps(committer, others.steps, length), eos_id, pad_id)
+    steps = _steps(committer, others.steps, length, place)
+    frame = Frame(region=region, steps=steps, eos_id=eos_id, pad_id=pad_id, place=place)
     committer.block_steps(frame)  # refuses steps that do not divide
     if others.eos_early_stop or any(change.ends for change in changes):
         _ = frame.end  # refuses a model without
     decoder = Decoder(
         proposal=words["proposal"],
-        scorer=words["scorer"].loaded(None if predictor is None else predictor.hidden_size),
+        scorer=words["scorer"].loaded(None if predictor is None else predictor.hidden_size, f"{place}.scorer"),
         modifiers=changes,
         committer=committer,
         frame=frame,
@@ -164,26 +172,27 @@ def build(
     _check(decoder)
     for token in decoder.suppressed if predictor is not None else ():
         if token >= predictor.vocab_size:
-            raise InputError(f"decoder.suppressed: {token} is outside the vocabulary of {predictor.vocab_size} tokens")
+            raise InputError(f"{place}.suppressed: {token} is outside the vocabulary of {predictor.vocab_size} tokens")
     return decoder
 
 
-def _steps(committer: committers.Committer, written: int | None, length: int) -> int:
+def _steps(committer: committers.Committer, written: int | None, length: int, place: str) -> int:
     """Steps of a decode; where it takes as many as it needs, the most."""
     if written is not None and not committer.paced:
-        raise InputError(f"decoder.steps: {committer.name} takes as many steps as it needs")
+        raise InputError(f"{place}.steps: {committer.name} takes as many steps as it needs")
     if committer.name == "ascending":
         return sum(map(len, regions.ascending_sizes(length)))
     return length if written is None else written
 
 
 def _check(decoder: Decoder) -> None:
+    place = decoder.frame.place
     judged = isinstance(decoder.committer, committers.Threshold | committers.Factor)
     damped = any(isinstance(change, modifiers.EarlyEosDamping) for change in decoder.modifiers)
     if not decoder.scorer.probability and (judged or damped):
-        raise InputError("decoder.scorer: thresholds, factors and eoser need one that is a probability, as confidence")
+        raise InputError(f"{place}.scorer: thresholds, factors and eoser need one that is a probability, as confidence")
     if judged and any(isinstance(change, modifiers.Gumbel) for change in decoder.modifiers):
-        raise InputError("decoder.modifiers: after gumbel scores are no probabilities, as threshold and factor need")
+        raise InputError(f"{place}.modifiers: after gumbel scores are not probabilities, as threshold and factor need")
 
 
 def _chosen(choices: Mapping[str, type[Choice]], row: DecoderRow, written: Any, place: str) -> Any:

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from flowgrpo.mdlm.decoding.proposals import Proposed
 from flowgrpo.mdlm.decoding.step import DecodeStep, Frame, Setting, setting
@@ -36,11 +37,14 @@ class EarlyEosDamping(Modifier):
     name: Literal["eoser"] = "eoser"
     ends: ClassVar[bool] = True
     low: NotNegative
+    """The factor at the first step."""
     high: NotNegative
+    """The factor at the last step."""
     progress: Literal["linear", "ascending"] = "linear"
+    """How the factor rises: linear in the steps, or ascending as the tokens of steps of ascending size."""
 
+    @override
     def __call__(self, step: DecodeStep, proposed: Proposed, scores: Tensor) -> Tensor:
-        """Scores, lowered where the end is proposed."""
         gamma = torch.tensor([self.gamma(int(s), step.frame.steps) for s in step.index], device=scores.device)[
             step.owner
         ]
@@ -54,16 +58,17 @@ class EarlyEosDamping(Modifier):
 
 
 class Gumbel(Modifier):
-    """Scores are drawn: score / temperature plus Gumbel noise; 0 leaves them alone.
+    """Scores are drawn: score / temperature plus Gumbel noise.
 
     The k largest are then k draws without replacement from softmax(score / temperature), `alg_temp` of Dream's code.
     """
 
     name: Literal["gumbel"] = "gumbel"
     temperature: Setting
+    """Scores are divided by it; 0 leaves them alone."""
 
+    @override
     def __call__(self, step: DecodeStep, proposed: Proposed, scores: Tensor) -> Tensor:
-        """Scores with noise."""
         temperature = setting(self.temperature, step)[step.owner]
         noisy = temperature > 0
         if not noisy.any():
@@ -73,7 +78,7 @@ class Gumbel(Modifier):
 
 
 class HeldBack(Modifier):
-    """Positions that propose the end, padding or one of `tokens` come last, until a row holds one of them.
+    """Positions that propose the end, padding or another of the tokens come last, until a row holds one of them.
 
     TraceLock (arXiv 2605.24697) accepts no end or padding by its threshold before there is an end. Here that is so for
     whatever compares scores.
@@ -82,13 +87,14 @@ class HeldBack(Modifier):
     name: Literal["held_back"] = "held_back"
     ends: ClassVar[bool] = True
     tokens: Tokens = []
+    """Further tokens that are held back like the end."""
 
     def held(self, frame: Frame) -> tuple[int, ...]:
         """All tokens that are held back."""
         return (frame.end, *([] if frame.pad_id is None else [frame.pad_id]), *self.tokens)
 
+    @override
     def __call__(self, step: DecodeStep, proposed: Proposed, scores: Tensor) -> Tensor:
-        """Scores, the lowest number where a token is held back."""
         tokens = torch.tensor(self.held(step.frame), device=scores.device)
         none_yet = ~torch.isin(step.completion, tokens).any(1)[step.owner]
         return scores.masked_fill(none_yet & torch.isin(proposed.tokens, tokens), torch.finfo(scores.dtype).min)

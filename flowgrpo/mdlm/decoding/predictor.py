@@ -201,12 +201,12 @@ class MaskPredictor:
     def _at_by_length(self, ids: Tensor, mask: Tensor, where: Tensor, clean: Tensor | None) -> Tensor:
         """`logits_at` of rows with as much padding at a time, without it."""
         number = where.flatten().cumsum(0).view_as(where) - 1  # of each token that is asked for
-        parts, places = [], []
+        parts, order = [], []
         for width, own in _equally_padded(mask, where.any(1)):
             known = None if clean is None else clean[own, width:]
             parts.append(self.logits_at(ids[own, width:], None, where[own, width:], known))
-            places.append(number[own][where[own]])
-        return torch.cat(parts)[torch.cat(places).argsort()]
+            order.append(number[own][where[own]])
+        return torch.cat(parts)[torch.cat(order).argsort()]
 
     @contextmanager
     def _asking_for(self, rows: Tensor, columns: Tensor) -> Iterator[None]:
@@ -243,7 +243,7 @@ class MaskPredictor:
         The guidance of LLaDA's code (arXiv 2502.09992). Two evaluations a row.
 
         Args:
-            scale: a number or (B,); 0 is no guidance.
+            scale: a number or (B,); 0 for none.
             prompt: number of first columns that u does not see.
         """
         blind = ids.clone()
@@ -277,7 +277,7 @@ class MaskPredictor:
         return self._takes_all or argument in self._takes
 
     def visible(self, seen: Tensor, first: int = 0) -> Tensor:
-        """Which columns (B, Q, T) bool those from `first` on see, of the ones that are no padding (B, T) bool.
+        """Which columns (B, Q, T) bool those from `first` on see, of the ones that are not padding (B, T) bool.
 
         (B, 1, T) where all see the same.
         """
@@ -297,7 +297,7 @@ class MaskPredictor:
         stop = out.shape[1] if stop is None else stop
         if not self.shift:
             return out[:, start:stop]
-        first = 0 if mask is None else mask.int().argmax(1, keepdim=True)  # (B, 1), first column that is no padding
+        first = 0 if mask is None else mask.int().argmax(1, keepdim=True)  # (B, 1), first column that is not padding
         source = (torch.arange(start, stop, device=out.device) - 1).expand(len(out), -1).clamp(min=first)
         return out[torch.arange(len(out), device=out.device)[:, None], source]
 
@@ -324,8 +324,8 @@ class MaskPredictor:
         return next(iter(getattr(self.model, "parameters", tuple)()), torch.empty(0))
 
 
-def _equally_padded(mask: Tensor, taken: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Each number of padded columns among the rows that are taken (B,) bool, and which of these rows (int64) have it."""
+def _equally_padded(mask: Tensor, chosen: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Each number of padded columns among the chosen rows (B,) bool, and which of these rows (int64) have it."""
     padding = (~mask).sum(1)  # (B,)
-    for width in padding[taken].unique().tolist():
-        yield width, ((padding == width) & taken).nonzero()[:, 0]
+    for width in padding[chosen].unique().tolist():
+        yield width, ((padding == width) & chosen).nonzero()[:, 0]

@@ -36,42 +36,45 @@ class Proposed:
 
 
 class Sample(Choice):
-    """Draws from softmax(logits / temperature), cut to `top_k` tokens, then to the fewest whose probability is `top_p`.
+    """Draws from softmax(logits / temperature), cut by `top_k`, then by `top_p`.
 
-    Temperature 0 takes the likeliest, the first of equals. So does a position whose logits are not numbers: it takes a
-    token, never the mask, so that decoding ends, and its answer leaves the update.
+    A position whose logits are not numbers takes the likeliest token too: never the mask, so that decoding ends, and its
+    answer leaves the update.
     """
 
     name: Literal["sample"] = "sample"
     temperature: Setting = 0.0
+    """Logits are divided by it; 0 takes the likeliest token, the first of equals."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Draw among the fewest tokens that together have this probability."""
     top_k: Count | None = None
+    """Draw among the so many likeliest tokens; null: among all."""
 
     def __call__(self, step: DecodeStep, logits: Tensor) -> Proposed:
         """Proposals from logits (N, V)."""
         temperature = setting(self.temperature, step)[step.owner]  # (N,)
-        drawn = temperature > 0
-        scale = temperature.where(drawn, 1.0).to(logits.dtype)[:, None]
+        random = temperature > 0
+        scale = temperature.where(random, 1.0).to(logits.dtype)[:, None]
         log_probs = filtered((logits / scale).log_softmax(-1), self.top_p, self.top_k)
         tokens = logits.argmax(-1)
-        if drawn.any():
-            found = categorical(log_probs, step.uniform("token"))
-            tokens = torch.where(drawn & (found < logits.shape[-1]), found, tokens)
+        if random.any():
+            sampled = categorical(log_probs, step.uniform("token"))
+            tokens = torch.where(random & (sampled < logits.shape[-1]), sampled, tokens)
         return Proposed(tokens, logits, log_probs, log_probs.gather(-1, tokens[:, None])[:, 0])
 
 
 def categorical(log_probs: Tensor, uniform: Tensor) -> Tensor:
     """The token (N,) at which the cumulated probabilities (N, V) first exceed a number (N,) in [0, 1).
 
-    V where they are not numbers, which is no token.
+    V where they are not numbers, which is not a token.
     """
-    found = []
+    tokens = []
     for part, number in zip(log_probs.split(CHUNK), uniform.split(CHUNK), strict=True):
         cumulated = part.double().exp().cumsum(-1)
         total = cumulated[:, -1:]
         below = torch.minimum(number[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-        found.append(torch.searchsorted(cumulated, below, right=True)[:, 0])
-    return torch.cat(found)
+        tokens.append(torch.searchsorted(cumulated, below, right=True)[:, 0])
+    return torch.cat(tokens)
 
 
 def filtered(log_probs: Tensor, top_p: float = 1.0, top_k: int | None = None) -> Tensor:

@@ -6,9 +6,12 @@ so that they lie elsewhere in each row: the first one of an answer is what the p
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
+
+from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, Count
@@ -57,38 +60,63 @@ class Region:
         """Which masked positions (R, W) of a block may be committed."""
         if self.window is None:
             return masked
-        places = torch.arange(masked.shape[1], device=masked.device)
-        return masked & (places < masked.int().argmax(1, keepdim=True) + self.window)
+        index = torch.arange(masked.shape[1], device=masked.device)
+        return masked & (index < masked.int().argmax(1, keepdim=True) + self.window)
 
 
-def even(length: int, block_length: int | None = None, window: int | None = None) -> Region:
+def even(
+    length: int, block_length: int | None = None, window: int | None = None, place: str = "decoder.region"
+) -> Region:
     """Blocks of one length; without it one block, the whole completion.
+
+    Args:
+        place: where the region was written, for errors.
 
     Raises:
         InputError: the length does not divide.
     """
     block_length = length if block_length is None else block_length
     if length % block_length:
-        raise InputError(f"decoder.region.block_length: {block_length} does not divide the length {length}")
+        raise InputError(f"{place}.block_length: {block_length} does not divide the length {length}")
     return Region(tuple(range(block_length, length + 1, block_length)), window)
 
 
-class Blocks(Choice):
-    """Blocks of `block_length` tokens; without it one block. Only the first `window` open positions take part, if given."""
+class Layout(Choice):
+    """What every layout of a completion has."""
+
+    @abstractmethod
+    def region(self, length: int, place: str) -> Region:
+        """The region of completions of a length.
+
+        Args:
+            place: where the region was written, for errors.
+
+        Raises:
+            InputError: the length has no such blocks.
+        """
+
+
+class Blocks(Layout):
+    """Blocks of one length, filled one after the other."""
 
     name: Literal["blocks"] = "blocks"
     block_length: Count | None = None
+    """Tokens of a block; null: one block, or the blocks of a block-causal model."""
     window: Count | None = None
+    """Positions, from a row's first mask on, that may be committed; null: all of the block."""
 
-    def region(self, length: int) -> Region:
-        """The region of completions of a length."""
-        return even(length, self.block_length, self.window)
+    @override
+    def region(self, length: int, place: str) -> Region:
+        return even(length, self.block_length, self.window, place)
 
 
-def ascending_sizes(length: int, blocks: int = 1) -> tuple[tuple[int, ...], ...]:
+def ascending_sizes(length: int, blocks: int = 1, place: str = "decoder.region") -> tuple[tuple[int, ...], ...]:
     """Tokens that each step commits, by block: 1, 2, 4, ... in floor(log2 length) steps, the last of which takes the rest.
 
     ASS (arXiv 2509.23924 and its code). The last blocks have one step each, the first has the remaining ones.
+
+    Args:
+        place: where the region was written, for errors.
 
     Raises:
         InputError: more blocks than steps.
@@ -97,37 +125,37 @@ def ascending_sizes(length: int, blocks: int = 1) -> tuple[tuple[int, ...], ...]
     sizes = [2**i for i in range(steps - 1)]
     sizes.append(length - sum(sizes))
     if not 1 <= blocks <= steps:
-        raise InputError(f"decoder.region.blocks: {blocks} is not between 1 and {steps}, the steps for length {length}")
+        raise InputError(f"{place}.blocks: {blocks} is not between 1 and {steps}, the steps for length {length}")
     first = steps - blocks + 1
     return (tuple(sizes[:first]), *((size,) for size in sizes[first:]))
 
 
-def ascending(length: int, blocks: int = 1) -> Region:
-    """The blocks that steps of ascending size fill.
-
-    Raises:
-        InputError: more blocks than steps.
-    """
+def ascending(length: int, blocks: int = 1, place: str = "decoder.region") -> Region:
+    """The blocks that steps of ascending size fill; arguments and errors as of `ascending_sizes`."""
     ends, end = [], 0
-    for sizes in ascending_sizes(length, blocks):
+    for sizes in ascending_sizes(length, blocks, place):
         end += sum(sizes)
         ends.append(end)
     return Region(tuple(ends))
 
 
-class AscendingBlocks(Choice):
-    """As many `blocks` as steps of ascending size fill (ASS)."""
+class AscendingBlocks(Layout):
+    """The blocks that steps of ascending size fill (ASS)."""
 
     name: Literal["ascending"] = "ascending"
     blocks: int = 1
+    """How many; the last ones have one step each."""
 
-    def region(self, length: int) -> Region:
-        """The region of completions of a length."""
-        return ascending(length, self.blocks)
+    @override
+    def region(self, length: int, place: str) -> Region:
+        return ascending(length, self.blocks, place)
 
 
-def counted(region: Region, block_size: int) -> Region:
+def counted(region: Region, block_size: int, place: str) -> Region:
     """The even region of a block-causal model, which fills its own blocks in their order, or equal parts of them.
+
+    Args:
+        place: where the region was written, for errors.
 
     Raises:
         InputError: the region's blocks are neither such parts nor several of the model's.
@@ -135,7 +163,7 @@ def counted(region: Region, block_size: int) -> Region:
     size = block_size if len(region.ends) == 1 or region.ends[0] % block_size == 0 else region.ends[0]
     if block_size % size:
         raise InputError(
-            f"decoder.region: blocks of {size} tokens are no equal parts of the model's, which have {block_size}"
+            f"{place}: blocks of {size} tokens are not equal parts of the model's, which have {block_size}"
         )
     ends = (*range(size, region.length, size), region.length)
     return replace(region, ends=ends, counted=size, block_size=block_size)

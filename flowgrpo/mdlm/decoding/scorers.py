@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from typing_extensions import override
+
 from flowgrpo.mdlm.decoding import controller_files
 from flowgrpo.mdlm.decoding.proposals import Proposed
 from flowgrpo.mdlm.decoding.step import DecodeStep
@@ -23,18 +25,30 @@ else:
     trace_lock = lazy("flowgrpo.mdlm.decoding.trace_lock")
 
 
-class Scorer(Choice):
-    """What every scorer has."""
+class Scoring(Choice):
+    """What every word for a scorer has."""
+
+    @abstractmethod
+    def loaded(self, hidden_size: int | None, place: str) -> Callable[[DecodeStep, Proposed], Tensor]:
+        """What scores: (step, proposals) -> scores (N,).
+
+        Args:
+            hidden_size: width of the model's hidden states; None where it is not known yet.
+            place: where the scorer was written, for errors.
+
+        Raises:
+            InputError: there is nothing to load, or it does not fit the model.
+        """
+
+
+class Scorer(Scoring):
+    """What scorers have that need nothing loaded: the word itself scores."""
 
     probability: ClassVar[bool] = False  # whether scores are probabilities
     hidden_layers: ClassVar[int] = 0  # hidden states that it wants
 
-    def loaded(self, hidden_size: int | None) -> Callable[[DecodeStep, Proposed], Tensor]:
-        """What scores: itself, where nothing is to be loaded.
-
-        Args:
-            hidden_size: width of the model's hidden states; None where it is not known yet.
-        """
+    @override
+    def loaded(self, hidden_size: int | None, place: str) -> Scorer:
         return self
 
     @abstractmethod
@@ -51,8 +65,8 @@ class Confidence(Scorer):
     name: Literal["confidence"] = "confidence"
     probability: ClassVar[bool] = True
 
+    @override
     def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
-        """The scores (N,)."""
         return proposed.logits.softmax(-1).gather(-1, proposed.tokens[:, None])[:, 0]
 
 
@@ -62,8 +76,8 @@ class Sampled(Scorer):
     name: Literal["sampled"] = "sampled"
     probability: ClassVar[bool] = True
 
+    @override
     def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
-        """The scores (N,)."""
         return proposed.log_prob.exp()
 
 
@@ -73,8 +87,8 @@ class Margin(Scorer):
     name: Literal["margin"] = "margin"
     probability: ClassVar[bool] = True
 
+    @override
     def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
-        """The scores (N,)."""
         first, second = proposed.log_probs.exp().topk(2, dim=-1).values.unbind(-1)
         return first - second
 
@@ -84,8 +98,8 @@ class Entropy(Scorer):
 
     name: Literal["entropy"] = "entropy"
 
+    @override
     def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
-        """The scores (N,)."""
         return -torch.special.entr(proposed.log_probs.exp()).sum(-1)
 
 
@@ -94,8 +108,8 @@ class Uniform(Scorer):
 
     name: Literal["uniform"] = "uniform"
 
+    @override
     def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
-        """The scores (N,)."""
         return step.uniform("score")
 
 
@@ -104,18 +118,20 @@ class LeftToRight(Scorer):
 
     name: Literal["left_to_right"] = "left_to_right"
 
+    @override
     def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
-        """The scores (N,)."""
         return -step.position.double()
 
 
-class LearnedScorer(Choice):
-    """What a trained `controller`, a folder, says of each position (TraceLock)."""
+class LearnedScorer(Scoring):
+    """What a trained controller says of each position (TraceLock)."""
 
     name: Literal["learned"] = "learned"
     controller: str
+    """Folder that flowgrpo mdlm tracelock wrote."""
 
-    def loaded(self, hidden_size: int | None) -> trace_lock.Learned:
-        """The scorer with its weights; arguments as of the others, errors as of `load_controller`."""
-        controller_files.check_there(Path(self.controller))
-        return trace_lock.Learned(trace_lock.load_controller(self.controller, hidden_size))
+    @override
+    def loaded(self, hidden_size: int | None, place: str) -> trace_lock.Learned:
+        place = f"{place}.controller"
+        controller_files.check_there(Path(self.controller), place)
+        return trace_lock.Learned(trace_lock.load_controller(self.controller, hidden_size, place))

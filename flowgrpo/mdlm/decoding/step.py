@@ -25,7 +25,7 @@ Setting = NotNegative | Callable[..., Any]  # a number, or of a DecodeStep one (
 Fraction = Rate | Callable[..., Any]  # the same, up to 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Frame:
     """What stays the same from the first step of a decode to its last.
 
@@ -34,12 +34,14 @@ class Frame:
         steps: of a whole decode, the most where scores decide how many there are.
         eos_id: end of sequence; None if the model has none.
         pad_id: padding; None if there is none, or it is not known yet.
+        place: the dotted key where the decoder was written, for errors.
     """
 
     region: Region
     steps: int
     eos_id: int | None = None
     pad_id: int | None = None
+    place: str = "decoder"
 
     @property
     def block_steps(self) -> int:
@@ -52,11 +54,12 @@ class Frame:
         if size is not None:  # the length need not be whole blocks
             if self.steps * size % self.region.length:
                 raise InputError(
-                    f"decoder.steps: {self.steps} for {self.region.length} tokens are no whole number for a block of {size}"
+                    f"{self.place}.steps: {self.steps} for {self.region.length} tokens are not a whole number for a block "
+                    f"of {size}"
                 )
             return self.steps * size // self.region.length
         if self.steps % blocks:
-            raise InputError(f"decoder.steps: {self.steps} does not divide into {blocks} blocks")
+            raise InputError(f"{self.place}.steps: {self.steps} does not divide into {blocks} blocks")
         return self.steps // blocks
 
     @property
@@ -67,7 +70,7 @@ class Frame:
             InputError: the model has none.
         """
         if self.eos_id is None:
-            raise InputError("decoder: it looks at the end of sequence, and the model has no such token")
+            raise InputError(f"{self.place}: it looks at the end of sequence, and the model has no such token")
         return self.eos_id
 
 
@@ -77,7 +80,7 @@ class DecodeStep:
 
     Attributes:
         frame: what is the same at all steps.
-        row: (R,) places in the batch.
+        row: (R,) indices in the batch.
         index: (R,) steps that each row has taken before.
         in_block: (R,) those of them in this block.
         block_masks: (R,) positions that were masked when the block began.
@@ -112,16 +115,16 @@ class DecodeStep:
 
     @property
     def position(self) -> Tensor:
-        """Position (N,) in the completion of each open place."""
+        """Position (N,) in the completion of each open position."""
         return self.open.nonzero()[:, 1] + self.start
 
     @property
     def owner(self) -> Tensor:
-        """Row (N,), among the R, of each open place."""
+        """Row (N,), among the R, of each open position."""
         return self.open.nonzero()[:, 0]
 
     def uniform(self, purpose: str) -> Tensor:
-        """A number (N,) float64 in [0, 1) for each open place, addressed by row, step and position.
+        """A number (N,) float64 in [0, 1) for each open position, addressed by row, step and position.
 
         Raises:
             ValueError: the decode was given no seeds.
@@ -129,11 +132,11 @@ class DecodeStep:
         if self.seeds is None:
             raise ValueError("this decoder draws random numbers, give it one seed for each row")
         width = self.completion.shape[1]
-        drawn = [
+        rows = [
             noise.generator(self.seeds[row], purpose, index).random(width)
             for row, index in zip(self.row.tolist(), self.index.tolist(), strict=True)
         ]
-        whole = torch.stack([torch.from_numpy(numbers) for numbers in drawn]).to(self.open.device)  # (R, L)
+        whole = torch.stack([torch.from_numpy(numbers) for numbers in rows]).to(self.open.device)  # (R, L)
         return whole[self.owner, self.position]
 
 

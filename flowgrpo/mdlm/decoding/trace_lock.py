@@ -71,15 +71,15 @@ class Controller(torch.nn.Module):
         ]
         features = torch.cat([*parts, *changes, scene.confidence.to(self.summary.dtype)[..., None]], dim=-1)
         generated = (scene.state > 0)[..., None]
-        places = self.position(scene.position.clamp(max=self.position.num_embeddings - 1))
-        x = self.embed(features) + self.state(scene.state) + places * generated
+        positions = self.position(scene.position.clamp(max=self.position.num_embeddings - 1))
+        x = self.embed(features) + self.state(scene.state) + positions * generated
         x = torch.cat([self.summary.expand(len(x), 1, -1), x], dim=1)
         seen = torch.cat([torch.ones_like(scene.visible[:, :1]), scene.visible], dim=1)
         x = self.encoder(x, src_key_padding_mask=~seen)
         threshold = self.threshold(x[:, 0])[:, 0]
         return self.judge(x[:, 1:])[..., 0] - threshold[:, None], threshold
 
-    def check_fit(self, hidden_size: int) -> None:
+    def check_fit(self, hidden_size: int, place: str) -> None:
         """Nothing, where a model's hidden states have the width that this controller takes.
 
         Raises:
@@ -88,7 +88,7 @@ class Controller(torch.nn.Module):
         own = self.sizes["hidden_size"]
         if own != hidden_size:
             raise InputError(
-                f"decoder.scorer.controller: it was trained on hidden states of width {own}, "
+                f"{place}: it was trained on hidden states of width {own}, "
                 f"those of this model have {hidden_size}; flowgrpo mdlm tracelock trains one for it"
             )
 
@@ -114,7 +114,7 @@ class Learned:
         Raises:
             InputError: the controller was trained for another model.
         """
-        self.controller.check_fit(step.hidden[0].shape[-1])
+        self.controller.check_fit(step.hidden[0].shape[-1], f"{step.frame.place}.scorer.controller")
         self.controller.to(step.ids.device)
         column = step.prompt + step.position
         at = step.owner, column
@@ -184,9 +184,9 @@ def train_controller(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed(run_seed, "trace_lock", "dropout"))
         for step in range(steps):
-            drawn = generator(run_seed, "trace_lock", step)
-            trace = traces[int(drawn.integers(len(traces)))]
-            crop = torch.from_numpy(drawn.uniform(0.25, 1.0, len(trace.label)))
+            random = generator(run_seed, "trace_lock", step)
+            trace = traces[int(random.integers(len(traces)))]
+            crop = torch.from_numpy(random.uniform(0.25, 1.0, len(trace.label)))
             length = (window_length * crop).ceil().long().to(trace.label.device)
             controller.train()
             value = loss(controller, trace, length)
@@ -226,26 +226,27 @@ def save_controller(controller: Controller, folder: Path, about: Mapping[str, An
     (folder / SIZES).write_text(json.dumps({"sizes": controller.sizes, **about}, indent=1) + "\n")
 
 
-def load_controller(folder: str | Path, hidden_size: int | None = None) -> Controller:
+def load_controller(
+    folder: str | Path, hidden_size: int | None = None, place: str = "decoder.scorer.controller"
+) -> Controller:
     """A controller that `save_controller` wrote, in evaluation mode.
 
     Args:
         hidden_size: width of the model's hidden states; None where it is not known yet, and the first step of a decode
             finds out whether it fits.
+        place: the dotted key where the folder was written, for errors.
 
     Raises:
         InputError: there is none, it is not whole, or it does not fit the model.
     """
     folder = Path(folder)
-    check_there(folder)
+    check_there(folder, place)
     try:
         controller = Controller(**json.loads((folder / SIZES).read_text())["sizes"])
         controller.load_state_dict(load_file(folder / WEIGHTS))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AssertionError, SafetensorError) as error:
         said = " ".join(str(error).split())[:200]
-        raise InputError(
-            f"decoder.scorer.controller: {folder} does not hold what flowgrpo mdlm tracelock writes ({said})"
-        ) from None
+        raise InputError(f"{place}: {folder} does not hold what flowgrpo mdlm tracelock writes ({said})") from None
     if hidden_size is not None:
-        controller.check_fit(hidden_size)
+        controller.check_fit(hidden_size, place)
     return controller.eval()

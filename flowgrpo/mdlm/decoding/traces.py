@@ -116,14 +116,14 @@ class Replay(Sequence[Trace]):
             most: traces at most, the others are left out; None for all.
         """
         self._predictor, self._layers, self._end_ids = predictor, layers, end_ids
-        drawn = generator(run_seed, "trace_lock", "replay")
+        random = generator(run_seed, "trace_lock", "replay")
         parts = []
         for rollout in rollouts:
             steps = torch.arange(int(rollout.steps.max()), device=rollout.steps.device)
             pairs = (steps < rollout.steps[:, None]).nonzero()  # a row and one of its steps
-            order = torch.from_numpy(drawn.permutation(len(pairs))).to(pairs.device)
+            order = torch.from_numpy(random.permutation(len(pairs))).to(pairs.device)
             parts += [(rollout, part) for part in pairs[order].split(batch)]
-        self._parts = [parts[i] for i in drawn.permutation(len(parts))[:most]]
+        self._parts = [parts[i] for i in random.permutation(len(parts))[:most]]
 
     def __len__(self) -> int:
         return len(self._parts)

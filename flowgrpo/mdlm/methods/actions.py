@@ -39,17 +39,17 @@ def check_start(start: Mapping[str, float | Sequence[float]], steps: int) -> Non
             raise InputError(f"algorithm.schedule.start.{name}: its numbers are to lie between {low} and {high}")
 
 
-def check_taken(name: str, decoder: Decoder) -> None:
+def check_action(name: str, decoder: Decoder) -> None:
     """See that the action is a number of the decoder.
 
     Raises:
-        InputError: it is none.
+        InputError: it is not.
     """
-    taken = {
+    known = {
         "temperature": True,
         "cfg_scale": True,
         "ratio": isinstance(decoder.committer, Remaining),
         "selection_temperature": any(isinstance(change, Gumbel) for change in decoder.modifiers),
     }
-    if not taken[name]:
+    if not known[name]:
         raise InputError(f"algorithm.schedule.start.{name}: the decoder has no such number, take the decoder scheduled")

@@ -86,11 +86,11 @@ def backward(
     loss, found = 0.0, []
     for group in calls(views, micro_batch):
         rows = torch.cat([call.rows for call in group]).unique()
-        places = [Call(call.views, torch.searchsorted(rows, call.rows)) for call in group]
+        local = [Call(call.views, torch.searchsorted(rows, call.rows)) for call in group]
 
         evaluate = [partial(log_probs, predictor, answers, views, call) for call in group]
         take = _call_by_call if len(group) == 1 or objective.separable(views) else _two_passes
-        value, each = take(evaluate, places, inputs=inputs.of(rows), objective=objective, scale=scale)
+        value, each = take(evaluate, local, inputs=inputs.of(rows), objective=objective, scale=scale)
         loss += value
         found += zip(group, each, strict=True)
     return Outcome(loss, inputs.at(placed(found, views.weight), everything))
@@ -101,15 +101,15 @@ Taken = tuple[float, list[Tensor]]  # loss, and l of each call without gradient
 
 
 def _call_by_call(
-    evaluate: Evaluate, places: list[Call], *, inputs: LossInputs, objective: Objective, scale: Scale
+    evaluate: Evaluate, local: list[Call], *, inputs: LossInputs, objective: Objective, scale: Scale
 ) -> Taken:
     """Each call is a part of the loss of its own; the first has what needs no evaluation too."""
     active = ~(inputs.weight > 0).any(2)
     loss, found = 0.0, []
-    for call, place in zip(evaluate, places, strict=True):
+    for call, index in zip(evaluate, local, strict=True):
         each = call()
-        active[place.views, place.rows] = True
-        result = objective.loss(inputs.at(placed([(place, each)], inputs.weight), active.clone()))
+        active[index.views, index.rows] = True
+        result = objective.loss(inputs.at(placed([(index, each)], inputs.weight), active.clone()))
         scale(result).backward()
         active.zero_()
         loss += float(result.detach())
@@ -118,14 +118,14 @@ def _call_by_call(
 
 
 def _two_passes(
-    evaluate: Evaluate, places: list[Call], *, inputs: LossInputs, objective: Objective, scale: Scale
+    evaluate: Evaluate, local: list[Call], *, inputs: LossInputs, objective: Objective, scale: Scale
 ) -> Taken:
     """The slope of the loss in every l, then a pass with these as weights."""
     with torch.no_grad():
         found = [call() for call in evaluate]
-    new = placed(list(zip(places, found, strict=True)), inputs.weight).requires_grad_()
+    new = placed(list(zip(local, found, strict=True)), inputs.weight).requires_grad_()
     result = objective.loss(inputs.at(new, inputs.active_views))
     (slope,) = torch.autograd.grad(result, new)
-    for call, place in zip(evaluate, places, strict=True):
-        scale((call() * slope[place.views, place.rows]).sum()).backward()
+    for call, index in zip(evaluate, local, strict=True):
+        scale((call() * slope[index.views, index.rows]).sum()).backward()
     return float(result.detach()), found

@@ -5,38 +5,44 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
+from typing_extensions import override
 
-from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decode import Decoder
-from flowgrpo.mdlm.decoding.decoders import build
+from flowgrpo.mdlm.decoding.decoders import Others, build
 from flowgrpo.schema.base import Choice
 
 if TYPE_CHECKING:
     from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 
+Word = str | dict  # options alone, without a name, are those of the row's own word
 
-class Decoding(Choice):
-    """A decoder of the table by `name`, with any of its words and numbers replaced; a plain word is its name.
 
-    See `flowgrpo.mdlm.decoding.decoders.build`, which checks them. Without `steps` it commits one token a step.
+class Decoding(Others, Choice):
+    """A decoder of the table with any of its words and numbers replaced; a plain word is its name.
+
+    `flowgrpo.mdlm.decoding.decoders.build` knows the row, and checks the options of the words.
     """
 
     name: str = "low_confidence"
-    proposal: str | dict[str, Any] | None = None
-    scorer: Any = None
-    modifiers: Any = None
-    committer: Any = None
-    region: Any = None
-    steps: Any = None
-    cfg_scale: Any = None
-    suppressed: Any = None
-    eos_early_stop: Any = None
-    cache: Any = None
+    """A row of the table of decoders."""
+    proposal: Word | None = None
+    """What each open position would become; null: as in the row."""
+    scorer: Word | None = None
+    """Which open position is surest of its proposal; null: as in the row."""
+    modifiers: list[Word] | None = None
+    """What changes scores before they are compared; null: as in the row."""
+    committer: Word | None = None
+    """How many positions take their token at a step; null: as in the row."""
+    region: Word | None = None
+    """Where tokens may be committed; null: as in the row."""
 
     @model_validator(mode="before")
     @classmethod
     def _word(cls, written: Any) -> Any:
-        return {"name": written} if isinstance(written, str) else written
+        """A map of what was given; a null says the same as no key."""
+        if not isinstance(written, dict):
+            return {"name": written} if isinstance(written, str) else written
+        return {key: value for key, value in written.items() if value is not None}
 
     def build(
         self,
@@ -56,19 +62,18 @@ class Decoding(Choice):
         Raises:
             InputError: a word or an option is unknown, or they do not fit together.
         """
-        written = {key: value for key, value in self._written().items() if value is not None}
-        try:
-            return build(written, length, eos_id, predictor, block_size)
-        except InputError as error:
-            raise InputError(str(error).replace("decoder", place, 1)) from None
+        return build(self.written(), length, eos_id, predictor, block_size, place=place)
 
-    def _written(self) -> dict[str, Any]:
-        return self.model_dump()
+    def written(self) -> dict[str, Any]:
+        """The name and what differs from its row, as `build` takes it."""
+        return {"name": self.name, **self.model_dump(exclude_defaults=True)}
 
 
 class Rollouts(Decoding):
     """The decoder of training, which draws at temperature 1 unless another is given."""
 
-    def _written(self) -> dict[str, Any]:
+    @override
+    def written(self) -> dict[str, Any]:
+        """The name, what differs from its row, and the temperature."""
         proposal = {"name": self.proposal} if isinstance(self.proposal, str) else self.proposal or {}
-        return {**super()._written(), "proposal": {"temperature": 1.0, **proposal}}
+        return {**super().written(), "proposal": {"temperature": 1.0, **proposal}}

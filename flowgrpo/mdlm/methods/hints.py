@@ -30,23 +30,28 @@ class NoHints(Choice):
 class Inpainting(Choice):
     """IGPO (arXiv 2509.10396): a group that fails is answered once more, with parts of a known solution given.
 
-    An answer succeeds where `reward`, a name among `rewards`, is at least `success`; it needs no name where there is one.
-    Of those that then succeed, as many as a share `replace` of the group take the place of failed ones. The solution is in
-    the `column`; `chunk`, `share`, `tail` and `stretch` as in `hints`; without a `chunk` or a `tail` it
-    is the paper's part of the length, 5 to 10 and 30 of 256. Of the tokens given, the share `entropy` whose prediction is
-    least certain is trained on.
+    Answers that then succeed take the place of failed ones; see `hints` for what is given.
     """
 
     name: Literal["inpainting"] = "inpainting"
     column: str = "completion"
+    """Column of the prompts that has the solution."""
     reward: str | None = None
+    """Name, among rewards, of the one by which an answer succeeds; null: the only one."""
     success: float = 1.0
+    """Value of that reward from which on an answer succeeds."""
     replace: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of a group that is replaced at most."""
     chunk: Annotated[list[Count], Field(min_length=2, max_length=2)] | None = None
+    """Least and most tokens of a chunk of the solution; null: the paper's part of the length, 5 to 10 of 256."""
     share: Annotated[list[Rate], Field(min_length=2, max_length=2)] = [0.2, 0.6]
+    """Least and most of the chunks that are given."""
     tail: Annotated[int, Field(ge=0)] | None = None
+    """Tokens at the end of which none is given; null: 30 of 256."""
     stretch: float = Field(1.5, ge=1)
+    """How far chunks are moved apart to fill a longer answer, at most."""
     entropy: Rate = 0.2
+    """Share of the given tokens that is trained on, those whose prediction is least certain."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Inpainting:
@@ -143,9 +148,9 @@ def highest_entropy(
             log_probs = predictor.logits_at(ids, rollout.attention_mask[part], where, **known).float().log_softmax(-1)
         entropy = torch.special.entr(log_probs.exp()).sum(-1)  # (N,)
         for row, own in zip(part.tolist(), entropy.split(given[part].sum(1).tolist()), strict=True):
-            places = given[row].nonzero()[:, 0]
-            number = max(1, int(share * len(places)))
-            chosen[row, places[own.argsort(descending=True, stable=True)[:number]]] = True
+            positions = given[row].nonzero()[:, 0]
+            number = max(1, int(share * len(positions)))
+            chosen[row, positions[own.argsort(descending=True, stable=True)[:number]]] = True
     return chosen
 
 
@@ -160,10 +165,10 @@ def hints(
     tail: int = 30,
     stretch: float = 1.5,
 ) -> Tensor:
-    """Fixed tokens (L,) of a completion: random chunks of a solution at about the places they would have in it.
+    """Fixed tokens (L,) of a completion: random chunks of a solution at about the positions they would have in it.
 
     IGPO (arXiv 2509.10396 and its code). The solution's reasoning is cut into chunks, of which a random share is revealed,
-    the last one never; places are stretched by (L - tail) / (its length), between 1 and `stretch`. Our readings: a chunk
+    the last one never; positions are stretched by (L - tail) / (its length), between 1 and `stretch`. Our readings: a chunk
     stays in one piece, only its beginning is moved; the share is of all chunks, rounded down; what would end after L - tail
     is not revealed.
 
@@ -183,18 +188,18 @@ def hints(
     """
     if not 0 <= tail < length:
         raise InputError(f"inpainting.tail: {tail} is not between 0 and the length {length}")
-    drawn = noise.generator(seed, "hints")
+    random = noise.generator(seed, "hints")
     starts, ends = [], [0]
     while ends[-1] < len(reasoning):
         starts.append(ends[-1])
-        ends.append(min(ends[-1] + int(drawn.integers(chunk[0], chunk[1], endpoint=True)), len(reasoning)))
-    count = int(drawn.uniform(*share) * len(starts))
-    revealed = drawn.permutation(max(len(starts) - 1, 0))[:count]
+        ends.append(min(ends[-1] + int(random.integers(chunk[0], chunk[1], endpoint=True)), len(reasoning)))
+    count = int(random.uniform(*share) * len(starts))
+    revealed = random.permutation(max(len(starts) - 1, 0))[:count]
     factor = min(max((length - tail) / max(len(reasoning), 1), 1.0), stretch)
     fixed = torch.full((length,), mask_id, dtype=torch.long, device=reasoning.device)
     for i in revealed:
         tokens = reasoning[starts[i] : ends[i + 1]]
-        at = int(starts[i] * factor)
-        if at + len(tokens) <= length - tail:
-            fixed[at : at + len(tokens)] = tokens
+        start = int(starts[i] * factor)
+        if start + len(tokens) <= length - tail:
+            fixed[start : start + len(tokens)] = tokens
     return fixed

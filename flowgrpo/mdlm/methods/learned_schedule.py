@@ -22,7 +22,7 @@ import torch
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
 from flowgrpo.mdlm.decoding.modifiers import Gumbel
 from flowgrpo.mdlm.decoding.step import DecodeStep
-from flowgrpo.mdlm.methods.actions import BOUNDS, check_start, check_taken
+from flowgrpo.mdlm.methods.actions import BOUNDS, check_action, check_start
 from samplers.noise import Address, noise
 
 Tensor = torch.Tensor
@@ -85,8 +85,8 @@ class SchedulePolicy(torch.nn.Module):
     @torch.no_grad()
     def draw(self, seeds: Sequence[Address]) -> Actions:
         """A schedule for each answer, from its own address."""
-        drawn = torch.stack([noise(self.mean.shape, seed, "schedule") for seed in seeds]).to(self.mean)
-        raw = self.mean + self.log_std.exp() * drawn
+        normal = torch.stack([noise(self.mean.shape, seed, "schedule") for seed in seeds]).to(self.mean)
+        raw = self.mean + self.log_std.exp() * normal
         return Actions(self.names, raw, self._squashed(raw), self.log_prob(raw))
 
     @torch.no_grad()
@@ -114,7 +114,7 @@ def scheduled(decoder: Decoder, actions: Actions) -> Decoder:
         InputError: an action belongs to nothing in the decoder.
     """
     for column, name in enumerate(actions.names):
-        check_taken(name, decoder)
+        check_action(name, decoder)
         chosen = Chosen(actions.values[:, :, column])
         if name == "temperature":
             decoder = replace(decoder, proposal=decoder.proposal.model_copy(update={"temperature": chosen}))

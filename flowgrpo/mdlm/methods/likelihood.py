@@ -20,7 +20,9 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
+
+from typing_extensions import override
 
 from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.methods.answers import Answers, Scope
@@ -30,9 +32,10 @@ from flowgrpo.schema.heavy import np, torch
 
 
 class Likelihood(Choice):
-    """Options of every likelihood: which tokens it is of, those up to and with the first end (`eos`) or all (`canvas`)."""
+    """Options of every likelihood."""
 
     scope: Scope = "eos"
+    """eos: of the tokens up to and with the first end; canvas: of all."""
 
     @property
     def fixed(self) -> bool:
@@ -45,7 +48,11 @@ class Likelihood(Choice):
 
     @abstractmethod
     def views(self, answers: Answers) -> Views:
-        """The views of some answers."""
+        """The views of some answers, with masks that are drawn at each row's own address.
+
+        Raises:
+            ValueError: the answers lack the steps that the views follow.
+        """
 
 
 def one_step(answers: Answers, prompt_rate: float = 0.15) -> Views:
@@ -56,25 +63,26 @@ def one_step(answers: Answers, prompt_rate: float = 0.15) -> Views:
     """
     hidden, weight = nothing_scored(answers, 1)
     hidden[:, :, answers.prompt_length :] = True
-    for row, random, places in scored_rows(answers, "one_step"):
-        score(hidden, weight, view=0, row=row, places=places, value=1.0)
+    for row, random, positions in scored_rows(answers, "one_step"):
+        score(hidden, weight, (0, row, positions), 1.0)
         hide_prompt(answers, hidden, view=0, row=row, random=random, rate=prompt_rate)
     return finished(answers, hidden, weight)
 
 
 class OneStep(Likelihood):
-    """The whole answer hidden, one view, and each token of the prompt with a probability (diffu-GRPO)."""
+    """The whole answer hidden, in one view (diffu-GRPO)."""
 
     name: Literal["one_step"] = "one_step"
     prompt_rate: Rate = 0.15
+    """Probability with which each token of the prompt is hidden too."""
 
     @property
+    @override
     def fixed(self) -> bool:
-        """Whether its views are drawn by no chance, and so the same in every pass."""
         return self.prompt_rate == 0
 
+    @override
     def views(self, answers: Answers) -> Views:
-        """The views of some answers."""
         return one_step(answers, self.prompt_rate)
 
 
@@ -85,12 +93,12 @@ def coupled_as_released(answers: Answers, low: float = 0.2, high: float = 0.8) -
     weight is 1/2 + 1 = 1.5, so ratios of it are inflated; see `coupled`.
     """
     hidden, weight = nothing_scored(answers, 3)
-    for row, random, places in scored_rows(answers, "coupled"):
+    for row, random, positions in scored_rows(answers, "coupled"):
         rate = random.uniform(low, high)
-        inside = random.random(len(places)) < rate
-        score(hidden, weight, view=0, row=row, places=places, value=0.5)
-        score(hidden, weight, view=1, row=row, places=places[inside], value=0.5 / rate)
-        score(hidden, weight, view=2, row=row, places=places[~inside], value=0.5 / (1 - rate))
+        inside = random.random(len(positions)) < rate
+        score(hidden, weight, (0, row, positions), 0.5)
+        score(hidden, weight, (1, row, positions[inside]), 0.5 / rate)
+        score(hidden, weight, (2, row, positions[~inside]), 0.5 / (1 - rate))
     return finished(answers, hidden, weight)
 
 
@@ -101,25 +109,26 @@ def coupled(answers: Answers) -> Views:
     the term k = L of the ELBO, and k and L - k are distributed alike.
     """
     hidden, weight = nothing_scored(answers, 3)
-    for row, random, places in scored_rows(answers, "coupled"):
-        length = len(places)
-        score(hidden, weight, view=0, row=row, places=places, value=1 / length)
+    for row, random, positions in scored_rows(answers, "coupled"):
+        length = len(positions)
+        score(hidden, weight, (0, row, positions), 1 / length)
         if length > 1:
             k = int(random.integers(1, length))
-            order = random.permutation(places)
-            score(hidden, weight, view=1, row=row, places=order[:k], value=(length - 1) / (2 * k))
-            score(hidden, weight, view=2, row=row, places=order[k:], value=(length - 1) / (2 * (length - k)))
+            order = random.permutation(positions)
+            score(hidden, weight, (1, row, order[:k]), (length - 1) / (2 * k))
+            score(hidden, weight, (2, row, order[k:]), (length - 1) / (2 * (length - k)))
     return finished(answers, hidden, weight)
 
 
 class Coupled(Likelihood):
-    """The whole answer, a random part, and the rest (coupled-GRPO), weighted as `released` or `unbiased`."""
+    """The whole answer, a random part, and the rest (coupled-GRPO)."""
 
     name: Literal["coupled"] = "coupled"
     weights: Literal["released", "unbiased"] = "released"
+    """Of the three views: released, 1.5 times the ELBO in the mean, or unbiased."""
 
+    @override
     def views(self, answers: Answers) -> Views:
-        """The views of some answers."""
         return coupled_as_released(answers) if self.weights == "released" else coupled(answers)
 
 
@@ -134,20 +143,13 @@ def bernoulli(answers: Answers, draws: int = 1, stratified: bool = False, antith
     """
     sides = 2 if antithetic else 1
     hidden, weight = nothing_scored(answers, sides * draws)
-    for row, random, places in scored_rows(answers, "bernoulli"):
+    for row, random, positions in scored_rows(answers, "bernoulli"):
         rates = (np.arange(draws) + random.random()) / draws if stratified else random.random(draws)
         for draw, rate in enumerate(1 - rates):  # in (0, 1]
-            inside = random.random(len(places)) < rate
-            score(hidden, weight, view=sides * draw, row=row, places=places[inside], value=1 / (sides * draws * rate))
+            inside = random.random(len(positions)) < rate
+            score(hidden, weight, (sides * draw, row, positions[inside]), 1 / (sides * draws * rate))
             if antithetic:
-                score(
-                    hidden,
-                    weight,
-                    view=sides * draw + 1,
-                    row=row,
-                    places=places[~inside],
-                    value=_inverse(sides * draws * (1 - rate)),
-                )
+                score(hidden, weight, (sides * draw + 1, row, positions[~inside]), _inverse(sides * draws * (1 - rate)))
     return finished(answers, hidden, weight)
 
 
@@ -163,53 +165,45 @@ def exact_k(answers: Answers, draws: int = 1, stratified: bool = False, antithet
     """
     sides, lowest = (2, 0) if antithetic else (1, 1)
     hidden, weight = nothing_scored(answers, sides * draws)
-    for row, random, places in scored_rows(answers, "exact_k"):
-        length = len(places)
+    for row, random, positions in scored_rows(answers, "exact_k"):
+        length = len(positions)
         choices = length + 1 - lowest
         counts = random.integers(choices, size=1 if stratified else draws)
         if stratified:
             counts = (counts + np.arange(draws) * choices // draws) % choices
         for draw, k in enumerate((counts + lowest).tolist()):
-            order = random.permutation(places)
-            score(
-                hidden,
-                weight,
-                view=sides * draw,
-                row=row,
-                places=order[:k],
-                value=_inverse(sides * draws * k / choices),
-            )
+            order = random.permutation(positions)
+            score(hidden, weight, (sides * draw, row, order[:k]), _inverse(sides * draws * k / choices))
             if antithetic:
                 score(
-                    hidden,
-                    weight,
-                    view=sides * draw + 1,
-                    row=row,
-                    places=order[k:],
-                    value=_inverse(sides * draws * (length - k) / choices),
+                    hidden, weight, (sides * draw + 1, row, order[k:]), _inverse(sides * draws * (length - k) / choices)
                 )
     return finished(answers, hidden, weight)
 
 
 class MonteCarlo(Likelihood):
-    """The ELBO from random masks: each token at a random rate (`bernoulli`), or a random number of them (`exact_k`)."""
+    """The ELBO from random masks."""
 
     name: Literal["monte_carlo"] = "monte_carlo"
     masks: Literal["bernoulli", "exact_k"] = "exact_k"
+    """bernoulli hides each token with a random probability, exact_k a random number of them."""
     draws: Count = 2
+    """Random masks of an answer."""
     stratified: bool = False
+    """Spread the rates or numbers of the draws evenly."""
     antithetic: bool = False
+    """Give each draw a second view, which hides the complement."""
 
+    @override
     def views(self, answers: Answers) -> Views:
-        """The views of some answers."""
         plan = bernoulli if self.masks == "bernoulli" else exact_k
         return plan(answers, self.draws, self.stratified, self.antithetic)
 
 
 def gauss_legendre(nodes: int) -> tuple[list[float], list[float]]:
     """Nodes in (0, 1) and weights, which sum to 1, that integrate polynomials of degree 2 nodes - 1 exactly."""
-    places, weights = np.polynomial.legendre.leggauss(nodes)
-    return ((places + 1) / 2).tolist(), (weights / 2).tolist()
+    points, weights = np.polynomial.legendre.leggauss(nodes)
+    return ((points + 1) / 2).tolist(), (weights / 2).tolist()
 
 
 def quadrature(
@@ -229,18 +223,16 @@ def quadrature(
     """
     times, shares = gauss_legendre(nodes)
     hidden, weight = nothing_scored(answers, nodes * draws)
-    for row, random, places in scored_rows(answers, "quadrature"):
-        length = len(places)
+    for row, random, positions in scored_rows(answers, "quadrature"):
+        length = len(positions)
         for view in range(nodes * draws):
             time, share = times[view // draws], shares[view // draws] / draws
             if masks == "bernoulli":
-                score(
-                    hidden, weight, view=view, row=row, places=places[random.random(length) < time], value=share / time
-                )
+                score(hidden, weight, (view, row, positions[random.random(length) < time]), share / time)
                 continue
             shift = 0.5 + random.random() if masks == "centred" else 1e-9  # t L may be whole but for rounding
             k = min(max(math.floor(time * length + shift), 1), length)
-            score(hidden, weight, view=view, row=row, places=random.permutation(places)[:k], value=share * length / k)
+            score(hidden, weight, (view, row, random.permutation(positions)[:k]), share * length / k)
     return finished(answers, hidden, weight, np.repeat(shares, draws) / draws)
 
 
@@ -249,11 +241,14 @@ class Quadrature(Likelihood):
 
     name: Literal["quadrature"] = "quadrature"
     nodes: Count = 3
+    """Mask rates at which the integral is taken."""
     draws: Count = 1
+    """Random masks at each node."""
     masks: Literal["floor", "centred", "bernoulli"] = "floor"
+    """Tokens a node hides: floor, one too few (released); centred, without that bias (ours); bernoulli, each by chance."""
 
+    @override
     def views(self, answers: Answers) -> Views:
-        """The views of some answers."""
         return quadrature(answers, self.nodes, self.draws, self.masks)
 
 
@@ -270,10 +265,14 @@ class Autoregressive(Likelihood):
     """Exact for decoding from left to right (JustGRPO); a view for each token."""
 
     name: Literal["autoregressive"] = "autoregressive"
-    fixed: ClassVar[bool] = True
 
+    @property
+    @override
+    def fixed(self) -> bool:
+        return True
+
+    @override
     def views(self, answers: Answers) -> Views:
-        """The views of some answers."""
         return autoregressive(answers)
 
 
@@ -305,18 +304,23 @@ def trajectory(answers: Answers, shrink: int = 1) -> Views:
 
 
 class Trajectory(Likelihood):
-    """Each token where the decoder committed it (CJ-GRPO); every `shrink` steps are taken as one (TraceRL)."""
+    """Each token where the decoder committed it (CJ-GRPO)."""
 
     name: Literal["trajectory"] = "trajectory"
     shrink: Count = 1
-    fixed: ClassVar[bool] = True
+    """Steps of the decoder that are taken as one (TraceRL)."""
 
+    @property
+    @override
+    def fixed(self) -> bool:
+        return True
+
+    @override
     def recorded(self, decoder: Decoder) -> bool:
-        """Whether each view scores what the decoder committed, from the same canvas and under the same distribution."""
         return self.shrink == 1 and decoder.recorded
 
+    @override
     def views(self, answers: Answers) -> Views:
-        """The views of some answers."""
         return trajectory(answers, self.shrink)
 
 
@@ -338,30 +342,33 @@ def blocks(answers: Answers, size: int = 32, draws: int = 2, prompt_rate: float 
     """
     hidden, weight = nothing_scored(answers, draws)
     count = math.ceil(answers.scored.shape[1] / size)
-    for row, random, places in scored_rows(answers, "blocks"):
-        parts = [places[places // size == block] for block in np.unique(places // size)]
+    for row, random, positions in scored_rows(answers, "blocks"):
+        parts = [positions[positions // size == block] for block in np.unique(positions // size)]
         order = np.concatenate([random.permutation(count) for _ in range(math.ceil(draws / count))])
         for view, block in enumerate(order[:draws] % len(parts)):
             part = parts[block]
-            before, behind = places[places < part[0]], places[places > part[-1]]
+            before, behind = positions[positions < part[0]], positions[positions > part[-1]]
             perturbed = before[random.random(len(before)) < prompt_rate]
             chosen = random.permutation(part)[: int(random.integers(1, len(part) + 1))]
             scored = np.concatenate([perturbed, chosen, behind])
-            score(hidden, weight, view=view, row=row, places=scored, value=len(places) / (len(scored) * draws))
+            score(hidden, weight, (view, row, scored), len(positions) / (len(scored) * draws))
             hide_prompt(answers, hidden, view=view, row=row, random=random, rate=prompt_rate)
     return finished(answers, hidden, weight)
 
 
 class Blocks(Likelihood):
-    """A random part of a random block, all blocks after it, and with a probability each token before it (SPG)."""
+    """A random part of a random block, all blocks after it, and some tokens before it (SPG)."""
 
     name: Literal["blocks"] = "blocks"
     size: Count = 32
+    """Tokens of a block."""
     draws: Count = 2
+    """Views of an answer, of different blocks while there are others."""
     prompt_rate: Rate = 0.15
+    """Probability with which each token before the block is hidden, of the prompt and of the answer."""
 
+    @override
     def views(self, answers: Answers) -> Views:
-        """The views of some answers."""
         return blocks(answers, self.size, self.draws, self.prompt_rate)
 
 

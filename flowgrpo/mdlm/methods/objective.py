@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from flowgrpo.mdlm.methods.views import Views
 from flowgrpo.schema.base import Choice, Positive, Rate, Strict
@@ -54,7 +55,7 @@ class LossInputs:
 
     @property
     def row_weight(self) -> Tensor:
-        """(B,) of whole answers."""
+        """The weight (B,) of whole answers."""
         return self.token_weight.sum(1)
 
     def of(self, rows: Tensor) -> LossInputs:
@@ -99,19 +100,19 @@ KL = {"k1": k1, "k2": k2, "k3": k3}
 
 
 class Divergence(Strict):
-    """A pull to the reference, or to the policy that made the answers: `beta` times a form of KL; 0 computes none.
-
-    `level` token takes it of each token, sequence of the answer's gap, over its length (ESPO's k2). TraceRL pulls to the
-    `old` policy, most others to the `reference`.
-    """
+    """A pull to the reference, or to the policy that made the answers."""
 
     form: Literal["k1", "k2", "k3"] = "k3"
+    """k1 only measures; k2 has the gradient of the KL; k3 is unbiased and never negative."""
     beta: float = Field(0.0, ge=0)
+    """Weight of the KL in the loss; 0 computes none."""
     level: Literal["token", "sequence"] = "token"
+    """token: of each token; sequence: of the answer's gap, over its length (ESPO's k2)."""
     target: Literal["reference", "old"] = "reference"
+    """The reference, or old: the policy that made the answers (TraceRL)."""
 
     def loss(self, inputs: LossInputs) -> Tensor:
-        """beta KL, a number."""
+        """The term that is added to the loss, beta KL, a number."""
         return self.beta * self.mean(inputs)
 
     def mean(self, inputs: LossInputs) -> Tensor:
@@ -127,11 +128,11 @@ class Objective(Choice):
 
     @abstractmethod
     def separable(self, views: Views) -> bool:
-        """Whether it is a sum over views."""
+        """Whether it is a sum over views, so that it may be computed for some of them at a time."""
 
     @abstractmethod
     def loss(self, inputs: LossInputs) -> Tensor:
-        """Loss, a number."""
+        """The loss, a number."""
 
     @abstractmethod
     def log_ratio(self, inputs: LossInputs) -> Tensor:
@@ -149,22 +150,23 @@ def dual_clip_loss(ratio: Tensor, advantage: Tensor, *, low: float, high: float,
 
 
 class Ratio(Objective):
-    """Options of objectives of a ratio: `clip_range` is one bound for both sides or [low, high], `dual` bounds bad answers.
-
-    With `gate`, temperatures for A > 0 and A <= 0, SAPO's soft gate (arXiv 2511.20347) takes the place of the clip.
-    """
+    """Options of objectives of a ratio."""
 
     clip_range: Positive | Pair = 0.2
+    """How far a ratio may be from 1: one bound for both sides, or [low, high]."""
     dual: Positive | None = None
+    """The loss of a bad answer is at most this times |A| (arXiv 1912.09729); null: no such bound."""
     gate: Pair | None = None
+    """Temperatures for A > 0 and A <= 0 of SAPO's soft gate (arXiv 2511.20347), in place of the clip; null: clip."""
     kl: Divergence = Divergence()
+    """A pull to the reference, or to the policy that made the answers."""
 
     @property
     def _range(self) -> tuple[float, float]:
         return tuple(self.clip_range) if isinstance(self.clip_range, list) else (self.clip_range, self.clip_range)
 
     def ratio_loss(self, ratio: Tensor, advantage: Tensor) -> Tensor:
-        """Loss of each ratio."""
+        """The loss of each ratio, in its shape."""
         if self.gate is not None:
             return soft_gate_loss(ratio, advantage, *self.gate)
         if self.dual is not None:
@@ -185,24 +187,26 @@ class TokenRatio(Ratio):
 
     name: Literal["token_ratio"] = "token_ratio"
 
+    @override
     def separable(self, views: Views) -> bool:
-        """Whether it is a sum over views."""
         return views.disjoint and (self.kl.beta == 0 or self.kl.level == "token")
 
+    @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        """Loss, a number."""
         weight = inputs.token_weight * (inputs.active_weight > 0).any(0)
         loss = (weight * self.ratio_loss(self.ratio(inputs), inputs.advantage[:, None])).sum()
         return loss if self.kl.beta == 0 else loss + self.kl.loss(inputs)
 
+    @override
     def log_ratio(self, inputs: LossInputs) -> Tensor:
-        """(B, L)"""
+        """The log ratio (B, L) of each token."""
         return inputs.gap(inputs.old).sum(0)
 
     def ratio(self, inputs: LossInputs) -> Tensor:
-        """(B, L)"""
+        """The ratio (B, L) of each token."""
         return bounded_exp(self.log_ratio(inputs))
 
+    @override
     def stopped(self, inputs: LossInputs) -> Tensor:
         """Which scored tokens have no gradient, (B, L) bool."""
         stopped = self.ratio_stopped(self.ratio(inputs), inputs.advantage[:, None])
@@ -216,7 +220,7 @@ def sequence_log_ratio(inputs: LossInputs, normalised: bool = True) -> Tensor:
 
 
 class SequenceRatio(Ratio):
-    """One ratio for each answer, of the whole estimate (GDPO); with `normalised`, of it over the length (GSPO, ESPO).
+    """One ratio for each answer, of the whole estimate (GDPO).
 
     Differences of ELBOs are nats of a whole answer: unnormalised, a clip of 0.2 is met by the first small step. GDPO divides
     the clipped loss by the length instead of the exponent; where nothing has moved that is the same gradient.
@@ -224,26 +228,29 @@ class SequenceRatio(Ratio):
 
     name: Literal["sequence_ratio"] = "sequence_ratio"
     normalised: bool = True
+    """Take the estimate over the answer's length (GSPO, ESPO)."""
 
+    @override
     def separable(self, views: Views) -> bool:
-        """Whether it is a sum over views: exp of a sum is not."""
+        """False: exp of a sum is not a sum."""
         return False
 
+    @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        """Loss, a number."""
         loss = (inputs.row_weight * self.ratio_loss(self.ratio(inputs), inputs.advantage)).sum()
         return loss if self.kl.beta == 0 else loss + self.kl.loss(inputs)
 
+    @override
     def log_ratio(self, inputs: LossInputs) -> Tensor:
-        """(B,)"""
+        """The log ratio (B,) of each answer."""
         return sequence_log_ratio(inputs, self.normalised)
 
     def ratio(self, inputs: LossInputs) -> Tensor:
-        """(B,)"""
+        """The ratio (B,) of each answer."""
         return bounded_exp(self.log_ratio(inputs))
 
+    @override
     def stopped(self, inputs: LossInputs) -> Tensor:
-        """Which answers have no gradient, (B,) bool."""
         return self.ratio_stopped(self.ratio(inputs), inputs.advantage)
 
 
@@ -252,11 +259,12 @@ class Bound(Objective):
 
     @property
     def kl(self) -> Divergence:
-        """None."""
+        """A divergence of weight 0: it has none."""
         return Divergence()
 
+    @override
     def stopped(self, inputs: LossInputs) -> Tensor:
-        """Which answers have no gradient, (B,) bool: none."""
+        """None of the answers (B,)."""
         return torch.zeros_like(inputs.advantage, dtype=torch.bool)
 
 
@@ -265,26 +273,27 @@ class LinearBound(Bound):
 
     A >= 0: w_j A (1 + d_j), for e^x >= 1 + x; A < 0: w_j A e^(d_j), for exp is convex. d_j is the gap of view j's own
     estimate (what it adds over its weight w_j). Equal to A exp(...) in value and gradient where nothing has moved. The DARE
-    code forms 1 + d as exp(log(1 + d)), which is NaN for d <= -1, and clips; we do neither. With `normalised`, d_j is over
-    the length, as it is there.
+    code forms 1 + d as exp(log(1 + d)), which is NaN for d <= -1, and clips; we do neither.
     """
 
     name: Literal["linear_bound"] = "linear_bound"
     normalised: bool = True
+    """Take each view's gap over the answer's length, as the DARE code."""
 
+    @override
     def separable(self, views: Views) -> bool:
-        """Whether it is a sum over views."""
         return True
 
+    @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        """Loss, a number."""
         gap = inputs.gap(inputs.old).sum(2) / inputs.view_weight[:, None]  # (n, B)
         gap = gap / inputs.length.clamp(min=1) if self.normalised else gap
         bound = torch.where(inputs.advantage < 0, torch.exp(gap.clamp(max=LIMIT)), 1 + gap)
         return -(inputs.row_weight * inputs.advantage * inputs.view_weight[:, None] * bound * inputs.active_views).sum()
 
+    @override
     def log_ratio(self, inputs: LossInputs) -> Tensor:
-        """(B,) of the objective that it bounds."""
+        """The log ratio (B,) of the objective that it bounds."""
         return sequence_log_ratio(inputs, self.normalised)
 
 
@@ -299,20 +308,23 @@ class Sandwich(Bound):
 
     name: Literal["sandwich"] = "sandwich"
     beta: Positive = 1.5
+    """Exponent of the upper bound."""
     mix: Rate = 0.5
+    """Share of the upper bound in the loss of bad answers; the rest is the ELBO's."""
 
+    @override
     def separable(self, views: Views) -> bool:
-        """Whether it is a sum over views: the log of a sum is not."""
+        """False: the log of a sum is not a sum."""
         return False
 
+    @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        """Loss, a number."""
         lower, upper = self.bounds(inputs)
         chosen = torch.where(inputs.advantage > 0, lower, self.mix * upper + (1 - self.mix) * lower)
         return -(inputs.row_weight * inputs.advantage * chosen).sum()
 
     def bounds(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        """(B,) lower and upper bound per token."""
+        """The lower and the upper bound (B,) per token of each answer."""
         weight = inputs.active_weight
         lower = (weight * inputs.new).sum((0, 2)) / inputs.length.clamp(min=1)
         seen = (weight > 0).any(0)  # (B, L)
@@ -320,6 +332,7 @@ class Sandwich(Bound):
         upper = torch.logsumexp(powers, 0) / self.beta * seen
         return lower, upper.sum(1) / seen.sum(1).clamp(min=1)
 
+    @override
     def log_ratio(self, inputs: LossInputs) -> Tensor:
-        """(B,) of the lower bound per token; the loss does not use it."""
+        """The log ratio (B,) of the lower bound per token; the loss does not use it."""
         return sequence_log_ratio(inputs)

@@ -1,15 +1,17 @@
 """The table of methods for masked-diffusion language models: words over the axes of `mdlm.methods`, and numbers.
 
-To add a method, add a row. Numbers of the loop (passes, groups, learning rate) and of sizes (length, steps, blocks) are no
+To add a method, add a row. Numbers of the loop (passes, groups, learning rate) and of sizes (length, steps, blocks) are not
 part of a row, for they go with a model: `PUBLISHED` has those of the released code, as overrides; `flowgrpo plan` shows
 them.
 
-Above each row stand its source and, numbered, where it departs from that. All depart from their code in three points:
+Above each row stand its source and, numbered, where it departs from that. All rows depart from their sources' code in three
+points, of which the first two are the loop's (see `mdlm.trainer`, which has more of them):
 
- 1. A mean over answers or tokens is one of the whole optimizer step; there it is one of a device's micro-batch, and then the
-    mean of those.
+ 1. A mean over answers or tokens is taken over the whole optimizer step; there over a device's micro-batch, and then over
+    those means.
  2. Random masks are drawn for each answer at an address of its own; there one seed serves a batch.
- 3. Tokens are drawn in float64; there mostly in the type of the model.
+ 3. A token is drawn by one number in [0, 1) and the cumulated probabilities, in float64; there mostly by Gumbel noise on
+    each logit, in the type of the model. The distribution is the same.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _STD = {"name": "group_mean", "std": "group", "eps": 1e-4, "ddof": 0}
 _LEAVE_ONE_OUT = {"name": "leave_one_out"}
 
 
-def _drawn(name: str, temperature: float, **more: float) -> Options:
+def _at_temperature(name: str, temperature: float, **more: float) -> Options:
     """A decoder whose tokens are drawn at a temperature, with further options of `proposal`."""
     return {"name": name, "proposal": {"temperature": temperature, **more}}
 
@@ -58,7 +60,7 @@ PRESETS: dict[str, PresetRow] = {
         {"name": "token_ratio", "clip_range": 0.5, "kl": {"form": "k3", "beta": 0.04}},
         aggregation="token_mean",
         baseline=_MEAN,
-        decoder=_drawn("low_confidence", 0.9),
+        decoder=_at_temperature("low_confidence", 0.9),
     ),
     # Ours, from diffu_grpo; one evaluation an answer.
     # 1. No masks in the prompt. 2. No reference. 3. Advantages over the group's standard deviation. 4. Temperature 1.
@@ -77,7 +79,7 @@ PRESETS: dict[str, PresetRow] = {
         {"name": "token_ratio", "clip_range": 0.5, "kl": {"form": "k3", "beta": 0.01}},
         aggregation="token_mean",
         baseline=_LEAVE_ONE_OUT,
-        decoder=_drawn("entropy", 1.0, top_p=0.95),
+        decoder=_at_temperature("entropy", 1.0, top_p=0.95),
     ),
     # arXiv 2510.08554 and its recipe in NVIDIA-NeMo/RL; its own code was not at hand.
     # 1. Views weigh L / k; the paper's 1 / t is off by k / (t L).
@@ -97,7 +99,7 @@ PRESETS: dict[str, PresetRow] = {
         {"name": "linear_bound"},
         aggregation="sequence_mean",
         baseline={"name": "group_mean", "std": "group", "eps": 1e-6, "ddof": 1},
-        decoder=_drawn("low_confidence", 0.6),
+        decoder=_at_temperature("low_confidence", 0.6),
     ),
     # arXiv 2509.23924 and yjyddq/EOSER-ASS-RL: the whole canvas is trained on, also what is behind the end.
     # 1. The decoder is the code's semi-autoregressive one; the paper's best is `decoder: eoser_ass`.
@@ -126,7 +128,7 @@ PRESETS: dict[str, PresetRow] = {
         {"name": "sequence_ratio", "clip_range": 0.2, "kl": {"form": "k3", "beta": 0.01}},
         aggregation="token_mean",
         baseline=_MEAN,
-        decoder=_drawn("low_confidence", 1.2),
+        decoder=_at_temperature("low_confidence", 1.2),
         hints={"name": "inpainting"},
     ),
     # arXiv 2510.09541 and facebookresearch/SPG, with its numbers for GSM8K and MATH (beta is 2 for Countdown, 1 for Sudoku).
@@ -136,7 +138,7 @@ PRESETS: dict[str, PresetRow] = {
         {"name": "sandwich", "beta": 1.5, "mix": 0.5},
         aggregation="token_mean",
         baseline=_MEAN,
-        decoder=_drawn("low_confidence", 0.9),
+        decoder=_at_temperature("low_confidence", 0.9),
     ),
     # arXiv 2509.06949 and Gen-Verse/dLLM-RL with its numbers for LLaDA.
     # 1. No value model. 2. Groups solved by less than 0.2 or more than 0.8 of their answers are trained on; there dropped.
@@ -148,7 +150,7 @@ PRESETS: dict[str, PresetRow] = {
         {"name": "token_ratio", "clip_range": 0.2, "kl": {"form": "k3", "beta": 0.08, "target": "old"}},
         aggregation="step_mean",
         baseline={"name": "group_mean", "std": "group", "eps": 0.0, "ddof": 0},
-        decoder=_drawn("low_confidence", 0.8),
+        decoder=_at_temperature("low_confidence", 0.8),
     ),
     # arXiv 2512.22288, reconstructed: neither its equations nor code were at hand; see learned_schedule.py.
     # 1. The law of the schedule's actions, the clip, the baseline and the means are ours.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from flowgrpo.mdlm.decoding.decode import Decoder
-from flowgrpo.mdlm.methods.actions import check_start, check_taken
+from flowgrpo.mdlm.methods.actions import check_action, check_start
 from flowgrpo.schema.base import Choice, Positive
 from flowgrpo.schema.lazy import lazy
 
@@ -18,19 +20,37 @@ else:
     learned_schedule = lazy("flowgrpo.mdlm.methods.learned_schedule")
 
 
-class Unscheduled(Choice):
+class Schedule(Choice):
+    """What every schedule has."""
+
+    @abstractmethod
+    def policy(self, steps: int) -> SchedulePolicy | None:
+        """The distribution of the numbers, for decodes of at most so many steps; None where they stay as they are."""
+
+    @abstractmethod
+    def check(self, decoder: Decoder, steps: int) -> None:
+        """See that the schedule goes with a decoder.
+
+        Raises:
+            InputError: it does not.
+        """
+
+
+class Unscheduled(Schedule):
     """The decoder's numbers stay as they are."""
 
     name: Literal["none"] = "none"
 
+    @override
     def policy(self, steps: int) -> None:
-        """There is none."""
+        return None
 
+    @override
     def check(self, decoder: Decoder, steps: int) -> None:
         """Any decoder goes with it."""
 
 
-class LearnedSchedule(Choice):
+class LearnedSchedule(Schedule):
     """Co-GRPO (arXiv 2512.22288), reconstructed: numbers of the decoder are drawn, and trained by the same advantage."""
 
     name: Literal["learned"] = "learned"
@@ -41,16 +61,13 @@ class LearnedSchedule(Choice):
     learning_rate: Positive = 0.03
     """Of the schedule's own parameters."""
 
+    @override
     def policy(self, steps: int) -> SchedulePolicy:
-        """The distribution of the numbers, for decodes of at most so many steps."""
         return learned_schedule.SchedulePolicy(self.start, steps, self.std)
 
+    @override
     def check(self, decoder: Decoder, steps: int) -> None:
-        """See that the decoder has these numbers, and that each lies between its bounds.
-
-        Raises:
-            InputError: it has not, or one does not.
-        """
+        """See that the decoder has these numbers, and that each lies between its bounds."""
         check_start(self.start, steps)
         for action in self.start:
-            check_taken(action, decoder)
+            check_action(action, decoder)

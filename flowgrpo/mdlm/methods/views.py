@@ -66,17 +66,23 @@ def nothing_scored(answers: Answers, count: int) -> tuple[np.ndarray, np.ndarray
 
 
 def scored_rows(answers: Answers, name: str) -> Iterator[tuple[int, np.random.Generator, np.ndarray]]:
-    """Of each row with scored tokens: its number, its source of randomness, and the places of those tokens."""
+    """Of each row with scored tokens: its number, its source of randomness, and the positions of those tokens."""
     scored = answers.scored.cpu().numpy()
     for row, address in enumerate(answers.addresses):
         if scored[row].any():
             yield row, noise.generator(*address, name), scored[row].nonzero()[0]
 
 
-def score(hidden: np.ndarray, weight: np.ndarray, *, view: int, row: int, places: np.ndarray, value: float) -> None:
-    """Hide and score tokens of one row in one view."""
-    hidden[view, row, places + hidden.shape[2] - weight.shape[2]] = True
-    weight[view, row, places] = value
+def score(hidden: np.ndarray, weight: np.ndarray, where: tuple[int, int, np.ndarray], value: float) -> None:
+    """Hide and score some tokens.
+
+    Args:
+        where: the view, the row, and the tokens' positions in the completion.
+        value: their weight.
+    """
+    view, row, positions = where
+    hidden[view, row, positions + hidden.shape[2] - weight.shape[2]] = True
+    weight[view, row, positions] = value
 
 
 def hide_prompt(

@@ -7,16 +7,19 @@ import pytest
 
 from flowgrpo import cli, config
 from flowgrpo.commands.explain import page, used
+from flowgrpo.data import yaml_maps
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods import CHOICES
 from flowgrpo.mdlm.config import TextConfig
+from flowgrpo.mdlm.decoding.decoders import AXES, MODIFIERS
 from flowgrpo.mdlm.methods import CHOICES as TEXT_CHOICES
 from flowgrpo.schema.base import Strict
 from flowgrpo.schema.explain import explain, section, sentences
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
+WORDS = {**AXES, "modifiers": MODIFIERS}  # of a decoder
 SHAPES, DIGITS = {"model": {"path": "shapes"}}, {"kind": "mdlm", "model": {"path": "digits"}}
 
 
@@ -35,16 +38,18 @@ def test_every_key_has_a_sentence(model):
         assert set(sentences(model)) >= set(model.model_fields)
 
 
-@pytest.mark.parametrize("axis", CHOICES)
-def test_every_option_has_a_sentence(axis):
-    for choice in CHOICES[axis].values():
-        assert set(sentences(choice)) >= set(choice.model_fields) - {"name"}
+@pytest.mark.parametrize("choices", [CHOICES, TEXT_CHOICES, WORDS])
+def test_every_option_has_a_sentence(choices):
+    for words in choices.values():
+        for choice in words.values():
+            for model in sections(choice):
+                assert set(sentences(model)) >= set(model.model_fields) - {"name"}, model
 
 
 def test_the_page_of_keys_is_that_of_the_code():
     block = re.search(r"```yaml\n(kind: flow.*?)```", (DOCS / "config.md").read_text(), re.DOTALL)[1]
     assert block == page(config.validated(SHAPES)), "docs/config.md: put flowgrpo.commands.explain.page there"
-    written = config.parse_yaml(block, "docs/config.md")
+    written = yaml_maps.parse_yaml(block, "docs/config.md")
     assert config.validated(written) == config.validated({**SHAPES, "rewards": ["shapes"]})
 
 
@@ -57,18 +62,39 @@ def test_the_tables_of_axes_have_every_word(name, choices):
         assert set(named) >= set(words) or f"{len(words)} by name" in rows[axis], axis
 
 
-def test_the_table_of_options_has_every_option():
-    table = re.findall(
-        r"^\| (?:`(\w+)`)? ?\| (?:`(\w+)`|all|both) \| (.*) \|$", (DOCS / "config.md").read_text(), re.MULTILINE
-    )
+def rows_of_options(name):
+    """The table of options of a page: of each axis all that its rows say of words and options."""
     rows, axis = {}, None
-    for new, _, words in table:
+    for new, words in re.findall(
+        r"^\| (?:`(\w+)`)? ?\| ((?:`\w+`|all|both|any)? ?\|.*)\|$", (DOCS / name).read_text(), re.MULTILINE
+    ):
         axis = new or axis
         rows[axis] = rows.get(axis, "") + words
+    return rows
+
+
+def options(choices):
+    """The options of some choices, those of their sections too."""
+    return {key for choice in choices.values() for model in sections(choice) for key in model.model_fields} - {"name"}
+
+
+def unsaid(words, row):
+    """Those of some words that a row does not have."""
+    return {word for word in words if not re.search(rf"\b{word}\b", row)}
+
+
+def test_the_table_of_options_has_every_option():
+    rows = rows_of_options("config.md")
     for axis, choices in CHOICES.items():
-        for choice in choices.values():
-            for option in choice.model_fields.keys() - {"name"}:
-                assert re.search(rf"\b{option}\b", rows[axis]), f"algorithm.{axis}.{option}"
+        assert not unsaid(options(choices), rows[axis]), axis
+
+
+def test_the_table_of_options_of_texts_has_every_option():
+    rows = rows_of_options("mdlm.md")
+    for axis, choices in TEXT_CHOICES.items():
+        assert "as for flows" in rows[axis] if axis == "baseline" else not unsaid(options(choices), rows[axis]), axis
+    for word, choices in WORDS.items():
+        assert not unsaid({*choices, *options(choices)}, rows["decoder"]), word
 
 
 def test_a_key_is_explained():
@@ -81,6 +107,10 @@ def test_a_key_is_explained():
     assert (found.default, found.value) == (1.0, [1.0, 2.0])
     chosen = config.validated({**SHAPES, "algorithm": {"preset": "tempflow"}, "train": {"group_size": 24}})
     assert explain(chosen, "algorithm.tree.branches").value == 6
+    chosen = config.validated({**DIGITS, "algorithm": {"likelihood": "monte_carlo"}})
+    found = explain(chosen, "algorithm.likelihood.draws")
+    assert (found.meaning, found.takes, found.value) == ("Random masks of an answer.", "an integer, at least 1", 2)
+    assert explain(chosen, "algorithm.decoder.cfg_scale").takes == "a number"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +132,9 @@ def test_where_a_key_is_used():
         file, numbers = place.split(":")
         lines = (ROOT / file).read_text().splitlines()
         assert all("train.group_size" in lines[int(number) - 1] for number in numbers.split(", "))
-    assert any(place.startswith("flowgrpo/training/groups.py:") for place in places)
+    files = [place.partition(":")[0] for place in places]
+    assert "flowgrpo/training/groups.py" in files
+    assert "flowgrpo/flow/methods/presets.py" not in files  # a word in a text is no use of it
 
 
 def test_plan_explains(capsys):

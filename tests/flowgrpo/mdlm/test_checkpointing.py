@@ -59,7 +59,7 @@ def test_a_decoder_keeps_its_cache_and_its_hidden_states():
         predictor = MaskPredictor(network, MASK, PAD)
         with torch.no_grad():
             seen = torch.ones_like(IDS, dtype=torch.bool)
-            cache = BlockCache(predictor, "dual")
+            cache = BlockCache(predictor, "dual", "decoder.cache")
             cached = [cache.logits(IDS, seen, torch.arange(len(IDS)), start=8, stop=12) for _ in range(2)]
             found.append([*cached, *predictor.logits_and_hidden(IDS, None, start=0, stop=None, layers=2)[1]])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

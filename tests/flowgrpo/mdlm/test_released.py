@@ -268,8 +268,8 @@ def test_memory_is_that_of_the_weights_and_adapters_of_the_class(folders, settin
         ("llada", {"rope_theta": None}, "has no rope_theta, which every llada has"),
         ("llada", {"rotary_pct": 0.5}, "says rotary_pct: 0.5, which is not known of a llada"),
         ("llada", {"n_kv_heads": 2}, r"k_proj.weight of shape \(32, 32\) where config.json asks for \(16, 32\)"),
-        ("llada", {"n_heads": 5}, "is of no llada .* hidden size .32. is not a multiple"),
-        ("llada", {"d_model": "x"}, "is of no llada .*'hidden_size' expected int"),
+        ("llada", {"n_heads": 5}, "is not of a llada .* hidden size .32. is not a multiple"),
+        ("llada", {"d_model": "x"}, "is not of a llada .*'hidden_size' expected int"),
         ("llada", {"n_layers": 3}, "lacks weights: model.layers.2.input_layernorm.weight and 8 more"),
         ("llada", {"n_layers": 1}, "has unknown weights: model.layers.1.input_layernorm.weight and 8 more"),
         (

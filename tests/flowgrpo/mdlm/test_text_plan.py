@@ -197,7 +197,7 @@ def test_published_numbers_stand_beside_those_of_the_run(settings):
         ),
         (
             {"model__path": "shapes"},
-            r"^model\.path: shapes is a flow model, no language model: its runs have kind: flow$",
+            r"^model\.path: shapes is a flow model, not a language model: its runs have kind: flow$",
         ),
         ({"prompts__eval": "no.txt"}, r"^prompts\.eval: there is no file no\.txt"),
         ({"algorithm__preset": "igpo", "algorithm__hints__column": "way"}, "no training prompt has 'way'"),

@@ -341,7 +341,7 @@ def test_the_decoder_of_evaluation_may_be_a_word(settings):
         ),
         (
             {"algorithm__preset": "igpo", "algorithm__hints__reward": "vowel"},
-            "^algorithm.hints.reward: 'vowel' is none of rewards, did you mean 'vowels'",
+            "^algorithm.hints.reward: 'vowel' is not one of rewards, did you mean 'vowels'",
         ),
         ({"model__lora": {"targets": []}}, "model.lora.targets"),
         ({"algorithm__preset": "igpo", "algorithm__hints__chunk": [10, 5]}, "algorithm.hints.chunk: 10 is above 5"),

@@ -80,7 +80,7 @@ DEEP = "[" * 100_000
         (PATH, "transformer/config.json", DEEP, "could not be loaded from its folder (RecursionError"),
         (PATH, "tokenizer/tokenizer_config.json", "[]", "could not be loaded from its folder (TypeError"),
         (DIGITS, "config.json", DEEP, "'./m' holds no model (maximum recursion depth exceeded"),
-        (DIGITS, "config.json", '"x"', "'./m' holds no model, or its config.json is no map with a model_type"),
+        (DIGITS, "config.json", '"x"', "'./m' holds no model, or its config.json is not a map with a model_type"),
         (DIGITS, "config.json", '{"model_type": []}', "'./m' holds no model"),
         (DIGITS, "tokenizer.json", DEEP, "'./m' has no tokenizer (RecursionError"),
         (DIGITS, "tokenizer.json", "{}", "'./m' has no tokenizer (KeyError: 'added_tokens')"),

@@ -161,10 +161,10 @@ def test_a_row_that_waits_is_taken_up_again_with_its_cache(predictor):
 
 def test_the_blocks_of_a_decoder_are_those_of_its_model(predictor):
     for written, message in (
-        ({"region": {"block_length": 3}}, "blocks of 3 tokens are no equal parts of the model's, which have 4"),
-        ({"region": {"name": "ascending"}}, "ascending blocks are none of this model's own"),
+        ({"region": {"block_length": 3}}, "blocks of 3 tokens are not equal parts of the model's, which have 4"),
+        ({"region": {"name": "ascending"}}, "ascending blocks are not this model's own"),
         ({"cache": "dual"}, "no block sees the later ones of this model, take prefix"),
-        ({"steps": 5}, "5 for 12 tokens are no whole number for a block of 4"),
+        ({"steps": 5}, "5 for 12 tokens are not a whole number for a block of 4"),
     ):
         with pytest.raises(InputError, match=message):
             build({"name": "low_confidence", **written}, 12, EOS, predictor)

@@ -1,0 +1,100 @@
+"""YAML of others, read strictly: a key once, nested and long up to a bound, one sentence for what is wrong."""
+
+from __future__ import annotations
+
+import re
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flowgrpo.data import tables
+from flowgrpo.errors import InputError
+
+LARGEST_TEXT = 1 << 18  # characters of YAML
+LARGEST_VALUE = 1 << 17  # values in it, where its aliases are followed
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 3e-4 is a number, as everyone who writes it means, a key stands once, and aliases stay small."""
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self._depth, self._sizes = 0, {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        """The next node, if it is not nested too deep and not too large with its aliases followed."""
+        event = self.peek_event()
+        if self._depth == tables.DEEPEST:
+            self._refuse(event, f"lists and maps are nested deeper than {tables.DEEPEST}")
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if not isinstance(event, yaml.AliasEvent):
+            inner = node.value if isinstance(node, yaml.CollectionNode) else []
+            inner = chain(*inner) if isinstance(node, yaml.MappingNode) else inner
+            self._sizes[node] = 1 + sum(self._sizes[part] for part in inner)
+        if node not in self._sizes:
+            self._refuse(event, f"*{event.anchor} stands in what it stands for")
+        if self._sizes[node] > LARGEST_VALUE:
+            self._refuse(event, f"holds more than {LARGEST_VALUE} values where its aliases are followed")
+        return node
+
+    def _refuse(self, event: yaml.Event, problem: str) -> None:
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The map, if no key of it is written twice."""
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
+                raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark)
+            seen.add((key.tag, key.value) if isinstance(key, yaml.ScalarNode) else key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"), list("-+0123456789")
+)
+
+
+def parse_yaml(text: str, place: str) -> Any:
+    """The value of a YAML text.
+
+    Raises:
+        InputError: the text is not YAML; names `place` and the line.
+    """
+    if len(text) > LARGEST_TEXT:
+        raise InputError(f"{place}: has {len(text)} characters, at most {LARGEST_TEXT} are read")
+    try:
+        found = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark is not None and "\n" in text else ""
+        words = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise InputError(f"{place}{line}: not valid YAML ({words})") from None
+    except (ValueError, LookupError, AttributeError, TypeError) as error:  # of the 99th of a month, of !!int and a word
+        raise InputError(f"{place}: not valid YAML (a value is not of its kind: {error})") from None
+    tables.check_plain(found, place)
+    return found
+
+
+def read_map(path: Path) -> dict[str, Any]:
+    """The map that a YAML file of a config is, unchecked.
+
+    Raises:
+        InputError: it cannot be read, or is none.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(LARGEST_TEXT + 1).decode("utf-8-sig")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    written = parse_yaml(text, str(path))
+    if not isinstance(written, dict):
+        raise InputError(f"{path}: a config is a map of keys such as model and rewards, not {type(written).__name__}")
+    return written

@@ -1,0 +1,80 @@
+"""Every page names only what exists: links, files and folders of the repository, names of the code, commands."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from flowgrpo import cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
+PACKAGES = "flowgrpo|samplers|rewards"
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FILE = re.compile(r"(?<![\w./-])((?:flowgrpo|samplers|rewards|scripts|tests|configs|docs)/[\w./*-]*[\w/*])")
+NAME = re.compile(rf"(?<![\w./-])((?:{PACKAGES})(?:\.[A-Za-z_]\w*)+)(?![\w(/])(?<!\.md)")
+COMMAND = re.compile(r"(?:^ +|`|\$ )flowgrpo ([a-z]+)(?: ([a-z]+))?", re.MULTILINE)
+ENTRY_POINTS = {"flowgrpo.rewards"}  # the name of a group, not of a module
+
+
+def heading(line):
+    """The anchor that a page's viewer makes of a heading."""
+    return re.sub(r"[^\w\s-]", "", line.lstrip("# ").strip().lower()).replace(" ", "-")
+
+
+def links(page):
+    return [target for target in LINK.findall(page.read_text()) if "://" not in target]
+
+
+def resolved(name):
+    """What a dotted name stands for: the longest module it begins with, then attributes."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            value = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[count:]:
+            value = getattr(value, part)
+        return value
+    raise AttributeError(name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in links(page):
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), f"{page.name} links to {target}"
+        if anchor:
+            anchors = {heading(line) for line in file.read_text().splitlines() if line.startswith("#")}
+            assert anchor in anchors, f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page):
+    missing = [name for name in FILE.findall(page.read_text()) if not list(ROOT.glob(name))]
+    assert not missing, f"{page.name} names {missing}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_of_the_code_exist(page):
+    for name in sorted(set(NAME.findall(page.read_text())) - ENTRY_POINTS):
+        try:
+            resolved(name)
+        except AttributeError as error:
+            raise AssertionError(f"{page.name} names {name}: {error}") from error
+
+
+def words(app):
+    """The commands of a typer application, and below its groups theirs, as they are typed."""
+    alone = {(command.name or command.callback.__name__,) for command in app.registered_commands}
+    return alone | {(group.name, *rest) for group in app.registered_groups for rest in words(group.typer_instance)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_exist(page):
+    known = words(cli.app)
+    for first, second in COMMAND.findall(page.read_text()):
+        assert (first,) in known or (first, second) in known, f"{page.name} names flowgrpo {first} {second}"
