@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from flowgrpo.data.embedded import place_of
 from flowgrpo.errors import InputError
+from flowgrpo.schema.heavy import torch
 from flowgrpo.schema.lazy import lazy
 
 if TYPE_CHECKING:
     import huggingface_hub
     import psutil
     import safetensors
-    import torch
 else:
     huggingface_hub = lazy("huggingface_hub")
     psutil = lazy("psutil")
     safetensors = lazy("safetensors")
-    torch = lazy("torch")
 
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
 

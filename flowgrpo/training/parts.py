@@ -8,16 +8,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from flowgrpo.errors import InputError
+from flowgrpo.schema.heavy import torch
 from flowgrpo.schema.lazy import lazy
 
 if TYPE_CHECKING:
-    import torch
-
     from flowgrpo.schema.sections import Train
     from samplers import noise
     from samplers.trees import Tree
 else:
-    torch = lazy("torch")
     noise = lazy("samplers.noise")
 
 MOST_SAMPLES = 1 << 20  # of an iteration, each of which has a place in lists

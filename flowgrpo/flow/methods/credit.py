@@ -18,17 +18,14 @@ from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice
+from flowgrpo.schema.heavy import Tensor, torch
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.training.baseline import Units, combined
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from samplers import trees
     from samplers.trees import Tree
 else:
-    torch = lazy("torch")
     trees = lazy("samplers.trees")
 
 

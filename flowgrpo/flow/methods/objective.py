@@ -13,18 +13,15 @@ from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, Positive, Strict
+from flowgrpo.schema.heavy import Tensor, torch
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.training import surrogate
 from flowgrpo.training.surrogate import bounded_exp
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from samplers import kernels
     from samplers.kernels import Kernel, State
 else:
-    torch = lazy("torch")
     kernels = lazy("samplers.kernels")
 
 ClipRange = Positive | Annotated[list[Positive], Field(min_length=2, max_length=2)]

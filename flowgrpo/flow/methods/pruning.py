@@ -12,15 +12,10 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from flowgrpo.flow.methods.credit import trunk_ends
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.heavy import Tensor, torch
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from samplers.trees import Tree
-else:
-    torch = lazy("torch")
 
 
 def parent_top1(tree: Tree, advantages: Tensor) -> Tensor:

@@ -19,12 +19,11 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.methods import pruning
 from flowgrpo.flow.methods.credit import trunk_ends
 from flowgrpo.schema.base import Choice, Positive, Strict
+from flowgrpo.schema.heavy import Tensor
 from flowgrpo.schema.lazy import lazy
 from rewards.base import locate, nearest
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from samplers import kernels as formulas
     from samplers import noise, plans, schedule, trees
     from samplers.kernels import Kernel

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from flowgrpo.errors import InputError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from flowgrpo.schema.heavy import Tensor
 
 Attention = Literal["full", "block"]
 

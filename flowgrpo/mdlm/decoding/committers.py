@@ -6,7 +6,7 @@ Scores are -inf where nothing is open. Of equal scores the first position goes f
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -15,13 +15,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.regions import ascending, ascending_sizes
 from flowgrpo.mdlm.decoding.step import DecodeStep, Fraction, Frame, setting
 from flowgrpo.schema.base import Choice, Count, NotNegative
-from flowgrpo.schema.lazy import lazy
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-else:
-    torch = lazy("torch")
+from flowgrpo.schema.heavy import Tensor, torch
 
 
 class Committer(Choice):

@@ -15,19 +15,16 @@ from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.proposals import Proposed, Sample
 from flowgrpo.mdlm.decoding.regions import Region
 from flowgrpo.mdlm.decoding.step import DecodeStep, Frame, Setting, setting
+from flowgrpo.schema.heavy import Tensor, torch
 from flowgrpo.schema.lazy import lazy
 from samplers.batches import batched
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from flowgrpo.mdlm.decoding import cache as caches
     from flowgrpo.mdlm.decoding.cache import Cache
     from flowgrpo.mdlm.decoding.predictor import MaskPredictor
     from samplers.noise import Address
 else:
-    torch = lazy("torch")
     caches = lazy("flowgrpo.mdlm.decoding.cache")
 
 Scorer = Callable[[DecodeStep, Proposed], Any]  # returns a tensor, as do the next two

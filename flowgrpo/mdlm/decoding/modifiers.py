@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -11,13 +11,7 @@ from typing_extensions import override
 from flowgrpo.mdlm.decoding.proposals import Proposed
 from flowgrpo.mdlm.decoding.step import DecodeStep, Frame, Setting, setting
 from flowgrpo.schema.base import Choice, NotNegative
-from flowgrpo.schema.lazy import lazy
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-else:
-    torch = lazy("torch")
+from flowgrpo.schema.heavy import Tensor, torch
 
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(strict=False)]  # or, from Python, any other sequence
 

@@ -7,19 +7,13 @@ Gumbel noise to each logit and take the largest: the same distribution, for V nu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from flowgrpo.mdlm.decoding.step import DecodeStep, Setting, setting
 from flowgrpo.schema.base import Choice, Count
-from flowgrpo.schema.lazy import lazy
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-else:
-    torch = lazy("torch")
+from flowgrpo.schema.heavy import Tensor, torch
 
 CHUNK = 256  # positions whose probabilities are in float64 at once: of a large vocabulary 0.3 GB
 

@@ -16,16 +16,13 @@ from flowgrpo.mdlm.decoding import controller_files
 from flowgrpo.mdlm.decoding.proposals import Proposed
 from flowgrpo.mdlm.decoding.step import DecodeStep
 from flowgrpo.schema.base import Choice
+from flowgrpo.schema.heavy import Tensor, torch
 from flowgrpo.schema.lazy import lazy
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from flowgrpo.mdlm.decoding import trace_lock
 else:
     trace_lock = lazy("flowgrpo.mdlm.decoding.trace_lock")
-    torch = lazy("torch")
 
 
 class Scoring(Choice):

@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Any
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.regions import Region
 from flowgrpo.schema.base import NotNegative, Rate
+from flowgrpo.schema.heavy import Tensor, torch
 from flowgrpo.schema.lazy import lazy
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from samplers import noise
     from samplers.noise import Address
 else:
-    torch = lazy("torch")
     noise = lazy("samplers.noise")
 
 Setting = NotNegative | Callable[..., Any]  # a number, or of a DecodeStep one (R,) for each of its rows

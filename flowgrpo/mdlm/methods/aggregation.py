@@ -8,16 +8,10 @@ tensor over the processes. All sum to 1 but those of `fixed_length`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from flowgrpo.schema.base import Choice
-from flowgrpo.schema.lazy import lazy
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-else:
-    torch = lazy("torch")
+from flowgrpo.schema.heavy import Tensor, torch
 
 Reduce = Callable[["Tensor"], "Tensor"]
 Aggregate = Callable[["Tensor", "Tensor", "Tensor", Reduce], "Tensor"]

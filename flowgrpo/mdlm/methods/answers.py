@@ -7,15 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from flowgrpo.mdlm.decoding.attention import positions
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.heavy import Tensor, torch
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from samplers.noise import Address
-else:
-    torch = lazy("torch")
 
 Scope = Literal["eos", "canvas"]
 

@@ -10,17 +10,14 @@ from pydantic import Field, model_validator
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decode import GIVEN, Rollout
 from flowgrpo.schema.base import Choice, Count, Rate
+from flowgrpo.schema.heavy import Tensor, torch
 from flowgrpo.schema.lazy import lazy
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from flowgrpo.mdlm.decoding.predictor import MaskPredictor
     from samplers import noise
     from samplers.noise import Address
 else:
-    torch = lazy("torch")
     noise = lazy("samplers.noise")
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from typing_extensions import override
 
@@ -28,14 +28,7 @@ from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.methods.answers import Answers, Scope
 from flowgrpo.mdlm.methods.views import Views, finished, hide_prompt, nothing_scored, score, scored_rows
 from flowgrpo.schema.base import Choice, Count, Rate
-from flowgrpo.schema.lazy import lazy
-
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
-else:
-    np = lazy("numpy")
-    torch = lazy("torch")
+from flowgrpo.schema.heavy import np, torch
 
 
 class Likelihood(Choice):

@@ -9,21 +9,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from typing_extensions import override
 
 from flowgrpo.mdlm.methods.views import Views
 from flowgrpo.schema.base import Choice, Positive, Rate, Strict
-from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.heavy import Tensor, torch
 from flowgrpo.training.surrogate import LIMIT, bounded_exp, clip_loss, clipped, soft_gate_loss
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-else:
-    torch = lazy("torch")
 
 Pair = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 

@@ -7,17 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flowgrpo.mdlm.methods.answers import Answers
+from flowgrpo.schema.heavy import Tensor, np, torch
 from flowgrpo.schema.lazy import lazy
 
 if TYPE_CHECKING:
-    import numpy as np
-    import torch
-    from torch import Tensor
-
     from samplers import noise
 else:
-    np = lazy("numpy")
-    torch = lazy("torch")
     noise = lazy("samplers.noise")
 
 
