@@ -4,7 +4,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from fuzzing import configs, media
+from fuzzing import configs, media, server
 from fuzzing.runner import LONGEST_SENTENCE, is_sentence, run
 from hypothesis import strategies as st
 
@@ -56,3 +56,10 @@ def test_a_sentence_is_one_short_line():
     assert is_sentence("a.b: 'é' is wrong")
     for said in ("", "a\nb", "a\x1b[31m", "a\u2028b", "\ud800", "x" * (LONGEST_SENTENCE + 1)):
         assert not is_sentence(said)
+
+
+def test_eighty_requests_end_in_an_answer_and_leave_the_server_as_it_was():
+    found = server.fuzz(seed=1, count=80)
+    assert found.failures == ()
+    assert found.cases == found.accepted + found.refused == 80
+    assert found.accepted > 5

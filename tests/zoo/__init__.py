@@ -4,10 +4,29 @@
 than one.
 """
 
-from zoo import audio, flux, image, inpaint, qwen, video, wan
+from zoo import (
+    audio,
+    cosmos,
+    flux,
+    hunyuan_image,
+    hunyuan_video,
+    image,
+    image_to_image,
+    inpaint,
+    ltx,
+    qwen,
+    qwen_kin,
+    sd3,
+    video,
+    wan,
+    z_image,
+)
 from zoo.base import Specimen
 
-FAMILIES = (flux, qwen, image, wan, video, audio, inpaint)
+FAMILIES = (
+    *(flux, sd3, qwen, qwen_kin, z_image, hunyuan_image, image, image_to_image, inpaint),
+    *(wan, cosmos, hunyuan_video, ltx, video, audio),
+)
 SPECIMENS: dict[str, Specimen] = {name: specimen for family in FAMILIES for name, specimen in family.SPECIMENS.items()}
 
 # What every test run certifies: each family, each modality, each way of walking in slices, each trait.

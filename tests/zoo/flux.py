@@ -1,9 +1,7 @@
-"""Tiny pipelines of the Flux and Stable Diffusion 3 families: packed latents, joint attention, dynamic shifts."""
+"""Tiny pipelines of the Flux family: packed latents, joint attention, dynamic shifts."""
 
 import torch
 from diffusers import (
-    AuraFlowPipeline,
-    AuraFlowTransformer2DModel,
     AutoencoderKL,
     AutoencoderKLFlux2,
     AutoencoderKLWan,
@@ -31,14 +29,8 @@ from diffusers import (
     LongCatImageTransformer2DModel,
     OvisImagePipeline,
     OvisImageTransformer2DModel,
-    SD3ControlNetModel,
-    SD3Transformer2DModel,
-    StableDiffusion3ControlNetPipeline,
-    StableDiffusion3PAGPipeline,
-    StableDiffusion3Pipeline,
 )
 from transformers import (
-    CLIPTextModelWithProjection,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     Qwen3ForCausalLM,
@@ -60,7 +52,6 @@ from zoo.base import (
     seeded,
     sentence_tokenizer,
     t5,
-    umt5,
 )
 
 LENGTH = 32  # tokens of a prompt
@@ -292,64 +283,6 @@ def longcat_edit():
     return longcat(LongCatImageEditPipeline, levels=(2, 4, 4, 4, 4, 4, 4, 8))
 
 
-def aura_flow():
-    """An AuraFlow."""
-    return AuraFlowPipeline(
-        transformer=AuraFlowTransformer2DModel(
-            sample_size=8,
-            num_mmdit_layers=1,
-            num_single_dit_layers=1,
-            joint_attention_dim=32,
-            caption_projection_dim=32,
-            pos_embed_max_size=64,
-            **HEADS,
-        ),
-        vae=autoencoder(4, scaling_factor=0.13025),
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=1.73),
-        text_encoder=umt5(),
-        tokenizer=sentence_tokenizer(LENGTH),
-    )
-
-
-SD3 = {
-    "sample_size": 8,
-    "in_channels": 4,
-    "out_channels": 4,
-    "num_layers": 2,
-    "joint_attention_dim": 32,
-    "caption_projection_dim": 32,
-    "pooled_projection_dim": 32,
-    "pos_embed_max_size": 8,
-    **HEADS,
-}
-
-
-def sd3(kind=StableDiffusion3Pipeline, **parts):
-    """A Stable Diffusion 3 with all of its three text encoders."""
-    return kind(
-        transformer=SD3Transformer2DModel(**SD3),
-        vae=autoencoder(4, shift_factor=0.0609, scaling_factor=1.5305),
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-        text_encoder=clip_text(CLIPTextModelWithProjection, length=LENGTH),
-        text_encoder_2=clip_text(CLIPTextModelWithProjection, length=LENGTH),
-        text_encoder_3=t5(),
-        tokenizer=sentence_tokenizer(LENGTH),
-        tokenizer_2=sentence_tokenizer(LENGTH),
-        tokenizer_3=sentence_tokenizer(LENGTH),
-        **parts,
-    )
-
-
-def sd3_controlnet():
-    """A Stable Diffusion 3 with a control network."""
-    return sd3(StableDiffusion3ControlNetPipeline, controlnet=SD3ControlNetModel(**SD3).eval())
-
-
-def sd3_pag():
-    """A Stable Diffusion 3 with perturbed attention guidance."""
-    return sd3(StableDiffusion3PAGPipeline)
-
-
 CALL = {"num_inference_steps": 4, "height": 16, "width": 16, "max_sequence_length": LENGTH}
 EMBEDDED = {**CALL, "guidance_scale": 3.5}  # the guidance is an input of the transformer
 PLAIN = {**CALL, "guidance_scale": 1.0}
@@ -398,10 +331,4 @@ SPECIMENS: dict[str, Specimen] = {
         {**LONGCAT, "height": 16, "width": 16, "enable_prompt_rewrite": False},
     ),
     "LongCatImageEditPipeline": Specimen(lively(longcat_edit), "image-editing", LONGCAT, {"image": picture()}),
-    "AuraFlowPipeline": Specimen(lively(aura_flow), "text-to-image", PLAIN),
-    "StableDiffusion3Pipeline": Specimen(lively(sd3), "text-to-image", GUIDED),
-    "StableDiffusion3ControlNetPipeline": Specimen(
-        lively(sd3_controlnet), "control-to-image", PLAIN, {"control_image": SMALL}
-    ),
-    "StableDiffusion3PAGPipeline": Specimen(lively(sd3_pag), "text-to-image", {**PLAIN, "pag_scale": 3.0}),
 }

@@ -1,4 +1,4 @@
-"""Picture pipelines: Sana, Lumina, CogView, HiDream, Kandinsky 5, PRX, OmniGen, and forms that start from a picture."""
+"""Picture pipelines: Sana, Lumina, CogView, HiDream, Kandinsky 5, PRX, OmniGen."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import torch
 from diffusers import (
     AutoencoderDC,
     AutoencoderKL,
-    AutoencoderKLQwenImage,
     CogView4ControlPipeline,
     CogView4Pipeline,
     CogView4Transformer2DModel,
     FlowMatchEulerDiscreteScheduler,
-    FluxImg2ImgPipeline,
-    FluxTransformer2DModel,
     HiDreamImagePipeline,
     HiDreamImageTransformer2DModel,
     Kandinsky5I2IPipeline,
@@ -27,18 +24,12 @@ from diffusers import (
     PRXPipeline,
     PRXPixelPipeline,
     PRXTransformer2DModel,
-    QwenImageImg2ImgPipeline,
-    QwenImageTransformer2DModel,
     SanaControlNetModel,
     SanaControlNetPipeline,
     SanaPAGPipeline,
     SanaPipeline,
     SanaTransformer2DModel,
-    SD3Transformer2DModel,
-    StableDiffusion3Img2ImgPipeline,
     UniPCMultistepScheduler,
-    ZImageImg2ImgPipeline,
-    ZImageTransformer2DModel,
 )
 from diffusers import DPMSolverMultistepScheduler as DPMSolver
 from transformers import (
@@ -324,105 +315,6 @@ def omnigen():
     )
 
 
-# From a picture on
-
-
-def sd3_from_picture():
-    """Stable Diffusion 3 from a picture."""
-    transformer = SD3Transformer2DModel(
-        sample_size=8,
-        in_channels=4,
-        out_channels=4,
-        num_layers=2,
-        attention_head_dim=8,
-        num_attention_heads=2,
-        joint_attention_dim=32,
-        caption_projection_dim=16,
-        pooled_projection_dim=32,
-        pos_embed_max_size=8,
-    )
-    return StableDiffusion3Img2ImgPipeline(
-        transformer=awake(transformer),
-        scheduler=Euler(shift=3.0),
-        vae=kl(2, shift_factor=0.0609, scaling_factor=1.5305),
-        text_encoder=clip_text(CLIPTextModelWithProjection),
-        tokenizer=sentence_tokenizer(),
-        text_encoder_2=clip_text(CLIPTextModelWithProjection),
-        tokenizer_2=sentence_tokenizer(),
-        text_encoder_3=t5(),
-        tokenizer_3=sentence_tokenizer(),
-    )
-
-
-def flux_from_picture():
-    """Flux from a picture."""
-    transformer = FluxTransformer2DModel(
-        in_channels=16,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=8,
-        num_attention_heads=2,
-        joint_attention_dim=32,
-        pooled_projection_dim=16,
-        guidance_embeds=True,
-        axes_dims_rope=(4, 2, 2),
-    )
-    return FluxImg2ImgPipeline(
-        scheduler=Euler(shift=3.0, use_dynamic_shifting=True),
-        vae=kl(2, shift_factor=0.1159, scaling_factor=0.3611),
-        text_encoder=clip_text(),
-        tokenizer=sentence_tokenizer(),
-        text_encoder_2=t5(),
-        tokenizer_2=sentence_tokenizer(),
-        transformer=awake(transformer),
-    )
-
-
-def qwen_from_picture():
-    """Qwen Image from a picture."""
-    transformer = QwenImageTransformer2DModel(
-        in_channels=16,
-        out_channels=4,
-        num_layers=2,
-        attention_head_dim=8,
-        num_attention_heads=2,
-        joint_attention_dim=16,
-        axes_dims_rope=(4, 2, 2),
-    )
-    vae = AutoencoderKLQwenImage(
-        base_dim=8, z_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1, latents_mean=[0.1] * 4, latents_std=[2.0] * 4
-    )
-    return QwenImageImg2ImgPipeline(
-        scheduler=Euler(use_dynamic_shifting=True, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02),
-        vae=vae.eval(),
-        text_encoder=qwen_vl(),
-        tokenizer=qwen_tokenizer(),
-        transformer=awake(transformer),
-    )
-
-
-def zimage_from_picture():
-    """Z-Image from a picture."""
-    transformer = ZImageTransformer2DModel(
-        in_channels=4,
-        dim=32,
-        n_layers=2,
-        n_refiner_layers=1,
-        n_heads=2,
-        n_kv_heads=2,
-        cap_feat_dim=16,
-        axes_dims=[8, 4, 4],
-        axes_lens=[256, 32, 32],
-    )
-    return ZImageImg2ImgPipeline(
-        scheduler=Euler(shift=3.0),
-        vae=kl(2, shift_factor=0.1159, scaling_factor=0.3611),
-        text_encoder=qwen3(Qwen3Model),
-        tokenizer=qwen_tokenizer(),
-        transformer=awake(transformer),
-    )
-
-
 def of(side: int = 32, **more) -> dict:
     """Arguments of a call: four steps, a square picture and no guidance, unless said otherwise."""
     return {"num_inference_steps": 4, "height": side, "width": side, "guidance_scale": 1.0, **more}
@@ -434,9 +326,9 @@ def specimen(build, call: dict, task: str = "text-to-image", **columns) -> Speci
 
 
 PLAIN = {"use_resolution_binning": False, "complex_human_instruction": None, "max_sequence_length": 16}
-LATER = {"strength": 0.6, "max_sequence_length": 16}
 UNIPC = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
 EDIT = "image-editing"
+
 
 SPECIMENS: dict[str, Specimen] = {
     "SanaPipeline": specimen(sana, of(**PLAIN)),
@@ -461,18 +353,5 @@ SPECIMENS: dict[str, Specimen] = {
         of(max_sequence_length=512),
         EDIT,
         image=picture(width=64, height=64),
-    ),
-    "StableDiffusion3Img2ImgPipeline": specimen(sd3_from_picture, of(16, **LATER), EDIT, image=picture()),
-    "FluxImg2ImgPipeline": specimen(
-        flux_from_picture, of(16, **{**LATER, "guidance_scale": 3.5}), EDIT, image=picture()
-    ),
-    "QwenImageImg2ImgPipeline": specimen(
-        qwen_from_picture,
-        {**of(**LATER), "guidance_scale": None, "true_cfg_scale": 1.0, "max_sequence_length": 512},
-        EDIT,
-        image=picture(),
-    ),
-    "ZImageImg2ImgPipeline": specimen(
-        zimage_from_picture, of(strength=0.6, max_sequence_length=128, guidance_scale=0.0), EDIT, image=picture()
     ),
 }

@@ -13,7 +13,7 @@ from flowgrpo import config
 from flowgrpo.cli import main
 from samplers.kernels import Kernel
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PAGE = (ROOT / "docs" / "methods.md").read_text().partition("## Add a method")[2]
 BLOCKS = dict(re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
 PICTURE = re.findall(r"^    (.*)$", re.sub(r"^```.*?^```$", "", PAGE, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
