@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from flowgrpo import config
 from flowgrpo.data import prompts
 from flowgrpo.flow.pipeline.field import FieldPolicy
 from flowgrpo.flow.trainer import Trainer
@@ -51,6 +52,20 @@ def closeness(samples, prompts):
 def nearness(samples, prompts):
     """The same, but between 0 and 1: VGPO weighs by values, and supposes that none is negative."""
     return torch.exp(closeness(samples, prompts) / 4)
+
+
+def settings(folder, **overrides):
+    """The configuration of a small run in a folder; `__` in the name of an override is a dot."""
+    written = {
+        "model": {"path": "field", "lora": None},
+        "algorithm": {"preset": "flow_grpo"},
+        "train": {"iterations": 6, "groups": 4, "group_size": 8, "micro_batch": 16, "learning_rate": 0.05},
+        "eval": {"every": 2, "prompts": 2, "save": 0},
+        "run": {"name": "r", "dir": str(folder), "checkpoint": {"every": 1, "keep": 10}},
+    }
+    for key, value in overrides.items():
+        config._set(written, key.replace("__", "."), value)
+    return config.validated(written)
 
 
 def trainer(chosen, field=None, reward=closeness, texts=("a", "bb", "ccc", "dddd", "eeeee"), held_out=2, steps=6):

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from runs import CALL
 
 from flowgrpo.commands import rewards as command
 from flowgrpo.schema.lazy import lazy
@@ -141,3 +142,17 @@ def test_a_source_says_of_a_reward_what_its_import_says(name):
 )
 def test_the_options_of_a_reward_are_those_of_its_base_too(name, own, of_its_base):
     assert {own, of_its_base} <= command._read(BUILT_IN[name].target)[1].keys()
+
+
+def test_the_python_entry_points(workplace, tiny_model):
+    import flowgrpo
+
+    run = flowgrpo.train("tiny.yaml", {"train.iterations": 1})
+    assert run.folder == Path("runs/t")
+    assert [line["phase"] for line in run.metrics] == ["eval", "train", "eval"]
+    policy = flowgrpo.load_policy(str(tiny_model), dtype="bfloat16", call=CALL)
+    samples = policy.sample(["a red circle"], seed=0)
+    assert samples.shape == (1, 3, 16, 16)
+    trained = run.policy.sample(["a red circle"], seed=0)
+    last = json.loads(Path("runs/t/samples/manifest.jsonl").read_text().splitlines()[-2])
+    assert trained[0, 0].mean().item() == pytest.approx(last["rewards"]["redness"], abs=1e-6)

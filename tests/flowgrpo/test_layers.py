@@ -1,4 +1,7 @@
-"""Imports point down only, by a table of packages; flow models and texts never meet, and no two files import each other."""
+"""Imports point down only, by a table of packages; flow models and texts never meet, and no two files import each other.
+
+The tests of the packages lie as the packages do.
+"""
 
 import ast
 from collections import defaultdict
@@ -37,6 +40,13 @@ BELOW = {
 BELOW = {
     name: {other if other in ("rewards", "samplers") else f"flowgrpo.{other}" for other in below.split()}
     for name, below in BELOW.items()
+}
+
+# Test files below tests/flowgrpo that test no one module, and what they test.
+WIDER = {
+    "test_layers.py": "what imports what",
+    "test_door.py": "what the command and the package import, and what they give",
+    "mdlm/test_llada_gsm8k.py": "configs/llada_gsm8k.yaml",
 }
 
 TOP = ("flowgrpo", "rewards", "samplers")
@@ -141,6 +151,25 @@ def test_only_the_door_stands_in_the_entrance():
 def test_no_file_is_longer_than_four_hundred_lines():
     long = {name: lines for name, path in MODULES.items() if (lines := len(path.read_text().splitlines())) > 400}
     assert not long
+
+
+def test_tests_lie_where_what_they_test_lies():
+    """A file is named for a module or a package, and where that has several files, for its subject too."""
+    tests = ROOT / "tests" / "flowgrpo"
+    found = {path.relative_to(tests) for path in tests.rglob("test_*.py")} - set(map(Path, WIDER))
+    misplaced = []
+    for path in found:
+        words = path.stem.removeprefix("test_").split("_")
+        names = ["_".join(words[:count]) for count in range(1, len(words) + 1)]
+        if not any(".".join(["flowgrpo", *path.parent.parts, name]) in MODULES for name in names):
+            misplaced.append(path)
+    assert not misplaced
+    assert all((tests / path).is_file() for path in WIDER)
+
+
+def test_no_test_file_is_longer_than_four_hundred_lines():
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    assert not {str(path): lines for path in files if (lines := len(path.read_text().splitlines())) > 400}
 
 
 def test_samplers_need_torch_and_diffusers_only():

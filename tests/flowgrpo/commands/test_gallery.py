@@ -13,6 +13,7 @@ import torch
 import yaml
 from PIL import Image
 
+from flowgrpo.cli import main
 from flowgrpo.commands import gallery
 from flowgrpo.commands.gallery import media, write_gallery
 from flowgrpo.commands.gallery.curve import _ticks, curve
@@ -332,3 +333,17 @@ def test_a_click_on_a_picture_enlarges_it(tmp_path):
     assert len(pictures) == len(buttons) == 2
     assert page.count("<dialog ") == 1
     assert "dialog.showModal()" in page.split("<script>")[1]
+
+
+def test_a_gallery_replaces_a_file_and_no_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run" / "gallery.html").mkdir(parents=True)
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    for arguments in ([], ["--out", "run"], ["--out", ""]):
+        assert main(["gallery", "run", *arguments]) == 2
+        said = "is there and no ordinary file; name one, such as gallery.html\n"
+        assert capsys.readouterr().err.endswith(said)
+    assert {path.name for path in tmp_path.rglob("*")} == {"run", "gallery.html", "metrics.jsonl"}
+    (tmp_path / "page.html").write_text("old")
+    assert main(["gallery", "run", "--out", "page.html"]) == 0
+    assert (tmp_path / "page.html").read_text() != "old"

@@ -1,8 +1,13 @@
+"""Several processes of one command, and what accelerate would set for them."""
+
 import json
 import signal
 
 import pytest
+import torch
+from runs import background, metrics, weights
 
+from flowgrpo.cli import main
 from flowgrpo.commands import launch
 
 TALK = """
@@ -41,3 +46,104 @@ def test_processes_meet_on_loopback_alone(tmp_path, monkeypatch, signals):
     for _, listening in said:
         assert {ip for ip, _ in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
         assert len(listening) > 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "mixed precision (ACCELERATE_MIXED_PRECISION=bf16; set model.dtype)"),
+        (
+            {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"},
+            "gradient accumulation (ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4; set train.micro_batch)",
+        ),
+        (
+            {"ACCELERATE_USE_FSDP": "true", "ACCELERATE_MIXED_PRECISION": "fp16"},
+            "mixed precision (ACCELERATE_MIXED_PRECISION=fp16; set model.dtype) and FSDP (ACCELERATE_USE_FSDP=true; each ",
+        ),
+        (
+            {"ACCELERATE_USE_DEEPSPEED": "true"},
+            "DeepSpeed (ACCELERATE_USE_DEEPSPEED=true; each process holds the whole",
+        ),
+        ({"ACCELERATE_USE_MEGATRON_LM": "true"}, "Megatron-LM (ACCELERATE_USE_MEGATRON_LM=true; each process holds"),
+        (
+            {"ACCELERATE_USE_PARALLELISM_CONFIG": "true"},
+            "a parallelism config (ACCELERATE_USE_PARALLELISM_CONFIG=true; ",
+        ),
+        (
+            {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"},
+            "compilation (ACCELERATE_DYNAMO_BACKEND=INDUCTOR; flow models have mo",
+        ),
+    ],
+)
+def test_what_accelerate_s_environment_asks_for_in_vain_is_refused(workplace, capsys, monkeypatch, environment, said):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", "tiny.yaml"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"flowgrpo: accelerate's environment asks for {said}")
+    assert told.count("\n") == 1
+    assert not (workplace / "runs").exists()
+
+
+def test_what_accelerate_launch_sets_for_nothing_is_let_through():
+    """What accelerate 1.15 puts into the environment of `accelerate launch` without a config."""
+    plain = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO", "ACCELERATE_USE_FSDP": "false"}
+    launch.check_environment({**plain, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1", "ACCELERATE_CPU_AFFINITY": "1"})
+
+
+@pytest.mark.parametrize(
+    ("method", "drift"),
+    [
+        (["algorithm.preset=flow_grpo"], 0.0),
+        (
+            [
+                "algorithm.preset=vgpo",
+                "algorithm.tree.root=true",
+                "algorithm.kernel.calibrate={rounds: 2}",
+                "train.split=samples",
+            ],
+            0.0,
+        ),
+        (
+            [
+                "algorithm.preset=branch_grpo",
+                "algorithm.tree.prune={rule: extremes}",
+                "train.split=edges",
+                "train.updates=3",
+            ],
+            1e-6,
+        ),
+    ],
+)
+def test_two_processes_give_the_weights_of_one(workplace, method, drift):
+    options = ["train.groups=4", "train.micro_batch=4", "eval.every=2", "eval.save=0", *method]
+    assert main(["train", "tiny.yaml", *options, "run.name=one"]) == 0
+    process = background("train", "tiny.yaml", *options, "run.name=two", "run.processes=2")
+    _, said = process.communicate(timeout=180)
+    assert process.returncode == 0, said
+    one, two = (workplace / "runs" / name for name in ("one", "two"))
+    of_two = weights(two, 2)
+    for name, tensor in weights(one, 2).items():
+        torch.testing.assert_close(of_two[name], tensor, rtol=1e-3, atol=2e-5)
+    for a, b in zip(metrics(one), metrics(two), strict=True):
+        assert b["policy/max_abs_log_ratio"] <= drift
+        for key in ("reward/mean", "reward/std", "cost/model_evaluations", "cost/trained_edges", "cost/decoded"):
+            assert b[key] == pytest.approx(a[key], abs=1e-4), key
+    assert calibration(two) == calibration(one)
+    assert len(calibration(one)) == ("algorithm.preset=vgpo" in method)
+
+
+def calibration(folder):
+    """Levels and counts of each round, and the cost that was told; nothing for a run without."""
+    return [
+        (json.loads((folder / "calibration.json").read_text())["rounds"], line["cost/model_evaluations"])
+        for line in metrics(folder, "calibration")
+    ]
+
+
+def test_wrong_input_in_several_processes_is_still_status_2(workplace):
+    process = background("train", "tiny.yaml", "train.groups=4", "run.processes=2", "model.path=./nowhere")
+    _, said = process.communicate(timeout=180)
+    assert process.returncode == 2
+    assert said.count("there is no folder") == 1
+    assert "Traceback" not in said

@@ -1,6 +1,8 @@
+import diffusers
 import pytest
 import tiny
 import torch
+from diffusers.models.attention_dispatch import AttentionBackendName
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
@@ -231,3 +233,16 @@ def test_a_field_policy_samples_its_flow():
     torch.testing.assert_close(samples, torch.tensor([2.0, -1.0]).expand(4, 2))
     assert policy.evaluations == 4 * 5
     assert torch.equal(policy.start([Row("", 3)])[0], policy.start([Row("x", 3)])[0])
+
+
+def test_a_pipeline_with_a_cache_or_a_lossy_attention_is_no_policy():
+    pipe = tiny.flux()
+    pipe.transformer.enable_cache(diffusers.FirstBlockCacheConfig(threshold=0.2))
+    with pytest.raises(InputError, match=r"transformer has a cache enabled \(FirstBlockCacheConfig\).*disable_cache"):
+        DiffusersPolicy(pipe, tiny.CALLS["flux"])
+    pipe.transformer.disable_cache()
+    DiffusersPolicy(pipe, tiny.CALLS["flux"])
+    for processor in pipe.transformer.attn_processors.values():
+        processor._attention_backend = AttentionBackendName.SAGE
+    with pytest.raises(InputError, match="transformer: .*quantises"):
+        DiffusersPolicy(pipe, tiny.CALLS["flux"])

@@ -1,10 +1,12 @@
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from runs import CALL
 
 from flowgrpo.cli import main
 from flowgrpo.commands.score import read, score_folder
@@ -183,3 +185,13 @@ def test_a_long_file_name_is_not_cut_short(tmp_path, capsys):
     (tmp_path / "manifest.jsonl").write_text(json.dumps({"file": name, "prompt": "a"}) + "\n")
     assert main(["score", "jpeg_size", "--samples", str(tmp_path)]) == 0
     assert "".join(line.split()[0] for line in capsys.readouterr().out.splitlines()[1:-1]) == name
+
+
+def test_rewards_of_samples_meet_the_columns_of_their_prompts(workplace, tiny_model, capsys):
+    Path("rows.jsonl").write_text('{"prompt": "a red circle", "wanted": 3}\n{"prompt": "a blue square"}\n')
+    call = [f"{k}={v}" for k, v in CALL.items()]
+    assert main(["sample", str(tiny_model), "--prompts", "rows.jsonl", "--out", "o", *call]) == 0
+    Path("wanted.py").write_text("def wanted(images, prompts, wanted):\n    return wanted\n")
+    capsys.readouterr()
+    assert main(["score", "./wanted.py:wanted", "--samples", "o", "--format", "json"]) == 0
+    assert [line["rewards"]["wanted"] for line in json.loads(capsys.readouterr().out)] == [3, None]

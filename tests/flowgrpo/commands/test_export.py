@@ -1,0 +1,53 @@
+"""What is exported of a run goes into stock pipelines, and its card tells how."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
+from runs import CALL
+
+from flowgrpo.cli import main
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_an_export_loads_into_a_fresh_stock_pipeline(workplace, tiny_model, capsys, lora):
+    options = [] if lora else ["model.lora=null", "train.learning_rate=0.001"]
+    assert main(["train", "tiny.yaml", *options]) == 0
+    assert main(["export", "runs/t", "--out", "out", "--format", "json"]) == 0
+    printed = json.loads(capsys.readouterr().out[-400:].split("gallery")[-1].partition("\n")[2])
+    assert printed["step"] == 2
+    assert printed["kind"] == ("lora" if lora else "full")
+    place = tiny_model if lora else workplace / "out"
+    pipe = StableDiffusion3Pipeline.from_pretrained(place, text_encoder_3=None, tokenizer_3=None)
+    pipe.set_progress_bar_config(disable=True)
+    stock = pipe("a red circle", generator=torch.Generator().manual_seed(0), output_type="pt", **CALL).images[0]
+    if lora:
+        pipe.load_lora_weights(str(workplace / "out"))
+    image = pipe("a red circle", generator=torch.Generator().manual_seed(0), output_type="pt", **CALL).images[0]
+    assert (not torch.equal(image, stock)) is lora
+    last = [json.loads(line) for line in (workplace / "runs/t/samples/manifest.jsonl").read_text().splitlines()][-2]
+    assert (last["prompt"], last["seed"], last["step"]) == ("a red circle", 0, 2)
+    assert image[0].mean().item() == pytest.approx(last["rewards"]["redness"], abs=1e-6)
+    card = (workplace / "out" / "README.md").read_text()
+    assert ("load_lora_weights" in card) is lora
+    assert type(pipe.scheduler).__name__ == "FlowMatchEulerDiscreteScheduler"
+
+
+def test_the_cards_code_reproduces_the_cards_picture(workplace):
+    main(["train", "tiny.yaml"])
+    main(["export", "runs/t", "--out", "out"])
+    code = (workplace / "out" / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    names = {}
+    here = Path.cwd()
+    os.chdir("out")
+    try:
+        exec(code, names)
+    finally:
+        os.chdir(here)
+    from PIL import Image, ImageChops
+
+    expected = Image.open("out/sample-0.png").convert("RGB")
+    assert max(high for _, high in ImageChops.difference(names["image"].convert("RGB"), expected).getextrema()) <= 1

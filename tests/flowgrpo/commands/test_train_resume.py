@@ -1,0 +1,187 @@
+"""One run at a time in a folder, and a resume that goes on as it began and reads all that it needs before its model."""
+
+import json
+import os
+import re
+import signal
+import time
+
+import pytest
+import torch
+import yaml
+from runs import background, metrics, wait_for, weights
+
+from flowgrpo import config
+from flowgrpo.cli import main
+from flowgrpo.training import checkpoint, folders
+from flowgrpo.training.weights import Weights
+
+
+@pytest.mark.parametrize("resume", ["false", "true"])
+def test_a_second_run_in_a_folder_ends_with_status_2_before_its_model(workplace, unloaded, capsys, resume):
+    with folders.held(workplace / "runs" / "t"):
+        (workplace / "runs" / "t" / "config.yaml").write_text(yaml.safe_dump(config.load("tiny.yaml").model_dump()))
+        assert main(["train", "tiny.yaml", f"run.resume={resume}"]) == 2
+    said = f"flowgrpo: run.name: another run goes on in runs/t, process {os.getpid()}; wait for its end"
+    assert capsys.readouterr().err.startswith(said)
+
+
+def test_several_processes_are_not_even_started(workplace, monkeypatch, capsys):
+    monkeypatch.setattr("flowgrpo.commands.launch.relaunch", lambda processes: pytest.fail("they were"))
+    with folders.held(workplace / "runs" / "t"):
+        assert main(["train", "tiny.yaml", "run.processes=2", "train.groups=4"]) == 2
+    assert "another run goes on in runs/t" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "written", "said"),
+    [
+        ("metrics.jsonl", '{"step": 1}\n{"step": 2, "phase": "train"}\n', "metrics.jsonl:1: a line needs a step"),
+        ("samples/manifest.jsonl", '{"file": \n{"file": "a", "prompt": "b"}\n', "manifest.jsonl:1: not valid JSON"),
+        ("checkpoints/step-000001/state.json", "{", "step-000001/state.json: not valid JSON"),
+        ("config.yaml", "a: &a [*a]", "config.yaml: not valid YAML (*a stands in what it stands for)"),
+        ("metrics.jsonl", '{"step": 1, "phase": "eval"}\n', "metrics.jsonl is not of a run (KeyError('reward/mean'))"),
+        ("samples/manifest.jsonl", '{"file": "a.png", "prompt": "b"}\n', "there is no file runs/t/samples/a.png"),
+    ],
+)
+def test_a_resume_reads_everything_before_its_model(workplace, unloaded, capsys, file, written, said):
+    folder = workplace / "runs" / "t"
+    (folder / file).parent.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config.load("tiny.yaml").model_dump()))
+    (folder / file).write_text(written)
+    assert main(["train", "tiny.yaml", "run.resume=true"]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+
+
+def test_a_resume_reads_the_samples_before_its_model(workplace, unloaded, capsys):
+    """At its first evaluation it would write a page of them."""
+    samples = workplace / "runs" / "t" / "samples"
+    samples.mkdir(parents=True)
+    (samples.parent / "config.yaml").write_text(yaml.safe_dump(config.load("tiny.yaml").model_dump()))
+    (samples / "manifest.jsonl").write_text('{"file": "a.png", "prompt": "b"}\n')
+    (samples / "a.png").write_bytes(b"\x89PNG")
+    assert main(["train", "tiny.yaml", "run.resume=true"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("flowgrpo: runs/t: ")
+    assert "a.png" in told
+    assert told.count("\n") == 1
+
+
+DENSE = ["algorithm={preset: dense_grpo}", "train={group_size: 4, groups: 2, micro_batch: 4}", "run.resume=true"]
+
+
+LINE = '{"step": 0, "phase": "calibration", "cost/model_evaluations": 1, "cost/decoded": 1, "time/calibration": 0.5}'
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "",
+        "{",
+        "[]",
+        "[[]]",
+        "3",
+        '{"levels": [0.7]}',
+        f'{{"levels": [], "metrics": {LINE}}}',
+        f'{{"levels": 0.7, "metrics": {LINE}}}',
+        f'{{"levels": ["a"], "metrics": {LINE}}}',
+        f'{{"levels": [NaN], "metrics": {LINE}}}',
+        f'{{"levels": [-0.7], "metrics": {LINE}}}',
+        '{"levels": [0.7], "metrics": {}}',
+        '{"levels": [0.7], "metrics": []}',
+        f'{{"levels": [0.7], "metrics": {LINE.replace("0.5", "null")}}}',
+    ],
+)
+def test_a_resume_reads_its_calibration_before_its_model(workplace, unloaded, capsys, written):
+    folder = workplace / "runs" / "t"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config.load("tiny.yaml", DENSE).model_dump()))
+    (folder / "calibration.json").write_text(written)
+    assert main(["train", "tiny.yaml", *DENSE]) == 2
+    told = capsys.readouterr().err
+    assert re.match(r"flowgrpo: runs/t/calibration\.json(: not valid JSON| is not what a calibration writes)", told)
+    assert told.count("\n") == 1
+    (folder / "calibration.json").unlink()
+    weights = Weights({"net": torch.nn.Linear(3, 2)}, None)
+    optimizer, scaler = torch.optim.AdamW(weights.parameters), torch.amp.GradScaler("cpu", enabled=False)
+    checkpoint.save(
+        folder / "checkpoints",
+        1,
+        weights=weights,
+        optimizer=optimizer,
+        scaler=scaler,
+        random_states=[checkpoint.random_state()],
+        beta=0.0,
+        prompt_stats={},
+        keep=1,
+    )
+    assert main(["train", "tiny.yaml", *DENSE]) == 2
+    assert "calibration.json is missing, which holds the noise levels" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:.*cut off, and left out")
+def test_what_a_full_disk_cut_off_ends_no_command(workplace):
+    """The last lines of metrics and manifest, in the middle of which the disk was full."""
+    run = workplace / "runs" / "t"
+    assert main(["train", "tiny.yaml", "train.iterations=1"]) == 0
+    (run / "gallery.html").unlink()
+    cut = {name: (run / name).read_text()[:-30] for name in ("metrics.jsonl", "samples/manifest.jsonl")}
+    for name, text in cut.items():
+        (run / name).write_text(text)
+    assert main(["gallery", "runs/t"]) == 0
+    assert main(["score", "jpeg_size", "--samples", "runs/t/samples"]) == 0
+    assert main(["train", "tiny.yaml", "run.resume=true"]) == 0
+    for name in cut:
+        lines = [json.loads(line) for line in (run / name).read_text().splitlines()]
+        assert {line["step"] for line in lines} == {0, 1, 2}
+    assert (run / "gallery.html").stat().st_size > 0
+
+
+def test_an_existing_run_is_not_overwritten_and_a_resume_goes_on_as_it_began(workplace, capsys):
+    assert main(["train", "tiny.yaml", "train.iterations=1"]) == 0
+    assert main(["train", "tiny.yaml"]) == 2
+    assert "runs/t exists already; set run.resume=true" in capsys.readouterr().err
+    assert main(["train", "tiny.yaml", "run.resume=true", "train.learning_rate=0.5"]) == 2
+    assert "train.learning_rate was 0.01 in runs/t and is 0.5 now" in capsys.readouterr().err
+    assert main(["train", "tiny.yaml", "run.resume=true", "run.seed=5"]) == 2
+    assert "run.seed was 0 in runs/t and is 5 now" in capsys.readouterr().err
+    assert main(["train", "tiny.yaml", "run.resume=true", "train.iterations=3"]) == 0
+    assert [line["step"] for line in metrics(workplace / "runs" / "t")] == [1, 2, 3]
+
+
+def test_six_iterations_equal_three_and_a_kill_and_three(workplace):
+    steps = ["train.iterations=6", "run.checkpoint.every=3"]
+    assert main(["train", "tiny.yaml", *steps, "run.name=whole"]) == 0
+    run = workplace / "runs" / "killed"
+    process = background("train", "tiny.yaml", *steps, "run.name=killed")
+    wait_for(run / "checkpoints" / "step-000003", process)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert main(["train", "tiny.yaml", *steps, "run.name=killed", "run.resume=true"]) == 0
+    whole, resumed = weights(workplace / "runs" / "whole", 6), weights(run, 6)
+    assert whole.keys() == resumed.keys()
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, resumed[name]), name
+    assert [line["step"] for line in metrics(run)] == [1, 2, 3, 4, 5, 6]
+    files = [json.loads(line)["file"] for line in (run / "samples" / "manifest.jsonl").read_text().splitlines()]
+    assert len(files) == len(set(files)) == 7 * 2
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_finishes_the_step_and_says_how_to_go_on(workplace, sent):
+    process = background("train", "tiny.yaml", "train.iterations=500", "run.checkpoint.every=500", "eval.every=500")
+    wait_for(workplace / "runs" / "t" / "metrics.jsonl", process)
+    time.sleep(0.5)
+    process.send_signal(sent)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "go on with: flowgrpo train tiny.yaml train.iterations=500" in said
+    assert said.rstrip().endswith("run.resume=true")
+    assert "Traceback" not in said
+    run = workplace / "runs" / "t"
+    last = metrics(run)[-1]["step"]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step-{last:06d}"]
+    assert (run / "gallery.html").read_text().count("<figure") == 2  # of the one evaluation there was

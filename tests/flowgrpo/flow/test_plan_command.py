@@ -1,0 +1,72 @@
+"""`flowgrpo plan` on flow models, beside what a run counts."""
+
+import json
+from pathlib import Path
+
+import pytest
+from runs import metrics
+
+from flowgrpo import config
+from flowgrpo.cli import main
+from flowgrpo.flow.methods.presets import PRESETS, PUBLISHED
+from flowgrpo.flow.plan import predicted
+
+
+def test_plan_predicts_what_a_run_counts(workplace, capsys):
+    for preset in ("flow_grpo", "flow_grpo_fast", "mix_grpo", "dance_grpo"):
+        options = [f"algorithm.preset={preset}", "algorithm.objective.kl.beta=0.01", "model.call.guidance_scale=2.0"]
+        options += ["algorithm.tree.size=2"] if preset in ("flow_grpo_fast", "mix_grpo") else []
+        assert main(["plan", "tiny.yaml", *options, "--format", "json"]) == 0
+        planned = json.loads(capsys.readouterr().out)
+        assert main(["train", "tiny.yaml", *options, f"run.name={preset}"]) == 0
+        capsys.readouterr()
+        for line in metrics(workplace / "runs" / preset):
+            assert planned["model_evaluations"]["rollout"] == line["cost/rollout_evaluations"]
+            assert planned["model_evaluations"]["update"] == line["cost/update_evaluations"]
+            assert sum(planned["model_evaluations"].values()) == line["cost/model_evaluations"]
+            assert planned["geometry"]["trained_edges"] == line["cost/trained_edges"]
+            assert planned["decoded"] == line["cost/decoded"]
+        assert planned["preset"] == preset
+        assert set(planned["axes"]) == {"tree", "kernel", "credit", "baseline", "objective"}
+        assert planned["reward_calls"] == 8
+
+
+SHAPES = Path(__file__).parents[3] / "configs" / "shapes.yaml"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_method_can_be_planned_on_the_embedded_model(capsys, preset):
+    options = [f"algorithm.preset={preset}", "train.group_size=24", "--format", "json"]
+    assert main(["plan", str(SHAPES), *options]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["preset"] == preset
+    assert planned["axes"] == {axis: row["name"] for axis, row in PRESETS[preset].items()}
+    cost = predicted(config.load(SHAPES, options[:2]), 10)
+    assert planned["model_evaluations"] == {"rollout": cost.rollout, "update": cost.update}
+    assert (planned["geometry"]["trained_edges"], planned["decoded"]) == (cost.trained_edges, cost.decoded)
+    assert planned["reward_calls"] == planned["decoded"]
+    assert planned["picture"][0].split() == [str(step) for step in range(11)]
+    assert planned["picture"][1].startswith("o")
+    # lines that end in a decode: one, or one for each step that branches or is measured
+    several = {"tempflow": 9, "tempflow_fast": 3, "dense_grpo": 10, "stepwise_flow_grpo": 10, "vgpo": 9}
+    assert sum(line.endswith("*") for line in planned["picture"]) == several.get(preset, 1)
+    assert {key: both["source"] for key, both in planned["published"].items()} == PUBLISHED[preset]
+    assert planned["warnings"] == []
+    rounds = 10 if preset == "dense_grpo" else 0
+    assert planned["calibration"] == {"model_evaluations": rounds * cost.rollout, "decoded": rounds * cost.decoded}
+
+
+def test_plan_reads_for_people_too(workplace, capsys):
+    assert main(["plan", "tiny.yaml"]) == 0
+    shown = capsys.readouterr().out
+    assert "flow_sde" in shown
+    assert "\n  0   1   2   3   4\n  o~~~o~~~o~~~o---*\n" in shown
+    assert "* decoded   ~ stochastic, trained" in shown
+    words = " ".join(shown.split())
+    assert "2 groups x 4 = 8 trajectories from 4 roots each, 2 updates, split by groups" in words
+    assert "published num_inference_steps 10 (here 4), groups 48 (here 2), group_size 24 (here 4), updates 2" in words
+    assert "warning" not in words
+    uneven = ["algorithm.kernel={name: cps, log_prob: mean}", "model.call.num_inference_steps=10"]
+    assert main(["plan", "tiny.yaml", *uneven]) == 0
+    assert "warning of the steps trained, that from sigma" in " ".join(capsys.readouterr().out.split())
+    assert not (workplace / "runs").exists()

@@ -1,0 +1,78 @@
+"""An optimizer step in half precision, of which one process has no loss."""
+
+import json
+import math
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from flowgrpo.training import optimize
+from flowgrpo.training.weights import Weights
+
+
+def test_in_half_precision_two_processes_train_where_one_has_only_solved_prompts(workplace):
+    """Of four prompts, one in each group, three are solved: in each update at least one process has nothing to train on."""
+    (workplace / "mine.py").write_text(
+        "def redness(images, prompts):\n"
+        "    values = images[:, 0].mean((1, 2)).float().cpu().tolist()\n"
+        "    return [v if p == 'a red circle' else 1.0 for v, p in zip(values, prompts)]\n"
+    )
+    choices = ["train.groups=4", "train.iterations=1", "eval.prompts=1", "eval.save=0", "run.processes=2"]
+    choices += ["model.dtype=float16", "algorithm.baseline.drop_zero=true", "algorithm.objective.kl.beta=0"]
+    command = [sys.executable, "-m", "flowgrpo", "train", "tiny.yaml", *choices]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = workplace / "runs" / "t"
+    line = next(
+        line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if line["phase"] == "train"
+    )
+    assert line["policy/skipped_updates"] == 0
+    assert 0 < line["policy/grad_norm"] < math.inf
+    kept = load_file(run / "checkpoints" / "step-000001" / "weights.safetensors")
+    assert all(tensor.isfinite().all() for tensor in kept.values())
+
+
+class Meeting:
+    """The sum over two processes that are threads."""
+
+    def __init__(self):
+        self.barrier, self.brought = threading.Barrier(2, timeout=20), [None, None]
+
+    def reduce(self, process):
+        def summed(tensor):
+            self.brought[process] = tensor
+            self.barrier.wait()
+            total = self.brought[0] + self.brought[1]
+            self.barrier.wait()
+            return total
+
+        return summed
+
+
+def test_in_half_precision_a_process_without_a_loss_takes_part_in_the_step():
+    """The first has a gradient of 2 for a loss of 2 w, the second has none; SGD takes both from 1 to 1 - 0.1 x 2."""
+    meeting, found = Meeting(), {}
+
+    def process(number):
+        weights = Weights({"net": torch.nn.Linear(1, 1, bias=False)}, None)
+        weights.parameters[0].data.fill_(1.0)
+        optimizer, scaler = torch.optim.SGD(weights.parameters, lr=0.1), torch.amp.GradScaler("cpu")
+        if number == 0:
+            scaler.scale(2 * weights.parameters[0].sum()).backward()
+        stats = optimize.UpdateStats()
+        optimize.optimizer_step(
+            weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=9.0, reduce=meeting.reduce(number)
+        )
+        found[number] = weights.parameters[0].item(), stats.grad_norm, stats.skipped, scaler.state_dict()
+
+    threads = [threading.Thread(target=process, args=(number,)) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] == found[1]
+    assert found[1][:3] == (pytest.approx(0.8), 2.0, 0)

@@ -1,0 +1,47 @@
+"""A rollout of a tiny pipeline with LoRA, and its replay."""
+
+import tiny
+import torch
+
+from flowgrpo.data.prompts import Row
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.training.weights import Weights, lora_config
+from samplers import noise
+from samplers.kernels import Kernel, log_prob
+from samplers.plans import chain
+from samplers.trees import Root, edge_transition, grow
+
+ROWS = [Row(prompt, 100 + i) for i, prompt in enumerate(["a red circle", "two blue square", "a green circle"])]
+
+
+def policy_of(name):
+    return DiffusersPolicy(tiny.PIPELINES[name](), tiny.CALLS[name])
+
+
+def trained(policy):
+    """The samples, log-probs and decoded pictures of a rollout, its drift, and the gradients of its replay, with LoRA."""
+    torch.manual_seed(1)
+    weights = Weights(policy.modules, lora_config(2, 4, "auto", policy.modules))
+    with torch.no_grad():
+        for p in weights.parameters:
+            p.add_(0.05 * torch.randn_like(p))
+        tree = grow(
+            chain([Kernel("flow_sde", 0.7)] * 4, range(3), range(3)),
+            policy.sigmas,
+            [Root(i, 0, row) for i, row in enumerate(ROWS)],
+            policy.start(ROWS),
+            policy.velocity,
+            lambda shape, *address: noise.noise(shape, "test", *address),
+            3,
+        )
+    drift, log_probs = 0.0, []
+    for evaluation in tree.evaluations:
+        for edges in evaluation.trained:
+            velocity = policy.velocity(evaluation.state, evaluation.sigma, evaluation.rows)
+            mean, std = edge_transition(edges, evaluation.sigma, evaluation.state, velocity, tree.sigma_cap)
+            replayed = log_prob(edges.next_state, mean, std, edges.move.kernel.log_prob)
+            replayed.sum().backward()
+            drift = max(drift, (replayed - edges.log_prob).abs().max().item())
+            log_probs.append(edges.log_prob)
+    numbers = (tree.samples[0], torch.cat(log_probs), policy.decode(tree.samples, ROWS))
+    return numbers, drift, [p.grad for p in weights.parameters]
