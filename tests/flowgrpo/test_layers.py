@@ -45,6 +45,9 @@ BELOW = {
 # Test files below tests/flowgrpo that test no one module, and what they test.
 WIDER = {
     "test_layers.py": "what imports what",
+    "test_calls.py": "how many arguments go by place",
+    "test_overrides.py": "which methods are marked as overriding",
+    "test_docs.py": "what the pages name",
     "test_door.py": "what the command and the package import, and what they give",
     "mdlm/test_llada_gsm8k.py": "configs/llada_gsm8k.yaml",
 }
