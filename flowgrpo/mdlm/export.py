@@ -47,7 +47,7 @@ def export(settings: TextConfig, run: Path, found: Path, out: Path) -> Exported:
     rows = [Row(prompt.text, i, prompt.columns) for i, prompt in enumerate(chosen)]
     with weights.averaged():
         write_weights(settings.model, policy, weights, out)
-        decoder = settings.eval.decoder.build(policy.length, policy.eos_id, "eval.decoder", policy.predictor)
+        decoder = settings.eval.decoder.build(policy.length, policy.eos_id, "eval.decoder", predictor=policy.predictor)
         if "schedule" in weights.extra_modules and settings.eval.decoder.name == "scheduled":
             decoder = scheduled(decoder, weights.extra_modules["schedule"].typical(1))
         answers = [answer(policy, row, decoder) for row in rows]

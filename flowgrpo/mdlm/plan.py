@@ -161,7 +161,7 @@ def training_decoder(
     """
     length, algorithm = config.model.length, config.algorithm
     size = block_size(config) if predictor is None else None
-    decoder = algorithm.decoder.build(length, eos_id, "algorithm.decoder", predictor, size)
+    decoder = algorithm.decoder.build(length, eos_id, "algorithm.decoder", predictor=predictor, block_size=size)
     schedule = algorithm.schedule.policy(length)
     return decoder if schedule is None else scheduled(decoder, schedule.typical(count))
 

@@ -52,7 +52,7 @@ def sampler(model: str, rows: Sequence[Row], *, call: dict[str, Any], adapter: P
     policy = load_text_policy(chosen, default_device())
     if adapter is not None:
         load_adapter(policy.predictor, adapter)
-    decoder = decoding.build(policy.length, policy.eos_id, "decoder", policy.predictor)
+    decoder = decoding.build(policy.length, policy.eos_id, "decoder", predictor=policy.predictor)
     folder = adapter or Path(model)
     learned = decoding.name == "scheduled" and (folder / SCHEDULE_FILE).is_file()
 

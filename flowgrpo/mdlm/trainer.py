@@ -67,7 +67,7 @@ class TextTrainer(Loop):
         self.policy, self.schedule = policy, schedule
         super().__init__(config, weights, **options)
         self.decoder, self.eval_decoder = (
-            decoder.build(policy.length, policy.eos_id, place, policy.predictor)
+            decoder.build(policy.length, policy.eos_id, place, predictor=policy.predictor)
             for decoder, place in (
                 (config.algorithm.decoder, "algorithm.decoder"),
                 (config.eval.decoder, "eval.decoder"),

@@ -11,7 +11,6 @@ FILES = [str(path.relative_to(ROOT)) for top in ("flowgrpo", "rewards") for path
 EXEMPT = {
     ("rewards/cards.py", "Card"),  # the rows of one table, written below each other
     ("flowgrpo/mdlm/decoding/decoders.py", "build"),  # model cards call it by place
-    ("flowgrpo/mdlm/methods/decoder.py", "build"),  # the same arguments, and where they were written
 }
 
 

@@ -49,6 +49,7 @@ class Decoding(Others, Choice):
         length: int,
         eos_id: int | None,
         place: str,
+        *,
         predictor: MaskPredictor | None = None,
         block_size: int | None = None,
     ) -> Decoder:
