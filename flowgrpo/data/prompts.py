@@ -7,19 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flowgrpo.data import conditions, corpora, scenes, tables, tasks, templates
+from flowgrpo.data import compositions, conditions, corpora, scenes, tables, tasks, templates, writing
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import Prompts
 from rewards.base import nearest
 from samplers import noise
 
 SPLITS = ("train", "eval")
-BUILT_IN: dict[str, Callable[[], list[tables.Row]]] = {
+SMALL: dict[str, Callable[[], list[tables.Row]]] = {  # made for the embedded models
     **{
         f"shapes:{split}": lambda split=split: [{"prompt": text} for text in scenes.captions(split)] for split in SPLITS
     },
     **tasks.BUILT_IN,
 }
+BUILT_IN = SMALL | compositions.BUILT_IN | writing.BUILT_IN
 
 
 @dataclass(frozen=True)
