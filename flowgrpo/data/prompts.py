@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flowgrpo.data import compositions, conditions, corpora, hub, scenes, tables, tasks, templates, writing
+from flowgrpo.data import compositions, conditions, corpora, hub, moves, scenes, tables, tasks, templates, writing
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import Prompts
 from rewards.base import nearest
@@ -20,7 +20,7 @@ SMALL: dict[str, Callable[[], list[tables.Row]]] = {  # made for the embedded mo
     },
     **tasks.BUILT_IN,
 }
-BUILT_IN = SMALL | compositions.BUILT_IN | writing.BUILT_IN
+BUILT_IN = SMALL | compositions.BUILT_IN | writing.BUILT_IN | moves.BUILT_IN
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from flowgrpo.data import compositions, drafts, prompts, writing
+from flowgrpo.data import compositions, drafts, moves, prompts, writing
 from rewards.detectors import GENEVAL_NAMES
 from rewards.geneval import GenEval
 from rewards.objects import Detection, read_clauses
 from rewards.ocr import asked_text
+from rewards.video import motion
 
 TASKS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")  # GenEval's
-SETS = compositions.SETS | writing.SETS
+SETS = compositions.SETS | writing.SETS | moves.SETS
 CAR = {"class": "car", "count": 1}
 
 
@@ -152,3 +153,19 @@ def test_a_text_is_quoted_as_the_reward_reads_it_and_its_words_are_held_out():
     frames = {"the", "&"} | {word.lower() for word in writing.NUMBERED}
     trained = {word for row in train for word in row["text"].lower().split()} - frames
     assert all(set(row["text"].lower().split()) - frames - trained for row in held_out)
+
+
+def test_a_motion_is_said_as_the_columns_say_and_its_combinations_are_held_out():
+    def combined(row):
+        who, does, how = (row[name] for name in ("subject", "action", "direction"))
+        return {(who, does), (who, row["camera"]), *([(does, how)] if how else [])}
+
+    train, held_out = rows("motion:train"), rows("motion:eval")
+    for row in (*train, *held_out):
+        said = " ".join(filter(None, (row["subject"], row["action"], row["direction"])))
+        assert row["prompt"].lower().startswith(said.lower() + " ")
+        assert row["prompt"].endswith(f", the camera {row['camera']}")
+        assert row["tag"] == "motion"
+    trained = set().union(*map(combined, train))
+    assert all(combined(row) - trained for row in held_out)
+    assert motion(torch.zeros(2, 3, 3, 8, 8), [row["prompt"] for row in train[:2]]) == [0.0, 0.0]
