@@ -1,17 +1,23 @@
-"""Corpora of problems that a user has a copy of: GSM8K (2110.14168) and MATH (2103.03874), in their original columns.
+"""Corpora that a user has a copy of, in their original columns.
 
-`gsm8k:train` and `gsm8k:test`, `math:train` and `math:test` are looked for in a folder of that name, in the layouts that the
-corpora are given out in; `gsm8k:some/file.jsonl` is that file, .jsonl or .parquet.
+    gsm8k       GSM8K (2110.14168)          train, test
+    math        MATH (2103.03874)           train, test
+    geneval     GenEval (2310.11513)        evaluation; train, test: Flow-GRPO's files in that format
+    pickapic    Pick-a-Pic (2305.01569)     train, validation(_unique), test(_unique): the distinct prompts alone
+    drawbench   DrawBench (2205.11487)      test
 
-A row has the columns `prompt`, the question; `answer`, the final answer alone, for the rewards; `completion`, the worked
-solution up to its final answer, for hints (IGPO), None without one; and further columns of the file as they are.
+`gsm8k:train` and the like are looked for in a folder of that name, in the layouts that the corpora are given out in;
+`gsm8k:some/file.jsonl` is that file, .jsonl, .csv or .parquet.
+
+A row of GSM8K and MATH has the columns `prompt`, the question; `answer`, the final answer alone, for the rewards;
+`completion`, the worked solution up to its final answer, for hints (IGPO), None without one; and further columns.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from flowgrpo.data import tables
@@ -20,7 +26,6 @@ from flowgrpo.errors import InputError
 from rewards import latex
 from rewards.base import nearest
 
-SPLITS = ("train", "test")
 _CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's notes for a calculator, as in 6 * 7 = <<6*7=42>>42
 
 
@@ -66,16 +71,53 @@ def _joined(row: Row, asked: str, *, question: str, answer: str, completion: str
     return {"prompt": question.strip(), **further, "answer": answer.strip(), "completion": completion or None}
 
 
+def objects(row: Row, place: str) -> Row:
+    """A row of GenEval's metadata, `prompt` with `tag`, `include` and perhaps `exclude`.
+
+    Raises:
+        InputError: there is no prompt, or `include` is not a list.
+    """
+    if not isinstance(row.get("include"), list):
+        raise InputError(f"{place}: include is {row.get('include')!r}, GenEval's is a list of objects")
+    return {"prompt": tables.text(row, "prompt", place), **row}
+
+
+def preferred(row: Row, place: str) -> Row:
+    """The prompt of a row of Pick-a-Pic, its `caption`.
+
+    Raises:
+        InputError: there is none.
+    """
+    return {"prompt": tables.text(row, "caption", place).strip()}
+
+
+def drawn(row: Row, place: str) -> Row:
+    """A row of DrawBench (`Prompts` and `Category`, whatever their capitals) as a prompt row with `category`.
+
+    Raises:
+        InputError: there is no such column.
+    """
+    lower = {name.lower(): cell for name, cell in row.items()}
+    return {"prompt": tables.text(lower, "prompts", place).strip(), "category": lower.get("category")}
+
+
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus: where it is to be had, where its files lie in a copy (the first pattern that is met), how a row is read."""
+    """A corpus: where it is to be had, where its files lie in a copy (the first pattern that is met), how a row is read.
+
+    Of a .parquet file only `columns` are read, None: all; of rows with the same prompt one counts if `distinct`.
+    """
 
     home: str
     patterns: tuple[str, ...]
     read: Callable[[Row, str], Row]
+    _: KW_ONLY
+    splits: tuple[str, ...] = ("train", "test")
+    columns: tuple[str, ...] | None = None
+    distinct: bool = False
 
 
-_ANYWHERE = ("{split}.jsonl", "{split}.parquet", "{split}-*.parquet")
+_ANYWHERE = ("{split}.jsonl", "{split}.csv", "{split}.parquet", "{split}-*.parquet")
 CORPORA = {
     "gsm8k": Corpus(
         "openai/gsm8k",
@@ -87,8 +129,28 @@ CORPORA = {
         (*_ANYWHERE, "data/{split}-*.parquet", "*/{split}-*.parquet"),  # the last is a folder for each subject
         competition,
     ),
+    "geneval": Corpus(
+        "djghosh13/geneval",
+        (*_ANYWHERE, "{split}_metadata.jsonl", "prompts/{split}_metadata.jsonl"),
+        objects,
+        splits=("train", "test", "evaluation"),
+    ),
+    "pickapic": Corpus(
+        "yuvalkirstain/pickapic_v1",
+        (*_ANYWHERE, "data/{split}-*.parquet"),
+        preferred,
+        splits=("train", "validation", "validation_unique", "test", "test_unique"),
+        columns=("caption",),
+        distinct=True,
+    ),
+    "drawbench": Corpus(
+        "sayakpaul/drawbench",
+        (*_ANYWHERE, "*.csv", "*.parquet", "data/*.parquet"),  # it has one split, whatever its file is called
+        drawn,
+        splits=("test",),
+    ),
 }
-NAMES = tuple(f"{name}:{split}" for name in CORPORA for split in SPLITS)
+NAMES = tuple(f"{name}:{split}" for name, corpus in CORPORA.items() for split in corpus.splits)
 
 
 def is_corpus(source: str) -> bool:
@@ -112,21 +174,25 @@ def load(source: str, folder: str, key: str) -> list[Row]:
     for file in files:
         if not file.is_file():
             raise InputError(f"{key}: there is no file {file}")
-    return [CORPORA[name].read(row, place) for file in files for place, row in tables.rows(file, key)]
+    corpus = CORPORA[name]
+    rows = [corpus.read(row, place) for file in files for place, row in tables.rows(file, key, corpus.columns)]
+    return list({row["prompt"]: row for row in rows}.values()) if corpus.distinct else rows
 
 
 def _files(source: str, folder: Path, key: str) -> list[Path]:
     name, _, split = source.partition(":")
-    if split not in SPLITS:
-        raise InputError(
-            f"{key}: {source} is neither a split of {name} nor a .jsonl or .parquet file, {nearest(source, NAMES)}"
-        )
     corpus = CORPORA[name]
+    if split not in corpus.splits:
+        *others, last = tables.SUFFIXES
+        raise InputError(
+            f"{key}: {source} is neither a split of {name} nor a {', '.join(others)} or {last} file, "
+            f"{nearest(source, NAMES)}"
+        )
     for pattern in corpus.patterns:
         files = sorted(folder.glob(pattern.format(split=split)))
         if files:
             return files
     raise InputError(
-        f"{key}: {source} looks in {folder} for {split}.jsonl or a copy of {corpus.home} (its parquet files), and there is "
+        f"{key}: {source} looks in {folder} for {split}.jsonl or a copy of {corpus.home} (its files), and there is "
         f"none; put it there, set prompts.folder, or name the file, {name}:path/to/{split}.jsonl"
     )

@@ -7,19 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flowgrpo.data import conditions, corpora, scenes, tables, tasks, templates
+from flowgrpo.data import compositions, conditions, corpora, hub, moves, scenes, tables, tasks, templates, writing
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import Prompts
 from rewards.base import nearest
 from samplers import noise
 
 SPLITS = ("train", "eval")
-BUILT_IN: dict[str, Callable[[], list[tables.Row]]] = {
+SMALL: dict[str, Callable[[], list[tables.Row]]] = {  # made for the embedded models
     **{
         f"shapes:{split}": lambda split=split: [{"prompt": text} for text in scenes.captions(split)] for split in SPLITS
     },
     **tasks.BUILT_IN,
 }
+BUILT_IN = SMALL | compositions.BUILT_IN | writing.BUILT_IN | moves.BUILT_IN
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,19 @@ def load_split(section: Prompts, split: str) -> list[Prompt]:
     return load(getattr(section, split), f"prompts.{split}", **section.load_options)
 
 
-def load(source: str, key: str = "prompts", folder: str = "data", template: str | None = None) -> list[Prompt]:
-    """Prompts of a built-in set, a corpus, a .txt file (one per line) or a .jsonl file (`prompt` and any further columns).
+def load(
+    source: str, key: str = "prompts", *, column: str = "prompt", folder: str = "data", template: str | None = None
+) -> list[Prompt]:
+    """Prompts of a built-in set, a corpus, a hub dataset (hub:owner/name:split), a .txt file (one per line) or a table.
+
+    A table is a .jsonl, .csv or .parquet file, with a column of prompts and any further columns.
 
     A column that a row of the file lacks is None there. Empty lines are skipped. Names of pictures, videos and sounds become
     absolute paths; they are relative to the file.
 
     Args:
         key: the place named in errors.
+        column: the one of a table or of a hub dataset that holds the prompts.
         folder: where copies of corpora are; see `flowgrpo.data.corpora`.
         template: the name of one, into which every prompt is put; see `flowgrpo.data.templates`.
 
@@ -51,34 +57,47 @@ def load(source: str, key: str = "prompts", folder: str = "data", template: str 
     """
     prompts = [
         Prompt(templates.apply(template, row["prompt"]), {name: cell for name, cell in row.items() if name != "prompt"})
-        for row in _rows(source, key, folder)
+        for row in _rows(source, key, column=column, folder=folder)
     ]
     if not prompts:
         raise InputError(f"{key}: {source} holds no prompt")
     return prompts
 
 
-def _rows(source: str, key: str, folder: str) -> list[tables.Row]:
+def _rows(source: str, key: str, *, column: str, folder: str) -> list[tables.Row]:
     """The rows of a source, all with the same columns."""
     if source in BUILT_IN:
         return BUILT_IN[source]()
     if corpora.is_corpus(source):
         return _filled(corpora.load(source, folder, key))
+    if hub.is_dataset(source):
+        return _filled([_asking(row, column, place) for place, row in hub.rows(source, key)])
     path = Path(source)
     if not path.is_file():
-        files = (str(p) for p in path.parent.glob("*") if p.suffix in (".txt", ".jsonl"))
+        files = (str(p) for p in path.parent.glob("*") if p.suffix in (".txt", *tables.SUFFIXES))
         raise InputError(f"{key}: there is no file {source}, {nearest(source, [*BUILT_IN, *corpora.NAMES, *files])}")
     if path.suffix == ".txt":
         return [{"prompt": line} for _, line in tables.lines(path, key)]
-    if path.suffix != ".jsonl":
-        raise InputError(f"{key}: {source} is neither a .txt file (one prompt per line) nor a .jsonl file")
-    rows = tables.rows(path, key)
-    for place, row in rows:
-        tables.text(row, "prompt", place)
+    if path.suffix not in tables.SUFFIXES:
+        *others, last = tables.SUFFIXES
+        raise InputError(
+            f"{key}: {source} is neither a .txt file (one prompt per line) nor a {', '.join(others)} or {last} file"
+        )
     return [
         {name: cell if name == "prompt" else conditions.resolved(cell, path.parent) for name, cell in row.items()}
-        for row in _filled([row for _, row in rows])
+        for row in _filled([_asking(row, column, place) for place, row in tables.rows(path, key)])
     ]
+
+
+def _asking(row: tables.Row, column: str, place: str) -> tables.Row:
+    """A row of a table with its column of prompts called `prompt`, and a column that was called so left out."""
+    if column not in row:
+        raise InputError(
+            f"{place}: the row has no key {column!r}, it has {', '.join(row) or 'none'}; prompts.column names the one that "
+            "holds the prompt"
+        )
+    further = {name: cell for name, cell in row.items() if name not in ("prompt", column)}
+    return {"prompt": tables.text(row, column, place), **further}
 
 
 def _filled(rows: list[tables.Row]) -> list[tables.Row]:

@@ -1,9 +1,12 @@
-"""Rows of a .jsonl or a .parquet file, each with the place that errors name, and what JSON of others may hold."""
+"""Rows of a .jsonl, .csv or .parquet file, each with the place that errors name, and what JSON of others may hold."""
 
 from __future__ import annotations
 
+import csv
 import json
 import warnings
+from collections.abc import Sequence
+from io import StringIO
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ from typing import Any
 from flowgrpo.errors import InputError
 from flowgrpo.schema.readable import one_line
 
-SUFFIXES = (".jsonl", ".parquet")
+SUFFIXES = (".jsonl", ".csv", ".parquet")
 LARGEST = 1 << 30  # bytes of a file that is read whole
 LARGEST_INTEGER = 14_000  # bits, some 4,200 digits
 DEEPEST = 64  # lists and maps in each other
@@ -28,25 +31,27 @@ def lines(path: Path, key: str) -> list[tuple[int, str]]:
     Raises:
         InputError: the file is not UTF-8.
     """
-    try:
-        text = _bytes(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{key}: {path} is not UTF-8 text (byte {error.start})") from None
-    stripped = ((number, line.strip()) for number, line in enumerate(text.split("\n"), start=1))
+    stripped = ((number, line.strip()) for number, line in enumerate(_text(path, key).split("\n"), start=1))
     return [(number, line) for number, line in stripped if line]
 
 
-def rows(path: Path, key: str) -> list[tuple[str, Row]]:
-    """The rows of a .jsonl or .parquet file, each with its place: the file, and the line or the row from 1.
+def rows(path: Path, key: str, columns: Sequence[str] | None = None) -> list[tuple[str, Row]]:
+    """The rows of a .jsonl, .csv or .parquet file, each with its place: the file, and the line or the row from 1.
+
+    Cells of a .csv file, whose first line names the columns, are texts, None where they are empty. Columns of a .parquet
+    file that hold bytes (pictures, sounds) are left out.
 
     Args:
         key: the place named in errors.
+        columns: of a .parquet file, those that are read; by default all.
 
     Raises:
-        InputError: the file cannot be read, or a line is not a JSON object.
+        InputError: the file cannot be read, or a line is not a row.
     """
     if path.suffix == ".parquet":
-        return [(f"{path}:{number}", row) for number, row in enumerate(_parquet(path, key), start=1)]
+        return [(f"{path}:{number}", row) for number, row in enumerate(_parquet(path, key, columns), start=1)]
+    if path.suffix == ".csv":
+        return _separated(path, key)
     return [(f"{path}:{number}", _object(line, f"{path}:{number}")) for number, line in lines(path, key)]
 
 
@@ -137,7 +142,29 @@ def text(row: Row, column: str, place: str) -> str:
     return row[column]
 
 
-def _parquet(path: Path, key: str) -> list[Row]:
+def _text(path: Path, key: str) -> str:
+    try:
+        return _bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{key}: {path} is not UTF-8 text (byte {error.start})") from None
+
+
+def _separated(path: Path, key: str) -> list[tuple[str, Row]]:
+    reader = csv.DictReader(StringIO(_text(path, key), newline=""), strict=True)
+    found = []
+    try:
+        for row in reader:
+            place = f"{path}:{reader.line_num}"
+            if None in row:
+                names = ", ".join(reader.fieldnames)
+                raise InputError(f"{place}: the row has more cells than the first line names ({names}); quote commas")
+            found.append((place, {name: cell or None for name, cell in row.items()}))
+    except csv.Error as error:
+        raise InputError(f"{path}:{reader.line_num}: not a line of a .csv file ({error})") from None
+    return found
+
+
+def _parquet(path: Path, key: str, columns: Sequence[str] | None) -> list[Row]:
     try:
         from pyarrow import ArrowException, parquet
     except ModuleNotFoundError:
@@ -145,7 +172,9 @@ def _parquet(path: Path, key: str) -> list[Row]:
             f"{key}: {path} needs pyarrow to be read, pip install 'flowgrpo[parquet]' or save it as .jsonl"
         ) from None
     try:
-        return parquet.read_table(path).to_pylist()
+        schema = parquet.read_schema(path)
+        readable = [f.name for f in schema if "binary" not in str(f.type) and (columns is None or f.name in columns)]
+        return parquet.read_table(path, columns=readable).to_pylist()
     except ArrowException as error:
         raise InputError(f"{key}: {path} is not a readable parquet file ({str(error).splitlines()[0]})") from None
 

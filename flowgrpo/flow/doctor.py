@@ -117,7 +117,7 @@ def _examined(
 
 def _prompts(settings: Config, rewards: Sequence[Reward]) -> list[prompts.Prompt]:
     """Prompts to sample: the longest, one for each reward that applies to neither end, and the shortest."""
-    if settings.prompts.train in prompts.BUILT_IN and settings.model.path not in EMBEDDED:
+    if settings.prompts.train in prompts.SMALL and settings.model.path not in EMBEDDED:
         return [prompts.Prompt(text) for text in DEFAULT_PROMPTS]
     longest_first = sorted(prompts.load_split(settings.prompts, "train"), key=lambda p: -len(p.text))
     ends = longest_first[0], longest_first[-1]

@@ -62,18 +62,17 @@ class TextPrompts(Prompts):
     """Where prompts come from; by default the embedded model's tasks."""
 
     train: str = "tasks:train"
-    """Trained on: a built-in set, a corpus (gsm8k:train, math:train), a .txt file or a .jsonl file."""
+    """Trained on: a built-in set, a corpus (gsm8k:train, math:train), a .txt, .jsonl, .csv or .parquet file, or a dataset of
+    the hub (hub:owner/name:split)."""
     eval: str = "tasks:eval"
     """Held out; likewise."""
-    folder: str = "data"
-    """Where copies of corpora are."""
     template: Literal["d1", "boxed", "d1_boxed"] | None = None
     """The words around each question that ask for an answer in a form that a reward reads; null: none."""
 
     @property
     @override
     def load_options(self) -> dict[str, Any]:
-        return {"folder": self.folder, "template": self.template}
+        return {**super().load_options, "template": self.template}
 
 
 class TextAlgorithm(Strict):

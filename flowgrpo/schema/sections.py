@@ -55,16 +55,21 @@ class Prompts(Strict):
     """Where prompts come from."""
 
     train: str = "shapes:train"
-    """Trained on: a built-in set, a .txt file (one prompt a line) or a .jsonl file (prompt and any further columns)."""
+    """Trained on: a built-in set, a corpus (pickapic:train), a .txt file (one prompt a line), a .jsonl, .csv or .parquet
+    file (prompt and any further columns) or a dataset of the hub (hub:owner/name:split)."""
     eval: str = "shapes:eval"
     """Held out for evaluation; the same kinds of source."""
+    column: str = Field("prompt", min_length=1)
+    """The column that holds the prompt, of .jsonl, .csv and .parquet files and datasets of the hub."""
+    folder: str = "data"
+    """Where copies of corpora are."""
     pick: Pick = Pick()
     """How an iteration chooses its prompts, their numbers of samples and their weights."""
 
     @property
     def load_options(self) -> dict[str, Any]:
         """Further arguments of `flowgrpo.data.prompts.load`."""
-        return {}
+        return {"column": self.column, "folder": self.folder}
 
 
 class RewardUse(Strict):

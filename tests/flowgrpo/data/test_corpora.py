@@ -130,7 +130,10 @@ def test_another_folder_and_a_file_of_any_name_can_be_named(data, tmp_path):
             "math:test",
             r"looks in data/math for test.jsonl or a copy of EleutherAI/hendrycks_math .*math:path/to/test.jsonl",
         ),
-        ("gsm8k:eval", r"gsm8k:eval is neither a split of gsm8k nor a .jsonl or .parquet file, did you mean 'gsm8k:t"),
+        (
+            "gsm8k:eval",
+            r"gsm8k:eval is neither a split of gsm8k nor a .jsonl, .csv or .parquet file, did you mean 'gsm8k:t",
+        ),
         ("gsm8k:there.jsonl", r"prompts.train: there is no file there.jsonl"),
         ("gms8k:train", r"there is no file gms8k:train, did you mean 'gsm8k:train'"),
     ],
@@ -176,3 +179,46 @@ def test_a_template_asks_for_the_form_that_its_reward_pays(data):
     assert math_answer([answered], [""], ["42"]) == [3.0]
     with pytest.raises(ValueError, match="d1"):
         TextPrompts(template="d2")
+
+
+DOGS = {"tag": "counting", "include": [{"class": "dog", "count": 2}], "prompt": "a photo of two dogs"}
+DOGS["exclude"] = [{"class": "dog", "count": 3}]
+BENCH = {"tag": "single_object", "include": [{"class": "bench", "count": 1}], "prompt": "a photo of a bench"}
+
+
+def test_geneval_keeps_its_columns(data):
+    jsonl(data / "geneval/prompts/evaluation_metadata.jsonl", DOGS, BENCH)
+    jsonl(data / "geneval/train_metadata.jsonl", BENCH)
+    asked, plain = prompts.load("geneval:evaluation")
+    assert asked.text == "a photo of two dogs"
+    assert asked.columns == {name: cell for name, cell in DOGS.items() if name != "prompt"}
+    assert plain.columns["exclude"] is None
+    assert [p.text for p in prompts.load("geneval:train")] == ["a photo of a bench"]
+    jsonl(data / "geneval/test.jsonl", {"prompt": "a photo of a bench", "include": "bench"})
+    with pytest.raises(InputError, match=r"test.jsonl:1: include is 'bench', GenEval's is a list"):
+        prompts.load("geneval:test")
+
+
+def test_pick_a_pic_gives_each_caption_once_and_reads_no_pictures(data):
+    rows = [{"caption": text, "jpg_0": b"\xff", "label_0": 0.5} for text in ("a fox", "a cat ", "a fox")]
+    parquet(data / "pickapic/data/train-00000-of-00002-abc.parquet", *rows)
+    parquet(
+        data / "pickapic/data/train-00001-of-00002-abc.parquet", {"caption": "an owl", "jpg_0": b"", "label_0": 1.0}
+    )
+    assert prompts.load("pickapic:train") == [prompts.Prompt(text) for text in ("a fox", "a cat", "an owl")]
+    jsonl(data / "mine.jsonl", {"caption": ""})
+    with pytest.raises(InputError, match="mine.jsonl:1: caption is '', not a text"):
+        prompts.load("pickapic:data/mine.jsonl")
+
+
+@pytest.mark.parametrize("names", ["Prompts,Category", "prompts,category"])
+def test_drawbench_is_one_table_whatever_it_is_called(data, names):
+    (data / "drawbench").mkdir(parents=True)
+    (data / "drawbench/DrawBench prompts.csv").write_text(
+        f'{names}\r\nA red car.,Colors\r\n"A cup, and a dog.",Counting\r\n'
+    )
+    found = prompts.load("drawbench:test")
+    assert [p.text for p in found] == ["A red car.", "A cup, and a dog."]
+    assert columns(found) == [{"category": "Colors"}, {"category": "Counting"}]
+    with pytest.raises(InputError, match="drawbench:train is neither a split of drawbench nor"):
+        prompts.load("drawbench:train")

@@ -1,8 +1,11 @@
+import json
+
 import pytest
 
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Prompt, shuffled
 from flowgrpo.errors import InputError
+from flowgrpo.schema.sections import Prompts
 
 
 def test_a_text_file_is_one_prompt_per_line(tmp_path):
@@ -40,12 +43,12 @@ def test_a_bad_line_is_named(tmp_path, line, said):
 def test_missing_empty_and_foreign_files_are_refused(tmp_path):
     (tmp_path / "prompts.txt").write_text("x\n")
     (tmp_path / "empty.txt").write_text("\n")
-    (tmp_path / "table.csv").write_text("x\n")
+    (tmp_path / "table.tsv").write_text("x\n")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
     for name, said in {
         "promts.txt": r"there is no file .*did you mean '.*prompts.txt'",
         "empty.txt": "holds no prompt",
-        "table.csv": "neither a .txt file",
+        "table.tsv": "neither a .txt file",
         "latin.txt": "not UTF-8",
     }.items():
         with pytest.raises(InputError, match=said):
@@ -59,3 +62,40 @@ def test_iterations_walk_through_shuffled_passes():
     assert flat[:10] != flat[10:]
     assert shuffled(10, 4, 0, 3) == drawn[3]
     assert shuffled(10, 4, 1, 0) != drawn[0]
+
+
+def test_tables_of_every_kind_are_read_with_the_column_that_holds_the_prompt(tmp_path):
+    rows = [{"caption": "a fox, red", "prompt": "other", "n": 1}, {"caption": "a cat", "prompt": "other", "n": None}]
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    parquet.write_table(arrow.Table.from_pylist([row | {"jpg": b"\xff"} for row in rows]), tmp_path / "p.parquet")
+    (tmp_path / "p.csv").write_text('\ufeffcaption,prompt,n\r\n"a fox, red",other,1\r\na cat,other,\r\n')
+    for suffix, one in ((".jsonl", 1), (".parquet", 1), (".csv", "1")):
+        section = Prompts(train=str(tmp_path / f"p{suffix}"), column="caption")
+        found = prompts.load_split(section, "train")
+        assert [(p.text, p.columns) for p in found] == [("a fox, red", {"n": one}), ("a cat", {"n": None})]
+        with pytest.raises(InputError, match=r"the row has no key 'text', it has caption, .*; prompts.column names"):
+            prompts.load(str(tmp_path / f"p{suffix}"), column="text")
+
+
+def test_pictures_that_a_csv_names_are_looked_for_beside_it(tmp_path):
+    (tmp_path / "fox.png").write_bytes(b"")
+    (tmp_path / "p.csv").write_text("prompt,image\nmake it snow,fox.png\n")
+    assert prompts.load(str(tmp_path / "p.csv"))[0].columns == {"image": str(tmp_path / "fox.png")}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("prompt,n\na,1\na cup, a dog,2\n", r"p.csv:3: the row has more cells than the first line names \(prompt, n\)"),
+        ('prompt\n"never closed\n', r"p.csv:\d: not a line of a .csv file"),
+        ("prompt,n\n,1\n", r"p.csv:2: prompt is None, not a text"),
+        ("prompt\n", "holds no prompt"),
+    ],
+)
+def test_a_bad_csv_file_is_one_sentence(tmp_path, text, said):
+    (tmp_path / "p.csv").write_text(text)
+    with pytest.raises(InputError, match=said):
+        prompts.load(str(tmp_path / "p.csv"))

@@ -1,0 +1,44 @@
+"""Datasets of the hub as sources of prompts: `hub:owner/name:split` or `hub:owner/name/config:split`, by `datasets`."""
+
+from __future__ import annotations
+
+import re
+
+from flowgrpo.data.tables import Row
+from flowgrpo.errors import InputError
+from flowgrpo.schema.readable import one_line
+
+SOURCE = re.compile(r"hub:(?P<path>[^/:\s]+/[^/:\s]+)(/(?P<config>[^/:\s]+))?:(?P<split>\S+)")
+
+
+def is_dataset(source: str) -> bool:
+    """Whether a source of prompts is a dataset of the hub."""
+    return source.startswith("hub:")
+
+
+def rows(source: str, key: str) -> list[tuple[str, Row]]:
+    """The rows of a dataset's split, each with its place: the source, and the row from 1.
+
+    `datasets` downloads the split whole into its own cache. Columns of pictures, sounds, videos and bytes are left out here.
+
+    Args:
+        source: as in the first line of this file.
+        key: the place named in errors.
+
+    Raises:
+        InputError: the name is written otherwise, `datasets` is not installed, or the dataset cannot be had.
+    """
+    named = SOURCE.fullmatch(source)
+    if not named:
+        raise InputError(f"{key}: {source!r} is not written hub:owner/name:split or hub:owner/name/config:split")
+    try:
+        import datasets
+    except ModuleNotFoundError:
+        raise InputError(f"{key}: {source} needs the package datasets, pip install 'flowgrpo[hub]'") from None
+    try:
+        found = datasets.load_dataset(named["path"], named["config"], split=named["split"])
+    except (OSError, ValueError) as error:  # offline, gated, no such dataset; no such config or split
+        raise InputError(f"{key}: {source} cannot be had from the hub ({one_line(str(error))})") from None
+    media = (datasets.Image, datasets.Audio, datasets.Video)
+    plain = [n for n, kind in found.features.items() if not isinstance(kind, media) and "binary" not in str(kind)]
+    return [(f"{source}:{number}", row) for number, row in enumerate(found.select_columns(plain), start=1)]
