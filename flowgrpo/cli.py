@@ -146,6 +146,10 @@ def sample(
     adapter: Annotated[Path | None, typer.Option("--adapter", metavar="DIR", help="what flowgrpo export wrote")] = None,
     seed: Annotated[int, typer.Option("--seed", help="prompt i starts from seed + i")] = 0,
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option("--dtype")] = "float32",
+    quantise: Annotated[
+        Literal["int8", "fp8", "nf4"] | None,
+        typer.Option("--quantise", help="keep the base so, as model.quantise does"),
+    ] = None,
     form: Format = "human",
 ) -> None:
     """Sample pictures, or the answers of a language model, into a folder with a manifest."""
@@ -163,6 +167,7 @@ def sample(
         adapter=adapter,
         seed=seed,
         dtype=dtype,
+        quantise=quantise,
     )
     if form == "json":
         print(json.dumps({"folder": str(out_folder), "samples": lines}, indent=1))

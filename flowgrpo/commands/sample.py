@@ -32,6 +32,7 @@ def sample_to_folder(
     adapter: Path | None,
     seed: int,
     dtype: str,
+    quantise: str | None = None,
 ) -> list[dict[str, Any]]:
     """Sample every prompt once, prompt i from seed + i; returns the manifest's lines.
 
@@ -40,7 +41,8 @@ def sample_to_folder(
     """
     rows = asked(texts, prompts_file, seed)
     check_folder(out)
-    sampler = KINDS[kind_of(model)].sampling.sampler(model, rows, call=call, adapter=adapter, dtype=dtype)
+    sampling = KINDS[kind_of(model)].sampling
+    sampler = sampling.sampler(model, rows, call=call, adapter=adapter, dtype=dtype, quantise=quantise)
     out.mkdir(parents=True, exist_ok=True)
     lines = []
     with (out / "manifest.jsonl").open("w") as manifest:

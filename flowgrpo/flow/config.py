@@ -11,7 +11,7 @@ from flowgrpo.flow.methods import CHOICES, presets
 from flowgrpo.flow.pipeline.backends import AttentionBackend, refuse_lossy_attention
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
-from flowgrpo.schema.sections import Eval, Lora, RewardUse, RunConfig, Train
+from flowgrpo.schema.sections import Eval, Lora, Quantised, RewardUse, RunConfig, Train, check_quantised
 from flowgrpo.training.parts import check_geometry
 
 
@@ -24,6 +24,8 @@ class Model(Strict):
     """Type of the frozen weights and of the computation; trained weights are kept in float32."""
     lora: Lora | None = Lora()
     """Low-rank adapters; null trains every weight."""
+    quantise: Quantised | None = None
+    """Keep the linear layers of the frozen base in int8, fp8 (e4m3) or nf4; needs adapters. null: as the files have them."""
     call: dict[str, Any] = {}
     """Arguments of the pipeline's own call, handed to it as they are."""
     text_encoders: Literal["keep", "offload", "free"] = "offload"
@@ -47,6 +49,11 @@ class Model(Strict):
         if isinstance(written, str):
             refuse_lossy_attention(written, "model.attention")
         return written
+
+    @model_validator(mode="after")
+    def _frozen(self) -> Model:
+        check_quantised(self.quantise, self.lora)
+        return self
 
 
 class Algorithm(Strict):

@@ -262,7 +262,7 @@ def _reload(policy: DiffusersPolicy, weights: Weights, row: Row, settings: Confi
         source = folder if weights.lora is None else settings.model.path
         policy.embeddings.restore()
         policy.pipe.to("cpu")  # two models may not fit beside each other
-        fresh = loading.load_policy(source, dtype, call, device)
+        fresh = loading.load_policy(source, dtype, call, device, quantise=settings.model.quantise)
         if source != folder:
             loading.load_lora(fresh.pipe, Path(folder))
         with fresh.call_overrides(num_inference_steps=2):

@@ -13,7 +13,7 @@ from flowgrpo.data import conditions, prompts
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow import setup
-from flowgrpo.flow.config import Config
+from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.pipeline import loading, traits
 from flowgrpo.flow.pipeline.modality import modality_of, sampling_rate
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
@@ -92,8 +92,8 @@ def _card(
     tag = "lora" if kind == "lora" else f"text-to-{modality_of(type(policy.pipe))}"
     return card.text(
         card.heading(run, settings, library="diffusers", tag=tag, step=step),
-        snippet=_snippet(policy, model.path, kind=kind, dtype=model.dtype, call=call, row=row),
-        command=_command(model.path, kind, dtype=model.dtype, call=call, row=row),
+        snippet=_snippet(policy, model, kind=kind, call=call, row=row),
+        command=_command(model, kind, call=call, row=row),
         made="sample",
         rows=((row.prompt, row.seed, _shown(file)) for row, file in pairs),
     )
@@ -103,14 +103,15 @@ def _shown(file: str) -> str:
     return f'<audio controls src="{file}">[{file}]({file})</audio>' if file.endswith(".wav") else f"![]({file})"
 
 
-def _command(source: str, kind: str, *, dtype: str, call: dict[str, Any], row: Row) -> str:
+def _command(model: Model, kind: str, *, call: dict[str, Any], row: Row) -> str:
     given = _conditions(row)
     line = card.command(
         [
             *("flowgrpo", "sample"),
-            *([source, "--adapter", "."] if kind == "lora" else ["."]),
+            *([model.path, "--adapter", "."] if kind == "lora" else ["."]),
             *(["--prompts", "rows.jsonl"] if given else ["--prompt", row.prompt, "--seed", str(row.seed)]),
-            *("--dtype", dtype, "--out", "samples"),
+            *("--dtype", model.dtype, *(["--quantise", model.quantise] if model.quantise else [])),
+            *("--out", "samples"),
             *(f"{key}={card.written(value)}" for key, value in call.items()),
         ]
     )
@@ -121,19 +122,21 @@ def _conditions(row: Row) -> list[str]:
     return [name for name, value in row.columns.items() if value is not None and name != "sampling_rate"]
 
 
-def _snippet(policy: DiffusersPolicy, source: str, *, kind: str, dtype: str, call: dict[str, Any], row: Row) -> str:
-    name = type(policy.pipe).__name__
+def _snippet(policy: DiffusersPolicy, model: Model, *, kind: str, call: dict[str, Any], row: Row) -> str:
+    source, name = model.path, type(policy.pipe).__name__
     absent = "".join(f", {part}=None" for part in loading.absent_components(source))
     euler = not isinstance(policy.stock_scheduler, FlowMatchEulerDiscreteScheduler)
     lines = ["import torch", f"from diffusers import {', '.join(['FlowMatchEulerDiscreteScheduler'] * euler + [name])}"]
     given = {k: v for k, v in row.columns.items() if k in policy.takes and v is not None}
     files = [v for v in given.values() if conditions.is_file_name(v)]
     lines += ["from flowgrpo.conditions import loaded"] * bool(files)
+    lines += ["from flowgrpo.training.quantise import quantise"] * bool(model.quantise)
     place = repr("." if kind == "full" else source)
     if kind == "lora" and source in EMBEDDED:
         lines.append(f"from flowgrpo.{source} import PATH")
         place = "PATH"
-    lines += ["", f"pipe = {name}.from_pretrained({place}, dtype=torch.{dtype}{absent})"]
+    lines += ["", f"pipe = {name}.from_pretrained({place}, dtype=torch.{model.dtype}{absent})"]
+    lines += [f"quantise(pipe.{network}, {model.quantise!r})" for network in policy.modules if model.quantise]
     if kind == "lora":
         own = traits.loads_lora(policy.pipe)
         lines += ['pipe.load_lora_weights(".")'] * own

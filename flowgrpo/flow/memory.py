@@ -13,12 +13,11 @@ import torch
 from flowgrpo.data import embedded
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline import loading
-from flowgrpo.training import hub
+from flowgrpo.flow.pipeline.traits import TRAINED
+from flowgrpo.training import hub, quantise
 from flowgrpo.training.hub import Shape, refuse_too_large, shapes
 from flowgrpo.training.weights import adapter_size
 from rewards.compute import DTYPES
-
-TRAINED = ("transformer", "unet")
 
 
 def memory_estimate(config: Config) -> dict[str, int]:
@@ -49,8 +48,9 @@ def memory_estimate(config: Config) -> dict[str, int]:
         tensors = {f"{name}.{key}": shape for name, own in whole.items() for key, shape in own.items()}
         trained = adapter_size(tensors, model.lora)
     loading_peak = sum(numel.values()) * width  # all components are put on the device before any rests
+    spared = sum(quantise.size(own, width, None) - quantise.size(own, width, model.quantise) for own in whole.values())
     return {
-        "gpu_bytes": max(loading_peak, frozen * width + trained * 4 * copies),
+        "gpu_bytes": max(loading_peak, frozen * width + trained * 4 * copies) - spared,
         "host_bytes": away * width,
     }
 
@@ -61,7 +61,7 @@ def check(config: Config, device: torch.device) -> None:
     Raises:
         InputError: the estimate is more than the device, or this machine, has.
     """
-    switch = "model.dtype=bfloat16 or model.text_encoders=free"
+    switch = "model.dtype=bfloat16, model.text_encoders=free or model.quantise=int8"
     refuse_too_large(config.model.path, memory_estimate(config), device, switch)
 
 

@@ -15,13 +15,22 @@ from flowgrpo.training import checkpoint
 from flowgrpo.training.samples import SAMPLING_RATE, Sampler
 
 
-def sampler(model: str, rows: Sequence[Row], *, call: dict[str, Any], adapter: Path | None, dtype: str) -> Sampler:
+def sampler(
+    model: str,
+    rows: Sequence[Row],
+    *,
+    call: dict[str, Any],
+    adapter: Path | None,
+    dtype: str,
+    quantise: str | None = None,
+) -> Sampler:
     """Load a model and return it ready to sample rows by ODE.
 
     Args:
         model: a built-in name, a local folder or a hub id.
         call: arguments of the pipeline's call.
         adapter: a folder that `flowgrpo export` wrote.
+        quantise: `int8`, `fp8` or `nf4` for the base; see `flowgrpo.training.quantise`.
 
     Raises:
         InputError: there is no such model, adapter or argument, or the rows have conditions that it does not take.
@@ -30,7 +39,7 @@ def sampler(model: str, rows: Sequence[Row], *, call: dict[str, Any], adapter: P
         if not (adapter / loading.LORA_FILE).is_file():
             raise InputError(f"--adapter {adapter}: there is no {loading.LORA_FILE}, which flowgrpo export writes")
         checkpoint.check_tensors(adapter / loading.LORA_FILE)
-    policy = loading.load_policy(model, dtype, call)
+    policy = loading.load_policy(model, dtype, call, quantise=quantise)
     if adapter is not None:
         loading.load_lora(policy.pipe, adapter)
     conditions.check((row.columns for row in rows), policy.takes, "--prompts")

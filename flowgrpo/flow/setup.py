@@ -27,6 +27,7 @@ from flowgrpo.flow.plan import call_and_branches, predicted
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.schema.sections import Ema
 from flowgrpo.training import checkpoint
+from flowgrpo.training.quantise import refuse_dynamic
 from flowgrpo.training.run_data import RunData
 from flowgrpo.training.samples import SAMPLING_RATE
 from flowgrpo.training.scorer import tried
@@ -94,9 +95,12 @@ def policy_and_weights(config: Config, device: torch.device) -> tuple[DiffusersP
         model.dtype,
         model.call,
         device,
+        quantise=model.quantise,
         autocast=DTYPES[model.dtype] if full_in_half else None,
         text_encoders=model.text_encoders,
     )
+    for network in policy.modules.values():
+        refuse_dynamic(network)
     set_switches(model, policy)
     kl = config.algorithm.objective.kl
     return policy, trainable(

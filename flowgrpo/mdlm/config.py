@@ -15,7 +15,7 @@ from flowgrpo.mdlm.methods.objective import Ratio
 from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
-from flowgrpo.schema.sections import Eval, Lora, Prompts, RewardUse, RunConfig, Train
+from flowgrpo.schema.sections import Eval, Lora, Prompts, Quantised, RewardUse, RunConfig, Train, check_quantised
 from flowgrpo.training.parts import check_geometry
 from rewards.base import last_part, nearest
 
@@ -33,6 +33,8 @@ class TextModel(Strict):
     """Of the frozen weights and of what is computed; what is trained is kept in float32."""
     lora: Lora | None = Lora()
     """Low-rank adapters; null trains every weight."""
+    quantise: Quantised | None = None
+    """Keep the linear layers of the frozen base in int8, fp8 (e4m3) or nf4; needs adapters. null: as the files have them."""
     length: int = Field(256, ge=1, le=LONGEST)
     """Tokens of an answer, filled up with end tokens; 20 for the embedded model."""
     chat: bool = False
@@ -56,6 +58,11 @@ class TextModel(Strict):
         if isinstance(written, dict) and written.get("path") == DIGITS:
             return {"length": DIGITS_LENGTH, **written}
         return written
+
+    @model_validator(mode="after")
+    def _frozen(self) -> TextModel:
+        check_quantised(self.quantise, self.lora)
+        return self
 
 
 class TextPrompts(Prompts):

@@ -184,7 +184,8 @@ def _snippet(settings: TextConfig, kind: str, row: Row) -> str:
     model, lora, decoder = settings.model, kind == "lora", settings.eval.decoder.written()
     learned = settings.algorithm.schedule.name != "none" and decoder["name"] == "scheduled"
     place = repr(model.path if lora else ".")
-    options = "".join(f", {key}={value!r}" for key, value in _loading(model).items())
+    loading = _loading(model) | ({"quantise": model.quantise} if model.quantise else {})
+    options = "".join(f", {key}={value!r}" for key, value in loading.items())
     chat = ", chat=True" if model.chat else ""
     lines = [
         "from pathlib import Path" if learned or lora else "",
@@ -213,5 +214,6 @@ def _command(settings: TextConfig, kind: str, row: Row) -> str:
     place = [model.path, "--adapter", "."] if kind == "lora" else ["."]
     given = {"length": model.length} if model.path != DIGITS or kind == "full" else {}
     given |= {**_loading(model), **({"chat": True} if model.chat else {}), "decoder": settings.eval.decoder.written()}
-    options = ["--prompt", row.prompt, "--seed", str(row.seed), "--dtype", _dtype(model), "--out", "samples"]
+    options = ["--prompt", row.prompt, "--seed", str(row.seed), "--dtype", _dtype(model)]
+    options += [*(["--quantise", model.quantise] if model.quantise else []), "--out", "samples"]
     return card.command(["flowgrpo", "sample", *place, *options, *(f"{k}={card.written(v)}" for k, v in given.items())])

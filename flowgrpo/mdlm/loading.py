@@ -16,6 +16,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.attention import Attention, known_block_size
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.schema.lazy import lazy
+from flowgrpo.training import quantise as quantising
 from flowgrpo.training.hub import without_progress_bars
 from rewards.base import nearest
 
@@ -49,6 +50,7 @@ def load_predictor(
     shift: bool | None = None,
     attention: Attention | None = None,
     block_size: int | None = None,
+    quantise: str | None = None,
 ) -> tuple[MaskPredictor, PreTrainedTokenizerBase]:
     """A model, ready to predict masked tokens, and its tokenizer.
 
@@ -61,16 +63,19 @@ def load_predictor(
         shift: whether output i is about token i + 1; None for what is known of the type.
         attention: whether positions see all others or no later block; None for what is known of the type.
         block_size: tokens of a block; None likewise.
+        quantise: `int8`, `fp8` or `nf4`, before the model is put on the device; see `training.quantise`.
 
     Raises:
         InputError: there is no such model, its code may not run or fails, it names no mask token, it predicts no masked
-            tokens, or attends otherwise than asked for.
+            tokens, cannot be quantised, or attends otherwise than asked for.
     """
     model_path, tokenizer_path = model_paths(path)
     config = config_of(model_path)
     block_size = known_block_size(config, attention, block_size)
     with _one_sentence(path, "no readable weights", config, trust_remote_code), without_progress_bars("transformers"):
         model = _model(path, model_path, config=config, dtype=dtype, trust_remote_code=trust_remote_code)
+    if quantise is not None:
+        quantising.quantise(model, quantise)
     known = architectures.architecture(config)
     with _one_sentence(path, "no tokenizer", config, trust_remote_code):
         if known:

@@ -11,6 +11,7 @@ from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.loading import config_of, model_paths
 from flowgrpo.mdlm.released import is_released
 from flowgrpo.schema.lazy import lazy
+from flowgrpo.training import quantise
 from flowgrpo.training.hub import one_sentence, refuse_too_large, shapes
 from flowgrpo.training.weights import adapter_size
 from rewards.compute import DTYPES
@@ -35,12 +36,11 @@ def memory_estimate(config: TextConfig) -> dict[str, int]:
         with one_sentence(model.path):
             sizes = shapes(place)
     width = torch.finfo(DTYPES[model.dtype]).bits // 8
-    whole = sum(map(math.prod, sizes.values()))
     copies = 4 + (train.ema is not None)  # the weight, its gradient, two moments, the average
     if model.lora is not None:
-        needed = whole * width + adapter_size(sizes, model.lora) * 4 * copies
+        needed = quantise.size(sizes, width, model.quantise) + adapter_size(sizes, model.lora) * 4 * copies
     else:  # trained in float32
-        needed = whole * 4 * (copies + (kl.beta > 0 and kl.target == "reference"))
+        needed = sum(map(math.prod, sizes.values())) * 4 * (copies + (kl.beta > 0 and kl.target == "reference"))
     return {"gpu_bytes": needed, "host_bytes": 0}
 
 
@@ -50,4 +50,4 @@ def check(config: TextConfig, device: torch.device) -> None:
     Raises:
         InputError: there is no such model, or the estimate is more than the device, or this machine, has.
     """
-    refuse_too_large(config.model.path, memory_estimate(config), device, "model.dtype=bfloat16")
+    refuse_too_large(config.model.path, memory_estimate(config), device, "model.dtype=bfloat16 or model.quantise=int8")

@@ -25,7 +25,15 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 OPTIONS = ("length", "chat", "trust_remote_code", "mask_id", "shift", "attention", "block_size", "decoder", "template")
 
 
-def sampler(model: str, rows: Sequence[Row], *, call: dict[str, Any], adapter: Path | None, dtype: str) -> Sampler:
+def sampler(
+    model: str,
+    rows: Sequence[Row],
+    *,
+    call: dict[str, Any],
+    adapter: Path | None,
+    dtype: str,
+    quantise: str | None = None,
+) -> Sampler:
     """A language model that is ready to answer rows.
 
     Args:
@@ -34,6 +42,7 @@ def sampler(model: str, rows: Sequence[Row], *, call: dict[str, Any], adapter: P
             `flowgrpo.data.templates`. The decoder `scheduled` has the learned schedule of the adapter's folder, or else the
             model's, where there is one.
         adapter: a folder that `flowgrpo export` wrote.
+        quantise: `int8`, `fp8` or `nf4` for the base; see `flowgrpo.training.quantise`.
 
     Raises:
         InputError: there is no such model, adapter or option.
@@ -49,7 +58,7 @@ def sampler(model: str, rows: Sequence[Row], *, call: dict[str, Any], adapter: P
         tables.document(adapter / ADAPTER_FILES[0])
         checkpoint.check_tensors(adapter / ADAPTER_FILES[1])
     chosen, decoding = options(model, dtype, call)
-    policy = load_text_policy(chosen, default_device())
+    policy = load_text_policy(chosen.model_copy(update={"quantise": quantise}), default_device())
     if adapter is not None:
         load_adapter(policy.predictor, adapter)
     decoder = decoding.build(policy.length, policy.eos_id, "decoder", predictor=policy.predictor)

@@ -12,6 +12,7 @@ from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.methods.hints import check_solutions
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.trainer import TextTrainer
+from flowgrpo.training.quantise import refuse_dynamic
 from flowgrpo.training.run_data import RunData
 from flowgrpo.training.scorer import tried
 from flowgrpo.training.weights import Weights, lora_config
@@ -45,6 +46,7 @@ def load_text_policy(model: TextModel, device: torch.device) -> TextPolicy:
         shift=model.shift,
         attention=model.attention,
         block_size=model.block_size,
+        quantise=model.quantise,
     )
     return TextPolicy(predictor, tokenizer, model.length, model.chat)
 
@@ -59,6 +61,7 @@ def policy_and_weights(settings: TextConfig, device: torch.device) -> tuple[Text
     policy = load_text_policy(model, device)
     network = policy.predictor.model
     network.requires_grad_(False)
+    refuse_dynamic(network)
     if model.gradient_checkpointing:
         checkpoint_gradients(network)
     modules = {"model": network}

@@ -23,6 +23,22 @@ class Lora(Strict):
     """Layer names, auto (the attention projections) or all-linear (all linear layers but a language model's head)."""
 
 
+Quantised = Literal["int8", "fp8", "nf4"]
+
+
+def check_quantised(quantise: Quantised | None, lora: Lora | None) -> None:
+    """Refuse a base that is quantised and trained.
+
+    Raises:
+        InputError: without adapters every weight is trained.
+    """
+    if quantise is not None and lora is None:
+        raise InputError(
+            "model.quantise: only a frozen base can be quantised, and model.lora=null trains it; give model.lora a rank, or "
+            "set model.quantise=null"
+        )
+
+
 class Pick(Strict):
     """Which training prompts an iteration takes, how many samples of each, and what they weigh.
 

@@ -72,6 +72,14 @@ def heading(run: Path, settings: RunConfig, *, library: str, tag: str, step: int
         f"{span(model.path)} aligned by flowgrpo: preset `{algorithm.preset}`, "
         f"{train.groups} prompts x {train.group_size} samples, learning rate {train.learning_rate:g}, "
         f"rewards {', '.join(span(use.use) for use in settings.rewards)}.",
+        *(
+            [
+                f"The base was kept in {model.quantise}, as the lines below keep it; on the base as released samples differ "
+                "slightly, and the rewards may."
+            ]
+            if model.quantise
+            else []
+        ),
         "",
         f"Held-out reward: {first['reward/mean']:.3f} before training, {last['reward/mean']:.3f} at step {last['step']}."
         if held_out

@@ -14,6 +14,7 @@ from flowgrpo.data.embedded import EMBEDDED, place_of
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.call import outline
 from flowgrpo.schema.lazy import lazy
+from flowgrpo.training import quantise as quantising
 from flowgrpo.training.hub import HUB_ID, index_map, one_sentence, without_progress_bars
 from rewards.base import nearest
 from rewards.compute import DTYPES, default_device
@@ -140,6 +141,8 @@ def load_policy(
     dtype: str = "float32",
     call: dict[str, Any] | None = None,
     device: torch.device | str | None = None,
+    *,
+    quantise: str | None = None,
     **options: Any,
 ) -> DiffusersPolicy:
     """A pipeline as a policy; see `Walk` for `options`.
@@ -149,13 +152,16 @@ def load_policy(
         dtype: `float32`, `bfloat16` or `float16`.
         call: arguments for the pipeline's call; a built-in model has defaults.
         device: by default the first GPU, if there is one.
+        quantise: `int8`, `fp8` or `nf4` for its transformer, before it is put on the device; see `training.quantise`.
 
     Raises:
-        InputError: there is no such model or dtype, or it cannot be loaded.
+        InputError: there is no such model or dtype, or it cannot be loaded or quantised.
     """
     if dtype not in DTYPES:
         raise InputError(f"dtype: {dtype!r} is unknown, {nearest(str(dtype), DTYPES)}")
     pipe = load_pipeline(path, DTYPES[dtype])
+    for network in traits.networks(pipe).values() if quantise is not None else ():
+        quantising.quantise(network, quantise)
     pipe.to(device or default_device())
     if pipe.device.type == "cpu":
         keep_freed_memory()

@@ -6,10 +6,15 @@ One row per class: what differs, and why. A class without a row, as nearly all a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from diffusers import DiffusionPipeline
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+
+TRAINED = ("transformer", "unet")  # how the names of the components begin that compute the velocity
 
 
 @dataclass(frozen=True)
@@ -61,3 +66,9 @@ def loads_lora(pipe: DiffusionPipeline) -> bool:
     """Whether `pipe.load_lora_weights` exists and works."""
     trait = TRAITS.get(type(pipe).__name__)
     return hasattr(pipe, "load_lora_weights") and (trait is None or trait.loads_lora)
+
+
+def networks(pipe: DiffusionPipeline) -> dict[str, torch.nn.Module]:
+    """The networks of a pipeline that compute the velocity, by name."""
+    components = pipe.components.items()
+    return {name: m for name, m in components if name.startswith(TRAINED) and isinstance(m, torch.nn.Module)}

@@ -68,11 +68,7 @@ class Walk:
         self.takes = set(inspect.signature(self._run).parameters) - {"self", *RESERVED}
         self.embeddings = EmbeddingCache(pipe, text_encoders)
         self.latents = LatentSlots(pipe)
-        self.modules = {
-            name: module
-            for name, module in pipe.components.items()
-            if name.startswith(("transformer", "unet")) and isinstance(module, torch.nn.Module)
-        }
+        self.modules = traits.networks(pipe)
         if not self.modules:
             raise InputError(f"model.path: {type(pipe).__name__} has no transformer (or unet) to train")
         for component in pipe.components.values():

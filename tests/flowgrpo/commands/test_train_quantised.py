@@ -1,0 +1,49 @@
+"""A run of a flow model on a quantised base: drift, resume, doctor, plan, and an export that makes the run's pictures."""
+
+import json
+from pathlib import Path
+
+import torch
+from read_card import blocks
+from safetensors.torch import load_file
+
+from flowgrpo.cli import main
+
+SMALL = ["model.quantise=int8", "eval.every=9", "eval.prompts=1", "eval.save=0", "train.updates=1"]
+
+
+def trained(name, *options):
+    assert main(["train", "tiny.yaml", f"run.name={name}", *SMALL, *options]) == 0
+    return load_file(Path("runs") / name / "checkpoints/step-000002/weights.safetensors")
+
+
+def test_two_iterations_are_one_and_a_resume_and_one_and_the_card_makes_their_picture(workplace, capsys, monkeypatch):
+    whole = trained("whole")
+    assert main(["train", "tiny.yaml", "run.name=parts", *SMALL, "train.iterations=1"]) == 0
+    parts = trained("parts", "run.resume=true")
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    lines = [json.loads(line) for line in Path("runs/whole/metrics.jsonl").read_text().splitlines()]
+    assert [line["policy/max_abs_log_ratio"] for line in lines if line["phase"] == "train"] == [0.0] * 2
+    capsys.readouterr()
+    assert main(["train", "tiny.yaml", "run.name=parts", *SMALL, "run.resume=true", "model.quantise=fp8"]) == 2
+    assert "model.quantise was 'int8' in runs/parts and is 'fp8' now" in " ".join(capsys.readouterr().err.split())
+    assert main(["export", "runs/whole", "--out", "out"]) == 0
+    card = Path("out/README.md").read_text()
+    assert "The base was kept in int8" in card
+    assert "--quantise int8" in blocks(card)["sh"]
+    monkeypatch.chdir("out")
+    names = {}
+    exec(blocks(card)["python"], names)
+    names["image"].save("again.png")
+    assert Path("again.png").read_bytes() == Path("sample-0.png").read_bytes()
+
+
+def test_doctor_and_plan_know_it(workplace, capsys):
+    assert main(["doctor", "tiny.yaml", "model.quantise=fp8", "--format", "json"]) == 0
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks["lora_reload"]["ok"]
+    needs = []
+    for form in ("null", "int8", "nf4"):
+        assert main(["plan", "tiny.yaml", f"model.quantise={form}", "--format", "json"]) == 0
+        needs.append(json.loads(capsys.readouterr().out)["memory"]["gpu_bytes"])
+    assert needs[0] > needs[1] > needs[2]
