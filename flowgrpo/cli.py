@@ -1,4 +1,4 @@
-"""Commands: `flowgrpo train | plan | sample | gallery | score | rewards | serve | export | doctor | models | mdlm`.
+"""Commands: `flowgrpo init | train | plan | sample | gallery | score | rewards | serve | export | doctor | models | mdlm`.
 
 Exit status: 0 done; 2 the input is wrong (one sentence on stderr); 130 interrupted; 1 anything else, such as a run that had
 nothing to learn.
@@ -20,7 +20,7 @@ from rich.table import Column, Table
 from flowgrpo import config
 from flowgrpo.commands import mdlm
 from flowgrpo.commands.terminal import Format, out, say
-from flowgrpo.data import yaml_maps
+from flowgrpo.data import configs, yaml_maps
 from flowgrpo.errors import InputError
 from rewards import BUILT_IN as BUILT_IN_REWARDS
 from rewards import RewardError
@@ -58,6 +58,28 @@ def _options(
     ] = False,
 ) -> None:
     """Take the options of the command line as a whole."""
+
+
+@app.command()
+def init(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None,
+    out_file: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="by default NAME.yaml here")] = None,
+    form: Format = "human",
+) -> None:
+    """List the configs for real models that come with the package, or write one to a file for editing."""
+    from flowgrpo.commands import init as command
+
+    if name is not None:
+        out.print(str(command.write(name, out_file)), soft_wrap=True)
+        return
+    if out_file is not None:
+        raise InputError("--out: say which config to write, flowgrpo init lists them")
+    if form == "json":
+        print(json.dumps(command.listed(), indent=1))
+        return
+    for line in command.lines():
+        out.print(line, soft_wrap=True)
+    out.print("\nflowgrpo init NAME writes one to a file; flowgrpo plan NAME and flowgrpo train NAME take it as it is")
 
 
 @app.command()
@@ -316,7 +338,7 @@ def doctor(
     """Check a model or a config before spending GPU hours on it; exit status 1 if a check fails."""
     from flowgrpo.commands.kinds import KINDS, kind_of
 
-    is_config = Path(target).suffix in (".yaml", ".yml")
+    is_config = configs.place_of(target).suffix in (".yaml", ".yml")
     if is_config:
         settings = config.load(target, overrides or [])
     else:
@@ -340,21 +362,12 @@ def doctor(
 @app.command()
 def models(form: Format = "human") -> None:
     """List the pipeline classes that were tried, each with its certificate (docs/models.md explains it)."""
-    rows = json.loads((Path(__file__).parent / "data" / "models.json").read_text())
+    from flowgrpo.commands import models as command
+
     if form == "json":
-        print(json.dumps(rows, indent=1))
-        return
-    table = Table(Column("class", overflow="fold"), "task", "drift", "certified", box=None, padding=(0, 2))
-    refused = []
-    for row in rows:
-        name = row["class"] + (f" ({row['variant']})" if row["variant"] else "")
-        drift = "" if row["drift"] is None else f"{row['drift']:g}"
-        table.add_row(name, row["task"], drift, "yes" if row["certified"] else "no")
-        refused += [] if row["certified"] else [f"{name}: {row['note']}"]
-    out.print(table)
-    out.print("\nNot certified, because of what was measured:\n")
-    for line in refused:
-        out.print(f"- {line}", soft_wrap=True)
+        print(json.dumps(command.listed(), indent=1))
+    else:
+        command.show()
 
 
 def main(arguments: list[str] | None = None) -> Any:

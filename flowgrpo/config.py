@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from flowgrpo.data import tables
+from flowgrpo.data import configs, tables
 from flowgrpo.data.yaml_maps import parse_yaml, read_map
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
@@ -26,13 +26,13 @@ def load(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) ->
     """The configuration of a YAML file with overrides applied.
 
     Args:
-        path: the file.
+        path: the file, or the name of a built-in config.
         overrides: `key=value` texts with dotted keys and YAML values, or a map from dotted keys to values.
 
     Raises:
         InputError: whatever is wrong, in one sentence.
     """
-    path = Path(path)
+    path = configs.place_of(path)
     if not path.is_file():
         raise InputError(f"{path}: no such config file{_similar_file(path)}")
     return overridden(read_map(path), overrides)
@@ -113,6 +113,8 @@ def _set(written: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _similar_file(path: Path) -> str:
+    if not path.suffix:
+        return f" and no built-in config of that name, {nearest(str(path), configs.names())}"
     if not path.parent.is_dir():
         return ""
     names = [p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml")]

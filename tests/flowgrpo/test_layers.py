@@ -49,7 +49,7 @@ WIDER = {
     "test_overrides.py": "which methods are marked as overriding",
     "test_docs.py": "what the pages name",
     "test_door.py": "what the command and the package import, and what they give",
-    "mdlm/test_llada_gsm8k.py": "configs/llada_gsm8k.yaml",
+    "mdlm/test_llada_gsm8k.py": "the built-in config llada-8b",
 }
 
 TOP = ("flowgrpo", "rewards", "samplers")

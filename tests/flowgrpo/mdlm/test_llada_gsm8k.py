@@ -1,4 +1,4 @@
-"""configs/llada_gsm8k.yaml through the command, on a shrunk LLaDA and a handful of problems."""
+"""The built-in config llada-8b through the command, on a shrunk LLaDA and a handful of problems."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from flowgrpo.cli import main
 from flowgrpo.training.report import read_metrics
 
-CONFIG = str(Path(__file__).parents[3] / "configs/llada_gsm8k.yaml")
+CONFIG = "llada-8b"
 PROBLEMS = [
     {"question": f"A hen lays {n} eggs a day. How many is that a week?", "answer": f"{n} * 7 = {7 * n}\n#### {7 * n}"}
     for n in (2, 3, 6)
@@ -66,7 +66,7 @@ def test_it_trains_as_written_but_for_sizes(model, workplace):
     jsonl("test")
     sizes = ["train.iterations=2", "train.groups=1", "train.micro_batch=6"]
     assert main(["train", CONFIG, f"model.path={model}", *sizes]) == 0
-    lines = read_metrics(workplace / "runs/llada_gsm8k")
+    lines = read_metrics(workplace / "runs/llada-8b")
     trained = [line for line in lines if line["phase"] == "train"]
     assert len(trained) == 2
     for line in trained:
@@ -75,7 +75,7 @@ def test_it_trains_as_written_but_for_sizes(model, workplace):
         assert line["policy/skipped_updates"] == 0
         assert line["policy/grad_norm"] > 0  # tags that stand once pay, so groups have something to learn from
     assert [line["reward/gsm8k_accuracy/mean"] for line in lines if line["phase"] == "eval"] == [0.0, 0.0]
-    samples = [json.loads(line) for line in Path("runs/llada_gsm8k/samples/manifest.jsonl").read_text().splitlines()]
+    samples = [json.loads(line) for line in Path("runs/llada-8b/samples/manifest.jsonl").read_text().splitlines()]
     asked = {row["prompt"].split("\n\n")[1] for row in samples if "<reasoning>" in row["prompt"]}
     assert asked == {row["question"] for row in PROBLEMS}
 

@@ -1,0 +1,41 @@
+"""Built-in configs, listed and written to files for editing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flowgrpo.data import configs
+from flowgrpo.errors import InputError
+from flowgrpo.training import folders
+from rewards.base import nearest
+
+
+def listed() -> list[dict[str, str]]:
+    """One row for each built-in config: its name, what it is about, and what its labels say."""
+    return [{"name": name, **configs.head(name)} for name in configs.names()]
+
+
+def lines() -> list[str]:
+    """The same for people: a line with the name, and below it, set in, one for what it is about and one for each label."""
+    said = []
+    for row in listed():
+        name, about, *labelled = row.items()
+        said += [name[1], f"  {about[1]}", *(f"  {label + ':':8} {words}" for label, words in labelled)]
+    return said
+
+
+def write(name: str, out: Path | None) -> Path:
+    """Write a built-in config to a file, by default `NAME.yaml` in this folder, and return the file.
+
+    Raises:
+        InputError: there is no such config, or the file exists or cannot be written.
+    """
+    if name not in configs.names():
+        raise InputError(f"there is no built-in config {name!r}, {nearest(name, configs.names())}")
+    file = out or Path(f"{name}.yaml")
+    if file.exists():
+        raise InputError(f"--out {file}: is there already, choose another file")
+    folders.check_writable(file.parent, "--out")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text((configs.FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    return file

@@ -1,0 +1,60 @@
+"""`flowgrpo init`, and built-in configs by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flowgrpo.cli import main
+from flowgrpo.data import configs
+
+
+@pytest.fixture(autouse=True)
+def empty(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_configs_are_listed_with_what_they_need(capsys):
+    assert main(["init"]) == 0
+    said = capsys.readouterr().out
+    assert "sd35-medium\n  Stable Diffusion 3.5 medium learns" in said
+    assert "  GPU:     one of 24 GB by estimate" in said
+    assert main(["init", "--format", "json"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == configs.names()
+
+
+def test_a_config_is_written_once(capsys):
+    assert main(["init", "flux1-dev", "--out", "a.yaml"]) == 0
+    assert capsys.readouterr().out == "a.yaml\n"
+    assert Path("a.yaml").read_text() == (configs.FOLDER / "flux1-dev.yaml").read_text()
+    Path("a.yaml").write_text("mine")
+    assert main(["init", "flux1-dev", "--out", "a.yaml"]) == 2
+    assert "--out a.yaml: is there already" in capsys.readouterr().err
+    assert Path("a.yaml").read_text() == "mine"
+    assert main(["init", "flux1-dev"]) == 0
+    assert Path("flux1-dev.yaml").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["init", "flux1-dve"], "there is no built-in config 'flux1-dve', did you mean 'flux1-dev'?"),
+        (["init", "--out", "a.yaml"], "--out: say which config to write"),
+        (
+            ["plan", "flux1-dve"],
+            "flux1-dve: no such config file and no built-in config of that name, did you mean",
+        ),
+        (["init", "flux1-dev", "--out", "/proc/none/a.yaml"], "--out"),
+    ],
+)
+def test_what_is_not_there_is_refused_in_one_sentence(arguments, said, capsys):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert said in error.replace("\n", " ")
+    assert list(Path().iterdir()) == []
+
+
+def test_a_file_of_the_same_name_goes_before_a_built_in_config(capsys):
+    Path("flux1-dev").write_text("model: {path: shapes}\nrun: {name: mine}\n")
+    assert main(["plan", "flux1-dev"]) == 0
+    assert "name: mine" in capsys.readouterr().out
