@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -88,17 +88,45 @@ def shapes(place: str, folder: str = "") -> dict[str, Shape]:
 
 @contextmanager
 def one_sentence(path: str) -> Iterator[None]:
-    """Turn what diffusers raises about a model that cannot be read, which may be anything, into one sentence."""
+    """Turn what is raised about a model that cannot be read, which may be anything, into one sentence with the way out."""
     try:
         yield
     except InputError:
         raise
     except Exception as error:
-        where = "its folder" if Path(place_of(path)).is_dir() else "the model hub"
-        reason = " ".join(str(error).split())[:300]
-        raise InputError(
-            f"model.path: {path} could not be loaded from {where} ({type(error).__name__}: {reason})"
-        ) from error
+        raise InputError(f"model.path: {path} {_why(path, error)}") from error
+
+
+def _why(path: str, error: Exception) -> str:
+    """Why a model cannot be loaded: libraries wrap what the hub said, so all that lies below an error is looked at."""
+    reason = f"({type(error).__name__}: {' '.join(str(error).split())[:300]})"
+    if Path(place_of(path)).is_dir():
+        return f"could not be loaded from its folder {reason}"
+    import httpx2 as httpx  # the hub's library
+
+    said, below = huggingface_hub.errors, list(_below(error))
+    if _is_any(below, said.GatedRepoError):
+        return "is gated: accept its licence on its page at the model hub, then log in with `hf auth login`"
+    if _is_any(below, said.RepositoryNotFoundError):
+        return "is not at the model hub, or is private: check the name, or log in with `hf auth login`"
+    if _is_any(below, said.OfflineModeIsEnabled, said.LocalEntryNotFoundError, ConnectionError, httpx.TransportError):
+        offline = huggingface_hub.constants.HF_HUB_OFFLINE
+        cause = "HF_HUB_OFFLINE is set" if offline else "it cannot be reached"
+        return (
+            f"could not be loaded from the model hub: {cause}, and the cache lacks it or a part of it; download it once "
+            f"with `hf download {path}`, or set model.path to a folder"
+        )
+    return f"could not be loaded from the model hub {reason}"
+
+
+def _below(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _is_any(errors: Sequence[BaseException], *kinds: type[BaseException]) -> bool:
+    return any(isinstance(error, kinds) for error in errors)
 
 
 def index_map(written: Any) -> dict[str, Any]:
