@@ -262,9 +262,8 @@ def _reload(policy: DiffusersPolicy, weights: Weights, row: Row, settings: Confi
         source = folder if weights.lora is None else settings.model.path
         policy.embeddings.restore()
         policy.pipe.to("cpu")  # two models may not fit beside each other
-        fresh = loading.load_policy(source, dtype, call, device, quantise=settings.model.quantise)
-        if source != folder:
-            loading.load_lora(fresh.pipe, Path(folder))
+        adapter = None if source == folder else Path(folder)
+        fresh = loading.load_policy(source, dtype, call, device, adapter=adapter, quantise=settings.model.quantise)
         with fresh.call_overrides(num_inference_steps=2):
             gap = gap_of(fresh.generate([row]), changed)
     moved = gap_of(before, changed)

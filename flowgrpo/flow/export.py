@@ -136,12 +136,12 @@ def _snippet(policy: DiffusersPolicy, model: Model, *, kind: str, call: dict[str
         lines.append(f"from flowgrpo.{source} import PATH")
         place = "PATH"
     lines += ["", f"pipe = {name}.from_pretrained({place}, dtype=torch.{model.dtype}{absent})"]
-    lines += [f"quantise(pipe.{network}, {model.quantise!r})" for network in policy.modules if model.quantise]
     if kind == "lora":
         own = traits.loads_lora(policy.pipe)
         lines += ['pipe.load_lora_weights(".")'] * own
         others = [name for name in policy.modules if not own or name != "transformer"]
         lines += [f'pipe.{name}.load_lora_adapter(".", prefix="{name}")' for name in others]
+    lines += [f"quantise(pipe.{network}, {model.quantise!r})" for network in policy.modules if model.quantise]
     if euler:  # the policy walks by Euler's method, whatever solver the model ships with
         shift = policy.scheduler.config.shift
         lines.append(f"pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift={shift})")

@@ -39,8 +39,6 @@ def sampler(
         if not (adapter / loading.LORA_FILE).is_file():
             raise InputError(f"--adapter {adapter}: there is no {loading.LORA_FILE}, which flowgrpo export writes")
         checkpoint.check_tensors(adapter / loading.LORA_FILE)
-    policy = loading.load_policy(model, dtype, call, quantise=quantise)
-    if adapter is not None:
-        loading.load_lora(policy.pipe, adapter)
+    policy = loading.load_policy(model, dtype, call, adapter=adapter, quantise=quantise)
     conditions.check((row.columns for row in rows), policy.takes, "--prompts")
     return Sampler(rows, policy.generate, "ode", sampling_rate(policy.pipe) or SAMPLING_RATE)

@@ -158,7 +158,7 @@ class QuantisedLinear(torch.nn.Linear):
 
 @torch.no_grad()
 def quantise(module: torch.nn.Module, form: str) -> None:
-    """Quantise the linear layers in the blocks of a network in place, before adapters are put on it.
+    """Quantise the linear layers in the blocks of a network in place, with adapters on it or without; adapters stay.
 
     Args:
         form: `int8`, `fp8` or `nf4`.
@@ -186,8 +186,8 @@ def quantise(module: torch.nn.Module, form: str) -> None:
 
 
 def _quantised(path: str) -> bool:
-    """Whether the linear layer of a path lies inside a repeated block, which is called by a number."""
-    return IN_BLOCK.search(f"{path}.weight") is not None
+    """Whether the linear layer of a path lies inside a repeated block and is no half of an adapter."""
+    return IN_BLOCK.search(f"{path}.weight") is not None and ".lora_" not in path
 
 
 def refuse_dynamic(module: torch.nn.Module) -> None:

@@ -142,6 +142,7 @@ def load_policy(
     call: dict[str, Any] | None = None,
     device: torch.device | str | None = None,
     *,
+    adapter: Path | None = None,
     quantise: str | None = None,
     **options: Any,
 ) -> DiffusersPolicy:
@@ -152,6 +153,7 @@ def load_policy(
         dtype: `float32`, `bfloat16` or `float16`.
         call: arguments for the pipeline's call; a built-in model has defaults.
         device: by default the first GPU, if there is one.
+        adapter: a folder that `flowgrpo export` wrote, for its transformer.
         quantise: `int8`, `fp8` or `nf4` for its transformer, before it is put on the device; see `training.quantise`.
 
     Raises:
@@ -160,6 +162,8 @@ def load_policy(
     if dtype not in DTYPES:
         raise InputError(f"dtype: {dtype!r} is unknown, {nearest(str(dtype), DTYPES)}")
     pipe = load_pipeline(path, DTYPES[dtype])
+    if adapter is not None:  # before the base is quantised: some pipelines compare its weights' shapes
+        load_lora(pipe, adapter)
     for network in traits.networks(pipe).values() if quantise is not None else ():
         quantising.quantise(network, quantise)
     pipe.to(device or default_device())

@@ -3,11 +3,16 @@
 import json
 from pathlib import Path
 
+import tiny
 import torch
 from read_card import blocks
 from safetensors.torch import load_file
 
 from flowgrpo.cli import main
+from flowgrpo.data.prompts import Row
+from flowgrpo.flow.export import write_weights
+from flowgrpo.flow.pipeline.loading import load_policy
+from flowgrpo.training.weights import Weights, lora_config
 
 SMALL = ["model.quantise=int8", "eval.every=9", "eval.prompts=1", "eval.save=0", "train.updates=1"]
 
@@ -47,3 +52,18 @@ def test_doctor_and_plan_know_it(workplace, capsys):
         assert main(["plan", "tiny.yaml", f"model.quantise={form}", "--format", "json"]) == 0
         needs.append(json.loads(capsys.readouterr().out)["memory"]["gpu_bytes"])
     assert needs[0] > needs[1] > needs[2]
+
+
+def test_an_adapter_goes_on_a_quantised_base_of_a_pipeline_that_compares_shapes(tmp_path):
+    tiny.flux().save_pretrained(tmp_path / "flux")
+    call = {"num_inference_steps": 2, "height": 16, "width": 16, "max_sequence_length": 4}
+    place, row = str(tmp_path / "flux"), [Row("a red circle", 0)]
+    policy = load_policy(place, call=call, device="cpu", quantise="fp8")
+    weights = Weights(policy.modules, lora_config(2, 4, "auto", policy.modules))
+    for p in weights.parameters:
+        torch.nn.init.normal_(p, std=0.2)
+    write_weights(policy, weights, tmp_path / "lora")
+    options = {"call": call, "device": "cpu", "adapter": tmp_path / "lora"}
+    fresh, whole = (load_policy(place, quantise=form, **options) for form in ("fp8", None))
+    assert torch.equal(fresh.generate(row), policy.generate(row))
+    assert not torch.equal(whole.generate(row), policy.generate(row))
