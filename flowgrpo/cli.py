@@ -163,7 +163,11 @@ def sample(
     prompt: Annotated[list[str] | None, typer.Option("--prompt", metavar="TEXT")] = None,
     prompts_file: Annotated[
         str | None,
-        typer.Option("--prompts", metavar="FILE", help=".txt, .jsonl, a built-in set, or a corpus such as gsm8k:test"),
+        typer.Option(
+            "--prompts",
+            metavar="FILE",
+            help=".txt, .jsonl, .csv, .parquet, a built-in set, a corpus such as gsm8k:test, or hub:owner/name:split",
+        ),
     ] = None,
     adapter: Annotated[Path | None, typer.Option("--adapter", metavar="DIR", help="what flowgrpo export wrote")] = None,
     seed: Annotated[int, typer.Option("--seed", help="prompt i starts from seed + i")] = 0,

@@ -35,7 +35,7 @@ _OCR = "PP-OCRv6 (30 MB), part of rapidocr, extra `ocr`"
 _SERVED = ("your endpoint, for example of Qwen/Qwen3-VL-8B-Instruct", "Apache-2.0 (that model)")
 
 BUILT_IN: dict[str, Card] = {
-    "shapes": Card("rewards.shapes:shapes", "image, prompt", "0 to 1", None, "Apache-2.0"),
+    "shapes": Card("rewards.shapes:shapes", "image, prompt or caption", "0 to 1", None, "Apache-2.0"),
     "jpeg_size": Card("rewards.image:jpeg_size", "image", "below 0 (minus kilobytes)", None, "Apache-2.0"),
     "ocr": Card("rewards.ocr:Ocr", "image, quoted part of prompt or text", "0 to 1", _OCR, "Apache-2.0"),
     "geneval": Card(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -197,17 +198,18 @@ def _relation_holds(found: list[Found], caption: Caption) -> bool:
     )
 
 
-def shapes(images: torch.Tensor, prompts: list[str]) -> list[float]:
+def shapes(images: torch.Tensor, prompts: Sequence[str], caption: Sequence[str | None] | None = None) -> list[float]:
     """Share of each caption that its picture shows, in [0, 1].
 
     Args:
         images: float (B, 3, H, W) in [0, 1]; made for the 64 x 64 pictures of the embedded model.
         prompts: B captions of the grammar that `parse` reads.
+        caption: a column with the captions where prompts are something else, such as edits; None: the prompt.
 
     Raises:
         ValueError: these are not such images, or a prompt is not in the grammar.
     """
     check_images("shapes", images)
-    captions = [parse(prompt) for prompt in prompts]
+    captions = [parse(own or prompt) for own, prompt in zip(caption or [None] * len(prompts), prompts, strict=True)]
     found = detect(images.float().cpu().numpy())
     return [score(objects, caption) for objects, caption in zip(found, captions, strict=True)]

@@ -42,7 +42,7 @@ def split_of(draft: Draft) -> str:
 
 
 def rows(name: str, one: PromptSet, split: str, seed: int = 0) -> list[Row]:
-    """The rows of a set and split, all with another prompt; a larger set begins with the same ones.
+    """The rows of a set and split, no two alike; a larger set begins with the same ones.
 
     Row i is drawn at its own address (seed, name, split, i) until it is new. There must be more drafts than are asked for.
     """
@@ -50,9 +50,9 @@ def rows(name: str, one: PromptSet, split: str, seed: int = 0) -> list[Row]:
     for i in range(getattr(one, split)):
         rng = noise.generator(seed, "prompts", name, split, i)
         draft = one.draw(rng)
-        while split_of(draft) != split or draft.prompt in found:
+        while split_of(draft) != split or repr(draft) in found:
             draft = one.draw(rng)
-        found[draft.prompt] = {"prompt": draft.prompt, **draft.columns}
+        found[repr(draft)] = {"prompt": draft.prompt, **draft.columns}
     return list(found.values())
 
 

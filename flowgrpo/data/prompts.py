@@ -7,7 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flowgrpo.data import compositions, conditions, corpora, hub, moves, scenes, tables, tasks, templates, writing
+from flowgrpo.data import (
+    compositions,
+    conditions,
+    corpora,
+    edits,
+    hub,
+    moves,
+    scenes,
+    tables,
+    tasks,
+    templates,
+    writing,
+)
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import Prompts
 from rewards.base import nearest
@@ -68,6 +80,8 @@ def _rows(source: str, key: str, *, column: str, folder: str) -> list[tables.Row
     """The rows of a source, all with the same columns."""
     if source in BUILT_IN:
         return BUILT_IN[source]()
+    if source in edits.NAMES:
+        return edits.load(source, folder, key)
     if corpora.is_corpus(source):
         return _filled(corpora.load(source, folder, key))
     if hub.is_dataset(source):
@@ -75,7 +89,9 @@ def _rows(source: str, key: str, *, column: str, folder: str) -> list[tables.Row
     path = Path(source)
     if not path.is_file():
         files = (str(p) for p in path.parent.glob("*") if p.suffix in (".txt", *tables.SUFFIXES))
-        raise InputError(f"{key}: there is no file {source}, {nearest(source, [*BUILT_IN, *corpora.NAMES, *files])}")
+        raise InputError(
+            f"{key}: there is no file {source}, {nearest(source, [*BUILT_IN, *edits.NAMES, *corpora.NAMES, *files])}"
+        )
     if path.suffix == ".txt":
         return [{"prompt": line} for _, line in tables.lines(path, key)]
     if path.suffix not in tables.SUFFIXES:

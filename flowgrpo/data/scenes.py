@@ -97,10 +97,10 @@ def _in_relation(objects: list[Drawn], relation: tuple[tuple[str, str], str, tup
     return offset @ along > np.abs(offset @ along[::-1])  # the named direction is the dominant one
 
 
-def draw(objects: list[Drawn]) -> np.ndarray:
-    """The scene as float32 (3, 64, 64) in [0, 1]."""
-    y, x = np.mgrid[0:SIZE, 0:SIZE].astype(np.float32) + 0.5
-    image = np.broadcast_to(np.array(BACKGROUND, np.float32)[:, None, None], (3, SIZE, SIZE)).copy()
+def draw(objects: list[Drawn], size: int = SIZE) -> np.ndarray:
+    """The scene as float32 (3, size, size) in [0, 1]."""
+    y, x = np.mgrid[0:size, 0:size].astype(np.float32) + 0.5
+    image = np.broadcast_to(np.array(BACKGROUND, np.float32)[:, None, None], (3, size, size)).copy()
     for o in objects:
         cover = np.clip(0.5 - _signed_distance(o, x, y), 0, 1)
         image += cover * (np.array(COLOURS[o.kind[0]], np.float32)[:, None, None] - image)
