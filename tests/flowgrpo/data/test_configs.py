@@ -13,6 +13,7 @@ from flowgrpo.data import configs
 from flowgrpo.training.report import read_metrics
 
 FLOW = {
+    "flux1-24gb": "FluxPipeline",
     "flux1-dev": "FluxPipeline",
     "qwen-image": "QwenImagePipeline",
     "sd35-large": "StableDiffusion3Pipeline",
