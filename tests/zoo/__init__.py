@@ -4,10 +4,10 @@
 than one.
 """
 
-from zoo import audio, flux, image, inpaint, qwen, video, wan
+from zoo import audio, flux, image, inpaint, qwen, strength, video, wan
 from zoo.base import Specimen
 
-FAMILIES = (flux, qwen, image, wan, video, audio, inpaint)
+FAMILIES = (flux, qwen, image, wan, video, audio, inpaint, strength)
 SPECIMENS: dict[str, Specimen] = {name: specimen for family in FAMILIES for name, specimen in family.SPECIMENS.items()}
 
 # What every test run certifies: each family, each modality, each way of walking in slices, each trait.
@@ -17,6 +17,8 @@ REPRESENTATIVE = (
     "Cosmos2_5_PredictBasePipeline",
     "Flux2KleinPipeline",
     "FluxControlPipeline",
+    "FluxImg2ImgPipeline",
+    "FluxInpaintPipeline (from a picture)",
     "FluxPipeline",
     "HiDreamImagePipeline",
     "Kandinsky5I2IPipeline",
