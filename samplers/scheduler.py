@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,6 +25,19 @@ from diffusers.utils.torch_utils import randn_tensor
 
 from samplers.kernels import KERNELS, LOG_PROBS, ODE, Kernel, default_log_prob, log_prob, transition
 from samplers.levels import DEFAULT_LEVELS
+
+
+class Timesteps(torch.Tensor):
+    """The timesteps of a whole run, of which a loop over them iterates `steps` only; whatever is made of it is a tensor.
+
+    A pipeline that asks which step is its last by their number, or looks one ahead, so reads what it reads in a whole run.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    steps: range
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self.as_subclass(torch.Tensor)[self.steps.start : self.steps.stop])
 
 
 @dataclass(frozen=True)
@@ -114,6 +127,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         self._directed = False
         self._landing: list[torch.Tensor] = []
         self._first = 0  # index in the table of the first sigma
+        self._table = (self.sigmas, self.timesteps)
         self.noise_levels = self.sigmas
 
     @classmethod
@@ -151,6 +165,11 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         self._steps, self._directed, self._landing = steps, True, list(landing)
         self.history.clear()
 
+    @property
+    def lands(self) -> bool:
+        """Whether the next call of `step` returns what `restrict` was given, instead of moving."""
+        return bool(self._landing)
+
     def set_timesteps(
         self,
         num_inference_steps: int | None = None,
@@ -172,7 +191,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
             self.sigmas = 1 - levels if self.config.invert_sigmas else levels
             self.timesteps = self.sigmas[:-1] * self.config.num_train_timesteps
         self.noise_levels = 1 - self.sigmas if self.config.invert_sigmas else self.sigmas
-        self._first = 0
+        self._first, self._table = 0, (self.sigmas, self.timesteps)
         if isinstance(self._steps, range):
             self._first = self._steps.start
             self.sigmas = self.sigmas[self._steps.start :]
@@ -180,6 +199,34 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         if self._steps is not None:
             self._step_index = 0
         self.num_inference_steps = len(self.timesteps)
+
+    def recut(self, cut: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Let a pipeline cut the table, as one that begins from a noised picture does; slices count from where it begins.
+
+        Sigmas of one's own are not cut.
+
+        Args:
+            cut: takes the timesteps of the whole table and returns the last of them, those that the pipeline keeps.
+
+        Returns:
+            What it keeps; iterating it iterates the slice.
+        """
+        self.sigmas, self.timesteps = self._table
+        kept = self.timesteps if isinstance(self._steps, tuple) else cut(self.timesteps)
+        begin = len(self.timesteps) - len(kept)
+        self.sigmas, self.timesteps, self.noise_levels = self.sigmas[begin:], kept, self.noise_levels[begin:]
+        self._first, self._begin_index, self._step_index = 0, 0, None
+        self.num_inference_steps = len(kept)
+        if not isinstance(self._steps, range):
+            return kept
+        sliced = kept.as_subclass(Timesteps)
+        sliced.steps = self._steps
+        return sliced
+
+    def _init_step_index(self, timestep: float | torch.Tensor) -> None:
+        super()._init_step_index(timestep)
+        if isinstance(self._steps, range):
+            self._step_index += self._steps.start
 
     def scale_model_input(self, sample: torch.Tensor, timestep: float | torch.Tensor | None = None) -> torch.Tensor:
         """The sample as it is: a flow model takes it unscaled. Pipelines made for several kinds of scheduler ask."""
@@ -239,7 +286,11 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         if kernel.stochastic:
             noise = randn_tensor(mean.shape, generator=generator or self.generator, device=mean.device)
             following = mean.detach() + std * noise
-        following = self._landing.pop(0) if self._landing else following.to(model_output.dtype)
+        if self._landing:
+            following = self._landing.pop(0)
+            following = following.to(torch.promote_types(following.dtype, model_output.dtype))
+        else:
+            following = following.to(model_output.dtype)
         if self.recording:
             scored = log_prob((following,), (mean,), std, kernel.log_prob)
             self.history.append(StepRecord(sigma, sigma_next, kept, velocity, following, mean, std, scored))

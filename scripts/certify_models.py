@@ -89,6 +89,12 @@ def page(rows: list[dict[str, Any]]) -> str:
         "- **gradients**: reach every tensor of the transformers that ran and that has any influence on the velocity.",
         "- **LoRA**: saved, and loaded by a fresh stock pipeline, it gives the trained sample bit for bit.",
         "",
+        "Pipelines that begin from a noised picture cut their schedule by `strength`; a run walks the steps that are left",
+        "(`flowgrpo plan` counts all that `num_inference_steps` asks for). Those that paint in a mask put the noised",
+        "picture back around it after each step. The model sees what they put back, as in their own runs, and the velocity",
+        "there counts as 0: it has no part in ratios, divergences and gradients. A log-probability is still the mean over",
+        "the whole latents, so a mask of a tenth of the picture scales its log-ratios by a tenth.",
+        "",
         "| class | task | bfloat16 drift | rows | gradients reach | LoRA loads by |",
         "|---|---|---|---|---|---|",
     ]

@@ -44,6 +44,22 @@ def test_a_begin_index_is_where_it_begins():
     assert ours.history[0].sigma == pytest.approx(0.7072784900665283)
 
 
+def test_a_slice_of_a_table_that_the_pipeline_cuts_counts_from_the_cut():
+    ours = FlowSDEScheduler(shift=3.0, kernel="ode")
+    ours.set_timesteps(10)
+    table = ours.noise_levels
+    ours.restrict(range(2, 4))
+    ours.set_timesteps(10)
+    kept = ours.recut(lambda timesteps: timesteps[5:])
+    assert torch.equal(ours.noise_levels, table[5:])
+    x, v = torch.randn(1, 4), torch.randn(1, 4)
+    assert torch.equal(ours.scale_noise(x, kept[:1], v), table[5] * v + (1 - table[5]) * x)
+    assert (len(kept), len(list(kept)), type(kept[1:])) == (5, 2, torch.Tensor)
+    for t in kept:
+        x = ours.step(v, t, x, return_dict=False)[0]
+    assert [(s.sigma, s.sigma_next) for s in ours.history] == [(table[i].item(), table[i + 1].item()) for i in (7, 8)]
+
+
 def test_the_sigmas_really_used_at_shift_3():
     ours = FlowSDEScheduler(shift=3.0)
     ours.set_timesteps(10)

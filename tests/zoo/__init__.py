@@ -17,6 +17,7 @@ from zoo import (
     qwen,
     qwen_kin,
     sd3,
+    strength,
     video,
     wan,
     z_image,
@@ -25,7 +26,7 @@ from zoo.base import Specimen
 
 FAMILIES = (
     *(flux, sd3, qwen, qwen_kin, z_image, hunyuan_image, image, image_to_image, inpaint),
-    *(wan, cosmos, hunyuan_video, ltx, video, audio),
+    *(wan, cosmos, hunyuan_video, ltx, video, audio, strength),
 )
 SPECIMENS: dict[str, Specimen] = {name: specimen for family in FAMILIES for name, specimen in family.SPECIMENS.items()}
 
@@ -36,6 +37,8 @@ REPRESENTATIVE = (
     "Cosmos2_5_PredictBasePipeline",
     "Flux2KleinPipeline",
     "FluxControlPipeline",
+    "FluxImg2ImgPipeline",
+    "FluxInpaintPipeline (from a picture)",
     "FluxPipeline",
     "HiDreamImagePipeline",
     "Kandinsky5I2IPipeline",

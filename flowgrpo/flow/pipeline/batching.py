@@ -21,11 +21,13 @@ class Capabilities:
         pads_prompts: whether rows whose prompts have unequal lengths may share a call.
         max_batch: most rows of a call, None for any number.
         decodes_by_landing: whether decoding needs a last step of the loop, which lands on the state.
+        starts_alone: whether each row needs a call of its own to start, as together they draw other numbers than alone.
     """
 
     pads_prompts: bool = True
     max_batch: int | None = None
     decodes_by_landing: bool = False
+    starts_alone: bool = False
 
 
 def cut(

@@ -91,8 +91,10 @@ class LatentSlots:
                 s for s, t in prepared.items() if t.shape == sample.shape and torch.equal(t.to(sample.dtype), sample)
             ]
             order = None
-            if same:
-                source = same[-1]
+            if len(same) > 1:  # the picture's noise, say, of which nothing but noise is made
+                source = self._find_moving(number, same, first_samples)
+            elif same:
+                source = same[0]
             else:
                 source, order = self._find_permutation(number, first_samples)
             self.slots.append(LatentSlot(source, order, sample.shape[1:], sample.dtype))
@@ -100,6 +102,21 @@ class LatentSlots:
     def initial(self) -> State:
         """The state (B, ...) that the pipeline prepared in its last call."""
         return tuple(slot.extract(self.prepared[slot.source]) for slot in self.slots)
+
+    def _find_moving(
+        self, number: int, sources: Sequence[Source], first_samples: Callable[[], Sequence[torch.Tensor]]
+    ) -> Source:
+        """Return the last of some prepared tensors that reaches the scheduler as its sample `number` when it is changed."""
+        before = {source: self.prepared[source] + 1 for source in sources}
+        for source in reversed(sources):
+            self._substitute = (source, before[source])
+            try:
+                arrived = first_samples()[number]
+            finally:
+                self._substitute = None
+            if torch.equal(arrived, before[source].to(arrived)):
+                return source
+        return sources[-1]
 
     def _find_permutation(
         self, number: int, first_samples: Callable[[], Sequence[torch.Tensor]]

@@ -115,7 +115,10 @@ class DiffusersPolicy:
             InputError: the rows start from states of unequal shapes, or walk unequal schedules.
         """
         self.walk.locate_latents(rows)
-        states = [self.walk.start(batch) for batch, _ in self._cut(rows)]
+        batches = [batch for batch, _ in self._cut(rows)]
+        if self.capabilities.starts_alone:
+            batches = [[row] for row in rows]
+        states = [self.walk.start(batch) for batch in batches]
         check_equal_shapes(states)
         return join(states)
 
@@ -132,7 +135,10 @@ class DiffusersPolicy:
     @torch.no_grad()
     def generate(self, rows: Sequence[Row]) -> torch.Tensor:
         """Decoded samples of whole ODE runs of the pipeline."""
-        return torch.cat([self.walk.generate(batch) for batch, _ in self._cut(rows)]).float()
+        batches = self._cut(rows)
+        if self.capabilities.starts_alone:
+            batches = self._cut(rows, self.start(rows))
+        return torch.cat([self.walk.generate(batch, part or None) for batch, part in batches]).float()
 
     def sample(self, prompts: Sequence[str], seed: int = 0) -> torch.Tensor:
         """Images float32 (B, 3, H, W) in [0, 1] of B prompts, by the pipeline's own ODE; prompt i starts from seed + i."""

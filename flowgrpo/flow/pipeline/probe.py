@@ -60,24 +60,29 @@ def probe_batching(walk: Walk, rows: Sequence[Row], known: Capabilities) -> Capa
     """Find out how far rows can share a call with each sample as it is alone; the first row is tried with two seeds.
 
     Returns:
-        `known`, with `pads_prompts` and `max_batch` tightened where the samples of `rows` ask for it.
+        `known`, with `pads_prompts`, `max_batch` and `starts_alone` tightened where the samples of `rows` ask for it.
     """
     rows = [rows[0], replace(rows[0], seed=rows[0].seed + 1), *rows[1:]]
     with walk.uncounted():
         states = [walk.start([row]) for row in rows]
         check_equal_shapes(states)
-        state, sigma = join(states), walk.sigmas[0]
+        later = walk.pins and len(walk.sigmas) > 2  # the first step begins before anything is pinned
+        state, sigma = join(states), walk.sigmas[1 if later else 0]
         alone = join([walk.velocity(own, sigma, [row]) for own, row in zip(states, rows, strict=True)])
         for pads_prompts, max_batch in BATCHING[BATCHING.index((known.pads_prompts, known.max_batch)) :]:
             capabilities = replace(known, pads_prompts=pads_prompts, max_batch=max_batch)
-            if max_batch == 1 or _shares(walk, capabilities, rows, state=state, alone=alone):
+            if max_batch == 1 or _shares(walk, capabilities, rows, state=state, sigma=sigma, alone=alone):
                 break
-    return capabilities
+        if not _draws_together(walk, capabilities, rows, state):
+            return capabilities
+    return replace(capabilities, max_batch=1) if walk.pins else replace(capabilities, starts_alone=True)
 
 
-def _shares(walk: Walk, capabilities: Capabilities, rows: Sequence[Row], *, state: State, alone: State) -> bool:
-    """Whether batches of these capabilities give each row the velocity that it has `alone`."""
-    batches, sigma = cut(walk, capabilities, rows, state), walk.sigmas[0]
+def _shares(
+    walk: Walk, capabilities: Capabilities, rows: Sequence[Row], *, state: State, sigma: float, alone: State
+) -> bool:
+    """Whether batches of these capabilities give each row the velocity that it has `alone` at `sigma`."""
+    batches = cut(walk, capabilities, rows, state)
     try:
         together = join([walk.velocity(part, sigma, batch) for batch, part in batches])
     except torch.OutOfMemoryError:
@@ -86,6 +91,15 @@ def _shares(walk: Walk, capabilities: Capabilities, rows: Sequence[Row], *, stat
         return False
     pairs = zip(together, alone, strict=True)
     return all((a - b).float().abs().max() <= _tolerance(walk) * b.float().std() for a, b in pairs)
+
+
+def _draws_together(walk: Walk, capabilities: Capabilities, rows: Sequence[Row], state: State) -> bool:
+    """Whether batches of these capabilities start from other states than each row does alone: from `state`."""
+    if capabilities.max_batch == 1:
+        return False
+    together = join([walk.start(batch) for batch, _ in cut(walk, capabilities, rows)])
+    pairs = zip(together, state, strict=True)
+    return not all((a - b).float().abs().max() <= _tolerance(walk) * b.float().std() for a, b in pairs)
 
 
 def _whole_run(walk: Walk, rows: Sequence[Row]) -> tuple[State, torch.Tensor]:
@@ -99,7 +113,7 @@ def _slicing_gap(walk: Walk, rows: Sequence[Row], whole: State) -> float:
     """Largest difference of final states between a whole run and its slices, in standard deviations."""
     state = walk.start(rows)
     for step in range(len(walk.sigmas) - 1):
-        _, recorded = walk.run_slice(rows, range(step, step + 1), state)
+        recorded, _ = walk.step(rows, range(step, step + 1), state)
         state = tuple(each.next_sample for each in recorded)
     gaps = [(x - w).float().abs().max() / w.float().std() for x, w in zip(state, whole, strict=True)]
     return float(torch.stack(gaps).max())  # unlike Python's max, this keeps NaN
@@ -149,6 +163,4 @@ def _refusal(walk: Walk, error: Exception) -> str:
     name = type(walk.pipe).__name__
     kind = "" if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: "
     reason = kind + " ".join(str(error).split())[:300]
-    if "strength" in walk.takes:
-        return f"{name}, which cuts its schedule by strength, cannot walk a slice of it: {reason}"
     return f"{name} refuses it: {reason}"

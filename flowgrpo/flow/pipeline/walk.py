@@ -17,10 +17,11 @@ from diffusers import DiffusionPipeline
 from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow.pipeline import attention, traits
+from flowgrpo.flow.pipeline import attention, pins, strength, traits
 from flowgrpo.flow.pipeline.call import RESERVED, checked_call
 from flowgrpo.flow.pipeline.embeddings import EmbeddingCache, EmbeddingShape, fingerprint
 from flowgrpo.flow.pipeline.latents import LatentSlots
+from flowgrpo.flow.pipeline.pins import Watch
 from samplers.kernels import State
 from samplers.scheduler import FlowSDEScheduler, StepRecord
 
@@ -36,6 +37,7 @@ class Walk:
         evaluations: how many samples the modules have processed so far; a guided sample in two branches counts 2.
         embeddings: the cache of its text encoders.
         latents: what stands for its own latents.
+        pins: whether its loop puts something else in place of a part of what each step moved to, as painting in a mask does.
 
     Args:
         pipe: changed in place: its scheduler is replaced, its text encoder calls are cached, its weights are frozen.
@@ -62,12 +64,14 @@ class Walk:
         except ValueError as error:
             raise InputError(f"model.path: {type(pipe).__name__} cannot be trained here: {error}") from None
         pipe.scheduler = self.scheduler
+        strength.follow(pipe, self.scheduler)
         pipe.set_progress_bar_config(disable=True)
         self._run = inspect.unwrap(type(pipe).__call__)  # without its torch.no_grad
         self.call = checked_call(type(pipe), call or {})
         self.takes = set(inspect.signature(self._run).parameters) - {"self", *RESERVED}
         self.embeddings = EmbeddingCache(pipe, text_encoders)
         self.latents = LatentSlots(pipe)
+        self.pins = self._spared = False
         self.modules = traits.networks(pipe)
         if not self.modules:
             raise InputError(f"model.path: {type(pipe).__name__} has no transformer (or unet) to train")
@@ -93,14 +97,14 @@ class Walk:
     @contextmanager
     def call_overrides(self, **call: Any) -> Iterator[None]:
         """Other call arguments within a `with` block, as evaluation may want them; None removes one."""
-        before = self.call, self._sigmas, self.latents.slots, self._first_state
+        before = self.call, self._sigmas, self.latents.slots, self._first_state, self.pins
         merged = {k: v for k, v in {**self.call, **call}.items() if v is not None}
         checked_call(type(self.pipe), call, "eval.call")
-        self.call, self._sigmas, self.latents.slots, self._first_state = merged, None, [], ()
+        self.call, self._sigmas, self.latents.slots, self._first_state, self.pins = merged, None, [], (), False
         try:
             yield
         finally:
-            self.call, self._sigmas, self.latents.slots, self._first_state = before
+            self.call, self._sigmas, self.latents.slots, self._first_state, self.pins = before
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
@@ -120,6 +124,7 @@ class Walk:
         landing: State = (),
         output_type: str = "latent",
         record: bool = False,
+        watch: Watch | None = None,
     ) -> tuple[Any, list[StepRecord]]:
         """Call the pipeline once, iterating a part of its schedule; return its output and its recorded steps.
 
@@ -132,6 +137,7 @@ class Walk:
             landing: what the steps return instead of moving.
             output_type: `latent`, or `pt` to decode.
             record: whether to record the steps of a whole run, too.
+            watch: called after each step of the loop.
         """
         self.scheduler.restrict(steps, landing)
         self.scheduler.recording = record or steps is not None
@@ -139,6 +145,8 @@ class Walk:
         given = {**self.call, **self._conditions(rows[0])}
         if len(rows) > 1:  # a text that stands for all rows is one of each for some pipelines, and one alone for others
             given = {k: [v] * len(rows) if "prompt" in k and isinstance(v, str) else v for k, v in given.items()}
+        if watch is not None:
+            given["callback_on_step_end"] = watch
         generators = [torch.Generator("cpu").manual_seed(row.seed) for row in rows]
         device = self.pipe._execution_device.type
         devices = [torch.cuda.current_device()] if device == "cuda" else []
@@ -164,6 +172,7 @@ class Walk:
         if not self.latents.slots:
             with self.uncounted():
                 self.latents.locate(lambda: [step.sample for step in self.run_slice(rows[:1], range(1))[1]])
+                self._find_pins(rows[:1])
 
     def start(self, rows: Sequence[Row]) -> State:
         """Initial states (B, ...) of the pipeline's own making, from each row's seed.
@@ -183,12 +192,36 @@ class Walk:
         return self.latents.initial()
 
     def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
-        """What the pipeline hands to its scheduler at `sigma`: one step of its own loop."""
+        """What the pipeline hands to its scheduler at `sigma`: one step of its own loop.
+
+        Where the loop pins a part of the state, the velocity of that part is 0: nothing that it moves to is ever seen.
+        """
         steps: range | tuple[float, ...] = (sigma, 0.0)
         if sigma in self.sigmas:
             index = self.sigmas.index(sigma)
             steps = range(index, index + 1)
-        return tuple(step.velocity for step in self.run_slice(rows, steps, state)[1])
+        recorded, watch = self.step(rows, steps, state)
+        return (watch.free(recorded[0]),) if self.pins else tuple(step.velocity for step in recorded)
+
+    def step(
+        self, rows: Sequence[Row], steps: range | tuple[float, ...], state: State
+    ) -> tuple[list[StepRecord], Watch | None]:
+        """Run one step of the loop from a state; return its records, one for each tensor, and who watched it, if pins are.
+
+        Args:
+            rows: as `run_slice` takes them.
+            steps: the index of the step, as a range of 1, or the sigmas between which it is.
+            state: from which it begins.
+        """
+        if not self.pins:
+            return self.run_slice(rows, steps, state)[1], None
+        watch, landing = Watch(), ()
+        if isinstance(steps, tuple):
+            steps, landing = (self.sigmas[0], *steps), state
+        elif steps.start > 0:
+            steps, landing = range(steps.start - 1, steps.stop), state
+        _, recorded = self.run_slice(rows, steps, state, landing=landing, watch=watch)
+        return recorded[-1:], watch
 
     def decode(self, state: State, rows: Sequence[Row], by_landing: bool) -> torch.Tensor:
         """The pipeline's own decoding of final states.
@@ -202,9 +235,9 @@ class Walk:
         with self.uncounted():
             return self.run_slice(rows, steps, state, landing=state if by_landing else (), output_type="pt")[0]
 
-    def generate(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Decoded samples of whole ODE runs."""
-        return self.run_slice(rows, None, output_type="pt")[0]
+    def generate(self, rows: Sequence[Row], state: State | None = None) -> torch.Tensor:
+        """Decoded samples of whole ODE runs, from a state or from those of the pipeline's own making."""
+        return self.run_slice(rows, None, state, output_type="pt")[0]
 
     def encode(self, row: Row) -> tuple[EmbeddingShape, ...]:
         """Encode a row's prompt, the first time it is asked for; return the shapes of its embeddings.
@@ -232,7 +265,22 @@ class Walk:
         """The columns of a row that the pipeline takes."""
         return {k: conditions.loaded(v) for k, v in row.columns.items() if k in self.takes and v is not None}
 
+    def _find_pins(self, rows: Sequence[Row]) -> None:
+        """Look at the loop's first step."""
+        if len(self.latents.slots) > 1 or "callback_on_step_end" not in self.takes:
+            return
+        watch = Watch()
+        _, recorded = self.run_slice(rows, range(1), watch=watch)
+        if watch.sees_pins(recorded[0]):
+            self.pins = True
+            for module in self.modules.values():
+                if not self._spared:
+                    pins.spare(module, lambda: self.scheduler.lands)
+            self._spared = True
+
     def _count(self, module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        if self.pins and self.scheduler.lands:  # it is spared
+            return
         batch = next(value for value in (*args, *kwargs.values()) if isinstance(value, (torch.Tensor, list)))
         self.evaluations += len(batch)
 
