@@ -183,18 +183,10 @@ def sample(
         raise InputError("give either --prompt TEXT (once or more) or --prompts FILE")
     arguments = dict(config.override(text) for text in call or [])
     from flowgrpo.commands.sample import sample_to_folder
+    from flowgrpo.training.samples import ModelUse
 
-    lines = sample_to_folder(
-        model,
-        prompt,
-        prompts_file=prompts_file,
-        out=out_folder,
-        call=arguments,
-        adapter=adapter,
-        seed=seed,
-        dtype=dtype,
-        quantise=quantise,
-    )
+    use = ModelUse(path=model, call=arguments, adapter=adapter, dtype=dtype, quantise=quantise)
+    lines = sample_to_folder(use, prompt, prompts_file=prompts_file, out=out_folder, seed=seed)
     if form == "json":
         print(json.dumps({"folder": str(out_folder), "samples": lines}, indent=1))
     else:

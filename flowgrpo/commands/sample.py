@@ -14,7 +14,7 @@ from flowgrpo.data import prompts, tables
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
 from flowgrpo.training import folders
-from flowgrpo.training.samples import Sample, manifest_line, save_sample
+from flowgrpo.training.samples import ModelUse, Sample, manifest_line, save_sample
 from samplers.batches import batched
 
 BATCH = 16
@@ -23,16 +23,7 @@ SECONDS = 10  # between two lines of progress
 
 
 def sample_to_folder(
-    model: str,
-    texts: Sequence[str] | None,
-    *,
-    prompts_file: str | None,
-    out: Path,
-    call: dict[str, Any],
-    adapter: Path | None,
-    seed: int,
-    dtype: str,
-    quantise: str | None = None,
+    use: ModelUse, texts: Sequence[str] | None, *, prompts_file: str | None, out: Path, seed: int
 ) -> list[dict[str, Any]]:
     """Sample every prompt once, prompt i from seed + i; returns the manifest's lines.
 
@@ -41,8 +32,7 @@ def sample_to_folder(
     """
     rows = asked(texts, prompts_file, seed)
     check_folder(out)
-    sampling = KINDS[kind_of(model)].sampling
-    sampler = sampling.sampler(model, rows, call=call, adapter=adapter, dtype=dtype, quantise=quantise)
+    sampler = KINDS[kind_of(use.path)].sampling.sampler(use, rows)
     out.mkdir(parents=True, exist_ok=True)
     lines = []
     with (out / "manifest.jsonl").open("w") as manifest:

@@ -17,7 +17,7 @@ from flowgrpo.mdlm.methods.decoder import Decoding
 from flowgrpo.mdlm.setup import load_text_policy
 from flowgrpo.schema.sentences import checked
 from flowgrpo.training import checkpoint
-from flowgrpo.training.samples import Sampler, Text
+from flowgrpo.training.samples import ModelUse, Sampler, Text
 from rewards.base import nearest
 from rewards.compute import default_device
 
@@ -25,29 +25,19 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 OPTIONS = ("length", "chat", "trust_remote_code", "mask_id", "shift", "attention", "block_size", "decoder", "template")
 
 
-def sampler(
-    model: str,
-    rows: Sequence[Row],
-    *,
-    call: dict[str, Any],
-    adapter: Path | None,
-    dtype: str,
-    quantise: str | None = None,
-) -> Sampler:
-    """A language model that is ready to answer rows.
+def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
+    """Load a language model and return it ready to answer rows.
 
     Args:
-        model: a built-in name, a local folder or a hub id.
-        call: keys of the section `model` of a config; `decoder`, a name or a map like `eval.decoder`; and `template`, of
-            `flowgrpo.data.templates`. The decoder `scheduled` has the learned schedule of the adapter's folder, or else the
-            model's, where there is one.
-        adapter: a folder that `flowgrpo export` wrote.
-        quantise: `int8`, `fp8` or `nf4` for the base; see `flowgrpo.training.quantise`.
+        use: its `call` has keys of the section `model` of a config; `decoder`, a name or a map like `eval.decoder`; and
+            `template`, of `flowgrpo.data.templates`. The decoder `scheduled` has the learned schedule of the adapter's
+            folder, or else the model's, where there is one.
+        rows: whose prompts are put into the template.
 
     Raises:
         InputError: there is no such model, adapter or option.
     """
-    template = call.get("template")
+    adapter, template = use.adapter, use.call.get("template")
     if template is not None and template not in templates.TEMPLATES:
         raise InputError(f"template: {template!r} is unknown, {nearest(str(template), templates.TEMPLATES)}")
     rows = [replace(row, prompt=templates.apply(template, row.prompt)) for row in rows]
@@ -57,12 +47,12 @@ def sampler(
     if adapter is not None:
         tables.document(adapter / ADAPTER_FILES[0])
         checkpoint.check_tensors(adapter / ADAPTER_FILES[1])
-    chosen, decoding = options(model, dtype, call)
-    policy = load_text_policy(chosen.model_copy(update={"quantise": quantise}), default_device())
+    chosen, decoding = options(use.path, use.dtype, use.call)
+    policy = load_text_policy(chosen.model_copy(update={"quantise": use.quantise}), default_device())
     if adapter is not None:
         load_adapter(policy.predictor, adapter)
     decoder = decoding.build(policy.length, policy.eos_id, "decoder", predictor=policy.predictor)
-    folder = adapter or Path(model)
+    folder = adapter or Path(use.path)
     learned = decoding.name == "scheduled" and (folder / SCHEDULE_FILE).is_file()
 
     def generate(part: Sequence[Row]) -> list[Text]:

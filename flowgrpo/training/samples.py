@@ -168,6 +168,25 @@ def save_sample(sample: torch.Tensor | Text, stem: Path, sampling_rate: int = SA
     return file
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelUse:
+    """A model as `flowgrpo sample` is asked to use it.
+
+    Attributes:
+        path: a built-in name, a local folder or a hub id.
+        call: arguments of the pipeline's call; of a language model those of `flowgrpo.mdlm.sampling.OPTIONS`.
+        adapter: a folder that `flowgrpo export` wrote.
+        dtype: `float32`, `bfloat16` or `float16`.
+        quantise: `int8`, `fp8` or `nf4` for the base; see `flowgrpo.training.quantise`.
+    """
+
+    path: str
+    call: dict[str, Any]
+    adapter: Path | None = None
+    dtype: str = "float32"
+    quantise: str | None = None
+
+
 @dataclass(frozen=True)
 class Sampler:
     """A model that is ready to sample.
