@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.commands.kinds import KINDS
+from flowgrpo.data import configs as built_in
 from flowgrpo.data import yaml_maps
 from flowgrpo.flow import methods as axes
 from flowgrpo.flow.methods import presets
@@ -69,8 +70,8 @@ FRAGMENTS = (*YAML.strip().splitlines(), *LONG, *"-:\t\0\ufeff\x85'\"|#@`%!&*[{"
 
 @cache
 def bases() -> tuple[dict[str, Any], ...]:
-    """The configs of the repository, each as it is written and as it is resolved."""
-    files = sorted((ROOT / "configs").glob("*.yaml"))
+    """The configs of the repository and the built-in ones, each as it is written and as it is resolved."""
+    files = [*sorted((ROOT / "configs").glob("*.yaml")), *map(built_in.place_of, built_in.names())]
     return tuple(base for file in files for base in (yaml_maps.read_map(file), config.load(file).model_dump()))
 
 

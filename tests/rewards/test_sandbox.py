@@ -5,6 +5,7 @@ import tempfile
 import threading
 import time
 from functools import partial
+from operator import gt
 from pathlib import Path
 
 import psutil
@@ -137,7 +138,7 @@ def test_a_batch_with_attacks_in_a_thread_of_a_training_process_leaves_nothing(l
         one = psutil.Process()
 
         def held():
-            return one.num_threads(), one.num_fds(), one.children(recursive=True)  # zombies are children too
+            return one.num_threads(), one.num_fds(), len(one.children(recursive=True))  # zombies are children too
 
         before, found = held(), []
         caller = threading.Thread(target=lambda: found.append(reward(texts, [""] * 64, {"tests": tests}).tolist()))
@@ -145,9 +146,11 @@ def test_a_batch_with_attacks_in_a_thread_of_a_training_process_leaves_nothing(l
         caller.join()
         assert found == [expected]
         deadline = time.monotonic() + 5
-        while held() != before and time.monotonic() < deadline:  # a thread that was joined ends a moment later
+        while (
+            any(map(gt, held(), before)) and time.monotonic() < deadline
+        ):  # a thread that was joined ends a moment later
             time.sleep(0.02)
-        assert held() == before
+        assert not any(map(gt, held(), before))  # fewer, where something of an earlier test ended meanwhile
     assert list(folder.iterdir()) == []
     assert secret.read_text() == "a secret"
 
