@@ -71,7 +71,7 @@ FRAGMENTS = (*YAML.strip().splitlines(), *LONG, *"-:\t\0\ufeff\x85'\"|#@`%!&*[{"
 @cache
 def bases() -> tuple[dict[str, Any], ...]:
     """The configs of the repository and the built-in ones, each as it is written and as it is resolved."""
-    files = [*sorted((ROOT / "configs").glob("*.yaml")), *map(built_in.place_of, built_in.names())]
+    files = sorted({file.resolve() for folder in (ROOT / "configs", built_in.FOLDER) for file in folder.glob("*.yaml")})
     return tuple(base for file in files for base in (yaml_maps.read_map(file), config.load(file).model_dump()))
 
 

@@ -7,6 +7,7 @@ import pytest
 from released import released
 from transformers import AutoTokenizer
 
+from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.training.report import read_metrics
 
@@ -78,6 +79,10 @@ def test_it_trains_as_written_but_for_sizes(model, workplace):
     samples = [json.loads(line) for line in Path("runs/llada-8b/samples/manifest.jsonl").read_text().splitlines()]
     asked = {row["prompt"].split("\n\n")[1] for row in samples if "<reasoning>" in row["prompt"]}
     assert asked == {row["question"] for row in PROBLEMS}
+
+
+def test_its_former_path_is_the_same_config():
+    assert config.load(Path(__file__).parents[3] / "configs/llada_gsm8k.yaml") == config.load(CONFIG)
 
 
 def test_without_data_it_ends_in_one_sentence_before_a_model_is_loaded(workplace, monkeypatch, capsys):
