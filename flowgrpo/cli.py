@@ -117,35 +117,23 @@ def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Ov
 def plan(
     path: Annotated[Path, typer.Argument(metavar="CONFIG")],
     overrides: Overrides = None,
+    *,
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="KEY", help="what a key means, and its default")
+    ] = None,
+    gpu_memory: Annotated[
+        float | None, typer.Option("--gpu-memory", metavar="GIB", min=1, help="whether a run fits a GPU, and by what")
     ] = None,
     form: Format = "human",
 ) -> None:
     """Show the resolved config, the axes, the batch geometry and the model evaluations, without any training."""
+    from flowgrpo.commands import plan as command
+
     settings = config.load(path, overrides or [])
-    if explain is not None:
-        from flowgrpo.commands.explain import explained
-
-        if form == "json":
-            raise InputError("--explain: it is for people, leave --format json out")
-        for label, words in explained(settings, explain):
-            out.print(f"{label:28} {words}", soft_wrap=True)
-        return
-    from flowgrpo.commands.kinds import KINDS
-
-    kind = KINDS[settings.kind]
-    planned = kind.plan.plan(settings)
-    if form == "json":
-        print(json.dumps(planned, indent=1))
-        return
-    out.print(config.dumped(settings))
-    for line in kind.plan.drawn(planned):
-        out.print(f"  {line}", soft_wrap=True)
-    table = Table("", "", show_header=False, box=None, padding=(0, 2))
-    for label, words in kind.plan.table(planned):
-        table.add_row(label, words)
-    out.print(table)
+    if explain is None:
+        command.show(settings, gpu_memory, form)
+    else:
+        command.show_meaning(settings, explain, form)
 
 
 @app.command()

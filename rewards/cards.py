@@ -30,6 +30,12 @@ class Card:
         pairs = re.findall(r"(-?[\d.]+)(?:, [\d.]+)* (?:to|or) (-?[\d.]+)", self.range)
         return (float(pairs[-1][0]), float(pairs[-1][1])) if pairs else None
 
+    @property
+    def size(self) -> int:
+        """Bytes of the weights that `weights` names a size of."""
+        units = {"GB": 10**9, "MB": 10**6}
+        return int(sum(float(n) * units[unit] for n, unit in re.findall(r"([\d.]+) (GB|MB)", self.weights or "")))
+
 
 _OCR = "PP-OCRv6 (30 MB), part of rapidocr, extra `ocr`"
 _SERVED = ("your endpoint, for example of Qwen/Qwen3-VL-8B-Instruct", "Apache-2.0 (that model)")

@@ -22,6 +22,7 @@ class Kind:
     Attributes:
         setup: `check`, what can be refused without the model, before training; `trainer`, the loop with its model.
         plan: `plan`, the plan of a run, and `table`, its lines for people, and `drawn`, its picture.
+        budget: `fit`, whether a run fits a GPU, and `lines`, the same for people.
         export: `export`, a checkpoint's weights, written.
         sampling: `sampler`, a model that is ready to sample.
         doctor: `defaults`, the config, as one would write it, of a model alone; `examine`, the doctor's checks.
@@ -29,6 +30,7 @@ class Kind:
 
     setup: Any
     plan: Any
+    budget: Any
     export: Any
     sampling: Any
     doctor: Any
@@ -38,6 +40,7 @@ KINDS = {
     "flow": Kind(
         setup=lazy("flowgrpo.flow.setup"),
         plan=lazy("flowgrpo.flow.plan"),
+        budget=lazy("flowgrpo.flow.budget"),
         export=lazy("flowgrpo.flow.export"),
         sampling=lazy("flowgrpo.flow.sampling"),
         doctor=lazy("flowgrpo.flow.doctor"),
@@ -45,6 +48,7 @@ KINDS = {
     "mdlm": Kind(
         setup=lazy("flowgrpo.mdlm.setup"),
         plan=lazy("flowgrpo.mdlm.plan"),
+        budget=lazy("flowgrpo.mdlm.budget"),
         export=lazy("flowgrpo.mdlm.export"),
         sampling=lazy("flowgrpo.mdlm.sampling"),
         doctor=lazy("flowgrpo.mdlm.doctor"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flowgrpo.data import embedded, prompts
+from flowgrpo.data import embedded, known, prompts
 from flowgrpo.errors import InputError
 from flowgrpo.flow import memory
 from flowgrpo.flow.config import Config
@@ -40,9 +40,19 @@ def plan(config: Config) -> dict[str, Any]:
     Model evaluations count samples: a batch of 8 is 8, and a guided step with two branches counts 2. The prediction grows
     the real tree on states of one number, so it cannot differ from what growth does.
 
+    Of a model at the hub that cannot be reached, what is known here stands in (`data.known`); its memory is None.
+
     Raises:
         InputError: the model, the prompts or the geometry are wrong.
     """
+    if not loading.stands_in(config.model.path):
+        return _plan(config) | {"memory": memory.memory_estimate(config)}
+    with known.folder(config.model.path, with_tokenizers=False) as folder:
+        here = config.model_copy(update={"model": config.model.model_copy(update={"path": folder})})
+        return _plan(here) | {"config": config.model_dump(mode="json")}
+
+
+def _plan(config: Config) -> dict[str, Any]:
     train, algorithm = config.train, config.algorithm
     columns = prompts.load_split(config.prompts, "train")[0].columns
     unguided = config.model.guidance == "none"
@@ -84,7 +94,7 @@ def plan(config: Config) -> dict[str, Any]:
         "decoded": cost.decoded + drafts,
         "reward_calls": (cost.decoded + drafts) * len(config.rewards),
         "evaluation": {"model_evaluations": eval_evaluations, "decoded": held_out},
-        "memory": memory.memory_estimate(config),
+        "memory": None,
         "published": published.compared(presets.PUBLISHED[algorithm.preset], _with_call(config, call)),
         "warnings": uneven(config, sigma_table(config.model.path, call["num_inference_steps"])),
         "config": config.model_dump(mode="json"),
@@ -94,7 +104,6 @@ def plan(config: Config) -> dict[str, Any]:
 def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the plan as pairs of a label and its text, for the terminal."""
     g, cost, before = planned["geometry"], planned["model_evaluations"], planned["calibration"]
-    gpu, host = (planned["memory"][key] / 2**30 for key in ("gpu_bytes", "host_bytes"))
     evaluation = planned["evaluation"]
     draft = ("draft", f"{planned['drafted']} of the samples decoded, to choose starts from")
     calibration = (
@@ -118,7 +127,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         *[draft] * bool(planned["drafted"]),
         *[calibration] * bool(before["decoded"]),
         ("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls"),
-        ("memory", f"{gpu:.2f} GiB on the device, {host:.2f} beside it, and activations on top (see doctor)"),
+        ("memory", _memory(planned["memory"])),
         (
             "evaluation",
             f"{evaluation['model_evaluations']:,} model evaluations, {evaluation['decoded']} decoded, each time",
@@ -126,6 +135,13 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         *[("published", published.line(planned["published"]))] * bool(planned["published"]),
         *[("warning", sentence) for sentence in planned["warnings"]],
     ]
+
+
+def _memory(estimate: dict[str, int] | None) -> str:
+    if estimate is None:
+        return "the hub cannot be reached; --gpu-memory 24, say, counts it from the configs that are known here"
+    gpu, host = (estimate[key] / 2**30 for key in ("gpu_bytes", "host_bytes"))
+    return f"{gpu:.2f} GiB on the device, {host:.2f} beside it, and activations, which --gpu-memory 24 counts"
 
 
 def drawn(planned: dict[str, Any]) -> list[str]:
@@ -170,18 +186,7 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         InputError: the axes do not fit each other or the schedule.
     """
     train, algorithm = config.train, config.algorithm
-    size = algorithm.roots(train.group_size)
-    parts = of_roots(train, size, [size] * train.groups, seed=config.run.seed, iteration=iteration)
-    roots = [Root(group, index, None, part) for group, own in enumerate(parts) for index, part in enumerate(own)]
-    tree = grow(
-        algorithm.tree.plan(algorithm.kernel.kernels(num_steps), train.group_size, config.run.seed, iteration),
-        linear_sigmas(num_steps).tolist(),
-        roots,
-        (torch.zeros(len(roots), 1),),
-        lambda state, sigma, rows: state,
-        lambda shape, *address: torch.zeros(shape),
-        train.rollout_rows,
-    )
+    tree = _grown(config, num_steps, iteration)
     if any(not kernel.stochastic for kernel, _, _ in tree.trained_steps):
         raise InputError("algorithm.tree: the plan trains a deterministic step, which has no log-probability")
     if not tree.leaves or not tree.trained_steps:
@@ -215,6 +220,33 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         trained_edges=sum(len(edges.nodes) for e in evaluations for edges in e.trained),
         update_batches=len(evaluations),
     )
+
+
+def _grown(config: Config, num_steps: int, iteration: int) -> Tree:
+    """The trees of an iteration on states of one number."""
+    train, algorithm = config.train, config.algorithm
+    size = algorithm.roots(train.group_size)
+    parts = of_roots(train, size, [size] * train.groups, seed=config.run.seed, iteration=iteration)
+    roots = [Root(group, index, None, part) for group, own in enumerate(parts) for index, part in enumerate(own)]
+    return grow(
+        algorithm.tree.plan(algorithm.kernel.kernels(num_steps), train.group_size, config.run.seed, iteration),
+        linear_sigmas(num_steps).tolist(),
+        roots,
+        (torch.zeros(len(roots), 1),),
+        lambda state, sigma, rows: state,
+        lambda shape, *address: torch.zeros(shape),
+        train.rollout_rows,
+        algorithm.objective.needs_old_means,
+    )
+
+
+def kept_states(config: Config, num_steps: int) -> int:
+    """How many latent states the rollout of an iteration keeps for its update, on all processes."""
+    tree = _grown(config, num_steps, 0)
+    kept = {id(x): x.numel() for e in tree.evaluations for x in e.state or ()}
+    for edges in (edges for e in tree.evaluations for edges in e.edges):
+        kept |= {id(x): x.numel() for state in (edges.next_state, edges.mean) for x in state or ()}
+    return sum(kept.values()) + len(tree.leaves)
 
 
 def sigma_table(path: str, num_steps: int) -> list[float]:

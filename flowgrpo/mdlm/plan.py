@@ -6,19 +6,22 @@ that a change of either shows here. Where the numbers depend on the answers thes
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from flowgrpo.data import prompts
+from flowgrpo.data import known, prompts
+from flowgrpo.errors import InputError
 from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.committers import Ascending, Even, Remaining
 from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.decoding.step import DecodeStep
-from flowgrpo.mdlm.loading import block_size_of
+from flowgrpo.mdlm.loading import block_size_of, model_paths
 from flowgrpo.mdlm.methods.answers import Answers
 from flowgrpo.mdlm.methods.hints import check_solutions
 from flowgrpo.mdlm.methods.learned_schedule import Chosen, scheduled
@@ -27,6 +30,7 @@ from flowgrpo.mdlm.methods.objective import Objective, TokenRatio
 from flowgrpo.mdlm.methods.presets import PUBLISHED
 from flowgrpo.schema import published
 from flowgrpo.training import scorer
+from flowgrpo.training.budget import switched
 
 AXES = ("decoder", "schedule", "hints", "likelihood", "baseline", "objective", "aggregation")
 NO_END = -1  # stands for the end token, which no answer of full length has
@@ -39,9 +43,35 @@ def plan(config: TextConfig) -> dict[str, Any]:
     Model evaluations count rows: a batch of 8 is 8, and a guided one 16. `at_most` says which of them depend on the answers
     and may be less. All rewards are taken to be numbers: lost answers are not trained on.
 
+    Of a model at the hub that cannot be reached, what is known here stands in (`data.known`).
+
     Raises:
         InputError: the model, the prompts or the axes are wrong.
     """
+    with here(config) as placed:
+        return _plan(placed) | {"config": config.model_dump(mode="json")}
+
+
+@contextmanager
+def here(config: TextConfig) -> Iterator[TextConfig]:
+    """The config, with a folder of the configs that are known here in the place of a model whom the hub does not give.
+
+    Raises:
+        InputError: there is no such model, and it is not known here.
+    """
+    path = config.model.path
+    try:
+        model_paths(path)
+    except InputError:
+        if path not in known.texts():
+            raise
+        with known.text_folder(path) as folder:
+            yield switched(config, "model.path", folder)
+        return
+    yield config
+
+
+def _plan(config: TextConfig) -> dict[str, Any]:
     train, algorithm = config.train, config.algorithm
     check_solutions(algorithm.hints, [prompt.columns for prompt in prompts.load_split(config.prompts, "train")])
     scorer.rewards(config.rewards, config.eval_rewards)
@@ -79,7 +109,6 @@ def plan(config: TextConfig) -> dict[str, Any]:
             "decoded": held_out,
         },
         "memory": memory.memory_estimate(config),
-        "config": config.model_dump(mode="json"),
     }
 
 
@@ -104,7 +133,10 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         ("views", f"{_bounded(g['views'], planned['at_most']['update'])} of an answer, {g['micro_batch']} in one call"),
         ("model evaluations", f"{rollout} rollout + {update} update, each iteration"),
         ("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls"),
-        ("memory", f"{gpu:.2f} GiB on the device, {host:.2f} beside it, and activations on top (see doctor)"),
+        (
+            "memory",
+            f"{gpu:.2f} GiB on the device, {host:.2f} beside it, and activations, which --gpu-memory 24 counts",
+        ),
         (
             "evaluation",
             f"{_bounded(evaluation['model_evaluations'], evaluation['at_most'])} model evaluations, "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import torch
@@ -179,7 +179,7 @@ def quantise(module: torch.nn.Module, form: str) -> None:
             raise InputError(
                 f"model.quantise: {form} takes blocks of {shared} weights, {path} has rows of {layer.in_features}; take int8"
             )
-        if not layer.weight.isfinite().all():
+        if not layer.weight.is_meta and not layer.weight.isfinite().all():  # a plan has weights without numbers
             raise InputError(f"model.quantise: the weights of {path} are not finite")
         parent, _, name = path.rpartition(".")
         setattr(module.get_submodule(parent), name, QuantisedLinear(layer, form))
@@ -220,3 +220,14 @@ def _size(name: str, shape: Shape, width: int, form: str | None) -> int:
         return math.prod(shape) * width
     scales = shape[0] * math.ceil(shape[1] / (FORMS[form].shared or shape[1]))
     return math.prod(shape) * FORMS[form].bits // 8 + scales * width
+
+
+def largest(networks: Iterable[Mapping[str, Shape]], width: int) -> int:
+    """Bytes of the largest layer of some networks that is quantised: each call makes its weights anew.
+
+    Args:
+        networks: shapes of each network's tensors, by name.
+        width: bytes of a weight that is not quantised.
+    """
+    sizes = [math.prod(shape) for own in networks for name, shape in own.items() if IN_BLOCK.search(name)]
+    return max(sizes, default=0) * width

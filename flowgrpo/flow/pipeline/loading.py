@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flowgrpo.data import embedded, tables
+from flowgrpo.data import embedded, known, tables
 from flowgrpo.data.embedded import EMBEDDED, place_of
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.call import outline
@@ -108,6 +109,22 @@ def index_of(path: str) -> dict[str, Any]:
         if Path(source).is_dir():
             return index_map(tables.document(Path(source) / "model_index.json"))
         return index_map(diffusers.DiffusionPipeline.load_config(source))
+
+
+@cache
+def stands_in(path: str) -> bool:
+    """Whether the hub does not give a model's index, now, and the configs that are known here stand in; see `data.known`.
+
+    Raises:
+        InputError: there is no such model, and it is not known here.
+    """
+    try:
+        index_of(path)
+    except InputError:
+        if path not in known.models():
+            raise
+        return True
+    return False
 
 
 def scheduler_config(path: str) -> dict[str, Any] | None:

@@ -1,0 +1,90 @@
+"""Models at the hub whose configs are known here, so that a plan needs no network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from flowgrpo.schema.lazy import lazy
+
+if TYPE_CHECKING:
+    import tokenizers
+    import transformers
+else:
+    tokenizers = lazy("tokenizers")
+    transformers = lazy("transformers")
+
+FILE = Path(__file__).parent / "known_models.yaml"
+TOKENIZERS = ("Tokenizer", "TokenizerFast")
+TOKEN = ".{1,3}"  # English has about four letters a token, so that a plan errs on the large side
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+@cache
+def texts() -> dict[str, dict[str, Any]]:
+    """What the config.json of language models says, by hub id."""
+    return yaml.safe_load(FILE.read_text(encoding="utf-8"))["texts"]
+
+
+@contextmanager
+def text_folder(name: str) -> Iterator[str]:
+    """A folder with the config.json of a known language model; gone after the context.
+
+    Args:
+        name: hub id.
+    """
+    with TemporaryDirectory() as place:
+        (Path(place) / "config.json").write_text(json.dumps(texts()[name]))
+        yield place
+
+
+@cache
+def models() -> dict[str, dict[str, Any]]:
+    """The pipelines by hub id: their class, and of each component its library, its class and its config."""
+    return yaml.safe_load(FILE.read_text(encoding="utf-8"))["models"]
+
+
+@contextmanager
+def folder(name: str, *, with_tokenizers: bool = True) -> Iterator[str]:
+    """A folder with the configs of a known pipeline, as `save_pretrained` lays them out; gone after the context.
+
+    Args:
+        name: hub id.
+        with_tokenizers: whether it has tokenizers, which know no words, only how many tokens a text of such a length has.
+    """
+    known = dict(models()[name])
+    index: dict[str, Any] = {"_class_name": known.pop("class")}
+    with TemporaryDirectory() as place:
+        for component, value in known.items():
+            if not isinstance(value, list):
+                index[component] = value
+                continue
+            library, kind, config = value
+            own = Path(place) / component
+            own.mkdir()
+            if kind.endswith(TOKENIZERS):
+                kind = "PreTrainedTokenizerFast"
+                if with_tokenizers:
+                    _tokenizer(**config).save_pretrained(own)
+            else:
+                file = "scheduler_config.json" if kind.endswith("Scheduler") else "config.json"
+                (own / file).write_text(json.dumps(config))
+            index[component] = [library, kind]
+        (Path(place) / "model_index.json").write_text(json.dumps(index))
+        yield place
+
+
+def _tokenizer(**options: Any) -> transformers.PreTrainedTokenizerFast:
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<pad>": 0, "</s>": 1, "<unk>": 2}, unk_token="<unk>"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(TOKEN), "isolated")
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=words, **special, **options)
+    made.chat_template = TEMPLATE
+    return made

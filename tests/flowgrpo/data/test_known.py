@@ -1,0 +1,55 @@
+"""Configs that are known here, beside the numbers of parameters that are published."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from flowgrpo.data import configs, known
+from flowgrpo.flow.pipeline import weightless
+from flowgrpo.mdlm import architectures
+
+# Billions of parameters of the trained networks, of torch's own count of the hub's configs.
+SIZES = {
+    "black-forest-labs/FLUX.1-dev": 11.90,
+    "stabilityai/stable-diffusion-3.5-medium": 2.24,
+    "stabilityai/stable-diffusion-3.5-large": 8.06,
+    "Qwen/Qwen-Image": 20.43,
+    "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": 1.42,
+    "Wan-AI/Wan2.1-T2V-14B-Diffusers": 14.29,
+}
+TEXTS = {"GSAI-ML/LLaDA-8B-Instruct": 8.0, "GSAI-ML/LLaDA-1.5": 8.0, "Dream-org/Dream-v0-Instruct-7B": 7.6}
+
+
+@pytest.mark.parametrize("name", known.models())
+def test_a_known_pipeline_has_the_size_that_is_published(name):
+    with known.folder(name, with_tokenizers=False) as place:
+        index = json.loads((Path(place) / "model_index.json").read_text())
+        kind = weightless.named(*index["transformer"])
+        network = weightless.network(kind, Path(place) / "transformer", torch.bfloat16)
+    billions = sum(p.numel() for p in network.parameters()) / 1e9
+    assert billions == pytest.approx(SIZES[name], abs=0.006)
+
+
+@pytest.mark.parametrize("name", known.texts())
+def test_a_known_language_model_has_the_size_that_is_published(name):
+    with known.text_folder(name) as place:
+        shapes = architectures.shapes(name, place)
+    assert sum(torch.Size(shape).numel() for shape in shapes.values()) / 1e9 == pytest.approx(TEXTS[name], abs=0.06)
+
+
+def test_every_model_of_a_built_in_config_is_known():
+    from flowgrpo import config
+
+    models = {config.load(name).model.path for name in configs.names()}
+    assert models <= {*known.models(), *known.texts()}
+
+
+def test_a_known_tokenizer_counts_as_many_tokens_as_letters_allow():
+    with known.folder("black-forest-labs/FLUX.1-dev") as place:
+        tokenizer = AutoTokenizer.from_pretrained(Path(place) / "tokenizer_2")
+    assert len(tokenizer("a cat").input_ids) == 2
+    assert tokenizer("a cat", padding="max_length", return_tensors="pt").input_ids.shape == (1, 512)
+    assert tokenizer("a" * 3000, truncation=True).input_ids == [2] * 512

@@ -1,0 +1,76 @@
+"""`flowgrpo plan CONFIG --gpu-memory GIB` on language models, beside what they allocate with numbers."""
+
+import gc
+import json
+
+import pytest
+import torch
+from released import released
+
+from flowgrpo import config
+from flowgrpo.cli import main
+from flowgrpo.mdlm import setup
+from flowgrpo.mdlm.loading import block_size_of
+from flowgrpo.mdlm.methods.answers import Answers
+from flowgrpo.mdlm.methods.estimate import Call, log_probs
+from flowgrpo.mdlm.methods.views import Views
+from flowgrpo.mdlm.trial import trial
+from flowgrpo.training.hollow import Live
+
+PROMPT, LENGTH = 8, 32
+
+
+def settings(folder, **model):
+    written = {"path": str(folder), "length": LENGTH, "lora": {"rank": 2, "alpha": 4}, **model}
+    prompts = {"train": "gsm8k:train", "eval": "gsm8k:test"}
+    return config.validated({"kind": "mdlm", "model": written, "prompts": prompts, "rewards": [{"use": "gsm8k"}]})
+
+
+def really(chosen):
+    """The peak of one view of an answer and its backward pass, where gradients are there already."""
+    policy, weights = setup.policy_and_weights(chosen, torch.device("cpu"))
+    scored = torch.ones(1, LENGTH, dtype=torch.bool)
+    hidden = torch.nn.functional.pad(scored, (PROMPT, 0))
+    ids = torch.full((1, PROMPT + LENGTH), 3)
+    answers = Answers(
+        ids=ids,
+        attention_mask=torch.ones_like(hidden),
+        scored=scored,
+        addresses=[()],
+        block_size=policy.predictor.block_size,
+    )
+    views = Views(hidden[None], scored[None].float(), torch.ones(1))
+    live = Live()
+    for tensor in (*policy.predictor.model.parameters(), *policy.predictor.model.buffers()):
+        live.ignore(tensor)
+    for p in weights.parameters:
+        p.grad = torch.zeros_like(p)
+    gc.collect()
+    with live:
+        call = Call(torch.tensor([0]), torch.tensor([0]))
+        log_probs(policy.predictor, answers, views, call).sum().backward()
+        return live.peak
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("name", ["llada", "dream", "sdar"])
+def test_what_is_planned_is_what_is_allocated(name, checkpointing, tmp_path):
+    released(name, tmp_path)
+    chosen = settings(tmp_path, gradient_checkpointing=checkpointing)
+    planned = trial(chosen, PROMPT, block_size_of(str(tmp_path), None, None))
+    found = planned.update_checkpointed if checkpointing else planned.update
+    assert found == pytest.approx(really(chosen), rel=0.15)
+
+
+def test_plan_says_whether_a_run_fits(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "digits.yaml", "--gpu-memory", "2"]) == 2
+    (tmp_path / "digits.yaml").write_text("kind: mdlm\nmodel: {path: digits}\nrewards: [{use: solved}]\n")
+    capsys.readouterr()
+    assert main(["plan", "digits.yaml", "--gpu-memory", "2", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)["gpu"]
+    assert found["fits"]
+    assert [phase["phase"] for phase in found["phases"]] == ["rollout", "update"]
+    most = found["largest"]["train.rollout_batch"]
+    assert main(["plan", "digits.yaml", f"train.rollout_batch={most + 1}", "--gpu-memory", "2"]) == 0
+    assert f"by: train.rollout_batch={most}" in capsys.readouterr().out

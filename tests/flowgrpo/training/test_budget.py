@@ -1,0 +1,98 @@
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flowgrpo import config
+from flowgrpo.training.budget import GIB, ROLLOUT, UPDATE, Budget, Phase, advised, fitted, lines, rewards_of
+
+
+@dataclass(frozen=True)
+class Made(Budget):
+    """A run of 10 GiB of weights; a row of an update takes 8 GiB, 2 with checkpointing, and a base in int8 half."""
+
+    set: tuple = ()
+    micro_batch: int = 4
+    rollout_batch: int | None = None
+
+    @property
+    def config(self):
+        return SimpleNamespace(train=SimpleNamespace(micro_batch=self.micro_batch, rollout_batch=self.rollout_batch))
+
+    def phases(self):
+        weights = {"weights": (5 if "model.quantise" in self.set else 10) * GIB}
+        each = 2 if "model.gradient_checkpointing" in self.set else 8
+        return [
+            Phase(name="encode", rows=1, key=None, fixed={"weights": 6 * GIB}, each=GIB),
+            Phase(name="rollout", rows=self.rollout_batch or self.micro_batch, key=ROLLOUT, fixed=weights, each=GIB),
+            Phase(
+                name="update",
+                rows=self.micro_batch,
+                key=UPDATE,
+                fixed=weights | {"gradients": GIB},
+                each=each * GIB,
+            ),
+        ]
+
+    def switches(self):
+        every = [("model.vae", "offload"), ("model.gradient_checkpointing", True), ("model.quantise", "int8")]
+        return [(key, value) for key, value in every if key not in self.set]
+
+    def switched(self, key, value):
+        return replace(self, set=(*self.set, key))
+
+
+@pytest.mark.parametrize("room", [9 * GIB, 14 * GIB, 25 * GIB, 80 * GIB, 80 * GIB + 1])
+def test_the_largest_batch_fits_and_one_more_does_not(room):
+    for phase in Made().phases():
+        rows = phase.largest(room)
+        assert rows == 0 or replace(phase, rows=rows).total <= room
+        assert replace(phase, rows=rows + 1).total > room
+
+
+def test_a_smaller_batch_is_advised_before_any_switch():
+    settings, after = advised(Made(), 40 * GIB)  # 10 + 1 and 3 rows of 8
+    assert settings == {UPDATE: 3, ROLLOUT: 4}  # which would follow it otherwise
+    assert after.peak(settings) <= 40 * GIB
+
+
+def test_a_switch_is_advised_where_one_row_does_not_fit_and_not_one_that_spares_nothing():
+    settings, after = advised(Made(), 18 * GIB)
+    assert settings == {"model.gradient_checkpointing": True, UPDATE: 2, ROLLOUT: 4}
+    assert after.peak(settings) <= 18 * GIB
+
+
+def test_switches_come_together_where_one_is_too_few():
+    settings, after = advised(Made(), 10 * GIB)
+    assert set(settings) >= {"model.gradient_checkpointing", "model.quantise"}
+    assert after.peak(settings) <= 10 * GIB
+
+
+def test_what_no_switch_helps_says_so():
+    assert advised(Made(), 7 * GIB) is None
+    found = fitted(Made(), 7 * GIB, [])
+    assert found["set"] is None
+    assert not found["fits"]
+    assert "does not fit 7.0 GiB, whatever is set" in "\n".join(lines(found))
+
+
+def test_what_is_said_of_a_run_that_fits_and_of_one_that_does_not():
+    said = "\n".join(lines(fitted(Made(micro_batch=2), 80 * GIB, ["./mine.py:reward"])))
+    assert (
+        "fits 80.0 GiB: at most 29.3, in the phase update; train.rollout_batch up to 65, train.micro_batch up to 8"
+        in said
+    )
+    assert "not counted: the weights of ./mine.py:reward" in said
+    assert "with model.gradient_checkpointing=true: 16.8" in said
+    said = "\n".join(lines(fitted(Made(), 18 * GIB, [])))
+    assert "it does, with 16.8, by: model.gradient_checkpointing=true train.micro_batch=2 train.rollout_batch=4" in said
+
+
+def test_the_weights_of_rewards_are_those_that_their_cards_name():
+    def run(*uses: Any):
+        written = {"model": {"path": "shapes"}, "rewards": [{"use": use} for use in uses]}
+        return rewards_of(config.validated(written))
+
+    assert run("geneval") == (2_000_000_000, [])  # 0.3 GB and 1.7
+    assert run("jpeg_size", "./mine.py:reward") == (0, ["./mine.py:reward"])

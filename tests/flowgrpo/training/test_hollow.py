@@ -1,0 +1,130 @@
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from flowgrpo.training.hollow import Hollow, Live, built, mapped, size
+
+
+class Layers(nn.Module):
+    """Three layers, each with its gain; the second output tells the mean of a mask."""
+
+    def __init__(self, width=64):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
+        self.register_buffer("gain", torch.full((width,), 2.0))
+
+    def forward(self, x, mask=None):
+        for layer in self.layers:
+            x = layer(x).relu() * self.gain
+        if mask is not None:
+            x = x[mask]
+        return {"out": x, "seen": [x.mean()]}
+
+
+def hollow_of(network, hollow):
+    made = built(network, torch.float32).requires_grad_(True)
+    hollow.empty(made)
+    return made
+
+
+def test_live_counts_what_is_allocated_and_freed():
+    live = Live()
+    with live:
+        a = torch.zeros(256)
+        b = a + 1
+        view = b[:128]
+        assert live.now == 2048
+        del a
+        c = torch.zeros(64)
+        assert live.now == 1024 + 256
+        del b
+        assert live.now == 1024 + 256  # the view holds it
+        del view, c
+    assert (live.now, live.peak) == (0, 2048)
+
+
+def test_a_hollow_network_allocates_what_a_real_one_does():
+    hollow, live, x = Hollow(), Live(), torch.randn(8, 16, 64)
+    real, made = Layers(), hollow_of(Layers, hollow)
+    for tensor in (*real.parameters(), *real.buffers()):
+        live.ignore(tensor)
+    with live:
+        real(x)["out"].square().mean().backward()
+    with hollow.phase() as counted:
+        made(x)["out"].square().mean().backward()
+        peak = counted.peak
+    assert peak == pytest.approx(live.peak, rel=0.05)
+    assert made.layers[0].weight.grad.shape == (64, 64)
+    assert peak > 3 * x.nbytes
+
+
+def test_outputs_are_real_zeros_of_the_same_shape_and_the_backward_runs_once():
+    hollow = Hollow()
+    made, x = hollow_of(Layers, hollow), torch.randn(2, 3, 64)
+    out = made(x)
+    assert type(out["out"]) is torch.Tensor
+    assert torch.equal(out["out"], torch.zeros(2, 3, 64))
+    assert float(out["seen"][0].detach()) == 0
+    before = hollow.live.now
+    out["out"].sum().backward()
+    del out
+    gc.collect()
+    assert hollow.live.now < before + size(made)  # the graph is gone, the gradients are there
+    assert all(p.grad is not None for p in made.parameters())
+
+
+def test_real_masks_choose_as_many_rows_as_they_do():
+    made = hollow_of(Layers, Hollow())
+    mask = torch.tensor([[True, False, True], [False, False, True]])
+    assert made(torch.randn(2, 3, 64), mask)["out"].shape == (3, 64)
+
+
+def test_a_repeated_call_is_not_run_again_and_keeps_as_much():
+    hollow = Hollow()
+    made, x = hollow_of(Layers, hollow), torch.randn(4, 16, 64)
+    calls = []
+    made.layers[0].register_forward_hook(lambda *_: calls.append(1))
+    with hollow.phase() as live:
+        first = made(x)
+        once = live.now
+        again = made(x)
+        assert live.now == 2 * once > 0
+        assert len(calls) == 1
+        (first["out"] + again["out"]).sum().backward()
+    with hollow.phase() as live, torch.no_grad():
+        outs = [made(x)["out"] for _ in range(3)]
+        assert live.now == 0
+        assert len(calls) == 2
+    assert all(torch.equal(out, torch.zeros(4, 16, 64)) for out in outs)
+
+
+def test_a_number_that_does_not_exist_is_not_made_up():
+    class Asks(nn.Module):
+        def forward(self, x):
+            return x if float(x.sum()) > 1 else -x
+
+    with pytest.raises(NotImplementedError, match="numbers that do not exist is read"):
+        hollow_of(Asks, Hollow())(torch.randn(2, 3, 4))
+
+
+def test_built_networks_have_the_type_asked_for_and_no_numbers():
+    made = built(Layers, torch.bfloat16)
+    assert all(p.is_meta and p.dtype == torch.bfloat16 for p in made.parameters())
+    assert made.gain.dtype == torch.bfloat16
+    assert size(made) == 2 * (3 * (64 * 64 + 64) + 64)
+
+
+def test_mapped_reaches_tensors_inside_what_networks_return():
+    class Distribution:
+        def __init__(self):
+            self.mean, self.name = torch.ones(2), "normal"
+
+    value = {"a": (torch.ones(1), [torch.ones(2)]), "b": Distribution(), "c": 3}
+    doubled = mapped(lambda x: 2 * x, value)
+    assert float(doubled["a"][0]) == 2
+    assert doubled["a"][1][0].tolist() == [2, 2]
+    assert doubled["b"].mean.tolist() == [2, 2]
+    assert value["b"].mean.tolist() == [1, 1]
+    assert doubled["c"] == 3
