@@ -1,0 +1,24 @@
+import importlib.util
+from pathlib import Path
+
+from flowgrpo.data import configs
+
+ROOT = Path(__file__).parents[2]
+SPEC = importlib.util.spec_from_file_location("plan_models", ROOT / "scripts/plan_models.py")
+plan_models = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(plan_models)
+
+
+def test_a_row_tells_each_phase_and_the_largest_calls():
+    phases = [{"phase": "rollout", "rows": 8, "total": 3 * 2**30}, {"phase": "update", "rows": 2, "total": 2**32}]
+    found = {"phases": phases, "largest": {"train.rollout_batch": 40, "train.micro_batch": 5}}
+    assert plan_models.row("sd35-medium", found) == "| `sd35-medium` | 24 GB |  | 3.0 (8) |  | 4.0 (2) | 40 | 5 |"
+
+
+def test_the_page_has_every_config_and_each_fits_its_gpu():
+    page = (ROOT / "docs/real_models.md").read_text().splitlines()
+    for name in configs.names():
+        (row,) = [line for line in page if line.startswith(f"| `{name}` | {plan_models.gpu_of(name)} GB | ")]
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert max(float(cell.split(" ")[0]) for cell in cells[2:6] if cell) <= plan_models.gpu_of(name)
+        assert min(map(int, cells[6:])) >= 1
