@@ -24,6 +24,7 @@ else:
 FILE = Path(__file__).parent / "known_models.yaml"
 TOKENIZERS = ("Tokenizer", "TokenizerFast")
 TOKEN = ".{1,3}"  # English has about four letters a token, so that a plan errs on the large side
+IMAGE, VIDEO, IMAGE_ID = "<|image_pad|>", "<|video_pad|>", 151655  # of Qwen2.5-VL
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
@@ -69,12 +70,15 @@ def folder(name: str, *, with_tokenizers: bool = True) -> Iterator[str]:
             library, kind, config = value
             own = Path(place) / component
             own.mkdir()
-            if kind.endswith(TOKENIZERS):
+            if kind.endswith("Processor"):
+                if with_tokenizers:
+                    _processor().save_pretrained(own)
+            elif kind.endswith(TOKENIZERS):
                 kind = "PreTrainedTokenizerFast"
                 if with_tokenizers:
                     _tokenizer(**config).save_pretrained(own)
             else:
-                file = "scheduler_config.json" if kind.endswith("Scheduler") else "config.json"
+                file = f"{component}_config.json" if component in ("scheduler", "guider") else "config.json"
                 (own / file).write_text(json.dumps(config))
             index[component] = [library, kind]
         (Path(place) / "model_index.json").write_text(json.dumps(index))
@@ -82,9 +86,17 @@ def folder(name: str, *, with_tokenizers: bool = True) -> Iterator[str]:
 
 
 def _tokenizer(**options: Any) -> transformers.PreTrainedTokenizerFast:
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<pad>": 0, "</s>": 1, "<unk>": 2}, unk_token="<unk>"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(TOKEN), "isolated")
+    words = {"<pad>": 0, "</s>": 1, "<unk>": 2, IMAGE: IMAGE_ID, VIDEO: IMAGE_ID + 1}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(TOKEN), "isolated")
     special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    made = transformers.PreTrainedTokenizerFast(tokenizer_object=words, **special, **options)
+    more = {"additional_special_tokens": [IMAGE, VIDEO]}
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **special, **more, **options)
     made.chat_template = TEMPLATE
     return made
+
+
+def _processor() -> transformers.ProcessorMixin:
+    """Qwen2-VL's, the only one of the pipelines here."""
+    pictures, videos = transformers.Qwen2VLImageProcessor(), transformers.Qwen2VLVideoProcessor()
+    return transformers.Qwen2VLProcessor(pictures, _tokenizer(), videos, chat_template=TEMPLATE)

@@ -72,6 +72,7 @@ def trial(config: TextConfig, prompt: int, block_size: int | None) -> Trial:
     model, hollow = config.model, Hollow()
     place, _ = model_paths(model.path)
     network = built(lambda: _made(model.path, place), DTYPES[model.dtype]).requires_grad_(False)
+    network.config._experts_implementation = "grouped_mm"  # a loop over experts asks which of them were chosen
     weights, shapes = size(network), {name: tuple(p.shape) for name, p in network.named_parameters()}
     if model.quantise:
         quantise.quantise(network, model.quantise)
