@@ -20,7 +20,12 @@ SIZES = {
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": 1.42,
     "Wan-AI/Wan2.1-T2V-14B-Diffusers": 14.29,
 }
-TEXTS = {"GSAI-ML/LLaDA-8B-Instruct": 8.0, "GSAI-ML/LLaDA-1.5": 8.0, "Dream-org/Dream-v0-Instruct-7B": 7.6}
+TEXTS = {
+    "GSAI-ML/LLaDA-8B-Instruct": 8.0,
+    "GSAI-ML/LLaDA-1.5": 8.0,
+    "Dream-org/Dream-v0-Instruct-7B": 7.6,
+    "inclusionAI/LLaDA2.0-mini": 16.26,
+}
 
 
 @pytest.mark.parametrize("name", known.models())
