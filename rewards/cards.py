@@ -37,6 +37,10 @@ class Card:
         return int(sum(float(n) * units[unit] for n, unit in re.findall(r"([\d.]+) (GB|MB)", self.weights or "")))
 
 
+_PICKSCORE = (
+    "yuvalkirstain/PickScore_v1 (3.9 GB)",
+    "none found for the weights (code, and the CLIP it starts from: MIT)",
+)
 _OCR = "PP-OCRv6 (30 MB), part of rapidocr, extra `ocr`"
 _SERVED = ("your endpoint, for example of Qwen/Qwen3-VL-8B-Instruct", "Apache-2.0 (that model)")
 
@@ -64,13 +68,8 @@ BUILT_IN: dict[str, Card] = {
         "openai/clip-vit-large-patch14 (1.7 GB)",
         "MIT (of its code; the model card states none)",
     ),
-    "pickscore": Card(
-        "rewards.clip:PickScore",
-        "image, prompt",
-        "about 16 to 26",
-        "yuvalkirstain/PickScore_v1 (3.9 GB)",
-        "none found for the weights (code, and the CLIP it starts from: MIT)",
-    ),
+    "pickscore": Card("rewards.clip:PickScore", "image, prompt", "about 16 to 26", *_PICKSCORE),
+    "video_pickscore": Card("rewards.clip:VideoPickScore", "video, prompt", "about 16 to 26", *_PICKSCORE),
     "hpsv2": Card(
         "rewards.openclip:HPSv2",
         "image, prompt",

@@ -1,14 +1,17 @@
-"""Rewards that compare a picture with its prompt by a CLIP of transformers."""
+"""Rewards that compare a picture, or the frames of a video, with the prompt by a CLIP of transformers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import CLIPModel
 
+from rewards.base import RewardError
 from rewards.model import PictureReward, encode_unique, pooled_features
+from rewards.video import check_videos
 
 
 class _Clip(PictureReward):
@@ -63,3 +66,37 @@ class PickScore(_Clip):
 
     def _score(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
         return self.model.logit_scale.float().exp() * self._cosine(images, prompts)
+
+
+class VideoPickScore(PickScore):
+    """PickScore of videos: the mean over their frames, which are judged as pictures; how they move counts for nothing.
+
+    Flow-Factory trains video models on the mean over all frames, divided by 26; UniRL's configs on the first frame alone.
+
+        rewards: [{use: video_pickscore, weight: 0.0385, options: {frames: 8}}]
+
+    Args:
+        frames: judged in each video, spaced evenly from the first to the last; 1 is the first.
+        options: those of `pickscore`.
+    """
+
+    called = "video_pickscore"
+
+    def __init__(self, path: str | None = None, *, frames: int = 8, **options: Any) -> None:
+        if not isinstance(frames, int) or frames < 1:
+            raise RewardError(f"{self.called}: frames is {frames!r}, but must be 1 or more")
+        super().__init__(path, **options)
+        self.frames = frames
+
+    def __call__(self, videos: torch.Tensor, prompts: Sequence[str]) -> list[float]:
+        """One score per video, float (B, F, 3, H, W) in [0, 1], and prompt.
+
+        Raises:
+            ValueError: these are not such videos.
+            RewardError: the model cannot be loaded.
+        """
+        check_videos(self.called, videos)
+        chosen = torch.linspace(0, videos.shape[1] - 1, self.frames).round().long().unique()
+        frames = videos[:, chosen.to(videos.device)]
+        asked = [prompt for prompt in prompts for _ in chosen]
+        return torch.tensor(super().__call__(frames.flatten(0, 1), asked)).view(len(videos), -1).mean(1).tolist()

@@ -7,7 +7,6 @@ from pathlib import Path
 from flowgrpo.data import configs
 from flowgrpo.errors import InputError
 from flowgrpo.training import folders
-from rewards.base import nearest
 
 
 def listed() -> list[dict[str, str]]:
@@ -27,11 +26,13 @@ def lines() -> list[str]:
 def write(name: str, out: Path | None) -> Path:
     """Write a built-in config to a file, by default `NAME.yaml` in this folder, and return the file.
 
+    Args:
+        name: its name, or a short one.
+
     Raises:
-        InputError: there is no such config, or the file exists or cannot be written.
+        InputError: there is no such config or several, or the file exists or cannot be written.
     """
-    if name not in configs.names():
-        raise InputError(f"there is no built-in config {name!r}, {nearest(name, configs.names())}")
+    name = configs.whole(name)
     file = out or Path(f"{name}.yaml")
     if file.exists():
         raise InputError(f"--out {file}: is there already, choose another file")

@@ -15,6 +15,7 @@ from flowgrpo.data import (
     hub,
     moves,
     scenes,
+    sounds,
     tables,
     tasks,
     templates,
@@ -32,7 +33,7 @@ SMALL: dict[str, Callable[[], list[tables.Row]]] = {  # made for the embedded mo
     },
     **tasks.BUILT_IN,
 }
-BUILT_IN = SMALL | compositions.BUILT_IN | writing.BUILT_IN | moves.BUILT_IN
+BUILT_IN = SMALL | compositions.BUILT_IN | writing.BUILT_IN | moves.BUILT_IN | sounds.BUILT_IN
 
 
 @dataclass(frozen=True)

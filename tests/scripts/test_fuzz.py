@@ -23,7 +23,7 @@ def test_a_case_is_accepted_or_refused_in_a_sentence(subject):
 
 
 def test_every_config_and_every_kind_of_file_is_a_case():
-    assert len(configs.bases()) == 2 * (2 + 10)  # demos and built-in ones
+    assert len(configs.bases()) == 2 * (2 + 23)  # demos and built-in ones
     assert {name.split()[0] for name in media.seeds()} > {
         "PNG",
         "JPEG",

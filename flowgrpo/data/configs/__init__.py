@@ -1,14 +1,27 @@
 """Configs for real models that come with the package: `flowgrpo train NAME` uses one, `flowgrpo init NAME` writes it.
 
-The comment at the top of each says, on lines of these labels, what it is for: `GPU`, `Hub` and `Checked`.
+The comment at the top of each says, on lines of these labels, what it is for: `GPU`, `Hub` and `Checked`. A name may be cut
+short where no other begins so (`hunyuan`), and `SHORT` says which config the name of a family alone means.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from flowgrpo.errors import InputError
+from rewards.base import nearest
+
 LABELS = ("GPU", "Hub", "Checked")
 FOLDER = Path(__file__).parent
+SHORT = {  # what the name of a family means
+    "sd35": "sd35-medium",
+    "flux1": "flux1-dev",
+    "flux2": "flux2-dev",
+    "flux2-klein": "flux2-klein-4b",
+    "wan21": "wan21-1.3b",
+    "wan22": "wan22-5b",
+    "llada": "llada-8b",
+}
 
 
 def names() -> list[str]:
@@ -16,10 +29,32 @@ def names() -> list[str]:
     return sorted(file.stem for file in FOLDER.glob("*.yaml"))
 
 
+def whole(name: str) -> str:
+    """The name of the built-in config that `name` is, or is short for.
+
+    Raises:
+        InputError: it is short for none or for several.
+    """
+    if name in names():
+        return name
+    meant = [SHORT[name]] if name in SHORT else [known for known in names() if name and known.startswith(name)]
+    if not meant:
+        raise InputError(f"there is no built-in config {name!r}, {nearest(name, [*names(), *SHORT])}")
+    if len(meant) > 1:
+        raise InputError(f"{name!r} is short for several built-in configs: {', '.join(meant)}")
+    return meant[0]
+
+
 def place_of(path: str | Path) -> Path:
-    """The file of a built-in config; any other path, and one that exists, as it is."""
-    file = FOLDER / f"{path}.yaml"
-    return file if str(path) in names() and not Path(path).exists() else Path(path)
+    """The file of a built-in config, by its name or a short one; any other path, and one that exists, as it is.
+
+    Raises:
+        InputError: the name is short for several.
+    """
+    name = str(path)
+    if Path(path).exists() or not (name in SHORT or any(known.startswith(name) for known in names())):
+        return Path(path)
+    return FOLDER / f"{whole(name)}.yaml"
 
 
 def head(name: str) -> dict[str, str]:

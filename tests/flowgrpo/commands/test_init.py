@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.data import configs
 
@@ -45,6 +46,10 @@ def test_a_config_is_written_once(capsys):
             "flux1-dve: no such config file and no built-in config of that name, did you mean",
         ),
         (["init", "flux1-dev", "--out", "/proc/none/a.yaml"], "--out"),
+        (["init", "sd35-"], "'sd35-' is short for several built-in configs: sd35-large, sd35-medium"),
+        (["train", "sd35-"], "'sd35-' is short for several built-in configs: sd35-large, sd35-medium"),
+        (["doctor", "flux1-"], "'flux1-' is short for several built-in configs: flux1-24gb, flux1-dev"),
+        (["init", ""], "there is no built-in config '', choose one of dream-7b,"),
     ],
 )
 def test_what_is_not_there_is_refused_in_one_sentence(arguments, said, capsys):
@@ -58,3 +63,22 @@ def test_a_file_of_the_same_name_goes_before_a_built_in_config(capsys):
     Path("flux1-dev").write_text("model: {path: shapes}\nrun: {name: mine}\n")
     assert main(["plan", "flux1-dev"]) == 0
     assert "name: mine" in capsys.readouterr().out
+
+
+def test_a_short_name_is_taken_where_it_means_one_config(capsys):
+    assert main(["init", "sd35"]) == 0  # a family's
+    assert main(["init", "dream"]) == 0  # no other begins so
+    assert {file.name for file in Path().iterdir()} == {"sd35-medium.yaml", "dream-7b.yaml"}
+    assert config.load("sd35").run.name == "sd35-medium"
+    assert config.load("dream").run.name == "dream-7b"
+    assert configs.whole("qwen-image") == "qwen-image"  # itself, though others begin so
+    Path("dream").mkdir()
+    assert configs.place_of("dream") == Path("dream")  # what is there goes before
+
+
+@pytest.mark.parametrize(("short", "meant"), configs.SHORT.items())
+def test_the_short_name_of_a_family_would_be_several_configs(short, meant):
+    begun = [name for name in configs.names() if name.startswith(short)]
+    assert meant in begun
+    assert short not in begun
+    assert len(begun) > 1

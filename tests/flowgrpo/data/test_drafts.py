@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from flowgrpo.data import compositions, drafts, moves, prompts, writing
+from flowgrpo.data import compositions, drafts, moves, prompts, sounds, writing
 from rewards.detectors import GENEVAL_NAMES
 from rewards.geneval import GenEval
 from rewards.objects import Detection, read_clauses
@@ -12,7 +12,7 @@ from rewards.ocr import asked_text
 from rewards.video import motion
 
 TASKS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")  # GenEval's
-SETS = compositions.SETS | writing.SETS | moves.SETS
+SETS = compositions.SETS | writing.SETS | moves.SETS | sounds.SETS
 CAR = {"class": "car", "count": 1}
 
 
@@ -169,3 +169,17 @@ def test_a_motion_is_said_as_the_columns_say_and_its_combinations_are_held_out()
     trained = set().union(*map(combined, train))
     assert all(combined(row) - trained for row in held_out)
     assert motion(torch.zeros(2, 3, 3, 8, 8), [row["prompt"] for row in train[:2]]) == [0.0, 0.0]
+
+
+def test_a_sound_is_said_as_the_columns_say_and_its_combinations_are_held_out():
+    def combined(row):
+        return {(row["source"], row["sound"]), *([(row["sound"], row["background"])] if row["background"] else [])}
+
+    train, held_out = rows("sounds:train"), rows("sounds:eval")
+    for row in (*train, *held_out):
+        assert row["prompt"].lower().startswith(f"{row['source']} {row['sound']} ".lower())
+        assert row["prompt"].partition(", while ")[2] == (row["background"] or "")
+        assert row["tag"] == "sound"
+    trained = set().union(*map(combined, train))
+    assert all(combined(row) - trained for row in held_out)
+    assert {row["background"] is None for row in train} == {True, False}

@@ -19,8 +19,25 @@ SIZES = {
     "Qwen/Qwen-Image": 20.43,
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": 1.42,
     "Wan-AI/Wan2.1-T2V-14B-Diffusers": 14.29,
+    "black-forest-labs/FLUX.2-dev": 32.22,
+    "black-forest-labs/FLUX.2-klein-base-4B": 3.88,
+    "black-forest-labs/FLUX.2-klein-base-9B": 9.08,
+    "Tongyi-MAI/Z-Image": 6.15,
+    "Tongyi-MAI/Z-Image-Turbo": 6.15,
+    "Qwen/Qwen-Image-Edit-2511": 20.43,
+    "Efficient-Large-Model/SANA1.5_1.6B_1024px_diffusers": 1.60,
+    "Wan-AI/Wan2.2-T2V-A14B-Diffusers": 14.29,  # each of two
+    "Wan-AI/Wan2.2-TI2V-5B-Diffusers": 5.00,
+    "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v": 8.33,
+    "Lightricks/LTX-2": 18.88,
+    "stable-audio-3-medium-base": 1.45,
 }
-TEXTS = {"GSAI-ML/LLaDA-8B-Instruct": 8.0, "GSAI-ML/LLaDA-1.5": 8.0, "Dream-org/Dream-v0-Instruct-7B": 7.6}
+TEXTS = {
+    "GSAI-ML/LLaDA-8B-Instruct": 8.0,
+    "GSAI-ML/LLaDA-1.5": 8.0,
+    "Dream-org/Dream-v0-Instruct-7B": 7.6,
+    "inclusionAI/LLaDA2.0-mini": 16.26,
+}
 
 
 @pytest.mark.parametrize("name", known.models())
