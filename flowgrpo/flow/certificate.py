@@ -83,7 +83,7 @@ def encoded_once(policy: DiffusersPolicy, rows: Sequence[Row]) -> Check:
     handles = [
         module.register_forward_pre_hook(lambda *_: runs.append(1))
         for name, module in policy.pipe.components.items()
-        if name.startswith("text_encoder") and isinstance(module, torch.nn.Module)
+        if name.startswith(traits.ENCODERS) and isinstance(module, torch.nn.Module)
     ]
     policy.generate(rows)
     for handle in handles:

@@ -29,7 +29,7 @@ class Model(Strict):
     call: dict[str, Any] = {}
     """Arguments of the pipeline's own call, handed to it as they are."""
     text_encoders: Literal["keep", "offload", "free"] = "offload"
-    """Once the run's prompts are encoded: keep them on the device, offload them to host memory, or free them."""
+    """Once the prompts are encoded, offload or free them before the transformer is loaded; or keep both on the device."""
     guidance: Literal["pipeline", "none"] = "pipeline"
     """Guidance in training: as in call (pipeline) or switched off (none); evaluation is guided as in call."""
     gradient_checkpointing: bool = False

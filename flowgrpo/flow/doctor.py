@@ -22,7 +22,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow import memory, setup
 from flowgrpo.flow.certificate import replay, rolled_out
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.export import write_weights
+from flowgrpo.flow.export import encoders_to_save, write_weights
 from flowgrpo.flow.pipeline import guidance, loading, modality
 from flowgrpo.flow.pipeline.loading import pipeline_class
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
@@ -70,9 +70,30 @@ def examine(settings: Config) -> Iterator[Check]:
     setup.check_rewards(rewards, chosen, shape)
     device = default_device()
     memory.check(settings, device)
-    policy, weights = setup.policy_and_weights(settings, device)
+    kept = settings.model.model_copy(update={"text_encoders": encoders_to_save(settings.model)})
+    settings = settings.model_copy(update={"model": kept})
+    refused: list[Check] = []
+
+    def encode(policy: DiffusersPolicy) -> None:
+        conditions.check((prompt.columns for prompt in chosen), policy.takes, "prompts.train")
+        rows = [Row(p.text, 0, p.columns) for p in chosen]
+        with policy.call_overrides(**guidance.training_call(settings.model.guidance, policy)):
+            try:
+                policy.prepare(rows)
+                with policy.call_overrides(num_inference_steps=2):
+                    policy.prepare(rows)
+            except InputError as error:
+                refused.append(_cause(policy, rows[0], str(error)))
+                raise
+
+    try:
+        policy, weights = setup.policy_and_weights(settings, device, encode)
+    except InputError:
+        if not refused:
+            raise
+        yield from refused
+        return
     chosen = setup.with_sampling_rate(chosen, policy)
-    conditions.check((prompt.columns for prompt in chosen), policy.takes, "prompts.train")
     with policy.call_overrides(**guidance.training_call(settings.model.guidance, policy)):
         yield from _examined(
             settings, cost, policy=policy, weights=weights, rewards=rewards, chosen=chosen, device=device

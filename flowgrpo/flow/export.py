@@ -33,15 +33,21 @@ def export(settings: Config, run: Path, found: Path, out: Path) -> Exported:
     """
     device = default_device()
     without = {"attention": None, "compile": False}  # of the machine that trained; the weights need neither
-    settings = settings.model_copy(update={"model": settings.model.model_copy(update=without)})
-    policy, weights = setup.policy_and_weights(settings, device)
+    changed = {**without, "text_encoders": encoders_to_save(settings.model)}
+    settings = settings.model_copy(update={"model": settings.model.model_copy(update=changed)})
+    chosen = prompts.load_split(settings.prompts, "eval")[:SAMPLES]
+    rows = [Row(p.text, i, p.columns) for i, p in enumerate(chosen)]
+
+    def encode(policy: DiffusersPolicy) -> None:
+        conditions.check((row.columns for row in rows), policy.takes, "prompts.eval")
+        with policy.call_overrides(**settings.eval.call):
+            policy.prepare(rows, "eval.call")
+
+    policy, weights = setup.policy_and_weights(settings, device, encode)
     step = checkpoint.load_weights(found, weights)
     out.mkdir(parents=True, exist_ok=True)
     with weights.averaged():
         write_weights(policy, weights, out)
-        chosen = prompts.load_split(settings.prompts, "eval")[:SAMPLES]
-        rows = [Row(p.text, i, p.columns) for i, p in enumerate(chosen)]
-        conditions.check((row.columns for row in rows), policy.takes, "prompts.eval")
         with policy.call_overrides(**settings.eval.call):
             call = policy.call
             samples = policy.generate(rows)
@@ -57,6 +63,11 @@ def export(settings: Config, run: Path, found: Path, out: Path) -> Exported:
     return Exported(out, step, kind, files)
 
 
+def encoders_to_save(model: Model) -> str:
+    """Return `model.text_encoders` of a policy that is to be written, for which they must not be freed."""
+    return "offload" if model.text_encoders == "free" else model.text_encoders
+
+
 def write_weights(policy: DiffusersPolicy, weights: Weights, out: Path) -> None:
     """The weights as they are now, in diffusers' own format."""
     pipe = policy.pipe
@@ -68,10 +79,9 @@ def write_weights(policy: DiffusersPolicy, weights: Weights, out: Path) -> None:
             metadata |= {f"{name}.{key}": value for key, value in weights.lora.to_dict().items()}
         LoraBaseMixin.write_lora_layers(layers, str(out), True, None, None, True, metadata)
         return
-    policy.embeddings.restore()
     pipe.scheduler = policy.stock_scheduler
     try:
-        with loading.without_progress_bars("diffusers", "transformers"):
+        with policy.embeddings.at_hand(), loading.without_progress_bars("diffusers", "transformers"):
             pipe.save_pretrained(out)
     finally:
         pipe.scheduler = policy.scheduler

@@ -7,33 +7,40 @@ Counted are weights, gradients, optimizer, average and reference. Activations co
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 
 from flowgrpo.data import embedded
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline import loading
-from flowgrpo.flow.pipeline.traits import TRAINED
+from flowgrpo.flow.pipeline.traits import ENCODERS, TRAINED, encodes_first, is_network
+from flowgrpo.schema.sections import Lora
 from flowgrpo.training import hub, quantise
 from flowgrpo.training.hub import Shape, refuse_too_large, shapes
 from flowgrpo.training.weights import adapter_size
 from rewards.compute import DTYPES
 
+Components = dict[str, dict[str, Shape]]
 
-def memory_estimate(config: Config) -> dict[str, int]:
+
+def memory_estimate(config: Config, components: Components | None = None) -> dict[str, int]:
     """Bytes a process needs: `gpu_bytes` on its device (the host itself on a CPU), and `host_bytes` beside the device.
+
+    Args:
+        components: what `component_shapes` returned, if it was asked before.
 
     Raises:
         InputError: there is no such model.
     """
     model, train, kl = config.model, config.train, config.algorithm.objective.kl
-    components = _component_shapes(model.path)
+    components = component_shapes(model.path) if components is None else components
     width = torch.finfo(DTYPES[model.dtype]).bits // 8
     numel = {name: sum(math.prod(s) for s in own.values()) for name, own in components.items()}
     frozen = sum(numel.values())
     away = 0
     for name, count in numel.items():
-        resting = name.startswith("text_encoder") and model.text_encoders != "keep"
+        resting = name.startswith(ENCODERS) and model.text_encoders != "keep"
         if resting or (model.vae == "offload" and name == "vae"):
             frozen -= count
             away += count if not resting or model.text_encoders == "offload" else 0
@@ -47,12 +54,27 @@ def memory_estimate(config: Config) -> dict[str, int]:
         copies += kl.beta > 0 and kl.reference == "moving"
         tensors = {f"{name}.{key}": shape for name, own in whole.items() for key, shape in own.items()}
         trained = adapter_size(tensors, model.lora)
-    loading_peak = sum(numel.values()) * width  # all components are put on the device before any rests
     spared = sum(quantise.size(own, width, None) - quantise.size(own, width, model.quantise) for own in whole.values())
     return {
-        "gpu_bytes": max(loading_peak, frozen * width + trained * 4 * copies) - spared,
+        "gpu_bytes": max(loading_peak(config, components), frozen * width + trained * 4 * copies - spared),
         "host_bytes": away * width,
     }
+
+
+def loading_peak(config: Config, components: Components) -> int:
+    """Bytes on the device until the prompts are encoded: of all components, or of all but the networks, which come later.
+
+    Args:
+        components: see `component_shapes`.
+    """
+    model = config.model
+    width = torch.finfo(DTYPES[model.dtype]).bits // 8
+    later = model.text_encoders != "keep" and encodes_first(loading.index_of(model.path))
+    sizes = {
+        name: quantise.size(own, width, model.quantise if name.startswith(TRAINED) else None)
+        for name, own in components.items()
+    }
+    return sum(size for name, size in sizes.items() if not (later and is_network(name)))
 
 
 def check(config: Config, device: torch.device) -> None:
@@ -61,12 +83,33 @@ def check(config: Config, device: torch.device) -> None:
     Raises:
         InputError: the estimate is more than the device, or this machine, has.
     """
-    switch = "model.dtype=bfloat16, model.text_encoders=free or model.quantise=int8"
-    refuse_too_large(config.model.path, memory_estimate(config), device, switch)
+    components = component_shapes(config.model.path)
+    need = memory_estimate(config, components)
+    refuse_too_large(
+        config.model.path,
+        need,
+        device,
+        lambda: {key: memory_estimate(other, components) for key, other in smaller(config)},
+    )
 
 
-def _component_shapes(path: str) -> dict[str, dict[str, Shape]]:
-    """Shapes of all tensors, by component, as the headers of a model's safetensors say."""
+def smaller(config: Config) -> Iterator[tuple[str, Config]]:
+    """Yield settings that may need less memory, as one writes them, and the config with each; some may be made already."""
+    quantised = [("quantise", form) for form in quantise.FORMS] if config.model.lora else [("lora", Lora())]
+    encoders = [("text_encoders", word) for word in ("offload", "free")]
+    for key, value in (*quantised, ("dtype", "bfloat16"), *encoders, ("vae", "offload")):
+        model = config.model.model_copy(update={key: value})
+        yield f"model.{key}={'{}' if key == 'lora' else value}", config.model_copy(update={"model": model})
+    train = config.train.model_copy(update={"ema": None})
+    yield "train.ema=null", config.model_copy(update={"train": train})
+
+
+def component_shapes(path: str) -> Components:
+    """Shapes of all tensors, by component, as the headers of a model's safetensors say.
+
+    Raises:
+        InputError: there is no such model.
+    """
     components = [name for name, kind in loading.index_of(path).items() if isinstance(kind, (list, tuple)) and kind[0]]
     source = embedded.place_of(path)
     with hub.one_sentence(path):

@@ -9,6 +9,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline import loading
 from flowgrpo.flow.pipeline.modality import sampling_rate
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.training import checkpoint
 from flowgrpo.training.samples import SAMPLING_RATE, ModelUse, Sampler
 
@@ -24,6 +25,18 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
         if not (adapter / loading.LORA_FILE).is_file():
             raise InputError(f"--adapter {adapter}: there is no {loading.LORA_FILE}, which flowgrpo export writes")
         checkpoint.check_tensors(adapter / loading.LORA_FILE)
-    policy = loading.load_policy(use.path, use.dtype, use.call, adapter=adapter, quantise=use.quantise)
-    conditions.check((row.columns for row in rows), policy.takes, "--prompts")
+
+    def encode(policy: DiffusersPolicy) -> None:
+        conditions.check((row.columns for row in rows), policy.takes, "--prompts")
+        policy.prepare(rows, "the call")
+
+    policy = loading.load_policy(
+        use.path,
+        use.dtype,
+        use.call,
+        adapter=adapter,
+        quantise=use.quantise,
+        encode=encode,
+        text_encoders="offload",
+    )
     return Sampler(rows, policy.generate, "ode", sampling_rate(policy.pipe) or SAMPLING_RATE)

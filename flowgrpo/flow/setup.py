@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -12,10 +12,11 @@ from accelerate import Accelerator
 from diffusers.utils.constants import DIFFUSERS_ATTN_BACKEND
 
 from flowgrpo.data import conditions
-from flowgrpo.data.prompts import Prompt, Row
+from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.flow import calibration, memory
 from flowgrpo.flow.config import Config, Model
+from flowgrpo.flow.encoding import encode_run, longest_and_shortest, rows_of
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.attention import set_attention, try_attention
 from flowgrpo.flow.pipeline.backends import refuse_lossy_attention
@@ -61,32 +62,46 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
         InputError: the model cannot do it, or does not fit into memory.
     """
     memory.check(settings, accelerator.device)
-    policy, weights = policy_and_weights(settings, accelerator.device)
+    done = checkpoint.resumed(settings.run.folder / "checkpoints") if settings.run.resume else None
+
+    def encode(policy: DiffusersPolicy) -> None:
+        for part, key in ((data.train_prompts, "prompts.train"), (data.eval_prompts, "prompts.eval")):
+            conditions.check((p.columns for p in part), policy.takes, key)
+        encode_run(
+            policy,
+            settings,
+            data.train_prompts,
+            data.eval_prompts,
+            done=done or 0,
+            process=accelerator.process_index,
+            processes=accelerator.num_processes,
+        )
+
+    policy, weights = policy_and_weights(settings, accelerator.device, encode)
     train_prompts, eval_prompts = (with_sampling_rate(part, policy) for part in (data.train_prompts, data.eval_prompts))
-    conditions.check((p.columns for p in train_prompts), policy.takes, "prompts.train")
-    conditions.check((p.columns for p in eval_prompts), policy.takes, "prompts.eval")
+    train_ends, eval_ends = (rows_of(longest_and_shortest(part)) for part in (train_prompts, eval_prompts))
     steps = call_and_branches(settings)[0]["num_inference_steps"]
     with policy.call_overrides(**guidance.training_call(settings.model.guidance, policy)):
-        policy.check(_unequal(train_prompts))
+        policy.check(train_ends)
         if settings.model.guidance == "none":
-            guidance.check_unguided(policy, _unequal(train_prompts))
+            guidance.check_unguided(policy, train_ends)
         if len(policy.sigmas) - 1 != steps:  # some pipelines walk another number of steps than they are asked for
             predicted(settings, len(policy.sigmas) - 1)
     if settings.eval.call or settings.model.guidance == "none":
         with policy.call_overrides(**settings.eval.call):
-            policy.check(_unequal(eval_prompts), "eval.call")
+            policy.check(eval_ends, "eval.call")
     data = replace(data, train_prompts=train_prompts, eval_prompts=eval_prompts)
     return Trainer(settings, policy, weights, **vars(data), accelerator=accelerator)
 
 
-def _unequal(prompts: Sequence[Prompt]) -> list[Row]:
-    """The longest and the shortest prompt."""
-    chosen = (max(prompts, key=lambda p: len(p.text)), min(prompts, key=lambda p: len(p.text)))
-    return [Row(prompt.text, i, prompt.columns) for i, prompt in enumerate(chosen)]
+def policy_and_weights(
+    config: Config, device: torch.device, encode: Callable[[DiffusersPolicy], object] | None = None
+) -> tuple[DiffusersPolicy, Weights]:
+    """Return the policy of a config, with its switches set, and its trainable weights.
 
-
-def policy_and_weights(config: Config, device: torch.device) -> tuple[DiffusersPolicy, Weights]:
-    """Return the policy of a config, with its switches set, and its trainable weights."""
+    Args:
+        encode: prepares the rows to come, before the networks are loaded; see `load_policy`.
+    """
     model = config.model
     check_switches(model, device)
     full_in_half = model.lora is None and model.dtype != "float32"  # weights in float32, computing in half precision
@@ -96,6 +111,7 @@ def policy_and_weights(config: Config, device: torch.device) -> tuple[DiffusersP
         model.call,
         device,
         quantise=model.quantise,
+        encode=encode,
         autocast=DTYPES[model.dtype] if full_in_half else None,
         text_encoders=model.text_encoders,
     )

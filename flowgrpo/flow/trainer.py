@@ -35,6 +35,7 @@ from typing_extensions import override
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow import calibration
 from flowgrpo.flow.config import Config
+from flowgrpo.flow.encoding import encode_run, eval_call, longest_and_shortest, rows_of
 from flowgrpo.flow.methods.credit import calibrated, step_signs
 from flowgrpo.flow.methods.kernel import Preserving
 from flowgrpo.flow.pipeline import guidance
@@ -64,14 +65,25 @@ class Trainer(Loop):
         super().__init__(config, weights, **options)
         self.policy = policy
         self.training_call = guidance.training_call(config.model.guidance, policy)
-        guided = {name: policy.call.get(name) for name in self.training_call}
-        self.eval_call = {**guided, **config.eval.call}  # evaluation is guided as the pipeline's user would have it
+        self.eval_call = eval_call(config, policy)
         self.levels: list[float] | None = None  # of the kernel's noise, where they are calibrated
 
     @override
     def run(self) -> None:
+        encode_run(
+            self.policy,
+            self.config,
+            self.train_prompts,
+            self.eval_prompts,
+            done=self.done,
+            process=self.accelerator.process_index,
+            processes=self.accelerator.num_processes,
+        )
         with self.policy.call_overrides(**self.training_call):
-            self._prepare()
+            self.policy.start(
+                rows_of(longest_and_shortest(self.train_prompts)[:1])
+            )  # the sigmas are known from here on
+            self.policy.offload()
             super().run()
 
     @property
@@ -165,24 +177,6 @@ class Trainer(Loop):
             max_grad_norm=self.config.train.max_grad_norm,
             reduce=self._sum,
         )
-
-    @torch.no_grad()
-    def _prepare(self) -> None:
-        """Encode the prompts that this process will sample."""
-        rank, processes = self.accelerator.process_index, self.accelerator.num_processes
-        with self.policy.call_overrides(**self.eval_call):
-            self.policy.prepare([Row(p.text, 0, p.columns) for p in self.eval_prompts[rank::processes]])
-        settings = self.config.algorithm.kernel.calibrate
-        before = 0 if settings is None or self.done else settings.rounds  # iterations that come before the first
-        to_come = range(self.done - before, self.config.train.iterations)
-        if self.config.prompts.pick.by == "shuffle":
-            indices = [index for i in to_come for index in self.groups(i).prompts[rank::processes]]
-        else:
-            indices = range(len(self.train_prompts))  # which of them nobody knows yet
-        rows = [self._row(index, 0) for index in dict.fromkeys(indices)]
-        self.policy.prepare(rows)
-        self.policy.start(rows[:1])  # the sigmas are known from here on
-        self.policy.offload()
 
     def _row(self, index: int, seed: int) -> Row:
         prompt = self.train_prompts[index]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,7 @@ from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.loading import config_of, model_paths
 from flowgrpo.mdlm.released import is_released
 from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.sections import Lora
 from flowgrpo.training import quantise
 from flowgrpo.training.hub import one_sentence, refuse_too_large, shapes
 from flowgrpo.training.weights import adapter_size
@@ -50,4 +52,17 @@ def check(config: TextConfig, device: torch.device) -> None:
     Raises:
         InputError: there is no such model, or the estimate is more than the device, or this machine, has.
     """
-    refuse_too_large(config.model.path, memory_estimate(config), device, "model.dtype=bfloat16 or model.quantise=int8")
+    need = memory_estimate(config)
+    refuse_too_large(
+        config.model.path, need, device, lambda: {key: memory_estimate(other) for key, other in smaller(config)}
+    )
+
+
+def smaller(config: TextConfig) -> Iterator[tuple[str, TextConfig]]:
+    """Yield settings that may need less memory, as one writes them, and the config with each; some may be made already."""
+    quantised = [("quantise", form) for form in quantise.FORMS] if config.model.lora else [("lora", Lora())]
+    for key, value in (*quantised, ("dtype", "bfloat16")):
+        model = config.model.model_copy(update={key: value})
+        yield f"model.{key}={'{}' if key == 'lora' else value}", config.model_copy(update={"model": model})
+    train = config.train.model_copy(update={"ema": None})
+    yield "train.ema=null", config.model_copy(update={"train": train})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -23,6 +23,8 @@ else:
     safetensors = lazy("safetensors")
 
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
+
+LEAST = 2**30 // 20  # bytes that a switch must spare to be named
 
 Shape = tuple[int, ...]
 
@@ -45,24 +47,31 @@ def without_progress_bars(*libraries: str) -> Iterator[None]:
             log.enable_progress_bar()
 
 
-def refuse_too_large(path: str, need: Mapping[str, int], device: torch.device, switch: str) -> None:
-    """Refuse a model that cannot fit.
+def refuse_too_large(
+    path: str, need: Mapping[str, int], device: torch.device, switches: Callable[[], Mapping[str, Mapping[str, int]]]
+) -> None:
+    """Refuse a model that cannot fit, with the switches that would make it smaller, the best first.
 
     Args:
         need: `gpu_bytes` and `host_bytes`.
-        switch: what to set other than a LoRA.
+        switches: returns settings, as one writes them, each with what the run would need with it.
 
     Raises:
         InputError: the model needs more memory than there is.
     """
     on_gpu = device.type == "cuda"
     has = torch.cuda.get_device_properties(device).total_memory if on_gpu else psutil.virtual_memory().total
-    asked = need["gpu_bytes"] if on_gpu else need["gpu_bytes"] + need["host_bytes"]
-    if asked > has:
+
+    def asked(needed: Mapping[str, int]) -> int:
+        return needed["gpu_bytes"] if on_gpu else needed["gpu_bytes"] + needed["host_bytes"]
+
+    if asked(need) > has:
+        spared = sorted(((asked(need) - asked(other), setting) for setting, other in switches().items()), reverse=True)
+        ways = [f"{size / 2**30:.1f} GiB less with {setting}" for size, setting in spared if size >= LEAST]
         raise InputError(
-            f"model.path: {path} needs at least {asked / 2**30:.1f} GiB for weights and optimizer, "
-            f"{'this GPU' if on_gpu else 'this machine'} has {has / 2**30:.1f} GiB; train a LoRA (model.lora), or set "
-            f"{switch}"
+            f"model.path: {path} needs at least {asked(need) / 2**30:.1f} GiB for weights and optimizer, "
+            f"{'this GPU' if on_gpu else 'this machine'} has {has / 2**30:.1f} GiB; "
+            + (", ".join(ways) or "no switch makes it much less, take a smaller model or more memory")
         )
 
 

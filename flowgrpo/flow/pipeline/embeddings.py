@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
 
 from flowgrpo.errors import InputError
+from flowgrpo.flow.pipeline.traits import ENCODERS
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,15 @@ class EmbeddingShape:
             pads_prompts: whether rows of unequal length may.
         """
         return tuple(type(p) for p in self.parts) if pads_prompts and self.masked else self.parts
+
+
+@dataclass(frozen=True)
+class Resting:
+    """What stands in a pipeline for a text encoder that is not there."""
+
+    dtype: torch.dtype
+    device: torch.device
+    config: Any
 
 
 class EmbeddingCache:
@@ -87,16 +98,21 @@ class EmbeddingCache:
         if self.after_encoding == "keep":
             return
         for name, module in self.pipe.components.items():
-            if name.startswith("text_encoder") and isinstance(module, torch.nn.Module):
+            if name.startswith(ENCODERS) and isinstance(module, torch.nn.Module):
                 if self.after_encoding == "offload":
                     self._offloaded[name] = module.to("cpu")
                 # Past diffusers' own, which would rewrite the pipeline's config. Some pipelines read these of an idle one.
-                idle = SimpleNamespace(dtype=module.dtype, device=self.pipe.device, config=module.config)
+                idle = Resting(module.dtype, self.pipe.device, module.config)
                 object.__setattr__(self.pipe, name, idle)
         self._freed = self.after_encoding == "free"
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # for what comes in their place
 
-    def restore(self) -> None:
+    def restore(self, device: torch.device | str | None = None) -> None:
         """Put the text encoders back into the pipeline.
+
+        Args:
+            device: where they are then; by default where the pipeline is.
 
         Raises:
             InputError: they were freed.
@@ -104,8 +120,23 @@ class EmbeddingCache:
         if self._freed:
             raise InputError("the text encoders were freed: set model.text_encoders=offload to have them again")
         for name, module in self._offloaded.items():
-            object.__setattr__(self.pipe, name, module.to(self.pipe.device))
+            object.__setattr__(self.pipe, name, module.to(device or self.pipe.device))
         self._offloaded = {}
+
+    @contextmanager
+    def at_hand(self) -> Iterator[None]:
+        """Context in which the pipeline has its text encoders, where they rest: to be saved, not to encode.
+
+        Raises:
+            InputError: they were freed.
+        """
+        were_offloaded = bool(self._offloaded)
+        self.restore("cpu")
+        try:
+            yield
+        finally:
+            if were_offloaded:
+                self.offload()
 
     def _encode_row(self, arguments: dict[str, Any]) -> Any:
         """Return what the pipeline's `encode_prompt` returned for one row, on the CPU; it runs at the first call only."""

@@ -37,7 +37,7 @@ class FieldPolicy:
         self.evaluations = 0
         self._decode = decode
 
-    def prepare(self, rows: Sequence[Row]) -> None:
+    def prepare(self, rows: Sequence[Row], key: str = "model.call") -> None:
         """Do nothing: a field has no embeddings of prompts."""
 
     def offload(self) -> None:

@@ -8,7 +8,7 @@ is, and how its elements reach the scheduler, is found by looking: nothing about
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,9 +99,14 @@ class LatentSlots:
                 source, order = self._find_permutation(number, first_samples)
             self.slots.append(LatentSlot(source, order, sample.shape[1:], sample.dtype))
 
-    def initial(self) -> State:
-        """The state (B, ...) that the pipeline prepared in its last call."""
-        return tuple(slot.extract(self.prepared[slot.source]) for slot in self.slots)
+    def initial(self, prepared: Mapping[Source, torch.Tensor] | None = None) -> State:
+        """The state (B, ...) that the pipeline prepared in its last call, or in the one that `prepared` is of."""
+        prepared = self.prepared if prepared is None else prepared
+        return tuple(slot.extract(prepared[slot.source]) for slot in self.slots)
+
+    def outlines(self) -> dict[Source, torch.Tensor]:
+        """What was prepared in the last call, on the meta device: shapes alone."""
+        return {source: tensor.to("meta") for source, tensor in self.prepared.items()}
 
     def _find_moving(
         self, number: int, sources: Sequence[Source], first_samples: Callable[[], Sequence[torch.Tensor]]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,14 +30,15 @@ if TYPE_CHECKING:  # what a plan does without is imported by who loads a model
     from diffusers import DiffusionPipeline
     from safetensors import torch as safetensors_torch
 
+    from flowgrpo.flow.pipeline import hollow, traits
     from flowgrpo.flow.pipeline import policy as policies
-    from flowgrpo.flow.pipeline import traits
     from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 else:
     diffusers = lazy("diffusers")
     peft = lazy("peft")
     safetensors = lazy("safetensors")
     safetensors_torch = lazy("safetensors.torch")
+    hollow = lazy("flowgrpo.flow.pipeline.hollow")
     policies = lazy("flowgrpo.flow.pipeline.policy")
     traits = lazy("flowgrpo.flow.pipeline.traits")
 
@@ -43,15 +46,20 @@ LORA_FILE = "pytorch_lora_weights.safetensors"
 EULER = "FlowMatchEulerDiscreteScheduler"
 
 
-def load_pipeline(path: str, dtype: torch.dtype = torch.float32) -> DiffusionPipeline:
+def load_pipeline(
+    path: str, dtype: torch.dtype = torch.float32, given: Mapping[str, Any] = MappingProxyType({})
+) -> DiffusionPipeline:
     """The stock pipeline of a built-in name, a local folder or a hub id.
+
+    Args:
+        given: components by name that are not loaded, but taken as they are.
 
     Raises:
         InputError: there is no such model, or it cannot be loaded.
     """
     absent = dict.fromkeys(absent_components(path))
     with one_sentence(path), without_progress_bars("diffusers", "transformers"):
-        return diffusers.DiffusionPipeline.from_pretrained(place_of(path), dtype=dtype, **absent)
+        return diffusers.DiffusionPipeline.from_pretrained(place_of(path), dtype=dtype, **absent, **given)
 
 
 def load_lora(pipe: DiffusionPipeline, folder: Path) -> None:
@@ -161,6 +169,7 @@ def load_policy(
     *,
     adapter: Path | None = None,
     quantise: str | None = None,
+    encode: Callable[[DiffusersPolicy], object] | None = None,
     **options: Any,
 ) -> DiffusersPolicy:
     """A pipeline as a policy; see `Walk` for `options`.
@@ -172,21 +181,57 @@ def load_policy(
         device: by default the first GPU, if there is one.
         adapter: a folder that `flowgrpo export` wrote, for its transformer.
         quantise: `int8`, `fp8` or `nf4` for its transformer, before it is put on the device; see `training.quantise`.
+        encode: prepares the rows to come. Unless `text_encoders` is `keep`, it is called before the networks are loaded,
+            and these come onto the device when the text encoders have left it; so the policy can do nothing else yet.
+            Pipelines of which `traits.encodes_first` is false are loaded whole.
 
     Raises:
         InputError: there is no such model or dtype, or it cannot be loaded or quantised.
     """
     if dtype not in DTYPES:
         raise InputError(f"dtype: {dtype!r} is unknown, {nearest(str(dtype), DTYPES)}")
-    pipe = load_pipeline(path, DTYPES[dtype])
+    call, device = {**embedded.call_of(path), **(call or {})}, torch.device(device or default_device())
+    later = _loaded_later(path) if encode is not None and options.get("text_encoders", "keep") != "keep" else {}
+    if not later:
+        pipe = load_pipeline(path, DTYPES[dtype])
+        _finish(pipe, device, adapter, quantise)
+        policy = policies.DiffusersPolicy(pipe, call, **options)
+        if encode is not None:
+            encode(policy)
+        return policy
+    kept_in = (
+        torch.float32 if options.get("autocast") else DTYPES[dtype]
+    )  # that of the weights when prompts are sampled
+    with one_sentence(path):
+        absent = hollow.networks(later, place_of(path), kept_in, device)
+    pipe = load_pipeline(path, DTYPES[dtype], absent)
+    pipe.to(device)
+    policy = policies.DiffusersPolicy(pipe, call, **options)
+    encode(policy)
+    policy.offload()
+    with one_sentence(path), without_progress_bars("diffusers"):
+        hollow.fill(pipe, later, place_of(path), DTYPES[dtype])
+    _finish(pipe, device, adapter, quantise)
+    policy.walk.take_networks()
+    return policy
+
+
+def _loaded_later(path: str) -> dict[str, type]:
+    """Classes of the networks that are loaded when the prompts are encoded; none for a pipeline that is loaded whole."""
+    if traits.encodes_first(index_of(path)) and hasattr(pipeline_class(path), "encode_prompt"):
+        return hollow.classes(index_of(path))
+    return {}
+
+
+def _finish(pipe: DiffusionPipeline, device: torch.device, adapter: Path | None, quantise: str | None) -> None:
+    """Load an adapter, quantise the networks, and put everything on the device."""
     if adapter is not None:  # before the base is quantised: some pipelines compare its weights' shapes
         load_lora(pipe, adapter)
     for network in traits.networks(pipe).values() if quantise is not None else ():
         quantising.quantise(network, quantise)
-    pipe.to(device or default_device())
+    pipe.to(device)
     if pipe.device.type == "cpu":
         keep_freed_memory()
-    return policies.DiffusersPolicy(pipe, {**embedded.call_of(path), **(call or {})}, **options)
 
 
 def pipeline_class(path: str) -> type[DiffusionPipeline]:

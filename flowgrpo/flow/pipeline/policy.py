@@ -15,7 +15,7 @@ from diffusers import DiffusionPipeline
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.batching import Capabilities, cut, join
-from flowgrpo.flow.pipeline.probe import probe, probe_batching
+from flowgrpo.flow.pipeline.probe import probe, probe_batching, refusals
 from flowgrpo.flow.pipeline.walk import Walk, check_equal_shapes
 from samplers.kernels import State
 
@@ -33,8 +33,12 @@ class Policy(Protocol):
     sigmas: tuple[float, ...]
     evaluations: int
 
-    def prepare(self, rows: Sequence[Row]) -> None:
-        """Compute once what depends on the rows' conditions only (embeddings), before training starts."""
+    def prepare(self, rows: Sequence[Row], key: str = "model.call") -> None:
+        """Compute once what depends on the rows' conditions only (embeddings), before training starts.
+
+        Args:
+            key: the place of the call arguments in the config.
+        """
 
     def offload(self) -> None:
         """Free the device memory of what is not needed once all rows are prepared."""
@@ -99,10 +103,18 @@ class DiffusersPolicy:
         """Return a context in which the call has other arguments, as in evaluation; None removes one."""
         return self.walk.call_overrides(**call)
 
-    def prepare(self, rows: Sequence[Row]) -> None:
-        """Encode the prompts of rows."""
-        for row in rows:
-            self.walk.encode(row)
+    def prepare(self, rows: Sequence[Row], key: str = "model.call") -> None:
+        """Encode the prompts of rows; this needs no network of the pipeline.
+
+        Args:
+            key: the place of the call arguments in the config.
+
+        Raises:
+            InputError: the pipeline refuses its call arguments, or the text encoders were freed.
+        """
+        with refusals(self.walk, key):
+            for row in rows:
+                self.walk.encode(row)
 
     def offload(self) -> None:
         """Free the text encoders' device memory, until a new prompt needs them."""

@@ -6,7 +6,8 @@ call change each other, some do to their latents in the loop what decoding needs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -36,23 +37,35 @@ def probe(walk: Walk, rows: Sequence[Row], key: str, known: Capabilities) -> Cap
     """
     name = type(walk.pipe).__name__
     try:
-        whole, expected = _whole_run(walk, rows[:1])
-        gap = _slicing_gap(walk, rows[:1], whole)
-        if not gap <= _tolerance(walk):
-            raise InputError(_slicing_fault(walk, rows[:1], gap, key))
-        by_landing = _decodes_by_landing(walk, rows[:1], whole, expected=expected, known=known.decodes_by_landing)
-    except InputError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{key}: {_refusal(walk, error)}") from error
+        with refusals(walk, key):
+            whole, expected = _whole_run(walk, rows[:1])
+            gap = _slicing_gap(walk, rows[:1], whole)
+            if not gap <= _tolerance(walk):
+                raise InputError(_slicing_fault(walk, rows[:1], gap, key))
+            by_landing = _decodes_by_landing(walk, rows[:1], whole, expected=expected, known=known.decodes_by_landing)
     except torch.OutOfMemoryError as error:
         raise InputError(
             f"{key}: one sample of {name} does not fit into the memory, ask for a smaller one, or set "
             "model.text_encoders=free, model.vae=offload or model.vae_tiling=true"
         ) from error
+    return probe_batching(walk, rows, replace(known, decodes_by_landing=by_landing))
+
+
+@contextmanager
+def refusals(walk: Walk, key: str) -> Iterator[None]:
+    """Context that turns what a pipeline raises into an `InputError`, but for a lack of memory.
+
+    Args:
+        key: the place of the call arguments in the config.
+    """
+    try:
+        yield
+    except (InputError, torch.OutOfMemoryError):
+        raise
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{key}: {_refusal(walk, error)}") from error
     except Exception as error:  # whatever a pipeline raises that was made for another kind of scheduler
         raise InputError(f"model.path: {_refusal(walk, error)}") from error
-    return probe_batching(walk, rows, replace(known, decodes_by_landing=by_landing))
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ One row per class: what differs, and why. A class without a row, as nearly all a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 
 TRAINED = ("transformer", "unet")  # how the names of the components begin that compute the velocity
+SHARING = "controlnet"  # how the names of the components begin that may take layers from these when a pipeline is made
+ENCODERS = "text_encoder"
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,22 @@ def loads_lora(pipe: DiffusionPipeline) -> bool:
     """Whether `pipe.load_lora_weights` exists and works."""
     trait = TRAITS.get(type(pipe).__name__)
     return hasattr(pipe, "load_lora_weights") and (trait is None or trait.loads_lora)
+
+
+def is_network(name: str) -> bool:
+    """Whether a component is one of the large networks of a pipeline, trained or not; not needed to encode prompts."""
+    return name.startswith(TRAINED) or name.endswith("transformer")
+
+
+def encodes_first(index: Mapping[str, Any]) -> bool:
+    """Whether the prompts of a pipeline can be encoded before its networks are loaded.
+
+    Args:
+        index: its model_index.json.
+    """
+    names = [name for name, kind in index.items() if isinstance(kind, (list, tuple)) and kind[0] is not None]
+    encoders = any(name.startswith(ENCODERS) for name in names)
+    return encoders and not any(name.startswith(SHARING) for name in names)
 
 
 def networks(pipe: DiffusionPipeline) -> dict[str, torch.nn.Module]:

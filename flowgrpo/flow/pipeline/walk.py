@@ -20,7 +20,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline import attention, pins, strength, traits
 from flowgrpo.flow.pipeline.call import RESERVED, checked_call
 from flowgrpo.flow.pipeline.embeddings import EmbeddingCache, EmbeddingShape, fingerprint
-from flowgrpo.flow.pipeline.latents import LatentSlots
+from flowgrpo.flow.pipeline.latents import LatentSlots, Source
 from flowgrpo.flow.pipeline.pins import Watch
 from samplers.kernels import State
 from samplers.scheduler import FlowSDEScheduler, StepRecord
@@ -72,20 +72,31 @@ class Walk:
         self.embeddings = EmbeddingCache(pipe, text_encoders)
         self.latents = LatentSlots(pipe)
         self.pins = self._spared = False
-        self.modules = traits.networks(pipe)
-        if not self.modules:
-            raise InputError(f"model.path: {type(pipe).__name__} has no transformer (or unet) to train")
-        for component in pipe.components.values():
-            if isinstance(component, torch.nn.Module):
-                component.requires_grad_(False).eval()
-        traits.apply(pipe)
-        attention.refuse_inexact(pipe)
         self.evaluations = 0
-        for module in self.modules.values():
-            module.register_forward_pre_hook(self._count, with_kwargs=True)
+        self.modules: dict[str, torch.nn.Module] = {}
+        self.take_networks()
         self._sigmas: tuple[float, ...] | None = None
         self._first_state: State = ()  # initial state of some row, which all rows must equal in shape
         self._embedding_shapes: dict[Any, tuple[EmbeddingShape, ...]] = {}
+        self._prepared_before: dict[str, list[dict[Source, torch.Tensor]]] = {}  # by call, before the slots were known
+
+    def take_networks(self) -> None:
+        """Freeze the pipeline's networks and count their evaluations; again when others have come in their place.
+
+        Raises:
+            InputError: there are none, or their output depends on more than their input; see `attention.refuse_inexact`.
+        """
+        self.modules.clear()
+        self.modules |= traits.networks(self.pipe)
+        if not self.modules:
+            raise InputError(f"model.path: {type(self.pipe).__name__} has no transformer (or unet) to train")
+        for component in self.pipe.components.values():
+            if isinstance(component, torch.nn.Module):
+                component.requires_grad_(False).eval()
+        traits.apply(self.pipe)
+        attention.refuse_inexact(self.pipe)
+        for module in self.modules.values():
+            module.register_forward_pre_hook(self._count, with_kwargs=True)
 
     @property
     def sigmas(self) -> tuple[float, ...]:
@@ -173,6 +184,8 @@ class Walk:
             with self.uncounted():
                 self.latents.locate(lambda: [step.sample for step in self.run_slice(rows[:1], range(1))[1]])
                 self._find_pins(rows[:1])
+            for prepared in self._prepared_before.pop(self._call_key, []):
+                self._check_shapes(self.latents.initial(prepared))
 
     def start(self, rows: Sequence[Row]) -> State:
         """Initial states (B, ...) of the pipeline's own making, from each row's seed.
@@ -243,19 +256,29 @@ class Walk:
         """Encode a row's prompt, the first time it is asked for; return the shapes of its embeddings.
 
         Raises:
-            InputError: its latents have another shape than those of rows before it.
+            InputError: its latents have another shape than those of rows before it. Before it is known which they are, this
+                is for `locate_latents` to say.
         """
-        key = (row.prompt, self.conditions_key(row), repr(self.call))
+        key = (row.prompt, self.conditions_key(row), self._call_key)
         if key not in self._embedding_shapes:
             seen = self.embeddings.seen = []
             with torch.no_grad():
                 self.run_slice([row], range(0))
             self.embeddings.seen = None
             if self.latents.slots:
-                self._first_state = self._first_state or self.latents.initial()
-                check_equal_shapes([self._first_state, self.latents.initial()])
+                self._check_shapes(self.latents.initial())
+            else:
+                self._prepared_before.setdefault(self._call_key, []).append(self.latents.outlines())
             self._embedding_shapes[key] = tuple(seen)
         return self._embedding_shapes[key]
+
+    @property
+    def _call_key(self) -> str:
+        return repr(sorted(self.call.items()))
+
+    def _check_shapes(self, state: State) -> None:
+        self._first_state = self._first_state or state
+        check_equal_shapes([self._first_state, state])
 
     def conditions_key(self, row: Row) -> str:
         """Equal for rows whose conditions are: the picture, the negative prompt, ... that one call has for all its rows."""

@@ -1,11 +1,16 @@
+import math
+from types import SimpleNamespace
+
 import psutil
 import pytest
 import tiny
 import torch
+from zoo import SPECIMENS
 
 from flowgrpo import config
 from flowgrpo.errors import InputError
 from flowgrpo.flow import memory, setup
+from flowgrpo.flow.pipeline import loading
 
 
 def settings(tiny_model, **model):
@@ -40,11 +45,65 @@ def test_a_lora_counts_what_it_really_trains(tiny_model):
     every = [pipe.transformer, pipe.vae, pipe.text_encoder, pipe.text_encoder_2]
     frozen = count(every) + buffers(pipe.transformer)
     assert memory.memory_estimate(chosen)["gpu_bytes"] == 2 * frozen + 4 * 5 * trained
-    # resting encoders are on the device for as long as prompts are encoded, and that is the peak here
-    assert (
-        memory.memory_estimate(settings(tiny_model, lora={"rank": 1, "alpha": 1}, text_encoders="free"))["gpu_bytes"]
-        == 4 * frozen
+
+
+def test_text_encoders_and_networks_are_never_on_the_device_together(tiny_model):
+    pipe = tiny.sd3()
+    encoders, vae = count([pipe.text_encoder, pipe.text_encoder_2]), count([pipe.vae])
+    transformer = count([pipe.transformer]) + buffers(pipe.transformer)
+    components = memory.component_shapes(str(tiny_model))
+    for word in ("offload", "free"):
+        apart = settings(tiny_model, lora={"rank": 1, "alpha": 1}, text_encoders=word)
+        assert memory.loading_peak(apart, components) == 4 * (encoders + vae)
+        assert 4 * (transformer + vae) < memory.memory_estimate(apart)["gpu_bytes"] < 4 * (transformer + vae + encoders)
+    kept = settings(tiny_model, lora={"rank": 1, "alpha": 1}, text_encoders="keep")
+    assert memory.loading_peak(kept, components) == 4 * (encoders + vae + transformer)
+
+
+def test_a_pipeline_with_a_control_network_is_loaded_whole(tmp_path):
+    SPECIMENS["StableDiffusion3ControlNetPipeline"].build().save_pretrained(tmp_path / "m")
+    chosen = settings(tmp_path / "m", lora={"rank": 1, "alpha": 1}, text_encoders="free")
+    components = memory.component_shapes(str(tmp_path / "m"))
+    whole = sum(math.prod(shape) for own in components.values() for shape in own.values())
+    assert memory.loading_peak(chosen, components) == 4 * whole
+
+
+# FLUX.2-dev: 32.2 and 24 billion weights, as many in blocks as can be quantised.
+FLUX2 = {
+    "text_encoder": {"model.weight": (24_000_000_000,)},
+    "transformer": {"transformer_blocks.0.attn.to_q.weight": (32_000, 1_000_000), "x.weight": (220_000_000,)},
+    "vae": {"decoder.weight": (84_000_000,)},
+}
+INDEX = {"_class_name": "Flux2Pipeline", **{name: ["diffusers", "X"] for name in FLUX2}}
+
+
+def refused(monkeypatch, gigabytes, **model):
+    """What is said of a run of FLUX.2-dev on a GPU of that size; None if it may begin."""
+    monkeypatch.setattr(memory, "component_shapes", lambda path: FLUX2)
+    monkeypatch.setattr(loading, "index_of", lambda path: INDEX)
+    properties = SimpleNamespace(total_memory=int(gigabytes * 1e9))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    lora = {"lora": {"rank": 1, "alpha": 1}}
+    try:
+        memory.check(settings("black-forest-labs/FLUX.2-dev", **lora, **model), torch.device("cuda"))
+    except InputError as error:
+        return str(error)
+
+
+def test_flux2_dev_fits_80_gb_and_a_refusal_names_what_would_spare_how_much(monkeypatch):
+    half = {"dtype": "bfloat16"}
+    assert refused(monkeypatch, 80, **half) is None
+    kept = refused(monkeypatch, 80, **half, text_encoders="keep")
+    assert kept.endswith(
+        "needs at least 104.9 GiB for weights and optimizer, this GPU has 74.5 GiB; 44.7 GiB less with "
+        "model.text_encoders=offload, 44.7 GiB less with model.text_encoders=free, 43.8 GiB less with model.quantise=nf4, "
+        "29.8 GiB less with model.quantise=int8, 29.8 GiB less with model.quantise=fp8"
     )
+    asked = [part.split(" with ")[1] for part in refused(monkeypatch, 48, **half).split("; ")[1].split(", ")]
+    assert asked == ["model.quantise=nf4", "model.quantise=int8", "model.quantise=fp8", "model.vae=offload"]
+    assert refused(monkeypatch, 49, **half, quantise="int8") is None
+    last = refused(monkeypatch, 24, **half, quantise="nf4", text_encoders="free")
+    assert last.endswith("; no switch makes it much less, take a smaller model or more memory")
 
 
 def test_too_little_memory_is_refused_with_the_estimate(tiny_model, monkeypatch):
@@ -52,5 +111,7 @@ def test_too_little_memory_is_refused_with_the_estimate(tiny_model, monkeypatch)
     memory.check(chosen, torch.device("cpu"))
     small = psutil.virtual_memory()._replace(total=1000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: small)
-    with pytest.raises(InputError, match=r"needs at least 0\.0 GiB .* this machine has 0\.0 GiB; train a LoRA"):
+    with pytest.raises(
+        InputError, match=r"needs at least 0\.0 GiB .* this machine has 0\.0 GiB; no switch makes it much less"
+    ):
         memory.check(chosen, torch.device("cpu"))
