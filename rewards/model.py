@@ -21,6 +21,7 @@ from transformers.utils import logging
 from rewards.base import RewardError, batched, nearest
 from rewards.compute import DTYPES
 from rewards.image import check_images
+from rewards.memory import is_out_of_memory
 from rewards.preprocessing import Preprocessing, of_transformers
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -132,6 +133,8 @@ class ModelReward(ABC):
         except RewardError:
             raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             said = f"{type(error).__name__}: {FIRST_SENTENCE.match(str(error).strip()).group()}"
             raise RewardError(
                 f"{self.called}: {path} could not be loaded ({said})"

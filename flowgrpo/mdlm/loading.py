@@ -19,6 +19,7 @@ from flowgrpo.schema.lazy import lazy
 from flowgrpo.training import quantise as quantising
 from flowgrpo.training.hub import without_progress_bars
 from rewards.base import nearest
+from rewards.memory import is_out_of_memory
 
 if TYPE_CHECKING:  # what a plan does without is imported by who loads a model
     import peft
@@ -168,6 +169,8 @@ def _one_sentence(path: str, lacks: str | None, config: dict[str, Any], trust_re
     except InputError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         reason = _reason(error)
         own = trust_remote_code and config.get("auto_map") and architectures.architecture(config) is None
         if own:  # anybody's code, which may raise anything

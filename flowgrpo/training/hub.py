@@ -12,6 +12,7 @@ from flowgrpo.data.embedded import place_of
 from flowgrpo.errors import InputError
 from flowgrpo.schema.heavy import torch
 from flowgrpo.schema.lazy import lazy
+from rewards.memory import is_out_of_memory
 
 if TYPE_CHECKING:
     import huggingface_hub
@@ -94,6 +95,8 @@ def one_sentence(path: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise InputError(f"model.path: {path} {_why(path, error)}") from error
 
 

@@ -17,6 +17,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.batching import Capabilities, cut, join
 from flowgrpo.flow.pipeline.probe import probe, probe_batching
 from flowgrpo.flow.pipeline.walk import Walk, check_equal_shapes
+from flowgrpo.training.phases import phase
 from samplers.kernels import State
 
 
@@ -101,8 +102,10 @@ class DiffusersPolicy:
 
     def prepare(self, rows: Sequence[Row]) -> None:
         """Encode the prompts of rows."""
-        for row in rows:
-            self.walk.encode(row)
+        with phase("encoding", len(rows)) as encoding:
+            for row in rows:
+                self.walk.encode(row)
+                encoding.advance()
 
     def offload(self) -> None:
         """Free the text encoders' device memory, until a new prompt needs them."""
@@ -154,7 +157,8 @@ class DiffusersPolicy:
         Raises:
             InputError: the pipeline refuses its call arguments, or counts its own steps (skip-layer guidance and the like).
         """
-        self.capabilities = probe(self.walk, rows, key, self.capabilities)
+        with phase("trial"):
+            self.capabilities = probe(self.walk, rows, key, self.capabilities)
         self._probed |= {False, _unequal(rows)}
 
     def _cut(self, rows: Sequence[Row], state: State = ()) -> list[tuple[Sequence[Row], State]]:

@@ -15,6 +15,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.batching import Capabilities, cut, join
 from flowgrpo.flow.pipeline.walk import Walk, check_equal_shapes
+from rewards.memory import is_out_of_memory
 from samplers.kernels import State
 
 EXACT, HALF_PRECISION = 1e-3, 0.1  # tolerance of two ways to the same sample, in its standard deviations
@@ -34,7 +35,6 @@ def probe(walk: Walk, rows: Sequence[Row], key: str, known: Capabilities) -> Cap
     Raises:
         InputError: the pipeline refuses its call arguments, or counts its own steps (skip-layer guidance and the like).
     """
-    name = type(walk.pipe).__name__
     try:
         whole, expected = _whole_run(walk, rows[:1])
         gap = _slicing_gap(walk, rows[:1], whole)
@@ -45,12 +45,9 @@ def probe(walk: Walk, rows: Sequence[Row], key: str, known: Capabilities) -> Cap
         raise
     except (ValueError, TypeError) as error:
         raise InputError(f"{key}: {_refusal(walk, error)}") from error
-    except torch.OutOfMemoryError as error:
-        raise InputError(
-            f"{key}: one sample of {name} does not fit into the memory, ask for a smaller one, or set "
-            "model.text_encoders=free, model.vae=offload or model.vae_tiling=true"
-        ) from error
     except Exception as error:  # whatever a pipeline raises that was made for another kind of scheduler
+        if is_out_of_memory(error):
+            raise
         raise InputError(f"model.path: {_refusal(walk, error)}") from error
     return probe_batching(walk, rows, replace(known, decodes_by_landing=by_landing))
 
@@ -85,9 +82,9 @@ def _shares(
     batches = cut(walk, capabilities, rows, state)
     try:
         together = join([walk.velocity(part, sigma, batch) for batch, part in batches])
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # each row alone has just run: it is their sharing that is refused
+    except Exception as error:  # each row alone has just run: it is their sharing that is refused
+        if is_out_of_memory(error):
+            raise
         return False
     pairs = zip(together, alone, strict=True)
     return all((a - b).float().abs().max() <= _tolerance(walk) * b.float().std() for a, b in pairs)
