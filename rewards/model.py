@@ -18,6 +18,7 @@ from torch import nn
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from rewards import hub
 from rewards.base import RewardError, batched, nearest
 from rewards.compute import DTYPES
 from rewards.image import check_images
@@ -136,11 +137,9 @@ class ModelReward(ABC):
             if is_out_of_memory(error):
                 raise
             said = f"{type(error).__name__}: {FIRST_SENTENCE.match(str(error).strip()).group()}"
-            raise RewardError(
-                f"{self.called}: {path} could not be loaded ({said})"
-                if local
-                else f"{self.called}: there is no {path} here, and the hub did not give it either ({said})"
-            ) from error
+            reason = None if local else hub.why(error, path, "give a folder that holds it")
+            otherwise = "could not be loaded" if local else "is not here, and the hub did not give it either"
+            raise RewardError(f"{self.called}: {path} {reason or f'{otherwise} ({said})'}") from error
 
     @abstractmethod
     def _load(self) -> nn.Module:

@@ -39,7 +39,7 @@ class Display:
         self.step = self.numbers = ""
         self.left: Callable[[], float | None] = lambda: None
         self._live: Live | None = None
-        self._said, self._last = -every, ""
+        self._said, self._last = phases.clock(), ""  # what is refused at once is said alone
         self._closed = threading.Event()
 
     def __enter__(self) -> Display:
