@@ -317,6 +317,7 @@ def doctor(
     """Check a model or a config before spending GPU hours on it; exit status 1 if a check fails."""
     from flowgrpo.commands.endings import advised
     from flowgrpo.commands.kinds import KINDS, kind_of
+    from flowgrpo.training.progress import shown
 
     is_config = configs.place_of(target).suffix in (".yaml", ".yml")
     if is_config:
@@ -324,7 +325,7 @@ def doctor(
     else:
         settings = config.overridden(KINDS[kind_of(target)].doctor.defaults(target), overrides or [])
     checks = []
-    with advised(settings):
+    with shown(), advised(settings):
         for check in KINDS[settings.kind].doctor.examine(settings):
             checks.append(check)
             if form == "human":

@@ -117,7 +117,7 @@ def _train(settings: RunConfig, display: progress.Display) -> Run:
     accelerator = Accelerator(cpu=cpu, log_with=settings.run.trackers or None, project_dir=str(folder))
     _check_processes(settings, accelerator.num_processes)
     set_seed(settings.run.seed)
-    display.print(f"run      {folder}")
+    display.begin(f"run      {folder}")
     with phase("loading"):
         trainer = kind.setup.trainer(settings, accelerator, data)
     with phase("rewards"):
@@ -162,6 +162,12 @@ def _check_only(uses: Sequence[RewardUse], every: Sequence[Prompt], key: str, wh
         if any(matches(prompt.columns, use.only) for prompt in every):
             continue
         for column, value in use.only.items():
+            columns = list(dict.fromkeys(name for prompt in every for name in prompt.columns))
+            if column not in columns:
+                has = nearest(column, columns) if columns else "they have nothing but their texts"
+                raise InputError(
+                    f"{key}: {name!r} is only for {column} = {value!r}, no {which} prompt has that column; {has}"
+                )
             known = list(dict.fromkeys(str(prompt.columns.get(column)) for prompt in every))
             if str(value) not in known:
                 hint = nearest(str(value), known[:20])

@@ -65,6 +65,7 @@ def phase(name: str, total: int | None = None) -> Iterator[Phase]:
         raise
     finally:
         _open.remove(own)
+        _tell()
 
 
 def now() -> Phase | None:

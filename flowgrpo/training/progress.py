@@ -39,7 +39,9 @@ class Display:
         self.step = self.numbers = ""
         self.left: Callable[[], float | None] = lambda: None
         self._live: Live | None = None
-        self._said, self._last = phases.clock(), ""  # what is refused at once is said alone
+        self._said = phases.clock()  # what is refused at once is said alone
+        self._last: Phase | None = None
+        self._first: str | None = None
         self._closed = threading.Event()
 
     def __enter__(self) -> Display:
@@ -60,18 +62,20 @@ class Display:
         return "  ".join(words for words in (self.step, said(now), self.numbers, ends) if words)
 
     def changed(self) -> None:
-        """Look at the phases again: one has begun, or goes on."""
+        """Look at the phases again: one has begun, goes on or has ended."""
         if self.console.quiet:
             return
         now = phases.now()
         if not self.console.is_terminal:
             self.tell()
-        elif now is not None and now.name != LOADING:
+        elif now is None:
+            self._hide()
+        elif now.name != LOADING:
             self._show()
-        elif self._last != LOADING:
+        elif now is not self._last:
             self._hide()
             self.console.print(LOADING)
-        self._last = "" if now is None else now.name
+        self._last = now
 
     def tell(self) -> None:
         """Print the line where there is no terminal, unless something was printed within the last `every` seconds."""
@@ -82,7 +86,16 @@ class Display:
     def print(self, words: str | Text) -> None:
         """Print something that stays, above the live line."""
         self._said = phases.clock()
-        self.console.print(words, soft_wrap=True, highlight=False, markup=False)
+        first, self._first = self._first, None
+        for each in (words,) if first is None else (first, words):
+            self.console.print(each, soft_wrap=True, highlight=False, markup=False)
+
+    def begin(self, words: str) -> None:
+        """Print something before all else; in a log not before there is more to print, so that a refusal stands alone."""
+        if self.console.is_terminal:
+            self.print(words)
+        else:
+            self._first = words
 
     def _tick(self) -> None:
         while not self._closed.wait(self.every / 10):

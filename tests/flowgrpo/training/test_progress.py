@@ -97,6 +97,17 @@ def test_what_is_said_in_between_counts_as_a_line(clock, display):
     assert lines(display) == ["step 0: held-out reward 0.500"]
 
 
+def test_what_comes_first_waits_in_a_log_for_what_comes_next(display):
+    display.begin("run      runs/demo")
+    assert lines(display) == []
+    display.print("step 0: held-out reward 0.500")
+    display.print("step 1")
+    assert lines(display) == ["run      runs/demo", "step 0: held-out reward 0.500", "step 1"]
+    terminal = Display(Console(file=io.StringIO(), width=60, force_terminal=True))
+    terminal.begin("run      runs/demo")
+    assert lines(terminal) == ["run      runs/demo"]
+
+
 def test_a_thread_tells_where_a_long_phase_is(monkeypatch):
     display = Display(Console(file=io.StringIO(), width=200), every=0.05)
     with display, phase("update"):
