@@ -29,6 +29,7 @@ class Display:
         every: seconds between two lines where there is no terminal.
 
     Attributes:
+        interactive: whether there is a terminal on which a line can change.
         step: of a run, said before its phase.
         numbers: of its last step, said after it.
         left: seconds to its end, None where that is unknown.
@@ -36,16 +37,17 @@ class Display:
 
     def __init__(self, console: Console, every: float = EVERY):
         self.console, self.every = console, every
+        self.interactive = console.is_terminal and not console.is_dumb_terminal
         self.step = self.numbers = ""
         self.left: Callable[[], float | None] = lambda: None
         self._live: Live | None = None
         self._said = phases.clock()  # what is refused at once is said alone
-        self._last: Phase | None = None
+        self._loading: Phase | None = None
         self._first: str | None = None
         self._closed = threading.Event()
 
     def __enter__(self) -> Display:
-        if not self.console.quiet and not self.console.is_terminal:
+        if not self.console.quiet and not self.interactive:
             threading.Thread(target=self._tick, daemon=True).start()
         return self
 
@@ -66,16 +68,17 @@ class Display:
         if self.console.quiet:
             return
         now = phases.now()
-        if not self.console.is_terminal:
+        if not self.interactive:
             self.tell()
         elif now is None:
             self._hide()
         elif now.name != LOADING:
             self._show()
-        elif now is not self._last:
+        else:
             self._hide()
-            self.console.print(LOADING)
-        self._last = now
+            if now is not self._loading:
+                self.console.print(LOADING)
+            self._loading = now
 
     def tell(self) -> None:
         """Print the line where there is no terminal, unless something was printed within the last `every` seconds."""
@@ -92,7 +95,7 @@ class Display:
 
     def begin(self, words: str) -> None:
         """Print something before all else; in a log not before there is more to print, so that a refusal stands alone."""
-        if self.console.is_terminal:
+        if self.interactive:
             self.print(words)
         else:
             self._first = words

@@ -119,7 +119,7 @@ class Report:
         self._end = now + (now - self._started) / max(step - self._first, 1) * (self.iterations - step)
         self.display.numbers = numbers
         self._stand_at(step)
-        if not self.display.console.is_terminal:
+        if not self.display.interactive:
             self.display.print(f"step {step}/{self.iterations}  {numbers}  ETA {duration(self._left())}")
 
     def _stand_at(self, step: int) -> None:

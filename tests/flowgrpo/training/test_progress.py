@@ -121,7 +121,7 @@ def test_a_thread_tells_where_a_long_phase_is(monkeypatch):
 def test_a_terminal_has_one_live_line_that_leaves_nothing_behind(clock):
     console = Console(file=io.StringIO(), width=60, force_terminal=True)
     with Display(console) as display, phases.watched(display):
-        with phase("loading"):
+        with phase("loading"), phase("trial"):
             pass
         with phase("encoding", 3) as encoding:
             clock.now += 2
