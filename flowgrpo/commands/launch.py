@@ -12,10 +12,16 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-
-from torch.distributed import TCPStore
+from typing import TYPE_CHECKING
 
 from flowgrpo.errors import InputError
+from flowgrpo.schema.lazy import lazy
+
+if TYPE_CHECKING:
+    from torch import distributed
+    from torch.distributed import TCPStore
+else:
+    distributed = lazy("torch.distributed")
 
 GRACE = 20  # seconds
 INTERRUPTED = 130  # the status of one that Ctrl-C ended
@@ -134,7 +140,7 @@ def _passed_on(children: Sequence[subprocess.Popen]) -> Iterator[None]:
 def _store(processes: int) -> TCPStore:
     """The store where the processes find each other; torch's own would listen on all interfaces and ask for no token."""
     listening = socket.create_server(("127.0.0.1", 0))
-    return TCPStore(
+    return distributed.TCPStore(
         "127.0.0.1", listening.getsockname()[1], processes, is_master=True, wait_for_workers=False,
         master_listen_fd=listening.detach(),
     )  # fmt: skip

@@ -61,7 +61,7 @@ def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -
 
     Raises:
         InputError, RewardError: the input is wrong; nothing expensive has happened.
-        Stopped: asked to stop, nothing to learn, or diverged; a checkpoint is written, or was before it diverged.
+        Stopped: asked to stop, nothing to learn, diverged, out of memory; a checkpoint is written, or was before.
     """
     return train_config(config.load(path, overrides))
 
