@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import errno
 import json
-import shlex
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,14 +17,17 @@ from rich.table import Column, Table
 
 from flowgrpo import config
 from flowgrpo.commands import mdlm
-from flowgrpo.commands.terminal import Format, out, say
+from flowgrpo.commands.terminal import Commands, Format, out, say
 from flowgrpo.data import configs, yaml_maps
 from flowgrpo.errors import InputError
+from flowgrpo.training.out_of_memory import OutOfMemory
 from rewards import BUILT_IN as BUILT_IN_REWARDS
 from rewards import RewardError
 from rewards.base import nearest
+from rewards.memory import is_out_of_memory
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=True,
     rich_markup_mode=None,
@@ -93,17 +94,11 @@ def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Ov
         with folders.held(settings.run.folder):
             pass  # it is free; the others would wait for the process that finds it is not
         raise typer.Exit(launch.relaunch(settings.run.processes))
+    from flowgrpo.commands import endings
     from flowgrpo.commands.train import train_config
-    from flowgrpo.training.stopped import Stopped
 
-    try:
+    with endings.stops_told(path, overrides or []):
         run = train_config(settings)
-    except Stopped as stopped:
-        kept = [o for o in overrides or [] if not o.startswith("run.resume=")]
-        command = shlex.join(["flowgrpo", "train", str(path), *kept, "run.resume=true"])
-        if launch.is_main():
-            say(f"{stopped}; {stopped.rest} with: {command}")
-        raise typer.Exit(stopped.status) from None
     if launch.is_main():
         held_out = [line["reward/mean"] for line in run.metrics if line["phase"] == "eval"]
         held_out = [value for value in held_out if value is not None]
@@ -320,7 +315,9 @@ def doctor(
     form: Format = "human",
 ) -> None:
     """Check a model or a config before spending GPU hours on it; exit status 1 if a check fails."""
+    from flowgrpo.commands.endings import advised
     from flowgrpo.commands.kinds import KINDS, kind_of
+    from flowgrpo.training.progress import shown
 
     is_config = configs.place_of(target).suffix in (".yaml", ".yml")
     if is_config:
@@ -328,14 +325,15 @@ def doctor(
     else:
         settings = config.overridden(KINDS[kind_of(target)].doctor.defaults(target), overrides or [])
     checks = []
-    for check in KINDS[settings.kind].doctor.examine(settings):
-        checks.append(check)
-        if form == "human":
-            out.print("ok  " if check.ok else "FAIL", style="green" if check.ok else "red", end="")
-            out.print(f" {check.name:13} ", end="")
-            out.print(check.value, soft_wrap=True)
-            if not check.ok:
-                out.print(f"     {check.advice}", soft_wrap=True)
+    with shown(), advised(settings):
+        for check in KINDS[settings.kind].doctor.examine(settings):
+            checks.append(check)
+            if form == "human":
+                out.print("ok  " if check.ok else "FAIL", style="green" if check.ok else "red", end="")
+                out.print(f" {check.name:13} ", end="")
+                out.print(check.value, soft_wrap=True)
+                if not check.ok:
+                    out.print(f"     {check.advice}", soft_wrap=True)
     ok = all(check.ok for check in checks)
     if form == "json":
         print(json.dumps({"ok": ok, "checks": [asdict(check) for check in checks]}, indent=1))
@@ -372,9 +370,9 @@ def main(arguments: list[str] | None = None) -> Any:
     except (KeyboardInterrupt, typer.Abort):
         say("flowgrpo: interrupted")
         return 130
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        say(f"flowgrpo: {error if isinstance(error, OutOfMemory) else OutOfMemory(None, error)}")
+        return 1
     return status if isinstance(status, int) else 0
-
-
-def entry() -> None:
-    """The console script."""
-    sys.exit(main())

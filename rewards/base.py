@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rewards.cards import BUILT_IN
+from rewards.memory import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -253,12 +254,17 @@ def _load_file(path: Path, what: str) -> Any:
 
 @contextmanager
 def _one_sentence(sentence: str, plugin: Any) -> Iterator[None]:
-    """Whatever is raised by a plug-in, which may be anything, as one sentence that ends in what `told` says."""
+    """Whatever is raised by a plug-in, which may be anything, as one sentence that ends in what `told` says.
+
+    Only that memory ran out is left as it is: the plug-in need not be to blame.
+    """
     try:
         yield
     except RewardError:
         raise
     except (Exception, SystemExit) as error:
+        if is_out_of_memory(error):
+            raise
         raise RewardError(f"{sentence}: {told(error, plugin)}") from error
 
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 
 import torch
 
+from rewards import hub
 from rewards.base import RewardError, batched
 from rewards.compute import DTYPES, default_device
 from rewards.image import check_images
@@ -142,6 +144,6 @@ class GenEval:
         try:
             return load(given).to(self.device)
         except OSError as error:
-            raise RewardError(
-                f"geneval's {option}: {given!r} is neither a folder with a model nor one on the hub that can be reached"
-            ) from error
+            reason = None if Path(given).exists() else hub.why(error, given, "give a folder that holds it")
+            neither = "is neither a folder with a model nor one on the hub that can be reached"
+            raise RewardError(f"geneval's {option}: {given!r} {reason or neither}") from error

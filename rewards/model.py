@@ -18,9 +18,11 @@ from torch import nn
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from rewards import hub
 from rewards.base import RewardError, batched, nearest
 from rewards.compute import DTYPES
 from rewards.image import check_images
+from rewards.memory import is_out_of_memory
 from rewards.preprocessing import Preprocessing, of_transformers
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -132,12 +134,12 @@ class ModelReward(ABC):
         except RewardError:
             raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             said = f"{type(error).__name__}: {FIRST_SENTENCE.match(str(error).strip()).group()}"
-            raise RewardError(
-                f"{self.called}: {path} could not be loaded ({said})"
-                if local
-                else f"{self.called}: there is no {path} here, and the hub did not give it either ({said})"
-            ) from error
+            reason = None if local else hub.why(error, path, "give a folder that holds it")
+            otherwise = "could not be loaded" if local else "is not here, and the hub did not give it either"
+            raise RewardError(f"{self.called}: {path} {reason or f'{otherwise} ({said})'}") from error
 
     @abstractmethod
     def _load(self) -> nn.Module:

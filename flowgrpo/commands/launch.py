@@ -10,13 +10,31 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-
-from torch.distributed import TCPStore
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from flowgrpo.errors import InputError
+from flowgrpo.schema.lazy import lazy
+
+if TYPE_CHECKING:
+    from torch import distributed
+    from torch.distributed import TCPStore
+else:
+    distributed = lazy("torch.distributed")
 
 GRACE = 20  # seconds
+INTERRUPTED = 130  # the status of one that Ctrl-C ended
+LOST = 3  # the status of a process that ends because another has; `relaunch` never returns it
+# What gloo and NCCL say of a process that has gone, in a RuntimeError.
+GONE = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "remote process exited",
+    "Failed to recv",
+    "failed to recv",
+)
 
 WHOLE = "each process holds the whole model"
 OFF = ("", "0", "false", "no", "off", "n", "f")
@@ -55,6 +73,11 @@ def needed(processes: int) -> bool:
     return processes > 1 and "WORLD_SIZE" not in os.environ
 
 
+def is_lost(error: RuntimeError) -> bool:
+    """Whether an error says that another process of this run has gone."""
+    return "WORLD_SIZE" in os.environ and any(words in str(error) for words in GONE)
+
+
 def is_main() -> bool:
     """Whether this process is the one that speaks."""
     return os.environ.get("RANK", "0") == "0"
@@ -80,45 +103,65 @@ def relaunch(processes: int) -> int:
     shared["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     with tempfile.TemporaryDirectory() as folder:
         heard = [open(os.path.join(folder, str(rank)), "w+") for rank in range(processes)]  # noqa: SIM115
-        children = [
-            subprocess.Popen(
-                [sys.executable, "-m", "flowgrpo", *sys.argv[1:]],
-                env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stderr=None if rank == 0 else heard[rank],
-                start_new_session=True,  # a Ctrl-C reaches this process alone, which passes it on once
-            )
-            for rank in range(processes)
-        ]
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda number, _: [child.send_signal(number) for child in children])
+        children: list[subprocess.Popen] = []
+        with _passed_on(children):
+            children += [
+                subprocess.Popen(
+                    [sys.executable, "-m", "flowgrpo", *sys.argv[1:]],
+                    env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stderr=None if rank == 0 else heard[rank],
+                    start_new_session=True,  # a Ctrl-C reaches this process alone, which passes it on once
+                )
+                for rank in range(processes)
+            ]
         failed = _first_failure(children)
         if failed is None:
             return 0
         status = children[failed].returncode
         if children[0].returncode != status:
             heard[failed].seek(0)
-            sys.stderr.write(f"process {failed} of {processes} failed:\n{heard[failed].read()}")
-        return status if status > 0 else 128 - status
+            head = "" if status == INTERRUPTED else f"process {failed} of {processes} failed:\n"
+            sys.stderr.write(head + heard[failed].read())
+        return 1 if status == LOST else status if status > 0 else 128 - status
+
+
+@contextmanager
+def _passed_on(children: Sequence[subprocess.Popen]) -> Iterator[None]:
+    """Start processes in which Ctrl-C waits until they can hear it (see `__main__`), and pass signals on to them then."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: [child.send_signal(number) for child in children])
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _store(processes: int) -> TCPStore:
     """The store where the processes find each other; torch's own would listen on all interfaces and ask for no token."""
     listening = socket.create_server(("127.0.0.1", 0))
-    return TCPStore(
+    return distributed.TCPStore(
         "127.0.0.1", listening.getsockname()[1], processes, is_master=True, wait_for_workers=False,
         master_listen_fd=listening.detach(),
     )  # fmt: skip
 
 
 def _first_failure(children: list[subprocess.Popen]) -> int | None:
-    """Wait for all processes and return the rank that failed first, or None; the others then have `GRACE` seconds."""
+    """Wait for all processes and return the rank that failed first, or None; the others then have `GRACE` seconds.
+
+    Those that only lost another (`LOST`) did not fail by themselves.
+    """
     failed, deadline = None, math.inf
-    while any(child.poll() is None for child in children):
+    while True:
+        waiting = None in [child.poll() for child in children]  # each is asked, one may have died beside a living one
         ended = [rank for rank, child in enumerate(children) if child.returncode]
-        if ended and failed is None:
-            failed, deadline = ended[0], time.monotonic() + GRACE
+        if ended and deadline == math.inf:
+            deadline = time.monotonic() + GRACE
+        if failed is None:
+            failed = next((rank for rank in ended if children[rank].returncode != LOST), None)
+        if not waiting:
+            return failed if failed is not None or not ended else ended[0]
         if time.monotonic() > deadline:
             for child in children:
                 child.kill()
         time.sleep(0.1)
-    return failed if failed is not None else next((r for r, child in enumerate(children) if child.returncode), None)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,12 @@ from flowgrpo.data import prompts, tables
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
 from flowgrpo.training import folders
+from flowgrpo.training.phases import phase
+from flowgrpo.training.progress import shown
 from flowgrpo.training.samples import ModelUse, Sample, manifest_line, save_sample
 from samplers.batches import batched
 
 BATCH = 16
-
-SECONDS = 10  # between two lines of progress
 
 
 def sample_to_folder(
@@ -32,15 +30,17 @@ def sample_to_folder(
     """
     rows = asked(texts, prompts_file, seed)
     check_folder(out)
-    sampler = KINDS[kind_of(use.path)].sampling.sampler(use, rows)
+    with shown(), phase("loading"):
+        sampler = KINDS[kind_of(use.path)].sampling.sampler(use, rows)
     out.mkdir(parents=True, exist_ok=True)
     lines = []
-    with (out / "manifest.jsonl").open("w") as manifest:
-        for part in batches(sampler.rows, BATCH):
+    with (out / "manifest.jsonl").open("w") as manifest, shown(), phase("sampling", len(rows)) as sampling:
+        for part in batched(sampler.rows, BATCH):
             for row, sample in zip(part, sampler.generate(part), strict=True):
                 file = save_sample(sample, out / f"{len(lines):04d}", sampler.sampling_rate)
                 lines.append(line_of(file, row, sampler.word))
                 manifest.write(json.dumps(lines[-1]) + "\n")
+            sampling.advance(len(part))
     return lines
 
 
@@ -53,17 +53,6 @@ def asked(texts: Sequence[str] | None, prompts_file: str | None, seed: int) -> l
     tables.check_plain(list(texts or []), "--prompt")
     chosen = [Prompt(text) for text in texts] if texts else prompts.load(prompts_file, "--prompts")
     return [Row(prompt.text, seed + i, prompt.columns) for i, prompt in enumerate(chosen)]
-
-
-def batches(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
-    """Yield rows in batches; where they take long, print now and then to stderr how many are done."""
-    said, done = time.monotonic(), 0
-    for part in batched(rows, size):
-        yield part
-        done += len(part)
-        if time.monotonic() - said >= SECONDS:
-            print(f"{done} of {len(rows)} samples", file=sys.stderr)
-            said = time.monotonic()
 
 
 def line_of(file: Path, row: Row, sampler: str) -> dict[str, Any]:

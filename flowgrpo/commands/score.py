@@ -14,9 +14,13 @@ import torch
 
 from flowgrpo.data import conditions, tables
 from flowgrpo.errors import InputError
+from flowgrpo.training.out_of_memory import OutOfMemory
+from flowgrpo.training.phases import phase
+from flowgrpo.training.progress import shown
 from flowgrpo.training.samples import check_inside, read_manifest
 from rewards import Reward, RewardError, media
 from rewards.base import told
+from rewards.memory import is_out_of_memory
 from samplers.batches import batched
 
 BATCH = 16
@@ -48,13 +52,14 @@ def score_folder(folder: Path, rewards: Sequence[Reward]) -> list[dict[str, Any]
     files = listed(folder)
     scores: list[dict[str, float | None]] = [{} for _ in files]
     for reward in rewards:
-        for indices in batches(files, reward.group_wise):
-            samples = [read(folder / files[i].name) for i in indices]
-            for alike in _of_one_shape(indices, samples, reward):
-                for i, value in zip(
-                    alike, _scored(reward, files, alike=alike, indices=indices, samples=samples), strict=True
-                ):
-                    scores[i][reward.name] = value
+        with shown(), phase(f"scoring by {reward.name}", len(files)) as scoring:
+            for indices in batches(files, reward.group_wise):
+                samples = [read(folder / files[i].name) for i in indices]
+                for alike in _of_one_shape(indices, samples, reward):
+                    values = _scored(reward, files, alike=alike, indices=indices, samples=samples)
+                    for i, value in zip(alike, values, strict=True):
+                        scores[i][reward.name] = value
+                scoring.advance(len(indices))
     return [
         {"file": file.name, "prompt": file.prompt, "rewards": values}
         for file, values in zip(files, scores, strict=True)
@@ -123,6 +128,8 @@ def _scored(
     except RewardError:
         raise
     except (Exception, SystemExit) as error:  # a plug-in may raise anything
+        if is_out_of_memory(error):
+            raise OutOfMemory("rewards", error, f"the reward {reward.name!r}") from error
         said = told(error, reward.function)
         raise RewardError(f"the reward {reward.name!r} failed on {chosen[0].name}: {said}") from error
     if values.isinf().any():

@@ -8,10 +8,23 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.core import TyperGroup
+from typing_extensions import override
 
 from flowgrpo.schema.readable import one_line, readable
 
 Format = Annotated[Literal["human", "json"], typer.Option("--format", help="json prints one document on stdout")]
+
+
+class Commands(TyperGroup):
+    """Commands of which a Ctrl-C is heard outside, where typer would say nothing."""
+
+    @override
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise typer.Abort from error
 
 
 class _Readable(Console):

@@ -24,9 +24,12 @@ from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.schema import sections
 from flowgrpo.schema.sections import RewardUse, RunConfig
-from flowgrpo.training import checkpoint, folders, report, scorer
+from flowgrpo.training import checkpoint, folders, progress, report, scorer
+from flowgrpo.training.out_of_memory import OutOfMemory, advice, last_resort
 from flowgrpo.training.parts import check_geometry
+from flowgrpo.training.phases import phase
 from flowgrpo.training.run_data import RunData
+from flowgrpo.training.stopped import RanOutOfMemory
 from rewards.base import last_part, matches, nearest
 
 if TYPE_CHECKING:  # a run has one of them
@@ -39,6 +42,8 @@ MAY_DIFFER = (
     "eval_rewards",
     *(f"model.{key}" for key in ("gradient_checkpointing", "vae", "vae_tiling", "text_encoders")),
     *(f"run.{key}" for key in sections.Run.model_fields if key != "seed"),
+    "train.micro_batch",  # this and the next, for a run that ran out of memory; they only round otherwise
+    "train.rollout_batch",
 )
 
 
@@ -56,7 +61,7 @@ def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -
 
     Raises:
         InputError, RewardError: the input is wrong; nothing expensive has happened.
-        Stopped: asked to stop, nothing to learn, or diverged; a checkpoint is written, or was before it diverged.
+        Stopped: asked to stop, nothing to learn, diverged, out of memory; a checkpoint is written, or was before.
     """
     return train_config(config.load(path, overrides))
 
@@ -64,10 +69,31 @@ def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -
 def train_config(settings: RunConfig) -> Run:
     """Run a configuration, in a folder that no other run is in, and return the finished run; see `train`."""
     with folders.held(settings.run.folder) if launch.is_main() else nullcontext():
-        return _train(settings)
+        try:
+            with progress.shown(launch.is_main()) as display:
+                return _train(settings, display)
+        except OutOfMemory as error:
+            raise _ran_out(error, settings) from error
 
 
-def _train(settings: RunConfig) -> Run:
+def _ran_out(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
+    """How a run without memory ends: with the switch that helps most, and how to go on with it, where that can be."""
+    folder = settings.run.folder
+    begun, step = (folder / "config.yaml").is_file(), checkpoint.resumed(folder / "checkpoints")
+    switch = advice(error.phase, settings, prefixes=("",) if step is None else MAY_DIFFER)
+    error.remedy = switch or last_resort(error.phase)
+    overrides = [] if switch is None else [switch]
+    if begun and (switch is None or switch.startswith(MAY_DIFFER)):
+        there = (
+            "there is no checkpoint, begin again" if step is None else f"a checkpoint of step {step} is there, go on"
+        )
+        return RanOutOfMemory(f"stopped, {error}", there, [*overrides, "run.resume=true"])
+    if begun:
+        overrides.append(f"run.name={folders.free(folder).name}")
+    return RanOutOfMemory(f"stopped, {error}", "begin again", overrides)
+
+
+def _train(settings: RunConfig, display: progress.Display) -> Run:
     folder = settings.run.folder
     launch.check_environment(os.environ)
     _check_folder(settings, folder)
@@ -91,12 +117,16 @@ def _train(settings: RunConfig) -> Run:
     accelerator = Accelerator(cpu=cpu, log_with=settings.run.trackers or None, project_dir=str(folder))
     _check_processes(settings, accelerator.num_processes)
     set_seed(settings.run.seed)
-    trainer = kind.setup.trainer(settings, accelerator, data)
-    for reward in (*rewards, *eval_rewards):
-        if hasattr(reward.function, "to"):
-            reward.function.to(accelerator.device)
+    display.begin(f"run      {folder}")
+    with phase("loading"):
+        trainer = kind.setup.trainer(settings, accelerator, data)
+    with phase("rewards"):
+        for reward in (*rewards, *eval_rewards):
+            if hasattr(reward.function, "to"):
+                reward.function.to(accelerator.device)
 
     trainer.after_evaluation = _write_gallery
+    trainer.report.forwards = kind.plan.forwards(settings)
 
     accelerator.wait_for_everyone()  # nobody makes the folder before all have looked for it
     if accelerator.is_main_process:
@@ -132,6 +162,12 @@ def _check_only(uses: Sequence[RewardUse], every: Sequence[Prompt], key: str, wh
         if any(matches(prompt.columns, use.only) for prompt in every):
             continue
         for column, value in use.only.items():
+            columns = list(dict.fromkeys(name for prompt in every for name in prompt.columns))
+            if column not in columns:
+                has = nearest(column, columns) if columns else "they have nothing but their texts"
+                raise InputError(
+                    f"{key}: {name!r} is only for {column} = {value!r}, no {which} prompt has that column; {has}"
+                )
             known = list(dict.fromkeys(str(prompt.columns.get(column)) for prompt in every))
             if str(value) not in known:
                 hint = nearest(str(value), known[:20])

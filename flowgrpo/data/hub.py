@@ -7,6 +7,8 @@ import re
 from flowgrpo.data.tables import Row
 from flowgrpo.errors import InputError
 from flowgrpo.schema.readable import one_line
+from rewards import hub
+from rewards.memory import is_out_of_memory
 
 SOURCE = re.compile(r"hub:(?P<path>[^/:\s]+/[^/:\s]+)(/(?P<config>[^/:\s]+))?:(?P<split>\S+)")
 
@@ -37,8 +39,12 @@ def rows(source: str, key: str) -> list[tuple[str, Row]]:
         raise InputError(f"{key}: {source} needs the package datasets, pip install 'flowgrpo[hub]'") from None
     try:
         found = datasets.load_dataset(named["path"], named["config"], split=named["split"])
-    except (OSError, ValueError) as error:  # offline, gated, no such dataset; no such config or split
-        raise InputError(f"{key}: {source} cannot be had from the hub ({one_line(str(error))})") from None
+    except Exception as error:  # of the hub's libraries, which wrap each other's; or no such config or split
+        if is_out_of_memory(error):
+            raise
+        reason = hub.why(error, named["path"], f"set {key} to a file", dataset=True)
+        said = reason or f"cannot be had from the hub ({one_line(str(error))})"
+        raise InputError(f"{key}: {source} {said}") from error
     media = (datasets.Image, datasets.Audio, datasets.Video)
     plain = [n for n, kind in found.features.items() if not isinstance(kind, media) and "binary" not in str(kind)]
     return [(f"{source}:{number}", row) for number, row in enumerate(found.select_columns(plain), start=1)]

@@ -28,7 +28,8 @@ from flowgrpo.flow.pipeline.loading import pipeline_class
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.plan import plan
 from flowgrpo.training import scorer
-from flowgrpo.training.checks import Check, gap_of, memory_left, seconds_of, spread
+from flowgrpo.training.checks import Check, gap_of, memory_left, seconds_of, spread, warnings_heard
+from flowgrpo.training.phases import phase
 from flowgrpo.training.scorer import score
 from flowgrpo.training.weights import Weights
 from rewards import Reward
@@ -87,7 +88,8 @@ def examine(settings: Config) -> Iterator[Check]:
                 raise
 
     try:
-        policy, weights = setup.policy_and_weights(settings, device, encode)
+        with phase("loading"):
+            policy, weights = setup.policy_and_weights(settings, device, encode)
     except InputError:
         if not refused:
             raise
@@ -233,10 +235,12 @@ def _spread(policy: DiffusersPolicy, rewards: Sequence[Reward], chosen: Sequence
     """Every reward of real samples differs within a group, for some group at least."""
     groups = [[Row(p.text, 1000 * g + i, p.columns) for i in range(SPREAD_SIZE)] for g, p in enumerate(chosen)]
     values = []
-    for rows in groups:
-        samples = torch.cat([policy.generate(batch) for batch in batched(rows, size)])
-        values.append(score(rewards, samples, rows).values)
-    return spread(rewards, values)
+    with phase("sampling", len(groups) * SPREAD_SIZE) as sampling, warnings_heard() as warned:
+        for rows in groups:
+            samples = torch.cat([policy.generate(batch) for batch in batched(rows, size)])
+            values.append(score(rewards, samples, rows).values)
+            sampling.advance(len(rows))
+    return spread(rewards, values, warned)
 
 
 def _time(

@@ -24,6 +24,7 @@ from flowgrpo.flow.replay import replayed
 from flowgrpo.schema import published
 from flowgrpo.training import scorer, selection
 from flowgrpo.training.parts import of_roots
+from flowgrpo.training.progress import BACKWARD
 from samplers.schedule import euler_sigmas, linear_sigmas
 from samplers.trees import Root, Tree, grow
 
@@ -247,6 +248,18 @@ def kept_states(config: Config, num_steps: int) -> int:
     for edges in (edges for e in tree.evaluations for edges in e.edges):
         kept |= {id(x): x.numel() for state in (edges.next_state, edges.mean) for x in state or ()}
     return sum(kept.values()) + len(tree.leaves)
+
+
+def forwards(config: Config) -> int | None:
+    """Model evaluations of an iteration, counted in forward passes: one with its backward pass is about 3. None: unknown."""
+    unguided = config.model.guidance == "none"
+    call, branches = call_and_branches(
+        config, guidance.unguided(planned_class(config.model.path)) if unguided else None
+    )
+    if call["num_inference_steps"] is None:
+        return None
+    cost = predicted(config, call["num_inference_steps"])
+    return branches * (cost.rollout + BACKWARD * cost.update)
 
 
 def sigma_table(path: str, num_steps: int) -> list[float]:

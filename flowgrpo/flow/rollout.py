@@ -13,6 +13,7 @@ from flowgrpo.flow.methods.credit import trunk_ends
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.training.baseline import combined
 from flowgrpo.training.groups import Groups
+from flowgrpo.training.phases import phase
 from flowgrpo.training.scorer import Scorer, Scores, score
 from flowgrpo.training.selection import extremes
 from rewards import Reward
@@ -118,16 +119,19 @@ def _score_leaves(policy: Policy, tree: Tree, rewards: Sequence[Reward], micro_b
     scored: list[Scores] = []
     with Scorer(rewards) as scorer:
         pending = deque()
-        for indices in by_group.values():
-            if len(pending) == WAITING:
-                scored.append(pending.popleft()())
-            rows = [tree.nodes[tree.leaves[i]].root.row for i in indices]
-            decoded = [
-                policy.decode(tuple(x[leaves] for x in tree.samples), batch)
-                for leaves, batch in zip(batched(indices, micro_batch), batched(rows, micro_batch), strict=True)
-            ]
-            pending.append(scorer.submit(torch.cat(decoded), rows))
-        scored += [wait() for wait in pending]
+        with phase("decoding", len(tree.leaves)) as decoding:
+            for indices in by_group.values():
+                if len(pending) == WAITING:
+                    scored.append(pending.popleft()())
+                rows = [tree.nodes[tree.leaves[i]].root.row for i in indices]
+                decoded = [
+                    policy.decode(tuple(x[leaves] for x in tree.samples), batch)
+                    for leaves, batch in zip(batched(indices, micro_batch), batched(rows, micro_batch), strict=True)
+                ]
+                pending.append(scorer.submit(torch.cat(decoded), rows))
+                decoding.advance(len(rows))
+        with phase("rewards"):
+            scored += [wait() for wait in pending]
     order = torch.tensor([i for indices in by_group.values() for i in indices]).argsort()
     return Scores(
         torch.cat([s.values for s in scored])[order],

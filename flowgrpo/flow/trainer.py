@@ -48,6 +48,7 @@ from flowgrpo.training.evaluate import evaluate
 from flowgrpo.training.groups import Groups
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.optimize import UpdateStats
+from flowgrpo.training.phases import phase
 from flowgrpo.training.samples import Sample
 from flowgrpo.training.weights import Weights
 from samplers import noise
@@ -95,7 +96,8 @@ class Trainer(Loop):
     def on_start(self) -> None:
         """Calibrate the noise of each step, where the kernel asks for it."""
         if self.config.algorithm.kernel.calibrate is not None:
-            self._calibrate()
+            with phase("calibrating"):
+                self._calibrate()
 
     @override
     def rollout(self, iteration: int, groups: Groups) -> Batch:

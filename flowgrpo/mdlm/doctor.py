@@ -26,7 +26,8 @@ from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.setup import check as check_rewards
 from flowgrpo.mdlm.setup import load_text_policy, policy_and_weights
 from flowgrpo.training import scorer
-from flowgrpo.training.checks import Check, memory_left, spread
+from flowgrpo.training.checks import Check, memory_left, spread, warnings_heard
+from flowgrpo.training.phases import phase
 from flowgrpo.training.run_data import RunData
 from flowgrpo.training.scorer import score
 from flowgrpo.training.weights import Weights
@@ -72,7 +73,8 @@ def examine(settings: TextConfig) -> Iterator[Check]:
     check_rewards(settings, RunData(found, chosen, rewards))
     device = default_device()
     memory.check(settings, device)
-    policy, weights = policy_and_weights(settings, device)
+    with phase("loading"):
+        policy, weights = policy_and_weights(settings, device)
     rows = [Row(prompt.text, i, prompt.columns) for prompt in chosen for i in range(SIZE)]
     decoder = training_decoder(settings, policy.eos_id, len(rows), policy.predictor)
     seeds = [("doctor", settings.run.seed, place) for place in range(len(rows))]
@@ -91,8 +93,10 @@ def examine(settings: TextConfig) -> Iterator[Check]:
     yield _drift(settings, policy, decoder=decoder, rollout=rollout, answers=answers)
     yield _gradients(settings, policy, weights, answers)
     groups = zip(batched(completions.texts, SIZE), batched(rows, SIZE), strict=True)
-    values = [score(rewards, texts, own).values for texts, own in groups]
-    yield _spread(settings, policy, rewards, values=values, others=between)
+    with warnings_heard() as warned:
+        values = [score(rewards, texts, own).values for texts, own in groups]
+        check = _spread(settings, policy, rewards, values=values, others=between, warned=warned)
+    yield check
     yield memory_left(device, REMEDY)
     yield _reload(settings, policy, weights, answers)
 
@@ -124,6 +128,7 @@ def _spread(
     *,
     values: list[torch.Tensor],
     others: Sequence[Prompt],
+    warned: Sequence[str],
 ) -> Check:
     """Every reward differs within a group; as long as one does not, a group of another prompt is answered."""
     decoder = training_decoder(settings, policy.eos_id, SIZE, policy.predictor)
@@ -134,7 +139,7 @@ def _spread(
         completions = policy.generate([prompt.text] * SIZE, decoder, seeds, settings.train.rollout_rows)
         rows = [Row(prompt.text, i, prompt.columns) for i in range(SIZE)]
         values.append(score(rewards, completions.texts, rows).values)
-    return spread(rewards, values)
+    return spread(rewards, values, warned)
 
 
 def _gradients(settings: TextConfig, policy: TextPolicy, weights: Weights, answers: Answers) -> Check:

@@ -17,8 +17,10 @@ from flowgrpo.mdlm.decoding.attention import Attention, known_block_size
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.training import quantise as quantising
-from flowgrpo.training.hub import without_progress_bars
+from flowgrpo.training.hub import HUB_ID, without_progress_bars
+from rewards import hub
 from rewards.base import nearest
+from rewards.memory import is_out_of_memory
 
 if TYPE_CHECKING:  # what a plan does without is imported by who loads a model
     import peft
@@ -113,7 +115,8 @@ def model_paths(path: str) -> tuple[str, str]:
     try:
         config = config_of(model_path)
     except Exception as error:  # whatever others wrote into it
-        raise InputError(f"model.path: {path!r} holds no model ({_reason(error)})") from error
+        reason = _hub_reason(path, error)
+        raise InputError(f"model.path: {path!r} {reason or f'holds no model ({_reason(error)})'}") from error
     # Where there is no config.json, transformers gives an empty map.
     if not config or not isinstance(config, dict) or not isinstance(config.get("model_type", ""), str):
         raise InputError(f"model.path: {path!r} holds no model, or its config.json is not a map with a model_type")
@@ -168,6 +171,8 @@ def _one_sentence(path: str, lacks: str | None, config: dict[str, Any], trust_re
     except InputError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         reason = _reason(error)
         own = trust_remote_code and config.get("auto_map") and architectures.architecture(config) is None
         if own:  # anybody's code, which may raise anything
@@ -176,9 +181,17 @@ def _one_sentence(path: str, lacks: str | None, config: dict[str, Any], trust_re
                 f"{config.get('transformers_version', '(no version named)')} and fails with {transformers.__version__} "
                 f"({type(error).__name__}: {reason})"
             ) from error
+        if reason_of_hub := _hub_reason(path, error):
+            raise InputError(f"model.path: {path!r} {reason_of_hub}") from error
         if lacks:  # in its files, which may be anybody's too
             raise InputError(f"model.path: {path!r} has {lacks} ({type(error).__name__}: {reason})") from error
         raise
+
+
+def _hub_reason(path: str, error: Exception) -> str | None:
+    """Why the hub did not give a model; None of what is no hub id, or a folder, or if that was not the reason."""
+    asked = re.fullmatch(HUB_ID, path) and not Path(path).is_dir()
+    return hub.why(error, path, "set model.path to a folder") if asked else None
 
 
 def _reason(error: Exception) -> str:

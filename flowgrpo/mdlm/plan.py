@@ -31,6 +31,7 @@ from flowgrpo.mdlm.methods.presets import PUBLISHED
 from flowgrpo.schema import published
 from flowgrpo.training import scorer
 from flowgrpo.training.budget import switched
+from flowgrpo.training.progress import BACKWARD
 
 AXES = ("decoder", "schedule", "hints", "likelihood", "baseline", "objective", "aggregation")
 NO_END = -1  # stands for the end token, which no answer of full length has
@@ -314,6 +315,12 @@ def predicted(config: TextConfig) -> Cost:
     return Cost(
         rollout=rollout, update=update, rollout_fixed=walk.fixed, update_fixed=views_fixed and all_trained, views=views
     )
+
+
+def forwards(config: TextConfig) -> int:
+    """Model evaluations of an iteration, counted in forward passes: one with its backward pass is about 3."""
+    cost = predicted(config)
+    return cost.rollout + BACKWARD * cost.update
 
 
 def _trained(config: TextConfig) -> tuple[int, bool]:

@@ -16,6 +16,7 @@ from flowgrpo.mdlm.methods.hints import draw_hints, failed_groups, replace_faile
 from flowgrpo.mdlm.methods.learned_schedule import Actions, SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import Completions, TextPolicy
 from flowgrpo.training.groups import Groups
+from flowgrpo.training.phases import phase
 from flowgrpo.training.scorer import Scorer, Scores
 from rewards import Reward
 
@@ -120,7 +121,7 @@ def _score(
     """Rewards of completions, a call for each group; lost where a token's log-probability is not a number."""
     texts = completions.texts
     starts = [index for index, (group, _) in enumerate(members) if index == 0 or members[index - 1][0] != group]
-    with Scorer(rewards) as scorer:
+    with phase("rewards"), Scorer(rewards) as scorer:
         waiting = [
             scorer.submit(texts[start:end], rows[start:end])
             for start, end in zip(starts, [*starts[1:], len(members)], strict=True)

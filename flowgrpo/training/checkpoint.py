@@ -27,6 +27,7 @@ from flowgrpo.data import tables
 from flowgrpo.errors import InputError
 from flowgrpo.training.report import is_number
 from flowgrpo.training.weights import Weights
+from rewards.memory import is_out_of_memory
 
 
 def save(
@@ -243,9 +244,11 @@ def _told(checkpoint: Path) -> Iterator[None]:
     """Turn whatever a damaged file raises, which may be anything, into an InputError of one sentence."""
     try:
         yield
-    except (InputError, torch.OutOfMemoryError):
+    except InputError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         words = " ".join(str(error).split())[:160]
         raise InputError(
             f"{checkpoint} cannot be loaded ({type(error).__name__}: {words}); take it away to go on from the one before"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
 import torch
 
-from flowgrpo.training.report import peak_bytes
+from flowgrpo.training.report import LOGGER, peak_bytes
 from rewards import Reward
 
 
@@ -29,11 +31,25 @@ def gap_of(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).float().abs().max() / b.float().std().clamp_min(1e-12)) if a.shape == b.shape else float("inf")
 
 
-def spread(rewards: Sequence[Reward], values: Sequence[torch.Tensor]) -> Check:
-    """Whether every reward differs within a group, for some group at least.
+@contextmanager
+def warnings_heard() -> Iterator[list[str]]:
+    """Collect what our modules warn of, which has no log here."""
+    heard: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: heard.append(record.getMessage())
+    LOGGER.addHandler(handler)
+    try:
+        yield heard
+    finally:
+        LOGGER.removeHandler(handler)
+
+
+def spread(rewards: Sequence[Reward], values: Sequence[torch.Tensor], warned: Sequence[str] = ()) -> Check:
+    """Whether every reward differs within a group, for some group at least, and none failed.
 
     Args:
         values: of each group, (B, R) float64.
+        warned: what was warned of meanwhile, such as a reward that failed.
     """
     largest = {}
     for k, reward in enumerate(rewards):
@@ -47,7 +63,8 @@ def spread(rewards: Sequence[Reward], values: Sequence[torch.Tensor]) -> Check:
         else ""
     )
     stds = ", ".join(f"{name} {std:.2g}" for name, std in largest.items())
-    return Check("group_spread", not flat, f"standard deviation within {len(values[0])} samples: {stds}", advice)
+    advice = "; ".join(dict.fromkeys(warned)) or advice
+    return Check("group_spread", not advice, f"standard deviation within {len(values[0])} samples: {stds}", advice)
 
 
 def memory_left(device: torch.device, remedy: str) -> Check:

@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from flowgrpo.data.prompts import Prompt, Row
+from flowgrpo.training.phases import phase
 from flowgrpo.training.samples import Sample, Text, is_finite
 from flowgrpo.training.scorer import score
 from rewards import Reward
@@ -36,16 +37,18 @@ def evaluate(
     """
     of_process = list(range(accelerator.process_index, len(prompts), accelerator.num_processes))
     samples = []
-    for indices in batched(of_process, micro_batch):
-        rows = [Row(prompts[i].text, i, prompts[i].columns) for i in indices]
-        decoded = generate(rows)
-        scored = decoded if isinstance(decoded, torch.Tensor) else [one.text for one in decoded]
-        values = score(rewards, scored, rows, one_group=False).values.tolist()
-        for index, row, value, one in zip(indices, rows, values, decoded, strict=True):
-            named = {r.name: None if v != v else v for r, v in zip(rewards, value, strict=True)}
-            kept = one.cpu() if isinstance(one, torch.Tensor) else one
-            shown = index < keep and is_finite(kept)
-            samples.append(Sample(index, row, named, kept if shown else None))
+    with phase("evaluating", len(prompts)) as evaluating:
+        for indices in batched(of_process, micro_batch):
+            rows = [Row(prompts[i].text, i, prompts[i].columns) for i in indices]
+            decoded = generate(rows)
+            scored = decoded if isinstance(decoded, torch.Tensor) else [one.text for one in decoded]
+            values = score(rewards, scored, rows, one_group=False).values.tolist()
+            for index, row, value, one in zip(indices, rows, values, decoded, strict=True):
+                named = {r.name: None if v != v else v for r, v in zip(rewards, value, strict=True)}
+                kept = one.cpu() if isinstance(one, torch.Tensor) else one
+                shown = index < keep and is_finite(kept)
+                samples.append(Sample(index, row, named, kept if shown else None))
+            evaluating.advance(len(rows) * accelerator.num_processes)  # the others are about as far
     return sorted(gather_object(samples), key=lambda sample: sample.index)
 
 

@@ -6,6 +6,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 from flowgrpo.errors import InputError
@@ -34,6 +35,12 @@ def held(folder: Path) -> Iterator[None]:
 def is_empty(folder: Path) -> bool:
     """Whether nothing is in a folder but what holds it; one that does not exist is empty."""
     return not folder.exists() or (folder.is_dir() and all(path.name == LOCK for path in folder.iterdir()))
+
+
+def free(folder: Path) -> Path:
+    """The first of name-2, name-3 and so on beside a folder that nothing is in."""
+    names = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
+    return next(path for path in names if is_empty(path))
 
 
 def check_writable(folder: Path, place: str) -> None:

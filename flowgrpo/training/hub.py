@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +12,8 @@ from flowgrpo.data.embedded import place_of
 from flowgrpo.errors import InputError
 from flowgrpo.schema.heavy import torch
 from flowgrpo.schema.lazy import lazy
+from rewards import hub
+from rewards.memory import is_out_of_memory
 
 if TYPE_CHECKING:
     import huggingface_hub
@@ -103,39 +105,17 @@ def one_sentence(path: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise InputError(f"model.path: {path} {_why(path, error)}") from error
 
 
 def _why(path: str, error: Exception) -> str:
-    """Why a model cannot be loaded: libraries wrap what the hub said, so all that lies below an error is looked at."""
+    """Why a model cannot be loaded, to be said after its name."""
     reason = f"({type(error).__name__}: {' '.join(str(error).split())[:300]})"
     if Path(place_of(path)).is_dir():
         return f"could not be loaded from its folder {reason}"
-    import httpx2 as httpx  # the hub's library
-
-    said, below = huggingface_hub.errors, list(_below(error))
-    if _is_any(below, said.GatedRepoError):
-        return "is gated: accept its licence on its page at the model hub, then log in with `hf auth login`"
-    if _is_any(below, said.RepositoryNotFoundError):
-        return "is not at the model hub, or is private: check the name, or log in with `hf auth login`"
-    if _is_any(below, said.OfflineModeIsEnabled, said.LocalEntryNotFoundError, ConnectionError, httpx.TransportError):
-        offline = huggingface_hub.constants.HF_HUB_OFFLINE
-        cause = "HF_HUB_OFFLINE is set" if offline else "it cannot be reached"
-        return (
-            f"could not be loaded from the model hub: {cause}, and the cache lacks it or a part of it; download it once "
-            f"with `hf download {path}`, or set model.path to a folder"
-        )
-    return f"could not be loaded from the model hub {reason}"
-
-
-def _below(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _is_any(errors: Sequence[BaseException], *kinds: type[BaseException]) -> bool:
-    return any(isinstance(error, kinds) for error in errors)
+    return hub.why(error, path, "set model.path to a folder") or f"could not be loaded from the model hub {reason}"
 
 
 def index_map(written: Any) -> dict[str, Any]:

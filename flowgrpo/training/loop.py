@@ -26,11 +26,12 @@ from flowgrpo.training.baseline import Units, combined, zero_std_fraction
 from flowgrpo.training.evaluate import overoptimization_streak
 from flowgrpo.training.groups import Groups, groups_of
 from flowgrpo.training.optimize import UpdateStats
+from flowgrpo.training.phases import phase
 from flowgrpo.training.prompt_stats import PromptStats
 from flowgrpo.training.report import Report, peak_bytes
 from flowgrpo.training.samples import Sample, SampleFolder
 from flowgrpo.training.scorer import Scores
-from flowgrpo.training.signals import stop_requests
+from flowgrpo.training.signals import StopRequest, stop_requests
 from flowgrpo.training.stopped import Diverged, Interrupted, NothingToLearn
 from flowgrpo.training.weights import Weights
 from rewards import Reward
@@ -119,45 +120,53 @@ class Loop(ABC):
         """Train to the last iteration.
 
         Raises:
-            Interrupted: Ctrl-C or SIGTERM came; the iteration was finished and a checkpoint written.
+            Interrupted: Ctrl-C or SIGTERM came in an iteration, which was finished, and a checkpoint written.
+            OutOfMemory: memory ran out.
             NothingToLearn: the last `run.patience` iterations had no advantage or no update; a checkpoint was written.
             Diverged: a checkpoint was due, and the weights are not finite; none was written.
         """
-        train, run = self.config.train, self.config.run
-        empty = 0  # iterations in a row without anything to learn
-        with self.report, stop_requests() as stop:
+        with self.report:
             self.report.start(self.done)
             self.on_start()
             if self.done == 0:
                 self.evaluate()
-            while self.done < train.iterations:
-                line = self.iterate()
-                self.done += 1
-                self.report.write({"step": self.done, "phase": "train", **line})
-                empty = empty + 1 if idle.is_idle(line) else 0
-                if empty:
-                    self.report.warn(f"step {self.done}: nothing to learn, {idle.why(line)}")
-                last, tired = self.done == train.iterations, empty == run.patience
-                if self.done % self.config.eval.every == 0 or last:
-                    self.evaluate()
-                stopping = bool(self._sum(torch.tensor(float(stop.is_set))) > 0)
-                if self.done % run.checkpoint.every == 0 or last or stopping or tired:
-                    self.save_checkpoint()
-                if tired:
-                    reason = f"nothing to learn since step {self.done - empty}, {idle.why(line)}"
-                    raise NothingToLearn(f"stopped after step {self.done}: {reason}", self._rest())
-                if stopping and not last:
-                    raise Interrupted(f"interrupted after step {self.done}", self._rest())
+            with stop_requests() as stop:  # before, there is nothing to save, and Ctrl-C ends at once
+                self._iterations(stop)
+
+    def _iterations(self, stop: StopRequest) -> None:
+        """Take iterations until the last one, or until something stops the run; see `run`."""
+        train, run = self.config.train, self.config.run
+        empty = 0  # iterations in a row without anything to learn
+        while self.done < train.iterations:
+            line = self.iterate()
+            self.done += 1
+            self.report.write({"step": self.done, "phase": "train", **line})
+            empty = empty + 1 if idle.is_idle(line) else 0
+            if empty:
+                self.report.warn(f"step {self.done}: nothing to learn, {idle.why(line)}")
+            last, tired = self.done == train.iterations, empty == run.patience
+            if self.done % self.config.eval.every == 0 or last:
+                self.evaluate()
+            stopping = bool(self._sum(torch.tensor(float(stop.is_set))) > 0)
+            if self.done % run.checkpoint.every == 0 or last or stopping or tired:
+                self.save_checkpoint()
+            if tired:
+                reason = f"nothing to learn since step {self.done - empty}, {idle.why(line)}"
+                raise NothingToLearn(f"stopped after step {self.done}: {reason}", self._rest())
+            if stopping and not last:
+                raise Interrupted(f"interrupted after step {self.done}", self._rest())
 
     def iterate(self) -> dict[str, Any]:
         """Run one iteration and return its metrics."""
         started, evaluations = time.perf_counter(), self.evaluations
         groups = self.groups(self.done)
-        batch = self.rollout(self.done, groups)  # trees, or completions; decoded and scored
+        with phase("rollout"):
+            batch = self.rollout(self.done, groups)  # trees, or completions; decoded and scored
         rolled_out, rolled = time.perf_counter(), self.evaluations - evaluations
         units = self.units(batch)  # what is compared
         advantages, trained, seen = self.advantages(units, batch)
-        stats = self.update(batch, units, advantages, trained)  # the optimizer steps
+        with phase("update"):
+            stats = self.update(batch, units, advantages, trained)  # the optimizer steps
         updated = self.evaluations - evaluations - rolled
         moved = metrics.of_policy(stats) | {"policy/learning_rate": self.optimizer.param_groups[0]["lr"]}
         self.on_updated(moved)

@@ -10,21 +10,21 @@ import resource
 import shutil
 import subprocess
 import sys
-import time
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
 from flowgrpo.schema.readable import one_line
+from flowgrpo.training import phases
 from flowgrpo.training.folders import replace_text
+from flowgrpo.training.progress import Display, duration, shown
 
 LIBRARIES = ("flowgrpo", "torch", "diffusers", "transformers", "accelerate", "peft", "safetensors", "numpy")
 
@@ -41,24 +41,19 @@ class Report:
         folder: the run's folder.
         accelerator: its trackers get every number.
         iterations: how many the whole run has.
+
+    Attributes:
+        forwards: model evaluations of an iteration, counted in forward passes, to guess the end before its first; or None.
     """
 
     def __init__(self, folder: Path, accelerator: Accelerator, iterations: int):
         self.path, self.log = folder / "metrics.jsonl", folder / "log.txt"
         self.accelerator, self.iterations = accelerator, iterations
         self.lines: list[dict[str, Any]] = read_metrics(folder)
-        self.console = Console(stderr=True, quiet=not accelerator.is_main_process)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("ETA"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[numbers]}"),
-            console=self.console,
-            disable=not self.console.is_terminal,
-        )
+        self.forwards: int | None = None
+        self.display: Display | None = None
+        self._started, self._first, self._end = 0.0, 0, None
+        self._entered = ExitStack()
 
     def forget_after(self, step: int) -> None:
         """Drop the lines of steps after a checkpoint's."""
@@ -67,7 +62,8 @@ class Report:
             replace_text(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
 
     def __enter__(self) -> Report:
-        file, terminal = logging.FileHandler(self.log, encoding="utf-8"), _Terminal(self.console)
+        self.display = self._entered.enter_context(shown(self.accelerator.is_main_process))
+        file, terminal = logging.FileHandler(self.log, encoding="utf-8"), _Terminal(self.display)
         file.setFormatter(_Lines("%(asctime)s %(message)s"))
         terminal.setFormatter(_Lines())
         self._handlers = [file, terminal]
@@ -77,12 +73,14 @@ class Report:
 
     def start(self, step: int) -> None:
         """Show the progress of a run that stands at `step`."""
-        self._started, self._first = time.perf_counter(), step
-        self._task = self._progress.add_task("training", total=self.iterations, completed=step, numbers="")
-        self._progress.start()
+        self._started, self._first = phases.clock(), step
+        self.display.left = self._left
+        self._stand_at(step)
 
     def __exit__(self, *error: object) -> None:
-        self._progress.stop()
+        self.display.step = self.display.numbers = ""
+        self.display.left = lambda: None
+        self._entered.close()
         for handler in self._handlers:
             LOGGER.removeHandler(handler)
             handler.close()
@@ -106,22 +104,37 @@ class Report:
     def _show(self, line: dict[str, Any]) -> None:
         step = line["step"]
         if line["phase"] == "eval":
-            self.console.print(
-                f"step {step}: held-out reward [bold]{_number(line['reward/mean'])}[/bold]", highlight=False
-            )
+            self.display.print(f"step {step}: held-out reward {_number(line['reward/mean'])}")
+            if step == self._first:
+                self._guess(line)
             return
         if line["phase"] == "calibration":
-            self.console.print(f"noise levels calibrated in {line['time/calibration']:.0f} s", highlight=False)
+            self.display.print(f"noise levels calibrated in {line['time/calibration']:.0f} s")
             return
         seconds = [f"{line[f'time/{name}']:.1f}" for name in ("rollout", "reward", "update")]
         drift = line["policy/max_abs_log_ratio"]
         measured = "" if drift is None else f"  drift {drift:.0e}"
         numbers = f"reward {_number(line['reward/mean'])}{measured}  s {'/'.join(seconds)}"
-        self._progress.update(self._task, completed=step, numbers=numbers)
-        if not self.console.is_terminal:
-            left = (time.perf_counter() - self._started) / max(step - self._first, 1) * (self.iterations - step)
-            eta = f"{int(left) // 60}:{int(left) % 60:02d}"
-            self.console.print(f"step {step}/{self.iterations}  {numbers}  ETA {eta}", highlight=False)
+        now = phases.clock()
+        self._end = now + (now - self._started) / max(step - self._first, 1) * (self.iterations - step)
+        self.display.numbers = numbers
+        self._stand_at(step)
+        if not self.display.interactive:
+            self.display.print(f"step {step}/{self.iterations}  {numbers}  ETA {duration(self._left())}")
+
+    def _stand_at(self, step: int) -> None:
+        """Say which step is being taken."""
+        self.display.step = f"step {min(step + 1, self.iterations)}/{self.iterations}"
+
+    def _guess(self, line: dict[str, Any]) -> None:
+        """Guess the end by the first evaluation: an iteration has `forwards` model evaluations as long as those."""
+        self._started = phases.clock()  # of the iterations alone
+        if self.forwards is not None and line["cost/model_evaluations"]:
+            each = line["time/eval"] / line["cost/model_evaluations"]
+            self._end = self._started + self.forwards * each * (self.iterations - self._first)
+
+    def _left(self) -> float | None:
+        return None if self._end is None else max(self._end - phases.clock(), 0.0)
 
 
 class _Lines(logging.Formatter):
@@ -134,12 +147,12 @@ class _Lines(logging.Formatter):
 class _Terminal(logging.Handler):
     """Show warnings above the progress display."""
 
-    def __init__(self, console: Console):
+    def __init__(self, display: Display):
         super().__init__()
-        self.console = console
+        self.display = display
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.console.print(Text.assemble(("warning", "yellow"), f" {self.format(record)}"), soft_wrap=True)
+        self.display.print(Text.assemble(("warning", "yellow"), f" {self.format(record)}"))
 
 
 def _finite(value: Any) -> Any:

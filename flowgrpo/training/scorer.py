@@ -12,9 +12,11 @@ import torch
 
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.schema.sections import RewardUse
+from flowgrpo.training.out_of_memory import OutOfMemory
 from rewards import Reward, RewardError
 from rewards import load as load_reward
 from rewards.base import told
+from rewards.memory import is_out_of_memory
 from samplers.batches import batched
 
 Samples = torch.Tensor | Sequence[str]  # pictures, videos and sounds, or texts
@@ -41,6 +43,8 @@ class Scores:
 
 class Scorer:
     """Calls rewards in threads; a reward that raises is tried again, then its samples count as lost.
+
+    One that runs out of memory is tried again, too; if that does not help, waiting for its scores raises `OutOfMemory`.
 
     Local rewards run one after another in one thread, so that what they draw from global generators keeps its order; one
     that waits for another machine (`remote = True` on the function) has a thread of its own. On a GPU each call has a
@@ -155,6 +159,8 @@ def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row]) -> torch.Ten
                 )
             return values
         except (Exception, SystemExit) as error:  # a plug-in may raise anything; what it raised is reported
+            if attempt == attempts and is_out_of_memory(error):  # the model may have had the memory before
+                raise OutOfMemory("rewards", error, f"the reward {reward.name!r}") from error
             problem = told(error, reward.function)
             time.sleep(0.1 * (attempt - 1))
     times = "" if attempts == 1 else f"{attempts} times "

@@ -20,6 +20,9 @@ def stop_requests() -> Iterator[StopRequest]:
 
     def ask(number: int, frame: object) -> None:
         if stop.is_set and number == signal.SIGINT:
+            at_once = before[signal.SIGINT]
+            if callable(at_once):
+                at_once(number, frame)
             raise KeyboardInterrupt
         stop.is_set = True
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class Stopped(Exception):
-    """The run ended early, after a whole iteration; `status` is what the command exits with.
+    """The run ended early; `status` is what the command exits with.
 
     Args:
         sentence: where, and why.
         rest: which checkpoint a resume goes on from, as the head of the command.
+        overrides: what the command has at its end, over what it was given.
     """
 
     status: int
 
-    def __init__(self, sentence: str, rest: str):
+    def __init__(self, sentence: str, rest: str, overrides: Sequence[str] = ("run.resume=true",)):
         super().__init__(sentence)
-        self.rest = rest
+        self.rest, self.overrides = rest, tuple(overrides)
 
 
 class Interrupted(Stopped):
@@ -32,5 +35,11 @@ class NothingToLearn(Stopped):
 
 class Diverged(Stopped):
     """The trained weights are not finite, and no iteration can mend them; checkpoints are of before."""
+
+    status = 1
+
+
+class RanOutOfMemory(Stopped):
+    """Memory ran out, in an iteration or before the first; checkpoints are of before."""
 
     status = 1

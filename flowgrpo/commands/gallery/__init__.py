@@ -23,6 +23,7 @@ from flowgrpo.training.folders import check_writable, replace_text
 from flowgrpo.training.report import read_metrics
 from flowgrpo.training.samples import read_manifest
 from rewards import BUILT_IN
+from rewards.base import one_line
 from rewards.media import MediaError
 
 LARGEST_MEDIA = 64 << 20  # bytes of a folder's video and audio files, above which the steps between are left out
@@ -224,7 +225,7 @@ def _section(folder: Path) -> Section:
         name=folder.resolve().name,
         cards=cards,
         steps=sorted({line["step"] for line in manifest}),
-        facts=_facts(config, metrics),
+        facts=[*_facts(config, metrics), *_warnings(folder)],
         headline=(means[0], means[-1]) if len(means) > 1 else None,
         curve=curve(held_out, train) if len(held_out) > 1 or len(train) > 1 else None,
         parts=_parts(metrics, list(trained), watched),
@@ -232,6 +233,13 @@ def _section(folder: Path) -> Section:
         gaps=gaps(cards, watched),
         texts=config.get("kind") == "mdlm" or any(line["file"].endswith(".json") for line in manifest),
     )
+
+
+def _warnings(folder: Path) -> list[tuple[str, str]]:
+    """How many warnings a run's log has, and the last of them; nothing without any."""
+    log = folder / "log.txt"
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    return [("warnings", f"{len(lines)} in log.txt, the last: {one_line(lines[-1])}")] if lines else []
 
 
 def _name(use: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.batching import Capabilities, cut, join
 from flowgrpo.flow.pipeline.probe import probe, probe_batching, refusals
 from flowgrpo.flow.pipeline.walk import Walk, check_equal_shapes
+from flowgrpo.training.phases import phase
 from samplers.kernels import State
 
 
@@ -112,9 +113,10 @@ class DiffusersPolicy:
         Raises:
             InputError: the pipeline refuses its call arguments, or the text encoders were freed.
         """
-        with refusals(self.walk, key):
+        with refusals(self.walk, key), phase("encoding", len(rows)) as encoding:
             for row in rows:
                 self.walk.encode(row)
+                encoding.advance()
 
     def offload(self) -> None:
         """Free the text encoders' device memory, until a new prompt needs them."""
@@ -166,7 +168,8 @@ class DiffusersPolicy:
         Raises:
             InputError: the pipeline refuses its call arguments, or counts its own steps (skip-layer guidance and the like).
         """
-        self.capabilities = probe(self.walk, rows, key, self.capabilities)
+        with phase("trial"):
+            self.capabilities = probe(self.walk, rows, key, self.capabilities)
         self._probed |= {False, _unequal(rows)}
 
     def _cut(self, rows: Sequence[Row], state: State = ()) -> list[tuple[Sequence[Row], State]]:

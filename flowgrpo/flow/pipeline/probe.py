@@ -16,6 +16,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.batching import Capabilities, cut, join
 from flowgrpo.flow.pipeline.walk import Walk, check_equal_shapes
+from rewards.memory import is_out_of_memory
 from samplers.kernels import State
 
 EXACT, HALF_PRECISION = 1e-3, 0.1  # tolerance of two ways to the same sample, in its standard deviations
@@ -35,19 +36,12 @@ def probe(walk: Walk, rows: Sequence[Row], key: str, known: Capabilities) -> Cap
     Raises:
         InputError: the pipeline refuses its call arguments, or counts its own steps (skip-layer guidance and the like).
     """
-    name = type(walk.pipe).__name__
-    try:
-        with refusals(walk, key):
-            whole, expected = _whole_run(walk, rows[:1])
-            gap = _slicing_gap(walk, rows[:1], whole)
-            if not gap <= _tolerance(walk):
-                raise InputError(_slicing_fault(walk, rows[:1], gap, key))
-            by_landing = _decodes_by_landing(walk, rows[:1], whole, expected=expected, known=known.decodes_by_landing)
-    except torch.OutOfMemoryError as error:
-        raise InputError(
-            f"{key}: one sample of {name} does not fit into the memory, ask for a smaller one, or set "
-            "model.text_encoders=free, model.vae=offload or model.vae_tiling=true"
-        ) from error
+    with refusals(walk, key):
+        whole, expected = _whole_run(walk, rows[:1])
+        gap = _slicing_gap(walk, rows[:1], whole)
+        if not gap <= _tolerance(walk):
+            raise InputError(_slicing_fault(walk, rows[:1], gap, key))
+        by_landing = _decodes_by_landing(walk, rows[:1], whole, expected=expected, known=known.decodes_by_landing)
     return probe_batching(walk, rows, replace(known, decodes_by_landing=by_landing))
 
 
@@ -60,11 +54,13 @@ def refusals(walk: Walk, key: str) -> Iterator[None]:
     """
     try:
         yield
-    except (InputError, torch.OutOfMemoryError):
+    except InputError:
         raise
     except (ValueError, TypeError) as error:
         raise InputError(f"{key}: {_refusal(walk, error)}") from error
     except Exception as error:  # whatever a pipeline raises that was made for another kind of scheduler
+        if is_out_of_memory(error):
+            raise
         raise InputError(f"model.path: {_refusal(walk, error)}") from error
 
 
@@ -98,9 +94,9 @@ def _shares(
     batches = cut(walk, capabilities, rows, state)
     try:
         together = join([walk.velocity(part, sigma, batch) for batch, part in batches])
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # each row alone has just run: it is their sharing that is refused
+    except Exception as error:  # each row alone has just run: it is their sharing that is refused
+        if is_out_of_memory(error):
+            raise
         return False
     pairs = zip(together, alone, strict=True)
     return all((a - b).float().abs().max() <= _tolerance(walk) * b.float().std() for a, b in pairs)

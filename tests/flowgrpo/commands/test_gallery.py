@@ -47,6 +47,14 @@ def test_the_page_is_self_contained_and_escapes_prompts(tmp_path):
     assert len(re.findall(r'<img src="data:image/webp', page)) == 4
 
 
+def test_a_run_s_warnings_are_counted_and_the_last_is_shown(tmp_path):
+    folder = folder_of_samples(tmp_path / "s", {0: [0.2]})
+    assert "warnings" not in write_gallery([folder], tmp_path / "g.html").read_text()
+    (folder / "log.txt").write_text("12:00 the reward failed\n12:01 <b>again</b>\x1b[2J\n")
+    page = write_gallery([folder], tmp_path / "g.html").read_text()
+    assert "<dt>warnings</dt><dd>2 in log.txt, the last: 12:01 &lt;b&gt;again&lt;/b&gt; [2J</dd>" in page
+
+
 def test_pairs_are_before_and_after_and_know_their_gain(tmp_path):
     page = write_gallery(
         [folder_of_samples(tmp_path / "s", {0: [0.2, 0.5], 4: [0.9, 0.1]})], tmp_path / "g.html"

@@ -2,6 +2,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -147,3 +149,49 @@ def test_wrong_input_in_several_processes_is_still_status_2(workplace):
     assert process.returncode == 2
     assert said.count("there is no folder") == 1
     assert "Traceback" not in said
+
+
+def ending(*statuses):
+    """Processes that end with a status after some seconds each."""
+    code = "import sys, time; time.sleep(float(sys.argv[1])); sys.exit(int(sys.argv[2]))"
+    return [subprocess.Popen([sys.executable, "-S", "-c", code, str(after), str(status)]) for after, status in statuses]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "failed"),
+    [
+        (((0, 0), (0.1, 0)), None),
+        (((30, 0), (0, 7)), 1),  # the first is still waiting for the second
+        (((0, launch.LOST), (0.5, 1)), 1),  # the first only lost the second, which takes longer to end
+        (((0, launch.LOST), (0, launch.LOST)), 0),
+    ],
+)
+def test_the_process_that_failed_is_the_one_that_is_to_blame(monkeypatch, statuses, failed):
+    monkeypatch.setattr(launch, "GRACE", 3)
+    children = ending(*statuses)
+    assert launch._first_failure(children) == failed
+    assert all(child.returncode is not None for child in children)
+
+
+HUNGRY = """
+import os
+from pathlib import Path
+import torch
+def redness(images, prompts):
+    if os.environ["RANK"] == "1" and Path("runs/t/metrics.jsonl").exists():
+        torch.empty(10**15)
+    return images[:, 0].mean((1, 2))
+"""
+
+
+def test_what_one_process_says_of_its_memory_is_shown_and_the_others_end(workplace):
+    (workplace / "mine.py").write_text(HUNGRY)
+    process = background("train", "tiny.yaml", "train.groups=4", "run.processes=2", "eval.prompts=1")
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert "Traceback" not in said
+    lost, failed, memory = said.splitlines()[-3:]
+    assert lost == "flowgrpo: another process of this run has ended, so this one ends too"
+    assert failed == "process 1 of 2 failed:"
+    assert memory.startswith("stopped, out of memory in the rewards phase, by the reward 'redness' (3725290.30 GiB ")
+    assert memory.endswith("model.text_encoders=free run.resume=true")

@@ -170,11 +170,17 @@ def test_six_iterations_equal_three_and_a_kill_and_three(workplace):
     assert len(files) == len(set(files)) == 7 * 2
 
 
+def wait_for_a_step(path, process):
+    """Before it, there is nothing to write a checkpoint of."""
+    wait_for(path, process)
+    while '"train"' not in path.read_text() and process.poll() is None:
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_finishes_the_step_and_says_how_to_go_on(workplace, sent):
     process = background("train", "tiny.yaml", "train.iterations=500", "run.checkpoint.every=500", "eval.every=500")
-    wait_for(workplace / "runs" / "t" / "metrics.jsonl", process)
-    time.sleep(0.5)
+    wait_for_a_step(workplace / "runs" / "t" / "metrics.jsonl", process)
     process.send_signal(sent)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -105,6 +105,23 @@ def test_a_constant_reward_is_named(workplace, capsys):
     assert "'flat' gave every sample of a group the same value" in checks["group_spread"]["advice"]
 
 
+def test_a_reward_that_fails_on_real_samples_is_named_with_its_place(workplace, capsys):
+    (workplace / "late.py").write_text(
+        "calls = []\n"
+        "def late(images, prompts):\n"
+        "    calls.append(1)\n"
+        "    if len(calls) > 2:\n"
+        "        raise KeyError('gone')\n"
+        "    return images.mean((1, 2, 3))\n"
+    )
+    text = (workplace / "tiny.yaml").read_text().replace("./mine.py:redness", "./late.py:late")
+    (workplace / "late.yaml").write_text(text)
+    checks = examined(capsys, "late.yaml")
+    assert [name for name, check in checks.items() if not check["ok"]] == ["group_spread"]
+    said = "the reward 'late' failed 3 times (KeyError: 'gone' at late.py:5); its 4 samples are dropped"
+    assert checks["group_spread"]["advice"] == said
+
+
 def test_wrong_input_is_one_sentence(workplace, capsys):
     assert main(["doctor", "./nowhere"]) == 2
     assert "there is no folder './nowhere'" in capsys.readouterr().err

@@ -1,0 +1,53 @@
+"""How commands end that do not come to their end: what is said then, and with which status."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+
+from flowgrpo.commands import launch
+from flowgrpo.commands.terminal import say
+from flowgrpo.schema.sections import RunConfig
+from flowgrpo.training.out_of_memory import OutOfMemory, advice, last_resort
+from flowgrpo.training.stopped import RanOutOfMemory, Stopped
+
+
+@contextmanager
+def stops_told(path: Path, overrides: Sequence[str]) -> Iterator[None]:
+    """Say why a run stopped and how to go on with it, in one line.
+
+    Args:
+        path, overrides: of its command.
+
+    Raises:
+        typer.Exit: with its status.
+    """
+    try:
+        yield
+    except Stopped as stopped:
+        replaced = tuple(f"{written.partition('=')[0]}=" for written in (*stopped.overrides, "run.resume="))
+        kept = [written for written in overrides if not written.startswith(replaced)]
+        command = shlex.join(["flowgrpo", "train", str(path), *kept, *stopped.overrides])
+        if launch.is_main() or isinstance(stopped, RanOutOfMemory):  # which may be on this process alone
+            say(f"{stopped}; {stopped.rest} with: {command}")
+        raise typer.Exit(stopped.status) from None
+    except RuntimeError as error:
+        if not launch.is_lost(error):
+            raise
+        if launch.is_main():
+            say("flowgrpo: another process of this run has ended, so this one ends too")
+        raise typer.Exit(launch.LOST) from None
+
+
+@contextmanager
+def advised(settings: RunConfig) -> Iterator[None]:
+    """Add what helps most to an error of memory that ran out."""
+    try:
+        yield
+    except OutOfMemory as error:
+        error.remedy = advice(error.phase, settings) or last_resort(error.phase)
+        raise

@@ -1,0 +1,117 @@
+"""What is said when memory runs out: in which phase, how much was asked for, and the switch that helps most there."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from flowgrpo.schema.heavy import torch
+from flowgrpo.schema.lazy import lazy
+
+if TYPE_CHECKING:
+    import psutil
+
+    from flowgrpo.schema.sections import RunConfig
+else:
+    psutil = lazy("psutil")
+
+ASKED = re.compile(r"[Tt]ried to allocate (?P<bytes>\d+) bytes|(?:[Tt]ried|Unable) to allocate (?P<words>[\d.]+ \w+)")
+FREE = re.compile(r"total capacity of (?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free")
+
+# For each phase the switches that help there, by the keys of `_values`, from the one that helps most.
+SWITCHES = {
+    "loading": ("dtype", "lora", "quantise"),
+    "encoding": ("dtype", "lora", "quantise"),
+    "trial": ("vae_tiling", "text_encoders", "quantise", "vae", "dtype"),
+    "calibrating": ("rollout_batch", "text_encoders", "quantise", "vae", "dtype"),
+    "rollout": ("rollout_batch", "text_encoders", "quantise", "vae", "dtype"),
+    "decoding": ("vae_tiling", "rollout_batch", "text_encoders", "quantise", "dtype"),
+    "rewards": ("text_encoders",),
+    "update": ("gradient_checkpointing", "micro_batch", "text_encoders", "lora", "quantise", "vae", "dtype"),
+    "evaluating": ("rollout_batch", "vae_tiling", "text_encoders", "quantise", "dtype"),
+}
+LAST_RESORT = "a larger GPU, or smaller samples (model.call, model.length)"
+REWARDS_RESORT = "a lower batch_size in the options of the reward, or serve it on another machine (flowgrpo serve)"
+
+
+class OutOfMemory(MemoryError):
+    """Memory ran out; the message is one sentence.
+
+    Args:
+        phase: what was going on, a key of `SWITCHES` in a run; None if nobody knows.
+        error: what was raised.
+        place: where in the phase, as `the reward 'redness'`.
+
+    Attributes:
+        remedy: what to set or to take; None where nobody has said yet.
+    """
+
+    def __init__(self, phase: str | None, error: BaseException, place: str | None = None):
+        super().__init__(phase, error, place)
+        self.phase, self.place, self.amounts = phase, place, _amounts(str(error))
+        self.remedy: str | None = None
+
+    def __str__(self) -> str:
+        phase = f" in the {self.phase} phase" if self.phase else ""
+        place = f", by {self.place}" if self.place else ""
+        remedy = f"; what helps most is {self.remedy}" if self.remedy else ""
+        return f"out of memory{phase}{place} ({self.amounts}){remedy}"
+
+
+def advice(
+    phase: str | None, settings: RunConfig, on_gpu: bool | None = None, *, prefixes: tuple[str, ...] = ("",)
+) -> str | None:
+    """The override that helps most in a phase and is not set yet, as `train.micro_batch=4`; None if all are set.
+
+    Args:
+        phase: a key of `SWITCHES`; in another, nothing is known to help.
+        on_gpu: whether the memory is a GPU's, which the host's can relieve; None: as on this machine.
+        prefixes: of overrides to choose from; where none of them is left, from all.
+    """
+    on_gpu = torch.cuda.is_available() if on_gpu is None else on_gpu
+    values = _values(settings, on_gpu)
+    left = [value for name in SWITCHES.get(phase or "", ()) if (value := values[name]) is not None]
+    return next((value for value in left if value.startswith(prefixes)), left[0] if left else None)
+
+
+def last_resort(phase: str | None) -> str:
+    """What is left to do in a phase where every switch is set."""
+    return REWARDS_RESORT if phase == "rewards" else LAST_RESORT
+
+
+def _values(settings: RunConfig, on_gpu: bool) -> dict[str, str | None]:
+    """Each switch as an override that saves memory; None where it is set already, or the model has no such switch."""
+    model, train = settings.model, settings.train
+
+    def unless(key: str, value: str, already: tuple[object, ...]) -> str | None:
+        known = key in type(model).model_fields
+        return f"model.{key}={value}" if known and getattr(model, key) not in already else None
+
+    encoders = ("offload", ("offload", "free")) if on_gpu else ("free", ("free",))
+    return {
+        "dtype": unless("dtype", "bfloat16", ("bfloat16", "float16")),
+        "lora": "model.lora={rank: 16}" if model.lora is None else None,
+        "quantise": unless("quantise", "int8", ("int8", "fp8", "nf4")) if model.lora is not None else None,
+        "text_encoders": unless("text_encoders", *encoders),
+        "vae": unless("vae", "offload", ("offload",)) if on_gpu else None,
+        "vae_tiling": unless("vae_tiling", "true", (True,)),
+        "gradient_checkpointing": unless("gradient_checkpointing", "true", (True,)),
+        "micro_batch": f"train.micro_batch={train.micro_batch // 2}" if train.micro_batch > 1 else None,
+        "rollout_batch": f"train.rollout_batch={train.rollout_rows // 2}" if train.rollout_rows > 1 else None,
+    }
+
+
+def _amounts(said: str) -> str:
+    """How much was asked for and how much is free: as the error says, or as this machine says now."""
+    asked, free = ASKED.search(said), FREE.search(said)
+    wanted = "" if asked is None else f"{asked['words'] or _gib(int(asked['bytes']))} asked for, "
+    if free is not None:
+        return f"{wanted}{free['free']} of the GPU's {free['total']} free"
+    if "CUDA" in said or "CUBLAS" in said:
+        return f"{wanted}on the GPU"
+    memory = psutil.virtual_memory()
+    return f"{wanted}{_gib(memory.available)} of this machine's {_gib(memory.total)} free"
+
+
+def _gib(number: float) -> str:
+    return f"{number / 2**30:.2f} GiB"

@@ -1,0 +1,80 @@
+"""Ctrl-C ends a command in one line with status 130, from its first moment on."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from runs import background
+
+ROOT = Path(__file__).parents[2]
+
+# Ctrl-C while a module is imported, whatever imports it.
+AT_IMPORT = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "{module}" and os.environ.get("RANK", "{alone}") == "1":
+            os.kill({pid}, signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+"""
+
+# Ctrl-C in the first or the second call of the reward, on synthetic samples, or in the third, in the first evaluation.
+AT_CALL = """
+import os, signal, time
+calls = []
+def redness(images, prompts):
+    calls.append(1)
+    if len(calls) == {call} and os.environ.get("RANK", "{alone}") == "1":
+        os.kill({pid}, signal.SIGINT)
+        time.sleep(0.5)
+    return images[:, 0].mean((1, 2))
+"""
+
+
+def interrupted(folder, *options):
+    process = background("train", "tiny.yaml", *options, PYTHONPATH=os.pathsep.join((str(folder), str(ROOT))))
+    out, said = process.communicate(timeout=300)
+    assert (process.returncode, out) == (130, "")
+    return said
+
+
+@pytest.mark.parametrize("module", ["pydantic", "torch._C", "diffusers.models.transformers.transformer_sd3"])
+def test_while_others_are_imported(workplace, module):
+    (workplace / "sitecustomize.py").write_text(AT_IMPORT.format(module=module, pid="os.getpid()", alone=1))
+    assert interrupted(workplace) == "flowgrpo: interrupted\n"
+    assert not (workplace / "runs").exists()
+
+
+@pytest.mark.parametrize("call", [1, 3])
+def test_while_a_reward_is_tried_and_in_the_first_evaluation(workplace, call):
+    (workplace / "mine.py").write_text(AT_CALL.format(call=call, pid="os.getpid()", alone=1))
+    assert interrupted(workplace).splitlines()[-1] == "flowgrpo: interrupted"
+    assert not list((workplace / "runs").glob("*/checkpoints"))
+
+
+def test_in_two_processes(workplace):
+    """Ctrl-C reaches the process that started them, which passes it on to both."""
+    (workplace / "sitecustomize.py").write_text(AT_IMPORT.format(module="pydantic", pid="os.getppid()", alone=0))
+    said = interrupted(workplace, "run.processes=2", "train.groups=4")
+    assert said == "flowgrpo: interrupted\n"
+
+
+def test_in_the_first_evaluation_of_two_processes(workplace):
+    (workplace / "mine.py").write_text(AT_CALL.format(call=3, pid="os.getppid()", alone=0))
+    said = interrupted(workplace, "run.processes=2", "train.groups=4", "eval.prompts=4", "train.micro_batch=1")
+    assert said.splitlines()[-1] == "flowgrpo: interrupted"
+    assert "Traceback" not in said
+    assert "failed" not in said
+
+
+def test_a_process_in_the_background_that_ignores_it_goes_on_ignoring_it(workplace):
+    """As a shell's background jobs do."""
+    (workplace / "mine.py").write_text(AT_CALL.format(call=1, pid="os.getpid()", alone=1))
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = background("train", "tiny.yaml", "train.iterations=1", PYTHONPATH=str(ROOT))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    process.communicate(timeout=300)
+    assert process.returncode == 0
