@@ -24,10 +24,11 @@ from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.schema import sections
 from flowgrpo.schema.sections import RewardUse, RunConfig
-from flowgrpo.training import checkpoint, folders, report, scorer
+from flowgrpo.training import checkpoint, folders, optimizers, report, scorer
 from flowgrpo.training.parts import check_geometry
 from flowgrpo.training.run_data import RunData
 from rewards.base import last_part, matches, nearest
+from rewards.compute import default_device
 
 if TYPE_CHECKING:  # a run has one of them
     from flowgrpo.flow.pipeline.policy import DiffusersPolicy
@@ -70,6 +71,7 @@ def train_config(settings: RunConfig) -> Run:
 def _train(settings: RunConfig) -> Run:
     folder = settings.run.folder
     launch.check_environment(os.environ)
+    optimizers.check(settings.train.optimizer.name, default_device())
     _check_folder(settings, folder)
     _check_trackers(settings.run.trackers)
     train_prompts = prompts.load_split(settings.prompts, "train")

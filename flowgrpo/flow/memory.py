@@ -16,6 +16,7 @@ from flowgrpo.flow.pipeline import loading
 from flowgrpo.flow.pipeline.traits import TRAINED
 from flowgrpo.training import hub, quantise
 from flowgrpo.training.hub import Shape, refuse_too_large, shapes
+from flowgrpo.training.optimizers import OPTIMIZERS
 from flowgrpo.training.weights import adapter_size
 from rewards.compute import DTYPES
 
@@ -38,7 +39,7 @@ def memory_estimate(config: Config) -> dict[str, int]:
             frozen -= count
             away += count if not resting or model.text_encoders == "offload" else 0
     whole = {name: own for name, own in components.items() if name.startswith(TRAINED)}
-    copies = 4 + (train.ema is not None)  # the weight, its gradient, two moments, the average
+    copies = 2 + (train.ema is not None)  # the weight, its gradient, the average
     if model.lora is None:
         trained = sum(numel[name] for name in whole)
         frozen -= trained  # trained in float32 instead
@@ -47,10 +48,11 @@ def memory_estimate(config: Config) -> dict[str, int]:
         copies += kl.beta > 0 and kl.reference == "moving"
         tensors = {f"{name}.{key}": shape for name, own in whole.items() for key, shape in own.items()}
         trained = adapter_size(tensors, model.lora)
+    moments = OPTIMIZERS[train.optimizer.name].bytes_per_number
     loading_peak = sum(numel.values()) * width  # all components are put on the device before any rests
     spared = sum(quantise.size(own, width, None) - quantise.size(own, width, model.quantise) for own in whole.values())
     return {
-        "gpu_bytes": max(loading_peak, frozen * width + trained * 4 * copies) - spared,
+        "gpu_bytes": max(loading_peak, frozen * width + round(trained * (4 * copies + moments))) - spared,
         "host_bytes": away * width,
     }
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,7 +11,6 @@ from diffusers.utils.constants import DIFFUSERS_ATTN_BACKEND
 
 from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Prompt, Row
-from flowgrpo.errors import InputError
 from flowgrpo.flow import calibration, memory
 from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.pipeline import guidance
@@ -27,6 +24,7 @@ from flowgrpo.flow.plan import call_and_branches, predicted
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.schema.sections import Ema
 from flowgrpo.training import checkpoint
+from flowgrpo.training.optimizers import check_compiler
 from flowgrpo.training.quantise import refuse_dynamic
 from flowgrpo.training.run_data import RunData
 from flowgrpo.training.samples import SAMPLING_RATE
@@ -158,12 +156,7 @@ def check_switches(model: Model, device: torch.device) -> None:
     else:
         try_attention(model.attention, model.dtype, device)
     if model.compile:
-        variable, default = ("CXX", "g++") if device.type == "cpu" else ("CC", "gcc")  # of inductor, and of triton
-        if not shutil.which(os.environ.get(variable, default)):
-            raise InputError(
-                f"model.compile: PyTorch compiles for {device.type} with {os.environ.get(variable, default)}, which is not "
-                f"installed here, install it, name another compiler in {variable}, or remove model.compile"
-            )
+        check_compiler("model.compile", device, "remove model.compile")
 
 
 def set_switches(model: Model, policy: DiffusersPolicy) -> None:
