@@ -24,7 +24,7 @@ from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.schema import sections
 from flowgrpo.schema.sections import RewardUse, RunConfig
-from flowgrpo.training import checkpoint, folders, optimizers, report, scorer
+from flowgrpo.training import checkpoint, folders, optimizers, quantise_libraries, report, scorer
 from flowgrpo.training.parts import check_geometry
 from flowgrpo.training.run_data import RunData
 from rewards.base import last_part, matches, nearest
@@ -72,6 +72,7 @@ def _train(settings: RunConfig) -> Run:
     folder = settings.run.folder
     launch.check_environment(os.environ)
     optimizers.check(settings.train.optimizer.name, default_device())
+    quantise_libraries.check(settings.model.quantise, diffuses=settings.kind == "flow")
     _check_folder(settings, folder)
     _check_trackers(settings.run.trackers)
     train_prompts = prompts.load_split(settings.prompts, "train")

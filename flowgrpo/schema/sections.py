@@ -23,7 +23,7 @@ class Lora(Strict):
     """Layer names, auto (the attention projections) or all-linear (all linear layers but a language model's head)."""
 
 
-Quantised = Literal["int8", "fp8", "nf4"]
+Quantised = Literal["int8", "fp8", "nf4", "torchao_int8", "torchao_fp8", "bnb_nf4"]
 
 
 def check_quantised(quantise: Quantised | None, lora: Lora | None) -> None:

@@ -16,6 +16,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.call import outline
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.training import quantise as quantising
+from flowgrpo.training import quantise_libraries
 from flowgrpo.training.hub import HUB_ID, index_map, one_sentence, without_progress_bars
 from rewards.base import nearest
 from rewards.compute import DTYPES, default_device
@@ -43,15 +44,28 @@ LORA_FILE = "pytorch_lora_weights.safetensors"
 EULER = "FlowMatchEulerDiscreteScheduler"
 
 
-def load_pipeline(path: str, dtype: torch.dtype = torch.float32) -> DiffusionPipeline:
+def load_pipeline(path: str, dtype: torch.dtype = torch.float32, quantise: str | None = None) -> DiffusionPipeline:
     """The stock pipeline of a built-in name, a local folder or a hub id.
+
+    Args:
+        quantise: what a library quantises its networks to; see `training.quantise_libraries`.
 
     Raises:
         InputError: there is no such model, or it cannot be loaded.
     """
     absent = dict.fromkeys(absent_components(path))
+    quantised = quantise_libraries.pipeline_options(quantise, network_libraries(path), dtype)
     with one_sentence(path), without_progress_bars("diffusers", "transformers"):
-        return diffusers.DiffusionPipeline.from_pretrained(place_of(path), dtype=dtype, **absent)
+        pipe = diffusers.DiffusionPipeline.from_pretrained(place_of(path), dtype=dtype, **absent, **quantised)
+    for network in traits.networks(pipe).values():
+        quantise_libraries.refuse_quantised(network, quantise)
+    return pipe
+
+
+def network_libraries(path: str) -> dict[str, str]:
+    """The components of a model that compute the velocity, and the library that each is of."""
+    kinds = {name: kind for name, kind in index_of(path).items() if isinstance(kind, (list, tuple))}
+    return {name: kind[0] for name, kind in kinds.items() if name.startswith(traits.TRAINED) and kind[0] is not None}
 
 
 def load_lora(pipe: DiffusionPipeline, folder: Path) -> None:
@@ -171,17 +185,18 @@ def load_policy(
         call: arguments for the pipeline's call; a built-in model has defaults.
         device: by default the first GPU, if there is one.
         adapter: a folder that `flowgrpo export` wrote, for its transformer.
-        quantise: `int8`, `fp8` or `nf4` for its transformer, before it is put on the device; see `training.quantise`.
+        quantise: `int8`, `fp8` or `nf4` for its transformer, before it is put on the device (`training.quantise`), or a
+            library's form, while it is loaded (`training.quantise_libraries`).
 
     Raises:
         InputError: there is no such model or dtype, or it cannot be loaded or quantised.
     """
     if dtype not in DTYPES:
         raise InputError(f"dtype: {dtype!r} is unknown, {nearest(str(dtype), DTYPES)}")
-    pipe = load_pipeline(path, DTYPES[dtype])
+    pipe = load_pipeline(path, DTYPES[dtype], quantise)
     if adapter is not None:  # before the base is quantised: some pipelines compare its weights' shapes
         load_lora(pipe, adapter)
-    for network in traits.networks(pipe).values() if quantise is not None else ():
+    for network in traits.networks(pipe).values() if quantise in quantising.FORMS else ():
         quantising.quantise(network, quantise)
     pipe.to(device or default_device())
     if pipe.device.type == "cpu":
