@@ -38,7 +38,10 @@ MAY_DIFFER = (
     "train.iterations",
     "eval.",
     "eval_rewards",
-    *(f"model.{key}" for key in ("gradient_checkpointing", "vae", "vae_tiling", "text_encoders")),
+    *(
+        f"model.{key}"
+        for key in ("gradient_checkpointing", "offload_activations", "vae", "vae_tiling", "text_encoders")
+    ),
     *(f"run.{key}" for key in sections.Run.model_fields if key != "seed"),
 )
 

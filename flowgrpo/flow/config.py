@@ -35,6 +35,8 @@ class Model(Strict):
     """Guidance in training: as in call (pipeline) or switched off (none); evaluation is guided as in call."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass: less memory, the same numbers."""
+    offload_activations: bool = False
+    """Keep activations in host memory until the backward pass: less memory of the GPU, two transfers, the same numbers."""
     vae: Literal["keep", "offload"] = "keep"
     """keep it on the device, or offload it to host memory except while it encodes or decodes."""
     vae_tiling: bool = False

@@ -24,6 +24,7 @@ from flowgrpo.flow.plan import call_and_branches, predicted
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.schema.sections import Ema
 from flowgrpo.training import checkpoint
+from flowgrpo.training.offload_activations import offload_activations
 from flowgrpo.training.optimizers import check_compiler
 from flowgrpo.training.quantise import refuse_dynamic
 from flowgrpo.training.run_data import RunData
@@ -168,6 +169,9 @@ def set_switches(model: Model, policy: DiffusersPolicy) -> None:
     modules = policy.modules.values()
     if model.gradient_checkpointing:
         checkpoint_gradients(modules)
+    if model.offload_activations:
+        for module in modules:
+            offload_activations(module)
     if model.attention is not None:
         set_attention(modules, model.attention)
     if model.vae_tiling:

@@ -52,6 +52,8 @@ class TextModel(Strict):
     """Tokens of a block; null likewise."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass: less memory, the same numbers."""
+    offload_activations: bool = False
+    """Keep activations in host memory until the backward pass: less memory of the GPU, two transfers, the same numbers."""
 
     @model_validator(mode="before")
     @classmethod

@@ -73,7 +73,7 @@ def trial(config: TextConfig, prompt: int, block_size: int | None) -> Trial:
     place, _ = model_paths(model.path)
     network = built(lambda: _made(model.path, place), DTYPES[model.dtype]).requires_grad_(False)
     weights, shapes = size(network), {name: tuple(p.shape) for name, p in network.named_parameters()}
-    if model.quantise:
+    if model.quantise in quantise.FORMS:
         quantise.quantise(network, model.quantise)
     lora = model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, {"model": network})
     with torch.device("meta"):

@@ -147,14 +147,24 @@ def size(tensors: Mapping[str, Shape], width: int, word: str) -> int:
         width: bytes of a weight that is not quantised.
         word: of `LIBRARY_FORMS`.
     """
-    form = LIBRARY_FORMS[word]
-    whole = {shape for name, shape in tensors.items() if name.endswith(EMBEDDINGS)}
-    total = 0
-    for name, shape in tensors.items():  # a language model's head has the shape of its embedding
+    form, layers = LIBRARY_FORMS[word], _layers(tensors)
+    total = sum(math.prod(shape) for shape in tensors.values()) * width
+    for shape in layers:
         count = math.prod(shape)
-        if len(shape) != 2 or not name.endswith(".weight") or shape in whole:
-            total += count * width
-        else:
-            scales = shape[0] if form.shared is None else math.ceil(count / form.shared)
-            total += count * form.bits // 8 + scales * form.beside
+        scales = shape[0] if form.shared is None else math.ceil(count / form.shared)
+        total += count * form.bits // 8 + scales * form.beside - count * width
     return total
+
+
+def kept(tensors: Mapping[str, Shape], width: int, word: str | None) -> int:
+    """Bytes of the weights that a graph keeps until its backward pass, without checkpointing; arguments as of `size`."""
+    form = LIBRARY_FORMS.get(word)
+    if form is None or form.library != "torchao":
+        return 0
+    return sum(math.prod(shape) for shape in _layers(tensors)) * width
+
+
+def _layers(tensors: Mapping[str, Shape]) -> list[Shape]:
+    """Shapes of the linear layers; a language model's head, which has the shape of its embedding, is none."""
+    whole = {shape for name, shape in tensors.items() if name.endswith(EMBEDDINGS)}
+    return [s for name, s in tensors.items() if len(s) == 2 and name.endswith(".weight") and s not in whole]

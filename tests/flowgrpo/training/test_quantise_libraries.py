@@ -3,6 +3,7 @@
 What needs these libraries runs where they are installed.
 """
 
+import json
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -160,3 +161,15 @@ def test_the_gradient_of_a_pipeline_reaches_every_adapter_without_drift(tmp_path
     assert torch.equal(replayed, rolled_out)
     replayed.float().square().sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in weights.parameters)
+
+
+def test_a_plan_counts_what_torchaos_graphs_keep_and_small_moments(workplace, capsys):
+    phases = []
+    for options in (["model.quantise=int8"], ["model.quantise=torchao_int8", "train.optimizer=adamw8bit"]):
+        assert main(["plan", "tiny.yaml", *options, "--gpu-memory", "24", "--format", "json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        phases.append({phase["phase"]: phase for phase in found["gpu"]["phases"]})
+    own, theirs = (each["update"] for each in phases)
+    assert own["optimizer"] * 2.03125 / 8 == pytest.approx(theirs["optimizer"], abs=1)
+    assert theirs["activations"] > own["activations"]
+    assert phases[1]["rollout"]["activations"] < theirs["activations"]
