@@ -156,7 +156,7 @@ def sample(
     seed: Annotated[int, typer.Option("--seed", help="prompt i starts from seed + i")] = 0,
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option("--dtype")] = "float32",
     quantise: Annotated[
-        Literal["int8", "fp8", "nf4"] | None,
+        Literal["int8", "fp8", "nf4", "torchao_int8", "torchao_fp8", "bnb_nf4"] | None,
         typer.Option("--quantise", help="keep the base so, as model.quantise does"),
     ] = None,
     form: Format = "human",

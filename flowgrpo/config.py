@@ -98,7 +98,7 @@ def _set(written: dict[str, Any], key: str, value: Any) -> None:
     at = written
     for i, parent in enumerate(parents):
         inner = at.get(parent)
-        if isinstance(inner, str) and (parents[:1] == ["algorithm"] or parent in ("decoder", "schedule")):
+        if isinstance(inner, str) and (parents[:1] == ["algorithm"] or parent in ("decoder", "optimizer", "schedule")):
             inner = {"name": inner}
         if isinstance(inner, int | float) and parent == "ema":
             inner = {"decay": inner}

@@ -24,13 +24,14 @@ from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.schema import sections
 from flowgrpo.schema.sections import RewardUse, RunConfig
-from flowgrpo.training import checkpoint, folders, progress, report, scorer
+from flowgrpo.training import checkpoint, folders, optimizers, progress, quantise_libraries, report, scorer
 from flowgrpo.training.out_of_memory import OutOfMemory, advice, last_resort
 from flowgrpo.training.parts import check_geometry
 from flowgrpo.training.phases import phase
 from flowgrpo.training.run_data import RunData
 from flowgrpo.training.stopped import RanOutOfMemory
 from rewards.base import last_part, matches, nearest
+from rewards.compute import default_device
 
 if TYPE_CHECKING:  # a run has one of them
     from flowgrpo.flow.pipeline.policy import DiffusersPolicy
@@ -40,7 +41,10 @@ MAY_DIFFER = (
     "train.iterations",
     "eval.",
     "eval_rewards",
-    *(f"model.{key}" for key in ("gradient_checkpointing", "vae", "vae_tiling", "text_encoders")),
+    *(
+        f"model.{key}"
+        for key in ("gradient_checkpointing", "offload_activations", "vae", "vae_tiling", "text_encoders")
+    ),
     *(f"run.{key}" for key in sections.Run.model_fields if key != "seed"),
     "train.micro_batch",  # this and the next, for a run that ran out of memory; they only round otherwise
     "train.rollout_batch",
@@ -96,6 +100,8 @@ def _ran_out(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
 def _train(settings: RunConfig, display: progress.Display) -> Run:
     folder = settings.run.folder
     launch.check_environment(os.environ)
+    optimizers.check(settings.train.optimizer.name, default_device())
+    quantise_libraries.check(settings.model.quantise, diffuses=settings.kind == "flow")
     _check_folder(settings, folder)
     _check_trackers(settings.run.trackers)
     train_prompts = prompts.load_split(settings.prompts, "train")

@@ -15,8 +15,9 @@ from flowgrpo.flow.pipeline.switches import DECODERS
 from flowgrpo.flow.pipeline.traits import TRAINED
 from flowgrpo.flow.plan import call_and_branches, kept_states
 from flowgrpo.flow.trial import Trial, trial
-from flowgrpo.training import quantise
+from flowgrpo.training import quantise, quantise_libraries
 from flowgrpo.training.budget import ROLLOUT, UPDATE, Budget, Phase, fitted, lines, rewards_of, switched
+from flowgrpo.training.optimizers import OPTIMIZERS
 
 __all__ = ["fit", "lines"]
 
@@ -58,7 +59,10 @@ class FlowBudget(Budget):
         layer = 0 if model.quantise is None else quantise.largest(trial.shapes.values(), trial.width)
         decode = trial.decode_tiled if model.vae_tiling and trial.decode_tiled else trial.decode
         checkpointed = trial.update_checkpointed if model.gradient_checkpointing else None
-        learns = stay | {"gradients": 4 * trial.trained, "activations": layer}
+        kept = 0  # of the weights, which torchao's graphs keep as they were made
+        if not model.gradient_checkpointing:
+            kept = sum(quantise_libraries.kept(own, trial.width, model.quantise) for own in trial.shapes.values())
+        learns = stay | {"gradients": 4 * trial.trained, "activations": max(layer, kept)}
         rows = train.rollout_rows
         return [
             Phase(name="encode", rows=1, key=None, fixed={"weights": encoders + decoders + others}, each=trial.encode),
@@ -98,7 +102,8 @@ class FlowBudget(Budget):
         train, kl = self.config.train, self.config.algorithm.objective.kl
         copied = kl.beta > 0 and (self.config.model.lora is None or kl.reference == "moving")
         copies = 1 + (train.ema is not None) + copied
-        return {"trained": 4 * copies * self.trial.trained, "optimizer": 8 * self.trial.trained}
+        moments = OPTIMIZERS[train.optimizer.name].bytes_per_number
+        return {"trained": 4 * copies * self.trial.trained, "optimizer": round(moments * self.trial.trained)}
 
 
 def fit(config: Config, gpu_bytes: int) -> dict[str, Any]:

@@ -25,7 +25,8 @@ class Model(Strict):
     lora: Lora | None = Lora()
     """Low-rank adapters; null trains every weight."""
     quantise: Quantised | None = None
-    """Keep the linear layers of the frozen base in int8, fp8 (e4m3) or nf4; needs adapters. null: as the files have them."""
+    """Keep the linear layers of the frozen base in int8, fp8 (e4m3) or nf4, by layers of this package or by a library's
+    (torchao_int8, torchao_fp8, bnb_nf4; flowgrpo[8bit]); needs adapters. null: as the files have them."""
     call: dict[str, Any] = {}
     """Arguments of the pipeline's own call, handed to it as they are."""
     text_encoders: Literal["keep", "offload", "free"] = "offload"
@@ -34,6 +35,8 @@ class Model(Strict):
     """Guidance in training: as in call (pipeline) or switched off (none); evaluation is guided as in call."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass: less memory, the same numbers."""
+    offload_activations: bool = False
+    """Keep activations in host memory until the backward pass: less memory of the GPU, two transfers, the same numbers."""
     vae: Literal["keep", "offload"] = "keep"
     """keep it on the device, or offload it to host memory except while it encodes or decodes."""
     vae_tiling: bool = False

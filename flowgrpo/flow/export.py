@@ -19,6 +19,8 @@ from flowgrpo.flow.pipeline.modality import modality_of, sampling_rate
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.training import card, checkpoint
 from flowgrpo.training.card import SAMPLES, Exported
+from flowgrpo.training.quantise import FORMS
+from flowgrpo.training.quantise_libraries import LIBRARY_FORMS
 from flowgrpo.training.samples import SAMPLING_RATE, save_sample
 from flowgrpo.training.weights import Weights
 from rewards.compute import default_device
@@ -140,18 +142,29 @@ def _snippet(policy: DiffusersPolicy, model: Model, *, kind: str, call: dict[str
     given = {k: v for k, v in row.columns.items() if k in policy.takes and v is not None}
     files = [v for v in given.values() if conditions.is_file_name(v)]
     lines += ["from flowgrpo.conditions import loaded"] * bool(files)
-    lines += ["from flowgrpo.training.quantise import quantise"] * bool(model.quantise)
+    by_library = model.quantise in LIBRARY_FORMS
+    if model.quantise:
+        lines.append(
+            "from flowgrpo.training.quantise_libraries import pipeline_options"
+            if by_library
+            else "from flowgrpo.training.quantise import quantise"
+        )
     place = repr("." if kind == "full" else source)
     if kind == "lora" and source in EMBEDDED:
         lines.append(f"from flowgrpo.{source} import PATH")
         place = "PATH"
-    lines += ["", f"pipe = {name}.from_pretrained({place}, dtype=torch.{model.dtype}{absent})"]
+    lines.append("")
+    if by_library:
+        networks = loading.network_libraries(source)
+        lines.append(f"quantised = pipeline_options({model.quantise!r}, {networks!r}, torch.{model.dtype})")
+    options = absent + ", **quantised" * by_library
+    lines.append(f"pipe = {name}.from_pretrained({place}, dtype=torch.{model.dtype}{options})")
     if kind == "lora":
         own = traits.loads_lora(policy.pipe)
         lines += ['pipe.load_lora_weights(".")'] * own
         others = [name for name in policy.modules if not own or name != "transformer"]
         lines += [f'pipe.{name}.load_lora_adapter(".", prefix="{name}")' for name in others]
-    lines += [f"quantise(pipe.{network}, {model.quantise!r})" for network in policy.modules if model.quantise]
+    lines += [f"quantise(pipe.{network}, {model.quantise!r})" for network in policy.modules if model.quantise in FORMS]
     if euler:  # the policy walks by Euler's method, whatever solver the model ships with
         shift = policy.scheduler.config.shift
         lines.append(f"pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift={shift})")

@@ -18,6 +18,7 @@ from flowgrpo.flow.pipeline.traits import ENCODERS, TRAINED, encodes_first, is_n
 from flowgrpo.schema.sections import Lora
 from flowgrpo.training import hub, quantise
 from flowgrpo.training.hub import Shape, refuse_too_large, shapes
+from flowgrpo.training.optimizers import OPTIMIZERS
 from flowgrpo.training.weights import adapter_size
 from rewards.compute import DTYPES
 
@@ -45,7 +46,7 @@ def memory_estimate(config: Config, components: Components | None = None) -> dic
             frozen -= count
             away += count if not resting or model.text_encoders == "offload" else 0
     whole = {name: own for name, own in components.items() if name.startswith(TRAINED)}
-    copies = 4 + (train.ema is not None)  # the weight, its gradient, two moments, the average
+    copies = 2 + (train.ema is not None)  # the weight, its gradient, the average
     if model.lora is None:
         trained = sum(numel[name] for name in whole)
         frozen -= trained  # trained in float32 instead
@@ -54,9 +55,11 @@ def memory_estimate(config: Config, components: Components | None = None) -> dic
         copies += kl.beta > 0 and kl.reference == "moving"
         tensors = {f"{name}.{key}": shape for name, own in whole.items() for key, shape in own.items()}
         trained = adapter_size(tensors, model.lora)
+    moments = OPTIMIZERS[train.optimizer.name].bytes_per_number
     spared = sum(quantise.size(own, width, None) - quantise.size(own, width, model.quantise) for own in whole.values())
+    learnt = frozen * width + round(trained * (4 * copies + moments)) - spared
     return {
-        "gpu_bytes": max(loading_peak(config, components), frozen * width + trained * 4 * copies - spared),
+        "gpu_bytes": max(loading_peak(config, components), learnt),
         "host_bytes": away * width,
     }
 

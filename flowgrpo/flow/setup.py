@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -13,7 +11,6 @@ from diffusers.utils.constants import DIFFUSERS_ATTN_BACKEND
 
 from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Prompt
-from flowgrpo.errors import InputError
 from flowgrpo.flow import calibration, memory
 from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.encoding import encode_run, longest_and_shortest, rows_of
@@ -28,6 +25,8 @@ from flowgrpo.flow.plan import call_and_branches, predicted
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.schema.sections import Ema
 from flowgrpo.training import checkpoint
+from flowgrpo.training.offload_activations import offload_activations
+from flowgrpo.training.optimizers import check_compiler
 from flowgrpo.training.quantise import refuse_dynamic
 from flowgrpo.training.run_data import RunData
 from flowgrpo.training.samples import SAMPLING_RATE
@@ -174,12 +173,7 @@ def check_switches(model: Model, device: torch.device) -> None:
     else:
         try_attention(model.attention, model.dtype, device)
     if model.compile:
-        variable, default = ("CXX", "g++") if device.type == "cpu" else ("CC", "gcc")  # of inductor, and of triton
-        if not shutil.which(os.environ.get(variable, default)):
-            raise InputError(
-                f"model.compile: PyTorch compiles for {device.type} with {os.environ.get(variable, default)}, which is not "
-                f"installed here, install it, name another compiler in {variable}, or remove model.compile"
-            )
+        check_compiler("model.compile", device, "remove model.compile")
 
 
 def set_switches(model: Model, policy: DiffusersPolicy) -> None:
@@ -191,6 +185,9 @@ def set_switches(model: Model, policy: DiffusersPolicy) -> None:
     modules = policy.modules.values()
     if model.gradient_checkpointing:
         checkpoint_gradients(modules)
+    if model.offload_activations:
+        for module in modules:
+            offload_activations(module)
     if model.attention is not None:
         set_attention(modules, model.attention)
     if model.vae_tiling:

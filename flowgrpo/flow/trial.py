@@ -108,7 +108,7 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
 
 def _trainable(model: Model, policy: DiffusersPolicy) -> int:
     """Quantise, adapt and unfreeze the networks of a policy as a run does; return how many numbers are trained."""
-    for network in policy.modules.values() if model.quantise else ():
+    for network in policy.modules.values() if model.quantise in quantise.FORMS else ():
         quantise.quantise(network, model.quantise)
     lora = model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, policy.modules)
     with torch.device("meta"):

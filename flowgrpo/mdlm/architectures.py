@@ -306,13 +306,14 @@ def translated(path: str, written: Written) -> PreTrainedConfig:
         raise InputError(f"model.path: config.json of {path!r} is not of a {kind} ({reason})") from error
 
 
-def load(path: str, place: str, written: Written, dtype: torch.dtype) -> PreTrainedModel:
+def load(path: str, place: str, written: Written, dtype: torch.dtype, **quantised: Any) -> PreTrainedModel:
     """The model, tensor by tensor from its files.
 
     Args:
         path: what the user calls it.
         place: its folder or hub id.
         written: its config.json.
+        quantised: of `from_pretrained`, how a library quantises the weights meanwhile.
 
     Raises:
         InputError: its config.json or its weights are not those of its type.
@@ -323,13 +324,19 @@ def load(path: str, place: str, written: Written, dtype: torch.dtype) -> PreTrai
     logging.set_verbosity_error()  # what its report of the weights would say is said below
     try:
         model, found = loads.from_pretrained(
-            place, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+            place, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **quantised
         )
     finally:
         logging.set_verbosity(before)
     for name, *shapes in sorted(found["mismatched_keys"]):
         said = " where config.json asks for ".join(str(tuple(shape)) for shape in shapes)
         raise InputError(f"model.path: {path!r} has {name} of shape {said}")
+    splits = any(isinstance(c, WeightConverter) for c in _conversions(model))
+    if quantised and splits and found["missing_keys"]:
+        raise InputError(
+            f"model.quantise: files of a {written['model_type']} hold several layers in one, which transformers does not "
+            "split and quantise at once; take int8, fp8 or nf4"
+        )
     for what, names in (("lacks", found["missing_keys"]), ("has unknown", found["unexpected_keys"])):
         if names:
             more = f" and {len(names) - 1} more" * (len(names) > 1)

@@ -12,8 +12,9 @@ from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.loading import block_size_of
 from flowgrpo.mdlm.plan import here
 from flowgrpo.mdlm.trial import Trial, trial
-from flowgrpo.training import quantise
+from flowgrpo.training import quantise, quantise_libraries
 from flowgrpo.training.budget import ROLLOUT, UPDATE, Budget, Phase, fitted, lines, rewards_of, switched
+from flowgrpo.training.optimizers import OPTIMIZERS
 
 __all__ = ["fit", "lines"]
 
@@ -45,11 +46,12 @@ class TextBudget(Budget):
         stay = {
             "weights": self.rewards + (0 if whole else trial.weights - spared),
             "trained": 4 * copies * trial.trained,
-            "optimizer": 8 * trial.trained,
+            "optimizer": round(OPTIMIZERS[train.optimizer.name].bytes_per_number * trial.trained),
             "activations": layer,
         }
         each = trial.update_checkpointed if model.gradient_checkpointing else trial.update
-        learns = stay | {"gradients": 4 * trial.trained}
+        kept = 0 if model.gradient_checkpointing else quantise_libraries.kept(trial.shapes, trial.width, form)
+        learns = stay | {"gradients": 4 * trial.trained, "activations": max(layer, kept)}
         return [
             Phase(name="rollout", rows=train.rollout_rows, key=ROLLOUT, fixed=stay, each=trial.decode),
             Phase(name="update", rows=train.micro_batch, key=UPDATE, fixed=learns, each=each),

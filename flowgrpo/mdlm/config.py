@@ -34,7 +34,8 @@ class TextModel(Strict):
     lora: Lora | None = Lora()
     """Low-rank adapters; null trains every weight."""
     quantise: Quantised | None = None
-    """Keep the linear layers of the frozen base in int8, fp8 (e4m3) or nf4; needs adapters. null: as the files have them."""
+    """Keep the linear layers of the frozen base in int8, fp8 (e4m3) or nf4, by layers of this package or by a library's
+    (torchao_int8, torchao_fp8, bnb_nf4; flowgrpo[8bit]); needs adapters. null: as the files have them."""
     length: int = Field(256, ge=1, le=LONGEST)
     """Tokens of an answer, filled up with end tokens; 20 for the embedded model."""
     chat: bool = False
@@ -51,6 +52,8 @@ class TextModel(Strict):
     """Tokens of a block; null likewise."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass: less memory, the same numbers."""
+    offload_activations: bool = False
+    """Keep activations in host memory until the backward pass: less memory of the GPU, two transfers, the same numbers."""
 
     @model_validator(mode="before")
     @classmethod

@@ -17,6 +17,7 @@ from flowgrpo.mdlm.decoding.attention import Attention, known_block_size
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.training import quantise as quantising
+from flowgrpo.training import quantise_libraries
 from flowgrpo.training.hub import HUB_ID, without_progress_bars
 from rewards import hub
 from rewards.base import nearest
@@ -65,7 +66,8 @@ def load_predictor(
         shift: whether output i is about token i + 1; None for what is known of the type.
         attention: whether positions see all others or no later block; None for what is known of the type.
         block_size: tokens of a block; None likewise.
-        quantise: `int8`, `fp8` or `nf4`, before the model is put on the device; see `training.quantise`.
+        quantise: `int8`, `fp8` or `nf4`, before the model is put on the device (`training.quantise`), or a library's form,
+            while it is loaded (`training.quantise_libraries`).
 
     Raises:
         InputError: there is no such model, its code may not run or fails, it names no mask token, it predicts no masked
@@ -75,8 +77,11 @@ def load_predictor(
     config = config_of(model_path)
     block_size = known_block_size(config, attention, block_size)
     with _one_sentence(path, "no readable weights", config, trust_remote_code), without_progress_bars("transformers"):
-        model = _model(path, model_path, config=config, dtype=dtype, trust_remote_code=trust_remote_code)
-    if quantise is not None:
+        model = _model(
+            path, model_path, config=config, dtype=dtype, trust_remote_code=trust_remote_code, quantise=quantise
+        )
+    quantise_libraries.refuse_quantised(model, quantise)
+    if quantise in quantising.FORMS:
         quantising.quantise(model, quantise)
     known = architectures.architecture(config)
     with _one_sentence(path, "no tokenizer", config, trust_remote_code):
@@ -199,13 +204,20 @@ def _reason(error: Exception) -> str:
 
 
 def _model(
-    path: str, place: str, *, config: dict[str, Any], dtype: torch.dtype, trust_remote_code: bool
+    path: str,
+    place: str,
+    *,
+    config: dict[str, Any],
+    dtype: torch.dtype,
+    trust_remote_code: bool,
+    quantise: str | None,
 ) -> PreTrainedModel:
     """The weights of a model in their class."""
+    options = quantise_libraries.model_options(quantise, dtype)
     if architectures.architecture(config) is not None:
-        return architectures.load(path, place, config, dtype)
+        return architectures.load(path, place, config, dtype, **options)
     loads = _model_class(path, config, trust_remote_code)
-    return loads.from_pretrained(place, dtype=dtype, trust_remote_code=trust_remote_code)
+    return loads.from_pretrained(place, dtype=dtype, trust_remote_code=trust_remote_code, **options)
 
 
 def _model_class(path: str, config: dict[str, Any], trust_remote_code: bool) -> type:

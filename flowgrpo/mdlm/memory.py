@@ -15,6 +15,7 @@ from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.sections import Lora
 from flowgrpo.training import quantise
 from flowgrpo.training.hub import one_sentence, refuse_too_large, shapes
+from flowgrpo.training.optimizers import OPTIMIZERS
 from flowgrpo.training.weights import adapter_size
 from rewards.compute import DTYPES
 
@@ -38,12 +39,14 @@ def memory_estimate(config: TextConfig) -> dict[str, int]:
         with one_sentence(model.path):
             sizes = shapes(place)
     width = torch.finfo(DTYPES[model.dtype]).bits // 8
-    copies = 4 + (train.ema is not None)  # the weight, its gradient, two moments, the average
+    copies = 2 + (train.ema is not None)  # the weight, its gradient, the average
+    moments = OPTIMIZERS[train.optimizer.name].bytes_per_number
     if model.lora is not None:
-        needed = quantise.size(sizes, width, model.quantise) + adapter_size(sizes, model.lora) * 4 * copies
+        frozen, trained = quantise.size(sizes, width, model.quantise), adapter_size(sizes, model.lora)
     else:  # trained in float32
-        needed = sum(map(math.prod, sizes.values())) * 4 * (copies + (kl.beta > 0 and kl.target == "reference"))
-    return {"gpu_bytes": needed, "host_bytes": 0}
+        frozen, trained = 0, sum(map(math.prod, sizes.values()))
+        copies += kl.beta > 0 and kl.target == "reference"
+    return {"gpu_bytes": frozen + round(trained * (4 * copies + moments)), "host_bytes": 0}
 
 
 def check(config: TextConfig, device: torch.device) -> None:

@@ -12,6 +12,7 @@ from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.methods.hints import check_solutions
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.trainer import TextTrainer
+from flowgrpo.training.offload_activations import offload_activations
 from flowgrpo.training.quantise import refuse_dynamic
 from flowgrpo.training.run_data import RunData
 from flowgrpo.training.scorer import tried
@@ -64,6 +65,8 @@ def policy_and_weights(settings: TextConfig, device: torch.device) -> tuple[Text
     refuse_dynamic(network)
     if model.gradient_checkpointing:
         checkpoint_gradients(network)
+    if model.offload_activations:
+        offload_activations(network)
     modules = {"model": network}
     lora = model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, modules)
     schedule = algorithm.schedule.policy(model.length)

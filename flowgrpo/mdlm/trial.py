@@ -74,7 +74,7 @@ def trial(config: TextConfig, prompt: int, block_size: int | None) -> Trial:
     network = built(lambda: _made(model.path, place), DTYPES[model.dtype]).requires_grad_(False)
     network.config._experts_implementation = "grouped_mm"  # a loop over experts asks which of them were chosen
     weights, shapes = size(network), {name: tuple(p.shape) for name, p in network.named_parameters()}
-    if model.quantise:
+    if model.quantise in quantise.FORMS:
         quantise.quantise(network, model.quantise)
     lora = model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, {"model": network})
     with torch.device("meta"):

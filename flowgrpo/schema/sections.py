@@ -23,7 +23,7 @@ class Lora(Strict):
     """Layer names, auto (the attention projections) or all-linear (all linear layers but a language model's head)."""
 
 
-Quantised = Literal["int8", "fp8", "nf4"]
+Quantised = Literal["int8", "fp8", "nf4", "torchao_int8", "torchao_fp8", "bnb_nf4"]
 
 
 def check_quantised(quantise: Quantised | None, lora: Lora | None) -> None:
@@ -109,8 +109,10 @@ class RewardUse(Strict):
 
 
 class Optimizer(Strict):
-    """AdamW's numbers beside the learning rate."""
+    """Which AdamW moves the weights, and its numbers beside the learning rate. A word is its name."""
 
+    name: Literal["adamw", "adamw8bit", "adamw4bit", "adamwfp8"] = "adamw"
+    """adamw: PyTorch's, moments in float32; adamw8bit: bitsandbytes'; adamw4bit, adamwfp8: torchao's (flowgrpo[8bit])."""
     betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.999]
     """Decays of the first and the second moment."""
     eps: float = Field(1e-8, gt=0)
@@ -187,7 +189,7 @@ class Train(Strict):
     max_grad_norm: float = Field(1.0, gt=0)
     """The gradient is clipped to this norm."""
     optimizer: Optimizer = Optimizer()
-    """AdamW's numbers beside the learning rate."""
+    """Which AdamW, and its numbers beside the learning rate; a word is its name."""
     half_life: float = Field(8.0, gt=0)
     """Iterations after which a prompt's rewards count half, in prompts.pick and the baseline tracker."""
     select: Select | None = None
@@ -203,7 +205,7 @@ class Train(Strict):
     def _decay(cls, written: Any) -> Any:
         return {"decay": written} if isinstance(written, int | float) else written
 
-    @field_validator("schedule", mode="before")
+    @field_validator("schedule", "optimizer", mode="before")
     @classmethod
     def _word(cls, written: Any) -> Any:
         return {"name": written} if isinstance(written, str) else written

@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
+from flowgrpo.training import optimizers
 from flowgrpo.training.report import is_number
 from flowgrpo.training.weights import Weights
 from rewards.memory import is_out_of_memory
@@ -61,7 +62,7 @@ def save(
     partial.mkdir(parents=True)
     tensors = {name: t.detach().cpu().contiguous() for name, t in weights.tensors().items()}
     save_file(tensors, partial / "weights.safetensors")
-    torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, partial / "optimizer.pt")
+    torch.save({"optimizer": optimizers.state_of(optimizer), "scaler": scaler.state_dict()}, partial / "optimizer.pt")
     torch.save(random_states, partial / "random.pt")
     state = {"step": step, "updates": weights.updates, "beta": beta, "history": prompt_stats, "sound": sound}
     (partial / "state.json").write_text(json.dumps(state))
@@ -198,7 +199,7 @@ def load(
     step = load_weights(checkpoint, weights)
     with _told(checkpoint):
         saved = _optimizer(checkpoint)
-        optimizer.load_state_dict(saved["optimizer"])
+        optimizers.restore(optimizer, saved["optimizer"])
         scaler.load_state_dict(saved["scaler"])
         states = _generators(checkpoint)
         if process < len(states):

@@ -21,7 +21,7 @@ from accelerate.utils import gather_object
 
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training import checkpoint, idle, metrics, parts, selection
+from flowgrpo.training import checkpoint, idle, metrics, optimizers, parts, selection
 from flowgrpo.training.baseline import Units, combined, zero_std_fraction
 from flowgrpo.training.evaluate import overoptimization_streak
 from flowgrpo.training.groups import Groups, groups_of
@@ -96,15 +96,9 @@ class Loop(ABC):
         self.train_prompts, self.eval_prompts = train_prompts, eval_prompts[: config.eval.prompts]
         self.folder = folder or config.run.folder
         self.accelerator = accelerator or Accelerator()
-        settings = config.train.optimizer
-        self.optimizer = torch.optim.AdamW(
-            self.parameter_groups(),
-            lr=config.train.learning_rate,
-            betas=tuple(settings.betas),
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-        )
-        self.learning_rates = [group["lr"] for group in self.optimizer.param_groups]
+        groups = self.parameter_groups()
+        self.learning_rates = [group.get("lr", config.train.learning_rate) for group in groups]
+        self.optimizer = optimizers.build(config.train, groups)
         # Half a float's range is too small for gradients; for float32 and bfloat16 this multiplies by nothing.
         self.scaler = torch.amp.GradScaler(self.accelerator.device.type, enabled=config.model.dtype == "float16")
         self.reward_weights = torch.tensor([reward.weight for reward in rewards], dtype=torch.float64)
@@ -168,7 +162,7 @@ class Loop(ABC):
         with phase("update"):
             stats = self.update(batch, units, advantages, trained)  # the optimizer steps
         updated = self.evaluations - evaluations - rolled
-        moved = metrics.of_policy(stats) | {"policy/learning_rate": self.optimizer.param_groups[0]["lr"]}
+        moved = metrics.of_policy(stats) | {"policy/learning_rate": float(self.optimizer.param_groups[0]["lr"])}
         self.on_updated(moved)
         costs = {
             "cost/model_evaluations": rolled + updated,
@@ -369,7 +363,7 @@ class Loop(ABC):
         train = self.config.train
         factor = train.schedule.factor(self.done * train.steps + number, train.iterations * train.steps)
         for group, rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
-            group["lr"] = rate * factor
+            optimizers.set_learning_rate(group, rate * factor)
 
     def _sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over the processes."""

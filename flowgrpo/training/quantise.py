@@ -16,6 +16,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from flowgrpo.errors import InputError
+from flowgrpo.training import quantise_libraries
 from flowgrpo.training.hub import Shape
 
 Tensor = torch.Tensor
@@ -210,8 +211,10 @@ def size(tensors: Mapping[str, Shape], width: int, form: str | None) -> int:
     Args:
         tensors: shapes of the network's, by name.
         width: bytes of a weight that is not quantised.
-        form: `int8`, `fp8`, `nf4`, or None for a network as it is.
+        form: `int8`, `fp8`, `nf4`, a library's form, or None for a network as it is.
     """
+    if form in quantise_libraries.LIBRARY_FORMS:
+        return quantise_libraries.size(tensors, width, form)
     return sum(_size(name, shape, width, form) for name, shape in tensors.items())
 
 

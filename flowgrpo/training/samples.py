@@ -177,7 +177,7 @@ class ModelUse:
         call: arguments of the pipeline's call; of a language model those of `flowgrpo.mdlm.sampling.OPTIONS`.
         adapter: a folder that `flowgrpo export` wrote.
         dtype: `float32`, `bfloat16` or `float16`.
-        quantise: `int8`, `fp8` or `nf4` for the base; see `flowgrpo.training.quantise`.
+        quantise: the base as `model.quantise` keeps it.
     """
 
     path: str

@@ -18,6 +18,7 @@ from diffusers.models.modeling_utils import no_init_weights
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.traits import is_network
+from flowgrpo.training import quantise_libraries
 
 
 class _Hollow:
@@ -91,15 +92,21 @@ def _names(made: type) -> dict[str, str]:
     return {"__module__": made.__module__, "__qualname__": made.__qualname__}
 
 
-def fill(pipe: DiffusionPipeline, kinds: Mapping[str, type], source: str, dtype: torch.dtype) -> None:
+def fill(
+    pipe: DiffusionPipeline, kinds: Mapping[str, type], source: str, dtype: torch.dtype, *, quantise: str | None = None
+) -> None:
     """Load the weights of a pipeline's hollow networks into host memory, and put the real networks in their place.
 
     Args:
         kinds, source: see `networks`.
         dtype: of the weights.
+        quantise: what a library quantises them to; see `training.quantise_libraries`.
     """
+    form = quantise_libraries.library_config(quantise, "diffusers", dtype)
+    quantised = {} if form is None else {"quantization_config": form}
     for name, kind in kinds.items():
-        setattr(pipe, name, kind.from_pretrained(source, subfolder=name, dtype=dtype))
+        setattr(pipe, name, kind.from_pretrained(source, subfolder=name, dtype=dtype, **quantised))
+        quantise_libraries.refuse_quantised(getattr(pipe, name), quantise)
     _construct_again(pipe)
 
 

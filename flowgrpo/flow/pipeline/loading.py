@@ -18,6 +18,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.call import outline
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.training import quantise as quantising
+from flowgrpo.training import quantise_libraries
 from flowgrpo.training.hub import HUB_ID, index_map, one_sentence, without_progress_bars
 from rewards.base import nearest
 from rewards.compute import DTYPES, default_device
@@ -47,19 +48,35 @@ EULER = "FlowMatchEulerDiscreteScheduler"
 
 
 def load_pipeline(
-    path: str, dtype: torch.dtype = torch.float32, given: Mapping[str, Any] = MappingProxyType({})
+    path: str,
+    dtype: torch.dtype = torch.float32,
+    given: Mapping[str, Any] = MappingProxyType({}),
+    quantise: str | None = None,
 ) -> DiffusionPipeline:
     """The stock pipeline of a built-in name, a local folder or a hub id.
 
     Args:
         given: components by name that are not loaded, but taken as they are.
+        quantise: what a library quantises its networks to; see `training.quantise_libraries`.
 
     Raises:
         InputError: there is no such model, or it cannot be loaded.
     """
     absent = dict.fromkeys(absent_components(path))
+    loaded = {name: library for name, library in network_libraries(path).items() if name not in given}
+    quantised = quantise_libraries.pipeline_options(quantise, loaded, dtype)
     with one_sentence(path), without_progress_bars("diffusers", "transformers"):
-        return diffusers.DiffusionPipeline.from_pretrained(place_of(path), dtype=dtype, **absent, **given)
+        pipe = diffusers.DiffusionPipeline.from_pretrained(place_of(path), dtype=dtype, **absent, **given, **quantised)
+    for name, network in traits.networks(pipe).items():
+        if name not in given:
+            quantise_libraries.refuse_quantised(network, quantise)
+    return pipe
+
+
+def network_libraries(path: str) -> dict[str, str]:
+    """The components of a model that compute the velocity, and the library that each is of."""
+    kinds = {name: kind for name, kind in index_of(path).items() if isinstance(kind, (list, tuple))}
+    return {name: kind[0] for name, kind in kinds.items() if name.startswith(traits.TRAINED) and kind[0] is not None}
 
 
 def load_lora(pipe: DiffusionPipeline, folder: Path) -> None:
@@ -180,7 +197,8 @@ def load_policy(
         call: arguments for the pipeline's call; a built-in model has defaults.
         device: by default the first GPU, if there is one.
         adapter: a folder that `flowgrpo export` wrote, for its transformer.
-        quantise: `int8`, `fp8` or `nf4` for its transformer, before it is put on the device; see `training.quantise`.
+        quantise: `int8`, `fp8` or `nf4` for its transformer, before it is put on the device (`training.quantise`), or a
+            library's form, while it is loaded (`training.quantise_libraries`).
         encode: prepares the rows to come. Unless `text_encoders` is `keep`, it is called before the networks are loaded,
             and these come onto the device when the text encoders have left it; so the policy can do nothing else yet.
             Pipelines of which `traits.encodes_first` is false are loaded whole.
@@ -193,7 +211,7 @@ def load_policy(
     call, device = {**embedded.call_of(path), **(call or {})}, torch.device(device or default_device())
     later = _loaded_later(path) if encode is not None and options.get("text_encoders", "keep") != "keep" else {}
     if not later:
-        pipe = load_pipeline(path, DTYPES[dtype])
+        pipe = load_pipeline(path, DTYPES[dtype], quantise=quantise)
         _finish(pipe, device, adapter, quantise)
         policy = policies.DiffusersPolicy(pipe, call, **options)
         if encode is not None:
@@ -210,7 +228,7 @@ def load_policy(
     encode(policy)
     policy.offload()
     with one_sentence(path), without_progress_bars("diffusers"):
-        hollow.fill(pipe, later, place_of(path), DTYPES[dtype])
+        hollow.fill(pipe, later, place_of(path), DTYPES[dtype], quantise=quantise)
     _finish(pipe, device, adapter, quantise)
     policy.walk.take_networks()
     return policy
@@ -227,7 +245,7 @@ def _finish(pipe: DiffusionPipeline, device: torch.device, adapter: Path | None,
     """Load an adapter, quantise the networks, and put everything on the device."""
     if adapter is not None:  # before the base is quantised: some pipelines compare its weights' shapes
         load_lora(pipe, adapter)
-    for network in traits.networks(pipe).values() if quantise is not None else ():
+    for network in traits.networks(pipe).values() if quantise in quantising.FORMS else ():
         quantising.quantise(network, quantise)
     pipe.to(device)
     if pipe.device.type == "cpu":

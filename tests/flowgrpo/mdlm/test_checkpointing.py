@@ -72,10 +72,11 @@ def test_a_model_without_marked_layers_is_refused():
         checkpoint_gradients(torch.nn.Linear(2, 2))
 
 
-def test_a_run_trains_the_same_weights(settings):
+@pytest.mark.parametrize("switches", [["gradient_checkpointing"], ["gradient_checkpointing", "offload_activations"]])
+def test_a_run_trains_the_same_weights(settings, switches):
     choices = {"algorithm__preset": "gdpo", "model__lora": {"rank": 2, "alpha": 4}, "train__iterations": 1}
     one, other = (
-        run.train_config(settings(run__name=str(asked), model__gradient_checkpointing=asked, **choices))
+        run.train_config(settings(run__name=str(asked), **{f"model__{key}": asked for key in switches}, **choices))
         for asked in (False, True)
     )
     tensors = zip(one.policy.predictor.model.parameters(), other.policy.predictor.model.parameters(), strict=True)
