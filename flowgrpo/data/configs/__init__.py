@@ -22,6 +22,11 @@ def place_of(path: str | Path) -> Path:
     return file if str(path) in names() and not Path(path).exists() else Path(path)
 
 
+def is_built_in(file: Path) -> bool:
+    """Whether a file is one of the built-in configs."""
+    return file.resolve().parent == FOLDER.resolve()
+
+
 def head(name: str) -> dict[str, str]:
     """What the comment at the top of a built-in config says: its first sentence as `about`, and a text for each label."""
     said, label = {"about": ""}, "about"
