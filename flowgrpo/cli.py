@@ -97,7 +97,7 @@ def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Ov
     from flowgrpo.training.stopped import Stopped
 
     try:
-        run = train_config(settings)
+        run = train_config(settings, configs.place_of(path))
     except Stopped as stopped:
         kept = [o for o in overrides or [] if not o.startswith("run.resume=")]
         command = shlex.join(["flowgrpo", "train", str(path), *kept, "run.resume=true"])
