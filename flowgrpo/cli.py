@@ -79,7 +79,7 @@ def init(
         return
     for line in command.lines():
         out.print(line, soft_wrap=True)
-    out.print("\nflowgrpo init NAME writes one to a file; flowgrpo plan NAME and flowgrpo train NAME take it as it is")
+    say("flowgrpo init NAME writes one to a file; flowgrpo plan NAME and flowgrpo train NAME take it as it is")
 
 
 @app.command()
@@ -244,7 +244,7 @@ def rewards(
     for row in rows:
         table.add_row(*(row[key] or "" for key in ("name", "inputs", "range")))
     out.print(table)
-    out.print("\nflowgrpo rewards NAME tells of weights, licence and options")
+    say("flowgrpo rewards NAME tells of weights, licence and options")
 
 
 @app.command()
