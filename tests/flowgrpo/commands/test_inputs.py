@@ -115,3 +115,11 @@ def test_a_run_goes_on_where_its_folder_was_moved_to(begun, monkeypatch):
     begun.rename(begun.parent / "moved")
     monkeypatch.chdir(begun.parent / "moved")
     assert main(["train", "tiny.yaml", "train.iterations=2", "run.resume=true"]) == 0
+
+
+def test_a_run_can_be_made_again_from_its_inputs(begun, capsys):
+    for name in ("tiny.yaml", "prompts.txt", "mine.py"):
+        (begun / name).unlink()
+    capsys.readouterr()
+    assert main(["plan", "runs/t/inputs/tiny.yaml", "run.name=again"]) == 0
+    assert "train: runs/t/inputs/prompts.txt" in capsys.readouterr().out

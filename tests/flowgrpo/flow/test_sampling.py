@@ -1,5 +1,6 @@
 """Switches of memory and speed of `flowgrpo sample` on pipelines: the same samples, or one sentence."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from runs import CALL
 
 from flowgrpo.cli import main
+from flowgrpo.flow.pipeline import switches
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 
 PROMPTS = ["a red circle", "two blue square", "a green circle"]
@@ -73,6 +75,14 @@ def test_an_attention_backend_is_that_of_the_pipeline(workplace, flux, capsys):
     assert len(sampled(flux, "o", "--attention", "_native_math")) == 3
     assert sampled(flux, "p", "--attention", "xformers") == 2
     assert capsys.readouterr().err.startswith("flowgrpo: --attention: xformers computes on a GPU only, and there is")
+
+
+def test_blocks_are_compiled_for_sampling(workplace, flux, monkeypatch):
+    graphs = []
+    eager = functools.partial(switches.compile_blocks, backend=lambda graph, inputs: graphs.append(graph) or graph)
+    monkeypatch.setattr("flowgrpo.flow.setup.compile_blocks", eager)
+    assert len(sampled(flux, "o", "--compile", "--batch-size", "1")) == 3
+    assert graphs
 
 
 def test_a_compiler_that_is_missing_is_one_sentence(workplace, tiny_model, monkeypatch, capsys):
