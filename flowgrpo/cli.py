@@ -10,13 +10,13 @@ import errno
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
-from rich.table import Column, Table
+from rich.table import Table
 
 from flowgrpo import config
-from flowgrpo.commands import mdlm
+from flowgrpo.commands import mdlm, options
 from flowgrpo.commands.terminal import Commands, Format, out, say
 from flowgrpo.data import configs, yaml_maps
 from flowgrpo.errors import InputError
@@ -80,7 +80,7 @@ def init(
         return
     for line in command.lines():
         out.print(line, soft_wrap=True)
-    out.print("\nflowgrpo init NAME writes one to a file; flowgrpo plan NAME and flowgrpo train NAME take it as it is")
+    say("flowgrpo init NAME writes one to a file; flowgrpo plan NAME and flowgrpo train NAME take it as it is")
 
 
 @app.command()
@@ -98,7 +98,7 @@ def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Ov
     from flowgrpo.commands.train import train_config
 
     with endings.stops_told(path, overrides or []):
-        run = train_config(settings)
+        run = train_config(settings, configs.place_of(path))
     if launch.is_main():
         held_out = [line["reward/mean"] for line in run.metrics if line["phase"] == "eval"]
         held_out = [value for value in held_out if value is not None]
@@ -144,32 +144,31 @@ def sample(
         ),
     ] = None,
     prompt: Annotated[list[str] | None, typer.Option("--prompt", metavar="TEXT")] = None,
-    prompts_file: Annotated[
-        str | None,
-        typer.Option(
-            "--prompts",
-            metavar="FILE",
-            help=".txt, .jsonl, .csv, .parquet, a built-in set, a corpus such as gsm8k:test, or hub:owner/name:split",
-        ),
-    ] = None,
+    prompts_file: options.PromptsFile = None,
+    column: options.Column = "prompt",
     adapter: Annotated[Path | None, typer.Option("--adapter", metavar="DIR", help="what flowgrpo export wrote")] = None,
     seed: Annotated[int, typer.Option("--seed", help="prompt i starts from seed + i")] = 0,
-    dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option("--dtype")] = "float32",
-    quantise: Annotated[
-        Literal["int8", "fp8", "nf4", "torchao_int8", "torchao_fp8", "bnb_nf4"] | None,
-        typer.Option("--quantise", help="keep the base so, as model.quantise does"),
-    ] = None,
+    batch_size: options.SampleBatch = 16,
+    dtype: options.Dtype = "float32",
+    quantise: options.Quantise = None,
+    text_encoders: options.TextEncoders = "offload",
+    vae: options.Vae = "keep",
+    vae_tiling: options.VaeTiling = False,
+    attention: options.Attention = None,
+    compile_blocks: options.Compile = False,
     form: Format = "human",
 ) -> None:
     """Sample pictures, or the answers of a language model, into a folder with a manifest."""
     if (prompt is None) == (prompts_file is None):
         raise InputError("give either --prompt TEXT (once or more) or --prompts FILE")
     arguments = dict(config.override(text) for text in call or [])
-    from flowgrpo.commands.sample import sample_to_folder
-    from flowgrpo.training.samples import ModelUse
+    from flowgrpo.commands.sample import asked, sample_to_folder
+    from flowgrpo.training.samples import ModelUse, Switches
 
-    use = ModelUse(path=model, call=arguments, adapter=adapter, dtype=dtype, quantise=quantise)
-    lines = sample_to_folder(use, prompt, prompts_file=prompts_file, out=out_folder, seed=seed)
+    switches = Switches(text_encoders, vae, vae_tiling, attention=attention, compile=compile_blocks)
+    use = ModelUse(path=model, call=arguments, adapter=adapter, dtype=dtype, quantise=quantise, switches=switches)
+    rows = asked(prompt, prompts_file, seed, column)
+    lines = sample_to_folder(use, rows, out_folder, batch_size)
     if form == "json":
         print(json.dumps({"folder": str(out_folder), "samples": lines}, indent=1))
     else:
@@ -192,31 +191,27 @@ def gallery(
 
 @app.command()
 def score(
-    uses: Annotated[list[str], typer.Argument(metavar="REWARD ...", help="a name, ./file.py:object, a URL")],
+    uses: Annotated[
+        list[str], typer.Argument(metavar="REWARD ...", help="a name, ./file.py:object, a URL; or maps, '{use: ...}'")
+    ],
     samples: Annotated[
         Path, typer.Option("--samples", metavar="DIR", help="its manifest.jsonl or file names give prompts")
     ],
+    *,
+    batch_size: options.ScoreBatch = None,
+    dtype: options.RewardDtype = None,
+    device: options.Device = None,
     form: Format = "human",
 ) -> None:
     """Score existing pictures, videos, sounds or texts."""
-    from flowgrpo.commands.score import score_folder
-    from rewards import load
+    from flowgrpo.commands.score import BATCH, loaded, score_folder, table
 
-    found = score_folder(samples, [load(use) for use in uses])
+    used = loaded(uses, dtype=dtype, batch_size=batch_size, device=device)
+    found = score_folder(samples, used, batch_size or BATCH)
     if form == "json":
         print(json.dumps(found, indent=1))
         return
-    names = list(found[0]["rewards"])
-    table = Table(Column("file", overflow="fold"), Column("prompt", overflow="fold"), *names, box=None, padding=(0, 2))
-    for line in found:
-        table.add_row(line["file"], line["prompt"], *(_shown(line["rewards"][name]) for name in names))
-    known = [[line["rewards"][name] for line in found if line["rewards"][name] is not None] for name in names]
-    table.add_row("mean", f"{len(found)} samples", *(_shown(sum(own) / len(own) if own else None) for own in known))
-    out.print(table)
-
-
-def _shown(value: float | None) -> str:
-    return "none" if value is None else f"{value:.3f}"
+    out.print(table(found))
 
 
 @app.command()
@@ -244,7 +239,7 @@ def rewards(
     for row in rows:
         table.add_row(*(row[key] or "" for key in ("name", "inputs", "range")))
     out.print(table)
-    out.print("\nflowgrpo rewards NAME tells of weights, licence and options")
+    say("flowgrpo rewards NAME tells of weights, licence and options")
 
 
 @app.command()

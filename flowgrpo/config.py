@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from flowgrpo.data import configs, tables
+from flowgrpo.data import config_paths, configs, tables
 from flowgrpo.data.yaml_maps import parse_yaml, read_map
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
@@ -25,6 +25,9 @@ CONFIGS: dict[str, type[RunConfig]] = {"flow": Config, "mdlm": TextConfig}
 def load(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> RunConfig:
     """The configuration of a YAML file with overrides applied.
 
+    Relative paths in the file are looked for beside it first, see `flowgrpo.data.config_paths`; those of overrides, and of
+    built-in configs, are relative to the current folder.
+
     Args:
         path: the file, or the name of a built-in config.
         overrides: `key=value` texts with dotted keys and YAML values, or a map from dotted keys to values.
@@ -35,11 +38,18 @@ def load(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) ->
     path = configs.place_of(path)
     if not path.is_file():
         raise InputError(f"{path}: no such config file{_similar_file(path)}")
-    return overridden(read_map(path), overrides)
+    written = read_map(path)
+    missing = [] if configs.is_built_in(path) else config_paths.resolve(written, path.parent)
+    _override(written, overrides)
+    config_paths.check_found(written, missing, path.parent)
+    return validated(written)
 
 
-def of_run(folder: Path) -> RunConfig:
+def of_run(folder: Path, *, resolve: bool = True) -> RunConfig:
     """The configuration that a run keeps in its folder, which may have been written when keys had other names.
+
+    Args:
+        resolve: look for its relative paths in the folder that the run was started in, and then in the current one.
 
     Raises:
         InputError: there is no run, or its configuration cannot be read.
@@ -49,14 +59,16 @@ def of_run(folder: Path) -> RunConfig:
     written = read_map(folder / "config.yaml")
     for before, now, section in _renamed(written):
         _set(written, now, section.pop(before.rpartition(".")[2]))
+    if resolve and (folder / "environment.json").is_file():
+        started = tables.document(folder / "environment.json")
+        if isinstance(started, dict) and isinstance(started.get("folder"), str):
+            config_paths.resolve(written, Path(started["folder"]))
     return validated(written)
 
 
 def overridden(written: dict[str, Any], overrides: Iterable[str] | Mapping[str, Any] = ()) -> RunConfig:
     """The configuration of a plain map, which is changed, with overrides applied; arguments and errors as of `load`."""
-    items = overrides.items() if isinstance(overrides, Mapping) else map(override, overrides)
-    for key, value in items:
-        _set(written, key, value)
+    _override(written, overrides)
     return validated(written)
 
 
@@ -89,6 +101,11 @@ def override(text: str) -> tuple[str, Any]:
     if not equals or not key:
         raise InputError(f"{text!r}: an override is written key=value, for example train.iterations=4")
     return key, parse_yaml(value, key)
+
+
+def _override(written: dict[str, Any], overrides: Iterable[str] | Mapping[str, Any]) -> None:
+    for key, value in overrides.items() if isinstance(overrides, Mapping) else map(override, overrides):
+        _set(written, key, value)
 
 
 def _set(written: dict[str, Any], key: str, value: Any) -> None:

@@ -161,17 +161,18 @@ def one_line(words: str) -> str:
 
 
 def last_part(use: str) -> str:
-    """The name of a reward that was given none."""
-    return re.split("[:/]", use)[-1]
+    """The name of a reward that was given none; of a file alone it is the file's, without .py."""
+    return re.split("[:/]", use)[-1].removesuffix(".py")
 
 
 def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None, name: str | None = None) -> Reward:
     """Find a reward by what a user wrote.
 
     Args:
-        use: a built-in name, a dotted path `pkg.module:object`, a file `./file.py:object`, the name of an installed
-            package's entry point in the group `flowgrpo.rewards`, or the URL `http://host:port/name` of a served one
-            (several, separated by commas, are its replicas).
+        use: a built-in name, a dotted path `pkg.module:object`, a file `./file.py:object` (`./file.py` where one
+            object in it alone looks like a reward), the name of an installed package's entry point in the group
+            `flowgrpo.rewards`, or the URL `http://host:port/name` of a served one (several, separated by commas, are
+            its replicas).
         options: arguments for a class, or of the client of a URL.
         name: in metrics; by default the last part of `use`.
 
@@ -199,9 +200,7 @@ def find(use: str) -> Any:
     if ":" in use:
         return locate(use, f"the reward {use!r}")
     if use.endswith(".py"):
-        names = _names(_load_file(Path(use), f"the reward {use!r}"))
-        has = f"it has {', '.join(names)}" if names else "but it has no function or class"
-        raise RewardError(f"the reward {use!r}: say which of its names, {use}:{names[0] if names else 'NAME'}; {has}")
+        return _only_reward(use, _load_file(Path(use), f"the reward {use!r}"))
     installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if use in installed:
         with _one_sentence(f"the reward {use!r}: {installed[use].value} could not be imported", installed[use].module):
@@ -210,6 +209,27 @@ def find(use: str) -> Any:
     raise RewardError(
         f"there is no reward {use!r}, {hint}" + ("" if hint.endswith("?") else ", or write ./file.py:function")
     )
+
+
+def _only_reward(use: str, module: Any) -> Any:
+    """The one object of a file that looks like a reward: it is called with samples and then `prompts`.
+
+    Raises:
+        RewardError: there are several, or none.
+    """
+    alike = [name for name in _names(module) if _looks_like_reward(getattr(module, name))]
+    if len(alike) == 1:
+        return getattr(module, alike[0])
+    names = alike or _names(module)
+    has = f"it has {', '.join(names)}" if names else "but it has no function or class"
+    raise RewardError(f"the reward {use!r}: say which of its names, {use}:{names[0] if names else 'NAME'}; {has}")
+
+
+def _looks_like_reward(found: Any) -> bool:
+    called = getattr(found, "__call__", None) if inspect.isclass(found) else found  # noqa: B004
+    if not (inspect.isfunction(called) or inspect.ismethod(called)):
+        return False
+    return "prompts" in [*inspect.signature(called).parameters][: 3 if inspect.isclass(found) else 2]
 
 
 def batched(rows: S, size: int) -> list[S]:

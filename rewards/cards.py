@@ -137,6 +137,7 @@ BUILT_IN: dict[str, Card] = {
     "gsm8k_accuracy": Card("rewards.text:gsm8k_accuracy", "text, answer", "0 or 1", None, "Apache-2.0"),
     "math_answer": Card("rewards.text:math_answer", "text, answer", "0 to 3", None, "Apache-2.0"),
     "math_accuracy": Card("rewards.text:math_accuracy", "text, answer", "0 or 1", None, "Apache-2.0"),
+    "math_verify": Card("rewards.algebra:MathVerify", "text, answer", "0 or 1", None, "Apache-2.0 (math-verify too)"),
     "code": Card("rewards.code:code", "text, tests", "0 to 1", None, "Apache-2.0"),
     "code_format": Card("rewards.code:code_format", "text", "0, 0.5 or 1", None, "Apache-2.0"),
 }

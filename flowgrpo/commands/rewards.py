@@ -33,12 +33,8 @@ def reward_help(name: str) -> str:
 
     Of a built-in reward both are read from its source, so that nothing it needs is imported.
     """
-    if name in BUILT_IN:
-        said, options = _read(BUILT_IN[name].target)
-        settled = BUILT_IN[name].options
-    else:
-        said, options = _imported(find(name))
-        settled = {}
+    said, options = _told(name)
+    settled = BUILT_IN[name].options if name in BUILT_IN else {}
     lines = [said or "It has no docstring.", "".join(f"{key}: {value}\n" for key, value in settled.items())]
     use = f"{{use: {name}}}"
     if options is not None:
@@ -49,6 +45,19 @@ def reward_help(name: str) -> str:
         lines.append(f"Options: {', '.join(shown) or 'none'}")
         use = f"{{use: {name}, options: {{{needed}}}}}" if needed else use
     return "\n\n".join([*filter(None, lines), f"In a config: rewards: [{use}]"])
+
+
+def options_of(use: str) -> Options | None:
+    """The options that a reward takes, by whatever it is used; None of a function.
+
+    Raises:
+        RewardError: there is no such reward.
+    """
+    return _told(use)[1]
+
+
+def _told(use: str) -> tuple[str | None, Options | None]:
+    return _read(BUILT_IN[use].target) if use in BUILT_IN else _imported(find(use))
 
 
 def _imported(reward: Any) -> tuple[str | None, Options | None]:

@@ -17,25 +17,20 @@ from flowgrpo.training.progress import shown
 from flowgrpo.training.samples import ModelUse, Sample, manifest_line, save_sample
 from samplers.batches import batched
 
-BATCH = 16
 
-
-def sample_to_folder(
-    use: ModelUse, texts: Sequence[str] | None, *, prompts_file: str | None, out: Path, seed: int
-) -> list[dict[str, Any]]:
-    """Sample every prompt once, prompt i from seed + i; returns the manifest's lines.
+def sample_to_folder(use: ModelUse, rows: Sequence[Row], out: Path, batch_size: int) -> list[dict[str, Any]]:
+    """Sample every row once, `batch_size` in one call; returns the manifest's lines.
 
     Raises:
-        InputError: there is no such model, adapter, prompt file or option, or `out` holds samples already.
+        InputError: there is no such model, adapter or option, or `out` holds samples already.
     """
-    rows = asked(texts, prompts_file, seed)
     check_folder(out)
     with shown(), phase("loading"):
         sampler = KINDS[kind_of(use.path)].sampling.sampler(use, rows)
     out.mkdir(parents=True, exist_ok=True)
     lines = []
     with (out / "manifest.jsonl").open("w") as manifest, shown(), phase("sampling", len(rows)) as sampling:
-        for part in batched(sampler.rows, BATCH):
+        for part in batched(sampler.rows, batch_size):
             for row, sample in zip(part, sampler.generate(part), strict=True):
                 file = save_sample(sample, out / f"{len(lines):04d}", sampler.sampling_rate)
                 lines.append(line_of(file, row, sampler.word))
@@ -44,14 +39,19 @@ def sample_to_folder(
     return lines
 
 
-def asked(texts: Sequence[str] | None, prompts_file: str | None, seed: int) -> list[Row]:
+def asked(texts: Sequence[str] | None, prompts_file: str | None, seed: int, column: str = "prompt") -> list[Row]:
     """Return the rows to sample: texts, or the prompts of a file or a built-in set, prompt i with seed + i.
+
+    Args:
+        column: the one of a table or of a hub dataset that holds the prompts.
 
     Raises:
         InputError: there is no such file, or a text has characters that cannot be encoded.
     """
+    if texts and column != "prompt":
+        raise InputError("--column: it is one of the file that --prompts names, there is none")
     tables.check_plain(list(texts or []), "--prompt")
-    chosen = [Prompt(text) for text in texts] if texts else prompts.load(prompts_file, "--prompts")
+    chosen = [Prompt(text) for text in texts] if texts else prompts.load(prompts_file, "--prompts", column=column)
     return [Row(prompt.text, seed + i, prompt.columns) for i, prompt in enumerate(chosen)]
 
 

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from rich.table import Column, Table
 
-from flowgrpo.data import conditions, tables
+from flowgrpo.commands.rewards import options_of
+from flowgrpo.data import conditions, tables, yaml_maps
 from flowgrpo.errors import InputError
+from flowgrpo.schema.sections import RewardUse
+from flowgrpo.schema.sentences import checked
 from flowgrpo.training.out_of_memory import OutOfMemory
 from flowgrpo.training.phases import phase
 from flowgrpo.training.progress import shown
 from flowgrpo.training.samples import check_inside, read_manifest
-from rewards import Reward, RewardError, media
+from rewards import Reward, RewardError, load, media
 from rewards.base import told
+from rewards.compute import default_device
 from rewards.memory import is_out_of_memory
 from samplers.batches import batched
 
@@ -36,8 +41,43 @@ class File:
     columns: dict[str, Any]
 
 
-def score_folder(folder: Path, rewards: Sequence[Reward]) -> list[dict[str, Any]]:
-    """Rewards of every sample of a folder.
+def loaded(
+    uses: Sequence[str], *, dtype: str | None = None, batch_size: int | None = None, device: str | None = None
+) -> list[Reward]:
+    """Rewards as the command line names them, on a device.
+
+    Args:
+        uses: as a config uses them; or maps, `{use: ..., options: ...}`.
+        dtype, batch_size: given to every reward whose options have these names, unless its map has its own.
+        device: by default the first GPU, if there is one.
+
+    Raises:
+        InputError: a map is wrong, or a dtype is given and no reward takes one.
+        RewardError: there is no such reward, or it cannot be made.
+    """
+    rewards, took_dtype = [], False
+    for text in uses:
+        use = checked(RewardUse, yaml_maps.parse_yaml(text, "REWARD") if text.startswith("{") else text, "REWARD")
+        if ignored := {"only", "weight"} & use.model_fields_set:
+            raise InputError(
+                f"{use.use}: {min(ignored)} belongs into the config of a run, score tells each reward alone"
+            )
+        given = {"dtype": dtype, "batch_size": batch_size}
+        given = {name: value for name, value in given.items() if value is not None}
+        taken = (options_of(use.use) or {}) if given else {}
+        took_dtype |= "dtype" in taken
+        options = {**{name: value for name, value in given.items() if name in taken}, **use.options}
+        rewards.append(load(use.use, options=options, name=use.name))
+    if dtype is not None and not took_dtype:
+        raise InputError(f"--dtype: {' and '.join(reward.name for reward in rewards)} takes none, leave it out")
+    for reward in rewards:
+        if hasattr(reward.function, "to"):
+            reward.function.to(device or default_device())
+    return rewards
+
+
+def score_folder(folder: Path, rewards: Sequence[Reward], batch_size: int = BATCH) -> list[dict[str, Any]]:
+    """Rewards of every sample of a folder, of which a reward gets `batch_size` at once.
 
     Prompts, and further columns, come from its manifest.jsonl; without one a file's name is its prompt, `_` for a space.
     Group-wise rewards meet all files of one prompt together.
@@ -53,7 +93,7 @@ def score_folder(folder: Path, rewards: Sequence[Reward]) -> list[dict[str, Any]
     scores: list[dict[str, float | None]] = [{} for _ in files]
     for reward in rewards:
         with shown(), phase(f"scoring by {reward.name}", len(files)) as scoring:
-            for indices in batches(files, reward.group_wise):
+            for indices in batches(files, reward.group_wise, batch_size):
                 samples = [read(folder / files[i].name) for i in indices]
                 for alike in _of_one_shape(indices, samples, reward):
                     values = _scored(reward, files, alike=alike, indices=indices, samples=samples)
@@ -64,6 +104,21 @@ def score_folder(folder: Path, rewards: Sequence[Reward]) -> list[dict[str, Any]
         {"file": file.name, "prompt": file.prompt, "rewards": values}
         for file, values in zip(files, scores, strict=True)
     ]
+
+
+def table(found: Sequence[Mapping[str, Any]]) -> Table:
+    """What `score_folder` found, for people: a line for each file, and the means."""
+    names = list(found[0]["rewards"])
+    shown = Table(Column("file", overflow="fold"), Column("prompt", overflow="fold"), *names, box=None, padding=(0, 2))
+    for line in found:
+        shown.add_row(line["file"], line["prompt"], *(_shown(line["rewards"][name]) for name in names))
+    known = [[line["rewards"][name] for line in found if line["rewards"][name] is not None] for name in names]
+    shown.add_row("mean", f"{len(found)} samples", *(_shown(sum(own) / len(own) if own else None) for own in known))
+    return shown
+
+
+def _shown(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"
 
 
 def listed(folder: Path) -> list[File]:
@@ -90,10 +145,10 @@ def listed(folder: Path) -> list[File]:
     return files
 
 
-def batches(files: Sequence[File], group_wise: bool) -> list[list[int]]:
-    """Indices of files that are scored together: all of one prompt for a group-wise reward, else a few."""
+def batches(files: Sequence[File], group_wise: bool, batch_size: int = BATCH) -> list[list[int]]:
+    """Indices of files that are scored together: all of one prompt for a group-wise reward, else `batch_size`."""
     if not group_wise:
-        return [list(batch) for batch in batched(range(len(files)), BATCH)]
+        return [list(batch) for batch in batched(range(len(files)), batch_size)]
     by_prompt = defaultdict(list)
     for i, file in enumerate(files):
         by_prompt[file.prompt].append(i)

@@ -16,10 +16,10 @@ from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType, set_seed
 
 from flowgrpo import config
-from flowgrpo.commands import launch
+from flowgrpo.commands import inputs, launch
 from flowgrpo.commands.gallery import check_readable, write_gallery
 from flowgrpo.commands.kinds import KINDS
-from flowgrpo.data import prompts
+from flowgrpo.data import config_paths, configs, prompts
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.schema import sections
@@ -67,15 +67,19 @@ def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -
         InputError, RewardError: the input is wrong; nothing expensive has happened.
         Stopped: asked to stop, nothing to learn, diverged, out of memory; a checkpoint is written, or was before.
     """
-    return train_config(config.load(path, overrides))
+    return train_config(config.load(path, overrides), configs.place_of(path))
 
 
-def train_config(settings: RunConfig) -> Run:
-    """Run a configuration, in a folder that no other run is in, and return the finished run; see `train`."""
+def train_config(settings: RunConfig, source: Path | None = None) -> Run:
+    """Run a configuration, in a folder that no other run is in, and return the finished run; see `train`.
+
+    Args:
+        source: the file that the configuration comes from, which the run keeps a copy of.
+    """
     with folders.held(settings.run.folder) if launch.is_main() else nullcontext():
         try:
             with progress.shown(launch.is_main()) as display:
-                return _train(settings, display)
+                return _train(settings, source, display)
         except OutOfMemory as error:
             raise _ran_out(error, settings) from error
 
@@ -97,7 +101,7 @@ def _ran_out(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
     return RanOutOfMemory(f"stopped, {error}", "begin again", overrides)
 
 
-def _train(settings: RunConfig, display: progress.Display) -> Run:
+def _train(settings: RunConfig, source: Path | None, display: progress.Display) -> Run:
     folder = settings.run.folder
     launch.check_environment(os.environ)
     optimizers.check(settings.train.optimizer.name, default_device())
@@ -138,7 +142,9 @@ def _train(settings: RunConfig, display: progress.Display) -> Run:
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.yaml").write_text(config.dumped(settings))
-        (folder / "environment.json").write_text(json.dumps(report.environment(accelerator), indent=1) + "\n")
+        environment = {**report.environment(accelerator), "folder": str(Path.cwd())}
+        (folder / "environment.json").write_text(json.dumps(environment, indent=1) + "\n")
+        inputs.keep(folder, settings, source)
     accelerator.wait_for_everyone()
     if settings.run.resume:
         trainer.resume()
@@ -213,10 +219,14 @@ def _check_folder(settings: RunConfig, folder: Path) -> None:
         return
     if not (folder / "config.yaml").is_file():
         raise InputError(f"run.resume: there is no run in {folder}")
-    before = _flat(config.of_run(folder).model_dump())
+    before = _flat(config.of_run(folder, resolve=False).model_dump())
     now = _flat(settings.model_dump())
+    places_before, places_now = (
+        _flat(config_paths.absolute(each.model_dump())) for each in (config.of_run(folder), settings)
+    )
     for key in sorted({*before, *now}):
-        if before.get(key) != now.get(key) and not key.startswith(MAY_DIFFER):
+        alike = before.get(key) == now.get(key) or places_before.get(key) == places_now.get(key)
+        if not alike and not key.startswith(MAY_DIFFER):
             raise InputError(
                 f"run.resume: {key} was {before.get(key)!r} in {folder} and is {now.get(key)!r} now; "
                 "a run goes on as it began"

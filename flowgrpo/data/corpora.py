@@ -169,14 +169,20 @@ def load(source: str, folder: str, key: str) -> list[Row]:
     Raises:
         InputError: there is no such split or file, or a row of it is wrong.
     """
+    corpus = CORPORA[source.partition(":")[0]]
+    read = files(source, folder, key)
+    rows = [corpus.read(row, place) for file in read for place, row in tables.rows(file, key, corpus.columns)]
+    return list({row["prompt"]: row for row in rows}.values()) if corpus.distinct else rows
+
+
+def files(source: str, folder: str, key: str) -> list[Path]:
+    """The files that a corpus is read from; arguments and errors as of `load`."""
     name, _, part = source.partition(":")
-    files = [Path(part)] if Path(part).suffix in tables.SUFFIXES else _files(source, Path(folder) / name, key)
-    for file in files:
+    found = [Path(part)] if Path(part).suffix in tables.SUFFIXES else _files(source, Path(folder) / name, key)
+    for file in found:
         if not file.is_file():
             raise InputError(f"{key}: there is no file {file}")
-    corpus = CORPORA[name]
-    rows = [corpus.read(row, place) for file in files for place, row in tables.rows(file, key, corpus.columns)]
-    return list({row["prompt"]: row for row in rows}.values()) if corpus.distinct else rows
+    return found
 
 
 def _files(source: str, folder: Path, key: str) -> list[Path]:

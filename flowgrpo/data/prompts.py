@@ -110,8 +110,8 @@ def _asking(row: tables.Row, column: str, place: str) -> tables.Row:
     """A row of a table with its column of prompts called `prompt`, and a column that was called so left out."""
     if column not in row:
         raise InputError(
-            f"{place}: the row has no key {column!r}, it has {', '.join(row) or 'none'}; prompts.column names the one that "
-            "holds the prompt"
+            f"{place}: the row has no key {column!r}, it has {', '.join(row) or 'none'}; prompts.column "
+            "(--column of a command) names the one that holds the prompt"
         )
     further = {name: cell for name, cell in row.items() if name not in ("prompt", column)}
     return {"prompt": tables.text(row, column, place), **further}

@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
+from flowgrpo.flow import setup
+from flowgrpo.flow.config import Model
 from flowgrpo.flow.pipeline import loading
 from flowgrpo.flow.pipeline.modality import sampling_rate
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.schema.sentences import checked
 from flowgrpo.training import checkpoint
-from flowgrpo.training.samples import SAMPLING_RATE, ModelUse, Sampler
+from flowgrpo.training.samples import SAMPLING_RATE, ModelUse, Sampler, Switches
+from rewards.compute import default_device
 
 
 def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
     """Load a model and return it ready to sample rows by ODE.
 
     Raises:
-        InputError: there is no such model, adapter or argument, or the rows have conditions that it does not take.
+        InputError: there is no such model, adapter or argument, a switch is not for this model or machine, or the rows have
+            conditions that it does not take.
     """
     adapter = use.adapter
     if adapter is not None:
         if not (adapter / loading.LORA_FILE).is_file():
             raise InputError(f"--adapter {adapter}: there is no {loading.LORA_FILE}, which flowgrpo export writes")
         checkpoint.check_tensors(adapter / loading.LORA_FILE)
+    with _as_options():
+        policy = _policy(use, rows)
+    return Sampler(rows, policy.generate, "ode", sampling_rate(policy.pipe) or SAMPLING_RATE)
+
+
+def _policy(use: ModelUse, rows: Sequence[Row]) -> DiffusersPolicy:
+    own = vars(use.switches)
+    model = checked(Model, {"path": use.path, "dtype": use.dtype, "quantise": use.quantise, **own}, "model")
+    setup.check_installed(model, default_device(), learns=False)
 
     def encode(policy: DiffusersPolicy) -> None:
         conditions.check((row.columns for row in rows), policy.takes, "--prompts")
@@ -34,9 +50,21 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
         use.path,
         use.dtype,
         use.call,
-        adapter=adapter,
+        adapter=use.adapter,
         quantise=use.quantise,
         encode=encode,
-        text_encoders="offload",
+        text_encoders=use.switches.text_encoders,
     )
-    return Sampler(rows, policy.generate, "ode", sampling_rate(policy.pipe) or SAMPLING_RATE)
+    setup.set_switches(model, policy)
+    return policy
+
+
+@contextmanager
+def _as_options() -> Iterator[None]:
+    """What is wrong with a switch, by the name that it has on the command line."""
+    try:
+        yield
+    except InputError as error:
+        names = "|".join(vars(Switches()))
+        said = re.sub(rf"\bmodel\.({names})\b", lambda found: f"--{found[1].replace('_', '-')}", str(error))
+        raise InputError(said) from error

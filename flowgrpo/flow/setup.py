@@ -170,8 +170,20 @@ def check_switches(model: Model, device: torch.device) -> None:
     """
     if model.attention is None:
         refuse_lossy_attention(DIFFUSERS_ATTN_BACKEND, "DIFFUSERS_ATTN_BACKEND")
-    else:
-        try_attention(model.attention, model.dtype, device)
+    check_installed(model, device)
+
+
+def check_installed(model: Model, device: torch.device, *, learns: bool = True) -> None:
+    """Whether this machine has what the switches ask for.
+
+    Args:
+        learns: whether gradients are wanted, too.
+
+    Raises:
+        InputError: the attention backend or a compiler is missing here.
+    """
+    if model.attention is not None:
+        try_attention(model.attention, model.dtype, device, learns=learns)
     if model.compile:
         check_compiler("model.compile", device, "remove model.compile")
 

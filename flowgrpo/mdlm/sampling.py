@@ -17,7 +17,7 @@ from flowgrpo.mdlm.methods.decoder import Decoding
 from flowgrpo.mdlm.setup import load_text_policy
 from flowgrpo.schema.sentences import checked
 from flowgrpo.training import checkpoint
-from flowgrpo.training.samples import ModelUse, Sampler, Text
+from flowgrpo.training.samples import ModelUse, Sampler, Switches, Text
 from rewards.base import nearest
 from rewards.compute import default_device
 
@@ -37,6 +37,9 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
     Raises:
         InputError: there is no such model, adapter or option.
     """
+    if asked := [name for name, value in vars(use.switches).items() if value != getattr(Switches(), name)]:
+        hint = ", write attention=block without the dashes" if asked[0] == "attention" else ""
+        raise InputError(f"--{asked[0].replace('_', '-')}: pipelines have that, {use.path} is a language model{hint}")
     adapter, template = use.adapter, use.call.get("template")
     if template is not None and template not in templates.TEMPLATES:
         raise InputError(f"template: {template!r} is unknown, {nearest(str(template), templates.TEMPLATES)}")

@@ -92,7 +92,8 @@ class RewardUse(Strict):
     """One reward. A plain text is a `use`."""
 
     use: str
-    """A built-in name, pkg.module:object, ./file.py:object, an installed entry point, or a URL."""
+    """A built-in name, pkg.module:object, ./file.py:object (./file.py if it has one reward), an installed entry point, or
+    a URL."""
     weight: float = 1.0
     """Weight in the sum of rewards that is trained on."""
     options: dict[str, Any] = {}
@@ -274,7 +275,7 @@ class RunConfig(Strict):
     prompts: Prompts = Prompts()
     """Where prompts come from."""
     rewards: list[RewardUse] = Field(min_length=1)
-    """Rewards that are trained on, by the sum of weight x reward."""
+    """Rewards that are trained on, by the sum of weight x reward; one alone needs no list."""
     eval_rewards: list[RewardUse] = []
     """Rewards that are measured at evaluations only; the same keys."""
     algorithm: Strict
@@ -285,3 +286,9 @@ class RunConfig(Strict):
     """Held-out evaluation."""
     run: Run = Run()
     """The run's folder, seed, processes and checkpoints."""
+
+    @field_validator("rewards", "eval_rewards", mode="before")
+    @classmethod
+    def _one(cls, written: Any) -> Any:
+        """One reward needs no list around it."""
+        return [written] if isinstance(written, str | dict) else written

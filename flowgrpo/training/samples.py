@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +168,18 @@ def save_sample(sample: torch.Tensor | Text, stem: Path, sampling_rate: int = SA
     return file
 
 
+@dataclass(frozen=True)
+class Switches:
+    """Switches of memory and speed of a pipeline, as the keys of the same names in a config's section `model`."""
+
+    text_encoders: str = "offload"
+    vae: str = "keep"
+    vae_tiling: bool = False
+    _: KW_ONLY
+    attention: str | None = None
+    compile: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelUse:
     """A model as `flowgrpo sample` is asked to use it.
@@ -178,6 +190,7 @@ class ModelUse:
         adapter: a folder that `flowgrpo export` wrote.
         dtype: `float32`, `bfloat16` or `float16`.
         quantise: the base as `model.quantise` keeps it.
+        switches: of memory and speed, which only pipelines have.
     """
 
     path: str
@@ -185,6 +198,7 @@ class ModelUse:
     adapter: Path | None = None
     dtype: str = "float32"
     quantise: str | None = None
+    switches: Switches = Switches()
 
 
 @dataclass(frozen=True)

@@ -287,6 +287,12 @@ def test_a_text_among_rewards_is_a_use(path):
     assert short == config.load(path, uses)
 
 
+@pytest.mark.parametrize("key", ["rewards", "eval_rewards"])
+@pytest.mark.parametrize("one", ["ocr", "[ocr]", "{use: ocr}", "[{use: ocr}]"])
+def test_one_reward_needs_neither_a_list_nor_a_map(path, key, one):
+    assert [use.use for use in getattr(config.load(path, [f"{key}={one}"]), key)] == ["ocr"]
+
+
 def test_overrides_apply_to_what_was_written_and_not_to_what_followed(path):
     written = {"model": {"path": "shapes"}, "rewards": [{"use": "shapes"}]}
     chosen = ["algorithm.preset=mix_grpo", "train.groups=4", "rewards=[jpeg_size]"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from runs import CALL
 
+from flowgrpo.cli import main
 from flowgrpo.commands import rewards as command
 from flowgrpo.schema.lazy import lazy
 from rewards import BUILT_IN
@@ -156,3 +157,12 @@ def test_the_python_entry_points(workplace, tiny_model):
     trained = run.policy.sample(["a red circle"], seed=0)
     last = json.loads(Path("runs/t/samples/manifest.jsonl").read_text().splitlines()[-2])
     assert trained[0, 0].mean().item() == pytest.approx(last["rewards"]["redness"], abs=1e-6)
+
+
+@pytest.mark.parametrize("command", [["rewards"], ["init"]])
+def test_lists_are_data_and_what_to_do_with_them_goes_to_stderr(capsys, command):
+    assert main(command) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"flowgrpo {command[0]} NAME ")
+    assert captured.err.count("\n") == 1
+    assert " NAME " not in captured.out

@@ -111,7 +111,7 @@ def test_an_installed_package_offers_a_reward_by_its_entry_point(mine, monkeypat
         (
             "./mine.py",
             {},
-            r"'./mine.py': say which of its names, ./mine.py:redness; it has redness, counted, Scaled, Picky$",
+            r"'./mine.py': say which of its names, ./mine.py:redness; it has redness, counted, Scaled$",
         ),
         ("./nothing.py", {}, "there is no file nothing.py"),
         ("no.such.module:f", {}, "no.such.module could not be imported: ModuleNotFoundError"),
@@ -124,6 +124,27 @@ def test_an_installed_package_offers_a_reward_by_its_entry_point(mine, monkeypat
 def test_what_cannot_be_found_is_explained(mine, use, options, said):
     with pytest.raises(RewardError, match=said):
         rewards.load(use, options=options)
+
+
+@pytest.mark.parametrize(
+    ("more", "value"),
+    [
+        ("def red(images, prompts, **columns):\n    return [1.0] * len(prompts)\n", 1.0),
+        ("class Red:\n    def __call__(self, images, prompts):\n        return [2.0] * len(prompts)\n", 2.0),
+    ],
+)
+def test_the_only_reward_of_a_file_needs_no_name(mine, more, value):
+    others = "import os\nclass Options:\n    size = 3\ndef mean(images):\n    return images.mean()\n"
+    (mine / "only.py").write_text(others + "def scale(images, factor):\n    return images\n" + more)
+    reward = rewards.load("./only.py")
+    assert reward.name == "only"
+    assert reward(IMAGES, ["a", "b"], {}).tolist() == [value, value]
+
+
+def test_a_file_without_a_reward_says_what_it_has(mine):
+    (mine / "none.py").write_text("def mean(images):\n    return images.mean()\nclass Size:\n    pass\n")
+    with pytest.raises(RewardError, match=r"say which of its names, ./none.py:mean; it has mean, Size$"):
+        rewards.load("./none.py")
 
 
 def test_a_file_that_does_not_run_is_explained(mine):

@@ -57,6 +57,11 @@ def place_of(path: str | Path) -> Path:
     return FOLDER / f"{whole(name)}.yaml"
 
 
+def is_built_in(file: Path) -> bool:
+    """Whether a file is one of the built-in configs."""
+    return file.resolve().parent == FOLDER.resolve()
+
+
 def head(name: str) -> dict[str, str]:
     """What the comment at the top of a built-in config says: its first sentence as `about`, and a text for each label."""
     said, label = {"about": ""}, "about"

@@ -54,14 +54,22 @@ def _dispatching(module: torch.nn.Module) -> list[Any]:
     return [p for p in processors if hasattr(p, "_attention_backend")]
 
 
-def try_attention(name: str, dtype: str, device: torch.device) -> None:
-    """Run one small attention with its gradient, to see that package, device and dtype go together."""
-    q, k, v = (torch.ones(1, 8, 2, 64, dtype=DTYPES[dtype], device=device, requires_grad=True) for _ in "qkv")
+def try_attention(name: str, dtype: str, device: torch.device, *, learns: bool = True) -> None:
+    """Run one small attention, with its gradient if the model `learns`, to see that package, device and dtype go together.
+
+    Raises:
+        InputError: they do not.
+    """
+    if name == "xformers" and device.type == "cpu":
+        raise InputError("model.attention: xformers computes on a GPU only, and there is none here; leave it out")
+    q, k, v = (torch.ones(1, 8, 2, 64, dtype=DTYPES[dtype], device=device, requires_grad=learns) for _ in "qkv")
     try:
-        with torch.enable_grad(), attention_backend(name):
-            dispatch_attention_fn(q, k, v).sum().backward()
+        with torch.set_grad_enabled(learns), attention_backend(name):
+            out = dispatch_attention_fn(q, k, v).sum()
+            if learns:
+                out.backward()
     except Exception as error:  # kernels of other packages raise anything; what was raised is reported
-        reason = " ".join(str(error).split())[:300]
+        reason, what = " ".join(str(error).split())[:300], "train" if learns else "compute"
         raise InputError(
-            f"model.attention: {name} cannot train in {dtype} on {device.type} here ({type(error).__name__}: {reason})"
+            f"model.attention: {name} cannot {what} in {dtype} on {device.type} here ({type(error).__name__}: {reason})"
         ) from error

@@ -47,7 +47,7 @@ def tile(pipe: DiffusionPipeline) -> None:
     tiling = [module for module in modules if hasattr(module, "enable_tiling") and hasattr(module, "use_tiling")]
     if not tiling:
         names = ", ".join(type(module).__name__ for module in modules) or "a pipeline without a VAE"
-        raise InputError(f"model.vae_tiling: {names} has no tiling, set it to false")
+        raise InputError(f"model.vae_tiling: {names} has no tiling, leave it out")
     for module in tiling:
         module.enable_tiling()
 

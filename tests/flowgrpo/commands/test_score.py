@@ -13,6 +13,7 @@ from flowgrpo.commands.score import read, score_folder
 from flowgrpo.errors import InputError
 from flowgrpo.training.samples import save_sample
 from rewards import Reward
+from rewards.compute import default_device
 
 
 @pytest.fixture
@@ -106,6 +107,58 @@ def test_a_reward_that_raises_is_told_with_its_file_and_line(folder, capsys, mon
     assert main(["score", "./mine.py:broken", "--samples", "."]) == 2
     said = "failed on a_blue_thing.png: AttributeError: 'list' object has no attribute 'nothing' at mine.py:2\n"
     assert capsys.readouterr().err == f"flowgrpo: the reward 'broken' {said}"
+
+
+MODEL = """
+class Model:
+    def __init__(self, dtype="float32", batch_size=16, scale=1):
+        self.options = (dtype, batch_size, scale)
+    def to(self, device):
+        print("to", device)
+    def __call__(self, images, prompts):
+        print(*self.options, len(prompts))
+        return [self.options[2]] * len(prompts)
+"""
+
+
+def test_memory_options_reach_the_rewards_that_take_them(folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "held.py").write_text(MODEL)
+
+    def said(*arguments):
+        assert main(["score", *arguments, "--samples", ".", "--format", "json"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return lines[: lines.index("[")], json.loads("".join(lines[lines.index("[") :]))
+
+    assert said("./held.py")[0] == [f"to {default_device()}", "float32 16 1 2"]
+    options = ["--dtype", "bfloat16", "--batch-size", "1"]
+    lines, found = said("./held.py", "jpeg_size", *options, "--device", "meta")
+    assert lines == ["to meta", "bfloat16 1 1 1", "bfloat16 1 1 1"]
+    assert list(found[0]["rewards"]) == ["held", "jpeg_size"]
+    own = "{use: ./held.py, name: own, options: {dtype: float16, scale: 3}}"
+    lines, found = said(own, *options)
+    assert lines == [f"to {default_device()}", "float16 1 3 1", "float16 1 3 1"]
+    assert found[0]["rewards"] == {"own": 3}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["jpeg_size", "--dtype", "bfloat16"], "--dtype: jpeg_size takes none, leave it out"),
+        (
+            ["{use: jpeg_size, weight: 2}"],
+            "jpeg_size: weight belongs into the config of a run, score tells each reward",
+        ),
+        (["{use: jpeg_size, only: {task: ocr}}"], "jpeg_size: only belongs into the config of a run"),
+        (["{us: jpeg_size}"], "REWARD.us: unknown key, did you mean 'use'?"),
+        (["{use: jpeg_size"], "REWARD: not valid YAML"),
+    ],
+)
+def test_wrong_uses_are_one_sentence(folder, capsys, arguments, said):
+    assert main(["score", *arguments, "--samples", str(folder)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"flowgrpo: {said}")
+    assert told.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", [["score", "jpeg_size", "--samples"], ["gallery"]])

@@ -50,6 +50,17 @@ def test_prompts_come_from_a_file_and_many_are_batched(settings, model):
         assert json.loads(Path(f"o/{i:04d}.json").read_text())["text"] == policy.sample([line], i)[0]
 
 
+def test_a_batch_has_the_size_that_is_asked_for_and_the_answers_are_the_same(model, monkeypatch):
+    sizes, generate = [], TextPolicy.generate
+    monkeypatch.setattr(
+        TextPolicy, "generate", lambda self, asked, *a: sizes.append(len(asked)) or generate(self, asked, *a)
+    )
+    asked = ["sample", str(model), "--prompt", "ab", "--prompt", "c", "--prompt", "abc", "length=4"]
+    assert main([*asked, "--out", "o", "--batch-size", "2"]) == main([*asked, "--out", "p"]) == 0
+    assert sizes == [2, 1, 3]
+    assert [Path(f"o/000{i}.json").read_text() == Path(f"p/000{i}.json").read_text() for i in range(3)] == [True] * 3
+
+
 def test_an_adapter_changes_the_answers_and_one_of_another_model_is_refused(settings, model, capsys):
     done = run.train_config(settings(model__lora={"rank": 2, "alpha": 4.0}, train__learning_rate=0.1))
     assert main(["export", str(done.folder), "--out", "lora"]) == 0
@@ -102,6 +113,9 @@ def test_the_kind_of_a_model_is_read_off_its_folder(model, tiny_model, tmp_path)
         (["mask_id=0"], "model.mask_id: 0 is the padding token too"),
         (["--dtype", "float16"], "dtype: 'float16' is not allowed"),
         (["--adapter", "nowhere"], "--adapter nowhere: there is no adapter_config.json, which flowgrpo export writes"),
+        (["--vae-tiling"], "--vae-tiling: pipelines have that, "),
+        (["--text-encoders", "free"], "--text-encoders: pipelines have that, "),
+        (["--attention", "block"], "is a language model, write attention=block without the dashes"),
         (["--prompts", "no.txt"], "give either --prompt TEXT"),
     ],
 )

@@ -5,8 +5,9 @@ import typing
 import pytest
 import torch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
-from replayed import policy_of, trained
+from replayed import ROWS, policy_of, trained
 
+from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline import attention, backends
 
 
@@ -30,3 +31,31 @@ def test_an_exact_attention_gives_the_same_numbers(backend):
 def test_attention_names_are_those_of_diffusers_that_do_not_quantise():
     everything = {backend.value for backend in AttentionBackendName}
     assert set(typing.get_args(backends.AttentionBackend)) == {name for name in everything if "sage" not in name}
+
+
+@pytest.mark.parametrize(("backend", "device"), [("_native_math", "cpu"), ("xformers", "cuda")])
+def test_samples_of_another_attention_are_the_same_on_the_device_it_is_for(backend, device):
+    if backend == "xformers":
+        pytest.importorskip("xformers.ops")
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("xformers computes on a GPU only")
+    attention.try_attention(backend, "float32", torch.device(device))
+    plain, policy = policy_of("flux"), policy_of("flux")
+    for each in (plain, policy):
+        each.pipe.to(device)
+    attention.set_attention(policy.modules.values(), backend)
+    torch.testing.assert_close(policy.generate(ROWS), plain.generate(ROWS), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_xformers_without_a_gpu_is_one_sentence(learns):
+    """Whether it is installed or not."""
+    with pytest.raises(
+        InputError, match=r"^model.attention: xformers computes on a GPU only, and there is none here; "
+    ):
+        attention.try_attention("xformers", "float32", torch.device("cpu"), learns=learns)
+
+
+def test_a_package_that_is_missing_is_named():
+    with pytest.raises(InputError, match=r"^model.attention: _flash_3 cannot compute in float32 on cpu here .*missing"):
+        attention.try_attention("_flash_3", "float32", torch.device("cpu"), learns=False)

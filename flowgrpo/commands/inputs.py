@@ -1,0 +1,67 @@
+"""Copies of the files that a run is made from, in `inputs/` of its folder, so that the run is whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from flowgrpo.data import config_paths, corpora, tables
+from flowgrpo.schema.sections import RunConfig
+from flowgrpo.training.folders import replace_text
+
+FOLDER, LIST = "inputs", "files.jsonl"
+LARGEST = 16 << 20  # bytes of a file that is copied
+
+
+def keep(run: Path, settings: RunConfig, source: Path | None) -> None:
+    """Copy the config, the files of prompts and the files of code that a run is made from into its folder.
+
+    `inputs/files.jsonl` has a line for each: `key`, of the configuration; `path`; `bytes`; `sha256`; and `copy`, the name in
+    `inputs`, null for a file of more than `LARGEST` bytes, which is not copied. When a run goes on, files that have changed
+    since are added.
+
+    Args:
+        source: the file of the configuration.
+    """
+    folder = run / FOLDER
+    folder.mkdir(exist_ok=True)
+    lines = [line for _, line in tables.log(folder / LIST)]
+    for key, path in _files(settings, source):
+        size, digest = path.stat().st_size, _digest(path)
+        if any((line["key"], line["sha256"]) == (key, digest) for line in lines):
+            continue
+        copy = _copied(path, digest, folder) if size <= LARGEST else None
+        lines.append({"key": key, "path": str(path), "bytes": size, "sha256": digest, "copy": copy})
+    replace_text(folder / LIST, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _files(settings: RunConfig, source: Path | None) -> Iterator[tuple[str, Path]]:
+    if source is not None:
+        yield "config", source
+    for split in ("train", "eval"):
+        asked = getattr(settings.prompts, split)
+        if corpora.is_corpus(asked):
+            for file in corpora.files(asked, settings.prompts.folder, f"prompts.{split}"):
+                yield f"prompts.{split}", file
+    for named in config_paths.paths(settings.model_dump()):
+        is_corpus, is_model = bool(named.before), named.place.startswith("model.")
+        if named.sure and not is_corpus and not is_model and Path(named.path).is_file():
+            yield named.place, Path(named.path)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _copied(path: Path, digest: str, folder: Path) -> str:
+    """Copy a file, unless a copy of the same content has its name, and return the name of the copy."""
+    name, number = path.name, 1
+    while name == LIST or ((folder / name).exists() and _digest(folder / name) != digest):
+        number += 1
+        name = f"{path.stem}-{number}{path.suffix}"
+    shutil.copyfile(path, folder / name)
+    return name

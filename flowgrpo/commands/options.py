@@ -1,0 +1,47 @@
+"""Options of the command line that several commands have: what to sample, and switches of memory and speed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+PromptsFile = Annotated[
+    str | None,
+    typer.Option(
+        "--prompts",
+        metavar="FILE",
+        help=".txt, .jsonl, .csv, .parquet, a built-in set, a corpus such as gsm8k:test, or hub:owner/name:split",
+    ),
+]
+Column = Annotated[
+    str, typer.Option("--column", metavar="NAME", help="of a table or a hub dataset, the column that holds the prompt")
+]
+Device = Annotated[str | None, typer.Option("--device", help="by default the first GPU, if there is one")]
+SampleBatch = Annotated[int, typer.Option("--batch-size", min=1, help="samples in one call of the model")]
+ScoreBatch = Annotated[
+    int | None,
+    typer.Option("--batch-size", min=1, help="samples that a reward, and its model, gets at once; by default 16"),
+]
+Dtype = Annotated[Literal["float32", "bfloat16", "float16"], typer.Option("--dtype")]
+RewardDtype = Annotated[
+    Literal["float32", "bfloat16", "float16"] | None,
+    typer.Option("--dtype", help="for the rewards that hold a model; by default their own"),
+]
+Quantise = Annotated[
+    Literal["int8", "fp8", "nf4", "torchao_int8", "torchao_fp8", "bnb_nf4"] | None,
+    typer.Option("--quantise", help="keep the base so, as model.quantise does"),
+]
+TextEncoders = Annotated[
+    Literal["keep", "offload", "free"],
+    typer.Option("--text-encoders", help="once all prompts are encoded; as model.text_encoders"),
+]
+Vae = Annotated[Literal["keep", "offload"], typer.Option("--vae", help="as model.vae")]
+VaeTiling = Annotated[bool, typer.Option("--vae-tiling", help="decode in tiles; as model.vae_tiling")]
+Attention = Annotated[
+    str | None,
+    typer.Option(
+        "--attention", metavar="BACKEND", help="of diffusers, as model.attention: native, flash, xformers, ..."
+    ),
+]
+Compile = Annotated[bool, typer.Option("--compile", help="compile the model's repeated blocks; as model.compile")]

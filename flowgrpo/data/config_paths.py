@@ -1,0 +1,135 @@
+"""Paths that a config names: prompt files, folders of corpora, a model's folder, files of code.
+
+In a config file they are looked for beside it first, then in the current folder; on the command line, and in a built-in
+config, in the current folder only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flowgrpo.data import corpora, hub, tables
+from flowgrpo.data.embedded import EMBEDDED
+from flowgrpo.errors import InputError
+
+_CODE = re.compile(r"(?P<path>(?!https?://).+\.py)(?P<after>:\w+)?")
+_PROMPT_FILES = (".txt", *tables.SUFFIXES)
+_FOLDERS = ("model.path", "model.lora.path", "prompts.folder")
+_CODES = ("algorithm.tree.function",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """A path in a configuration: `holder[key]` is `before`, `path` and `after` put together.
+
+    Attributes:
+        place: the key with dots, as errors name it.
+        sure: whether it cannot be anything else, such as the id of a model on the hub.
+    """
+
+    place: str
+    holder: Any
+    key: str | int
+    path: str
+    before: str = ""
+    after: str = ""
+    sure: bool = True
+
+
+def paths(written: Mapping[str, Any]) -> Iterator[Named]:
+    """The paths in a configuration, a plain map that need not be valid."""
+    for split in ("train", "eval"):
+        yield from _prompts(written, f"prompts.{split}")
+    for place in _FOLDERS:
+        holder, key = _holder(written, place)
+        path = holder.get(key)
+        if path and isinstance(path, str) and path not in EMBEDDED:
+            yield Named(place=place, holder=holder, key=key, path=path, sure=path.startswith((".", "/")))
+    for place in _CODES:
+        yield from _code(*_holder(written, place), place)
+    for section in ("rewards", "eval_rewards"):
+        uses = written.get(section)
+        if isinstance(uses, list):
+            for i, use in enumerate(uses):
+                yield from (
+                    _code(use, "use", f"{section}.{i}.use")
+                    if isinstance(use, dict)
+                    else _code(uses, i, f"{section}.{i}")
+                )
+        else:
+            yield from _code(uses, "use", section) if isinstance(uses, dict) else _code(written, section, section)
+
+
+def resolve(written: dict[str, Any], folder: Path) -> list[Named]:
+    """Put the paths that lie in a folder in place of those that are relative to it; the map is changed.
+
+    Returns:
+        the paths that must be somewhere, and are neither in that folder nor in the current one.
+    """
+    if folder.resolve() == Path.cwd():
+        return []
+    missing = []
+    for named in list(paths(written)):
+        beside = folder / named.path
+        if Path(named.path).is_absolute():
+            continue
+        if os.path.exists(beside):
+            named.holder[named.key] = f"{named.before}{beside}{named.after}"
+        elif named.sure and not os.path.exists(named.path):
+            missing.append(named)
+    return missing
+
+
+def check_found(written: Mapping[str, Any], missing: list[Named], folder: Path) -> None:
+    """Refuse what `resolve` found nowhere and is still written.
+
+    Raises:
+        InputError: a path of the config file is neither beside it nor in the current folder.
+    """
+    still = {(named.place, named.path) for named in paths(written)}
+    for named in missing:
+        if (named.place, named.path) in still:
+            raise InputError(
+                f"{named.place}: there is no {named.path}, neither beside the config ({folder / named.path}) nor in the "
+                "current folder"
+            )
+
+
+def absolute(written: dict[str, Any]) -> dict[str, Any]:
+    """Make the paths that are there absolute; the map is changed, and returned."""
+    for named in list(paths(written)):
+        if os.path.exists(named.path):
+            named.holder[named.key] = f"{named.before}{Path(named.path).resolve()}{named.after}"
+    return written
+
+
+def _holder(written: Any, place: str) -> tuple[dict[str, Any], str]:
+    """The map that a dotted key is in, an empty one if it is in none, and its last part."""
+    *sections, key = place.split(".")
+    for section in sections:
+        written = written.get(section) if isinstance(written, dict) else None
+    return written if isinstance(written, dict) else {}, key
+
+
+def _prompts(written: Mapping[str, Any], place: str) -> Iterator[Named]:
+    holder, key = _holder(written, place)
+    source = holder.get(key)
+    if not isinstance(source, str) or hub.is_dataset(source) or Path(source).suffix not in _PROMPT_FILES:
+        return
+    name, _, path = source.partition(":")
+    if corpora.is_corpus(source):
+        yield Named(place=place, holder=holder, key=key, path=path, before=f"{name}:")
+    else:
+        yield Named(place=place, holder=holder, key=key, path=source)
+
+
+def _code(holder: Any, key: str | int, place: str) -> Iterator[Named]:
+    use = holder[key] if isinstance(holder, list) else holder.get(key)
+    found = _CODE.fullmatch(use) if isinstance(use, str) else None
+    if found:
+        yield Named(place=place, holder=holder, key=key, path=found["path"], after=found["after"] or "")
