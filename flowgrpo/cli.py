@@ -298,13 +298,15 @@ def serve(
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN")],
     out_folder: Annotated[Path, typer.Option("--out", metavar="DIR")],
+    *,
     step: Annotated[int | None, typer.Option("--step", help="a checkpoint's step; by default the last")] = None,
+    comfyui: Annotated[bool, typer.Option("--comfyui", help="write the LoRA under ComfyUI's names, too")] = False,
     form: Format = "human",
 ) -> None:
     """Write a run's LoRA in diffusers' (texts: peft's) format, or its full weights, with a model card and samples."""
     from flowgrpo.commands.export import export as export_run
 
-    done = export_run(run, out_folder, step)
+    done = export_run(run, out_folder, step, comfyui=comfyui)
     if form == "json":
         print(json.dumps({**asdict(done), "folder": str(done.folder)}, indent=1))
     else:

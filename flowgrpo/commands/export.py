@@ -12,17 +12,19 @@ from flowgrpo.training import checkpoint, folders
 from flowgrpo.training.card import Exported
 
 
-def export(run: Path, out: Path, step: int | None = None) -> Exported:
+def export(run: Path, out: Path, step: int | None = None, *, comfyui: bool = False) -> Exported:
     """Write the weights that evaluation used (the average, when one is kept) of a run's checkpoint to `out`.
 
     Args:
         step: the checkpoint's; by default the last.
+        comfyui: write a LoRA for ComfyUI as well.
 
     Raises:
-        InputError: there is no such run or checkpoint, it cannot be read, or `out` is not empty or cannot be written to.
+        InputError: there is no such run or checkpoint, it cannot be read, `out` is not empty or cannot be written to, or
+            ComfyUI's names of the trained layers are not known.
     """
     settings, folder = opened(run, out, step)
-    return KINDS[settings.kind].export.export(settings, run, folder, out)
+    return KINDS[settings.kind].export.export(settings, run, folder, out, comfyui=comfyui)
 
 
 def opened(run: Path, out: Path, step: int | None) -> tuple[RunConfig, Path]:

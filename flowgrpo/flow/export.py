@@ -12,6 +12,7 @@ from diffusers.loaders.lora_base import LoraBaseMixin
 from flowgrpo.data import conditions, prompts
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.data.prompts import Row
+from flowgrpo.flow import comfyui as names
 from flowgrpo.flow import setup
 from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.pipeline import loading, traits
@@ -24,13 +25,20 @@ from flowgrpo.training.weights import Weights
 from rewards.compute import default_device
 
 
-def export(settings: Config, run: Path, found: Path, out: Path) -> Exported:
+def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool = False) -> Exported:
     """Write the weights that evaluation used (the average, when one is kept) of the checkpoint `found` to `out`.
 
     LoRA goes to `pytorch_lora_weights.safetensors`, which `pipe.load_lora_weights(out)` takes; full weights become a whole
     pipeline for `from_pretrained(out)`, with its stock scheduler.
 
+    Args:
+        comfyui: write the LoRA under ComfyUI's names, too; see `flowgrpo.flow.comfyui`.
+
+    Raises:
+        InputError: layers have no names in ComfyUI that are known; nothing is written.
     """
+    if comfyui:
+        names.check(settings, found)
     device = default_device()
     without = {"attention": None, "compile": False}  # of the machine that trained; the weights need neither
     settings = settings.model_copy(update={"model": settings.model.model_copy(update=without)})
@@ -39,6 +47,7 @@ def export(settings: Config, run: Path, found: Path, out: Path) -> Exported:
     out.mkdir(parents=True, exist_ok=True)
     with weights.averaged():
         write_weights(policy, weights, out)
+        also = names.write(weights, out, settings.run.name) if comfyui else []
         chosen = prompts.load_split(settings.prompts, "eval")[:SAMPLES]
         rows = [Row(p.text, i, p.columns) for i, p in enumerate(chosen)]
         conditions.check((row.columns for row in rows), policy.takes, "prompts.eval")
@@ -54,7 +63,7 @@ def export(settings: Config, run: Path, found: Path, out: Path) -> Exported:
     (out / "README.md").write_text(
         _card(run, settings, policy=policy, kind=kind, step=step, call=call, pairs=pairs), encoding="utf-8"
     )
-    return Exported(out, step, kind, files)
+    return Exported(out, step, kind, files, comfyui=also)
 
 
 def write_weights(policy: DiffusersPolicy, weights: Weights, out: Path) -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Row
+from flowgrpo.errors import InputError
 from flowgrpo.mdlm.architectures import copy_beside, released_paths
 from flowgrpo.mdlm.config import DIGITS, TextConfig, TextModel
 from flowgrpo.mdlm.decoding.decode import Decoder
@@ -33,13 +34,18 @@ from rewards.compute import default_device
 SCHEDULE_FILE = "schedule.safetensors"
 
 
-def export(settings: TextConfig, run: Path, found: Path, out: Path) -> Exported:
+def export(settings: TextConfig, run: Path, found: Path, out: Path, *, comfyui: bool = False) -> Exported:
     """Write the weights that evaluation used (the average, when one is kept) of the checkpoint `found` to `out`.
 
     LoRA becomes an adapter for `peft.PeftModel.from_pretrained(model, out)`; full weights become a model with its tokenizer,
     laid out like the one that was trained. A learned schedule goes to `schedule.safetensors`. Answers are those of
     `eval.decoder`, of one prompt at a time.
+
+    Raises:
+        InputError: asked for `comfyui`, which runs no language model.
     """
+    if comfyui:
+        raise InputError("--comfyui: ComfyUI runs no masked-diffusion language models; leave it out")
     policy, weights = policy_and_weights(settings, default_device())
     step = checkpoint.load_weights(found, weights)
     out.mkdir(parents=True, exist_ok=True)

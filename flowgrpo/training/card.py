@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +137,18 @@ def written(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Exported:
-    """The result of an export: the folder, the step, whether it is a `lora` or `full` weights, and the files of samples."""
+    """The result of an export.
+
+    Attributes:
+        folder: where everything is.
+        step: of the checkpoint.
+        kind: `lora`, or `full` weights.
+        samples: their files, relative to the folder.
+        comfyui: likewise those for ComfyUI.
+    """
 
     folder: Path
     step: int
     kind: str
     samples: list[str]
+    comfyui: list[str] = field(default_factory=list)
