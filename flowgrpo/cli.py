@@ -21,7 +21,7 @@ from flowgrpo import config
 from flowgrpo.commands import mdlm
 from flowgrpo.commands.terminal import Format, out, say
 from flowgrpo.data import configs, yaml_maps
-from flowgrpo.errors import InputError
+from flowgrpo.errors import InputError, UploadFailed
 from rewards import BUILT_IN as BUILT_IN_REWARDS
 from rewards import RewardError
 from rewards.base import nearest
@@ -301,16 +301,18 @@ def export(
     *,
     step: Annotated[int | None, typer.Option("--step", help="a checkpoint's step; by default the last")] = None,
     comfyui: Annotated[bool, typer.Option("--comfyui", help="write the LoRA under ComfyUI's names, too")] = False,
+    push_to_hub: Annotated[str | None, typer.Option("--push-to-hub", metavar="OWNER/NAME", help="upload it")] = None,
+    private: Annotated[bool, typer.Option("--private", help="make that repository a private one")] = False,
     form: Format = "human",
 ) -> None:
     """Write a run's LoRA in diffusers' (texts: peft's) format, or its full weights, with a model card and samples."""
     from flowgrpo.commands.export import export as export_run
 
-    done = export_run(run, out_folder, step, comfyui=comfyui)
+    done = export_run(run, out_folder, step, comfyui=comfyui, push_to_hub=push_to_hub, private=private)
     if form == "json":
         print(json.dumps({**asdict(done), "folder": str(done.folder)}, indent=1))
     else:
-        out.print(f"step {done.step} ({done.kind}) in {done.folder}", soft_wrap=True)
+        out.print(f"step {done.step} ({done.kind}) in {done.folder}" + f", {done.url}" * bool(done.url), soft_wrap=True)
 
 
 @app.command()
@@ -363,6 +365,9 @@ def main(arguments: list[str] | None = None) -> Any:
     except (InputError, RewardError) as error:
         say(f"flowgrpo: {error}")
         return 2
+    except UploadFailed as error:
+        say(f"flowgrpo: {error}")
+        return 1
     except UsageError as error:
         say(f"flowgrpo: {error.format_message()}")
         return 2

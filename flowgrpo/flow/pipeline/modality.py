@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection
 from typing import Any, Literal
 
 from diffusers import DiffusionPipeline
@@ -19,6 +20,23 @@ def modality_of(pipeline: type) -> Literal["image", "video", "audio"]:
     if any(name in arguments for name in (*FRAMES, "num_videos_per_prompt")):
         return "video"
     return "audio" if any(name in arguments for name in DURATIONS) else "image"
+
+
+def task_of(pipeline: type, given: Collection[str]) -> str:
+    """What the hub calls what a pipeline class does.
+
+    Args:
+        given: the arguments of its call that are given pictures, videos or sounds.
+
+    Returns:
+        `text-to-image`, `image-to-video` and so on; sounds are made by `text-to-audio` or `audio-to-audio`.
+    """
+    made = modality_of(pipeline)
+    if made == "audio":
+        return "audio-to-audio" if given else "text-to-audio"
+    sources = {"video" if "video" in name else "audio" if "audio" in name else "image" for name in given}
+    source = "video" if made == "video" and "video" in sources else "image" if sources - {"audio"} else "text"
+    return f"{source}-to-{made}"
 
 
 def expected_shape(pipeline: type, call: dict[str, Any]) -> tuple[int, ...]:
