@@ -38,7 +38,7 @@ def sample_to_folder(
     with (out / "manifest.jsonl").open("w") as manifest:
         for part in batches(sampler.rows, BATCH):
             for row, sample in zip(part, sampler.generate(part), strict=True):
-                file = save_sample(sample, out / f"{len(lines):04d}", sampler.sampling_rate)
+                file = save_sample(sample, out / f"{len(lines):04d}", sampler.sampling_rate, sampler.frame_rate)
                 lines.append(line_of(file, row, sampler.word))
                 manifest.write(json.dumps(lines[-1]) + "\n")
     return lines

@@ -17,7 +17,7 @@ from flowgrpo.flow import comfyui as names
 from flowgrpo.flow import setup
 from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.pipeline import loading, traits
-from flowgrpo.flow.pipeline.modality import modality_of, sampling_rate, task_of
+from flowgrpo.flow.pipeline.modality import frame_rate, modality_of, sampling_rate, task_of
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.training import card, checkpoint
 from flowgrpo.training.card import SAMPLES, Exported, Shown
@@ -58,8 +58,8 @@ def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool
         with policy.call_overrides(**settings.eval.call):
             call = policy.call
             samples = policy.generate(rows)
-    rate = sampling_rate(policy.pipe) or SAMPLING_RATE
-    files = [save_sample(sample, out / f"sample-{row.seed}", rate) for row, sample in zip(rows, samples, strict=True)]
+    rates = sampling_rate(policy.pipe) or SAMPLING_RATE, frame_rate(policy.pipe, call)
+    files = [save_sample(sample, out / f"sample-{row.seed}", *rates) for row, sample in zip(rows, samples, strict=True)]
     kind = "full" if weights.lora is None else "lora"
     shown = [_shown_with_before(run, row, file) for row, file in zip(rows, files, strict=True)]
     (out / SETTINGS).write_text(json.dumps(sampler_settings(policy, settings, call), indent=1) + "\n", encoding="utf-8")
@@ -75,7 +75,8 @@ def sampler_settings(policy: DiffusersPolicy, settings: Config, call: dict[str, 
 
     Returns:
         `sampler`, always Euler's method; `sigmas`, descending to 0, of the first sample; `call`, the arguments of the
-            pipeline (steps, guidance, size); `scheduler`, the stock scheduler's shift; `lora`, its rank and alpha, or None.
+            pipeline (steps, guidance, size); `scheduler`, the stock scheduler's shift; `lora`, its rank and alpha, or None;
+            `frame_rate` of videos.
     """
     config = policy.stock_scheduler.config
     lora = settings.model.lora
@@ -88,6 +89,7 @@ def sampler_settings(policy: DiffusersPolicy, settings: Config, call: dict[str, 
         "sampler": "euler",
         "scheduler": {key: config[key] for key in SHIFTS if config.get(key) is not None},
         "call": call,
+        **({"frame_rate": frame_rate(policy.pipe, call)} if modality_of(type(policy.pipe)) == "video" else {}),
         "sigmas": list(policy.sigmas),
     }
 
@@ -160,6 +162,8 @@ def _notes(comfyui: list[str]) -> list[str]:
 def _shown(file: str) -> str:
     if file.endswith(".wav"):
         return f'<audio controls src="{file}">[{file}]({file})</audio>'
+    if file.endswith(".mp4"):
+        return f'<video controls loop src="{file}">[{file}]({file})</video>'
     return f"![]({file})"
 
 

@@ -8,7 +8,7 @@ from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline import loading
-from flowgrpo.flow.pipeline.modality import sampling_rate
+from flowgrpo.flow.pipeline.modality import frame_rate, sampling_rate
 from flowgrpo.training import checkpoint
 from flowgrpo.training.samples import SAMPLING_RATE, ModelUse, Sampler
 
@@ -26,4 +26,5 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
         checkpoint.check_tensors(adapter / loading.LORA_FILE)
     policy = loading.load_policy(use.path, use.dtype, use.call, adapter=adapter, quantise=use.quantise)
     conditions.check((row.columns for row in rows), policy.takes, "--prompts")
-    return Sampler(rows, policy.generate, "ode", sampling_rate(policy.pipe) or SAMPLING_RATE)
+    rates = sampling_rate(policy.pipe) or SAMPLING_RATE, frame_rate(policy.pipe, policy.call)
+    return Sampler(rows, policy.generate, "ode", *rates)
