@@ -26,5 +26,10 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
         checkpoint.check_tensors(adapter / loading.LORA_FILE)
     policy = loading.load_policy(use.path, use.dtype, use.call, adapter=adapter, quantise=use.quantise)
     conditions.check((row.columns for row in rows), policy.takes, "--prompts")
-    rates = sampling_rate(policy.pipe) or SAMPLING_RATE, frame_rate(policy.pipe, policy.call)
-    return Sampler(rows, policy.generate, "ode", *rates)
+    return Sampler(
+        rows,
+        policy.generate,
+        "ode",
+        sampling_rate=sampling_rate(policy.pipe) or SAMPLING_RATE,
+        frame_rate=frame_rate(policy.pipe, policy.call),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -217,5 +217,6 @@ class Sampler:
     rows: Sequence[Row]
     generate: Callable[[Sequence[Row]], Sequence[Any]]
     word: str
+    _: KW_ONLY
     sampling_rate: int = SAMPLING_RATE
     frame_rate: float = FRAME_RATE
