@@ -58,11 +58,12 @@ def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool
         with policy.call_overrides(**settings.eval.call):
             call = policy.call
             samples = policy.generate(rows)
+            told = sampler_settings(policy, settings)
     rates = sampling_rate(policy.pipe) or SAMPLING_RATE, frame_rate(policy.pipe, call)
     files = [save_sample(sample, out / f"sample-{row.seed}", *rates) for row, sample in zip(rows, samples, strict=True)]
     kind = "full" if weights.lora is None else "lora"
     shown = [_shown_with_before(run, row, file) for row, file in zip(rows, files, strict=True)]
-    (out / SETTINGS).write_text(json.dumps(sampler_settings(policy, settings, call), indent=1) + "\n", encoding="utf-8")
+    (out / SETTINGS).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     (out / "README.md").write_text(
         _card(run, settings, policy=policy, kind=kind, step=step, call=call, samples=shown, comfyui=also),
         encoding="utf-8",
@@ -70,16 +71,15 @@ def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool
     return Exported(folder=out, step=step, kind=kind, samples=[file.name for file in files], comfyui=also)
 
 
-def sampler_settings(policy: DiffusersPolicy, settings: Config, call: dict[str, Any]) -> dict[str, Any]:
-    """What samples of evaluation are made with, for `sampler.json`: all that another program must be told.
+def sampler_settings(policy: DiffusersPolicy, settings: Config) -> dict[str, Any]:
+    """What a policy samples with now, for `sampler.json`: all that another program must be told.
 
     Returns:
         `sampler`, always Euler's method; `sigmas`, descending to 0, of the first sample; `call`, the arguments of the
             pipeline (steps, guidance, size); `scheduler`, the stock scheduler's shift; `lora`, its rank and alpha, or None;
             `frame_rate` of videos.
     """
-    config = policy.stock_scheduler.config
-    lora = settings.model.lora
+    config, call, lora = policy.stock_scheduler.config, policy.call, settings.model.lora
     return {
         "pipeline": type(policy.pipe).__name__,
         "base_model": settings.model.path,

@@ -38,7 +38,7 @@ def test_an_export_loads_into_a_fresh_stock_pipeline(workplace, tiny_model, caps
 
 
 def test_the_card_and_the_settings_say_what_others_need(workplace, tiny_model):
-    main(["train", "tiny.yaml"])
+    main(["train", "tiny.yaml", "eval.call={num_inference_steps: 6}"])
     (tiny_model / "README.md").write_text("---\nlicense: mit\n---\n")
     try:
         assert main(["export", "runs/t", "--out", "out", "--comfyui"]) == 0
@@ -65,9 +65,9 @@ def test_the_card_and_the_settings_say_what_others_need(workplace, tiny_model):
     told = json.loads(Path("out/sampler.json").read_text())
     assert (told["pipeline"], told["sampler"], told["scheduler"]["shift"]) == ("StableDiffusion3Pipeline", "euler", 3.0)
     assert told["lora"] == {"rank": 2, "alpha": 4, "strength": 1.0}
-    assert told["call"] == CALL
+    assert told["call"] == {**CALL, "num_inference_steps": 6}  # those of evaluation
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
-    scheduler.set_timesteps(4)
+    scheduler.set_timesteps(6)
     assert told["sigmas"] == scheduler.sigmas.tolist()
 
 
