@@ -19,7 +19,7 @@ from flowgrpo import config
 from flowgrpo.commands import mdlm, options
 from flowgrpo.commands.terminal import Commands, Format, out, say
 from flowgrpo.data import configs, yaml_maps
-from flowgrpo.errors import InputError
+from flowgrpo.errors import InputError, UploadFailed
 from flowgrpo.training.out_of_memory import OutOfMemory
 from rewards import BUILT_IN as BUILT_IN_REWARDS
 from rewards import RewardError
@@ -288,17 +288,21 @@ def serve(
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN")],
     out_folder: Annotated[Path, typer.Option("--out", metavar="DIR")],
+    *,
     step: Annotated[int | None, typer.Option("--step", help="a checkpoint's step; by default the last")] = None,
+    comfyui: Annotated[bool, typer.Option("--comfyui", help="write the LoRA under ComfyUI's names, too")] = False,
+    push_to_hub: Annotated[str | None, typer.Option("--push-to-hub", metavar="OWNER/NAME", help="upload it")] = None,
+    private: Annotated[bool, typer.Option("--private", help="make that repository a private one")] = False,
     form: Format = "human",
 ) -> None:
     """Write a run's LoRA in diffusers' (texts: peft's) format, or its full weights, with a model card and samples."""
     from flowgrpo.commands.export import export as export_run
 
-    done = export_run(run, out_folder, step)
+    done = export_run(run, out_folder, step, comfyui=comfyui, push_to_hub=push_to_hub, private=private)
     if form == "json":
         print(json.dumps({**asdict(done), "folder": str(done.folder)}, indent=1))
     else:
-        out.print(f"step {done.step} ({done.kind}) in {done.folder}", soft_wrap=True)
+        out.print(f"step {done.step} ({done.kind}) in {done.folder}" + f", {done.url}" * bool(done.url), soft_wrap=True)
 
 
 @app.command()
@@ -354,6 +358,9 @@ def main(arguments: list[str] | None = None) -> Any:
     except (InputError, RewardError) as error:
         say(f"flowgrpo: {error}")
         return 2
+    except UploadFailed as error:
+        say(f"flowgrpo: {error}")
+        return 1
     except UsageError as error:
         say(f"flowgrpo: {error.format_message()}")
         return 2

@@ -61,6 +61,8 @@ def written(value: Any) -> str:
         value = value.model_dump()
     elif isinstance(value, list):
         value = [item.model_dump() if isinstance(item, Strict) else item for item in value]
+    elif isinstance(value, dict):
+        value = {key: item.model_dump() if isinstance(item, Strict) else item for key, item in value.items()}
     line = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
     return line.removesuffix("\n").removesuffix("\n...")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from flowgrpo import config
+from flowgrpo.commands import push
 from flowgrpo.commands.kinds import KINDS
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
@@ -12,17 +14,36 @@ from flowgrpo.training import checkpoint, folders
 from flowgrpo.training.card import Exported
 
 
-def export(run: Path, out: Path, step: int | None = None) -> Exported:
+def export(
+    run: Path,
+    out: Path,
+    step: int | None = None,
+    *,
+    comfyui: bool = False,
+    push_to_hub: str | None = None,
+    private: bool = False,
+) -> Exported:
     """Write the weights that evaluation used (the average, when one is kept) of a run's checkpoint to `out`.
 
     Args:
         step: the checkpoint's; by default the last.
+        comfyui: write a LoRA for ComfyUI as well.
+        push_to_hub: upload the folder to this repository, OWNER/NAME, at the model hub; `private` when it is made.
 
     Raises:
-        InputError: there is no such run or checkpoint, it cannot be read, or `out` is not empty or cannot be written to.
+        InputError: there is no such run or checkpoint, it cannot be read, `out` is not empty or cannot be written to,
+            ComfyUI's names of the trained layers are not known, or the hub takes nothing there from this user.
+        UploadFailed: everything is written, and the upload failed.
     """
     settings, folder = opened(run, out, step)
-    return KINDS[settings.kind].export.export(settings, run, folder, out)
+    if private and push_to_hub is None:
+        raise InputError("--private: it is for --push-to-hub")
+    if push_to_hub is not None:
+        push.open_repository(push_to_hub, private=private)
+    done = KINDS[settings.kind].export.export(settings, run, folder, out, comfyui=comfyui)
+    if push_to_hub is None:
+        return done
+    return replace(done, url=push.upload(done.folder, push_to_hub, f"{settings.run.name}, step {done.step}"))
 
 
 def opened(run: Path, out: Path, step: int | None) -> tuple[RunConfig, Path]:

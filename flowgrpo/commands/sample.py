@@ -32,7 +32,7 @@ def sample_to_folder(use: ModelUse, rows: Sequence[Row], out: Path, batch_size: 
     with (out / "manifest.jsonl").open("w") as manifest, shown(), phase("sampling", len(rows)) as sampling:
         for part in batched(sampler.rows, batch_size):
             for row, sample in zip(part, sampler.generate(part), strict=True):
-                file = save_sample(sample, out / f"{len(lines):04d}", sampler.sampling_rate)
+                file = save_sample(sample, out / f"{len(lines):04d}", sampler.sampling_rate, sampler.frame_rate)
                 lines.append(line_of(file, row, sampler.word))
                 manifest.write(json.dumps(lines[-1]) + "\n")
             sampling.advance(len(part))

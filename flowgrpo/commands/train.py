@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.tracking import get_available_trackers
-from accelerate.utils import LoggerType, set_seed
+from accelerate.utils import set_seed
 
 from flowgrpo import config
 from flowgrpo.commands import inputs, launch
@@ -24,7 +23,7 @@ from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.schema import sections
 from flowgrpo.schema.sections import RewardUse, RunConfig
-from flowgrpo.training import checkpoint, folders, optimizers, progress, quantise_libraries, report, scorer
+from flowgrpo.training import checkpoint, folders, optimizers, progress, quantise_libraries, report, scorer, trackers
 from flowgrpo.training.out_of_memory import OutOfMemory, advice, last_resort
 from flowgrpo.training.parts import check_geometry
 from flowgrpo.training.phases import phase
@@ -107,7 +106,7 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
     optimizers.check(settings.train.optimizer.name, default_device())
     quantise_libraries.check(settings.model.quantise, diffuses=settings.kind == "flow")
     _check_folder(settings, folder)
-    _check_trackers(settings.run.trackers)
+    trackers.check(settings.run.trackers)
     train_prompts = prompts.load_split(settings.prompts, "train")
     eval_prompts = prompts.load_split(settings.prompts, "eval")
     _check_only(settings.rewards, train_prompts, "rewards", "training")
@@ -124,7 +123,7 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
     kind.setup.check(settings, data)
 
     cpu = not torch.accelerator.is_available()  # unless told, accelerate leaves several CPU processes unconnected
-    accelerator = Accelerator(cpu=cpu, log_with=settings.run.trackers or None, project_dir=str(folder))
+    accelerator = Accelerator(cpu=cpu, project_dir=str(folder))
     _check_processes(settings, accelerator.num_processes)
     set_seed(settings.run.seed)
     display.begin(f"run      {folder}")
@@ -148,9 +147,8 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
     accelerator.wait_for_everyone()
     if settings.run.resume:
         trainer.resume()
-    if settings.run.trackers:
-        accelerator.init_trackers("flowgrpo", config={k: str(v) for k, v in _flat(settings.model_dump()).items()})
     try:
+        trackers.start(accelerator, settings, folder, trainer.done)
         trainer.run()
     finally:
         accelerator.end_training()
@@ -197,16 +195,6 @@ def _check_processes(settings: RunConfig, processes: int) -> None:
             f"{'runs' if processes == 1 else 'run'} {processes}; from Python use accelerate launch"
         )
     check_geometry(settings.train, settings.algorithm.roots(settings.train.group_size), processes)
-
-
-def _check_trackers(names: Iterable[str]) -> None:
-    """Refuse a tracker that is not installed, which Accelerate would drop with a mere warning."""
-    known, installed = [kind.value for kind in LoggerType if kind is not LoggerType.ALL], get_available_trackers()
-    for name in names:
-        if name not in known:
-            raise InputError(f"run.trackers: there is no tracker {name!r}, {nearest(name, known)}")
-        if name not in [kind.value for kind in installed]:
-            raise InputError(f"run.trackers: {name} is not installed here, install it or remove it")
 
 
 def _check_folder(settings: RunConfig, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +13,38 @@ from diffusers.loaders.lora_base import LoraBaseMixin
 from flowgrpo.data import conditions, prompts
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.data.prompts import Row
+from flowgrpo.flow import comfyui as names
 from flowgrpo.flow import setup
 from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.pipeline import loading, traits
-from flowgrpo.flow.pipeline.modality import modality_of, sampling_rate
+from flowgrpo.flow.pipeline.modality import frame_rate, modality_of, sampling_rate, task_of
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.training import card, checkpoint
-from flowgrpo.training.card import SAMPLES, Exported
+from flowgrpo.training.card import SAMPLES, Exported, Shown
 from flowgrpo.training.quantise import FORMS
 from flowgrpo.training.quantise_libraries import LIBRARY_FORMS
 from flowgrpo.training.samples import SAMPLING_RATE, save_sample
 from flowgrpo.training.weights import Weights
 from rewards.compute import default_device
 
+SETTINGS = "sampler.json"
+SHIFTS = ("shift", "flow_shift", "use_dynamic_shifting", "base_shift", "max_shift", "shift_terminal")
 
-def export(settings: Config, run: Path, found: Path, out: Path) -> Exported:
+
+def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool = False) -> Exported:
     """Write the weights that evaluation used (the average, when one is kept) of the checkpoint `found` to `out`.
 
     LoRA goes to `pytorch_lora_weights.safetensors`, which `pipe.load_lora_weights(out)` takes; full weights become a whole
     pipeline for `from_pretrained(out)`, with its stock scheduler.
 
+    Args:
+        comfyui: write the LoRA under ComfyUI's names, too; see `flowgrpo.flow.comfyui`.
+
+    Raises:
+        InputError: layers have no names in ComfyUI that are known; nothing is written.
     """
+    if comfyui:
+        names.check(settings, found)
     device = default_device()
     without = {"attention": None, "compile": False}  # of the machine that trained; the weights need neither
     changed = {**without, "text_encoders": encoders_to_save(settings.model)}
@@ -50,19 +62,52 @@ def export(settings: Config, run: Path, found: Path, out: Path) -> Exported:
     out.mkdir(parents=True, exist_ok=True)
     with weights.averaged():
         write_weights(policy, weights, out)
+        also = names.write(weights, out, settings.run.name) if comfyui else []
         with policy.call_overrides(**settings.eval.call):
             call = policy.call
             samples = policy.generate(rows)
-    rate = sampling_rate(policy.pipe) or SAMPLING_RATE
-    files = [
-        save_sample(sample, out / f"sample-{row.seed}", rate).name for row, sample in zip(rows, samples, strict=True)
-    ]
+            told = sampler_settings(policy, settings)
+    rates = sampling_rate(policy.pipe) or SAMPLING_RATE, frame_rate(policy.pipe, call)
+    files = [save_sample(sample, out / f"sample-{row.seed}", *rates) for row, sample in zip(rows, samples, strict=True)]
     kind = "full" if weights.lora is None else "lora"
-    pairs = list(zip(rows, files, strict=True))
+    shown = [_shown_with_before(run, row, file) for row, file in zip(rows, files, strict=True)]
+    (out / SETTINGS).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     (out / "README.md").write_text(
-        _card(run, settings, policy=policy, kind=kind, step=step, call=call, pairs=pairs), encoding="utf-8"
+        _card(run, settings, policy=policy, kind=kind, step=step, call=call, samples=shown, comfyui=also),
+        encoding="utf-8",
     )
-    return Exported(out, step, kind, files)
+    return Exported(folder=out, step=step, kind=kind, samples=[file.name for file in files], comfyui=also)
+
+
+def sampler_settings(policy: DiffusersPolicy, settings: Config) -> dict[str, Any]:
+    """What a policy samples with now, for `sampler.json`: all that another program must be told.
+
+    Returns:
+        `sampler`, always Euler's method; `sigmas`, descending to 0, of the first sample; `call`, the arguments of the
+            pipeline (steps, guidance, size); `scheduler`, the stock scheduler's shift; `lora`, its rank and alpha, or None;
+            `frame_rate` of videos.
+    """
+    config, call, lora = policy.stock_scheduler.config, policy.call, settings.model.lora
+    return {
+        "pipeline": type(policy.pipe).__name__,
+        "base_model": settings.model.path,
+        "dtype": settings.model.dtype,
+        "quantise": settings.model.quantise,
+        "lora": None if lora is None else {"rank": lora.rank, "alpha": lora.alpha, "strength": 1.0},
+        "sampler": "euler",
+        "scheduler": {key: config[key] for key in SHIFTS if config.get(key) is not None},
+        "call": call,
+        **({"frame_rate": frame_rate(policy.pipe, call)} if modality_of(type(policy.pipe)) == "video" else {}),
+        "sigmas": list(policy.sigmas),
+    }
+
+
+def _shown_with_before(run: Path, row: Row, file: Path) -> Shown:
+    """A sample for the card, beside a copy of the run's own from before training."""
+    kept = card.before(run, row)
+    if kept is None:
+        return Shown(row, file.name)
+    return Shown(row, file.name, shutil.copy(kept, file.with_name(f"before-{row.seed}{kept.suffix}")).name)
 
 
 def encoders_to_save(model: Model) -> str:
@@ -97,22 +142,41 @@ def _card(
     kind: str,
     step: int,
     call: dict[str, Any],
-    pairs: list[tuple[Row, str]],
+    samples: list[Shown],
+    comfyui: list[str],
 ) -> str:
     """A model card that says how it was made, what it scored, and the exact lines that reproduce its samples."""
-    model, row = settings.model, pairs[0][0]
-    tag = "lora" if kind == "lora" else f"text-to-{modality_of(type(policy.pipe))}"
+    model, row = settings.model, samples[0].row
+    given = {name for s in samples for name, value in s.row.columns.items() if conditions.is_file_name(value)}
+    task = task_of(type(policy.pipe), given & policy.takes)
+    widget = [{"text": s.row.prompt, "output": {"url": s.after}} for s in samples]
     return card.text(
-        card.heading(run, settings, library="diffusers", tag=tag, step=step),
+        card.heading(run, settings, library="diffusers", kind=kind, step=step, task=task, widget=widget),
         snippet=_snippet(policy, model, kind=kind, call=call, row=row),
         command=_command(model, kind, call=call, row=row),
         made="sample",
-        rows=((row.prompt, row.seed, _shown(file)) for row, file in pairs),
+        samples=[Shown(s.row, _shown(s.after), s.before and _shown(s.before)) for s in samples],
+        notes=_notes(comfyui),
     )
 
 
+def _notes(comfyui: list[str]) -> list[str]:
+    """What other programs need."""
+    lines = [f"For other programs `{SETTINGS}` lists the exact settings: Euler's method over its sigmas, and the call."]
+    if comfyui:
+        lines.append(
+            f"ComfyUI: put {', '.join(map(card.span, comfyui))} into `models/loras`, load with LoraLoaderModelOnly at "
+            "strength 1, and sample by `euler` over the same sigmas."
+        )
+    return ["", *lines, ""]
+
+
 def _shown(file: str) -> str:
-    return f'<audio controls src="{file}">[{file}]({file})</audio>' if file.endswith(".wav") else f"![]({file})"
+    if file.endswith(".wav"):
+        return f'<audio controls src="{file}">[{file}]({file})</audio>'
+    if file.endswith(".mp4"):
+        return f'<video controls loop src="{file}">[{file}]({file})</video>'
+    return f"![]({file})"
 
 
 def _command(model: Model, kind: str, *, call: dict[str, Any], row: Row) -> str:

@@ -12,7 +12,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow import setup
 from flowgrpo.flow.config import Model
 from flowgrpo.flow.pipeline import loading
-from flowgrpo.flow.pipeline.modality import sampling_rate
+from flowgrpo.flow.pipeline.modality import frame_rate, sampling_rate
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.schema.sentences import checked
 from flowgrpo.training import checkpoint
@@ -34,7 +34,13 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
         checkpoint.check_tensors(adapter / loading.LORA_FILE)
     with _as_options():
         policy = _policy(use, rows)
-    return Sampler(rows, policy.generate, "ode", sampling_rate(policy.pipe) or SAMPLING_RATE)
+    return Sampler(
+        rows,
+        policy.generate,
+        "ode",
+        sampling_rate=sampling_rate(policy.pipe) or SAMPLING_RATE,
+        frame_rate=frame_rate(policy.pipe, policy.call),
+    )
 
 
 def _policy(use: ModelUse, rows: Sequence[Row]) -> DiffusersPolicy:

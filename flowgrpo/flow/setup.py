@@ -18,7 +18,7 @@ from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.attention import set_attention, try_attention
 from flowgrpo.flow.pipeline.backends import refuse_lossy_attention
 from flowgrpo.flow.pipeline.loading import load_policy, pipeline_class
-from flowgrpo.flow.pipeline.modality import expected_shape, sampling_rate
+from flowgrpo.flow.pipeline.modality import expected_shape, frame_rate, sampling_rate
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.pipeline.switches import checkpoint_gradients, compile_blocks, decoders, offload, tile
 from flowgrpo.flow.plan import call_and_branches, predicted
@@ -90,7 +90,9 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
         with policy.call_overrides(**settings.eval.call):
             policy.check(eval_ends, "eval.call")
     data = replace(data, train_prompts=train_prompts, eval_prompts=eval_prompts)
-    return Trainer(settings, policy, weights, **vars(data), accelerator=accelerator)
+    made = Trainer(settings, policy, weights, **vars(data), accelerator=accelerator)
+    made.samples.frame_rate = frame_rate(policy.pipe, policy.call | settings.eval.call)
+    return made
 
 
 def policy_and_weights(

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Row
+from flowgrpo.errors import InputError
 from flowgrpo.mdlm.architectures import copy_beside, released_paths
 from flowgrpo.mdlm.config import DIGITS, TextConfig, TextModel
 from flowgrpo.mdlm.decoding.decode import Decoder
@@ -24,7 +25,7 @@ from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.released import is_released
 from flowgrpo.mdlm.setup import policy_and_weights
 from flowgrpo.training import card, checkpoint
-from flowgrpo.training.card import SAMPLES, Exported
+from flowgrpo.training.card import SAMPLES, Exported, Shown
 from flowgrpo.training.hub import without_progress_bars
 from flowgrpo.training.samples import Text, save_sample
 from flowgrpo.training.weights import Weights
@@ -33,13 +34,18 @@ from rewards.compute import default_device
 SCHEDULE_FILE = "schedule.safetensors"
 
 
-def export(settings: TextConfig, run: Path, found: Path, out: Path) -> Exported:
+def export(settings: TextConfig, run: Path, found: Path, out: Path, *, comfyui: bool = False) -> Exported:
     """Write the weights that evaluation used (the average, when one is kept) of the checkpoint `found` to `out`.
 
     LoRA becomes an adapter for `peft.PeftModel.from_pretrained(model, out)`; full weights become a model with its tokenizer,
     laid out like the one that was trained. A learned schedule goes to `schedule.safetensors`. Answers are those of
     `eval.decoder`, of one prompt at a time.
+
+    Raises:
+        InputError: asked for `comfyui`, which runs no language model.
     """
+    if comfyui:
+        raise InputError("--comfyui: ComfyUI runs no masked-diffusion language models; leave it out")
     policy, weights = policy_and_weights(settings, default_device())
     step = checkpoint.load_weights(found, weights)
     out.mkdir(parents=True, exist_ok=True)
@@ -57,7 +63,7 @@ def export(settings: TextConfig, run: Path, found: Path, out: Path) -> Exported:
     (out / "README.md").write_text(
         _card(run, settings, kind=kind, step=step, rows=rows, answers=answers, note=note), encoding="utf-8"
     )
-    return Exported(out, step, kind, files)
+    return Exported(folder=out, step=step, kind=kind, samples=files)
 
 
 def answer(policy: TextPolicy, row: Row, decoder: Decoder) -> Text:
@@ -156,14 +162,20 @@ def _card(
     run: Path, settings: TextConfig, *, kind: str, step: int, rows: Sequence[Row], answers: Sequence[Text], note: str
 ) -> str:
     """A model card that says how it was made, what it scored, and the exact lines that reproduce its answers."""
-    tag = "lora" if kind == "lora" else "text-generation"
     library = "peft" if kind == "lora" else "transformers"
+    texts = [card.before(run, row) for row in rows]
+    befores = [None if file is None else json.loads(file.read_text(encoding="utf-8"))["text"] for file in texts]
+    widget = [{"text": row.prompt, "output": {"text": a.text}} for row, a in zip(rows, answers, strict=True)]
+    head = card.heading(run, settings, library=library, kind=kind, step=step, task="text-generation", widget=widget)
     return card.text(
-        [*card.heading(run, settings, library=library, tag=tag, step=step), *([note] if note else [])],
+        [*head, *([note] if note else [])],
         snippet=_snippet(settings, kind, rows[0]),
         command=_command(settings, kind, rows[0]),
         made="answer",
-        rows=((row.prompt, row.seed, card.escaped(a.text)) for row, a in zip(rows, answers, strict=True)),
+        samples=[
+            Shown(row, card.escaped(a.text), None if old is None else card.escaped(old))
+            for row, a, old in zip(rows, answers, befores, strict=True)
+        ],
     )
 
 

@@ -96,9 +96,11 @@ def explain(settings: Strict, key: str) -> Explained:
 
 
 def _of(value: Any, name: str) -> Any:
-    """A field of a value, of each item of a list."""
+    """A field of a value, of each item of a list or a map."""
     if isinstance(value, list):
         return [getattr(item, name) for item in value]
+    if isinstance(value, dict):
+        return {key: getattr(item, name) for key, item in value.items()}
     return getattr(value, name, None)
 
 

@@ -239,6 +239,19 @@ class Checkpoint(Strict):
     """How many are kept, the last ones; and beside them as many of the sound ones."""
 
 
+class Tracker(Strict):
+    """What a tracker is told of a run."""
+
+    project: str = Field("flowgrpo", min_length=1)
+    """Project that the run belongs to; of tensorboard the folder in the run's folder."""
+    name: str | None = None
+    """The run's name there; null: run.name."""
+    entity: str | None = None
+    """User or team that the project belongs to."""
+    tags: list[str] = []
+    """Words to find the run by."""
+
+
 class Run(Strict):
     """The run's folder, seed, processes and checkpoints."""
 
@@ -250,14 +263,25 @@ class Run(Strict):
     """Seed of all random numbers of the run."""
     processes: int = Field(1, ge=1)
     """Processes that the command starts; or use accelerate launch -m flowgrpo."""
-    trackers: list[str] = []
-    """Trackers of accelerate that get the metrics: tensorboard, wandb, ..."""
+    trackers: dict[str, Tracker] = {}
+    """Trackers of accelerate that get metrics and pictures: [tensorboard, wandb], or a map with options of each."""
     resume: bool = False
     """Resume the run that is in the folder."""
     patience: int | None = Field(10, ge=1)
     """Stop after so many iterations in a row without an advantage or an update; null: never."""
     checkpoint: Checkpoint = Checkpoint()
     """When the run's state is written, and how much of it is kept."""
+
+    @field_validator("trackers", mode="before")
+    @classmethod
+    def _names(cls, written: Any) -> Any:
+        """A list of names, of which some may be maps of a name to its options, is a map of all to their options."""
+        if not isinstance(written, list):
+            return written
+        named: dict[str, Any] = {}
+        for item in written:
+            named |= item if isinstance(item, dict) else {str(item): {}}
+        return named
 
     @property
     def folder(self) -> Path:

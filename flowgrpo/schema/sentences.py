@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -69,11 +69,14 @@ def _is_key(part: Any) -> bool:
 
 def _keys(model: type[Strict], path: list[Any]) -> list[str]:
     """The keys of the model found by walking `path` from `model`."""
+    below_map = False  # the next part is a name of the user's
     for part in path:
-        if isinstance(part, int):
+        if isinstance(part, int) or below_map:
+            below_map = False
             continue
         annotation = model.model_fields[part].annotation
         while not (isinstance(annotation, type) and issubclass(annotation, Strict)):
-            annotation = next(a for a in annotation.__args__ if a is not type(None))
+            below_map = get_origin(annotation) is dict
+            annotation = next(a for a in get_args(annotation)[below_map:] if a is not type(None))
         model = annotation
     return list(model.model_fields)

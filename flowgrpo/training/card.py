@@ -10,30 +10,49 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from flowgrpo.data.prompts import Row
 from flowgrpo.schema.readable import readable
 from flowgrpo.schema.sections import RunConfig
+from flowgrpo.training import origin
 from flowgrpo.training.report import read_metrics
+from flowgrpo.training.samples import read_manifest
 
 SAMPLES = 4
+
+RELATIONS = {"lora": "adapter", "full": "finetune"}  # to the base model, in the hub's words
 
 PLAIN = set(" .,;?!'\"()=+-/%")  # punctuation that means nothing inside a line of Markdown
 
 
-def text(head: Sequence[str], *, snippet: str, command: str, made: str, rows: Iterable[tuple[str, int, str]]) -> str:
+@dataclass(frozen=True)
+class Shown:
+    """A sample on a card: its prompt and seed, itself, and that of the model before training where the run kept it."""
+
+    row: Row
+    after: str
+    before: str | None = None
+
+
+def text(
+    head: Sequence[str], *, snippet: str, command: str, made: str, samples: Sequence[Shown], notes: Sequence[str] = ()
+) -> str:
     """Return the Markdown of a model card.
 
     Args:
         head: its first lines; see `heading`.
         snippet, command: Python and shell lines that make the first sample.
         made: what a sample is.
-        rows: prompt, seed and Markdown of each sample.
+        samples: in Markdown.
+        notes: further lines, below the command.
     """
+    both = any(sample.before is not None for sample in samples)
+    columns = ["prompt", "seed", *([f"{made} before training"] if both else []), made]
     return "\n".join(
         [
             *head,
@@ -43,25 +62,45 @@ def text(head: Sequence[str], *, snippet: str, command: str, made: str, rows: It
             "",
             fenced("sh", command),
             "",
-            f"| prompt | seed | {made} |",
-            "|---|---|---|",
-            *(f"| {escaped(prompt)} | {seed} | {shown} |" for prompt, seed, shown in rows),
+            *notes,
+            _cells(columns),
+            _cells(["---"] * len(columns)),
+            *(
+                _cells([escaped(s.row.prompt), str(s.row.seed), *([s.before or ""] if both else []), s.after])
+                for s in samples
+            ),
             "",
         ]
     )
 
 
-def heading(run: Path, settings: RunConfig, *, library: str, tag: str, step: int) -> list[str]:
-    """The first lines of a model card: how it was made and what it scored."""
+def _cells(words: Sequence[str]) -> str:
+    return f"| {' | '.join(words)} |"
+
+
+def heading(
+    run: Path, settings: RunConfig, *, library: str, kind: str, step: int, task: str, widget: Sequence[Any] = ()
+) -> list[str]:
+    """The first lines of a model card: how it was made and what it scored.
+
+    Args:
+        kind: `lora`, or `full` weights.
+        task: what the hub calls it: `text-to-image`, `text-generation` and so on.
+        widget: samples for the hub's gallery, maps of `text` and `output`.
+    """
     model, algorithm, train = settings.model, settings.algorithm, settings.train
     held_out = [
         m for m in read_metrics(run) if m["phase"] == "eval" and m["step"] <= step and m["reward/mean"] is not None
     ]
     first, last = (held_out[0], held_out[-1]) if held_out else (None, None)
+    base = origin.hub_name(model.path)
     facts = {
         "library_name": library,
-        "base_model": model.path,
-        "tags": ["flowgrpo", "reinforcement-learning", tag],
+        **origin.licence(model.path),
+        "pipeline_tag": task,
+        **({"base_model": base, "base_model_relation": RELATIONS[kind]} if base else {}),
+        "tags": ["flowgrpo", "reinforcement-learning", *(["lora"] if kind == "lora" else [])],
+        **({"widget": list(widget)} if widget else {}),
     }
     return [
         "---",
@@ -86,6 +125,15 @@ def heading(run: Path, settings: RunConfig, *, library: str, tag: str, step: int
         else "",
         "",
     ]
+
+
+def before(run: Path, row: Row) -> Path | None:
+    """The file of a sample that the run kept from before training, of the same prompt and seed; None if it kept none."""
+    for line in read_manifest(run / "samples"):
+        if (line.get("step"), line["prompt"], line.get("seed")) == (0, row.prompt, row.seed):
+            file = run / "samples" / line["file"]
+            return file if file.is_file() else None
+    return None
 
 
 def escaped(words: str) -> str:
@@ -135,11 +183,22 @@ def written(value: Any) -> str:
     return re.sub("[\x7f-\x9f\u2028\u2029\ufeff]", lambda found: f"\\u{ord(found[0]):04x}", line)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Exported:
-    """The result of an export: the folder, the step, whether it is a `lora` or `full` weights, and the files of samples."""
+    """The result of an export.
+
+    Attributes:
+        folder: where everything is.
+        step: of the checkpoint.
+        kind: `lora`, or `full` weights.
+        samples: their files, relative to the folder.
+        comfyui: likewise those for ComfyUI.
+        url: of the repository that it was uploaded to.
+    """
 
     folder: Path
     step: int
     kind: str
     samples: list[str]
+    comfyui: list[str] = field(default_factory=list)
+    url: str | None = None

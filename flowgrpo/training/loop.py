@@ -21,7 +21,7 @@ from accelerate.utils import gather_object
 
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training import checkpoint, idle, metrics, optimizers, parts, selection
+from flowgrpo.training import checkpoint, idle, metrics, optimizers, parts, selection, trackers
 from flowgrpo.training.baseline import Units, combined, zero_std_fraction
 from flowgrpo.training.evaluate import overoptimization_streak
 from flowgrpo.training.groups import Groups, groups_of
@@ -292,6 +292,7 @@ class Loop(ABC):
         self._watch()
         if self.accelerator.is_main_process:
             self.samples.write(samples, self.done)
+            trackers.log_pictures(self.accelerator, samples, self.done)
             self.after_evaluation(self.folder)
 
     def _watch(self) -> None:

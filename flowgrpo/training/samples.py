@@ -15,10 +15,11 @@ from scipy.io import wavfile
 from flowgrpo.data import tables
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
+from flowgrpo.training import videos
 from flowgrpo.training.folders import replace_text
 from flowgrpo.training.report import is_number
 
-FRAMES_PER_SECOND = 8  # of video files
+FRAME_RATE = 8.0  # frames per second of a video, where nobody says
 SAMPLING_RATE = 44100  # where nobody says
 
 
@@ -47,9 +48,14 @@ def is_finite(decoded: torch.Tensor | Text) -> bool:
 
 
 class SampleFolder:
-    """The samples that a run keeps: files in `samples/step-000010/`, and one line each in `manifest.jsonl`."""
+    """The samples that a run keeps: files in `samples/step-000010/`, and one line each in `manifest.jsonl`.
+
+    Attributes:
+        frame_rate: of videos, frames per second.
+    """
 
     def __init__(self, run: Path):
+        self.frame_rate = FRAME_RATE
         self.folder = run / "samples"
         self.manifest = self.folder / "manifest.jsonl"
 
@@ -63,7 +69,7 @@ class SampleFolder:
             folder = self.folder / f"step-{step:06d}"
             folder.mkdir(exist_ok=True)
             rate = sample.row.columns.get("sampling_rate") or SAMPLING_RATE
-            file = save_sample(sample.decoded, folder / f"{sample.index:04d}", rate)
+            file = save_sample(sample.decoded, folder / f"{sample.index:04d}", rate, self.frame_rate)
             sampler = "decoder" if isinstance(sample.decoded, Text) else "ode"
             lines.append(manifest_line(str(file.relative_to(self.folder)), sample, step, sampler))
         with self.manifest.open("a") as manifest:
@@ -126,21 +132,25 @@ def check_inside(folder: Path, file: str, place: str) -> None:
         raise InputError(f"{place}: {file!r} leads out of {folder}; name files in it")
 
 
-def save_sample(sample: torch.Tensor | Text, stem: Path, sampling_rate: int = SAMPLING_RATE) -> Path:
+def save_sample(
+    sample: torch.Tensor | Text, stem: Path, sampling_rate: int = SAMPLING_RATE, frame_rate: float = FRAME_RATE
+) -> Path:
     """Write one sample as what it is.
 
     Args:
         sample: an image (3, H, W) or a video (F, 3, H, W), both in [0, 1], audio (C, N) in [-1, 1], or a text.
         stem: the file without its suffix.
         sampling_rate: of audio, samples per second.
+        frame_rate: of a video, frames per second.
 
     Returns:
-        the file: `.png`; `.webp`, looping, of quality 90, where equal neighbours are one longer frame; `.wav` of 16 bit;
-            `.json` with the fields of a `Text`.
+        the file: `.png`; `.mp4`, or where ffmpeg is not installed `.webp`, looping, of quality 90, where equal neighbours
+            are one longer frame; `.wav` of 16 bit; `.json` with the fields of a `Text`.
 
     Raises:
         ValueError: the sample is something else.
         InputError: the sample has values that are not finite.
+        OSError: the file cannot be written.
     """
     if not is_finite(sample):
         raise InputError(
@@ -161,9 +171,14 @@ def save_sample(sample: torch.Tensor | Text, stem: Path, sampling_rate: int = SA
         file = stem.with_name(f"{stem.name}.png")
         Image.fromarray(pixels).save(file)
         return file
+    if (program := videos.ffmpeg()) is not None:
+        file = stem.with_name(f"{stem.name}.mp4")
+        videos.write_mp4(program, pixels, file, frame_rate)
+        return file
+    videos.say_once_that_there_is_no_ffmpeg()
     file = stem.with_name(f"{stem.name}.webp")
     first, *others = [Image.fromarray(frame) for frame in pixels]
-    milliseconds = 1000 // FRAMES_PER_SECOND
+    milliseconds = round(1000 / frame_rate)
     first.save(file, save_all=True, append_images=others, duration=milliseconds, loop=0, quality=90)
     return file
 
@@ -210,9 +225,12 @@ class Sampler:
         generate: samples of some of the rows.
         word: the manifest's word for how it samples.
         sampling_rate: of sounds.
+        frame_rate: of videos.
     """
 
     rows: Sequence[Row]
     generate: Callable[[Sequence[Row]], Sequence[Any]]
     word: str
+    _: KW_ONLY
     sampling_rate: int = SAMPLING_RATE
+    frame_rate: float = FRAME_RATE

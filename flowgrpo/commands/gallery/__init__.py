@@ -274,7 +274,7 @@ def _worth_showing(samples: Path, manifest: list[dict[str, Any]]) -> list[dict[s
     def size(*suffixes: str) -> int:
         return sum(file.stat().st_size for file in files if file.suffix in suffixes)
 
-    if size(".webp", ".wav") <= LARGEST_MEDIA and size(".json") <= LARGEST_TEXTS:
+    if size(".mp4", ".webp", ".wav") <= LARGEST_MEDIA and size(".json") <= LARGEST_TEXTS:
         return manifest
     steps = [line["step"] for line in manifest]
     return [line for line in manifest if line["step"] in (min(steps), max(steps))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import tempfile
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from PIL import ImageSequence
 from scipy.io import wavfile
 from scipy.signal import resample_poly
 
+from flowgrpo.training import videos
 from rewards import media
 
 LARGEST_SIDE = 384  # pixels of an embedded picture or video
@@ -21,7 +23,7 @@ BARS = 72  # of a sound's outline
 
 
 def data_url(path: Path) -> str:
-    """A picture or a video as WebP, both at most `LARGEST_SIDE` wide and high, or the beginning of a .wav file.
+    """A picture as WebP, a video as MP4 or WebP, at most `LARGEST_SIDE` wide and high, or the beginning of a .wav file.
 
     It is kept for the next page: a run writes one at every evaluation, of files that stay as they are.
     """
@@ -30,7 +32,12 @@ def data_url(path: Path) -> str:
 
 @lru_cache(maxsize=4096)
 def _data_url(path: Path, changed: int) -> str:
-    kind, data = ("audio/wav", _sound(path)) if path.suffix == ".wav" else ("image/webp", _picture(path))
+    if path.suffix == ".wav":
+        kind, data = "audio/wav", _sound(path)
+    elif path.suffix == ".mp4":
+        kind, data = "video/mp4", _film(path)
+    else:
+        kind, data = "image/webp", _picture(path)
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
@@ -61,6 +68,20 @@ def _picture(path: Path) -> bytes:
         buffer, "WEBP", save_all=True, append_images=others, duration=durations, loop=0, quality=90, method=effort
     )
     return buffer.getvalue()
+
+
+def _film(path: Path) -> bytes:
+    """An MP4 as it is, or scaled down where it is too large."""
+    program = videos.ffmpeg()
+    if program is None or max(media.film(path)[0].size) <= LARGEST_SIDE:
+        return path.read_bytes()
+    side = LARGEST_SIDE
+    fit = f"scale={side}:{side}:force_original_aspect_ratio=decrease:force_divisible_by=2"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "small.mp4"
+        source = ["-protocol_whitelist", "file", "-f", "mov", "-i", str(path.absolute()), "-an", "-vf", fit]
+        videos.run(program, source, file)
+        return file.read_bytes()
 
 
 def _sound(path: Path) -> bytes:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import StableDiffusion3Pipeline
+import yaml
+from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 from runs import CALL
 
 from flowgrpo.cli import main
@@ -34,6 +35,40 @@ def test_an_export_loads_into_a_fresh_stock_pipeline(workplace, tiny_model, caps
     card = (workplace / "out" / "README.md").read_text()
     assert ("load_lora_weights" in card) is lora
     assert type(pipe.scheduler).__name__ == "FlowMatchEulerDiscreteScheduler"
+
+
+def test_the_card_and_the_settings_say_what_others_need(workplace, tiny_model):
+    main(["train", "tiny.yaml", "eval.call={num_inference_steps: 6}"])
+    (tiny_model / "README.md").write_text("---\nlicense: mit\n---\n")
+    try:
+        assert main(["export", "runs/t", "--out", "out", "--comfyui"]) == 0
+    finally:
+        (tiny_model / "README.md").unlink()
+    page = Path("out/README.md").read_text()
+    front = yaml.safe_load(page.split("---\n")[1])
+    assert front == {
+        "library_name": "diffusers",
+        "license": "mit",
+        "pipeline_tag": "text-to-image",
+        "tags": ["flowgrpo", "reinforcement-learning", "lora"],
+        "widget": [
+            {"text": prompt, "output": {"url": f"sample-{i}.png"}}
+            for i, prompt in enumerate(Path("prompts.txt").read_text().splitlines())
+        ],
+    }
+    assert "`comfyui/t.safetensors`" in page
+    assert "| prompt | seed | sample before training | sample |" in page
+    kept = Path("runs/t/samples/step-000000")
+    for i in range(2):
+        assert Path(f"out/before-{i}.png").read_bytes() == (kept / f"{i:04d}.png").read_bytes()
+        assert Path(f"out/sample-{i}.png").read_bytes() != Path(f"out/before-{i}.png").read_bytes()
+    told = json.loads(Path("out/sampler.json").read_text())
+    assert (told["pipeline"], told["sampler"], told["scheduler"]["shift"]) == ("StableDiffusion3Pipeline", "euler", 3.0)
+    assert told["lora"] == {"rank": 2, "alpha": 4, "strength": 1.0}
+    assert told["call"] == {**CALL, "num_inference_steps": 6}  # those of evaluation
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    scheduler.set_timesteps(6)
+    assert told["sigmas"] == scheduler.sigmas.tolist()
 
 
 def test_the_cards_code_reproduces_the_cards_picture(workplace):

@@ -46,7 +46,7 @@ def config(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "reward", "suffix"),
     [
-        ("WanPipeline", "motion", ".webp"),
+        ("WanPipeline", "motion", ".mp4"),
         ("QwenImageEditPipeline", "jpeg_size", ".png"),
         ("StableAudio3Pipeline", "loudness", ".wav"),
     ],

@@ -76,6 +76,8 @@ def test_an_export_is_the_trained_model_with_its_average(settings, model, capsys
         "step": 2,
         "kind": "lora" if lora else "full",
         "samples": [f"sample-{i}.json" for i in range(4)],
+        "comfyui": [],
+        "url": None,
     }
     averaged, live = trained_logits(chosen, done.folder)
     assert not torch.equal(averaged, live)

@@ -8,6 +8,7 @@ from read_card import HOSTILE, as_shown, blocks, table, words
 
 from flowgrpo import config
 from flowgrpo.cli import main
+from flowgrpo.data.prompts import Row
 from flowgrpo.flow.config import Config
 from flowgrpo.training import card
 
@@ -21,7 +22,7 @@ def test_a_prompt_is_itself_in_table_code_and_command(prompt, tmp_path, monkeypa
         snippet=f"prompt = {prompt!r}",
         command=command,
         made="answer",
-        rows=[(prompt, 3, card.escaped(prompt))],
+        samples=[card.Shown(Row(prompt, 3), card.escaped(prompt))],
     )
     assert table(page) == [[as_shown(prompt), "3", as_shown(prompt)]]
     code, shell = blocks(page)["python"], blocks(page)["sh"]
@@ -36,10 +37,11 @@ def test_a_prompt_is_itself_in_table_code_and_command(prompt, tmp_path, monkeypa
 def test_names_stand_in_the_head_as_they_are(tmp_path):
     for path in ("a: b # c", "`x``", "- [y]"):
         settings = Config.model_validate({"model": {"path": path}, "rewards": [{"use": "./my`reward.py:a_b"}]})
-        head = "\n".join(card.heading(tmp_path, settings, library="diffusers", tag="lora", step=1))
+        head = "\n".join(card.heading(tmp_path, settings, library="diffusers", kind="lora", step=1, task="x"))
         front = yaml.safe_load(head.split("---\n")[1])
         assert front == {
-            "library_name": "diffusers", "base_model": path, "tags": ["flowgrpo", "reinforcement-learning", "lora"],
+            "library_name": "diffusers", "license": "other", "license_name": "as-the-base-model", "pipeline_tag": "x",
+            "tags": ["flowgrpo", "reinforcement-learning", "lora"],
         }  # fmt: skip
         codes = [c.content for t in card_tokens(head) for c in t.children or [] if c.type == "code_inline"]
         assert codes == [path, "flow_grpo", "./my`reward.py:a_b"]

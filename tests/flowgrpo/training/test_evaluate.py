@@ -8,6 +8,7 @@ from PIL import Image
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
+from flowgrpo.training import videos
 from flowgrpo.training.evaluate import overoptimization_streak
 from flowgrpo.training.samples import Sample, SampleFolder, read_manifest, save_sample
 
@@ -19,7 +20,9 @@ def test_an_image_is_a_png_of_its_very_pixels(tmp_path):
     assert np.array_equal(np.asarray(Image.open(file)), values.permute(1, 2, 0).numpy())
 
 
-def test_a_video_is_an_endless_webp_of_its_frames(tmp_path):
+def test_without_ffmpeg_a_video_is_an_endless_webp_of_its_frames(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(videos, "ffmpeg", lambda: None)
+    videos.say_once_that_there_is_no_ffmpeg.cache_clear()
     levels = [0.2, 0.6, 0.4, 1.0]
     video = torch.tensor(levels).view(4, 1, 1, 1).expand(4, 3, 16, 24)
     file = save_sample(video, tmp_path / "a")
@@ -30,6 +33,13 @@ def test_a_video_is_an_endless_webp_of_its_frames(tmp_path):
             image.seek(i)
             assert np.asarray(image.convert("RGB")).mean() == pytest.approx(255 * level, abs=3)
             assert image.info["duration"] == 125  # 8 frames a second
+    save_sample(video, tmp_path / "b", frame_rate=16)
+    with Image.open(tmp_path / "b.webp") as image:
+        image.seek(1)
+        image.load()
+        assert image.info["duration"] == 62
+    said = [record.message for record in caplog.records]
+    assert said == ["videos are written as .webp; for .mp4 install ffmpeg: pip install 'flowgrpo[video]'"]
 
 
 def test_audio_is_a_wav_of_16_bit(tmp_path):
@@ -59,7 +69,7 @@ def test_a_folder_of_samples_takes_every_modality(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "samples/manifest.jsonl").read_text().splitlines()]
     assert [line["file"] for line in lines] == [
         "step-000003/0000.png",
-        "step-000003/0001.webp",
+        "step-000003/0001.mp4",
         "step-000003/0002.wav",
         "step-000003/0003.wav",
     ]

@@ -3,11 +3,11 @@ import wave
 
 import diffusers
 import pytest
-from PIL import Image
-from zoo import audio, wan
+from zoo import SPECIMENS, audio, wan
 
 from flowgrpo.cli import main
-from flowgrpo.flow.pipeline.modality import expected_shape, modality_of, sampling_rate
+from flowgrpo.flow.pipeline.modality import expected_shape, frame_rate, modality_of, sampling_rate, task_of
+from rewards import media
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,38 @@ def test_an_audio_model_hands_its_rewards_a_sampling_rate_before_training(workpl
     assert "(2, 2, 44100) at [44100, 44100]" in capsys.readouterr().err
 
 
-SUFFIX = {"WanPipeline": ".webp", "StableAudio3Pipeline": ".wav"}
+@pytest.mark.parametrize(
+    ("name", "call", "rate"),
+    [
+        ("WanPipeline", {}, 16),
+        ("WanPipeline (5B)", {}, 24),
+        ("WanAnimatePipeline", {}, 30),
+        ("HunyuanVideoPipeline", {}, 24),
+        ("LTXPipeline", {}, 25),
+        ("LTXPipeline", {"frame_rate": 30}, 30),
+        ("LTX2Pipeline", {}, 24),
+    ],
+)
+def test_a_video_has_the_rate_of_its_model_or_of_its_call(name, call, rate):
+    assert frame_rate(SPECIMENS[name].build(), call) == rate
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "task"),
+    [
+        ("StableDiffusion3Pipeline", (), "text-to-image"),
+        ("FluxKontextPipeline", ("image",), "image-to-image"),
+        ("WanPipeline", (), "text-to-video"),
+        ("WanImageToVideoPipeline", ("image", "last_image"), "image-to-video"),
+        ("WanVideoToVideoPipeline", ("video",), "video-to-video"),
+        ("StableAudio3Pipeline", (), "text-to-audio"),
+    ],
+)
+def test_the_hub_has_a_word_for_what_a_pipeline_does(name, given, task):
+    assert task_of(getattr(diffusers, name), given) == task
+
+
+SUFFIX = {"WanPipeline": ".mp4", "StableAudio3Pipeline": ".wav"}
 
 
 @pytest.mark.parametrize(
@@ -92,19 +123,22 @@ def test_videos_and_audio_go_from_training_to_gallery_export_and_sampling(zoo, n
     assert len(files) == 4
     assert all(file.suffix == SUFFIX[name] for file in files)
     if name == "WanPipeline":
-        with Image.open(files[0]) as video:
-            assert (video.n_frames, video.size) == (specimen.call["num_frames"], (32, 32))
+        assert [frame.size for frame in media.film(files[0])] == [(32, 32)] * specimen.call["num_frames"]
         assert all(0 < line["rewards"]["motion"] < 1 for line in lines)
     else:
         with wave.open(str(files[0])) as sound:
             assert (sound.getframerate(), sound.getnchannels(), sound.getnframes()) == (640, 2, 320)  # half a second
         assert all(line["rewards"]["rate"] == 640 for line in lines)
-    shown = {".webp": '<img src="data:image/webp', ".wav": "<audio controls"}[SUFFIX[name]]
+    shown = {".mp4": '<video src="data:video/mp4', ".wav": "<audio controls"}[SUFFIX[name]]
     assert (workplace / "runs/t/gallery.html").read_text().count(shown) == 4
 
     assert main(["export", "runs/t", "--out", "out"]) == 0
     card = (workplace / "out/README.md").read_text()
-    assert {".webp": ".frames[0]", ".wav": ".audios[0]"}[SUFFIX[name]] in card
-    assert {".webp": "![](sample-0.webp)", ".wav": '<audio controls src="sample-0.wav">'}[SUFFIX[name]] in card
+    assert {".mp4": ".frames[0]", ".wav": ".audios[0]"}[SUFFIX[name]] in card
+    assert {".mp4": '<video controls loop src="sample-0.mp4">', ".wav": '<audio controls src="sample-0.wav">'}[
+        SUFFIX[name]
+    ] in card
     assert main(["sample", "model", "--prompt", "a", "--adapter", "out", "--out", "s", *call]) == 0
+    rate = json.loads((workplace / "out/sampler.json").read_text()).get("frame_rate")
+    assert rate == {".mp4": 16, ".wav": None}[SUFFIX[name]]
     assert (workplace / "s/0000").with_suffix(SUFFIX[name]).is_file()
