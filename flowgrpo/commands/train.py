@@ -158,7 +158,8 @@ def _check_trackers(names: Iterable[str]) -> None:
         if name not in known:
             raise InputError(f"run.trackers: there is no tracker {name!r}, {nearest(name, known)}")
         if name not in [kind.value for kind in installed]:
-            raise InputError(f"run.trackers: {name} is not installed here, install it or remove it")
+            way = "pip install 'flowgrpo[wandb]'" if name == "wandb" else "install it"
+            raise InputError(f"run.trackers: {name} is not installed here, {way} or remove it")
 
 
 def _check_folder(settings: RunConfig, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -55,7 +56,13 @@ def _dispatching(module: torch.nn.Module) -> list[Any]:
 
 
 def try_attention(name: str, dtype: str, device: torch.device) -> None:
-    """Run one small attention with its gradient, to see that package, device and dtype go together."""
+    """Run one small attention with its gradient, to see that package, device and dtype go together.
+
+    Raises:
+        InputError: they do not, or the package is missing.
+    """
+    if name == "xformers" and find_spec("xformers") is None:
+        raise InputError("model.attention: xformers is not installed here: pip install 'flowgrpo[xformers]'")
     q, k, v = (torch.ones(1, 8, 2, 64, dtype=DTYPES[dtype], device=device, requires_grad=True) for _ in "qkv")
     try:
         with torch.enable_grad(), attention_backend(name):

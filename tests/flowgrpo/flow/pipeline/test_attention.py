@@ -1,13 +1,21 @@
 """Attention backends of diffusers that compute what its own does."""
 
 import typing
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+import tiny
 import torch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from replayed import policy_of, trained
 
+from flowgrpo.cli import main
+from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline import attention, backends
+from flowgrpo.training.report import read_metrics
+
+needs_xformers = pytest.mark.skipif(find_spec("xformers") is None, reason="pip install 'flowgrpo[xformers]'")
 
 
 @pytest.mark.parametrize("backend", ["_native_math", "_native_flash"])
@@ -30,3 +38,21 @@ def test_an_exact_attention_gives_the_same_numbers(backend):
 def test_attention_names_are_those_of_diffusers_that_do_not_quantise():
     everything = {backend.value for backend in AttentionBackendName}
     assert set(typing.get_args(backends.AttentionBackend)) == {name for name in everything if "sage" not in name}
+
+
+@needs_xformers
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_xformers_says_that_it_needs_a_gpu(dtype):
+    with pytest.raises(InputError, match=f"xformers cannot train in {dtype} on cpu here .*No operator"):
+        attention.try_attention("xformers", dtype, torch.device("cpu"))
+
+
+@needs_xformers
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="xformers computes attention on GPUs only")
+def test_xformers_trains_a_tiny_flux_without_drift(workplace):
+    tiny.PIPELINES["flux"]().save_pretrained("flux")
+    call = "{num_inference_steps: 4, height: 16, width: 16, max_sequence_length: 8}"
+    assert main(["train", "tiny.yaml", "model.path=flux", f"model.call={call}", "model.attention=xformers"]) == 0
+    lines = [line for line in read_metrics(Path("runs/t")) if line["phase"] == "train"]
+    assert [line["policy/max_abs_log_ratio"] for line in lines] == [0.0, 0.0]
+    assert all(line["policy/grad_norm"] > 0 for line in lines)
