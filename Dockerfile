@@ -1,4 +1,4 @@
-# flowgrpo on a GPU. The wheels of torch bring CUDA; of the host it needs NVIDIA's driver and its container toolkit.
+# flowgrpo on a GPU. The wheels of torch bring CUDA 13; the host needs NVIDIA's driver 580 or later and its container toolkit.
 #
 #   docker build --build-arg UID=$(id -u) -t flowgrpo .
 #   docker run --rm --gpus all --ipc=host -v "$PWD":/workspace -v ~/.cache/huggingface:/home/flowgrpo/.cache/huggingface \

@@ -148,7 +148,7 @@ def test_no_files_import_each_other():
 
 
 def test_only_the_door_stands_in_the_entrance():
-    door = {"__init__.py", "__main__.py", "cli.py", "config.py", "errors.py"}
+    door = {"__init__.py", "__main__.py", "cli.py", "config.py", "errors.py", "py.typed"}
     assert {path.name for path in (ROOT / "flowgrpo").iterdir() if path.is_file()} == door
 
 
