@@ -1,6 +1,6 @@
-# make demo | test | test-all | lint. Each makes .venv if it is missing; nothing here touches a model hub.
+# make demo | test | test-all | test-lowest | lint | dist | constraints. Each makes .venv if it is missing; nothing here touches a model hub.
 PY := .venv/bin/python
-.PHONY: demo test test-all lint clean
+.PHONY: demo test test-all test-lowest lint dist constraints clean
 
 .venv/installed: pyproject.toml
 	test -x $(PY) || python3 -m venv .venv
@@ -20,9 +20,28 @@ test: .venv/installed
 test-all: .venv/installed
 	$(PY) -m pytest -m 'zoo or not zoo'
 
+# The suite with the lowest versions that pyproject.toml allows, in an environment of its own: several GB to download.
+test-lowest: .venv-lowest/installed
+	.venv-lowest/bin/python -m pytest
+
+.venv-lowest/installed: pyproject.toml .venv/installed
+	$(PY) -m uv venv --quiet --clear --seed --python $(PY) .venv-lowest
+	$(PY) -m uv pip install --quiet --resolution lowest-direct --python .venv-lowest/bin/python -e '.[test]'
+	touch $@
+
 lint: .venv/installed
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
+# The sdist and the wheel, in dist/, after both were tried: their files, and the commands from the wheel in an empty folder.
+dist: .venv/installed
+	rm -rf dist
+	$(PY) scripts/check_dist.py dist
+
+# Writes the versions that .venv has, after `make test` has passed with them.
+constraints: .venv/installed
+	@{ sed '/^#/!d' constraints.txt; $(PY) -m uv pip freeze --quiet --python $(PY) --exclude-editable \
+	| grep -vE '^(cuda-|nvidia-|triton|pip=|setuptools=|uv=)'; } > constraints.new && mv constraints.new constraints.txt
+
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv .venv-lowest build dist *.egg-info

@@ -6,17 +6,25 @@ policy = flowgrpo.load_policy("path/or/hub-id", dtype="bfloat16")
 samples = policy.sample(["a red circle"], seed=0)
 """
 
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flowgrpo.commands.train import Run
+    from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 
 
-def train(config: Any, overrides: Any = ()) -> Any:
+def train(config: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Run:
     """Run a config file with overrides; see `flowgrpo.commands.train.train`."""
     from flowgrpo.commands import train as run
 
     return run.train(config, overrides)
 
 
-def load_policy(path: str, **options: Any) -> Any:
+def load_policy(path: str, **options: Any) -> DiffusersPolicy:
     """A pipeline as a policy; see `flowgrpo.flow.pipeline.loading.load_policy`."""
     from flowgrpo.flow.pipeline import loading
 

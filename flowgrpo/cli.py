@@ -259,29 +259,17 @@ def serve(
     device: Annotated[str | None, typer.Option("--device", help="by default the first GPU, if there is one")] = None,
 ) -> None:
     """Serve rewards over HTTP; a run uses them by their URLs."""
-    written = [yaml_maps.parse_yaml(text, "REWARD") if text.startswith("{") else text for text in uses]
-    settings = config.validated({"model": {"path": "shapes"}, "rewards": written})
-    for use in settings.rewards:
-        for key in ("only", "weight"):
-            if key in use.model_fields_set:
-                raise InputError(
-                    f"{use.use}: {key} belongs into the config of the run, a server scores what it is sent"
-                )
-    from rewards import load, server
-    from rewards.compute import default_device
+    from flowgrpo.commands.serve import serve as serve_rewards
 
-    token = None if token_env is None else server.token_of(token_env)
-    listening = server.listen(host, port, token)
-    device = device or default_device()
-    served = [load(use.use, use.weight, use.options, use.name) for use in settings.rewards]
-    for reward in served:
-        if hasattr(reward.function, "to"):
-            reward.function.to(device)
-    application = server.app(served, token, batch_size=batch_size, max_bytes=max_mib << 20, device=device)
-    host = f"[{host}]" if ":" in host else host
-    for reward in served:
-        out.print(f"{reward.name}  http://{host}:{listening.getsockname()[1]}/{reward.name}", soft_wrap=True)
-    server.run(application, listening)
+    serve_rewards(
+        uses,
+        host=host,
+        port=port,
+        token_env=token_env,
+        batch_size=batch_size,
+        max_bytes=max_mib << 20,
+        device=device,
+    )
 
 
 @app.command()

@@ -1,6 +1,9 @@
 """Pure tensor mathematics of sampling: schedules, kernels, noise, trees, and a scheduler for any diffusers flow pipeline."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from samplers.scheduler import FlowSDEScheduler
 
 __all__ = ["FlowSDEScheduler"]
 

@@ -11,7 +11,7 @@ model evaluations.
 Held-out evaluation, start-up and checkpoints do not count. A seed fixes the prompts for all methods alike. Runs that are
 complete are not run again. `report` reads the runs' own metrics and interpolates their held-out reward at the budget, and
 after a budget of seconds also at as many model evaluations as all of them have made, or at --evaluations. --picture needs
-matplotlib (pip install -e '.[pictures]').
+matplotlib (pip install -e '.[docs]').
 
 An idle machine is part of the method: the seconds are those of a clock.
 """

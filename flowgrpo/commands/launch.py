@@ -142,7 +142,7 @@ def _store(processes: int) -> TCPStore:
     listening = socket.create_server(("127.0.0.1", 0))
     return distributed.TCPStore(
         "127.0.0.1", listening.getsockname()[1], processes, is_master=True, wait_for_workers=False,
-        master_listen_fd=listening.detach(),
+        master_listen_fd=listening.detach(), use_libuv=False,  # the libuv store of torch 2.6 takes no socket
     )  # fmt: skip
 
 

@@ -51,7 +51,8 @@ def check(trackers: Mapping[str, Tracker]) -> None:
         if name not in LOGGER_TYPE_TO_CLASS:
             raise InputError(f"run.trackers: there is no tracker {name!r}, {nearest(name, LOGGER_TYPE_TO_CLASS)}")
         if name not in installed:
-            raise InputError(f"run.trackers: {name} is not installed here, install it or remove it")
+            way = "pip install 'flowgrpo[wandb]'" if name == "wandb" else "install it"
+            raise InputError(f"run.trackers: {name} is not installed here, {way} or remove it")
         for option in ("name", "entity", "tags"):
             if getattr(use, option) and option not in ARGUMENTS.get(name, {}):
                 takers = ", ".join(other for other, takes in ARGUMENTS.items() if option in takes)

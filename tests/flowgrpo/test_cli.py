@@ -181,7 +181,11 @@ def test_other_errors_of_the_file_system_keep_their_trace(monkeypatch):
             ["train", "tiny.yaml", "run.trackers=[tensorbord]"],
             "there is no tracker 'tensorbord', did you mean 'tensorboard'?",
         ),
-        (["train", "tiny.yaml", "run.trackers=[swanlab]"], "run.trackers: swanlab is not installed here"),
+        (["train", "tiny.yaml", "run.trackers=[swanlab]"], "run.trackers: swanlab is not installed here, install it"),
+        (
+            ["train", "tiny.yaml", "run.trackers=[wandb]"],
+            "is not installed here, pip install 'flowgrpo[wandb]' or remove",
+        ),
         (["train", "tiny.yaml", "run.resume=true"], "run.resume: there is no run in runs/t"),
         (["plan", "tiny.yaml", "algorithm.kernel=cpss"], "algorithm.kernel: 'cpss' is unknown, did you mean 'cps'?"),
         (["plan", "tiny.yaml", "model.path=./nowhere"], "model.path: there is no folder './nowhere'"),

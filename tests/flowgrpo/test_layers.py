@@ -48,6 +48,7 @@ WIDER = {
     "test_calls.py": "how many arguments go by place",
     "test_overrides.py": "which methods are marked as overriding",
     "test_docs.py": "what the pages name",
+    "test_packaging.py": "what is installed",
     "test_door.py": "what the command and the package import, and what they give",
     "mdlm/test_llada_gsm8k.py": "the built-in config llada-8b",
 }
@@ -147,7 +148,7 @@ def test_no_files_import_each_other():
 
 
 def test_only_the_door_stands_in_the_entrance():
-    door = {"__init__.py", "__main__.py", "cli.py", "config.py", "errors.py"}
+    door = {"__init__.py", "__main__.py", "cli.py", "config.py", "errors.py", "py.typed"}
     assert {path.name for path in (ROOT / "flowgrpo").iterdir() if path.is_file()} == door
 
 

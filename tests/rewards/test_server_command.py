@@ -1,5 +1,6 @@
 """`flowgrpo serve`."""
 
+import importlib.util
 import signal
 import socket
 import subprocess
@@ -35,6 +36,15 @@ def test_a_token_that_no_header_can_have_is_refused(capsys, monkeypatch):
         monkeypatch.setenv("SERVED_TOKEN", token)
         assert main(["serve", "shapes", "--token-env", "SERVED_TOKEN"]) == 2
         assert "SERVED_TOKEN holds a character that no header can have" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("package", ["uvicorn", "starlette", "h11"])
+def test_without_its_packages_nothing_is_served(package, capsys, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr("flowgrpo.commands.serve.find_spec", lambda name: None if name == package else found(name))
+    assert main(["serve", "shapes"]) == 2
+    said = f"flowgrpo serve needs the package {package}: pip install 'flowgrpo[serve]'"
+    assert capsys.readouterr().err.splitlines() == [f"flowgrpo: {said}"]
 
 
 def test_a_port_in_use_is_refused(capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -58,10 +59,12 @@ def try_attention(name: str, dtype: str, device: torch.device, *, learns: bool =
     """Run one small attention, with its gradient if the model `learns`, to see that package, device and dtype go together.
 
     Raises:
-        InputError: they do not.
+        InputError: they do not, or the package is missing.
     """
     if name == "xformers" and device.type == "cpu":
         raise InputError("model.attention: xformers computes on a GPU only, and there is none here; leave it out")
+    if name == "xformers" and find_spec("xformers") is None:
+        raise InputError("model.attention: xformers is not installed here: pip install 'flowgrpo[xformers]'")
     q, k, v = (torch.ones(1, 8, 2, 64, dtype=DTYPES[dtype], device=device, requires_grad=learns) for _ in "qkv")
     try:
         with torch.set_grad_enabled(learns), attention_backend(name):

@@ -6,6 +6,7 @@ import torch
 from flowgrpo import config
 from flowgrpo.errors import InputError
 from flowgrpo.flow import setup
+from flowgrpo.flow.pipeline import attention
 
 CPU = torch.device("cpu")
 
@@ -29,6 +30,12 @@ def test_what_does_not_work_here_is_refused_at_load(workplace, monkeypatch, over
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(InputError, match=said):
         setup.policy_and_weights(config.load("tiny.yaml", overrides), CPU)
+
+
+def test_an_attention_whose_package_is_missing_is_refused(monkeypatch):
+    monkeypatch.setattr("flowgrpo.flow.pipeline.attention.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"xformers is not installed here: pip install 'flowgrpo\[xformers\]'$"):
+        attention.try_attention("xformers", "float32", CPU)
 
 
 def test_a_lossy_attention_of_the_environment_is_refused(workplace, monkeypatch):

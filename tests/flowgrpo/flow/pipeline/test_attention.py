@@ -1,14 +1,21 @@
 """Attention backends of diffusers that compute what its own does."""
 
 import typing
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+import tiny
 import torch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from replayed import ROWS, policy_of, trained
 
+from flowgrpo.cli import main
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline import attention, backends
+from flowgrpo.training.report import read_metrics
+
+needs_xformers = pytest.mark.skipif(find_spec("xformers") is None, reason="pip install 'flowgrpo[xformers]'")
 
 
 @pytest.mark.parametrize("backend", ["_native_math", "_native_flash"])
@@ -59,3 +66,14 @@ def test_xformers_without_a_gpu_is_one_sentence(learns):
 def test_a_package_that_is_missing_is_named():
     with pytest.raises(InputError, match=r"^model.attention: _flash_3 cannot compute in float32 on cpu here .*missing"):
         attention.try_attention("_flash_3", "float32", torch.device("cpu"), learns=False)
+
+
+@needs_xformers
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="xformers computes attention on GPUs only")
+def test_xformers_trains_a_tiny_flux_without_drift(workplace):
+    tiny.PIPELINES["flux"]().save_pretrained("flux")
+    call = "{num_inference_steps: 4, height: 16, width: 16, max_sequence_length: 8}"
+    assert main(["train", "tiny.yaml", "model.path=flux", f"model.call={call}", "model.attention=xformers"]) == 0
+    lines = [line for line in read_metrics(Path("runs/t")) if line["phase"] == "train"]
+    assert [line["policy/max_abs_log_ratio"] for line in lines] == [0.0, 0.0]
+    assert all(line["policy/grad_norm"] > 0 for line in lines)
