@@ -18,7 +18,7 @@ from rich.table import Table
 from flowgrpo import config
 from flowgrpo.commands import mdlm, options
 from flowgrpo.commands.terminal import Commands, Format, out, say
-from flowgrpo.data import configs, yaml_maps
+from flowgrpo.data import configs
 from flowgrpo.errors import InputError, UploadFailed
 from flowgrpo.training.out_of_memory import OutOfMemory
 from rewards import BUILT_IN as BUILT_IN_REWARDS
