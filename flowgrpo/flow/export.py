@@ -78,7 +78,7 @@ def write_weights(policy: DiffusersPolicy, weights: Weights, out: Path) -> None:
         for name in weights.modules:
             state = {k: v.float().cpu() for k, v in weights.adapter_state(name).items()}
             layers |= LoraBaseMixin.pack_weights(state, name)
-            metadata |= {f"{name}.{key}": value for key, value in weights.lora.to_dict().items()}
+            metadata |= {f"{name}.{key}": value for key, value in weights.lora[name].to_dict().items()}
         LoraBaseMixin.write_lora_layers(layers, str(out), True, None, None, True, metadata)
         return
     pipe.scheduler = policy.stock_scheduler

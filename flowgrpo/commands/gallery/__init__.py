@@ -316,6 +316,13 @@ def _total_bounds(rewards: Mapping[str, float | None], trained: Mapping[str, Tra
     return sum(low for low, _ in ends), sum(high for _, high in ends)
 
 
+def _weights(lora: dict[str, Any] | None) -> str:
+    """What of the model is trained."""
+    if lora is None:
+        return "full"
+    return f"LoRA rank {lora['rank']}" if lora.get("path") is None else f"LoRA from {lora['path']}"
+
+
 def _facts(config: dict[str, Any], metrics: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Short facts of a run for the head of its section."""
     if not config:
@@ -326,7 +333,7 @@ def _facts(config: dict[str, Any], metrics: list[dict[str, Any]]) -> list[tuple[
         ("model", model["path"]),
         ("method", algorithm["preset"]),
         *([("decoder", f"{algorithm['decoder']['name']}, {model['length']} tokens")] if "decoder" in algorithm else []),
-        ("weights", "full" if model["lora"] is None else f"LoRA rank {model['lora']['rank']}"),
+        ("weights", _weights(model["lora"])),
         (
             "batch",
             f"{train['groups']} prompts × {train['group_size']} samples, {train['updates']} updates",
