@@ -8,7 +8,7 @@ from flowgrpo import config
 from flowgrpo.commands.kinds import KINDS
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training import checkpoint, folders, lora_files
+from flowgrpo.training import checkpoint, folders
 from flowgrpo.training.card import Exported
 
 
@@ -31,7 +31,7 @@ def opened(run: Path, out: Path, step: int | None) -> tuple[RunConfig, Path]:
     Raises:
         InputError: there is no such run or checkpoint, it cannot be read, or `out` is not empty or cannot be written to.
     """
-    settings = lora_files.kept(config.of_run(run), run)
+    settings = config.of_run(run)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out {out}: exists and is not an empty folder")
     folders.check_writable(out, "--out")

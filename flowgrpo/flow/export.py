@@ -17,7 +17,7 @@ from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.pipeline import loading, traits
 from flowgrpo.flow.pipeline.modality import modality_of, sampling_rate
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.training import card, checkpoint
+from flowgrpo.training import card, checkpoint, lora_files
 from flowgrpo.training.card import SAMPLES, Exported
 from flowgrpo.training.quantise import FORMS
 from flowgrpo.training.quantise_libraries import LIBRARY_FORMS
@@ -45,7 +45,7 @@ def export(settings: Config, run: Path, found: Path, out: Path) -> Exported:
         with policy.call_overrides(**settings.eval.call):
             policy.prepare(rows, "eval.call")
 
-    policy, weights = setup.policy_and_weights(settings, device, encode)
+    policy, weights = setup.policy_and_weights(lora_files.kept(settings, run), device, encode)
     step = checkpoint.load_weights(found, weights)
     out.mkdir(parents=True, exist_ok=True)
     with weights.averaged():

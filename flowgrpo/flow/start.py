@@ -22,6 +22,7 @@ from flowgrpo.training import lora_files
 from flowgrpo.training.adapters import Adapter, Matrices, check_agrees
 from flowgrpo.training.hub import Shape, one_sentence
 from flowgrpo.training.lora_files import KEY, LoraFile
+from rewards.base import nearest
 
 if TYPE_CHECKING:
     import accelerate
@@ -41,9 +42,14 @@ def adapters(model: Model) -> dict[str, Adapter]:
     """
     if model.lora is None or model.lora.path is None:
         return {}
-    file = lora_files.read(model.lora.path)
+    paths = {None: model.lora.path} if isinstance(model.lora.path, str) else model.lora.path
+    files = {name: lora_files.read(path) for name, path in paths.items()}
     layers = layer_shapes(model.path)
-    found = _adapters(file, layers, model.path)
+    found: dict[str, Adapter] = {}
+    for name, file in files.items():
+        if name is not None and name not in layers:
+            raise InputError(f"{KEY}: {model.path} has no network {name!r}, {nearest(name, layers)}")
+        found |= _adapters(file, layers if name is None else {name: layers[name]}, model.path)
     check_agrees(model.lora, found.values())
     return {name: found[name] if name in found else _new(name, found, shapes) for name, shapes in layers.items()}
 

@@ -23,7 +23,7 @@ from flowgrpo.mdlm.methods.learned_schedule import SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.released import is_released
 from flowgrpo.mdlm.setup import policy_and_weights
-from flowgrpo.training import card, checkpoint
+from flowgrpo.training import card, checkpoint, lora_files
 from flowgrpo.training.adapters import renamed
 from flowgrpo.training.card import SAMPLES, Exported
 from flowgrpo.training.hub import without_progress_bars
@@ -41,7 +41,7 @@ def export(settings: TextConfig, run: Path, found: Path, out: Path) -> Exported:
     laid out like the one that was trained. A learned schedule goes to `schedule.safetensors`. Answers are those of
     `eval.decoder`, of one prompt at a time.
     """
-    policy, weights = policy_and_weights(settings, default_device())
+    policy, weights = policy_and_weights(lora_files.kept(settings, run), default_device())
     step = checkpoint.load_weights(found, weights)
     out.mkdir(parents=True, exist_ok=True)
     chosen = prompts.load_split(settings.prompts, "eval")[:SAMPLES]

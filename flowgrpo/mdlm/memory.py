@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from flowgrpo.mdlm import start
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.loading import config_of, model_paths
 from flowgrpo.mdlm.released import is_released
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.sections import Lora
-from flowgrpo.training import lora_files, quantise
+from flowgrpo.training import quantise
 from flowgrpo.training.hub import one_sentence, refuse_too_large, shapes
 from flowgrpo.training.optimizers import OPTIMIZERS
 from flowgrpo.training.weights import adapter_size
@@ -42,7 +43,7 @@ def memory_estimate(config: TextConfig) -> dict[str, int]:
     copies = 2 + (train.ema is not None)  # the weight, its gradient, the average
     moments = OPTIMIZERS[train.optimizer.name].bytes_per_number
     if model.lora is not None:
-        begun = None if model.lora.path is None else lora_files.read(model.lora.path)
+        begun = start.read(model)
         frozen = quantise.size(sizes, width, model.quantise)
         trained = adapter_size(sizes, model.lora) if begun is None else begun.size
         copies += begun is not None and kl.reference == "fixed"

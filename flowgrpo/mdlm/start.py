@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from flowgrpo.errors import InputError
 from flowgrpo.mdlm.config import TextModel
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.training import lora_files
@@ -28,6 +29,8 @@ def read(model: TextModel) -> LoraFile | None:
     """
     if model.lora is None or model.lora.path is None:
         return None
+    if not isinstance(model.lora.path, str):
+        raise InputError(f"{lora_files.KEY}: a language model is one network, give one path in place of the map")
     file = lora_files.read(model.lora.path)
     check_agrees(model.lora, [Adapter(lora_files.layers_of(file))])
     return file

@@ -15,9 +15,9 @@ from flowgrpo.schema.base import Strict
 class Lora(Strict):
     """Low-rank adapters."""
 
-    path: str | None = None
-    """Start from a LoRA: a file, a folder (an export's, a run's) or a hub id, which says rank, alpha and targets; null: from
-    new adapters, which change nothing at first."""
+    path: str | Annotated[dict[str, str], Field(min_length=1)] | None = None
+    """Start from a LoRA: a file, a folder (an export's, a run's) or a hub id, which says rank, alpha and targets, or a map
+    from networks to theirs; null: from new adapters, which change nothing at first."""
     rank: int | None = Field(16, ge=1)
     """Rank of each adapter; null: as path has it."""
     alpha: float | None = Field(32, gt=0)

@@ -80,7 +80,7 @@ def kept(settings: RunConfig, folder: Path) -> RunConfig:
     if lora is None or lora.path is None:
         return settings
     if not (folder / START).is_file():
-        raise InputError(f"{folder}: {START} is missing, the copy of {lora.path} that the run started from")
+        raise InputError(f"{folder}: {START} is missing, the copy of what the run started from")
     own = lora.model_copy(update={"path": str(folder / START)})
     return settings.model_copy(update={"model": settings.model.model_copy(update={"lora": own})})
 

@@ -320,7 +320,10 @@ def _weights(lora: dict[str, Any] | None) -> str:
     """What of the model is trained."""
     if lora is None:
         return "full"
-    return f"LoRA rank {lora['rank']}" if lora.get("path") is None else f"LoRA from {lora['path']}"
+    path = lora.get("path")
+    if path is None:
+        return f"LoRA rank {lora['rank']}"
+    return f"LoRA from {path if isinstance(path, str) else ', '.join(path.values())}"
 
 
 def _facts(config: dict[str, Any], metrics: list[dict[str, Any]]) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -94,6 +95,7 @@ def test_a_resumed_run_needs_no_file_and_is_exact(exported):
     assert kl[0] == kl[1]
     assert kl[0][-1] > 0
     assert main(["export", "runs/half", "--out", "again"]) == 0
+    assert "Training started from the LoRA `out`, which is in these weights." in Path("again/README.md").read_text()
     assert main(["gallery", "runs/half"]) == 0
     assert "LoRA from out" in (exported / "runs" / "half" / "gallery.html").read_text()
 
@@ -105,7 +107,7 @@ def test_a_resume_without_the_runs_own_copy_is_refused(exported, unloaded, capsy
     written["model"]["lora"], written["run"]["name"] = {"path": "out"}, "u"
     (folder / "config.yaml").write_text(yaml.safe_dump(written))
     assert main(["train", "tiny.yaml", START, "run.name=u", "run.resume=true"]) == 2
-    assert capsys.readouterr().err.startswith("flowgrpo: runs/u: start.safetensors is missing, the copy of out that")
+    assert capsys.readouterr().err.startswith("flowgrpo: runs/u: start.safetensors is missing, the copy of what")
 
 
 def test_the_average_and_the_copy_start_there(exported):
@@ -172,3 +174,28 @@ def test_full_weights_go_on_from_a_full_export(workplace):
         assert main(["train", "tiny.yaml", *options, "model.path=out", f"run.name={run}"]) == 0
         before, after = (workplace / "runs" / each / "samples" for each in ("t", run))
         assert [line["rewards"] for line in lines(before, 2)] == [line["rewards"] for line in lines(after, 0)]
+
+
+def test_a_network_alone_is_saved_into_its_pipeline_as_the_page_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    pipe = SPECIMENS["FluxPipeline"].build()
+    pipe.save_pretrained("model")
+    with torch.no_grad():
+        pipe.transformer.x_embedder.weight.mul_(2)
+    pipe.transformer.save_pretrained("alone")
+    Path("alone/diffusion_pytorch_model.safetensors").rename("tuned.safetensors")
+    (tmp_path / "flux.yaml").write_text("model: {path: tuned, call: {num_inference_steps: 4}}\nrewards: [jpeg_size]\n")
+    for path, said in (
+        ("alone", "it has no model_index.json; to train"),
+        ("tuned.safetensors", "is a file, not a pipe"),
+    ):
+        assert main(["plan", "flux.yaml", f"model.path={path}"]) == 2
+        told = capsys.readouterr().err
+        assert said in told
+        assert "docs/config.md, Full weights that you have" in told
+    page = (Path(__file__).parents[3] / "docs" / "config.md").read_text()
+    code = page.split("### Full weights that you have")[1].split("```python\n")[1].split("```")[0]
+    exec(code.replace("black-forest-labs/FLUX.1-dev", "model"), {})
+    tuned = load_file("tuned/transformer/diffusion_pytorch_model.safetensors")
+    assert torch.equal(tuned["x_embedder.weight"], pipe.transformer.x_embedder.weight.to(torch.bfloat16))
+    assert main(["plan", "flux.yaml"]) == 0

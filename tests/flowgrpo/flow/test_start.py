@@ -192,6 +192,22 @@ def test_a_network_without_adapters_in_the_file_gets_new_ones_on_the_same_layers
     assert all(not layer.up.any() and layer.down.std() > 0.1 for layer in found["transformer_2"].layers.values())
 
 
+def test_each_network_may_have_a_file_of_its_own(tmp_path):
+    """Both name it `transformer`, as ComfyUI's and kohya's names do not tell them apart."""
+    pipe = SPECIMENS["WanPipeline (2.2)"].build()
+    pipe.save_pretrained(tmp_path / "model")
+    paths = {"transformer": str(tmp_path / "high"), "transformer_2": str(tmp_path / "low")}
+    for name, path in paths.items():
+        getattr(pipe, name).add_adapter(config(r=2 if name == "transformer" else 4))
+        pipe.save_lora_weights(path, get_peft_model_state_dict(getattr(pipe, name)))
+    found = start.adapters(Model(path=str(tmp_path / "model"), lora={"path": paths}))
+    assert {name: {layer.rank for layer in each.layers.values()} for name, each in found.items()} == {
+        "transformer": {2}, "transformer_2": {4},
+    }  # fmt: skip
+    with pytest.raises(InputError, match=r"model\.lora\.path: \S+ has no network 'transformer_3', "):
+        start.adapters(Model(path=str(tmp_path / "model"), lora={"path": {"transformer_3": paths["transformer"]}}))
+
+
 def damaged(state, kind):
     first = min(key for key in state if "to_k.lora_A" in key)
     layer = first.partition(".lora_")[0]
