@@ -11,7 +11,9 @@ from runs import metrics, weights
 from safetensors.torch import load_file
 from zoo import SPECIMENS
 
+from flowgrpo import config
 from flowgrpo.cli import main
+from flowgrpo.flow import budget
 
 KL = ["algorithm.objective.kl={form: velocity, beta: 0.5}"]
 START = "model.lora={path: out}"
@@ -164,6 +166,17 @@ def test_a_plan_counts_the_files_adapters_and_the_kept_start(workplace, capsys):
     width = 16  # of the tiny model: rank 2 of one layer of 16 x 16
     assert held - plain == 4 * 2 * 2 * width
     assert base == plain
+
+
+def test_the_budget_of_a_gpu_counts_the_kept_start(workplace):
+    lora(workplace / "out", alpha=4)
+    trained = []
+    for reference in ("fixed", "base"):
+        settings = config.load("tiny.yaml", [START, *KL, f"algorithm.objective.kl.reference={reference}"])
+        found = budget.fit(settings, 8 << 30)
+        trained.append({phase["phase"]: phase["trained"] for phase in found["phases"] if phase.get("trained")})
+    assert trained[0]
+    assert {name: size - 4 * 2 * 2 * 16 for name, size in trained[0].items()} == trained[1]
 
 
 def test_full_weights_go_on_from_a_full_export(workplace):
