@@ -16,9 +16,8 @@ from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.attention import Attention, known_block_size
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.training import adapters
+from flowgrpo.training import adapters, quantise_libraries
 from flowgrpo.training import quantise as quantising
-from flowgrpo.training import quantise_libraries
 from flowgrpo.training.hub import HUB_ID, without_progress_bars
 from rewards import hub
 from rewards.base import nearest
