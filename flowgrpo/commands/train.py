@@ -23,7 +23,18 @@ from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.schema import sections
 from flowgrpo.schema.sections import RewardUse, RunConfig
-from flowgrpo.training import checkpoint, folders, optimizers, progress, quantise_libraries, report, scorer, trackers
+from flowgrpo.training import (
+    adapters,
+    checkpoint,
+    folders,
+    lora_files,
+    optimizers,
+    progress,
+    quantise_libraries,
+    report,
+    scorer,
+    trackers,
+)
 from flowgrpo.training.out_of_memory import OutOfMemory, advice, last_resort
 from flowgrpo.training.parts import check_geometry
 from flowgrpo.training.phases import phase
@@ -120,7 +131,8 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
         )
     kind = KINDS[settings.kind]
     data = RunData(train_prompts, eval_prompts, rewards, eval_rewards)
-    kind.setup.check(settings, data)
+    begun = lora_files.kept(settings, folder) if settings.run.resume else settings
+    kind.setup.check(begun, data)
 
     cpu = not torch.accelerator.is_available()  # unless told, accelerate leaves several CPU processes unconnected
     accelerator = Accelerator(cpu=cpu, project_dir=str(folder))
@@ -128,7 +140,7 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
     set_seed(settings.run.seed)
     display.begin(f"run      {folder}")
     with phase("loading"):
-        trainer = kind.setup.trainer(settings, accelerator, data)
+        trainer = kind.setup.trainer(begun, accelerator, data)
     with phase("rewards"):
         for reward in (*rewards, *eval_rewards):
             if hasattr(reward.function, "to"):
@@ -140,6 +152,8 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
     accelerator.wait_for_everyone()  # nobody makes the folder before all have looked for it
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
+        if settings.model.lora is not None and settings.model.lora.path is not None and not settings.run.resume:
+            adapters.save(folder / lora_files.START, trainer.weights.modules, trainer.weights.lora)
         (folder / "config.yaml").write_text(config.dumped(settings))
         environment = {**report.environment(accelerator), "folder": str(Path.cwd())}
         (folder / "environment.json").write_text(json.dumps(environment, indent=1) + "\n")

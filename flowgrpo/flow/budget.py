@@ -100,7 +100,9 @@ class FlowBudget(Budget):
 
     def _learnt(self) -> dict[str, int]:
         train, kl = self.config.train, self.config.algorithm.objective.kl
-        copied = kl.beta > 0 and (self.config.model.lora is None or kl.reference == "moving")
+        lora = self.config.model.lora
+        begun = lora is None or (lora.path is not None and kl.reference == "fixed")  # as something else than the base
+        copied = kl.beta > 0 and (begun or kl.reference == "moving")
         copies = 1 + (train.ema is not None) + copied
         moments = OPTIMIZERS[train.optimizer.name].bytes_per_number
         return {"trained": 4 * copies * self.trial.trained, "optimizer": round(moments * self.trial.trained)}

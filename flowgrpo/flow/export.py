@@ -19,7 +19,7 @@ from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.pipeline import loading, traits
 from flowgrpo.flow.pipeline.modality import frame_rate, modality_of, sampling_rate, task_of
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.training import card, checkpoint
+from flowgrpo.training import card, checkpoint, lora_files
 from flowgrpo.training.card import SAMPLES, Exported, Shown
 from flowgrpo.training.quantise import FORMS
 from flowgrpo.training.quantise_libraries import LIBRARY_FORMS
@@ -57,7 +57,7 @@ def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool
         with policy.call_overrides(**settings.eval.call):
             policy.prepare(rows, "eval.call")
 
-    policy, weights = setup.policy_and_weights(settings, device, encode)
+    policy, weights = setup.policy_and_weights(lora_files.kept(settings, run), device, encode)
     step = checkpoint.load_weights(found, weights)
     out.mkdir(parents=True, exist_ok=True)
     with weights.averaged():
@@ -123,7 +123,7 @@ def write_weights(policy: DiffusersPolicy, weights: Weights, out: Path) -> None:
         for name in weights.modules:
             state = {k: v.float().cpu() for k, v in weights.adapter_state(name).items()}
             layers |= LoraBaseMixin.pack_weights(state, name)
-            metadata |= {f"{name}.{key}": value for key, value in weights.lora.to_dict().items()}
+            metadata |= {f"{name}.{key}": value for key, value in weights.lora[name].to_dict().items()}
         LoraBaseMixin.write_lora_layers(layers, str(out), True, None, None, True, metadata)
         return
     pipe.scheduler = policy.stock_scheduler

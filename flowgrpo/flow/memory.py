@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 
 from flowgrpo.data import embedded
+from flowgrpo.flow import start
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline import loading
 from flowgrpo.flow.pipeline.traits import ENCODERS, TRAINED, encodes_first, is_network
@@ -52,9 +53,10 @@ def memory_estimate(config: Config, components: Components | None = None) -> dic
         frozen -= trained  # trained in float32 instead
         copies += kl.beta > 0
     else:
-        copies += kl.beta > 0 and kl.reference == "moving"
+        begun = start.adapters(model)
+        copies += kl.beta > 0 and (kl.reference == "moving" or (kl.reference == "fixed" and bool(begun)))
         tensors = {f"{name}.{key}": shape for name, own in whole.items() for key, shape in own.items()}
-        trained = adapter_size(tensors, model.lora)
+        trained = sum(each.size for each in begun.values()) if begun else adapter_size(tensors, model.lora)
     moments = OPTIMIZERS[train.optimizer.name].bytes_per_number
     spared = sum(quantise.size(own, width, None) - quantise.size(own, width, model.quantise) for own in whole.values())
     learnt = frozen * width + round(trained * (4 * copies + moments)) - spared

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import torch
 from accelerate import Accelerator
@@ -11,7 +12,7 @@ from diffusers.utils.constants import DIFFUSERS_ATTN_BACKEND
 
 from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Prompt
-from flowgrpo.flow import calibration, memory
+from flowgrpo.flow import calibration, memory, start
 from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.encoding import encode_run, longest_and_shortest, rows_of
 from flowgrpo.flow.pipeline import guidance
@@ -25,6 +26,7 @@ from flowgrpo.flow.plan import call_and_branches, predicted
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.schema.sections import Ema
 from flowgrpo.training import checkpoint
+from flowgrpo.training.adapters import Adapter
 from flowgrpo.training.offload_activations import offload_activations
 from flowgrpo.training.optimizers import check_compiler
 from flowgrpo.training.quantise import refuse_dynamic
@@ -40,12 +42,14 @@ def check(settings: Config, data: RunData) -> None:
     """Refuse what can be refused without the model.
 
     Raises:
-        InputError: the axes do not fit each other, or the folder's calibration cannot be read.
+        InputError: the axes do not fit each other, the folder's calibration cannot be read, or `model.lora.path` is not
+            a LoRA for the model.
         RewardError: a reward fails on synthetic samples.
     """
     if settings.algorithm.kernel.calibrate is not None:
         folder = settings.run.folder
         calibration.read(folder, begun=checkpoint.resumed(folder / "checkpoints") is not None)
+    start.adapters(settings.model)  # refuses a LoRA that is not for the model
     steps = call_and_branches(settings)[0]["num_inference_steps"]
     if steps is not None:  # otherwise the pipeline decides, and is asked later
         predicted(settings, steps)  # refuses axes that do not fit each other
@@ -105,6 +109,7 @@ def policy_and_weights(
     """
     model = config.model
     check_switches(model, device)
+    begun = start.adapters(model)
     full_in_half = model.lora is None and model.dtype != "float32"  # weights in float32, computing in half precision
     policy = load_policy(
         model.path,
@@ -120,16 +125,25 @@ def policy_and_weights(
         refuse_dynamic(network)
     set_switches(model, policy)
     kl = config.algorithm.objective.kl
-    return policy, trainable(
-        model, policy, ema=config.train.ema, reference=kl.reference if kl.beta > 0 else None, refresh=kl.refresh
-    )
+    reference = kl.reference if kl.beta > 0 else None
+    return policy, trainable(model, policy, ema=config.train.ema, reference=reference, refresh=kl.refresh, begun=begun)
 
 
 def trainable(
-    model: Model, policy: DiffusersPolicy, *, ema: Ema | None, reference: str | None = None, refresh: int = 1
+    model: Model,
+    policy: DiffusersPolicy,
+    *,
+    ema: Ema | None,
+    reference: str | None = None,
+    refresh: int = 1,
+    begun: Mapping[str, Adapter] = MappingProxyType({}),
 ) -> Weights:
-    """Unfreeze and return what a config trains: adapters on the policy's modules, or all their weights; see `Weights`."""
-    lora = model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, policy.modules)
+    """Unfreeze and return what a config trains: adapters on the policy's modules, or all their weights; see `Weights`.
+
+    Args:
+        begun: what `start.adapters` returned.
+    """
+    lora = begun or (model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, policy.modules))
     return Weights(policy.modules, lora, ema=ema, reference=reference, refresh=refresh)
 
 

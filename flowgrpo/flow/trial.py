@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from flowgrpo.data.prompts import Row
+from flowgrpo.flow import start
 from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.pipeline import guidance, loading, traits, weightless
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
@@ -110,7 +111,9 @@ def _trainable(model: Model, policy: DiffusersPolicy) -> int:
     """Quantise, adapt and unfreeze the networks of a policy as a run does; return how many numbers are trained."""
     for network in policy.modules.values() if model.quantise in quantise.FORMS else ():
         quantise.quantise(network, model.quantise)
-    lora = model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, policy.modules)
+    lora = start.adapters(model) or (
+        model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, policy.modules)
+    )
     with torch.device("meta"):
         weights = Weights(policy.modules, lora)
     return sum(p.numel() for p in weights.parameters)

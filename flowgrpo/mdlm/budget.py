@@ -42,7 +42,8 @@ class TextBudget(Budget):
         form, whole = model.quantise, model.lora is None
         spared = quantise.size(trial.shapes, trial.width, None) - quantise.size(trial.shapes, trial.width, form)
         layer = 0 if form is None else quantise.largest([trial.shapes], trial.width)
-        copies = 1 + (train.ema is not None) + (whole and kl.beta > 0 and kl.target == "reference")
+        begun = whole or (model.lora.path is not None and kl.reference == "fixed")  # as something else than the base
+        copies = 1 + (train.ema is not None) + (begun and kl.reference is not None)
         stay = {
             "weights": self.rewards + (0 if whole else trial.weights - spared),
             "trained": 4 * copies * trial.trained,

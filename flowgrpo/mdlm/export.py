@@ -24,7 +24,8 @@ from flowgrpo.mdlm.methods.learned_schedule import SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.released import is_released
 from flowgrpo.mdlm.setup import policy_and_weights
-from flowgrpo.training import card, checkpoint
+from flowgrpo.training import card, checkpoint, lora_files
+from flowgrpo.training.adapters import renamed
 from flowgrpo.training.card import SAMPLES, Exported, Shown
 from flowgrpo.training.hub import without_progress_bars
 from flowgrpo.training.samples import Text, save_sample
@@ -46,7 +47,7 @@ def export(settings: TextConfig, run: Path, found: Path, out: Path, *, comfyui: 
     """
     if comfyui:
         raise InputError("--comfyui: ComfyUI runs no masked-diffusion language models; leave it out")
-    policy, weights = policy_and_weights(settings, default_device())
+    policy, weights = policy_and_weights(lora_files.kept(settings, run), default_device())
     step = checkpoint.load_weights(found, weights)
     out.mkdir(parents=True, exist_ok=True)
     chosen = prompts.load_split(settings.prompts, "eval")[:SAMPLES]
@@ -85,10 +86,10 @@ def write_weights(model: TextModel, policy: TextPolicy, weights: Weights, out: P
 
 def _write_adapter(model: TextModel, network: torch.nn.Module, weights: Weights, out: Path) -> None:
     """The adapter in peft's format, under the names of the released code where each of its layers has one there."""
-    lora, state = copy(weights.lora), weights.adapter_state("model")
+    lora, state = copy(weights.lora["model"]), weights.adapter_state("model")
     released = released_paths(network, _layers(weights))
     if released:
-        lora.target_modules = sorted(released.values())
+        lora = renamed(lora, released)
         state = {released[_layer(key)] + key.removeprefix(_layer(key)): value for key, value in state.items()}
     lora.base_model_name_or_path, lora.inference_mode = model.path, True
     lora.save_pretrained(str(out))

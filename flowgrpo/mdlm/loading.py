@@ -16,8 +16,8 @@ from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.attention import Attention, known_block_size
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.schema.lazy import lazy
+from flowgrpo.training import adapters, quantise_libraries
 from flowgrpo.training import quantise as quantising
-from flowgrpo.training import quantise_libraries
 from flowgrpo.training.hub import HUB_ID, without_progress_bars
 from rewards import hub
 from rewards.base import nearest
@@ -160,7 +160,7 @@ def load_adapter(predictor: MaskPredictor, folder: Path) -> None:
         released = {key.removeprefix("base_model.model.").partition(".lora_")[0] for key in file.keys()}  # noqa: SIM118
     own = architectures.own_paths(predictor.model, released)
     if own:
-        config.target_modules = sorted(own.values())
+        config = adapters.renamed(config, own)
     names = {f"^{re.escape(path)}\\.": f"{here}." for path, here in own.items()}
     try:
         peft.PeftModel.from_pretrained(predictor.model, str(folder), config=config, key_mapping=names)

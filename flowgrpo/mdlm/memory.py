@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from flowgrpo.mdlm import start
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.loading import config_of, model_paths
 from flowgrpo.mdlm.released import is_released
@@ -42,10 +43,13 @@ def memory_estimate(config: TextConfig) -> dict[str, int]:
     copies = 2 + (train.ema is not None)  # the weight, its gradient, the average
     moments = OPTIMIZERS[train.optimizer.name].bytes_per_number
     if model.lora is not None:
-        frozen, trained = quantise.size(sizes, width, model.quantise), adapter_size(sizes, model.lora)
+        begun = start.read(model)
+        frozen = quantise.size(sizes, width, model.quantise)
+        trained = adapter_size(sizes, model.lora) if begun is None else begun.size
+        copies += begun is not None and kl.reference == "fixed"
     else:  # trained in float32
         frozen, trained = 0, sum(map(math.prod, sizes.values()))
-        copies += kl.beta > 0 and kl.target == "reference"
+        copies += kl.reference is not None
     return {"gpu_bytes": frozen + round(trained * (4 * copies + moments)), "host_bytes": 0}
 
 

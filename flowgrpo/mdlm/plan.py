@@ -306,7 +306,7 @@ def predicted(config: TextConfig) -> Cost:
         likelihood, objective, walk=walk, length=config.model.length, micro_batch=train.micro_batch
     )
     old = train.passes * train.updates > 1 and not likelihood.recorded(decoder)
-    reference = kl.beta > 0 and kl.target == "reference"
+    reference = kl.reference is not None
     mask_draws = 1 if likelihood.fixed else train.passes
     update = trained * views * (train.passes * slopes + mask_draws * (old + reference))
     if algorithm.hints.name != "none":  # each answer once more, and its given tokens are judged

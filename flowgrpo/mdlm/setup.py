@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from accelerate import Accelerator
 
-from flowgrpo.mdlm import memory
+from flowgrpo.mdlm import memory, start
 from flowgrpo.mdlm.checkpointing import checkpoint_gradients
 from flowgrpo.mdlm.config import TextConfig, TextModel
 from flowgrpo.mdlm.loading import load_predictor
@@ -26,9 +26,10 @@ def check(settings: TextConfig, data: RunData) -> None:
     """Refuse what can be refused without the model.
 
     Raises:
-        InputError: hints are wanted, and no training prompt has a solution.
+        InputError: hints are wanted, and no training prompt has a solution, or `model.lora.path` is no LoRA.
         RewardError: a reward fails on a synthetic text.
     """
+    start.read(settings.model)
     check_solutions(settings.algorithm.hints, [prompt.columns for prompt in data.train_prompts])
     both = [*data.rewards, *data.eval_rewards]
     met = [*tried(data.rewards, data.train_prompts), *tried(both, data.eval_prompts)]
@@ -56,9 +57,11 @@ def policy_and_weights(settings: TextConfig, device: torch.device) -> tuple[Text
     """The model of a config and what of it is trained; a learned schedule is the module `schedule` of the weights.
 
     Raises:
-        InputError: there is no such model, or it has no gradient checkpointing and is asked for it.
+        InputError: there is no such model, it has no gradient checkpointing and is asked for it, or `model.lora.path` is
+            not a LoRA for it.
     """
     model, algorithm = settings.model, settings.algorithm
+    file = start.read(model)
     policy = load_text_policy(model, device)
     network = policy.predictor.model
     network.requires_grad_(False)
@@ -68,11 +71,12 @@ def policy_and_weights(settings: TextConfig, device: torch.device) -> tuple[Text
     if model.offload_activations:
         offload_activations(network)
     modules = {"model": network}
-    lora = model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, modules)
+    lora = start.adapters(model, file, network) or (
+        model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, modules)
+    )
     schedule = algorithm.schedule.policy(model.length)
-    kl = algorithm.objective.kl
-    reference = "fixed" if kl.beta > 0 and kl.target == "reference" else None
     extra_modules = {} if schedule is None else {"schedule": schedule.to(device)}
+    reference = algorithm.objective.kl.reference
     return policy, Weights(modules, lora, ema=settings.train.ema, reference=reference, extra_modules=extra_modules)
 
 

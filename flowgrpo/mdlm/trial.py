@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import transformers
 
-from flowgrpo.mdlm import architectures
+from flowgrpo.mdlm import architectures, start
 from flowgrpo.mdlm.checkpointing import checkpoint_gradients
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
@@ -76,7 +76,9 @@ def trial(config: TextConfig, prompt: int, block_size: int | None) -> Trial:
     weights, shapes = size(network), {name: tuple(p.shape) for name, p in network.named_parameters()}
     if model.quantise in quantise.FORMS:
         quantise.quantise(network, model.quantise)
-    lora = model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, {"model": network})
+    lora = start.adapters(model, start.read(model), network) or (
+        model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, {"model": network})
+    )
     with torch.device("meta"):
         trained = sum(p.numel() for p in Weights({"model": network}, lora).parameters)
     hollow.empty(network, ())

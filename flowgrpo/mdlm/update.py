@@ -113,7 +113,7 @@ def update_batches(
                     reference=None,
                 )
             )
-            if kl.beta > 0 and kl.target == "reference":
+            if kl.reference is not None:
                 with weights.reference():
                     reference = log_probs(policy, batches[-1], train.micro_batch)
                 batches[-1] = replace(batches[-1], reference=reference)

@@ -15,12 +15,30 @@ from flowgrpo.schema.base import Strict
 class Lora(Strict):
     """Low-rank adapters."""
 
-    rank: int = Field(16, ge=1)
-    """Rank of each adapter."""
-    alpha: float = Field(32, gt=0)
-    """An adapter's output is multiplied by alpha / rank."""
-    targets: Literal["auto", "all-linear"] | Annotated[list[str], Field(min_length=1)] = "auto"
-    """Layer names, auto (the attention projections) or all-linear (all linear layers but a language model's head)."""
+    path: str | Annotated[dict[str, str], Field(min_length=1)] | None = None
+    """Start from a LoRA: a file, a folder (an export's, a run's) or a hub id, which says rank, alpha and targets, or a map
+    from networks to theirs; null: from new adapters, which change nothing at first."""
+    rank: int | None = Field(16, ge=1)
+    """Rank of each adapter; null: as path has it."""
+    alpha: float | None = Field(32, gt=0)
+    """An adapter's output is multiplied by alpha / rank; null: as path has it."""
+    targets: Literal["auto", "all-linear"] | Annotated[list[str], Field(min_length=1)] | None = "auto"
+    """Layer names, auto (the attention projections) or all-linear (all linear layers but a language model's head); null: as
+    path has them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_path_has_it(cls, written: Any) -> Any:
+        if isinstance(written, dict) and written.get("path") is not None:
+            return {**dict.fromkeys(("rank", "alpha", "targets")), **written}
+        return written
+
+    @model_validator(mode="after")
+    def _known(self) -> Lora:
+        for key in ("rank", "alpha", "targets"):
+            if self.path is None and getattr(self, key) is None:
+                raise InputError(f"model.lora.{key}: null takes it from model.lora.path, which is not given")
+        return self
 
 
 Quantised = Literal["int8", "fp8", "nf4", "torchao_int8", "torchao_fp8", "bnb_nf4"]
@@ -145,22 +163,40 @@ class Ema(Strict):
 class Schedule(Strict):
     """A factor of the learning rate, over all optimizer steps of the run."""
 
-    name: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up the factor stays (constant), falls in a line (linear) or as half a cosine wave (cosine)."""
+    name: Literal["constant", "linear", "cosine", "polynomial", "cosine_with_restarts"] = "constant"
+    """After the warm-up the factor stays (constant), falls in a line (linear), as a power of what is left (polynomial), as
+    half a cosine wave (cosine) or as several (cosine_with_restarts)."""
     warmup: int = Field(0, ge=0)
     """Optimizer steps over which the factor rises in a line from 0."""
     floor: float = Field(0.0, ge=0, lt=1)
     """The factor at the end of the run."""
+    power: float = Field(1.0, gt=0)
+    """The power of polynomial."""
+    cycles: int = Field(1, ge=1)
+    """The waves of cosine_with_restarts."""
+
+    @model_validator(mode="after")
+    def _used(self) -> Schedule:
+        for key, name in (("power", "polynomial"), ("cycles", "cosine_with_restarts")):
+            if getattr(self, key) != 1 and self.name != name:
+                raise InputError(f"train.schedule.{key}: {self.name} has none, take train.schedule.name={name}")
+        return self
 
     def factor(self, step: int, total: int) -> float:
-        """The factor at optimizer step `step`, counted from 0, of `total`: transformers' formulas.
+        """The factor at optimizer step `step`, counted from 0, of `total`: the formulas of transformers and diffusers.
 
         There too the first step of a warm-up has rate 0.
         """
         if step < self.warmup:
             return step / self.warmup
         done = (step - self.warmup) / max(1, total - self.warmup)
-        fallen = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[self.name]
+        fallen = {
+            "constant": 1.0,
+            "linear": 1 - done,
+            "polynomial": (1 - done) ** self.power,
+            "cosine": (1 + math.cos(math.pi * done)) / 2,
+            "cosine_with_restarts": (1 + math.cos(math.pi * (self.cycles * done % 1))) / 2,
+        }[self.name]
         return self.floor + (1 - self.floor) * fallen
 
 

@@ -92,6 +92,8 @@ def heading(
     held_out = [
         m for m in read_metrics(run) if m["phase"] == "eval" and m["step"] <= step and m["reward/mean"] is not None
     ]
+    lora = model.lora
+    started = lora and lora.path and (lora.path if isinstance(lora.path, str) else ", ".join(lora.path.values()))
     first, last = (held_out[0], held_out[-1]) if held_out else (None, None)
     base = origin.hub_name(model.path)
     facts = {
@@ -111,6 +113,7 @@ def heading(
         f"{span(model.path)} aligned by flowgrpo: preset `{algorithm.preset}`, "
         f"{train.groups} prompts x {train.group_size} samples, learning rate {train.learning_rate:g}, "
         f"rewards {', '.join(span(use.use) for use in settings.rewards)}.",
+        *([f"Training started from the LoRA {span(started)}, which is in these weights."] if started else []),
         *(
             [
                 f"The base was kept in {model.quantise}, as the lines below keep it; on the base as released samples differ "

@@ -98,8 +98,12 @@ def shapes(place: str, folder: str = "") -> dict[str, Shape]:
 
 
 @contextmanager
-def one_sentence(path: str) -> Iterator[None]:
-    """Turn what is raised about a model that cannot be read, which may be anything, into one sentence with the way out."""
+def one_sentence(path: str, key: str = "model.path") -> Iterator[None]:
+    """Turn what is raised about a model that cannot be read, which may be anything, into one sentence with the way out.
+
+    Args:
+        key: the place named in errors.
+    """
     try:
         yield
     except InputError:
@@ -107,15 +111,15 @@ def one_sentence(path: str) -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        raise InputError(f"model.path: {path} {_why(path, error)}") from error
+        raise InputError(f"{key}: {path} {_why(path, error, key)}") from error
 
 
-def _why(path: str, error: Exception) -> str:
+def _why(path: str, error: Exception, key: str) -> str:
     """Why a model cannot be loaded, to be said after its name."""
     reason = f"({type(error).__name__}: {' '.join(str(error).split())[:300]})"
     if Path(place_of(path)).is_dir():
         return f"could not be loaded from its folder {reason}"
-    return hub.why(error, path, "set model.path to a folder") or f"could not be loaded from the model hub {reason}"
+    return hub.why(error, path, f"set {key} to a folder") or f"could not be loaded from the model hub {reason}"
 
 
 def index_map(written: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 from flowgrpo.errors import InputError
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.sections import Ema, Lora
+from flowgrpo.training.adapters import Adapter
 from flowgrpo.training.hub import Shape
 
 if TYPE_CHECKING:  # a plan counts adapters without them
@@ -42,30 +43,36 @@ class Weights:
     Args:
         modules: networks by name. With LoRA they get adapters and stay frozen otherwise; without, all of them is trained
             in float32.
-        lora: rank, alpha and target names, or None for full fine-tuning.
+        lora: rank, alpha and target names of new adapters; or by module the adapters to start from; or None for full
+            fine-tuning.
         ema: which exponential moving average is kept, or None. Its decay is warmed up as min((1 + t) / (10 + t), decay) at
             optimizer step t, counted from 0, as in Flow-GRPO's code.
-        reference: what `reference()` will be: `fixed` weights as they started (full fine-tuning keeps a copy then), or
-            `moving` ones, a copy of the live weights taken every `refresh` optimizer steps; None if it will not be needed.
+        reference: what `reference()` will be: `fixed` weights as they started (a copy is kept, unless they are adapters that
+            started as none), the `base` without adapters, or `moving` ones, a copy of the live weights taken every `refresh`
+            optimizer steps; None if it will not be needed.
         extra_modules: further small modules by name, of which every weight is trained.
+
+    Attributes:
+        lora: peft's configuration of each module's adapters, or None.
     """
 
     def __init__(
         self,
         modules: dict[str, torch.nn.Module],
-        lora: LoraConfig | None,
+        lora: LoraConfig | Mapping[str, Adapter] | None,
         *,
         ema: Ema | None = None,
         reference: str | None = None,
         refresh: int = 1,
         extra_modules: Mapping[str, torch.nn.Module] = MappingProxyType({}),
     ):
-        self.modules, self.extra_modules, self.lora, self._ema_config = modules, extra_modules, lora, ema
+        self.modules, self.extra_modules, self._ema_config = modules, extra_modules, ema
+        self.lora: dict[str, LoraConfig] | None = None if lora is None else {}
         for name, module in (*modules.items(), *extra_modules.items()):
             if lora is None or name in extra_modules:
                 module.float().requires_grad_(True)
             else:
-                peft.inject_adapter_in_model(lora, module)
+                self.lora[name] = lora[name].inject(module) if isinstance(lora, Mapping) else _new(lora, module)
                 for p in module.parameters():
                     p.data = p.data.float() if p.requires_grad else p.data  # adapters learn in float32 on any base
                 _compute_as_their_input(module)
@@ -78,7 +85,10 @@ class Weights:
         self.updates = 0
         self.ema = [p.detach().clone() for p in self.parameters] if ema is not None else None
         self._refresh = refresh if reference == "moving" else None
-        copied = self._refresh is not None or (reference == "fixed" and lora is None)
+        started = lora is None or isinstance(lora, Mapping)  # as something else than the base
+        copied = (
+            self._refresh is not None or (reference == "fixed" and started) or (reference == "base" and lora is None)
+        )
         self._reference = [p.detach().clone() for p in self.parameters] if copied else None
 
     @property
@@ -164,16 +174,22 @@ class Weights:
         return peft.get_peft_model_state_dict(self.modules[module], adapter_name="default")
 
 
+def _new(lora: LoraConfig, module: torch.nn.Module) -> LoraConfig:
+    peft.inject_adapter_in_model(lora, module)
+    return lora
+
+
 class Half(torch.nn.Module):
     """One of the two matrices of a linear layer's adapter: it learns in float32 and computes in its input's precision."""
 
     def __init__(self, linear: torch.nn.Linear):
         super().__init__()
-        self.weight = linear.weight
+        self.weight, self.bias = linear.weight, linear.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The product (..., out) with x (..., in)."""
-        return torch.nn.functional.linear(x, self.weight.to(x.dtype))
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return torch.nn.functional.linear(x, self.weight.to(x.dtype), bias)
 
 
 def _compute_as_their_input(module: torch.nn.Module) -> None:

@@ -80,7 +80,7 @@ def path(tmp_path):
         ("algorithm.objective.kl.max_beta=0.1", "algorithm.objective.kl: to adapt the coefficient give target and"),
         (
             "algorithm.objective.kl={target: 0.01, max_beta: 0.1}",
-            "algorithm.objective.kl.beta: 0 switches previous, target and a moving reference off, raise it",
+            "algorithm.objective.kl.beta: 0 switches previous, target and a base or moving reference off, raise it",
         ),
         ("algorithm.objective.kl.previous=0.1", "algorithm.objective.kl.beta: 0 switches previous, target and a"),
         ("algorithm.objective.kl.reference=moving", "algorithm.objective.kl.beta: 0 switches previous, target and a"),

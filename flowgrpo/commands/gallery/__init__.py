@@ -316,6 +316,16 @@ def _total_bounds(rewards: Mapping[str, float | None], trained: Mapping[str, Tra
     return sum(low for low, _ in ends), sum(high for _, high in ends)
 
 
+def _weights(lora: dict[str, Any] | None) -> str:
+    """What of the model is trained."""
+    if lora is None:
+        return "full"
+    path = lora.get("path")
+    if path is None:
+        return f"LoRA rank {lora['rank']}"
+    return f"LoRA from {path if isinstance(path, str) else ', '.join(path.values())}"
+
+
 def _facts(config: dict[str, Any], metrics: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Short facts of a run for the head of its section."""
     if not config:
@@ -326,7 +336,7 @@ def _facts(config: dict[str, Any], metrics: list[dict[str, Any]]) -> list[tuple[
         ("model", model["path"]),
         ("method", algorithm["preset"]),
         *([("decoder", f"{algorithm['decoder']['name']}, {model['length']} tokens")] if "decoder" in algorithm else []),
-        ("weights", "full" if model["lora"] is None else f"LoRA rank {model['lora']['rank']}"),
+        ("weights", _weights(model["lora"])),
         (
             "batch",
             f"{train['groups']} prompts × {train['group_size']} samples, {train['updates']} updates",

@@ -141,8 +141,9 @@ class Divergence(Strict):
     """exact: KL of the step's Gaussians; flow_grpo: without the step in its variance; velocity: squared distance."""
     beta: float = Field(0.0, ge=0)
     """Coefficient of the divergence from the reference; 0 computes none."""
-    reference: Literal["fixed", "moving"] = "fixed"
-    """fixed: the start of training; moving: the policy itself, copied now and then."""
+    reference: Literal["fixed", "base", "moving"] = "fixed"
+    """fixed: the start of training, with the adapters of model.lora.path; base: the model without adapters; moving: the
+    policy itself, copied now and then."""
     refresh: int = Field(10, ge=1)
     """Optimizer steps between two copies of a moving reference."""
     previous: float = Field(0.0, ge=0)
@@ -158,9 +159,9 @@ class Divergence(Strict):
             raise InputError(
                 "algorithm.objective.kl: to adapt the coefficient give target and max_beta, with 0 < beta <= max_beta"
             )
-        if self.beta == 0 and (self.previous or self.target or self.reference == "moving"):
+        if self.beta == 0 and (self.previous or self.target or self.reference != "fixed"):
             raise InputError(
-                "algorithm.objective.kl.beta: 0 switches previous, target and a moving reference off, raise it"
+                "algorithm.objective.kl.beta: 0 switches previous, target and a base or moving reference off, raise it"
             )
         return self
 

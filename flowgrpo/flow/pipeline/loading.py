@@ -44,6 +44,7 @@ else:
     traits = lazy("flowgrpo.flow.pipeline.traits")
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
+ALONE = "to train a network alone, save it into its pipeline: docs/config.md, Full weights that you have"
 EULER = "FlowMatchEulerDiscreteScheduler"
 
 
@@ -122,13 +123,18 @@ def index_of(path: str) -> dict[str, Any]:
     source = place_of(path)
     if path in EMBEDDED and EMBEDDED[path].kind == "mdlm":
         raise InputError(f"model.path: {path} is a language model, set kind: mdlm")
+    if Path(source).is_file():
+        raise InputError(f"model.path: {path} is a file, not a pipeline's folder; {ALONE}")
     if not Path(source).is_dir() and not re.fullmatch(HUB_ID, source):
         raise InputError(
             f"model.path: there is no folder {path!r} and no built-in model of that name, "
             f"{nearest(path, embedded.names('flow'))}"
         )
     if Path(source).is_dir() and not (Path(source) / "model_index.json").is_file():
-        hint = "; for a language model set kind: mdlm" if (Path(source) / "config.json").is_file() else ""
+        config = Path(source) / "config.json"
+        own = _map(config) if config.is_file() else None
+        network = own is not None and "_class_name" in own  # as diffusers saves one
+        hint = f"; {ALONE}" if network else "" if own is None else "; for a language model set kind: mdlm"
         raise InputError(f"model.path: {path} is no diffusers pipeline, it has no model_index.json{hint}")
     with one_sentence(path):
         if Path(source).is_dir():

@@ -108,8 +108,14 @@ class Divergence(Strict):
     """Weight of the KL in the loss; 0 computes none."""
     level: Literal["token", "sequence"] = "token"
     """token: of each token; sequence: of the answer's gap, over its length (ESPO's k2)."""
-    target: Literal["reference", "old"] = "reference"
-    """The reference, or old: the policy that made the answers (TraceRL)."""
+    target: Literal["reference", "base", "old"] = "reference"
+    """reference: the start of training, with the adapters of model.lora.path; base: the model without adapters; old: the
+    policy that made the answers (TraceRL)."""
+
+    @property
+    def reference(self) -> str | None:
+        """Which reference the KL is from, as `Weights` calls it: `fixed`, `base`, or None where none is computed."""
+        return {"reference": "fixed", "base": "base"}.get(self.target) if self.beta > 0 else None
 
     def loss(self, inputs: LossInputs) -> Tensor:
         """The term that is added to the loss, beta KL, a number."""
@@ -117,7 +123,7 @@ class Divergence(Strict):
 
     def mean(self, inputs: LossInputs) -> Tensor:
         """KL weighted over tokens or answers, a number."""
-        gap = inputs.gap(inputs.reference if self.target == "reference" else inputs.old)
+        gap = inputs.gap(inputs.old if self.target == "old" else inputs.reference)
         if self.level == "token":
             return (inputs.token_weight * KL[self.form](gap.sum(0))).sum()
         return (inputs.row_weight * KL[self.form](gap.sum((0, 2))) / inputs.length.clamp(min=1)).sum()

@@ -1,0 +1,214 @@
+"""Runs that start from a LoRA or from an export: where they begin, what they are held to, and how they go on."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from runs import metrics, weights
+from safetensors.torch import load_file
+from zoo import SPECIMENS
+
+from flowgrpo import config
+from flowgrpo.cli import main
+from flowgrpo.flow import budget
+
+KL = ["algorithm.objective.kl={form: velocity, beta: 0.5}"]
+START = "model.lora={path: out}"
+
+
+@pytest.fixture
+def exported(workplace):
+    """A workplace with the export of a finished run, `out`."""
+    assert main(["train", "tiny.yaml"]) == 0
+    assert main(["export", "runs/t", "--out", "out"]) == 0
+    return workplace
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("FluxPipeline", "out"),
+        ("StableDiffusion3Pipeline", "out"),
+        ("StableDiffusion3Pipeline", "runs/t"),
+        ("WanPipeline (2.2)", "out"),
+        ("QwenImagePipeline", "out"),
+    ],
+)
+def test_a_run_from_an_export_or_a_run_begins_where_that_ended(tmp_path, monkeypatch, name, place):
+    monkeypatch.chdir(tmp_path)
+    specimen = SPECIMENS[name]
+    specimen.build().save_pretrained("model")
+    (tmp_path / "prompts.txt").write_text("\n".join(specimen.prompts) + "\n")
+    written = {
+        "model": {"path": "model", "call": specimen.call, "lora": {"rank": 2, "alpha": 5}},
+        "prompts": {"train": "prompts.txt", "eval": "prompts.txt"},
+        "rewards": [{"use": "motion" if name.startswith("Wan") else "jpeg_size"}],
+        "algorithm": {"preset": "flow_grpo_fast", "tree": {"size": 2}},
+        "train": {"iterations": 1, "groups": 2, "group_size": 2, "micro_batch": 2, "learning_rate": 0.05},
+        "eval": {"every": 1, "prompts": 2, "save": 2},
+        "run": {"name": "t"},
+    }
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(written))
+    assert main(["train", "tiny.yaml"]) == 0
+    assert main(["export", "runs/t", "--out", "out"]) == 0
+    assert main(["train", "tiny.yaml", f"model.lora={{path: {place}}}", "run.name=u"]) == 0
+    before, after = (tmp_path / "runs" / each / "samples" for each in ("t", "u"))
+    ended, begun = lines(before, 1), lines(after, 0)
+    assert [line["rewards"] for line in begun] == [line["rewards"] for line in ended]
+    assert [(after / line["file"]).read_bytes() for line in begun] == [
+        (before / line["file"]).read_bytes() for line in ended
+    ]
+    assert len(begun) == 2
+    assert [line["rewards"] for line in lines(before, 0)] != [line["rewards"] for line in ended]
+
+
+def lines(samples, step):
+    written = [json.loads(line) for line in (samples / "manifest.jsonl").read_text().splitlines()]
+    return [line for line in written if line["step"] == step]
+
+
+@pytest.mark.parametrize(
+    ("reference", "apart"), [("", False), ("algorithm.objective.kl.reference=base", True)], ids=["start", "base"]
+)
+def test_the_reference_is_the_start_unless_the_base_is_asked_for(exported, reference, apart):
+    asked = ["train", "tiny.yaml", START, *KL, "run.name=u", "train.updates=1", "train.iterations=1"]
+    assert main([*asked, *([reference] if reference else [])]) == 0
+    (line,) = metrics(exported / "runs" / "u")
+    assert (line["policy/kl"] > 0) is apart  # before the first step a run is where it started
+    assert line["policy/max_abs_log_ratio"] == 0
+
+
+def test_a_resumed_run_needs_no_file_and_is_exact(exported):
+    options = ["train", "tiny.yaml", START, *KL, "train.iterations=4", "run.checkpoint.keep=9"]
+    assert main([*options, "run.name=whole"]) == 0
+    whole = exported / "runs" / "whole"
+    shutil.copytree(whole, exported / "runs" / "half")
+    for step in (3, 4):
+        shutil.rmtree(exported / "runs" / "half" / "checkpoints" / f"step-{step:06d}")
+    (exported / "out").rename("elsewhere")
+    assert main([*options, "run.name=half", "run.resume=true"]) == 0
+    resumed = weights(exported / "runs" / "half", 4)
+    assert resumed.keys() == weights(whole, 4).keys()
+    assert all(torch.equal(tensor, resumed[key]) for key, tensor in weights(whole, 4).items())
+    kl = [[line["policy/kl"] for line in metrics(exported / "runs" / each)] for each in ("whole", "half")]
+    assert kl[0] == kl[1]
+    assert kl[0][-1] > 0
+    assert main(["export", "runs/half", "--out", "again"]) == 0
+    assert "Training started from the LoRA `out`, which is in these weights." in Path("again/README.md").read_text()
+    assert main(["gallery", "runs/half"]) == 0
+    assert "LoRA from out" in (exported / "runs" / "half" / "gallery.html").read_text()
+
+
+def test_a_resume_without_the_runs_own_copy_is_refused(exported, unloaded, capsys):
+    folder = exported / "runs" / "u"
+    folder.mkdir()
+    written = yaml.safe_load((exported / "runs" / "t" / "config.yaml").read_text())
+    written["model"]["lora"], written["run"]["name"] = {"path": "out"}, "u"
+    (folder / "config.yaml").write_text(yaml.safe_dump(written))
+    assert main(["train", "tiny.yaml", START, "run.name=u", "run.resume=true"]) == 2
+    assert capsys.readouterr().err.startswith("flowgrpo: runs/u: start.safetensors is missing, the copy of what")
+
+
+def test_the_average_and_the_copy_start_there(exported):
+    assert main(["train", "tiny.yaml", START, "run.name=u", "train.iterations=1", "train.learning_rate=1e-30"]) == 0
+    ended, begun = weights(exported / "runs" / "t", 2), weights(exported / "runs" / "u", 1)
+    copy = load_file(exported / "runs" / "u" / "start.safetensors")
+    for key in [key for key in ended if key.startswith("average.")]:
+        assert torch.equal(begun[key], ended[key])
+        assert torch.equal(copy[key.removeprefix("average.").replace(".default", "")], ended[key])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["model.lora.path=out"], "model.lora.alpha: 4 is asked for, and model.lora.path has 9 at "),
+        (["model.lora={path: nowhere}"], "model.lora.path: there is no file or folder 'nowhere'"),
+        (["model.lora={path: mine.py}"], "model.lora.path: mine.py is no .safetensors file"),
+        (["model.lora={path: cut.safetensors}"], "model.lora.path: cut.safetensors cannot be read"),
+        (["model.lora={path: several}"], "model.lora.path: several holds several files, name one of a.safetensors, b"),
+        (["model.lora={path: runs/full}"], "model.lora.path: the run runs/full trained every weight; export it"),
+        (["model.lora={path: runs}"], "model.lora.path: runs holds no .safetensors file and is no run's folder"),
+        (["model.lora.rank=null"], "model.lora.rank: null takes it from model.lora.path, which is not given"),
+        (["model.lora={path: none/of-them}"], "model.lora.path: none/of-them could not be loaded from the model hub"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence_before_the_model(workplace, unloaded, capsys, options, said):
+    (workplace / "cut.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{")
+    for file in ("several/a.safetensors", "several/b.safetensors", "runs/full/config.yaml"):
+        (workplace / file).parent.mkdir(parents=True, exist_ok=True)
+        (workplace / file).write_text("model: {path: shapes, lora: null}")
+    lora(workplace / "out", alpha=9)
+    assert main(["train", "tiny.yaml", *options]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+
+
+def lora(folder, alpha):
+    """An adapter of rank 2 of one layer of the tiny model, as peft saves it."""
+    import peft
+    import tiny
+
+    options = peft.LoraConfig(r=2, lora_alpha=alpha, target_modules=["transformer_blocks.0.attn.to_q"])
+    peft.get_peft_model(tiny.sd3().transformer, options).save_pretrained(folder)
+
+
+def test_a_plan_counts_the_files_adapters_and_the_kept_start(workplace, capsys):
+    lora(workplace / "out", alpha=4)
+    sizes = []
+    for options in (["algorithm.objective.kl={beta: 0}"], KL, [*KL, "algorithm.objective.kl.reference=base"]):
+        assert main(["plan", "tiny.yaml", START, *options, "--format", "json", "model.text_encoders=keep"]) == 0
+        sizes.append(json.loads(capsys.readouterr().out)["memory"]["gpu_bytes"])
+    plain, held, base = sizes
+    width = 16  # of the tiny model: rank 2 of one layer of 16 x 16
+    assert held - plain == 4 * 2 * 2 * width
+    assert base == plain
+
+
+def test_the_budget_of_a_gpu_counts_the_kept_start(workplace):
+    lora(workplace / "out", alpha=4)
+    trained = []
+    for reference in ("fixed", "base"):
+        settings = config.load("tiny.yaml", [START, *KL, f"algorithm.objective.kl.reference={reference}"])
+        found = budget.fit(settings, 8 << 30)
+        trained.append({phase["phase"]: phase["trained"] for phase in found["phases"] if phase.get("trained")})
+    assert trained[0]
+    assert {name: size - 4 * 2 * 2 * 16 for name, size in trained[0].items()} == trained[1]
+
+
+def test_full_weights_go_on_from_a_full_export(workplace):
+    full = ["model.lora=null", "train.learning_rate=0.001"]
+    assert main(["train", "tiny.yaml", *full]) == 0
+    assert main(["export", "runs/t", "--out", "out"]) == 0
+    for run, options in (("u", full), ("v", [])):  # trained whole again, or with new adapters
+        assert main(["train", "tiny.yaml", *options, "model.path=out", f"run.name={run}"]) == 0
+        before, after = (workplace / "runs" / each / "samples" for each in ("t", run))
+        assert [line["rewards"] for line in lines(before, 2)] == [line["rewards"] for line in lines(after, 0)]
+
+
+def test_a_network_alone_is_saved_into_its_pipeline_as_the_page_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    pipe = SPECIMENS["FluxPipeline"].build()
+    pipe.save_pretrained("model")
+    with torch.no_grad():
+        pipe.transformer.x_embedder.weight.mul_(2)
+    pipe.transformer.save_pretrained("alone")
+    Path("alone/diffusion_pytorch_model.safetensors").rename("tuned.safetensors")
+    (tmp_path / "flux.yaml").write_text("model: {path: tuned, call: {num_inference_steps: 4}}\nrewards: [jpeg_size]\n")
+    for path, said in (
+        ("alone", "it has no model_index.json; to train"),
+        ("tuned.safetensors", "is a file, not a pipe"),
+    ):
+        assert main(["plan", "flux.yaml", f"model.path={path}"]) == 2
+        told = capsys.readouterr().err
+        assert said in told
+        assert "docs/config.md, Full weights that you have" in told
+    page = (Path(__file__).parents[3] / "docs" / "config.md").read_text()
+    code = page.split("### Full weights that you have")[1].split("```python\n")[1].split("```")[0]
+    exec(code.replace("black-forest-labs/FLUX.1-dev", "model"), {})
+    tuned = load_file("tuned/transformer/diffusion_pytorch_model.safetensors")
+    assert torch.equal(tuned["x_embedder.weight"], pipe.transformer.x_embedder.weight.to(torch.bfloat16))
+    assert main(["plan", "flux.yaml"]) == 0
