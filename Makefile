@@ -1,5 +1,6 @@
 # make demo | test | test-all | test-lowest | lint | dist | constraints. Each makes .venv if it is missing; nothing here touches a model hub.
 PY := .venv/bin/python
+PARALLEL := -n 2 --dist loadfile
 .PHONY: demo test test-all test-lowest lint dist constraints clean
 
 .venv/installed: pyproject.toml
@@ -14,15 +15,15 @@ demo: .venv/installed
 	.venv/bin/flowgrpo train configs/shapes.yaml run.name=demo-$$n run.processes=2
 
 test: .venv/installed
-	$(PY) -m pytest
+	OMP_NUM_THREADS=1 $(PY) -m pytest $(PARALLEL)
 
 # With the certificates of all pipelines, about 8 minutes more.
 test-all: .venv/installed
-	$(PY) -m pytest -m 'zoo or not zoo'
+	OMP_NUM_THREADS=1 $(PY) -m pytest $(PARALLEL) -m 'zoo or not zoo'
 
 # The suite with the lowest versions that pyproject.toml allows, in an environment of its own: several GB to download.
 test-lowest: .venv-lowest/installed
-	.venv-lowest/bin/python -m pytest
+	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest $(PARALLEL)
 
 .venv-lowest/installed: pyproject.toml .venv/installed
 	$(PY) -m uv venv --quiet --clear --seed --python $(PY) .venv-lowest
