@@ -84,16 +84,21 @@ def sampler_settings(policy: DiffusersPolicy, settings: Config) -> dict[str, Any
 
     Returns:
         `sampler`, always Euler's method; `sigmas`, descending to 0, of the first sample; `call`, the arguments of the
-            pipeline (steps, guidance, size); `scheduler`, the stock scheduler's shift; `lora`, its rank and alpha, or None;
+            pipeline (steps, guidance, size); `scheduler`, the stock scheduler's shift; `lora`, its strength, and rank and alpha of new adapters, or None;
             `frame_rate` of videos.
     """
     config, call, lora = policy.stock_scheduler.config, policy.call, settings.model.lora
+    own = (
+        lora is not None and lora.path is None
+    )  # those of a LoRA that a run started from may differ between its layers
     return {
         "pipeline": type(policy.pipe).__name__,
         "base_model": settings.model.path,
         "dtype": settings.model.dtype,
         "quantise": settings.model.quantise,
-        "lora": None if lora is None else {"rank": lora.rank, "alpha": lora.alpha, "strength": 1.0},
+        "lora": None
+        if lora is None
+        else {**({"rank": lora.rank, "alpha": lora.alpha} if own else {}), "strength": 1.0},
         "sampler": "euler",
         "scheduler": {key: config[key] for key in SHIFTS if config.get(key) is not None},
         "call": call,
