@@ -84,8 +84,8 @@ def sampler_settings(policy: DiffusersPolicy, settings: Config) -> dict[str, Any
 
     Returns:
         `sampler`, always Euler's method; `sigmas`, descending to 0, of the first sample; `call`, the arguments of the
-            pipeline (steps, guidance, size); `scheduler`, the stock scheduler's shift; `lora`, its strength, and rank and alpha of new adapters, or None;
-            `frame_rate` of videos.
+            pipeline (steps, guidance, size); `scheduler`, the stock scheduler's shift; `lora`, its strength, and rank and
+            alpha of new adapters, or None; `frame_rate` of videos.
     """
     config, call, lora = policy.stock_scheduler.config, policy.call, settings.model.lora
     own = (
