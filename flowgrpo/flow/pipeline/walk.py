@@ -178,6 +178,7 @@ class Walk:
         self.scheduler.history.clear()
         return output[0], recorded
 
+    @torch.no_grad()
     def locate_latents(self, rows: Sequence[Row]) -> None:
         """Find out, with the first row, where the pipeline keeps its state; does nothing where that is known."""
         if not self.latents.slots:
@@ -187,6 +188,7 @@ class Walk:
             for prepared in self._prepared_before.pop(self._call_key, []):
                 self._check_shapes(self.latents.initial(prepared))
 
+    @torch.no_grad()
     def start(self, rows: Sequence[Row]) -> State:
         """Initial states (B, ...) of the pipeline's own making, from each row's seed.
 

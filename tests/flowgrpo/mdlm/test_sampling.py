@@ -8,7 +8,6 @@ from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from flowgrpo.cli import main
-from flowgrpo.commands import sample
 from flowgrpo.commands import train as run
 from flowgrpo.commands.kinds import kind_of
 from flowgrpo.errors import InputError
@@ -149,17 +148,6 @@ def test_rewards_meet_the_columns_of_the_prompts_of_a_file(model, capsys):
     capsys.readouterr()
     assert main(["score", "./mine.py:wanted", "--samples", "o", "--format", "json"]) == 0
     assert [line["rewards"]["wanted"] for line in json.loads(capsys.readouterr().out)] == [3, None]
-
-
-def test_a_long_sampling_tells_how_far_it_is(model, capsys, monkeypatch):
-    Path("many.txt").write_text("ab\n" * 35)
-    asked = ["sample", str(model), "--prompts", "many.txt", "length=1", "--out"]
-    capsys.readouterr()
-    assert main([*asked, "short"]) == 0
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(sample, "SECONDS", 0)
-    assert main([*asked, "long"]) == 0
-    assert capsys.readouterr().err.splitlines() == ["16 of 35 samples", "32 of 35 samples", "35 of 35 samples"]
 
 
 @pytest.mark.parametrize("reward", ["jpeg_size", "countdown"])

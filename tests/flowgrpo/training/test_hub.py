@@ -49,5 +49,5 @@ def test_why_a_model_is_not_there_is_found_below_what_libraries_raise(below, sai
 
 def test_offline_the_sentence_says_so(monkeypatch, capsys):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert main(["plan", "flux1-dev"]) == 2
-    assert "FLUX.1-dev could not be loaded from the model hub: HF_HUB_OFFLINE is set, and" in capsys.readouterr().err
+    assert main(["plan", "flux1-dev", "model.path=owner/FLUX.1-mine"]) == 2
+    assert "FLUX.1-mine could not be loaded from the model hub: HF_HUB_OFFLINE is set, and" in capsys.readouterr().err

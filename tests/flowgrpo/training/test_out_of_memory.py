@@ -78,7 +78,7 @@ def update(monkeypatch):
     [
         (loading, "model.dtype=bfloat16", "begin again with: {options} {switch}"),
         (trial, "model.vae_tiling=true", "begin again with: {options} {switch}"),
-        (encoding, "model.dtype=bfloat16", "begin again with: {options} {switch} run.name=t-2"),
+        (encoding, "model.dtype=bfloat16", "begin again with: {options} {switch}"),
         (evaluating, "train.rollout_batch=1", "{again} {options} {switch} run.resume=true"),
         (rollout, "train.rollout_batch=1", "{again} {options} {switch} run.resume=true"),
         (decoding, "model.vae_tiling=true", "{again} {options} {switch} run.resume=true"),
