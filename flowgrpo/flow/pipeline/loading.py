@@ -67,7 +67,9 @@ def load_pipeline(
     loaded = {name: library for name, library in network_libraries(path).items() if name not in given}
     quantised = quantise_libraries.pipeline_options(quantise, loaded, dtype)
     with one_sentence(path), without_progress_bars("diffusers", "transformers"):
-        pipe = diffusers.DiffusionPipeline.from_pretrained(place_of(path), dtype=dtype, **absent, **given, **quantised)
+        # The common class does not know which components of this one may be given though they have defaults.
+        kind = pipeline_class(path) if given else diffusers.DiffusionPipeline
+        pipe = kind.from_pretrained(place_of(path), dtype=dtype, **absent, **given, **quantised)
     for name, network in traits.networks(pipe).items():
         if name not in given:
             quantise_libraries.refuse_quantised(network, quantise)

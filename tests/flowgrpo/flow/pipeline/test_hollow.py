@@ -107,7 +107,7 @@ def test_encoders_have_left_the_device_when_the_networks_are_loaded(tiny_model, 
     events = []
     rest, fill, to = EmbeddingCache.offload, hollow.fill, type(tiny.sd3()).to
     monkeypatch.setattr(EmbeddingCache, "offload", lambda cache: (events.append("rest"), rest(cache)))
-    monkeypatch.setattr(hollow, "fill", lambda *a: (events.append("load"), fill(*a)))
+    monkeypatch.setattr(hollow, "fill", lambda *a, **o: (events.append("load"), fill(*a, **o)))
 
     def moved(pipe, device):
         names = [name for name, m in pipe.components.items() if isinstance(m, torch.nn.Module)]
