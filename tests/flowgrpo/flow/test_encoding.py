@@ -73,7 +73,7 @@ def test_a_run_is_the_same_to_the_digit(name, tmp_path, monkeypatch):
     kept = trained("kept", *options, "model.text_encoders=keep")
     loaded = []
     fill = hollow.fill
-    monkeypatch.setattr(hollow, "fill", lambda pipe, *a: (loaded.append(encoders(pipe)), fill(pipe, *a)))
+    monkeypatch.setattr(hollow, "fill", lambda pipe, *a, **o: (loaded.append(encoders(pipe)), fill(pipe, *a, **o)))
     freed = trained("freed", *options, "model.text_encoders=free")
     assert loaded == ([] if name == "OmniGenPipeline" else [[]])
     assert kept[:2] == freed[:2]

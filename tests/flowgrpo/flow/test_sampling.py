@@ -57,8 +57,8 @@ def test_a_batch_has_the_size_that_is_asked_for(workplace, tiny_model, monkeypat
 def test_freed_text_encoders_encode_every_prompt_first(workplace, tiny_model, monkeypatch):
     encoded, prepare, generate = [], DiffusersPolicy.prepare, DiffusersPolicy.generate
 
-    def prepared(self, rows):
-        prepare(self, rows)
+    def prepared(self, rows, key):
+        prepare(self, rows, key)
         encoded.extend(row.prompt for row in rows)
 
     def generated(self, rows):
