@@ -20,6 +20,7 @@ import os
 import re
 import socket
 import time
+import traceback
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -105,8 +106,7 @@ def app(
         return PlainTextResponse("".join(f"{line}\n" for line in lines))
 
     async def fault(request: Request, error: HTTPException) -> JSONResponse:
-        sentence = error.detail.encode(errors="backslashreplace").decode()  # JSON may have held half a character
-        return JSONResponse({"error": one_line(sentence)}, error.status_code, error.headers)
+        return JSONResponse({"error": one_line(_encodable(error.detail))}, error.status_code, error.headers)
 
     routes = [Route("/health", health), Route("/metrics", metrics), Route("/{name}", score, methods=["POST"])]
     application = Starlette(routes=routes, exception_handlers={HTTPException: fault})
@@ -257,7 +257,8 @@ class _Lane:
                 for call in calls:
                     self._settle([call])
                 return
-            log.warning("the reward %r failed", self.reward.name, exc_info=error)
+            trace = _encodable("".join(traceback.format_exception(error)))
+            log.warning("the reward %r failed\n%s", self.reward.name, trace.rstrip())
             outcomes = [error]
         for call, outcome in zip(calls, outcomes, strict=True):
             call.outcome = outcome
@@ -288,6 +289,11 @@ class _Lane:
         names = ("requests", "failures", "calls", "samples", "seconds")
         counters = [f"flowgrpo_{name}_total{label} {self.counted[name]:g}" for name in names]
         return [*counters, f"flowgrpo_waiting{label} {len(self.waiting)}"]
+
+
+def _encodable(text: str) -> str:
+    """A text with half characters, which JSON may have held, written as escapes."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _shape(batch: Batch) -> torch.Size | None:

@@ -146,7 +146,7 @@ def test_nobody_is_sent_to_an_address_of_the_clients():
     assert (answer.status_code, "location" in answer.headers) == (404, False)
 
 
-def test_half_a_character_in_a_fault_is_written_out():
+def test_half_a_character_in_a_fault_is_written_out(caplog):
     def complaining(images, prompts):
         raise ValueError(f"what is {prompts[0]}")
 
@@ -154,3 +154,4 @@ def test_half_a_character_in_a_fault_is_written_out():
     client = here(app([Reward("bright", complaining)]))
     answer = client.post("/bright", content=body, headers={"Content-Type": CONTENT_TYPE})
     assert (answer.status_code, answer.json()["error"][-14:]) == (422, "what is \\ud800")
+    assert caplog.text.endswith("ValueError: what is \\ud800\n")
