@@ -9,6 +9,23 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `import tiny`
 import pytest
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable():
+    """A worker sends the main process what a test printed as UTF-8, which has no half characters."""
+    return _encodable((yield))
+
+
+def _encodable(value):
+    match value:
+        case str():
+            return value.encode(errors="backslashreplace").decode()
+        case dict():
+            return {_encodable(key): _encodable(each) for key, each in value.items()}
+        case list() | tuple():
+            return type(value)(_encodable(each) for each in value)
+    return value
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
     """A folder with a tiny SD3 pipeline, saved as diffusers saves them."""
