@@ -32,7 +32,10 @@ def sections(model):
             yield from sections(inner)
 
 
-@pytest.mark.parametrize("model", {*sections(Config), *sections(TextConfig)}, ids=lambda model: model.__name__)
+MODELS = dict.fromkeys([*sections(Config), *sections(TextConfig)])
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_every_key_has_a_sentence(model):
     if model is not Strict:
         assert set(sentences(model)) >= set(model.model_fields)
