@@ -162,13 +162,21 @@ def sample(
     if (prompt is None) == (prompts_file is None):
         raise InputError("give either --prompt TEXT (once or more) or --prompts FILE")
     arguments = dict(config.override(text) for text in call or [])
+    from flowgrpo.commands.endings import remedied
     from flowgrpo.commands.sample import asked, sample_to_folder
     from flowgrpo.training.samples import ModelUse, Switches
 
     switches = Switches(text_encoders, vae, vae_tiling, attention=attention, compile=compile_blocks)
     use = ModelUse(path=model, call=arguments, adapter=adapter, dtype=dtype, quantise=quantise, switches=switches)
     rows = asked(prompt, prompts_file, seed, column)
-    lines = sample_to_folder(use, rows, out_folder, batch_size)
+    spare = {
+        f"--batch-size {batch_size // 2}": batch_size > 1,
+        "--dtype bfloat16": dtype == "float32",
+        "--vae-tiling": not vae_tiling,
+        "--quantise int8": quantise is None,
+    }
+    with remedied(spare):
+        lines = sample_to_folder(use, rows, out_folder, batch_size)
     if form == "json":
         print(json.dumps({"folder": str(out_folder), "samples": lines}, indent=1))
     else:
@@ -204,10 +212,13 @@ def score(
     form: Format = "human",
 ) -> None:
     """Score existing pictures, videos, sounds or texts."""
+    from flowgrpo.commands.endings import remedied
     from flowgrpo.commands.score import BATCH, loaded, score_folder, table
 
     used = loaded(uses, dtype=dtype, batch_size=batch_size, device=device)
-    found = score_folder(samples, used, batch_size or BATCH)
+    rows = batch_size or BATCH
+    with remedied({f"--batch-size {rows // 2}": rows > 1}):
+        found = score_folder(samples, used, rows)
     if form == "json":
         print(json.dumps(found, indent=1))
         return
@@ -304,15 +315,16 @@ def doctor(
     """Check a model or a config before spending GPU hours on it; exit status 1 if a check fails."""
     from flowgrpo.commands.endings import advised
     from flowgrpo.commands.kinds import KINDS, kind_of
+    from flowgrpo.training.phases import phase
     from flowgrpo.training.progress import shown
 
-    is_config = configs.place_of(target).suffix in (".yaml", ".yml")
+    is_config = not Path(target).is_dir() and configs.place_of(target).suffix in (".yaml", ".yml")
     if is_config:
         settings = config.load(target, overrides or [])
     else:
         settings = config.overridden(KINDS[kind_of(target)].doctor.defaults(target), overrides or [])
     checks = []
-    with shown(), advised(settings):
+    with shown(), advised(settings), phase("checking"):
         for check in KINDS[settings.kind].doctor.examine(settings):
             checks.append(check)
             if form == "human":

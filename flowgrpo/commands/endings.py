@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,4 +50,18 @@ def advised(settings: RunConfig) -> Iterator[None]:
         yield
     except OutOfMemory as error:
         error.remedy = advice(error.phase, settings) or last_resort(error.phase)
+        raise
+
+
+@contextmanager
+def remedied(options: Mapping[str, bool]) -> Iterator[None]:
+    """Add the first option of a command that would spare memory to an error of memory that ran out.
+
+    Args:
+        options: from the one that helps most, and whether each is left to be set.
+    """
+    try:
+        yield
+    except OutOfMemory as error:
+        error.remedy = next((option for option, left in options.items() if left), last_resort(error.phase))
         raise

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.lazy import lazy
+from flowgrpo.training import signals
 
 if TYPE_CHECKING:
     from torch import distributed
@@ -131,7 +132,7 @@ def _passed_on(children: Sequence[subprocess.Popen]) -> Iterator[None]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in signals.heard((signal.SIGINT, signal.SIGTERM)):
             signal.signal(number, lambda number, _: [child.send_signal(number) for child in children])
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

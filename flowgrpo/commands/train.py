@@ -39,7 +39,7 @@ from flowgrpo.training.out_of_memory import OutOfMemory, advice, last_resort
 from flowgrpo.training.parts import check_geometry
 from flowgrpo.training.phases import phase
 from flowgrpo.training.run_data import RunData
-from flowgrpo.training.stopped import RanOutOfMemory
+from flowgrpo.training.stopped import RanOutOfMemory, Stopped
 from rewards.base import last_part, matches, nearest
 from rewards.compute import default_device
 
@@ -164,6 +164,11 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
     try:
         trackers.start(accelerator, settings, folder, trainer.done)
         trainer.run()
+    except Stopped:  # on every process
+        if accelerator.is_main_process:
+            _write_gallery(folder)
+        trackers.finish(accelerator)
+        raise
     finally:
         accelerator.end_training()
     with torch.no_grad():

@@ -304,7 +304,8 @@ class Run(Strict):
     resume: bool = False
     """Resume the run that is in the folder."""
     patience: int | None = Field(10, ge=1)
-    """Stop after so many iterations in a row without an advantage or an update; null: never."""
+    """Stop after so many iterations in a row without an advantage or an update; a run that had none in any of its iterations
+    ends with status 1, too. Null: neither."""
     checkpoint: Checkpoint = Checkpoint()
     """When the run's state is written, and how much of it is kept."""
 

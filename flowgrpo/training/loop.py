@@ -24,6 +24,7 @@ from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import checkpoint, idle, metrics, optimizers, parts, selection, trackers
 from flowgrpo.training.baseline import Units, combined, zero_std_fraction
 from flowgrpo.training.evaluate import overoptimization_streak
+from flowgrpo.training.folders import free
 from flowgrpo.training.groups import Groups, groups_of
 from flowgrpo.training.optimize import UpdateStats
 from flowgrpo.training.phases import phase
@@ -116,7 +117,8 @@ class Loop(ABC):
         Raises:
             Interrupted: Ctrl-C or SIGTERM came in an iteration, which was finished, and a checkpoint written.
             OutOfMemory: memory ran out.
-            NothingToLearn: the last `run.patience` iterations had no advantage or no update; a checkpoint was written.
+            NothingToLearn: the last `run.patience` iterations, or all there are, had no advantage or no update; a checkpoint
+                was written.
             Diverged: a checkpoint was due, and the weights are not finite; none was written.
         """
         with self.report:
@@ -149,6 +151,11 @@ class Loop(ABC):
                 raise NothingToLearn(f"stopped after step {self.done}: {reason}", self._rest())
             if stopping and not last:
                 raise Interrupted(f"interrupted after step {self.done}", self._rest())
+        lines = [line for line in self.report.lines if line["phase"] == "train"]
+        if run.patience is not None and lines and all(idle.is_idle(line) for line in lines):
+            reason = f"nothing to learn in any of its {self.done} steps, {idle.why(lines[-1])}"
+            another = [f"run.name={free(self.folder).name}"]
+            raise NothingToLearn(f"ended after step {self.done}: {reason}", "mend that and begin again", another)
 
     def iterate(self) -> dict[str, Any]:
         """Run one iteration and return its metrics."""

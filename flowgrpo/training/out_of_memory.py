@@ -18,17 +18,20 @@ else:
 ASKED = re.compile(r"[Tt]ried to allocate (?P<bytes>\d+) bytes|(?:[Tt]ried|Unable) to allocate (?P<words>[\d.]+ \w+)")
 FREE = re.compile(r"total capacity of (?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free")
 
-# For each phase the switches that help there, by the keys of `_values`, from the one that helps most.
+# For each phase the switches that help there, by the keys of `_values`, from the one that helps most. While prompts are
+# encoded the networks are on no device yet; `checking` is all that doctor does with a loaded model.
 SWITCHES = {
     "loading": ("dtype", "lora", "quantise"),
-    "encoding": ("dtype", "lora", "quantise"),
+    "encoding": ("dtype",),
     "trial": ("vae_tiling", "text_encoders", "quantise", "vae", "dtype"),
     "calibrating": ("rollout_batch", "text_encoders", "quantise", "vae", "dtype"),
     "rollout": ("rollout_batch", "text_encoders", "quantise", "vae", "dtype"),
     "decoding": ("vae_tiling", "rollout_batch", "text_encoders", "quantise", "dtype"),
+    "sampling": ("rollout_batch", "text_encoders", "quantise", "vae", "dtype"),
     "rewards": ("text_encoders",),
     "update": ("gradient_checkpointing", "micro_batch", "text_encoders", "lora", "quantise", "vae", "dtype"),
     "evaluating": ("rollout_batch", "vae_tiling", "text_encoders", "quantise", "dtype"),
+    "checking": ("gradient_checkpointing", "micro_batch", "text_encoders", "lora", "quantise", "vae", "dtype"),
 }
 LAST_RESORT = "a larger GPU, or smaller samples (model.call, model.length)"
 REWARDS_RESORT = "a lower batch_size in the options of the reward, or serve it on another machine (flowgrpo serve)"
@@ -87,11 +90,13 @@ def _values(settings: RunConfig, on_gpu: bool) -> dict[str, str | None]:
         known = key in type(model).model_fields
         return f"model.{key}={value}" if known and getattr(model, key) not in already else None
 
+    base_is_whole = model.lora is not None and model.quantise is None
+
     encoders = ("offload", ("offload", "free")) if on_gpu else ("free", ("free",))
     return {
         "dtype": unless("dtype", "bfloat16", ("bfloat16", "float16")),
         "lora": "model.lora={rank: 16}" if model.lora is None else None,
-        "quantise": unless("quantise", "int8", ("int8", "fp8", "nf4")) if model.lora is not None else None,
+        "quantise": "model.quantise=int8" if base_is_whole else None,
         "text_encoders": unless("text_encoders", *encoders),
         "vae": unless("vae", "offload", ("offload",)) if on_gpu else None,
         "vae_tiling": unless("vae_tiling", "true", (True,)),

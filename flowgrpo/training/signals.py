@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -13,9 +13,17 @@ class StopRequest:
     is_set = False
 
 
+def heard(numbers: Sequence[int]) -> list[int]:
+    """Those of some signals that this process does not ignore."""
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+
+
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Note Ctrl-C and SIGTERM instead of dying of them; the second Ctrl-C interrupts at once."""
+    """Note Ctrl-C and SIGTERM instead of dying of them; the second Ctrl-C interrupts at once.
+
+    One that is ignored, as Ctrl-C is in the background of a script, stays so.
+    """
     stop = StopRequest()
 
     def ask(number: int, frame: object) -> None:
@@ -27,7 +35,7 @@ def stop_requests() -> Iterator[StopRequest]:
         stop.is_set = True
 
     try:
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, ask) for number in heard((signal.SIGINT, signal.SIGTERM))}
     except ValueError:  # not in the main thread, where nobody presses Ctrl-C
         before = {}
     try:

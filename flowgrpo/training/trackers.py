@@ -100,11 +100,20 @@ def start(accelerator: Accelerator, settings: RunConfig, folder: Path, done: int
         except Exception as error:
             words = " ".join(str(error).split())[:300]
             raise InputError(
-                f"run.trackers.{name}: it could not be started ({type(error).__name__}: {words})"
+                f"run.trackers.{name}: it could not be started ({type(error).__name__}: {words}); the run's folder is made, "
+                "so go on with run.resume=true"
             ) from error
         accelerator.trackers.append(tracker)
         begun[name] = {"id": options.get("id")}
-    replace_text(file, json.dumps(begun, indent=1) + "\n")
+        replace_text(file, json.dumps(begun, indent=1) + "\n")
+
+
+def finish(accelerator: Accelerator) -> None:
+    """End the trackers, some of which send what they have left, while the other processes wait."""
+    for tracker in accelerator.trackers:
+        tracker.finish()
+    accelerator.trackers = []
+    accelerator.wait_for_everyone()
 
 
 def _options(name: str, use: Tracker, run: str) -> dict[str, Any]:

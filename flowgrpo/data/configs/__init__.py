@@ -46,13 +46,13 @@ def whole(name: str) -> str:
 
 
 def place_of(path: str | Path) -> Path:
-    """The file of a built-in config, by its name or a short one; any other path, and one that exists, as it is.
+    """The file of a built-in config, by its name or a short one; any other path, and a file that exists, as it is.
 
     Raises:
         InputError: the name is short for several.
     """
     name = str(path)
-    if Path(path).exists() or not (name in SHORT or any(known.startswith(name) for known in names())):
+    if Path(path).is_file() or not (name in SHORT or any(known.startswith(name) for known in names())):
         return Path(path)
     return FOLDER / f"{whole(name)}.yaml"
 

@@ -125,6 +125,16 @@ def test_patience_counts_iterations_in_a_row_and_may_have_no_end(tmp_path):
     assert len(log(tmp_path / "b")) == 6
 
 
+def test_a_run_that_taught_nothing_does_not_end_well_however_short(workplace, capsys):
+    (workplace / "mine.py").write_text("def redness(images, prompts):\n    return [1.0] * len(prompts)\n")
+    for options in ([], ["run.resume=true"]):  # which finds nothing left to do
+        assert main(["train", "tiny.yaml", *options]) == 1
+        assert capsys.readouterr().err.splitlines()[-1] == (
+            "ended after step 2: nothing to learn in any of its 2 steps, the rewards of each group are equal; mend that and "
+            "begin again with: flowgrpo train tiny.yaml run.name=t-2"
+        )
+
+
 MORTAL = """
 from pathlib import Path
 def redness(images, prompts):

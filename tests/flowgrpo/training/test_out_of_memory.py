@@ -174,6 +174,9 @@ def test_advice_taken_is_never_given_again_and_comes_to_an_end(phase, on_gpu):
         ({"dtype": "bfloat16"}, "loading", True, "model.quantise=int8"),
         ({"dtype": "bfloat16", "lora": None}, "loading", True, "model.lora={rank: 16}"),
         ({"dtype": "bfloat16", "quantise": "nf4"}, "loading", True, None),
+        ({"dtype": "bfloat16", "quantise": "bnb_nf4"}, "loading", True, None),
+        ({"dtype": "bfloat16"}, "encoding", True, None),
+        ({}, "checking", True, "model.gradient_checkpointing=true"),
         ({}, "decoding", True, "model.vae_tiling=true"),
         ({}, "nothing", True, None),
     ],
@@ -214,9 +217,16 @@ def test_the_amounts_are_those_of_the_error_or_of_the_machine(error, said):
         assert " of this machine's " in told
 
 
-@pytest.mark.parametrize("command", ["sample", "doctor"])
-def test_other_commands_end_in_one_sentence_too(workplace, tiny_model, monkeypatch, capsys, command):
-    run_out(monkeypatch, SD3Transformer2DModel)
+@pytest.mark.parametrize(
+    ("command", "when", "remedy"),
+    [
+        ("sample", lambda: True, "--batch-size 8"),
+        ("doctor", lambda: True, "model.vae_tiling=true"),
+        ("doctor", torch.is_grad_enabled, "model.gradient_checkpointing=true"),
+    ],
+)
+def test_other_commands_end_in_one_sentence_too(workplace, tiny_model, monkeypatch, capsys, *, command, when, remedy):
+    run_out(monkeypatch, SD3Transformer2DModel, when=when)
     call = ["num_inference_steps=2", "height=16", "width=16", "max_sequence_length=1"]
     arguments = {
         "sample": ["sample", str(tiny_model), *call, "--prompt", "a", "--out", "out"],
@@ -225,5 +235,5 @@ def test_other_commands_end_in_one_sentence_too(workplace, tiny_model, monkeypat
     assert main(arguments[command]) == 1
     said = capsys.readouterr().err
     assert "out of memory in the " in said.splitlines()[-1]
-    assert AMOUNTS in said
+    assert said.splitlines()[-1].endswith(f"({AMOUNTS}); what helps most is {remedy}")
     assert "Traceback" not in said

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
 
 from flowgrpo import config
@@ -132,15 +133,32 @@ def test_a_resumed_run_goes_on_in_its_own(workplace, recorded):
 
 
 def test_a_tracker_that_cannot_start_is_one_sentence(workplace, recorded, monkeypatch, capsys):
-    recorded("wandb")
+    recorded("tensorboard", "wandb")
 
     def refuse(self):
-        raise RuntimeError("no way\nto the service")
+        if self.name == "wandb":
+            raise RuntimeError("no way\nto the service")
 
-    monkeypatch.setattr(Recorder, "start", refuse)
-    assert main(["train", "tiny.yaml", "run.trackers=[wandb]"]) == 2
-    words = "run.trackers.wandb: it could not be started (RuntimeError: no way to the service)"
+    command = ["train", "tiny.yaml", "run.trackers=[tensorboard, wandb]"]
+    with monkeypatch.context() as short:
+        short.setattr(Recorder, "start", refuse)
+        assert main(command) == 2
+    words = (
+        "run.trackers.wandb: it could not be started (RuntimeError: no way to the service); the run's folder is made"
+    )
     assert words in capsys.readouterr().err
+    assert main([*command, "train.iterations=1", "run.resume=true"]) == 0
+    assert json.loads(Path("runs/t/trackers.json").read_text()).keys() == {"tensorboard", "wandb"}
+
+
+def test_a_run_that_stops_waits_for_its_trackers(workplace, recorded, monkeypatch):
+    made, ended = recorded("wandb"), []
+    monkeypatch.setattr(Recorder, "finish", lambda self: ended.append(self))
+    monkeypatch.setattr(Accelerator, "wait_for_everyone", lambda self: ended.append("all") if ended else None)
+    same = "def redness(images, prompts):\n    return [0.0] * len(prompts)\n"
+    (workplace / "mine.py").write_text(same)
+    assert main(["train", "tiny.yaml", "run.trackers=[wandb]"]) == 1
+    assert ended == [*made(), "all"]
 
 
 def test_of_a_video_some_frames_stand_side_by_side_and_texts_are_left_out(recorded):
