@@ -31,7 +31,7 @@ def stops_told(path: Path, overrides: Sequence[str]) -> Iterator[None]:
     except Stopped as stopped:
         replaced = tuple(f"{written.partition('=')[0]}=" for written in (*stopped.overrides, "run.resume="))
         kept = [written for written in overrides if not written.startswith(replaced)]
-        command = shlex.join(["flowgrpo", "train", str(path), *kept, *stopped.overrides])
+        command = shlex.join([*launch.command(), "train", str(path), *kept, *stopped.overrides])
         if launch.is_main() or isinstance(stopped, RanOutOfMemory):  # which may be on this process alone
             say(f"{stopped}; {stopped.rest} with: {command}")
         raise typer.Exit(stopped.status) from None

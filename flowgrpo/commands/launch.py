@@ -25,6 +25,7 @@ else:
     distributed = lazy("torch.distributed")
 
 GRACE = 20  # seconds
+OURS = "FLOWGRPO_LAUNCHED"  # in the environment of processes that `relaunch` started
 INTERRUPTED = 130  # the status of one that Ctrl-C ended
 LOST = 3  # the status of a process that ends because another has; `relaunch` never returns it
 # What gloo and NCCL say of a process that has gone, in a RuntimeError.
@@ -74,6 +75,13 @@ def needed(processes: int) -> bool:
     return processes > 1 and "WORLD_SIZE" not in os.environ
 
 
+def command() -> list[str]:
+    """The words that begin a command line like this one: of accelerate's launcher, where one has started this process."""
+    if "WORLD_SIZE" not in os.environ or OURS in os.environ:
+        return ["flowgrpo"]
+    return ["accelerate", "launch", "--num_processes", os.environ["WORLD_SIZE"], "-m", "flowgrpo"]
+
+
 def is_lost(error: RuntimeError) -> bool:
     """Whether an error says that another process of this run has gone."""
     return "WORLD_SIZE" in os.environ and any(words in str(error) for words in GONE)
@@ -94,6 +102,7 @@ def relaunch(processes: int) -> int:
     store = _store(processes)
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     shared = {
+        OURS: "1",
         "WORLD_SIZE": str(processes),
         "MASTER_ADDR": store.host,
         "MASTER_PORT": str(store.port),

@@ -119,10 +119,9 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
     _check_folder(settings, folder)
     trackers.check(settings.run.trackers)
     train_prompts = prompts.load_split(settings.prompts, "train")
-    eval_prompts = prompts.load_split(settings.prompts, "eval")
+    eval_prompts = prompts.load_split(settings.prompts, "eval")[: settings.eval.prompts]
     _check_only(settings.rewards, train_prompts, "rewards", "training")
     _check_only(settings.eval_rewards, eval_prompts, "eval_rewards", "held-out")
-    eval_prompts = eval_prompts[: settings.eval.prompts]
     rewards, eval_rewards = scorer.rewards(settings.rewards, settings.eval_rewards)
     if settings.prompts.pick.by == "variance" and settings.train.groups > len(train_prompts):
         raise InputError(

@@ -72,8 +72,11 @@ class Report:
         return self
 
     def start(self, step: int) -> None:
-        """Show the progress of a run that stands at `step`."""
+        """Show the progress of a run that stands at `step`; one that goes on ends when it would at the pace so far."""
         self._started, self._first = phases.clock(), step
+        spent = sum(line.get(f"time/{part}", 0.0) for line in self.lines for part in ("rollout", "update", "eval"))
+        if step:
+            self._end = self._started + spent / step * (self.iterations - step)
         self.display.left = self._left
         self._stand_at(step)
 

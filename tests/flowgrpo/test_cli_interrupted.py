@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from runs import background
+from runs import background, metrics
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,13 +19,14 @@ class Finder:
 sys.meta_path.insert(0, Finder())
 """
 
-# Ctrl-C in the first or the second call of the reward, on synthetic samples, or in the third, in the first evaluation.
+# Ctrl-C in some calls of the reward: the first two are on synthetic samples, the third is in the first evaluation, and the
+# fourth in an iteration.
 AT_CALL = """
 import os, signal, time
 calls = []
 def redness(images, prompts):
     calls.append(1)
-    if len(calls) == {call} and os.environ.get("RANK", "{alone}") == "1":
+    if len(calls) in {calls} and os.environ.get("RANK", "{alone}") == "1":
         os.kill({pid}, signal.SIGINT)
         time.sleep(0.5)
     return images[:, 0].mean((1, 2))
@@ -48,7 +49,7 @@ def test_while_others_are_imported(workplace, module):
 
 @pytest.mark.parametrize("call", [1, 3])
 def test_while_a_reward_is_tried_and_in_the_first_evaluation(workplace, call):
-    (workplace / "mine.py").write_text(AT_CALL.format(call=call, pid="os.getpid()", alone=1))
+    (workplace / "mine.py").write_text(AT_CALL.format(calls=[call], pid="os.getpid()", alone=1))
     assert interrupted(workplace).splitlines()[-1] == "flowgrpo: interrupted"
     assert not list((workplace / "runs").glob("*/checkpoints"))
 
@@ -61,7 +62,7 @@ def test_in_two_processes(workplace):
 
 
 def test_in_the_first_evaluation_of_two_processes(workplace):
-    (workplace / "mine.py").write_text(AT_CALL.format(call=3, pid="os.getppid()", alone=0))
+    (workplace / "mine.py").write_text(AT_CALL.format(calls=[3], pid="os.getppid()", alone=0))
     said = interrupted(workplace, "run.processes=2", "train.groups=4", "eval.prompts=4", "train.micro_batch=1")
     assert said.splitlines()[-1] == "flowgrpo: interrupted"
     assert "Traceback" not in said
@@ -70,11 +71,12 @@ def test_in_the_first_evaluation_of_two_processes(workplace):
 
 def test_a_process_in_the_background_that_ignores_it_goes_on_ignoring_it(workplace):
     """As a shell's background jobs do."""
-    (workplace / "mine.py").write_text(AT_CALL.format(call=1, pid="os.getpid()", alone=1))
+    (workplace / "mine.py").write_text(AT_CALL.format(calls=[1, 4], pid="os.getpid()", alone=1))
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        process = background("train", "tiny.yaml", "train.iterations=1", PYTHONPATH=str(ROOT))
+        process = background("train", "tiny.yaml", PYTHONPATH=str(ROOT))
     finally:
         signal.signal(signal.SIGINT, before)
     process.communicate(timeout=300)
     assert process.returncode == 0
+    assert [line["step"] for line in metrics(workplace / "runs" / "t")] == [1, 2]

@@ -72,8 +72,10 @@ def test_a_short_name_is_taken_where_it_means_one_config(capsys):
     assert config.load("sd35").run.name == "sd35-medium"
     assert config.load("dream").run.name == "dream-7b"
     assert configs.whole("qwen-image") == "qwen-image"  # itself, though others begin so
-    Path("dream").mkdir()
-    assert configs.place_of("dream") == Path("dream")  # what is there goes before
+    Path("dream-7b").mkdir()  # a model, or samples
+    assert config.load("dream-7b").run.name == "dream-7b"
+    Path("dream").touch()
+    assert configs.place_of("dream") == Path("dream")  # a file that is there goes before
 
 
 @pytest.mark.parametrize(("short", "meant"), configs.SHORT.items())

@@ -94,6 +94,22 @@ def test_what_accelerate_launch_sets_for_nothing_is_let_through():
 
 
 @pytest.mark.parametrize(
+    ("environment", "begins"),
+    [
+        ({}, "flowgrpo"),
+        ({"WORLD_SIZE": "8"}, "accelerate launch --num_processes 8 -m flowgrpo"),
+        ({"WORLD_SIZE": "8", launch.OURS: "1"}, "flowgrpo"),
+    ],
+)
+def test_how_to_go_on_begins_as_the_command_did(monkeypatch, environment, begins):
+    for name in ("WORLD_SIZE", launch.OURS):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert launch.command() == begins.split()
+
+
+@pytest.mark.parametrize(
     ("method", "drift"),
     [
         (["algorithm.preset=flow_grpo"], 0.0),

@@ -3,11 +3,13 @@
 import io
 
 import pytest
+from accelerate import Accelerator
 from rich.console import Console
 
 from flowgrpo.training import phases, progress
 from flowgrpo.training.phases import phase
 from flowgrpo.training.progress import Display, duration, shown
+from flowgrpo.training.report import Report
 
 
 class Clock:
@@ -64,6 +66,16 @@ def test_what_a_run_says_stands_around_its_phase(clock, display):
     display.step, display.numbers, display.left = "step 3/20", "reward 0.500", lambda: 3700.0
     with phase("rollout"):
         assert display.line() == "step 3/20  rollout  reward 0.500  ETA 1:01:40"
+
+
+def test_a_run_that_goes_on_ends_when_it_would_at_its_pace_so_far(clock, tmp_path):
+    report = Report(tmp_path, Accelerator(cpu=True), 10)
+    report.lines = [{"time/eval": 10.0}, {"time/rollout": 20.0, "time/reward": 5.0, "time/update": 10.0}]
+    with report:
+        report.start(1)
+        assert report.display.left() == 9 * 40.0
+        clock.now += 60
+        assert report.display.left() == 300.0
 
 
 def test_where_there_is_no_terminal_a_line_is_printed_at_most_every_half_minute(clock, display):
