@@ -31,7 +31,7 @@ def honest(asked):
 
 
 def slow(asked):
-    time.sleep(1.5)
+    time.sleep(3.0)
     return honest(asked)
 
 
@@ -241,7 +241,7 @@ def test_a_replica_that_fails_is_stood_in_for_and_then_left_alone():
     hanging, asked_hanging = counted(slow)
     for bad, asked_bad in ((broken, asked_broken), (hanging, asked_hanging)):
         with server(bad) as one, server(honest) as two:
-            reward = rewards.load(f"{one}/bright,{two}/bright", options={"timeout": 1.0})
+            reward = rewards.load(f"{one}/bright,{two}/bright", options={"timeout": 2.0})
             for _ in range(3):
                 assert reward(TWO, ["a", "b"], {}).tolist() == [0.25, 0.5]
         assert asked_bad == [1]  # once; then it rests

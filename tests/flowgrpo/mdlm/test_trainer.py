@@ -76,7 +76,7 @@ def test_the_decoder_s_own_numbers_are_those_of_the_old_policy(settings, monkeyp
         return real(config, policy, update_batch, batch, **options)
 
     monkeypatch.setattr(trainer, "update_on", update_on)
-    choices = {"algorithm__preset": "cj_grpo", "algorithm__decoder": decoder, "train__iterations": 1}
+    choices = {"algorithm__preset": "cj_grpo", "algorithm__decoder": decoder, "train__iterations": 1, "run__patience": None}
     done = run.train_config(settings(train__updates=1, train__micro_batch=5, **choices))
     ((old, evaluated),) = found
     assert evaluated.abs().max() > 1
@@ -176,7 +176,7 @@ def test_answers_that_are_not_numbers_leave_the_update(settings, monkeypatch, tm
 
 def test_an_iteration_whose_rewards_are_all_lost_moves_nothing(settings, tmp_path):
     reward = {"use": f"{tmp_path / 'mine.py'}:of_nothing"}
-    done = run.train_config(settings(rewards=[reward], algorithm__preset="diffu_grpo"))
+    done = run.train_config(settings(rewards=[reward], algorithm__preset="diffu_grpo", run__patience=None))
     start = run.train_config(settings(run__name="start", train__learning_rate=1e-12))
     assert [line["cost/trained_edges"] for line in lines(done)] == [0, 0]
     own, first = weights(done), weights(start)
@@ -264,6 +264,7 @@ def test_hints_replace_failed_answers_by_ones_that_succeed(settings, tmp_path):
             rewards=[{"use": f"{tmp_path / 'mine.py'}:solved"}],
             train__iterations=6,
             train__group_size=16,
+            run__patience=None,
         )
     )
     hinted = [line["reward/hinted"] for line in lines(done)]
@@ -286,7 +287,8 @@ def test_a_group_fails_by_the_reward_that_is_named(settings, tmp_path, reward, f
 
 
 def test_group_wise_rewards_meet_one_group_at_a_time(settings, tmp_path):
-    done = run.train_config(settings(rewards=[{"use": f"{tmp_path / 'mine.py'}:own"}], train__iterations=1))
+    own = {"use": f"{tmp_path / 'mine.py'}:own"}
+    done = run.train_config(settings(rewards=[own], train__iterations=1, run__patience=None))
     assert lines(done)[0]["reward/mean"] > 1
 
 

@@ -116,7 +116,8 @@ def test_videos_and_audio_go_from_training_to_gallery_export_and_sampling(zoo, n
     use = {"motion": "motion", "rate": "./rate.py:rate"}[reward]
     call = [f"{key}={json.dumps(value)}" for key, value in specimen.call.items()]
     settings = ["model.path=model", f"model.call={json.dumps(specimen.call)}", f"rewards=[{{use: {use}}}]"]
-    assert main(["train", "tiny.yaml", *settings, "train.iterations=1", "prompts.eval=prompts.txt"]) == 0
+    short = ["train.iterations=1", "prompts.eval=prompts.txt", "run.patience=null"]
+    assert main(["train", "tiny.yaml", *settings, *short]) == 0
 
     lines = [json.loads(line) for line in (workplace / "runs/t/samples/manifest.jsonl").read_text().splitlines()]
     files = [workplace / "runs/t/samples" / line["file"] for line in lines]
