@@ -91,7 +91,7 @@ def test_claims_are_put_as_they_are_and_denied_and_affirming_both_is_cheating(te
         forms.add(source.startswith("not ("))
         return ["claim", True, False]
 
-    for _ in range(8):  # which form comes first is drawn
+    for _ in range(64):  # which form comes first is drawn
         taken = paper(test)
         passed, claimed = Sitting(ask, {}).passes(taken)
         assert claimed

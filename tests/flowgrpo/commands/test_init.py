@@ -19,7 +19,7 @@ def test_configs_are_listed_with_what_they_need(capsys):
     assert main(["init"]) == 0
     said = capsys.readouterr().out
     assert "sd35-medium\n  Stable Diffusion 3.5 medium learns" in said
-    assert "  GPU:     one of 24 GB by estimate" in said
+    assert "  GPU:     one of 24 GB: at least " in said
     assert main(["init", "--format", "json"]) == 0
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == configs.names()
 

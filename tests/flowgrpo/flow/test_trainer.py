@@ -193,9 +193,8 @@ def test_the_weight_of_a_group_scales_its_part_of_the_loss(tmp_path):
 
 
 def test_equal_rewards_move_nothing_without_a_pull(tmp_path):
-    chosen = settings(
-        tmp_path, algorithm={"preset": "mix_grpo"}, train__iterations=1, train__optimizer={"weight_decay": 0.0}
-    )
+    once = {"train__iterations": 1, "run__patience": None}
+    chosen = settings(tmp_path, algorithm={"preset": "mix_grpo"}, train__optimizer={"weight_decay": 0.0}, **once)
     run = trainer(chosen, reward=lambda samples, prompts: [0.1] * len(prompts))
     before = weights_of(run)
     run.run()

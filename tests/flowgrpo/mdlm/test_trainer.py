@@ -76,7 +76,12 @@ def test_the_decoder_s_own_numbers_are_those_of_the_old_policy(settings, monkeyp
         return real(config, policy, update_batch, batch, **options)
 
     monkeypatch.setattr(trainer, "update_on", update_on)
-    choices = {"algorithm__preset": "cj_grpo", "algorithm__decoder": decoder, "train__iterations": 1, "run__patience": None}
+    choices = {
+        "algorithm__preset": "cj_grpo",
+        "algorithm__decoder": decoder,
+        "train__iterations": 1,
+        "run__patience": None,
+    }
     done = run.train_config(settings(train__updates=1, train__micro_batch=5, **choices))
     ((old, evaluated),) = found
     assert evaluated.abs().max() > 1
