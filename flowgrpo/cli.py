@@ -71,7 +71,11 @@ def init(
     from flowgrpo.commands import init as command
 
     if name is not None:
-        out.print(str(command.write(name, out_file)), soft_wrap=True)
+        written = command.write(name, out_file)
+        if form == "json":
+            print(json.dumps({"name": configs.whole(name), "file": str(written)}, indent=1))
+        else:
+            out.print(str(written), soft_wrap=True)
         return
     if out_file is not None:
         raise InputError("--out: say which config to write, flowgrpo init lists them")

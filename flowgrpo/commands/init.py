@@ -35,8 +35,9 @@ def write(name: str, out: Path | None) -> Path:
     name = configs.whole(name)
     file = out or Path(f"{name}.yaml")
     if file.exists():
-        raise InputError(f"--out {file}: is there already, choose another file")
-    folders.check_writable(file.parent, "--out")
+        place, remedy = (f"--out {file}", "choose another file") if out else (file, "write to another with --out FILE")
+        raise InputError(f"{place}: is there already, {remedy}")
+    folders.check_writable(file.parent, "--out" if out else str(file))
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text((configs.FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), encoding="utf-8")
     return file

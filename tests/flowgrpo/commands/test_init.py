@@ -36,6 +36,19 @@ def test_a_config_is_written_once(capsys):
     assert Path("flux1-dev.yaml").is_file()
 
 
+def test_a_file_that_is_there_is_named_without_an_option_that_was_not_given(capsys):
+    Path("flux1-dev.yaml").write_text("mine")
+    assert main(["init", "flux1-dev"]) == 2
+    said = "flowgrpo: flux1-dev.yaml: is there already, write to another with --out FILE\n"
+    assert capsys.readouterr().err == said
+    assert Path("flux1-dev.yaml").read_text() == "mine"
+
+
+def test_the_file_that_was_written_is_named_in_json(capsys):
+    assert main(["init", "sd35", "--out", "a.yaml", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"name": "sd35-medium", "file": "a.yaml"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
