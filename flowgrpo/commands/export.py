@@ -32,15 +32,18 @@ def export(
 
     Raises:
         InputError: there is no such run or checkpoint, it cannot be read, `out` is not empty or cannot be written to,
-            ComfyUI's names of the trained layers are not known, or the hub takes nothing there from this user.
+            ComfyUI's names of the trained layers are not known, its model or evaluation prompts are not there, or the hub
+            takes nothing there from this user. Nothing is written, and no repository is made at the hub.
         UploadFailed: everything is written, and the upload failed.
     """
     settings, folder = opened(run, out, step)
     if private and push_to_hub is None:
         raise InputError("--private: it is for --push-to-hub")
-    if push_to_hub is not None:
+    exporter = KINDS[settings.kind].export
+    exporter.check(settings, run, folder, comfyui=comfyui)
+    if push_to_hub is not None:  # last, for it makes the repository
         push.open_repository(push_to_hub, private=private)
-    done = KINDS[settings.kind].export.export(settings, run, folder, out, comfyui=comfyui)
+    done = exporter.export(settings, run, folder, out, comfyui=comfyui)
     if push_to_hub is None:
         return done
     return replace(done, url=push.upload(done.folder, push_to_hub, f"{settings.run.name}, step {done.step}"))

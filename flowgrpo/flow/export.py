@@ -31,6 +31,20 @@ SETTINGS = "sampler.json"
 SHIFTS = ("shift", "flow_shift", "use_dynamic_shifting", "base_shift", "max_shift", "shift_terminal")
 
 
+def check(settings: Config, run: Path, found: Path, *, comfyui: bool) -> None:
+    """Refuse what can be refused of an export of the checkpoint `found` without loading its model.
+
+    Raises:
+        InputError: there is no such model, or no evaluation prompts, the run's own copy of a LoRA is gone, or for `comfyui`
+            layers have no names in ComfyUI that are known.
+    """
+    lora_files.kept(settings, run)
+    loading.index_of(settings.model.path)
+    prompts.load_split(settings.prompts, "eval")
+    if comfyui:
+        names.check(settings, found)
+
+
 def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool = False) -> Exported:
     """Write the weights that evaluation used (the average, when one is kept) of the checkpoint `found` to `out`.
 
@@ -38,13 +52,8 @@ def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool
     pipeline for `from_pretrained(out)`, with its stock scheduler.
 
     Args:
-        comfyui: write the LoRA under ComfyUI's names, too; see `flowgrpo.flow.comfyui`.
-
-    Raises:
-        InputError: layers have no names in ComfyUI that are known; nothing is written.
+        comfyui: write the LoRA under ComfyUI's names, too; see `flowgrpo.flow.comfyui`. `check` must have passed.
     """
-    if comfyui:
-        names.check(settings, found)
     device = default_device()
     without = {"attention": None, "compile": False}  # of the machine that trained; the weights need neither
     changed = {**without, "text_encoders": encoders_to_save(settings.model)}

@@ -35,6 +35,20 @@ from rewards.compute import default_device
 SCHEDULE_FILE = "schedule.safetensors"
 
 
+def check(settings: TextConfig, run: Path, found: Path, *, comfyui: bool) -> None:
+    """Refuse what can be refused of an export without loading its model.
+
+    Raises:
+        InputError: there is no such model, or no evaluation prompts, the run's own copy of a LoRA is gone, or asked for
+            `comfyui`, which runs no language model.
+    """
+    if comfyui:
+        raise InputError("--comfyui: ComfyUI runs no masked-diffusion language models; leave it out")
+    lora_files.kept(settings, run)
+    model_paths(settings.model.path)
+    prompts.load_split(settings.prompts, "eval")
+
+
 def export(settings: TextConfig, run: Path, found: Path, out: Path, *, comfyui: bool = False) -> Exported:
     """Write the weights that evaluation used (the average, when one is kept) of the checkpoint `found` to `out`.
 
@@ -42,11 +56,9 @@ def export(settings: TextConfig, run: Path, found: Path, out: Path, *, comfyui: 
     laid out like the one that was trained. A learned schedule goes to `schedule.safetensors`. Answers are those of
     `eval.decoder`, of one prompt at a time.
 
-    Raises:
-        InputError: asked for `comfyui`, which runs no language model.
+    Args:
+        comfyui: always false, as `check` has seen to.
     """
-    if comfyui:
-        raise InputError("--comfyui: ComfyUI runs no masked-diffusion language models; leave it out")
     policy, weights = policy_and_weights(lora_files.kept(settings, run), default_device())
     step = checkpoint.load_weights(found, weights)
     out.mkdir(parents=True, exist_ok=True)

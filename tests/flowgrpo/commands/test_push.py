@@ -4,6 +4,7 @@ The hub is played by an object that records what it is asked; of the real one on
 """
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import pytest
 from huggingface_hub import constants, errors
 
 from flowgrpo.cli import main
+from flowgrpo.flow import comfyui
 
 
 class Hub:
@@ -96,6 +98,26 @@ def test_what_stops_an_upload_is_said_before_the_model_is_loaded(run, hub, capsy
     assert printed.count("\n") == 1
     assert not Path("out").exists()
     assert "upload_folder" not in [name for name, _, _ in played.calls]
+
+
+@pytest.mark.parametrize("cause", ["comfyui", "prompts", "model"])
+def test_an_export_that_is_refused_makes_no_repository(run, hub, capsys, monkeypatch, cause):
+    played, options = hub(), []
+    if cause == "comfyui":
+        monkeypatch.delitem(comfyui.NAMES, "SD3Transformer2DModel")
+        options, said = ["--comfyui"], "--comfyui: which names ComfyUI has for the layers of SD3Transformer2DModel"
+    elif cause == "prompts":
+        Path("prompts.txt").unlink()
+        said = "prompts.eval"
+    else:
+        file = Path("runs/t/config.yaml")
+        file.write_text(re.sub(r"path: /.*", "path: gone", file.read_text(), count=1))
+        said = "model.path: there is no folder 'gone'"
+    capsys.readouterr()
+    assert main(["export", "runs/t", "--out", "out", *options, "--push-to-hub", "me/redder"]) == 2
+    assert said in capsys.readouterr().err
+    assert played.calls == []
+    assert not Path("out").exists()
 
 
 @pytest.mark.parametrize(

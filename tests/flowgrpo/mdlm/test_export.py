@@ -13,6 +13,7 @@ from read_card import HOSTILE, as_shown, blocks, table, words
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flowgrpo.cli import main
+from flowgrpo.commands import push
 from flowgrpo.commands import train as run
 from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.setup import policy_and_weights
@@ -91,6 +92,15 @@ def test_an_export_is_the_trained_model_with_its_average(settings, model, capsys
         assert AutoTokenizer.from_pretrained("out").mask_token == "<mask>"
     answers = [json.loads(Path(f"out/{name}").read_text())["text"] for name in printed["samples"]]
     assert answers[:2] == held_out_answers(done.folder, 2)
+
+
+def test_comfyui_is_refused_before_a_repository_is_made(settings, capsys, monkeypatch):
+    done = run.train_config(settings(model__lora=LORA))
+    monkeypatch.setattr(push, "open_repository", lambda *a, **k: pytest.fail("a repository was made"))
+    options = ["--out", "out", "--comfyui", "--push-to-hub", "me/sums"]
+    assert main(["export", str(done.folder), *options]) == 2
+    assert "--comfyui: ComfyUI runs no masked-diffusion language models" in capsys.readouterr().err
+    assert not Path("out").exists()
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
