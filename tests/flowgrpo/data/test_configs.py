@@ -135,4 +135,7 @@ def test_every_config_is_trained_here_and_says_what_it_needs():
         settings = config.load(name)
         assert settings.run.name == name
         assert settings.model.path in said["Hub"]
-        assert f"| `{name}` | {said['about']} | {said['GPU']} | {said['Hub']} |" in PAGE.read_text()
+        page = PAGE.read_text()
+        assert f"| `{name}` | {said['about']} | {said['GPU']} | {said['Hub']} |" in page
+        (checked,) = [line for line in page.splitlines() if line.endswith(f"| {said['Checked']} |")]
+        assert f"`{name}`" in checked
