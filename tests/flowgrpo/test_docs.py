@@ -1,12 +1,13 @@
 """Every page names only what exists: links, files and folders of the repository, names of the code, commands."""
 
 import importlib
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from flowgrpo import cli
+from flowgrpo import cli, config
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
@@ -78,3 +79,22 @@ def test_commands_exist(page):
     known = words(cli.app)
     for first, second in COMMAND.findall(page.read_text()):
         assert (first,) in known or (first, second) in known, f"{page.name} names flowgrpo {first} {second}"
+
+
+def test_the_keys_that_the_questions_name_are_in_a_configuration():
+    text = (ROOT / "docs/faq.md").read_text()
+    keys = set(re.findall(r"`((?:model|prompts|train|eval|run|algorithm)\.[\w.]+)", text))
+    assert len(keys) > 15
+    explained = config.load(ROOT / "configs/shapes.yaml", ["train.rollout_batch=4", "model.lora.path=null"])
+    for key in sorted(keys):
+        value = explained
+        for part in key.split("."):
+            assert hasattr(value, part), f"docs/faq.md names {key}"
+            value = getattr(value, part)
+
+
+def test_the_questions_count_the_pipelines_that_were_tried():
+    tried = json.loads((ROOT / "flowgrpo/data/models.json").read_text())
+    certified = sum(row["certified"] for row in tried)
+    said = f"of {len(tried)} pipelines of diffusers that were tried, {certified} train as they are, and"
+    assert f"{said} {len(tried) - certified} are refused" in " ".join((ROOT / "docs/faq.md").read_text().split())
