@@ -34,6 +34,7 @@ COMMANDS = [
     ["--version"],
     ["init"],
     ["init", "flux1-24gb", "--out", "a.yaml"],
+    ["plan", "a.yaml", "--gpu-memory", "24"],
     ["rewards"],
     ["models"],
     ["plan", "demo.yaml"],
@@ -43,6 +44,7 @@ COMMANDS = [
     ["sample", "shapes", "--prompt", "a red circle", "--out", "pictures"],
     ["doctor", "shapes"],
 ]
+SAID = {"plan a.yaml --gpu-memory 24": "fits 24.0 GiB"}  # by a command that ends with status 0 if not, too
 
 
 def build(out: Path) -> tuple[Path, Path]:
@@ -77,6 +79,7 @@ def run_commands(wheel: Path, place: Path, commands: Sequence[Sequence[str]] = C
 
     Raises:
         CalledProcessError: one did not end with status 0.
+        SystemExit: one did not say what it should.
     """
     environment, folder = place / "venv", place / "empty"
     folder.mkdir()
@@ -93,13 +96,17 @@ def run_commands(wheel: Path, place: Path, commands: Sequence[Sequence[str]] = C
     variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     for command in commands:
         print("flowgrpo", *command, flush=True)
-        subprocess.run(
+        said = subprocess.run(
             [environment / "bin" / "flowgrpo", *command],
             cwd=folder,
             env=variables,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
             check=True,
-        )
+        ).stdout
+        expected = SAID.get(" ".join(command), "")
+        if expected not in said:
+            raise SystemExit(f"flowgrpo {' '.join(command)} did not say: {expected}")
     asked = [python, "-c", "import flowgrpo; print(flowgrpo.__file__)"]
     used = subprocess.run(asked, cwd=folder, env=variables, capture_output=True, text=True, check=True).stdout.strip()
     if not Path(used).is_relative_to(environment):

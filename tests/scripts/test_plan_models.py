@@ -1,5 +1,8 @@
 import importlib.util
+import re
 from pathlib import Path
+
+import pytest
 
 from flowgrpo.data import configs
 
@@ -22,3 +25,11 @@ def test_the_page_has_every_config_and_each_fits_its_gpu():
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         assert max(float(cell.split(" ")[0]) for cell in cells[2:6] if cell) <= plan_models.gpu_of(name)
         assert min(map(int, cells[6:])) >= 1
+
+
+def test_the_head_of_a_config_says_what_is_planned(tmp_path):
+    name = "stable-audio-3"  # the one that is planned fastest, in half a minute
+    found = plan_models.planned(name, tmp_path)
+    assert found["fits"]
+    said = float(re.match(r"one of \d+ GB: at least (\S+) GiB as planned", configs.head(name)["GPU"]).group(1))
+    assert found["peak"] / plan_models.GIB == pytest.approx(said, rel=0.1)
