@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -82,21 +83,37 @@ def _adapters(file: LoraFile, layers: Layers, path: str) -> dict[str, Adapter]:
     pipeline = loading.pipeline_class(path)
     if not hasattr(pipeline, "lora_state_dict"):
         raise refused
-    for tensors in (file.tensors, _respelled(file.tensors)):
-        translated = _translated(pipeline, tensors)
-        if translated is None:
+    for spelled in (_for_translation(file), _respelled(file)):
+        translated = _translated(pipeline, spelled.tensors)
+        if not translated:  # some drop what they do not know
             continue
         try:
-            renamed = replace(file, tensors=translated, options={})
+            renamed = replace(spelled, tensors=translated)
             return lora_files.placed(renamed, lora_files.layers_of(renamed), layers, path)
         except InputError as error:
-            refused = refused if translated.keys() == tensors.keys() else error
+            refused = refused if translated.keys() == spelled.tensors.keys() else error
     raise refused
 
 
-def _respelled(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Matrices under kohya's names instead of peft's, which some classes ask for where the layers have ComfyUI's."""
-    return {key.replace(".lora_A.", ".lora_down.").replace(".lora_B.", ".lora_up."): t for key, t in tensors.items()}
+def _for_translation(file: LoraFile) -> LoraFile:
+    """A file whose options hold for names to come; none of them beside alphas of its own, which a class multiplies in."""
+    if any(key.endswith(".alpha") for key in file.tensors):
+        return replace(file, options={})
+    plain = lora_files.without_patterns(file)
+    if len(plain.options) != 1:
+        return plain
+    (options,) = plain.options.values()
+    return replace(plain, options={"": options})
+
+
+def _respelled(file: LoraFile) -> LoraFile:
+    """A file as ComfyUI and kohya would write it, which is all that some classes translate."""
+    alphas = lora_files.alphas(file) if file.options else {}
+    tensors = {}
+    for key, tensor in (alphas | dict(file.tensors)).items():
+        name = re.sub(r"^base_model\.model\.", "diffusion_model.", key)
+        tensors[name.replace(".lora_A.", ".lora_down.").replace(".lora_B.", ".lora_up.")] = tensor
+    return replace(file, tensors=tensors, options={})
 
 
 def _translated(pipeline: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:

@@ -9,7 +9,7 @@ import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -223,13 +223,52 @@ def _matrices(file: LoraFile, path: str, roles: Mapping[str, torch.Tensor], alph
     down, up = roles["down"], roles["up"]
     if down.ndim < 2 or up.ndim < 2 or up.shape[1] != len(down):
         raise InputError(f"{KEY}: {file.place} has matrices of different ranks for {path}")
-    network, _, rest = path.partition(".")
-    options, inside = (file.options[network], rest) if network in file.options else (file.options.get("", {}), path)
+    options, inside = _options(file, path)
     try:
         alpha = alpha or alpha_in(options, inside, len(down))
     except (AttributeError, TypeError, ValueError, re.error) as error:
         raise InputError(f"{KEY}: {file.place} has options that peft does not write ({error})") from error
     return Matrices(down=down, up=up, bias=roles.get("bias"), alpha=alpha)
+
+
+def _options(file: LoraFile, path: str) -> tuple[Mapping[str, Any], str]:
+    """peft's options for a path that a file names, and the path as their patterns mean it."""
+    network, _, rest = path.partition(".")
+    return (file.options[network], rest) if network in file.options else (file.options.get("", {}), path)
+
+
+def without_patterns(file: LoraFile) -> LoraFile:
+    """The same adapters without `alpha_pattern`, which would not match other names: those alphas go into the matrices.
+
+    Raises:
+        InputError: there are such patterns, and the file holds something else than adapters.
+    """
+    options = {
+        name: {key: value for key, value in own.items() if key != "alpha_pattern"} for name, own in file.options.items()
+    }
+    plain = replace(file, options=options)
+    if options == file.options:
+        return plain
+    before, after = layers_of(file), layers_of(plain)
+    tensors = dict(file.tensors)
+    for key, tensor in file.tensors.items():
+        matrix = MATRIX.fullmatch(key)
+        if matrix and matrix[2].endswith(("B", "up")):
+            tensors[key] = tensor * (before[matrix[1]].alpha / after[matrix[1]].alpha)
+    return replace(plain, tensors=tensors)
+
+
+def alphas(file: LoraFile) -> dict[str, torch.Tensor]:
+    """The alpha of each adapter of a file as kohya writes it, which is over the rank and never over its root.
+
+    Raises:
+        InputError: the file holds something else than adapters.
+    """
+    found = {}
+    for path, matrices in layers_of(file).items():
+        root = _options(file, path)[0].get("use_rslora") is True
+        found[f"{path}.alpha"] = torch.tensor(matrices.alpha * (matrices.rank**0.5 if root else 1.0))
+    return found
 
 
 def placed(
@@ -248,6 +287,7 @@ def placed(
         InputError: a path is not that of a layer, or a shape is another.
     """
     found: dict[str, dict[str, Matrices]] = defaultdict(dict)
+    over_root: set[str] = set()  # networks whose alphas are over the root of the rank
     for path, matrices in layers.items():
         network, layer = _place(path, networks)
         if network is None:
@@ -259,8 +299,9 @@ def placed(
                 f"{' x '.join(map(str, written))}, in {model} it has {' x '.join(map(str, has))}"
             )
         found[network][layer] = matrices
-    rslora = any(options.get("use_rslora") is True for options in file.options.values())
-    return {network: Adapter(own, rslora) for network, own in found.items()}
+        if _options(file, path)[0].get("use_rslora") is True:
+            over_root.add(network)
+    return {network: Adapter(own, network in over_root) for network, own in found.items()}
 
 
 def _place(path: str, networks: Mapping[str, Mapping[str, Shape]]) -> tuple[str | None, str]:

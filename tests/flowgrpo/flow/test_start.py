@@ -139,6 +139,55 @@ def test_fused_names_of_flux(trained, tmp_path, names):
     assert queries.data_ptr() != keys.data_ptr()  # trained apart, whatever the file shares
 
 
+LAYERS_OF_FLUX2 = {"linear1": "attn.to_qkv_mlp_proj", "linear2": "attn.to_out"}
+
+
+@pytest.mark.parametrize(
+    ("options", "exact"),
+    [
+        ({}, True),
+        ({"use_rslora": True}, True),
+        ({"rank_pattern": {"linear2": 2}}, True),
+        ({"alpha_pattern": {"linear2": 7}}, False),
+    ],
+)
+def test_pefts_options_hold_for_the_original_names_of_flux2(trained, tmp_path, options, exact):
+    made = trained("Flux2KleinPipeline")
+    given = {"r": 4, "lora_alpha": 16}
+    patterns = {key: {LAYERS_OF_FLUX2[at]: v for at, v in own.items()} for key, own in options.items() if "_p" in key}
+    other = diffusers.DiffusionPipeline.from_pretrained(made.folder).transformer
+    layers = r"single_transformer_blocks\..*\.(to_qkv_mlp_proj|to_out)"
+    model = peft.get_peft_model(other, config(**{**given, **options, **patterns, "target_modules": layers}))
+    written = {}
+    for key, tensor in get_peft_model_state_dict(model).items():
+        for theirs, ours in LAYERS_OF_FLUX2.items():
+            key = key.replace(f".{ours}.", f".{theirs}.")
+        written[key.replace("single_transformer_blocks", "single_blocks")] = tensor.contiguous()
+    assert "base_model.model.single_blocks.0.linear1.lora_A.weight" in written
+    save_file(written, tmp_path / "adapter_model.safetensors")
+    peft.LoraConfig(**given, **options, target_modules=["linear1", "linear2"]).save_pretrained(tmp_path)
+    (found,) = start.adapters(Model(path=str(made.folder), lora={"path": str(tmp_path)})).values()
+    assert {layer.alpha for layer in found.layers.values()} == {16}
+    assert found.rslora is ("use_rslora" in options)
+    assert_same(matrices(started("Flux2KleinPipeline", made.folder, tmp_path)), matrices(other), exact)
+
+
+@pytest.mark.parametrize("before", ["base_model.model", "diffusion_model"])
+@pytest.mark.parametrize("options", [{"lora_alpha": 12}, {"lora_alpha": 12, "use_rslora": True}])
+def test_pefts_options_hold_for_fused_names_of_flux(trained, tmp_path, before, options):
+    made, written = trained("FluxPipeline"), {}
+    for path, halves in of_flux(made.network).items():
+        written |= {f"{before}.{path}.lora_{x}.weight": half for x, half in zip("AB", halves, strict=True)}
+    save_file(written, tmp_path / "adapter_model.safetensors")
+    peft.LoraConfig(r=9, rank_pattern={"proj": 3}, **options).save_pretrained(tmp_path)
+    found = matrices(started("FluxPipeline", made.folder, tmp_path))
+    for path, change in matrices(made.network).items():
+        if path.startswith("transformer_blocks"):
+            rank = 3 if "to_out" in path else 9  # of the fused layer
+            scale = 12 / (rank**0.5 if "use_rslora" in options else rank)
+            torch.testing.assert_close(found[path], change * scale * 3 / 5)
+
+
 def test_original_names_of_wan(trained, tmp_path):
     made = trained("WanPipeline")
     names = {"attn1": "self_attn", "attn2": "cross_attn", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "o"}

@@ -114,6 +114,18 @@ def test_what_a_run_keeps_reads_back_to_the_bit(tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / lora_files.START]
 
 
+def test_networks_that_scale_otherwise_read_back_as_they_were(tmp_path):
+    networks = {"transformer": Network(), "transformer_2": Network()}
+    begun = {name: Adapter({"proj": layer(4, 8.0)}, rslora=name == "transformer") for name in networks}
+    weights = Weights(networks, begun)
+    assert [network.proj.scaling["default"] for network in networks.values()] == [4.0, 2.0]
+    adapters.save(tmp_path / lora_files.START, weights.modules, weights.lora)
+    file = lora_files.read(str(tmp_path / lora_files.START))
+    shapes = {name: {"proj": (4, 4)} for name in networks}
+    found = lora_files.placed(file, lora_files.layers_of(file), shapes, "it")
+    assert {name: each.rslora for name, each in found.items()} == {"transformer": True, "transformer_2": False}
+
+
 def test_renamed_keeps_each_layers_rank_and_alpha():
     config = Adapter({"a.q": layer(2, 3.0), "a.k": layer(4, 3.0), "a.v": layer(2, 5.0)}).config()
     found = adapters.renamed(config, {"a.q": "b.one", "a.k": "b.two", "a.v": "b.three"})
