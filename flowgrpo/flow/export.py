@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.loaders.lora_base import LoraBaseMixin
@@ -26,6 +27,9 @@ from flowgrpo.training.quantise_libraries import LIBRARY_FORMS
 from flowgrpo.training.samples import SAMPLING_RATE, save_sample
 from flowgrpo.training.weights import Weights
 from rewards.compute import default_device
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 SETTINGS = "sampler.json"
 SHIFTS = ("shift", "flow_shift", "use_dynamic_shifting", "base_shift", "max_shift", "shift_terminal")
@@ -75,7 +79,7 @@ def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool
         with policy.call_overrides(**settings.eval.call):
             call = policy.call
             samples = policy.generate(rows)
-            told = sampler_settings(policy, settings)
+            told = sampler_settings(policy, settings, weights.lora)
     rates = sampling_rate(policy.pipe) or SAMPLING_RATE, frame_rate(policy.pipe, call)
     files = [save_sample(sample, out / f"sample-{row.seed}", *rates) for row, sample in zip(rows, samples, strict=True)]
     kind = "full" if weights.lora is None else "lora"
@@ -88,32 +92,38 @@ def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool
     return Exported(folder=out, step=step, kind=kind, samples=[file.name for file in files], comfyui=also)
 
 
-def sampler_settings(policy: DiffusersPolicy, settings: Config) -> dict[str, Any]:
+def sampler_settings(
+    policy: DiffusersPolicy, settings: Config, adapters: Mapping[str, LoraConfig] | None
+) -> dict[str, Any]:
     """What a policy samples with now, for `sampler.json`: all that another program must be told.
+
+    Args:
+        adapters: of the policy's networks, by name; None where every weight was trained.
 
     Returns:
         `sampler`, always Euler's method; `sigmas`, descending to 0, of the first sample; `call`, the arguments of the
-            pipeline (steps, guidance, size); `scheduler`, the stock scheduler's shift; `lora`, its strength, and rank and
-            alpha of new adapters, or None; `frame_rate` of videos.
+            pipeline (steps, guidance, size); `scheduler`, the stock scheduler's shift; `lora`, its strength, its rank, the
+            largest of all layers', and the alpha of new adapters, or None; `frame_rate` of videos.
     """
-    config, call, lora = policy.stock_scheduler.config, policy.call, settings.model.lora
-    own = (
-        lora is not None and lora.path is None
-    )  # those of a LoRA that a run started from may differ between its layers
+    config, call = policy.stock_scheduler.config, policy.call
     return {
         "pipeline": type(policy.pipe).__name__,
         "base_model": settings.model.path,
         "dtype": settings.model.dtype,
         "quantise": settings.model.quantise,
-        "lora": None
-        if lora is None
-        else {**({"rank": lora.rank, "alpha": lora.alpha} if own else {}), "strength": 1.0},
+        "lora": None if adapters is None else _lora_settings(settings.model, adapters),
         "sampler": "euler",
         "scheduler": {key: config[key] for key in SHIFTS if config.get(key) is not None},
         "call": call,
         **({"frame_rate": frame_rate(policy.pipe, call)} if modality_of(type(policy.pipe)) == "video" else {}),
         "sigmas": list(policy.sigmas),
     }
+
+
+def _lora_settings(model: Model, adapters: Mapping[str, LoraConfig]) -> dict[str, Any]:
+    """Of a LoRA that a run started from layers may differ: in rank, and in alpha, which only the weights' header tells."""
+    rank = max(rank for each in adapters.values() for rank in (each.r, *each.rank_pattern.values()))
+    return {"rank": rank, **({"alpha": model.lora.alpha} if model.lora.path is None else {}), "strength": 1.0}
 
 
 def _shown_with_before(run: Path, row: Row, file: Path) -> Shown:

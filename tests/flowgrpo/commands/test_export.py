@@ -5,10 +5,12 @@ import os
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 import yaml
 from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 from runs import CALL
+from safetensors.torch import save_file
 
 from flowgrpo.cli import main
 
@@ -69,6 +71,18 @@ def test_the_card_and_the_settings_say_what_others_need(workplace, tiny_model):
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
     scheduler.set_timesteps(6)
     assert told["sigmas"] == scheduler.sigmas.tolist()
+
+
+def test_the_settings_tell_the_largest_rank_of_a_lora_that_a_run_started_from(workplace):
+    attention, tensors = tiny.sd3().transformer.transformer_blocks[0].attn, {}
+    for layer, rank in (("to_q", 2), ("to_k", 5), ("to_v", 2)):
+        weight, name = getattr(attention, layer).weight, f"transformer.transformer_blocks.0.attn.{layer}"
+        tensors[f"{name}.lora_A.weight"] = torch.ones(rank, weight.shape[1])
+        tensors[f"{name}.lora_B.weight"] = torch.zeros(weight.shape[0], rank)
+    save_file(tensors, "begun.safetensors")
+    assert main(["train", "tiny.yaml", "model.lora={path: begun.safetensors}", "train.iterations=1"]) == 0
+    assert main(["export", "runs/t", "--out", "out"]) == 0
+    assert json.loads(Path("out/sampler.json").read_text())["lora"] == {"rank": 5, "strength": 1.0}
 
 
 def test_the_cards_code_reproduces_the_cards_picture(workplace):
