@@ -17,25 +17,34 @@ from torch.multiprocessing.reductions import StorageWeakRef
 Tensor = torch.Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class _Copy:
     """The bytes of a storage in host memory, as they were at one version of its content."""
 
     host: Tensor
+    device: torch.device
     source: StorageWeakRef
     version: int
+    returned: StorageWeakRef | None = None  # as long as a view of it is there
 
     def is_of(self, tensor: Tensor) -> bool:
         """Whether it is of a tensor whose storage has the address of its source."""
         return not self.source.expired() and self.version == tensor._version
+
+    def back(self) -> torch.UntypedStorage:
+        """The storage on its device, one for all the views of it that are there at a time."""
+        storage = self.returned and torch.UntypedStorage._new_with_weak_ptr(self.returned.cdata)
+        if storage is None:
+            storage = self.host.to(self.device, non_blocking=True).untyped_storage()
+            self.returned = StorageWeakRef(storage)
+        return storage
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Away:
     """A saved tensor, as a view of bytes in host memory."""
 
-    host: Tensor
-    device: torch.device
+    copy: _Copy
     dtype: torch.dtype
     offset: int
     size: torch.Size
@@ -43,8 +52,8 @@ class _Away:
 
     def back(self) -> Tensor:
         """The tensor on its device, with the strides that it had."""
-        storage = self.host.to(self.device, non_blocking=True).untyped_storage()
-        return torch.empty(0, dtype=self.dtype, device=self.device).set_(storage, self.offset, self.size, self.stride)
+        empty = torch.empty(0, dtype=self.dtype, device=self.copy.device)
+        return empty.set_(self.copy.back(), self.offset, self.size, self.stride)
 
 
 class OffloadedTensors(torch.autograd.graph.saved_tensors_hooks):
@@ -80,8 +89,7 @@ class OffloadedTensors(torch.autograd.graph.saved_tensors_hooks):
         if copy is None or not copy.is_of(tensor):  # another storage may have come to lie there
             self.copies[place] = copy = self._copy(tensor)
         return _Away(
-            host=copy.host,
-            device=tensor.device,
+            copy=copy,
             dtype=tensor.dtype,
             offset=tensor.storage_offset(),
             size=tensor.size(),
@@ -94,7 +102,7 @@ class OffloadedTensors(torch.autograd.graph.saved_tensors_hooks):
         host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=tensor.is_cuda)
         host.copy_(there, non_blocking=True)  # on the stream that wrote it, and that writes there next
         self.copied += storage.nbytes()
-        return _Copy(host, StorageWeakRef(storage), tensor._version)
+        return _Copy(host=host, device=tensor.device, source=StorageWeakRef(storage), version=tensor._version)
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -55,6 +55,26 @@ def test_views_share_the_copy_of_their_storage_and_changed_content_has_its_own()
     assert torch.autograd.grad((first + second).sum(), x)[0][0].tolist() == [3.0, 3.0, 3.0, 0, 0, 0]
 
 
+def test_views_that_are_back_at_a_time_share_their_storage_which_is_let_go_with_them(monkeypatch):
+    """A product saves both factors; its gradient is 2 x times the other."""
+    moved, to = [], torch.Tensor.to
+
+    def another_device(tensor, *args, **kwargs):
+        moved.append(tensor.nbytes)
+        return to(tensor, *args, **kwargs).clone()
+
+    x = torch.randn(4, 6, requires_grad=True)
+    with OffloadedTensors([]) as away:
+        left, right = (x * 2).chunk(2, dim=1)
+        total = (left * right).sum()
+    assert away.copied == 4 * 6 * 4
+    monkeypatch.setattr(torch.Tensor, "to", another_device)
+    for times in (1, 2):
+        (found,) = torch.autograd.grad(total, x, retain_graph=True)
+        assert moved == [4 * 6 * 4] * times
+        torch.testing.assert_close(found, 4 * x.detach().roll(3, 1))
+
+
 def test_memory_that_is_used_again_is_copied_again():
     x = torch.linspace(0.1, 0.9, 1000, requires_grad=True)
 
