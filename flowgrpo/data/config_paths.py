@@ -1,4 +1,4 @@
-"""Paths that a config names: prompt files, folders of corpora, a model's folder, files of code.
+"""Paths that a config names: prompt files, folders of corpora, a model's folder, a LoRA, files of code.
 
 In a config file they are looked for beside it first, then in the current folder; on the command line, and in a built-in
 config, in the current folder only.
@@ -16,6 +16,7 @@ from typing import Any
 from flowgrpo.data import corpora, hub, tables
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.errors import InputError
+from flowgrpo.schema.sections import Prompts
 
 _CODE = re.compile(r"(?P<path>(?!https?://).+\.py)(?P<after>:\w+)?")
 _PROMPT_FILES = (".txt", *tables.SUFFIXES)
@@ -47,9 +48,11 @@ def paths(written: Mapping[str, Any]) -> Iterator[Named]:
         yield from _prompts(written, f"prompts.{split}")
     for place in _FOLDERS:
         holder, key = _holder(written, place)
-        path = holder.get(key)
-        if path and isinstance(path, str) and path not in EMBEDDED:
-            yield Named(place=place, holder=holder, key=key, path=path, sure=path.startswith((".", "/")))
+        if isinstance(holder.get(key), dict):  # a path for each network, of `model.lora.path`
+            for network in holder[key]:
+                yield from _folder(holder[key], network, f"{place}.{network}")
+        else:
+            yield from _folder(holder, key, place)
     for place in _CODES:
         yield from _code(*_holder(written, place), place)
     for section in ("rewards", "eval_rewards"):
@@ -74,6 +77,7 @@ def resolve(written: dict[str, Any], folder: Path) -> list[Named]:
     if folder.resolve() == Path.cwd():
         return []
     missing = []
+    _write_default_folder(written, folder)
     for named in list(paths(written)):
         beside = folder / named.path
         if Path(named.path).is_absolute():
@@ -114,6 +118,22 @@ def _holder(written: Any, place: str) -> tuple[dict[str, Any], str]:
     for section in sections:
         written = written.get(section) if isinstance(written, dict) else None
     return written if isinstance(written, dict) else {}, key
+
+
+def _write_default_folder(written: Mapping[str, Any], folder: Path) -> None:
+    """Write the default of `prompts.folder` where a corpus that is asked for lies in that folder beside the config."""
+    prompts, _ = _holder(written, "prompts.folder")
+    asked = [prompts.get(split) for split in ("train", "eval")]
+    names = [source.partition(":")[0] for source in asked if isinstance(source, str) and corpora.is_corpus(source)]
+    default = Prompts.model_fields["folder"].default
+    if any((folder / default / name).exists() for name in names):
+        prompts.setdefault("folder", default)
+
+
+def _folder(holder: dict[str, Any], key: str, place: str) -> Iterator[Named]:
+    path = holder.get(key)
+    if path and isinstance(path, str) and path not in EMBEDDED:
+        yield Named(place=place, holder=holder, key=key, path=path, sure=path.startswith((".", "/")))
 
 
 def _prompts(written: Mapping[str, Any], place: str) -> Iterator[Named]:

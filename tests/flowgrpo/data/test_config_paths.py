@@ -57,6 +57,24 @@ def test_every_path_of_a_file_is_looked_for_beside_it(project):
     ]
 
 
+@pytest.mark.parametrize("path", ["own.safetensors", {"transformer": "own.safetensors", "transformer_2": "owner/name"}])
+def test_a_lora_of_each_network_is_looked_for_beside_it_as_one_of_all_is(project, path):
+    (project / "own.safetensors").touch()
+    found = config.load(written(project, {"model": {"path": "shapes", "lora": {"path": path}}})).model.lora.path
+    beside = f"{project}/own.safetensors"
+    assert found == (beside if isinstance(path, str) else {**path, "transformer": beside})
+
+
+@pytest.mark.parametrize("own", ["data", "elsewhere"])
+def test_a_corpus_is_looked_for_in_the_default_folder_beside_it(project, own):
+    """`data` without the corpus is left alone, for the corpus may be in that of the current folder."""
+    (project / own / "gsm8k").mkdir(parents=True)
+    (project / "data").mkdir(exist_ok=True)
+    for asked, folder in (("gsm8k:test", f"{project}/data" if own == "data" else "data"), ("shapes:test", "data")):
+        changed = {"model": {"path": "shapes"}, "prompts": {"train": "shapes:train", "eval": asked}}
+        assert config.load(written(project, changed)).prompts.folder == folder
+
+
 def test_paths_stay_short_where_the_config_lies_below_or_here(project, monkeypatch):
     monkeypatch.chdir(project.parent)
     assert config.load(written(project, WRITTEN).relative_to(project.parent)).prompts.train == "project/train.txt"
