@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from flowgrpo.data import config_paths, corpora, tables
 from flowgrpo.schema.sections import RunConfig
@@ -19,9 +21,9 @@ LARGEST = 16 << 20  # bytes of a file that is copied
 def keep(run: Path, settings: RunConfig, source: Path | None) -> None:
     """Copy the config, the files of prompts and the files of code that a run is made from into its folder.
 
-    `inputs/files.jsonl` has a line for each: `key`, of the configuration; `path`; `bytes`; `sha256`; and `copy`, the name in
-    `inputs`, null for a file of more than `LARGEST` bytes, which is not copied. When a run goes on, files that have changed
-    since are added.
+    `inputs/files.jsonl` has a line for each: `key`, of the configuration; `path`; `bytes`; `modified`, its time; `sha256`;
+    and `copy`, the name in `inputs`. The last two are null for a file of more than `LARGEST` bytes, which is neither read
+    nor copied. When a run goes on, files that have changed since are added.
 
     Args:
         source: the file of the configuration.
@@ -30,11 +32,11 @@ def keep(run: Path, settings: RunConfig, source: Path | None) -> None:
     folder.mkdir(exist_ok=True)
     lines = [line for _, line in tables.log(folder / LIST)]
     for key, path in _files(settings, source):
-        size, digest = path.stat().st_size, _digest(path)
-        if any((line["key"], line["sha256"]) == (key, digest) for line in lines):
+        line = _line(key, path)
+        if any(_content(line) == _content(other) for other in lines):
             continue
-        copy = _copied(path, digest, folder) if size <= LARGEST else None
-        lines.append({"key": key, "path": str(path), "bytes": size, "sha256": digest, "copy": copy})
+        copy = None if line["sha256"] is None else _copied(path, line["sha256"], folder)
+        lines.append({**line, "copy": copy})
     replace_text(folder / LIST, "".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -50,6 +52,19 @@ def _files(settings: RunConfig, source: Path | None) -> Iterator[tuple[str, Path
         is_corpus, is_model = bool(named.before), named.place.startswith("model.")
         if named.sure and not is_corpus and not is_model and Path(named.path).is_file():
             yield named.place, Path(named.path)
+
+
+def _line(key: str, path: Path) -> dict[str, Any]:
+    size, modified = path.stat().st_size, datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat()
+    digest = _digest(path) if size <= LARGEST else None
+    return {"key": key, "path": str(path), "bytes": size, "modified": modified, "sha256": digest}
+
+
+def _content(line: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What lines of the same content have in common."""
+    if line["sha256"] is not None:
+        return line["key"], line["sha256"]
+    return line["key"], Path(line["path"]).name, line["bytes"], line["modified"]
 
 
 def _digest(path: Path) -> str:

@@ -1,6 +1,7 @@
 """What a run keeps of the files that it was made from, and from where it can be gone on with."""
 
 import json
+import os
 import shutil
 from hashlib import sha256
 
@@ -67,15 +68,31 @@ def test_the_files_of_a_run_are_copied_once_for_each_content(settings, tmp_path)
     assert list(listed(run))[-1] == ("rewards.0.use", "mine-2.py")
 
 
-def test_a_corpus_is_kept_too_and_what_is_large_by_its_digest_alone(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr(inputs, "LARGEST", len((tmp_path / "data/gsm8k/test.jsonl").read_bytes()) - 1)
-    inputs.keep(tmp_path / "run", settings(eval="gsm8k:test", folder=str(tmp_path / "data")), None)
+def test_a_corpus_is_kept_too_and_what_is_large_by_its_bytes_and_time_alone(settings, tmp_path, monkeypatch):
+    corpus = tmp_path / "data/gsm8k/test.jsonl"
+    os.utime(corpus, (0, 0))
+    monkeypatch.setattr(inputs, "LARGEST", corpus.stat().st_size - 1)
+    real, read = inputs._digest, []
+    monkeypatch.setattr(inputs, "_digest", lambda path: read.append(path) or real(path))
+    chosen = settings(eval="gsm8k:test", folder=str(tmp_path / "data"))
+    inputs.keep(tmp_path / "run", chosen, None)
     kept = listed(tmp_path / "run")
     large = kept["prompts.eval", None]
     assert large["path"].endswith("data/gsm8k/test.jsonl")
-    assert large["sha256"] == sha256((tmp_path / "data/gsm8k/test.jsonl").read_bytes()).hexdigest()
+    assert (large["sha256"], large["bytes"], large["modified"]) == (
+        None, corpus.stat().st_size, "1970-01-01T00:00:00+00:00",
+    )  # fmt: skip
+    assert corpus not in read
     assert ("config", "run.yaml") not in kept
     assert sorted(path.name for path in (tmp_path / "run/inputs").iterdir()) == ["files-2.jsonl", "files.jsonl"]
+
+    file = tmp_path / "run/inputs/files.jsonl"
+    before = file.read_text()
+    inputs.keep(tmp_path / "run", chosen, None)
+    assert file.read_text() == before
+    os.utime(corpus, (1, 1))
+    inputs.keep(tmp_path / "run", chosen, None)
+    assert json.loads(file.read_text().removeprefix(before))["modified"] == "1970-01-01T00:00:01+00:00"
 
 
 @pytest.fixture
