@@ -19,7 +19,7 @@ from flowgrpo.data import conditions, prompts
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow import memory, setup
+from flowgrpo.flow import memory, setup, start
 from flowgrpo.flow.certificate import replay, rolled_out
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.export import encoders_to_save, write_weights
@@ -70,7 +70,8 @@ def examine(settings: Config) -> Iterator[Check]:
     shape = modality.expected_shape(pipeline_class(settings.model.path), settings.model.call)
     setup.check_rewards(rewards, chosen, shape)
     device = default_device()
-    memory.check(settings, device)
+    begun = start.adapters(settings.model)
+    memory.check(settings, device, begun)
     kept = settings.model.model_copy(update={"text_encoders": encoders_to_save(settings.model)})
     settings = settings.model_copy(update={"model": kept})
     refused: list[Check] = []
@@ -89,7 +90,7 @@ def examine(settings: Config) -> Iterator[Check]:
 
     try:
         with phase("loading"):
-            policy, weights = setup.policy_and_weights(settings, device, encode)
+            policy, weights = setup.policy_and_weights(settings, device, encode, begun)
     except InputError:
         if not refused:
             raise

@@ -7,7 +7,7 @@ Counted are weights, gradients, optimizer, average and reference. Activations co
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -18,6 +18,7 @@ from flowgrpo.flow.pipeline import loading
 from flowgrpo.flow.pipeline.traits import ENCODERS, TRAINED, encodes_first, is_network
 from flowgrpo.schema.sections import Lora
 from flowgrpo.training import hub, quantise
+from flowgrpo.training.adapters import Adapter
 from flowgrpo.training.hub import Shape, refuse_too_large, shapes
 from flowgrpo.training.optimizers import OPTIMIZERS
 from flowgrpo.training.weights import adapter_size
@@ -26,11 +27,14 @@ from rewards.compute import DTYPES
 Components = dict[str, dict[str, Shape]]
 
 
-def memory_estimate(config: Config, components: Components | None = None) -> dict[str, int]:
+def memory_estimate(
+    config: Config, components: Components | None = None, begun: Mapping[str, Adapter] | None = None
+) -> dict[str, int]:
     """Bytes a process needs: `gpu_bytes` on its device (the host itself on a CPU), and `host_bytes` beside the device.
 
     Args:
         components: what `component_shapes` returned, if it was asked before.
+        begun: what `start.adapters` returned, if it was asked before.
 
     Raises:
         InputError: there is no such model.
@@ -53,7 +57,7 @@ def memory_estimate(config: Config, components: Components | None = None) -> dic
         frozen -= trained  # trained in float32 instead
         copies += kl.beta > 0
     else:
-        begun = start.adapters(model)
+        begun = start.adapters(model) if begun is None else begun
         copies += kl.beta > 0 and (kl.reference == "moving" or (kl.reference == "fixed" and bool(begun)))
         tensors = {f"{name}.{key}": shape for name, own in whole.items() for key, shape in own.items()}
         trained = sum(each.size for each in begun.values()) if begun else adapter_size(tensors, model.lora)
@@ -82,19 +86,23 @@ def loading_peak(config: Config, components: Components) -> int:
     return sum(size for name, size in sizes.items() if not (later and is_network(name)))
 
 
-def check(config: Config, device: torch.device) -> None:
+def check(config: Config, device: torch.device, begun: Mapping[str, Adapter] | None = None) -> None:
     """Refuse a run that cannot fit, before its weights are loaded.
+
+    Args:
+        begun: what `start.adapters` returned, if it was asked before.
 
     Raises:
         InputError: the estimate is more than the device, or this machine, has.
     """
     components = component_shapes(config.model.path)
-    need = memory_estimate(config, components)
+    begun = start.adapters(config.model) if begun is None else begun
+    need = memory_estimate(config, components, begun)
     refuse_too_large(
         config.model.path,
         need,
         device,
-        lambda: {key: memory_estimate(other, components) for key, other in smaller(config)},
+        lambda: {key: memory_estimate(other, components, begun) for key, other in smaller(config)},
     )
 
 

@@ -64,7 +64,8 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
     Raises:
         InputError: the model cannot do it, or does not fit into memory.
     """
-    memory.check(settings, accelerator.device)
+    begun = start.adapters(settings.model)
+    memory.check(settings, accelerator.device, begun)
     done = checkpoint.resumed(settings.run.folder / "checkpoints") if settings.run.resume else None
 
     def encode(policy: DiffusersPolicy) -> None:
@@ -80,7 +81,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
             processes=accelerator.num_processes,
         )
 
-    policy, weights = policy_and_weights(settings, accelerator.device, encode)
+    policy, weights = policy_and_weights(settings, accelerator.device, encode, begun)
     train_prompts, eval_prompts = (with_sampling_rate(part, policy) for part in (data.train_prompts, data.eval_prompts))
     train_ends, eval_ends = (rows_of(longest_and_shortest(part)) for part in (train_prompts, eval_prompts))
     steps = call_and_branches(settings)[0]["num_inference_steps"]
@@ -100,16 +101,20 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
 
 
 def policy_and_weights(
-    config: Config, device: torch.device, encode: Callable[[DiffusersPolicy], object] | None = None
+    config: Config,
+    device: torch.device,
+    encode: Callable[[DiffusersPolicy], object] | None = None,
+    begun: Mapping[str, Adapter] | None = None,
 ) -> tuple[DiffusersPolicy, Weights]:
     """Return the policy of a config, with its switches set, and its trainable weights.
 
     Args:
         encode: prepares the rows to come, before the networks are loaded; see `load_policy`.
+        begun: what `start.adapters` returned, if it was asked before.
     """
     model = config.model
     check_switches(model, device)
-    begun = start.adapters(model)
+    begun = start.adapters(model) if begun is None else begun
     full_in_half = model.lora is None and model.dtype != "float32"  # weights in float32, computing in half precision
     policy = load_policy(
         model.path,

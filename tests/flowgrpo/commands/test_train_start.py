@@ -14,6 +14,7 @@ from zoo import SPECIMENS
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.flow import budget
+from flowgrpo.training import lora_files
 
 KL = ["algorithm.objective.kl={form: velocity, beta: 0.5}"]
 START = "model.lora={path: out}"
@@ -25,6 +26,13 @@ def exported(workplace):
     assert main(["train", "tiny.yaml"]) == 0
     assert main(["export", "runs/t", "--out", "out"]) == 0
     return workplace
+
+
+def test_a_lora_is_read_to_refuse_it_early_and_once_more_to_train_on_it(exported, monkeypatch):
+    read, real = [], lora_files.read
+    monkeypatch.setattr(lora_files, "read", lambda path: read.append(path) or real(path))
+    assert main(["train", "tiny.yaml", START, "run.name=u", "train.iterations=1"]) == 0
+    assert read == ["out", "out"]
 
 
 @pytest.mark.parametrize(
