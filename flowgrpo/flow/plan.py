@@ -128,7 +128,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         *[draft] * bool(planned["drafted"]),
         *[calibration] * bool(before["decoded"]),
         ("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls"),
-        ("memory", _memory(planned["memory"])),
+        ("memory", _memory(planned["memory"], planned["config"]["run"]["processes"])),
         (
             "evaluation",
             f"{evaluation['model_evaluations']:,} model evaluations, {evaluation['decoded']} decoded, each time",
@@ -138,11 +138,12 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _memory(estimate: dict[str, int] | None) -> str:
+def _memory(estimate: dict[str, int] | None, processes: int) -> str:
     if estimate is None:
         return "the hub cannot be reached; --gpu-memory 24, say, counts it from the configs that are known here"
     gpu, host = (estimate[key] / 2**30 for key in ("gpu_bytes", "host_bytes"))
-    return f"{gpu:.2f} GiB on the device, {host:.2f} beside it, and activations, which --gpu-memory 24 counts"
+    every = f" ({host * processes:.2f} for {processes} processes)" if processes > 1 else ""
+    return f"{gpu:.2f} GiB on the device, {host:.2f} beside it{every}, and activations, which --gpu-memory 24 counts"
 
 
 def drawn(planned: dict[str, Any]) -> list[str]:
