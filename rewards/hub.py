@@ -1,8 +1,38 @@
-"""Why the model hub did not give something: gated, absent or out of reach, in words that end in the way out."""
+"""Whether the model hub may give something, and why it did not: gated, absent or out of reach, with the way out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
+
+PATIENCE = 5.0  # seconds
+
+
+def may_give(name: str, file: str) -> bool:
+    """Whether a file of a model is in the cache, or the hub answers.
+
+    It is asked once; its library would ask six times, for half a minute.
+
+    Args:
+        name: its hub id.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, file), str) or _answers()
+
+
+@cache
+def _answers() -> bool:
+    import httpx2 as httpx  # the hub's library
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        httpx.head(constants.ENDPOINT, timeout=PATIENCE)
+    except httpx.TransportError:
+        return False
+    return True
 
 
 def why(error: BaseException, name: str, instead: str, dataset: bool = False) -> str | None:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from flowgrpo.data import known, prompts
-from flowgrpo.errors import InputError
 from flowgrpo.mdlm import memory
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.committers import Ascending, Even, Remaining
@@ -31,6 +30,7 @@ from flowgrpo.mdlm.methods.presets import PUBLISHED
 from flowgrpo.schema import published
 from flowgrpo.training import scorer
 from flowgrpo.training.budget import switched
+from flowgrpo.training.hub import stands_in_for
 from flowgrpo.training.progress import BACKWARD
 
 AXES = ("decoder", "schedule", "hints", "likelihood", "baseline", "objective", "aggregation")
@@ -61,15 +61,11 @@ def here(config: TextConfig) -> Iterator[TextConfig]:
         InputError: there is no such model, and it is not known here.
     """
     path = config.model.path
-    try:
-        model_paths(path)
-    except InputError:
-        if path not in known.texts():
-            raise
-        with known.text_folder(path) as folder:
-            yield switched(config, "model.path", folder)
+    if not stands_in_for(path, known.texts(), "config.json", lambda: model_paths(path)):
+        yield config
         return
-    yield config
+    with known.text_folder(path) as folder:
+        yield switched(config, "model.path", folder)
 
 
 def _plan(config: TextConfig) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -105,13 +106,38 @@ def one_sentence(path: str, key: str = "model.path") -> Iterator[None]:
         key: the place named in errors.
     """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The `local_dir_use_symlinks` argument")  # diffusers still gives it
+            yield
     except InputError:
         raise
     except Exception as error:
         if is_out_of_memory(error):
             raise
         raise InputError(f"{key}: {path} {_why(path, error, key)}") from error
+
+
+def stands_in_for(path: str, known: Container[str], file: str, look: Callable[[], object]) -> bool:
+    """Whether the hub does not give a model, now, and configs that are known here stand in.
+
+    Args:
+        known: the hub ids of which there are configs here.
+        file: one that the model has.
+        look: looks for the model, and raises InputError where it is not had.
+
+    Raises:
+        InputError: there is no such model, and it is not known here.
+    """
+    is_known = path in known and not Path(path).is_dir()
+    if is_known and not hub.may_give(path, file):
+        return True
+    try:
+        look()
+    except InputError:
+        if not is_known:
+            raise
+        return True
+    return False
 
 
 def _why(path: str, error: Exception, key: str) -> str:

@@ -4,6 +4,7 @@ import sys
 from types import SimpleNamespace
 
 import httpx2 as httpx
+import huggingface_hub
 import pytest
 from huggingface_hub import constants, errors
 
@@ -95,3 +96,29 @@ def test_a_data_set_is_downloaded_by_another_command_and_a_tag_by_none():
 
 def test_other_reasons_are_not_the_hub_s():
     assert hub.why(ValueError("no"), "owner/name", "") is None
+
+
+def test_the_hub_is_asked_once_whether_it_answers(monkeypatch):
+    asked = []
+
+    def head(place, timeout):
+        asked.append(place)
+        raise httpx.ConnectError("no")
+
+    monkeypatch.setattr(httpx, "head", head)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    hub._answers.cache_clear()
+    try:
+        assert not hub.may_give("someone/something", "config.json")
+        assert not hub.may_give("someone/else", "config.json")
+        assert asked == [constants.ENDPOINT]
+    finally:
+        hub._answers.cache_clear()
+    monkeypatch.setattr(hub, "_answers", lambda: True)
+    assert hub.may_give("someone/something", "config.json")
+
+
+def test_what_is_in_the_cache_may_be_given_without_the_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: str(tmp_path / name / file))
+    monkeypatch.setattr(hub, "_answers", lambda: False)
+    assert hub.may_give("someone/something", "config.json")

@@ -19,7 +19,7 @@ from flowgrpo.flow.pipeline.call import outline
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.training import quantise as quantising
 from flowgrpo.training import quantise_libraries
-from flowgrpo.training.hub import HUB_ID, index_map, one_sentence, without_progress_bars
+from flowgrpo.training.hub import HUB_ID, index_map, one_sentence, stands_in_for, without_progress_bars
 from rewards.base import nearest
 from rewards.compute import DTYPES, default_device
 from rewards.heap import keep_freed_memory
@@ -151,13 +151,7 @@ def stands_in(path: str) -> bool:
     Raises:
         InputError: there is no such model, and it is not known here.
     """
-    try:
-        index_of(path)
-    except InputError:
-        if path not in known.models():
-            raise
-        return True
-    return False
+    return stands_in_for(path, known.models(), "model_index.json", lambda: index_of(path))
 
 
 def scheduler_config(path: str) -> dict[str, Any] | None:
