@@ -269,7 +269,6 @@ def test_hints_replace_failed_answers_by_ones_that_succeed(settings, tmp_path):
             rewards=[{"use": f"{tmp_path / 'mine.py'}:solved"}],
             train__iterations=6,
             train__group_size=16,
-            run__patience=None,
         )
     )
     hinted = [line["reward/hinted"] for line in lines(done)]
@@ -286,6 +285,7 @@ def test_a_group_fails_by_the_reward_that_is_named(settings, tmp_path, reward, f
             algorithm__hints={"share": [1.0, 1.0], "stretch": 1.0, "reward": reward},
             rewards=[{"use": f"{tmp_path / 'mine.py'}:{name}"} for name in ("polite", "solved")],
             train__group_size=16,
+            run__patience=None,
         )
     )
     assert (max(line["reward/hinted"] for line in lines(done)) > 0) == fails
