@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from typing_extensions import override
@@ -10,14 +12,16 @@ from typing_extensions import override
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.pipeline import weightless
+from flowgrpo.flow.pipeline import loading, weightless
 from flowgrpo.flow.pipeline.switches import DECODERS
-from flowgrpo.flow.pipeline.traits import TRAINED
-from flowgrpo.flow.plan import call_and_branches, kept_states
-from flowgrpo.flow.trial import Trial, trial
+from flowgrpo.flow.pipeline.traits import ENCODERS, is_network
+from flowgrpo.flow.plan import call_and_branches, kept
+from flowgrpo.flow.rollout import WAITING
+from flowgrpo.flow.trial import Sampling, Trial, trial
+from flowgrpo.schema.sections import Lora
 from flowgrpo.training import quantise, quantise_libraries
-from flowgrpo.training.budget import ROLLOUT, UPDATE, Budget, Phase, fitted, lines, rewards_of, switched
-from flowgrpo.training.optimizers import OPTIMIZERS
+from flowgrpo.training.budget import ROLLOUT, UPDATE, Budget, Phase, fitted, learnt, lines, rewards_of, step, switched
+from flowgrpo.training.live import Peaks
 
 __all__ = ["fit", "lines"]
 
@@ -29,9 +33,10 @@ SWITCHES = (
     ("model.quantise", "int8"),
     ("model.quantise", "nf4"),
 )
+MEASURED = ("model.dtype", "model.lora")  # what a trial was made with
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FlowBudget(Budget):
     """The memory of a flow model's run.
 
@@ -39,73 +44,113 @@ class FlowBudget(Budget):
         config: of the run, with a switch set perhaps.
         trial: what its calls allocate.
         states: how many latent states of a rollout stay until they are trained on.
+        groups: of an iteration, on this process.
+        group: samples of the largest group.
+        loads_later: whether the pipeline can load its networks when the prompts are encoded.
+        measure: the trial of a run that trains other numbers, or computes in another type.
     """
 
     config: Config
     trial: Trial
     states: int
+    groups: int
+    group: int
+    loads_later: bool
+    measure: Callable[[Config], Trial]
 
     @override
     def phases(self) -> list[Phase]:
         model, train, trial = self.config.model, self.config.train, self.trial
-        weights = trial.components | {name: self._network(name) for name in trial.shapes}
-        networks = sum(size for name, size in weights.items() if name.startswith(TRAINED))
-        encoders = sum(size for name, size in weights.items() if name.startswith("text_encoder"))
+        weights = trial.components | {name: self._frozen(name) for name in trial.shapes if model.lora is not None}
+        if model.lora is None:  # counted as trained
+            weights |= dict.fromkeys(trial.shapes, 0)
+        networks = sum(
+            self._frozen(name) if name in trial.shapes else weights[name] for name in weights if is_network(name)
+        )
+        encoders = sum(size for name, size in weights.items() if name.startswith(ENCODERS))
         decoders = sum(size for name, size in weights.items() if name in DECODERS)
-        others = sum(weights.values()) - networks - encoders - decoders
+        others = sum(size for name, size in weights.items() if not is_network(name)) - encoders - decoders
         visiting = decoders if model.vae == "offload" else 0
-        resident = networks + others + decoders - visiting + (encoders if model.text_encoders == "keep" else 0)
-        stay = {"weights": resident, **self._learnt(), "states": self.states * trial.state}
-        layer = 0 if model.quantise is None else quantise.largest(trial.shapes.values(), trial.width)
-        decode = trial.decode_tiled if model.vae_tiling and trial.decode_tiled else trial.decode
-        checkpointed = trial.update_checkpointed if model.gradient_checkpointing else None
+        resident = sum(weights.values()) - visiting - (0 if model.text_encoders == "keep" else encoders)
+        first = encoders + decoders + others + (0 if self.loads_later and model.text_encoders != "keep" else networks)
+        waiting = min(self.groups, WAITING) * self.group * trial.rollout.sample
+        stay = {
+            "weights": resident,
+            **learnt(self.config, trial.trained, reference=self._has_reference()),
+            "states": self.states * trial.state,
+        }
+        layer, rows = self._layer(), train.rollout_rows
         kept = 0  # of the weights, which torchao's graphs keep as they were made
         if not model.gradient_checkpointing:
             kept = sum(quantise_libraries.kept(own, trial.width, model.quantise) for own in trial.shapes.values())
-        learns = stay | {"gradients": 4 * trial.trained, "activations": max(layer, kept)}
-        rows = train.rollout_rows
-        return [
-            Phase(name="encode", rows=1, key=None, fixed={"weights": encoders + decoders + others}, each=trial.encode),
-            Phase(name="rollout", rows=rows, key=ROLLOUT, fixed=stay | {"activations": layer}, each=trial.rollout),
-            Phase(name="decode", rows=rows, key=ROLLOUT, fixed=stay | {"weights": resident + visiting}, each=decode),
-            Phase(name="update", rows=train.micro_batch, key=UPDATE, fixed=learns, each=checkpointed or trial.update),
+        checkpointed = trial.update_checkpointed if model.gradient_checkpointing else None
+        update = (checkpointed or trial.update).beside(max(layer, kept)) | step(self.config, trial.trained)
+        phases = [
+            Phase(name="encode", rows=1, key=None, fixed={"weights": first}, calls=Peaks(((0, trial.encode),))),
+            Phase(name="rollout", rows=rows, key=ROLLOUT, fixed=stay, calls=trial.rollout.step.beside(layer)),
+            Phase(
+                name="decode",
+                rows=rows,
+                key=ROLLOUT,
+                fixed=stay | {"samples": waiting},
+                calls=self._decode(trial.rollout).beside(visiting),
+            ),
+            Phase(
+                name="reward",
+                rows=self.group,
+                key=None,
+                fixed=stay | {"samples": waiting + self.group * trial.rollout.sample},  # one is joined of its parts
+                calls=Peaks(),
+            ),
+            Phase(name="update", rows=train.micro_batch, key=UPDATE, fixed=stay, calls=update),
         ]
+        if trial.evaluate is not None:
+            calls = trial.evaluate.step.beside(layer) | self._decode(trial.evaluate).beside(visiting)
+            phases.append(Phase(name="evaluate", rows=rows, key=ROLLOUT, fixed=stay, calls=calls))
+        return phases
 
     @override
     def switches(self) -> list[tuple[str, Any]]:
         model, trial = self.config.model, self.trial
         impossible = {
-            "model.vae_tiling": trial.decode_tiled is None,
+            "model.vae_tiling": trial.rollout.decode_tiled is None,
             "model.gradient_checkpointing": trial.update_checkpointed is None,
-            "model.quantise": model.lora is None or model.quantise == "nf4",
+            "model.quantise": model.lora is None or model.quantise == "nf4" or not quantise.can(trial.shapes, "int8"),
             "model.text_encoders": model.text_encoders == "free",
         }
         return [
             (key, value)
             for key, value in SWITCHES
             if getattr(model, key.removeprefix("model.")) != value and not impossible.get(key, False)
+            if value != "nf4" or quantise.can(trial.shapes, "nf4")
         ]
 
     @override
     def switched(self, key: str, value: Any) -> FlowBudget:
-        return replace(self, config=switched(self.config, key, value))
+        config = switched(self.config, key, value)
+        return replace(self, config=config, trial=self.measure(config) if key in MEASURED else self.trial)
 
-    def _network(self, name: str) -> int:
-        """Bytes of the frozen weights of a network that is adapted; all of one that is trained are counted as trained."""
-        if self.config.model.lora is None:
-            return 0
+    def _frozen(self, name: str) -> int:
+        """Bytes of a network as it is loaded, quantised where it is."""
         shapes, width = self.trial.shapes[name], self.trial.width
         spared = quantise.size(shapes, width, None) - quantise.size(shapes, width, self.config.model.quantise)
         return self.trial.components[name] - spared
 
-    def _learnt(self) -> dict[str, int]:
-        train, kl = self.config.train, self.config.algorithm.objective.kl
-        lora = self.config.model.lora
+    def _layer(self) -> int:
+        """Bytes of the weights that one quantised layer makes anew, where they were not among what was measured."""
+        if self.config.model.quantise is None or self.trial.dequantises:
+            return 0
+        return quantise.made_anew(self.trial.shapes.values(), self.trial.width)
+
+    def _decode(self, sampling: Sampling) -> Peaks:
+        tiled = sampling.decode_tiled if self.config.model.vae_tiling else None
+        return tiled or sampling.decode
+
+    def _has_reference(self) -> bool:
+        """Whether the reference of the divergence is a copy of what is learned."""
+        kl, lora = self.config.algorithm.objective.kl, self.config.model.lora
         begun = lora is None or (lora.path is not None and kl.reference == "fixed")  # as something else than the base
-        copied = kl.beta > 0 and (begun or kl.reference == "moving")
-        copies = 1 + (train.ema is not None) + copied
-        moments = OPTIMIZERS[train.optimizer.name].bytes_per_number
-        return {"trained": 4 * copies * self.trial.trained, "optimizer": round(moments * self.trial.trained)}
+        return kl.beta > 0 and (begun or kl.reference == "moving")
 
 
 def fit(config: Config, gpu_bytes: int) -> dict[str, Any]:
@@ -115,11 +160,31 @@ def fit(config: Config, gpu_bytes: int) -> dict[str, Any]:
         InputError: there are no configs of the model, or the run asks for what its pipeline has not.
     """
     longest = max(prompts.load_split(config.prompts, "train"), key=lambda p: len(p.text))
-    with weightless.configs(config.model.path) as folder:
-        placed = switched(config, "model.path", folder)
-        measured = trial(placed, folder, Row(longest.text, 0, longest.columns))
-        steps = call_and_branches(placed)[0]["num_inference_steps"]
     rewards, unknown = rewards_of(config)
-    measured = replace(measured, components=measured.components | {"rewards": rewards})
-    states = -(-kept_states(config, steps) // config.run.processes)
-    return fitted(FlowBudget(config, measured, states), gpu_bytes, unknown)
+    with weightless.configs(config.model.path) as folder:
+
+        @cache
+        def of_kind(dtype: str, full: bool) -> Trial:
+            model = config.model.model_copy(update={"dtype": dtype, "path": folder})
+            lora = None if full else model.lora or Lora()
+            placed = config.model_copy(update={"model": model.model_copy(update={"lora": lora})})
+            measured = trial(placed, folder, Row(longest.text, 0, longest.columns))
+            return replace(measured, components=measured.components | {"rewards": rewards})
+
+        def measure(other: Config) -> Trial:
+            return of_kind(other.model.dtype, other.model.lora is None)
+
+        measured = measure(config)
+        placed = switched(config, "model.path", folder)
+        states, group = kept(config, call_and_branches(placed)[0]["num_inference_steps"])
+        processes = config.run.processes
+        found = FlowBudget(
+            config=config,
+            trial=measured,
+            states=-(-states // processes),
+            groups=-(-config.train.groups // processes),
+            group=group,
+            loads_later=loading.loads_later(folder),
+            measure=measure,
+        )
+        return fitted(found, gpu_bytes, unknown)

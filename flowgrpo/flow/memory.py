@@ -15,7 +15,7 @@ from flowgrpo.data import embedded
 from flowgrpo.flow import start
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline import loading
-from flowgrpo.flow.pipeline.traits import ENCODERS, TRAINED, encodes_first, is_network
+from flowgrpo.flow.pipeline.traits import ENCODERS, TRAINED, is_network
 from flowgrpo.schema.sections import Lora
 from flowgrpo.training import hub, quantise
 from flowgrpo.training.adapters import Adapter
@@ -78,7 +78,7 @@ def loading_peak(config: Config, components: Components) -> int:
     """
     model = config.model
     width = torch.finfo(DTYPES[model.dtype]).bits // 8
-    later = model.text_encoders != "keep" and encodes_first(loading.index_of(model.path))
+    later = model.text_encoders != "keep" and loading.loads_later(model.path)
     sizes = {
         name: quantise.size(own, width, model.quantise if name.startswith(TRAINED) else None)
         for name, own in components.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -242,13 +243,14 @@ def _grown(config: Config, num_steps: int, iteration: int) -> Tree:
     )
 
 
-def kept_states(config: Config, num_steps: int) -> int:
-    """How many latent states the rollout of an iteration keeps for its update, on all processes."""
+def kept(config: Config, num_steps: int) -> tuple[int, int]:
+    """What the rollout of an iteration keeps: how many latent states on all processes, and samples of its largest group."""
     tree = _grown(config, num_steps, 0)
-    kept = {id(x): x.numel() for e in tree.evaluations for x in e.state or ()}
+    states = {id(x): x.numel() for e in tree.evaluations for x in e.state or ()}
     for edges in (edges for e in tree.evaluations for edges in e.edges):
-        kept |= {id(x): x.numel() for state in (edges.next_state, edges.mean) for x in state or ()}
-    return sum(kept.values()) + len(tree.leaves)
+        states |= {id(x): x.numel() for state in (edges.next_state, edges.mean) for x in state or ()}
+    groups = Counter(tree.nodes[leaf].root.group for leaf in tree.leaves)
+    return sum(states.values()) + len(tree.leaves), max(groups.values())
 
 
 def forwards(config: Config) -> int | None:

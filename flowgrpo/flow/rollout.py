@@ -111,6 +111,12 @@ def drafted(
     return [rows[i] for i in extremes(total.nan_to_num(float(middle)), number)]
 
 
+def _decoded(policy: Policy, tree: Tree, indices: Sequence[int], rows: Sequence[Row], micro_batch: int) -> torch.Tensor:
+    """The samples of some leaves."""
+    parts = zip(batched(indices, micro_batch), batched(rows, micro_batch), strict=True)
+    return torch.cat([policy.decode(tuple(x[own] for x in tree.samples), batch) for own, batch in parts])
+
+
 def _score_leaves(policy: Policy, tree: Tree, rewards: Sequence[Reward], micro_batch: int) -> Scores:
     """Decode group by group; groups are scored in threads while the next are decoded, at most `WAITING` behind."""
     by_group = defaultdict(list)
@@ -124,11 +130,7 @@ def _score_leaves(policy: Policy, tree: Tree, rewards: Sequence[Reward], micro_b
                 if len(pending) == WAITING:
                     scored.append(pending.popleft()())
                 rows = [tree.nodes[tree.leaves[i]].root.row for i in indices]
-                decoded = [
-                    policy.decode(tuple(x[leaves] for x in tree.samples), batch)
-                    for leaves, batch in zip(batched(indices, micro_batch), batched(rows, micro_batch), strict=True)
-                ]
-                pending.append(scorer.submit(torch.cat(decoded), rows))
+                pending.append(scorer.submit(_decoded(policy, tree, indices, rows, micro_batch), rows))
                 decoding.advance(len(rows))
         with phase("rewards"):
             scored += [wait() for wait in pending]

@@ -15,19 +15,38 @@ import torch
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow import start
 from flowgrpo.flow.config import Config, Model
+from flowgrpo.flow.encoding import eval_call
 from flowgrpo.flow.pipeline import guidance, loading, traits, weightless
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.flow.pipeline.switches import ENTRANCES, checkpoint_gradients, decoders
+from flowgrpo.flow.pipeline.switches import ENTRANCES, checkpoint_gradients, decoders, tile
 from flowgrpo.training import quantise
 from flowgrpo.training.hollow import Hollow, size
 from flowgrpo.training.hub import Shape
-from flowgrpo.training.weights import Weights, lora_config
+from flowgrpo.training.live import Peaks
+from flowgrpo.training.weights import Weights, cast_inputs_up, lora_config
 from rewards.compute import DTYPES
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """What it takes to sample a row under some arguments of the pipeline's call, in bytes.
+
+    Attributes:
+        step: without gradients.
+        decode: a sample; nothing where the config has it in tiles.
+        decode_tiled: a sample in tiles; None where the decoder has no tiling.
+        sample: the decoded sample itself, in float32.
+    """
+
+    step: Peaks
+    decode: Peaks
+    decode_tiled: Peaks | None
+    sample: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Sizes of a pipeline, and what its calls allocate for one row beside them, in bytes.
+    """Sizes of a pipeline, and what its calls allocate beside them, in bytes.
 
     Attributes:
         components: of each component, its weights as they are loaded.
@@ -36,11 +55,11 @@ class Trial:
         trained: how many numbers are trained.
         state: of one latent state in float32.
         encode: one prompt.
-        rollout: a step without gradients.
-        decode: a sample.
-        decode_tiled: a sample in tiles; None where the decoder has no tiling.
-        update: a step with gradients, and its backward pass; not measured, 0, where the config has checkpointing.
+        rollout: sampling as in training.
+        evaluate: sampling as in an evaluation; None where it takes as much.
+        update: a step with gradients, and its backward pass; nothing where the config has checkpointing.
         update_checkpointed: the same with `model.gradient_checkpointing`; None where a network does not support it.
+        dequantises: whether weights that layers of this package make anew are among these.
     """
 
     components: dict[str, int]
@@ -49,11 +68,11 @@ class Trial:
     trained: int
     state: int
     encode: int
-    rollout: int
-    decode: int
-    decode_tiled: int | None
-    update: int
-    update_checkpointed: int | None
+    rollout: Sampling
+    evaluate: Sampling | None
+    update: Peaks
+    update_checkpointed: Peaks | None
+    dequantises: bool
 
 
 def trial(config: Config, folder: str, row: Row) -> Trial:
@@ -80,18 +99,25 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
         {**loading.embedded.call_of(model.path), **model.call},
         autocast=DTYPES[model.dtype] if full_in_half else None,
     )
+    if model.gradient_checkpointing:
+        checkpoint_gradients(policy.modules.values())
+    if model.vae_tiling:
+        tile(pipe)
     numbers = _trainable(model, policy)
-    for network in networks.values():
-        hollow.empty(network, ENTRANCES if network in decoders(pipe).values() else ("forward",))
+    for name, network in networks.items():
+        decodes = name in decoders(pipe)  # of videos, with what it leaves for the next frames
+        hollow.empty(network, ENTRANCES if decodes else ("forward",), run_all=decodes)
+    evaluation = eval_call(config, policy)
     with policy.call_overrides(**guidance.training_call(model.guidance, policy)):
-        with torch.no_grad():
-            with hollow.phase() as live:
-                policy.prepare([row])
-                encode = live.peak
-            with hollow.phase() as live:
-                state = policy.start([row])
-                rollout = live.peak
-            decode, tiled = _decode(policy, hollow, row, state)
+        with torch.no_grad(), hollow.phase() as live:
+            policy.prepare([row])
+            encode = live.peak
+        sampling, state = _sampling(policy, hollow, row, tiled=model.vae_tiling)
+        changed = {key for key, value in evaluation.items() if policy.call.get(key) != value} - {"num_inference_steps"}
+        evaluate = None
+        if changed:
+            with policy.call_overrides(**evaluation):
+                evaluate, _ = _sampling(policy, hollow, row, tiled=model.vae_tiling)
         update, checkpointed = _update(policy, hollow, row, state, checkpointed=model.gradient_checkpointing)
     return Trial(
         components=components,
@@ -100,11 +126,11 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
         trained=numbers,
         state=4 * sum(x.numel() for x in state),
         encode=encode,
-        rollout=rollout,
-        decode=decode,
-        decode_tiled=tiled,
+        rollout=sampling,
+        evaluate=evaluate,
         update=update,
         update_checkpointed=checkpointed,
+        dequantises=model.quantise in quantise.FORMS,
     )
 
 
@@ -117,48 +143,73 @@ def _trainable(model: Model, policy: DiffusersPolicy) -> int:
     )
     with torch.device("meta"):
         weights = Weights(policy.modules, lora)
+    if model.quantise == "bnb_nf4":
+        cast_inputs_up(policy.modules.values())
     return sum(p.numel() for p in weights.parameters)
 
 
-def _decode(
-    policy: DiffusersPolicy, hollow: Hollow, row: Row, state: tuple[torch.Tensor, ...]
-) -> tuple[int, int | None]:
-    """What decoding allocates, whole and in tiles."""
+@torch.no_grad()
+def _sampling(
+    policy: DiffusersPolicy, hollow: Hollow, row: Row, *, tiled: bool
+) -> tuple[Sampling, tuple[torch.Tensor, ...]]:
+    """What it takes to sample a row, and its first state; decoded in tiles alone where these are `tiled`."""
     with hollow.phase() as live:
-        policy.walk.decode(state, [row], by_landing=False)
-        whole = live.peak
+        state = policy.start([row])
+        policy.walk.velocity(state, policy.sigmas[0], [row])
+        step = live.peaks
+    in_tiles = _decoded_in_tiles(policy, hollow, row, state)
+    whole, sample = (Peaks(), 0) if tiled and in_tiles is not None else _decoded(policy, hollow, row, state)
+    sampling = Sampling(
+        step=step,
+        decode=whole,
+        decode_tiled=None if in_tiles is None else in_tiles[0],
+        sample=sample if in_tiles is None else in_tiles[1],
+    )
+    return sampling, state
+
+
+def _decoded(policy: DiffusersPolicy, hollow: Hollow, row: Row, state: tuple[torch.Tensor, ...]) -> tuple[Peaks, int]:
+    """What decoding allocates, and bytes of the sample."""
+    with hollow.phase() as live:
+        sample = policy.walk.decode(state, [row], by_landing=False)
+        return live.peaks, 4 * sample.numel()
+
+
+def _decoded_in_tiles(
+    policy: DiffusersPolicy, hollow: Hollow, row: Row, state: tuple[torch.Tensor, ...]
+) -> tuple[Peaks, int] | None:
     tiling = [d for d in decoders(policy.pipe).values() if hasattr(d, "enable_tiling") and hasattr(d, "use_tiling")]
     if not tiling:
-        return whole, None
+        return None
     for decoder in tiling:
         decoder.enable_tiling()
     log = logging.getLogger("torch._subclasses.fake_tensor")
     log.disabled = True  # what it raises is told by None
     try:
-        with hollow.phase() as live:
-            policy.walk.decode(state, [row], by_landing=False)
-            return whole, live.peak
+        return _decoded(policy, hollow, row, state)
     except RuntimeError:  # some leave a tile that is smaller than their padding, with numbers too
-        return whole, None
+        return None
     finally:
         log.disabled = False
+        for decoder in tiling:
+            decoder.use_tiling = False
 
 
 def _update(
     policy: DiffusersPolicy, hollow: Hollow, row: Row, state: tuple[torch.Tensor, ...], *, checkpointed: bool
-) -> tuple[int, int | None]:
+) -> tuple[Peaks, Peaks | None]:
     """What a step and its backward pass allocate, without checkpointing and with it."""
     networks = policy.modules.values()
     hollow.with_gradients(networks)
-    whole = 0 if checkpointed else _learnt(policy, hollow, row, state)
+    whole = Peaks() if checkpointed else _learnt(policy, hollow, row, state)
     if not all(getattr(network, "_supports_gradient_checkpointing", False) for network in networks):
         return whole, None
     checkpoint_gradients(networks)
     return whole, _learnt(policy, hollow, row, state)
 
 
-def _learnt(policy: DiffusersPolicy, hollow: Hollow, row: Row, state: tuple[torch.Tensor, ...]) -> int:
+def _learnt(policy: DiffusersPolicy, hollow: Hollow, row: Row, state: tuple[torch.Tensor, ...]) -> Peaks:
     with hollow.phase() as live:
         velocity = policy.walk.velocity(state, policy.sigmas[0], [row])
         sum(v.float().square().mean() for v in velocity).backward()
-        return live.peak
+        return live.peaks

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from typing_extensions import override
 
 from flowgrpo.data import prompts
 from flowgrpo.mdlm.config import TextConfig
-from flowgrpo.mdlm.loading import block_size_of
 from flowgrpo.mdlm.plan import here
 from flowgrpo.mdlm.trial import Trial, trial
+from flowgrpo.schema.sections import Lora
 from flowgrpo.training import quantise, quantise_libraries
-from flowgrpo.training.budget import ROLLOUT, UPDATE, Budget, Phase, fitted, lines, rewards_of, switched
-from flowgrpo.training.optimizers import OPTIMIZERS
+from flowgrpo.training.budget import ROLLOUT, UPDATE, Budget, Phase, fitted, learnt, lines, rewards_of, step, switched
 
 __all__ = ["fit", "lines"]
 
 SWITCHES = (("model.gradient_checkpointing", True), ("model.quantise", "int8"), ("model.quantise", "nf4"))
+MEASURED = ("model.dtype", "model.lora")  # what a trial was made with
 LETTERS, TEMPLATE = 3, 32  # of a prompt for each token at the least; tokens of a chat's template
 
 
@@ -30,47 +32,56 @@ class TextBudget(Budget):
         config: of the run, with a switch set perhaps.
         trial: what its calls allocate.
         rewards: bytes of the weights of its rewards.
+        measure: the trial of a run that trains other numbers, or computes in another type.
     """
 
     config: TextConfig
     trial: Trial
     rewards: int
+    measure: Callable[[TextConfig], Trial]
 
     @override
     def phases(self) -> list[Phase]:
         model, train, trial, kl = self.config.model, self.config.train, self.trial, self.config.algorithm.objective.kl
         form, whole = model.quantise, model.lora is None
         spared = quantise.size(trial.shapes, trial.width, None) - quantise.size(trial.shapes, trial.width, form)
-        layer = 0 if form is None else quantise.largest([trial.shapes], trial.width)
+        layer = 0 if form is None or trial.dequantises else quantise.made_anew([trial.shapes], trial.width)
         begun = whole or (model.lora.path is not None and kl.reference == "fixed")  # as something else than the base
-        copies = 1 + (train.ema is not None) + (begun and kl.reference is not None)
         stay = {
             "weights": self.rewards + (0 if whole else trial.weights - spared),
-            "trained": 4 * copies * trial.trained,
-            "optimizer": round(OPTIMIZERS[train.optimizer.name].bytes_per_number * trial.trained),
-            "activations": layer,
+            **learnt(self.config, trial.trained, reference=begun and kl.reference is not None),
         }
-        each = trial.update_checkpointed if model.gradient_checkpointing else trial.update
         kept = 0 if model.gradient_checkpointing else quantise_libraries.kept(trial.shapes, trial.width, form)
-        learns = stay | {"gradients": 4 * trial.trained, "activations": max(layer, kept)}
-        return [
-            Phase(name="rollout", rows=train.rollout_rows, key=ROLLOUT, fixed=stay, each=trial.decode),
-            Phase(name="update", rows=train.micro_batch, key=UPDATE, fixed=learns, each=each),
+        checkpointed = trial.update_checkpointed if model.gradient_checkpointing else None
+        update = (checkpointed or trial.update).beside(max(layer, kept)) | step(self.config, trial.trained)
+        rows = train.rollout_rows
+        phases = [
+            Phase(name="rollout", rows=rows, key=ROLLOUT, fixed=stay, calls=trial.decode.beside(layer)),
+            Phase(name="update", rows=train.micro_batch, key=UPDATE, fixed=stay, calls=update),
         ]
+        if trial.evaluate is not None:
+            calls = trial.evaluate.beside(layer)
+            phases.append(Phase(name="evaluate", rows=rows, key=ROLLOUT, fixed=stay, calls=calls))
+        return phases
 
     @override
     def switches(self) -> list[tuple[str, Any]]:
-        model = self.config.model
-        fixed = model.lora is None or model.quantise == "nf4"
+        model, shapes = self.config.model, {"model": self.trial.shapes}
+        impossible = {
+            "model.gradient_checkpointing": self.trial.update_checkpointed is None,
+            "model.quantise": model.lora is None or model.quantise == "nf4" or not quantise.can(shapes, "int8"),
+        }
         return [
             (key, value)
             for key, value in SWITCHES
-            if getattr(model, key.removeprefix("model.")) != value and not (fixed and key == "model.quantise")
+            if getattr(model, key.removeprefix("model.")) != value and not impossible[key]
+            if value != "nf4" or quantise.can(shapes, "nf4")
         ]
 
     @override
     def switched(self, key: str, value: Any) -> TextBudget:
-        return replace(self, config=switched(self.config, key, value))
+        config = switched(self.config, key, value)
+        return replace(self, config=config, trial=self.measure(config) if key in MEASURED else self.trial)
 
 
 def fit(config: TextConfig, gpu_bytes: int) -> dict[str, Any]:
@@ -80,9 +91,16 @@ def fit(config: TextConfig, gpu_bytes: int) -> dict[str, Any]:
         InputError: there is no such model, or it has not what the config asks for.
     """
     longest = max(len(prompt.text) for prompt in prompts.load_split(config.prompts, "train"))
-    with here(config) as placed:
-        model = placed.model
-        block_size = block_size_of(model.path, model.attention, model.block_size)
-        measured = trial(placed, longest // LETTERS + TEMPLATE, block_size)
     rewards, unknown = rewards_of(config)
-    return fitted(TextBudget(config, measured, rewards), gpu_bytes, unknown)
+    with here(config) as placed:
+
+        @cache
+        def of_kind(dtype: str, full: bool) -> Trial:
+            lora = None if full else config.model.lora or Lora()
+            model = placed.model.model_copy(update={"dtype": dtype, "lora": lora})
+            return trial(placed.model_copy(update={"model": model}), longest // LETTERS + TEMPLATE)
+
+        def measure(other: TextConfig) -> Trial:
+            return of_kind(other.model.dtype, other.model.lora is None)
+
+        return fitted(TextBudget(config, measure(config), rewards, measure), gpu_bytes, unknown)

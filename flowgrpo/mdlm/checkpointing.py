@@ -11,6 +11,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from flowgrpo.errors import InputError
 
 
+def can_checkpoint(model: torch.nn.Module) -> bool:
+    """Whether a model has layers that transformers marks for checkpointing."""
+    return any(isinstance(module, GradientCheckpointingLayer) for module in model.modules())
+
+
 def checkpoint_gradients(model: torch.nn.Module) -> None:
     """Keep only the inputs of a model's layers for the backward pass, and compute the rest again there: the same numbers.
 
@@ -20,8 +25,7 @@ def checkpoint_gradients(model: torch.nn.Module) -> None:
     Raises:
         InputError: the model has none.
     """
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    if not layers:
+    if not can_checkpoint(model):
         raise InputError(f"model.gradient_checkpointing: {type(model).__name__} does not support it, set it to false")
-    for layer in layers:
+    for layer in [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)

@@ -11,42 +11,50 @@ import torch
 import transformers
 
 from flowgrpo.mdlm import architectures, start
-from flowgrpo.mdlm.checkpointing import checkpoint_gradients
+from flowgrpo.mdlm.checkpointing import can_checkpoint, checkpoint_gradients
 from flowgrpo.mdlm.config import TextConfig
+from flowgrpo.mdlm.decoding.cache import cached
+from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.decoding.probe import Form
 from flowgrpo.mdlm.loading import config_of, model_paths
 from flowgrpo.mdlm.methods.answers import Answers
 from flowgrpo.mdlm.methods.estimate import Call, log_probs
 from flowgrpo.mdlm.methods.views import Views
+from flowgrpo.mdlm.plan import block_size, evaluation_decoder, training_decoder
 from flowgrpo.training import quantise
 from flowgrpo.training.hollow import Hollow, built, size
 from flowgrpo.training.hub import Shape
-from flowgrpo.training.weights import Weights, lora_config
+from flowgrpo.training.live import Peaks
+from flowgrpo.training.weights import Weights, cast_inputs_up, lora_config
 from rewards.compute import DTYPES
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Sizes of a model, and what its calls allocate for one row beside it, in bytes.
+    """Sizes of a model, and what its calls allocate beside it, in bytes.
 
     Attributes:
         weights: of the model as it is loaded.
         shapes: of its tensors by name.
         width: bytes of a weight that is not quantised.
         trained: how many numbers are trained.
-        decode: a call of the decoder.
-        update: a view with gradients, and its backward pass; not measured, 0, where the config has checkpointing.
-        update_checkpointed: the same with `model.gradient_checkpointing`.
+        decode: steps of the decoder of training.
+        evaluate: steps of that of evaluation; None where they take as much.
+        update: a view with gradients, and its backward pass; nothing where the config has checkpointing.
+        update_checkpointed: the same with `model.gradient_checkpointing`; None where the model does not support it.
+        dequantises: whether weights that layers of this package make anew are among these.
     """
 
     weights: int
     shapes: dict[str, Shape]
     width: int
     trained: int
-    decode: int
-    update: int
-    update_checkpointed: int
+    decode: Peaks
+    evaluate: Peaks | None
+    update: Peaks
+    update_checkpointed: Peaks | None
+    dequantises: bool
 
 
 class _Unasked(MaskPredictor):
@@ -59,12 +67,11 @@ class _Unasked(MaskPredictor):
         self.form = self.padded_form = Form("none" if block_size is None else "4d")
 
 
-def trial(config: TextConfig, prompt: int, block_size: int | None) -> Trial:
+def trial(config: TextConfig, prompt: int) -> Trial:
     """Measure a run's calls.
 
     Args:
         prompt: tokens of the longest prompt.
-        block_size: of block-causal attention.
 
     Raises:
         InputError: there is no such model, or it has not what the config asks for.
@@ -81,27 +88,68 @@ def trial(config: TextConfig, prompt: int, block_size: int | None) -> Trial:
     )
     with torch.device("meta"):
         trained = sum(p.numel() for p in Weights({"model": network}, lora).parameters)
+    if model.quantise == "bnb_nf4":
+        cast_inputs_up([network])
+    if model.gradient_checkpointing and not can_checkpoint(network):
+        checkpoint_gradients(network)  # refuses it
     hollow.empty(network, ())
-    predictor = _Unasked(network, block_size)
-    length = model.length
-    ids = torch.ones(1, prompt + length, dtype=torch.long)
-    with hollow.phase() as live, hollow.inside(), torch.no_grad():
-        logits = predictor.logits(ids, start=prompt)
-        logits.log_softmax(-1).exp().argmax(-1)  # as scorers and proposals do
-        decode = live.peak
-        del logits
+    predictor = _Unasked(network, block_size(config))
+    ids = torch.ones(1, prompt + model.length, dtype=torch.long)
+    training, evaluation = training_decoder(config), evaluation_decoder(config)
+    decode = _decoded(hollow, predictor, training, ids)
+    alike = _work(training) == _work(evaluation)
+    evaluate = None if alike else _decoded(hollow, predictor, evaluation, ids)
     hollow.with_gradients([network])
-    whole = 0 if model.gradient_checkpointing else _learnt(hollow, predictor, ids, prompt)
-    checkpoint_gradients(network)
+    update, checkpointed = Peaks() if model.gradient_checkpointing else _learnt(hollow, predictor, ids, prompt), None
+    if can_checkpoint(network):
+        checkpoint_gradients(network)
+        checkpointed = _learnt(hollow, predictor, ids, prompt)
     return Trial(
         weights=weights,
         shapes=shapes,
         width=torch.finfo(DTYPES[model.dtype]).bits // 8,
         trained=trained,
         decode=decode,
-        update=whole,
-        update_checkpointed=_learnt(hollow, predictor, ids, prompt),
+        evaluate=evaluate,
+        update=update,
+        update_checkpointed=checkpointed,
+        dequantises=model.quantise in quantise.FORMS,
     )
+
+
+def _work(decoder: Decoder) -> tuple[object, ...]:
+    """What the memory of a decoder depends on."""
+    return decoder.guided, decoder.cache, decoder.hidden_layers, decoder.region.blocks, decoder.region.counted
+
+
+@torch.no_grad()
+def _decoded(hollow: Hollow, predictor: _Unasked, decoder: Decoder, ids: torch.Tensor) -> Peaks:
+    """What the steps of a decoder allocate: of its last block, or of all where their keys and values are kept."""
+    prompt, mask = ids.shape[1] - decoder.region.length, torch.ones_like(ids, dtype=torch.bool)
+    parts = decoder.region.parts(torch.tensor([prompt]))
+    blocks = [(prompt + int(s), prompt + int(e)) for s, e in parts if s < e]
+    plain = predictor.form
+    if decoder.cache is not None:
+        predictor.form = Form("4d")
+    cache = cached(predictor, decoder.cache, decoder.frame.place) if decoder.cache else None
+    growing = cache is not None and predictor.block_size is not None
+    with hollow.phase() as live, hollow.inside():
+        for start, stop in blocks if growing else blocks[-1:]:
+            for _ in range(1 if cache is None else 2):  # the first step of a block, and those after it
+                hidden = ()
+                if cache is not None:
+                    logits = cache.logits(ids, mask, torch.tensor([0]), start=start, stop=stop)
+                elif decoder.guided:
+                    logits = predictor.guided(ids, None, 1.0, prompt=prompt, start=start, stop=stop)
+                else:
+                    layers = decoder.hidden_layers
+                    logits, hidden = predictor.logits_and_hidden(ids, None, start=start, stop=stop, layers=layers)
+                logits.log_softmax(-1).exp().argmax(-1)  # as scorers and proposals do
+                del logits, hidden
+        peaks = live.peaks
+        del cache
+    predictor.form = plain
+    return peaks
 
 
 def _made(path: str, place: str) -> transformers.PreTrainedModel:
@@ -116,8 +164,8 @@ def _made(path: str, place: str) -> transformers.PreTrainedModel:
     return kind.from_config(config)
 
 
-def _learnt(hollow: Hollow, predictor: MaskPredictor, ids: torch.Tensor, prompt: int) -> int:
-    """The most bytes in a forward and a backward pass of one view that scores a whole answer."""
+def _learnt(hollow: Hollow, predictor: MaskPredictor, ids: torch.Tensor, prompt: int) -> Peaks:
+    """What is allocated in a forward and a backward pass of one view that scores a whole answer."""
     scored = torch.ones(1, ids.shape[1] - prompt, dtype=torch.bool)
     hidden = torch.nn.functional.pad(scored, (prompt, 0))
     answers = Answers(
@@ -130,4 +178,4 @@ def _learnt(hollow: Hollow, predictor: MaskPredictor, ids: torch.Tensor, prompt:
     views = Views(hidden[None], scored[None].float(), torch.ones(1))
     with hollow.phase() as live, hollow.inside():
         log_probs(predictor, answers, views, Call(torch.tensor([0]), torch.tensor([0]))).sum().backward()
-        return live.peak
+        return live.peaks

@@ -1,25 +1,28 @@
 """Whether a run fits a GPU: the peak of each phase and part, the largest batches, and which switch to take first.
 
-Everything here is arithmetic on what one row of a call allocates; calls of several rows allocate as many times as much.
+Everything here is arithmetic on what a call of one row allocates: what is there once, and what comes with each row.
 """
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flowgrpo.schema.sections import RunConfig
+from flowgrpo.schema.sections import Lora, RunConfig
+from flowgrpo.training.live import Peaks
+from flowgrpo.training.optimizers import OPTIMIZERS
 from rewards import BUILT_IN
 
 GIB = 2**30
-LIBRARIES, FRAGMENTS = (
-    GIB,
-    0.05,
-)  # beside what is counted: a GPU's context, and a part of all that no allocation can use
+LIBRARIES = GIB  # beside what is counted: a GPU's context
+FRAGMENTS = 0.05  # and a part of all that no allocation can use
 ROLLOUT, UPDATE = "train.rollout_batch", "train.micro_batch"
-PARTS = ("weights", "trained", "optimizer", "gradients", "states", "activations")
+MOST = 2**31  # rows, where nothing depends on them
+RESORTS = (("train.optimizer.name", "adamw8bit"), ("train.ema", None), ("model.dtype", "bfloat16"), ("model.lora", {}))
+PARTS = ("weights", "trained", "optimizer", "gradients", "states", "samples", "activations")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,22 +31,22 @@ class Phase:
 
     Attributes:
         rows: in one call.
-        key: of the config that sets them; None where there is one row.
+        key: of the config that sets them; None where none does.
         fixed: bytes of each part for any number of rows: weights, trained (adapters or weights, their average and
-            reference), optimizer, gradients, states, activations.
-        each: bytes of activations for each row.
+            reference), optimizer, gradients, states, samples.
+        calls: bytes of activations, by rows.
     """
 
     name: str
     rows: int
     key: str | None
     fixed: dict[str, int]
-    each: int
+    calls: Peaks
 
     @property
     def parts(self) -> dict[str, int]:
         """Bytes of each part."""
-        return self.fixed | {"activations": self.fixed.get("activations", 0) + self.rows * self.each}
+        return self.fixed | {"activations": self.calls.of(self.rows)}
 
     @property
     def total(self) -> int:
@@ -52,8 +55,11 @@ class Phase:
 
     def largest(self, room: int) -> int:
         """The most rows of a call that fit into `room` bytes; 0 if one does not."""
-        one = replace(self, rows=1).total
-        return 0 if one > room else 1 + int((room - one) / ((1 + FRAGMENTS) * max(self.each, 1)))
+        left = (room - LIBRARIES + 1) / (1 + FRAGMENTS) - sum(self.fixed.values())
+        rows = min(int((left - fixed) / each) if each else (fixed <= left) * MOST for fixed, each in self.calls.points)
+        while rows > 0 and replace(self, rows=rows).total > room:  # by rounding
+            rows -= 1
+        return max(min(rows, MOST), 0)
 
 
 class Budget(ABC):
@@ -73,16 +79,27 @@ class Budget(ABC):
     def switches(self) -> list[tuple[str, Any]]:
         """The switches that can be set and are not, from the one that costs least."""
 
+    def resorts(self) -> list[tuple[str, Any]]:
+        """Settings that spare memory and change what is learned, from the one that changes least; after the switches."""
+        model, train = self.config.model, self.config.train
+        possible = {
+            "train.optimizer.name": train.optimizer.name == "adamw",
+            "train.ema": train.ema is not None,
+            "model.dtype": model.dtype == "float32",
+            "model.lora": model.lora is None,
+        }
+        return [(key, value) for key, value in RESORTS if possible[key]]
+
     @abstractmethod
     def switched(self, key: str, value: Any) -> Budget:
-        """The same run with a switch set."""
+        """The same run with a setting made."""
 
     def largest(self, room: int) -> dict[str, int]:
         """The most rows of each key that sets them that fit into `room` bytes; 0 where one is too many."""
         found = {ROLLOUT: [], UPDATE: []}
         for phase in self.phases():
             for key in found if phase.key is None else (phase.key,):
-                found[key].append(phase.largest(room) if phase.key else (phase.total <= room) * 2**31)
+                found[key].append(phase.largest(room) if phase.key else (phase.total <= room) * MOST)
         return {key: min(rows) for key, rows in found.items()}
 
     def peak(self, rows: dict[str, int] | None = None) -> int:
@@ -106,31 +123,83 @@ def at(phases: Sequence[Phase], rows: dict[str, int]) -> list[Phase]:
     return [replace(phase, rows=rows.get(phase.key, phase.rows)) for phase in phases]
 
 
-def switched(config: RunConfig, key: str, value: Any) -> RunConfig:
-    """A config with a key of its model set."""
-    return config.model_copy(update={"model": config.model.model_copy(update={key.removeprefix("model."): value})})
+def switched(config: Any, key: str, value: Any) -> Any:
+    """A config, or a section of one, with a key set; a map stands for adapters with its numbers."""
+    head, _, rest = key.partition(".")
+    value = switched(getattr(config, head), rest, value) if rest else Lora(**value) if head == "lora" else value
+    return config.model_copy(update={head: value})
+
+
+def learnt(config: RunConfig, trained: int, *, reference: bool) -> dict[str, int]:
+    """Bytes of what is learned: the weights with their average and reference, the optimizer's moments, and gradients.
+
+    Gradients are freed when the next update begins, so that they are there in all phases.
+
+    Args:
+        trained: how many numbers are trained.
+        reference: whether a copy of them is the reference of a divergence.
+    """
+    copies = 1 + (config.train.ema is not None) + reference
+    moments = OPTIMIZERS[config.train.optimizer.name].bytes_per_number
+    return {"trained": 4 * copies * trained, "optimizer": round(moments * trained), "gradients": 4 * trained}
+
+
+def step(config: RunConfig, trained: int) -> Peaks:
+    """What an optimizer step allocates: the flat sum of the gradients, and AdamW's square roots of second moments.
+
+    Processes that sum over each other have that sum twice, before the square roots.
+    """
+    flat = 4 * trained
+    again = config.run.processes > 1 or config.train.optimizer.name == "adamw"
+    return Peaks(((flat * (1 + again), 0),))
 
 
 def advised(budget: Budget, room: int) -> tuple[dict[str, Any], Budget] | None:
-    """The fewest settings by which a run fits, from the cheapest, and the run with them; None if none do.
+    """Settings by which a run fits, of which none can be spared, from the cheapest, and the run with them; None if none do.
 
-    Smaller batches come before switches, for they cost the least time; a switch is taken when one row does not fit.
+    Smaller batches come before switches, for they cost the least time; a switch is taken when one row does not fit, and
+    what changes the learning when no switch helps any more.
     """
     settings: dict[str, Any] = {}
-    while not all(budget.largest(room).values()):
-        options = [(key, value, budget.switched(key, value)) for key, value in budget.switches()]
-        helpful = [option for option in options if option[2].smallest() < budget.smallest()]
-        if not helpful:
+    after = budget
+    while not _fits(after, room):
+        taken = _next(after, room, after.switches()) or _next(after, room, after.resorts())
+        if taken is None:
             return None
-        key, value, budget = next((o for o in helpful if all(o[2].largest(room).values())), helpful[0])
-        settings[key] = value
-    most = budget.largest(room)
-    for phase in budget.phases():
+        settings[taken[0]] = taken[1]
+        after = after.switched(*taken)
+    for key in list(settings):
+        fewer = {other: value for other, value in settings.items() if other != key}
+        without = _made(budget, fewer)
+        if _fits(without, room):
+            settings, after = fewer, without
+    most = after.largest(room)
+    for phase in after.phases():
         if phase.key is not None and phase.rows > most[phase.key]:
             settings[phase.key] = most[phase.key]
-    if UPDATE in settings and budget.config.train.rollout_batch is None:  # which would follow it
-        settings.setdefault(ROLLOUT, min(budget.config.train.micro_batch, most[ROLLOUT]))
-    return settings, budget
+    if UPDATE in settings and after.config.train.rollout_batch is None:  # which would follow it
+        settings.setdefault(ROLLOUT, min(after.config.train.micro_batch, most[ROLLOUT]))
+    return settings, after
+
+
+def _fits(budget: Budget, room: int) -> bool:
+    """Whether calls of one row do."""
+    return all(budget.largest(room).values())
+
+
+def _next(budget: Budget, room: int, options: Sequence[tuple[str, Any]]) -> tuple[str, Any] | None:
+    """The first setting that makes a run fit, else the first that helps; None if none does."""
+    others = [(option, budget.switched(*option)) for option in options]
+    helpful = [(option, other) for option, other in others if other.smallest() < budget.smallest()]
+    if not helpful:
+        return None
+    return next((option for option, other in helpful if _fits(other, room)), helpful[0][0])
+
+
+def _made(budget: Budget, settings: dict[str, Any]) -> Budget:
+    for key, value in settings.items():
+        budget = budget.switched(key, value)
+    return budget
 
 
 def fitted(budget: Budget, room: int, not_counted: Sequence[str]) -> dict[str, Any]:
@@ -165,18 +234,19 @@ def _as_json(phase: Phase) -> dict[str, Any]:
 def lines(found: dict[str, Any]) -> Iterator[str]:
     """The same for the terminal."""
     room = found["gpu_bytes"]
-    yield f"{'phase':10}{'rows':>6}" + "".join(f"{name:>13}" for name in (*PARTS, "at least"))
+    yield f"{'phase':10}{'rows':>6}" + "".join(f"{name:>12}" for name in (*PARTS, "at least"))
     for phase in found["phases"]:
         sizes = (_gib(phase[name]) if name in phase else "" for name in (*PARTS, "total"))
-        yield f"{phase['phase']:10}{phase['rows']:>6}" + "".join(f"{size:>13}" for size in sizes)
+        yield f"{phase['phase']:10}{phase['rows']:>6}" + "".join(f"{size:>12}" for size in sizes)
     yield f"in GiB; at least: with {LIBRARIES / GIB:.0f} GiB and {FRAGMENTS:.0%} more, for libraries and fragments"
     if found["rewards_not_counted"]:
         yield f"not counted: the weights of {', '.join(found['rewards_not_counted'])}"
+    yield "samples: decoded ones that wait for their rewards; what rewards allocate while they run is not counted"
     if found["fits"]:
         phase = max(found["phases"], key=lambda phase: phase["total"])["phase"]
         yield f"fits {_gib(room)} GiB: at most {_gib(found['peak'])}, in the phase {phase}; {_most(found['largest'])}"
     elif found["set"] is None:
-        yield f"does not fit {_gib(room)} GiB, whatever is set: take a larger GPU, or smaller samples"
+        yield f"does not fit {_gib(room)} GiB, whatever is set of all that is tried: take a larger GPU, or smaller samples"
     else:
         after = _gib(found["peak_when_set"])
         yield f"does not fit {_gib(room)} GiB as it is; it does, with {after}, by: {_written(found['set'])}"
@@ -189,7 +259,9 @@ def _most(largest: dict[str, int]) -> str:
 
 
 def _written(settings: dict[str, Any]) -> str:
-    return " ".join(f"{key}={str(value).lower()}" for key, value in settings.items())
+    return " ".join(
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()
+    )
 
 
 def _gib(size: float) -> str:

@@ -13,81 +13,21 @@ from __future__ import annotations
 import copy
 import functools
 import gc
-import weakref
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import accelerate
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+
+from flowgrpo.training.live import Live
 
 Tensor = torch.Tensor
-# What networks ask of numbers that do not exist, as zeros would answer: whether all are nothing, whether any is broken.
-ANSWERED = {torch.ops.aten.all.default: True, torch.ops.aten.any.default: False}
-
-
-class Live(TorchDispatchMode):
-    """Counts the bytes of the storages that operations allocate while it is entered, until they are freed."""
-
-    def __init__(self):
-        super().__init__()
-        self._now = self._most = self._start = 0
-        self._sizes: dict[int, int] = {}
-
-    @property
-    def now(self) -> int:
-        """Bytes allocated and not freed since `restart`."""
-        return self._now - self._start
-
-    @property
-    def peak(self) -> int:
-        """The most that `now` has been."""
-        return self._most - self._start
-
-    def restart(self) -> None:
-        """Count from 0 again, whatever is allocated."""
-        self._start = self._most = self._now
-
-    def ignore(self, tensor: Tensor) -> None:
-        """Leave a tensor that stays, a weight, out of the count."""
-        self._sizes[tensor.untyped_storage()._cdata] = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function is torch.ops.aten.index.Tensor and isinstance(args[0], FakeTensor):
-            args = (args[0], _places(args[1]))
-        if function in ANSWERED and isinstance(args[0], FakeTensor):
-            return torch.tensor(ANSWERED[function])
-        if function is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
-            raise NotImplementedError(f"a value of {tuple(args[0].shape)} numbers that do not exist is read")
-        out = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor):
-                self._add(tensor.untyped_storage())
-        return out
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
-        if key not in self._sizes:
-            self._sizes[key] = storage.nbytes()
-            weakref.finalize(storage, self._drop, key)
-            self._now += self._sizes[key]
-            self._most = max(self._most, self._now)
-
-    def _drop(self, key: int) -> None:
-        self._now -= self._sizes.pop(key, 0)
-
-
-def _places(indices: Iterable[Tensor | None]) -> list[Tensor | None]:
-    """Indices with real masks as the places where they are true, so that the shape of the result is known."""
-    places: list[Tensor | None] = []
-    for index in indices:
-        mask = index is not None and index.dtype == torch.bool and not isinstance(index, FakeTensor)
-        places += index.nonzero(as_tuple=True) if mask else [index]
-    return places
+PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
 class _Bridge(torch.autograd.Function):
@@ -106,11 +46,48 @@ class _Bridge(torch.autograd.Function):
         return None, None, None
 
 
+@dataclass(frozen=True)
+class _Run:
+    """What a block left behind.
+
+    Attributes:
+        by: its forward.
+        fixed, each: bytes that stayed beside what it returned: once, and for the row.
+        outputs: what it returned, flat: the index of an input; shape, type and whether it carries a gradient; or a value.
+        form: of what it returned.
+    """
+
+    by: Callable[..., Any]
+    fixed: int
+    each: int
+    outputs: list[Any]
+    form: TreeSpec
+
+
+class _Again(torch.autograd.Function):
+    """A block that has run with other weights: its outputs without numbers, and what it keeps for its backward pass."""
+
+    @staticmethod
+    def forward(ctx, outlines: list[Any], kept: list[Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(*kept, *inputs)
+        like = next(x for x in inputs if isinstance(x, FakeTensor))
+        outputs = tuple(like.new_empty(shape, dtype=dtype) for shape, dtype, _ in outlines)
+        ctx.mark_non_differentiable(*(x for x, (*_, learns) in zip(outputs, outlines, strict=True) if not learns))
+        return outputs
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        needed = ctx.needs_input_grad[2:]
+        inputs = ctx.saved_tensors[-len(needed) :]
+        return None, None, *(torch.empty_like(x) if n else None for x, n in zip(inputs, needed, strict=True))
+
+
 class Hollow:
     """Makes hollow networks, and counts what they allocate.
 
     A call that only repeats an earlier one of the same shapes is not run again: without gradients it allocates nothing that
-    stays, and with gradients (a second branch of guidance) as much stays as of the first.
+    stays, and with gradients (a second branch of guidance) as much stays as of the first. Of neighbouring blocks with equal
+    weights the first and the last are run; one between them leaves behind what the first did.
 
     Attributes:
         live: the count.
@@ -122,13 +99,17 @@ class Hollow:
         self._depth = 0
         self._seen: dict[Any, tuple[Any, int]] = {}  # what a call returned, and the bytes that stayed
         self._again: list[Tensor] = []
+        self._runs: dict[Any, _Run | None] = {}  # of blocks; None of one that is run each time
+        self._held: list[Tensor] = []  # copies of weights, which autocast keeps until the network's call ends
+        self._weight = self._fresh(torch.empty(1))
 
-    def empty(self, module: torch.nn.Module, entrances: Iterable[str] = ("forward",)) -> None:
+    def empty(self, module: torch.nn.Module, entrances: Iterable[str] = ("forward",), *, run_all: bool = False) -> None:
         """Give a network that was built on the device meta fake weights, which are not counted.
 
         Args:
             module: changed in place; its parameters are new ones.
             entrances: the methods that are called from outside.
+            run_all: run every block, as blocks need which leave something for the next call.
         """
         for part in module.modules():
             for name, p in part._parameters.items():
@@ -137,6 +118,9 @@ class Hollow:
             for name, b in part._buffers.items():
                 if b is not None and b.is_floating_point() and b.ndim > 1:
                     part._buffers[name] = self._fresh(b)
+        for blocks in () if run_all else _repeated_blocks(module):
+            for block in blocks[:-1]:
+                block.forward = self._block(block.forward, _kind(block))
         for name in entrances:
             if hasattr(module, name):
                 setattr(module, name, self._door(getattr(module, name)))
@@ -149,11 +133,11 @@ class Hollow:
     @contextmanager
     def phase(self) -> Iterator[Live]:
         """Forget earlier calls; what is allocated inside this context is counted from 0."""
-        self._seen, self._again = {}, []
+        self._seen, self._again, self._runs = {}, [], {}
         gc.collect()
         self.live.restart()
         yield self.live
-        self._seen, self._again = {}, []
+        self._seen, self._again, self._runs = {}, [], {}
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -164,6 +148,8 @@ class Hollow:
                 yield
         finally:
             self._depth -= 1
+            if not self._depth:
+                self._held.clear()
 
     def _fresh(self, like: Tensor) -> Tensor:
         with self._mode:
@@ -181,16 +167,65 @@ class Hollow:
             key = (id(method), torch.is_grad_enabled(), tuple(shapes))
             if key in self._seen:
                 return self._repeated(*self._seen[key])
-            before = self.live.now
+            before = self.live.parts[1]  # another branch has the same copies of weights
             with self.inside():
                 out = method(*mapped(self._fake, args), **mapped(self._fake, kwargs))
             self._seen[key] = (
                 mapped(lambda x: torch.zeros((), dtype=x.dtype).expand(x.shape), out),
-                self.live.now - before,
+                self.live.parts[1] - before,
             )
             return self._real(out)
 
         return run
+
+    def _block(self, method: Callable[..., Any], kind: Any) -> Callable[..., Any]:
+        """A block's forward, which is not run where an equal one was; that one is, when it is computed again."""
+
+        @functools.wraps(method)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            given = tree_leaves((args, kwargs))
+            outlines = tuple(_outline(x) for x in given)
+            key = (kind, torch.is_grad_enabled(), tuple(kwargs), outlines)
+            known = None not in outlines and any(isinstance(x, FakeTensor) for x in given)
+            found = self._runs.get(key) if known else None
+            if found is not None and found.by is not method:
+                return self._as_before(found, [x for x in given if isinstance(x, Tensor)])
+            before = self.live.parts
+            out = method(*args, **kwargs)
+            if known and key not in self._runs:
+                self._runs[key] = self._left(out, [x for x in given if isinstance(x, Tensor)], before, method)
+            return out
+
+        return run
+
+    def _left(self, out: Any, inputs: list[Tensor], before: tuple[int, int], by: Any) -> _Run | None:
+        """What a block left behind; None where it is not known what the next one would do."""
+        found, form = tree_flatten(out)
+        outputs: list[Any] = []
+        made = 0
+        for x in found:
+            same = [i for i, given in enumerate(inputs) if given is x]
+            if same or not isinstance(x, Tensor):
+                outputs.append(same[0] if same else x)
+                continue
+            outputs.append((x.shape, x.dtype, x.requires_grad))
+            made += x.numel() * x.element_size()
+        fixed, each = (now - then for now, then in zip(self.live.parts, before, strict=True))
+        plain = all(isinstance(x, (FakeTensor, type(None))) for x in found)
+        keeps = each > made and not torch.is_grad_enabled()  # something for the next call
+        if not plain or keeps or fixed < 0 or each < made:
+            return None
+        return _Run(by, fixed, each - made, outputs, form)
+
+    def _as_before(self, run: _Run, inputs: list[Tensor]) -> Any:
+        fixed = self._weight.new_empty(run.fixed, dtype=torch.uint8)
+        if torch._C._current_graph_task_id() < 0:  # not in a backward pass, where blocks are computed again one by one
+            self._held.append(fixed)
+        kept = [fixed, next(x for x in inputs if isinstance(x, FakeTensor)).new_empty(run.each, dtype=torch.uint8)]
+        outlines = [x for x in run.outputs if isinstance(x, tuple)]
+        made = iter(_Again.apply(outlines, kept, *inputs) if outlines else ())
+        outputs = [next(made) if isinstance(x, tuple) else None if x is None else inputs[x] for x in run.outputs]
+        return tree_unflatten(outputs, run.form)
 
     def _repeated(self, out: Any, stayed: int) -> Any:
         if torch.is_grad_enabled():
@@ -259,6 +294,28 @@ def mapped(change: Callable[[Tensor], Any], value: Any) -> Any:
         vars(changed).update({key: mapped(change, x) for key, x in vars(value).items()})
         return changed
     return value
+
+
+def _kind(block: torch.nn.Module) -> Any:
+    """Equal for blocks that do the same with other numbers."""
+    weights = tuple((n, tuple(p.shape), p.dtype, p.requires_grad) for n, p in block.named_parameters())
+    return type(block), weights
+
+
+def _repeated_blocks(module: torch.nn.Module) -> Iterator[list[torch.nn.Module]]:
+    """Neighbours in a list that are equal, three or more."""
+    for blocks in [m for m in module.modules() if isinstance(m, torch.nn.ModuleList)]:
+        for _, equal in itertools.groupby(blocks, _kind):
+            neighbours = list(equal)
+            if len(neighbours) > 2:
+                yield neighbours
+
+
+def _outline(x: Any) -> Any:
+    """What a block's work depends on in an argument; None where it may be more than that."""
+    if isinstance(x, Tensor):
+        return tuple(x.shape), x.dtype, x.requires_grad
+    return (x,) if isinstance(x, PLAIN) else None
 
 
 def _zeros(x: Tensor) -> Tensor:

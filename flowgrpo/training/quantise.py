@@ -225,12 +225,22 @@ def _size(name: str, shape: Shape, width: int, form: str | None) -> int:
     return math.prod(shape) * FORMS[form].bits // 8 + scales * width
 
 
-def largest(networks: Iterable[Mapping[str, Shape]], width: int) -> int:
-    """Bytes of the largest layer of some networks that is quantised: each call makes its weights anew.
+def made_anew(networks: Iterable[Mapping[str, Shape]], width: int) -> int:
+    """Bytes of the weights that the largest quantised layer makes in each call: its values, and their product with scales.
 
     Args:
         networks: shapes of each network's tensors, by name.
         width: bytes of a weight that is not quantised.
     """
-    sizes = [math.prod(shape) for own in networks for name, shape in own.items() if IN_BLOCK.search(name)]
-    return max(sizes, default=0) * width
+    return 2 * width * max((math.prod(shape) for own in networks for shape in _in_blocks(own)), default=0)
+
+
+def can(networks: Mapping[str, Mapping[str, Shape]], form: str) -> bool:
+    """Whether networks, by name, can be quantised, as far as the shapes of their tensors tell."""
+    layers = [_in_blocks(own) for own in networks.values()]
+    shared = FORMS[form].shared or 1
+    return all(layers) and not any(shape[1] % shared for own in layers for shape in own)
+
+
+def _in_blocks(tensors: Mapping[str, Shape]) -> list[Shape]:
+    return [shape for name, shape in tensors.items() if len(shape) == 2 and IN_BLOCK.search(name)]

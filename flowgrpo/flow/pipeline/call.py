@@ -29,7 +29,8 @@ GUIDED = "do_classifier_free_guidance"
 
 @cache
 def outline(name: str) -> type | None:
-    """Return a stand-in for a diffusers pipeline class, with its name, its call's arguments, and whether it is guided.
+    """Return a stand-in for a diffusers pipeline class, with its name, its call's arguments, whether it is guided, and
+    whether it encodes prompts apart.
 
     To import such a class takes seconds; what a plan asks of it stands in its own file. The call does nothing; whether it is
     guided is the pipeline's own property. None where the file does not tell: the class inherits from another pipeline, a
@@ -52,6 +53,8 @@ def outline(name: str) -> type | None:
         if names - {"self"} or [getattr(mark, "id", None) for mark in guided.decorator_list] != ["property"]:
             return None
         kept.append(guided)
+    if "encode_prompt" in methods:
+        kept += ast.parse("def encode_prompt(self): ...").body
     for method in kept:
         method.returns = None
         for argument in (*method.args.posonlyargs, *method.args.args, *method.args.kwonlyargs):

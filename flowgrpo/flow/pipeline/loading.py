@@ -203,7 +203,7 @@ def load_policy(
             library's form, while it is loaded (`training.quantise_libraries`).
         encode: prepares the rows to come. Unless `text_encoders` is `keep`, it is called before the networks are loaded,
             and these come onto the device when the text encoders have left it; so the policy can do nothing else yet.
-            Pipelines of which `traits.encodes_first` is false are loaded whole.
+            Pipelines that cannot (`loads_later`) are loaded whole.
 
     Raises:
         InputError: there is no such model or dtype, or it cannot be loaded or quantised.
@@ -211,7 +211,8 @@ def load_policy(
     if dtype not in DTYPES:
         raise InputError(f"dtype: {dtype!r} is unknown, {nearest(str(dtype), DTYPES)}")
     call, device = {**embedded.call_of(path), **(call or {})}, torch.device(device or default_device())
-    later = _loaded_later(path) if encode is not None and options.get("text_encoders", "keep") != "keep" else {}
+    first = encode is not None and options.get("text_encoders", "keep") != "keep" and loads_later(path)
+    later = hollow.classes(index_of(path)) if first else {}
     if not later:
         pipe = load_pipeline(path, DTYPES[dtype], quantise=quantise)
         _finish(pipe, device, adapter, quantise)
@@ -236,11 +237,9 @@ def load_policy(
     return policy
 
 
-def _loaded_later(path: str) -> dict[str, type]:
-    """Classes of the networks that are loaded when the prompts are encoded; none for a pipeline that is loaded whole."""
-    if traits.encodes_first(index_of(path)) and hasattr(pipeline_class(path), "encode_prompt"):
-        return hollow.classes(index_of(path))
-    return {}
+def loads_later(path: str) -> bool:
+    """Whether a model's networks can be loaded when its prompts are encoded; otherwise it is loaded whole."""
+    return traits.encodes_first(index_of(path)) and hasattr(planned_class(path), "encode_prompt")
 
 
 def _finish(pipe: DiffusionPipeline, device: torch.device, adapter: Path | None, quantise: str | None) -> None:

@@ -1,14 +1,23 @@
 """`flowgrpo plan CONFIG --gpu-memory GIB` on flow models."""
 
 import json
+from dataclasses import replace
 
 import pytest
+import torch
 
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.flow.budget import FlowBudget
-from flowgrpo.flow.trial import Trial
+from flowgrpo.flow.pipeline import weightless
+from flowgrpo.flow.trial import Sampling, Trial
 from flowgrpo.training.budget import GIB
+from flowgrpo.training.live import Peaks
+
+
+def each_row(size):
+    return Peaks(((0, round(size * GIB)),))
+
 
 TRIAL = Trial(
     components={"transformer": 10 * GIB, "text_encoder": 9 * GIB, "vae": GIB},
@@ -17,24 +26,32 @@ TRIAL = Trial(
     trained=GIB // 8,
     state=GIB // 1024,
     encode=GIB // 4,
-    rollout=GIB,
-    decode=3 * GIB,
-    decode_tiled=GIB,
-    update=8 * GIB,
-    update_checkpointed=2 * GIB,
+    rollout=Sampling(step=each_row(1), decode=each_row(3), decode_tiled=each_row(1), sample=GIB // 128),
+    evaluate=None,
+    update=each_row(8),
+    update_checkpointed=each_row(2),
+    dequantises=False,
 )
 
 
-def budget(**changes):
+def budget(measured=TRIAL, *, loads_later=True, **changes):
     written = {"model": {"path": "shapes"}, "train": {"micro_batch": 2}}
     for key, value in changes.items():
         section, _, name = key.partition("__")
         written.setdefault(section, {})[name] = value
-    return FlowBudget(config.validated(written), TRIAL, 1024)
+    return FlowBudget(
+        config=config.validated(written),
+        trial=measured,
+        states=1024,
+        groups=8,
+        group=16,
+        loads_later=loads_later,
+        measure=lambda other: measured,
+    )
 
 
-def phases(**changes):
-    return {phase.name: phase for phase in budget(**changes).phases()}
+def phases(*given, **changes):
+    return {phase.name: phase for phase in budget(*given, **changes).phases()}
 
 
 def test_encoders_and_the_network_are_never_on_the_device_together():
@@ -42,6 +59,54 @@ def test_encoders_and_the_network_are_never_on_the_device_together():
     assert found["encode"].parts["weights"] == 10 * GIB
     assert found["rollout"].parts["weights"] == 11 * GIB
     assert phases(model__text_encoders="keep")["update"].parts["weights"] == 20 * GIB
+
+
+def test_what_is_loaded_whole_holds_the_network_while_prompts_are_encoded():
+    assert phases(model__text_encoders="keep")["encode"].parts["weights"] == 20 * GIB
+    assert phases(loads_later=False)["encode"].parts["weights"] == 20 * GIB
+    assert phases(loads_later=False, model__lora=None)["encode"].parts["weights"] == 20 * GIB
+    assert phases(loads_later=False)["rollout"].parts["weights"] == 11 * GIB
+
+
+def test_samples_that_wait_for_their_rewards_are_counted():
+    found, sample = phases(), GIB // 128
+    assert found["decode"].parts["samples"] == 4 * 16 * sample  # groups of 16
+    assert found["reward"].parts["samples"] == 5 * 16 * sample
+    assert "samples" not in found["rollout"].parts
+
+
+def test_an_optimizer_step_may_take_more_than_the_activations():
+    small = replace(TRIAL, update=each_row(1 / 4))
+    assert phases(small)["update"].parts["activations"] == 2 * 4 * GIB // 8
+    assert phases(small, train__optimizer="adamw8bit")["update"].parts["activations"] == GIB // 2
+
+
+def test_an_evaluation_under_another_call_is_a_phase():
+    assert "evaluate" not in phases()
+    guided = Sampling(step=each_row(2), decode=each_row(5), decode_tiled=each_row(1), sample=GIB // 64)
+    found = phases(replace(TRIAL, evaluate=guided), train__rollout_batch=3)["evaluate"]
+    assert found.rows == 3
+    assert found.parts["activations"] == 15 * GIB
+    tiled = phases(replace(TRIAL, evaluate=guided), train__rollout_batch=3, model__vae_tiling=True)["evaluate"]
+    assert tiled.parts["activations"] == 6 * GIB
+
+
+def test_what_changes_the_learning_is_offered_where_it_applies():
+    keys = {key for key, _ in budget(model__lora=None).resorts()}
+    assert keys == {"train.optimizer.name", "train.ema", "model.dtype", "model.lora"}
+    keys = {key for key, _ in budget(model__dtype="bfloat16", train__ema=None).resorts()}
+    assert keys == {"train.optimizer.name"}
+    other = budget(model__lora=None).switched("model.lora", {})
+    assert other.config.model.lora.rank == 16
+    assert budget().switched("train.optimizer.name", "adamw8bit").config.train.optimizer.name == "adamw8bit"
+
+
+def test_four_bits_are_offered_where_rows_are_whole_blocks():
+    narrow = replace(TRIAL, shapes={"transformer": {"blocks.0.up.weight": (1024, 1000)}})
+    assert ("model.quantise", "nf4") in budget().switches()
+    assert [value for key, value in budget(narrow).switches() if key == "model.quantise"] == ["int8"]
+    flat = replace(TRIAL, shapes={"transformer": {"head.weight": (1024, 1024)}})
+    assert not [value for key, value in budget(flat).switches() if key == "model.quantise"]
 
 
 def test_each_part_is_counted():
@@ -71,7 +136,11 @@ def test_switches_spare_what_they_are_for():
     assert (
         quantised["weights"] == 11 * GIB - 1024 * 1024 + 1024 * 2
     )  # a byte less for each weight of the block, its scales
-    assert quantised["activations"] == 16 * GIB + 2 * 1024 * 1024  # the layer that is made anew
+    assert (
+        quantised["activations"] == 16 * GIB + 2 * 2 * 1024 * 1024
+    )  # the layer that is made anew: values, and weights
+    measured = phases(replace(TRIAL, dequantises=True), model__quantise="int8")["update"].parts
+    assert measured["activations"] == 16 * GIB
 
 
 def test_only_switches_that_are_not_set_are_offered():
@@ -85,14 +154,37 @@ def test_plan_says_whether_a_run_fits_and_what_to_set(workplace, capsys):
     assert main(["plan", "tiny.yaml", "--gpu-memory", "2", "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)["gpu"]
     assert found["fits"]
-    assert [phase["phase"] for phase in found["phases"]] == ["encode", "rollout", "decode", "update"]
-    assert found["phases"][3]["rows"] == 3
+    assert [phase["phase"] for phase in found["phases"]] == ["encode", "rollout", "decode", "reward", "update"]
+    assert found["phases"][4]["rows"] == 3
     assert found["rewards_not_counted"] == ["./mine.py:redness"]
     many = found["largest"]["train.micro_batch"] + 1
     assert main(["plan", "tiny.yaml", f"train.micro_batch={many}", "--gpu-memory", "2"]) == 0
     said = capsys.readouterr().out
     assert f"does not fit 2.0 GiB as it is; it does, with 2.0, by: train.micro_batch={many - 1}" in said
     assert "not counted: the weights of ./mine.py:redness" in said
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("model.gradient_checkpointing=true", "Unchecked does not support it, set it to false"),
+        ("model.vae_tiling=true", "Untiled has no tiling, leave it out"),
+    ],
+)
+def test_a_switch_that_the_pipeline_has_not_is_refused_as_by_a_run(workplace, setting, said, monkeypatch, capsys):
+    built = weightless.pipeline
+
+    def lacking(folder, dtype):
+        pipe = built(folder, dtype)
+        pipe.transformer.__class__ = type(
+            "Unchecked", (type(pipe.transformer),), {"_supports_gradient_checkpointing": False}
+        )
+        pipe.vae.__class__ = type("Untiled", (torch.nn.Module,), {})
+        return pipe
+
+    monkeypatch.setattr(weightless, "pipeline", lacking)
+    assert main(["plan", "tiny.yaml", setting, "--gpu-memory", "2"]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_plan_without_a_hub_takes_the_configs_that_are_known_here(monkeypatch, capsys):

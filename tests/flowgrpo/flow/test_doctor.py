@@ -31,7 +31,7 @@ def broken(monkeypatch):
             return pipe
 
         monkeypatch.setattr(loading, "load_pipeline", load)
-        monkeypatch.setattr(loading, "_loaded_later", lambda path: {})
+        monkeypatch.setattr(loading, "loads_later", lambda path: False)
 
     return breaking
 

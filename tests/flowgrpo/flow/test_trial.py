@@ -1,6 +1,7 @@
 """What is planned without numbers, beside what the same pipelines allocate with them."""
 
 import gc
+import math
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.flow import setup
 from flowgrpo.flow.pipeline.weightless import configs
 from flowgrpo.flow.trial import trial
-from flowgrpo.training.hollow import Live
+from flowgrpo.training import hollow
+from flowgrpo.training.live import Live
 
 CLASSES = (
     *("FluxPipeline", "StableDiffusion3Pipeline", "QwenImagePipeline", "ZImagePipeline", "SanaPipeline", "WanPipeline"),
@@ -30,26 +32,27 @@ def settings(folder, specimen, **model):
     )
 
 
-def really(chosen, row):
+def really(chosen, row, rows=1):
     """The peak of a step with numbers and its backward pass, where gradients are there already; and of one without."""
     policy, weights = setup.policy_and_weights(chosen, torch.device("cpu"))
     live = Live()
     for module in policy.modules.values():
         for tensor in (*module.parameters(), *module.buffers()):
             live.ignore(tensor)
+    row = [row] * rows
     with torch.no_grad():
-        policy.prepare([row])
-        state = policy.start([row])
+        policy.prepare(row)
+        state = policy.start(row)
     for p in weights.parameters:
         p.grad = torch.zeros_like(p)
     gc.collect()
     with live:
         with torch.no_grad():
-            policy.walk.velocity(state, policy.sigmas[0], [row])
+            policy.walk.velocity(state, policy.sigmas[0], row)
         rollout = live.peak
         gc.collect()
         live.restart()
-        velocity = policy.walk.velocity(state, policy.sigmas[0], [row])
+        velocity = policy.walk.velocity(state, policy.sigmas[0], row)
         sum(v.float().square().mean() for v in velocity).backward()
     return rollout, live.peak
 
@@ -63,8 +66,10 @@ def test_what_is_planned_is_what_is_allocated(name, checkpointing, tmp_path):
     row = specimen.rows[0]
     planned = trial(chosen, str(tmp_path), row)
     rollout, update = really(chosen, row)
-    assert planned.rollout == pytest.approx(rollout, rel=0.15)
-    assert (planned.update_checkpointed if checkpointing else planned.update) == pytest.approx(update, rel=0.15)
+    assert planned.rollout.step.of(1) == pytest.approx(rollout, rel=0.15)
+    found = planned.update_checkpointed if checkpointing else planned.update
+    assert found.of(1) == pytest.approx(update, rel=0.15)
+    assert planned.rollout.sample == 4 * specimen.build()(**specimen.call, prompt="", output_type="pt")[0].numel()
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -80,9 +85,10 @@ def test_a_pipeline_is_planned_from_its_configs(name, tmp_path):
     for component, network in networks.items():
         weights = sum(t.numel() * t.element_size() for t in (*network.parameters(), *network.buffers()))
         assert planned.components[component] == pytest.approx(weights, rel=0.02)
-    assert min(planned.trained, planned.state, planned.encode, planned.rollout, planned.decode) > 0
-    assert planned.update >= planned.rollout  # the same where a picture is encoded in each call, which takes the most
-    assert planned.update_checkpointed is None or planned.update_checkpointed <= planned.update
+    sampling, update = planned.rollout, planned.update.of(1)
+    assert min(planned.trained, planned.state, planned.encode, sampling.step.of(1), sampling.decode.of(1)) > 0
+    assert update >= sampling.step.of(1)  # the same where a picture is encoded in each call, which takes the most
+    assert planned.update_checkpointed is None or planned.update_checkpointed.of(1) <= update
 
 
 def test_a_quantised_base_is_planned_with_the_layers_it_makes_anew(tmp_path):
@@ -91,7 +97,13 @@ def test_a_quantised_base_is_planned_with_the_layers_it_makes_anew(tmp_path):
     whole, quantised = (
         trial(settings(tmp_path, specimen, quantise=form), str(tmp_path), specimen.rows[0]) for form in (None, "int8")
     )
-    assert quantised.rollout >= whole.rollout
+    layer = max(
+        math.prod(shape) for name, shape in whole.shapes["transformer"].items() if ".0." in name and len(shape) == 2
+    )
+    before, after = (each.rollout.step.of(100) for each in (whole, quantised))
+    assert 0 <= after - before <= 2 * 4 * layer  # once, for any number of rows
+    assert quantised.dequantises
+    assert not whole.dequantises
     assert quantised.trained == whole.trained
 
 
@@ -100,4 +112,55 @@ def test_a_row_of_longer_text_takes_more(tmp_path):
     specimen.build().save_pretrained(tmp_path)
     chosen = settings(tmp_path, specimen)
     short, long = (trial(chosen, str(tmp_path), Row(text, 0)) for text in ("a cat", "a cat " * 40))
-    assert long.update > 1.2 * short.update
+    assert long.update.of(1) > 1.2 * short.update.of(1)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_copies_of_weights_in_half_precision_are_there_once_for_all_rows(rows, tmp_path):
+    specimen = SPECIMENS["FluxPipeline"]
+    specimen.build().save_pretrained(tmp_path)
+    chosen = settings(tmp_path, specimen, lora=None, dtype="bfloat16")
+    planned, (rollout, update) = trial(chosen, str(tmp_path), specimen.rows[0]), really(chosen, specimen.rows[0], rows)
+    assert planned.rollout.step.of(rows) == pytest.approx(rollout, rel=0.15)
+    assert planned.update.of(rows) == pytest.approx(update, rel=0.15)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_blocks_that_are_not_run_are_counted_as_if_they_were(checkpointing, tmp_path, monkeypatch):
+    specimen = SPECIMENS["FluxPipeline"]
+    pipe = specimen.build()
+    pipe.transformer = type(pipe.transformer)(**{**pipe.transformer.config, "num_layers": 5, "num_single_layers": 7})
+    pipe.save_pretrained(tmp_path)
+    chosen = settings(tmp_path, specimen, gradient_checkpointing=checkpointing)
+    short = trial(chosen, str(tmp_path), specimen.rows[0])
+    monkeypatch.setattr(hollow, "_repeated_blocks", lambda module: ())
+    whole = trial(chosen, str(tmp_path), specimen.rows[0])
+    assert short.encode == whole.encode
+    for rows in (1, 4):
+        assert short.rollout.step.of(rows) == whole.rollout.step.of(rows)
+        assert short.update_checkpointed.of(rows) == pytest.approx(whole.update_checkpointed.of(rows), rel=0.01)
+        assert checkpointing or short.update.of(rows) == pytest.approx(whole.update.of(rows), rel=0.01)
+
+
+def test_an_evaluation_is_tried_where_its_call_takes_more(tmp_path):
+    specimen = SPECIMENS["FluxPipeline"]
+    specimen.build().save_pretrained(tmp_path)
+    chosen = settings(tmp_path, specimen)
+    steps = chosen.model_copy(update={"eval": chosen.eval.model_copy(update={"call": {"num_inference_steps": 9}})})
+    assert trial(steps, str(tmp_path), specimen.rows[0]).evaluate is None
+    larger = {"height": 2 * specimen.call["height"]}
+    chosen = chosen.model_copy(update={"eval": chosen.eval.model_copy(update={"call": larger})})
+    planned = trial(chosen, str(tmp_path), specimen.rows[0])
+    assert planned.evaluate.sample == 2 * planned.rollout.sample
+    assert planned.evaluate.step.of(1) > planned.rollout.step.of(1)
+
+
+def test_adapters_on_a_base_of_bitsandbytes_keep_their_inputs_in_float32(tmp_path):
+    specimen = SPECIMENS["FluxPipeline"]
+    specimen.build().save_pretrained(tmp_path)
+    half = {"dtype": "bfloat16", "lora": {"rank": 2, "alpha": 4, "targets": "all-linear"}}
+    own, other = (
+        trial(settings(tmp_path, specimen, quantise=form, **half), str(tmp_path), specimen.rows[0])
+        for form in (None, "bnb_nf4")
+    )
+    assert other.update.of(1) > 1.2 * own.update.of(1)

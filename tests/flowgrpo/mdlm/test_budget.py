@@ -9,13 +9,14 @@ from released import released
 
 from flowgrpo import config
 from flowgrpo.cli import main
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm import checkpointing as checkpointing_of
 from flowgrpo.mdlm import setup
-from flowgrpo.mdlm.loading import block_size_of
 from flowgrpo.mdlm.methods.answers import Answers
 from flowgrpo.mdlm.methods.estimate import Call, log_probs
 from flowgrpo.mdlm.methods.views import Views
 from flowgrpo.mdlm.trial import trial
-from flowgrpo.training.hollow import Live
+from flowgrpo.training.live import Live
 
 PROMPT, LENGTH = 8, 32
 
@@ -57,9 +58,9 @@ def really(chosen):
 def test_what_is_planned_is_what_is_allocated(name, checkpointing, tmp_path):
     released(name, tmp_path)
     chosen = settings(tmp_path, gradient_checkpointing=checkpointing)
-    planned = trial(chosen, PROMPT, block_size_of(str(tmp_path), None, None))
+    planned = trial(chosen, PROMPT)
     found = planned.update_checkpointed if checkpointing else planned.update
-    assert found == pytest.approx(really(chosen), rel=0.15)
+    assert found.of(1) == pytest.approx(really(chosen), rel=0.15)
 
 
 def test_plan_says_whether_a_run_fits(tmp_path, monkeypatch, capsys):
@@ -74,3 +75,28 @@ def test_plan_says_whether_a_run_fits(tmp_path, monkeypatch, capsys):
     most = found["largest"]["train.rollout_batch"]
     assert main(["plan", "digits.yaml", f"train.rollout_batch={most + 1}", "--gpu-memory", "2"]) == 0
     assert f"by: train.rollout_batch={most}" in capsys.readouterr().out
+
+
+def decoded(folder, **decoder):
+    chosen = settings(folder)
+    algorithm = {"decoder": {"region": {"block_length": 16}, **decoder}}
+    return trial(config.validated({**chosen.model_dump(), "algorithm": algorithm}), PROMPT)
+
+
+def test_a_decoder_is_counted_with_its_branches_and_its_cache(tmp_path):
+    released("dream", tmp_path)
+    plain, guided, kept = decoded(tmp_path), decoded(tmp_path, cfg_scale=1.0), decoded(tmp_path, cache="dual")
+    assert guided.decode.of(1) > 1.7 * plain.decode.of(1)
+    written = json.loads((tmp_path / "config.json").read_text())
+    width = written["hidden_size"] // written["num_attention_heads"] * written["num_key_value_heads"]
+    keys = 2 * 4 * written["num_hidden_layers"] * width * (PROMPT + LENGTH)
+    assert kept.decode.of(1) >= plain.decode.of(1) + keys // 2
+    assert plain.evaluate is None or plain.evaluate.of(1) > 0
+
+
+def test_checkpointing_that_a_model_has_not_is_refused(tmp_path, monkeypatch):
+    released("llada", tmp_path)
+    monkeypatch.setattr(checkpointing_of, "GradientCheckpointingLayer", type(None))
+    with pytest.raises(InputError, match="does not support it, set it to false"):
+        trial(settings(tmp_path, gradient_checkpointing=True), PROMPT)
+    assert trial(settings(tmp_path), PROMPT).update_checkpointed is None

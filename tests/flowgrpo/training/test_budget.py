@@ -5,7 +5,24 @@ from typing import Any
 import pytest
 
 from flowgrpo import config
-from flowgrpo.training.budget import GIB, ROLLOUT, UPDATE, Budget, Phase, advised, fitted, lines, rewards_of
+from flowgrpo.training.budget import (
+    GIB,
+    ROLLOUT,
+    UPDATE,
+    Budget,
+    Phase,
+    advised,
+    fitted,
+    learnt,
+    lines,
+    rewards_of,
+    step,
+)
+from flowgrpo.training.live import Peaks
+
+
+def each_row(size):
+    return Peaks(((0, size * GIB),))
 
 
 @dataclass(frozen=True)
@@ -15,23 +32,34 @@ class Made(Budget):
     set: tuple = ()
     micro_batch: int = 4
     rollout_batch: int | None = None
+    encode: int = 6
 
     @property
     def config(self):
-        return SimpleNamespace(train=SimpleNamespace(micro_batch=self.micro_batch, rollout_batch=self.rollout_batch))
+        train = {"micro_batch": self.micro_batch, "rollout_batch": self.rollout_batch}
+        train |= {"ema": None, "optimizer": SimpleNamespace(name="adamw8bit")}
+        dtype = "bfloat16" if "model.dtype" in self.set else "float32"
+        return SimpleNamespace(train=SimpleNamespace(**train), model=SimpleNamespace(dtype=dtype, lora=object()))
 
     def phases(self):
-        weights = {"weights": (5 if "model.quantise" in self.set else 10) * GIB}
+        size = 5 if "model.quantise" in self.set else 10
+        weights = {"weights": (size - 4 * ("model.dtype" in self.set)) * GIB}
         each = 2 if "model.gradient_checkpointing" in self.set else 8
         return [
-            Phase(name="encode", rows=1, key=None, fixed={"weights": 6 * GIB}, each=GIB),
-            Phase(name="rollout", rows=self.rollout_batch or self.micro_batch, key=ROLLOUT, fixed=weights, each=GIB),
+            Phase(name="encode", rows=1, key=None, fixed={"weights": self.encode * GIB}, calls=each_row(1)),
+            Phase(
+                name="rollout",
+                rows=self.rollout_batch or self.micro_batch,
+                key=ROLLOUT,
+                fixed=weights,
+                calls=each_row(1),
+            ),
             Phase(
                 name="update",
                 rows=self.micro_batch,
                 key=UPDATE,
                 fixed=weights | {"gradients": GIB},
-                each=each * GIB,
+                calls=each_row(each),
             ),
         ]
 
@@ -69,12 +97,68 @@ def test_switches_come_together_where_one_is_too_few():
     assert after.peak(settings) <= 10 * GIB
 
 
-def test_what_no_switch_helps_says_so():
+def test_what_no_setting_helps_says_so():
     assert advised(Made(), 7 * GIB) is None
     found = fitted(Made(), 7 * GIB, [])
     assert found["set"] is None
     assert not found["fits"]
     assert "does not fit 7.0 GiB, whatever is set" in "\n".join(lines(found))
+
+
+def test_what_changes_the_learning_is_advised_when_no_switch_is_enough():
+    made = Made(encode=1)
+    assert advised(made, 9 * GIB)[0] == {
+        "model.gradient_checkpointing": True,
+        "model.quantise": "int8",
+        "model.dtype": "bfloat16",
+        ROLLOUT: 4,
+        UPDATE: 2,
+    }
+
+
+def test_a_setting_that_a_later_one_makes_needless_is_not_advised():
+    @dataclass(frozen=True)
+    class Two(Made):
+        def switches(self):
+            every = [("model.vae", "offload"), ("model.quantise", "int8")]
+            return [(key, value) for key, value in every if key not in self.set]
+
+        def phases(self):
+            size = 12 - 2 * ("model.vae" in self.set) - 6 * ("model.quantise" in self.set)
+            return [
+                Phase(name="rollout", rows=1, key=ROLLOUT, fixed={"weights": size * GIB}, calls=each_row(1)),
+                Phase(
+                    name="update",
+                    rows=1,
+                    key=UPDATE,
+                    fixed={"weights": size * GIB},
+                    calls=each_row(2 + 2 * ("model.vae" not in self.set)),
+                ),
+            ]
+
+    both = advised(Two(), 10 * GIB)
+    assert set(both[0]) == {"model.vae", "model.quantise"}
+    assert set(advised(Two(), 13 * GIB)[0]) == {"model.quantise"}
+
+
+def test_bytes_that_are_there_once_are_counted_once():
+    calls = Peaks(((6 * GIB, GIB), (0, 2 * GIB)))
+    assert [calls.of(rows) // GIB for rows in (1, 4, 8)] == [7, 10, 16]
+    phase = Phase(name="update", rows=1, key=UPDATE, fixed={"weights": GIB}, calls=calls)
+    for room in (9 * GIB, 12 * GIB, 30 * GIB):
+        rows = phase.largest(room)
+        assert replace(phase, rows=max(rows, 1)).total <= room or rows == 0
+        assert replace(phase, rows=rows + 1).total > room
+
+
+def test_an_optimizer_step_takes_the_flat_gradient_and_square_roots_of_moments():
+    def run(**train):
+        return config.validated({"model": {"path": "shapes"}, "train": train})
+
+    assert step(run(), 100).of(9) == 800
+    assert step(run(optimizer="adamw8bit"), 100).of(1) == 400
+    assert learnt(run(ema=None), 100, reference=False) == {"trained": 400, "optimizer": 800, "gradients": 400}
+    assert learnt(run(), 100, reference=True)["trained"] == 1200
 
 
 def test_what_is_said_of_a_run_that_fits_and_of_one_that_does_not():
