@@ -61,53 +61,40 @@ class FlowBudget(Budget):
     @override
     def phases(self) -> list[Phase]:
         model, train, trial = self.config.model, self.config.train, self.trial
-        weights = trial.components | {name: self._frozen(name) for name in trial.shapes if model.lora is not None}
-        if model.lora is None:  # counted as trained
-            weights |= dict.fromkeys(trial.shapes, 0)
-        networks = sum(
-            self._frozen(name) if name in trial.shapes else weights[name] for name in weights if is_network(name)
-        )
-        encoders = sum(size for name, size in weights.items() if name.startswith(ENCODERS))
-        decoders = sum(size for name, size in weights.items() if name in DECODERS)
-        others = sum(size for name, size in weights.items() if not is_network(name)) - encoders - decoders
-        visiting = decoders if model.vae == "offload" else 0
-        resident = sum(weights.values()) - visiting - (0 if model.text_encoders == "keep" else encoders)
-        first = encoders + decoders + others + (0 if self.loads_later and model.text_encoders != "keep" else networks)
-        waiting = min(self.groups, WAITING) * self.group * trial.rollout.sample
+        loaded = trial.components | {name: self._frozen(name) for name in trial.shapes}
+        encoders = sum(size for name, size in loaded.items() if name.startswith(ENCODERS))
+        decoders = sum(size for name, size in loaded.items() if name in DECODERS)
+        away = decoders if model.vae == "offload" else 0
+        later = self.loads_later and model.text_encoders != "keep"
+        networks = sum(size for name, size in loaded.items() if is_network(name) and later)
+        resident = sum(size for name, size in loaded.items() if model.lora or name not in trial.shapes) - away
         stay = {
-            "weights": resident,
+            "weights": resident if model.text_encoders == "keep" else resident - encoders,
             **learnt(self.config, trial.trained, reference=self._has_reference()),
             "states": self.states * trial.state,
         }
+        of_group = self.group * trial.rollout.sample
+        waiting = min(self.groups, WAITING) * of_group
         layer, rows = self._layer(), train.rollout_rows
         kept = 0  # of the weights, which torchao's graphs keep as they were made
         if not model.gradient_checkpointing:
             kept = sum(quantise_libraries.kept(own, trial.width, model.quantise) for own in trial.shapes.values())
         checkpointed = trial.update_checkpointed if model.gradient_checkpointing else None
         update = (checkpointed or trial.update).beside(max(layer, kept)) | step(self.config, trial.trained)
-        phases = [
-            Phase(name="encode", rows=1, key=None, fixed={"weights": first}, calls=Peaks(((0, trial.encode),))),
+        encode = {"weights": sum(loaded.values()) - networks}
+        decoding = stay | {"weights": stay["weights"] + away, "samples": waiting}
+        joined = stay | {"samples": waiting + of_group}  # a group, and its parts
+        found = [
+            Phase(name="encode", rows=1, key=None, fixed=encode, calls=Peaks(((0, trial.encode),))),
             Phase(name="rollout", rows=rows, key=ROLLOUT, fixed=stay, calls=trial.rollout.step.beside(layer)),
-            Phase(
-                name="decode",
-                rows=rows,
-                key=ROLLOUT,
-                fixed=stay | {"samples": waiting},
-                calls=self._decode(trial.rollout).beside(visiting),
-            ),
-            Phase(
-                name="reward",
-                rows=self.group,
-                key=None,
-                fixed=stay | {"samples": waiting + self.group * trial.rollout.sample},  # one is joined of its parts
-                calls=Peaks(),
-            ),
+            Phase(name="decode", rows=rows, key=ROLLOUT, fixed=decoding, calls=self._decode(trial.rollout)),
+            Phase(name="reward", rows=self.group, key=None, fixed=joined, calls=Peaks()),
             Phase(name="update", rows=train.micro_batch, key=UPDATE, fixed=stay, calls=update),
         ]
         if trial.evaluate is not None:
-            calls = trial.evaluate.step.beside(layer) | self._decode(trial.evaluate).beside(visiting)
-            phases.append(Phase(name="evaluate", rows=rows, key=ROLLOUT, fixed=stay, calls=calls))
-        return phases
+            calls = trial.evaluate.step.beside(layer) | self._decode(trial.evaluate).beside(away)
+            found.append(Phase(name="evaluate", rows=rows, key=ROLLOUT, fixed=stay, calls=calls))
+        return found
 
     @override
     def switches(self) -> list[tuple[str, Any]]:
