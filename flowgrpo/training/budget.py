@@ -21,7 +21,12 @@ LIBRARIES = GIB  # beside what is counted: a GPU's context
 FRAGMENTS = 0.05  # and a part of all that no allocation can use
 ROLLOUT, UPDATE = "train.rollout_batch", "train.micro_batch"
 MOST = 2**31  # rows, where nothing depends on them
-RESORTS = (("train.optimizer.name", "adamw8bit"), ("train.ema", None), ("model.dtype", "bfloat16"), ("model.lora", {}))
+RESORTS = (
+    ("train.optimizer.name", "adamw8bit"),
+    ("train.ema", None),
+    ("model.dtype", "bfloat16"),
+    ("model.lora", {"rank": 16}),
+)
 PARTS = ("weights", "trained", "optimizer", "gradients", "states", "samples", "activations")
 
 

@@ -68,6 +68,15 @@ def test_a_pipeline_with_a_control_network_is_loaded_whole(tmp_path):
     assert memory.loading_peak(chosen, components) == 4 * whole
 
 
+def test_a_pipeline_that_cannot_encode_apart_is_loaded_whole(tiny_model, monkeypatch):
+    apart = settings(tiny_model, lora={"rank": 1, "alpha": 1}, text_encoders="free")
+    components = memory.component_shapes(str(tiny_model))
+    networks = sum(math.prod(shape) for shape in components["transformer"].values())
+    first = memory.loading_peak(apart, components)
+    monkeypatch.setattr(loading, "planned_class", lambda path: type("Whole", (), {}))
+    assert memory.loading_peak(apart, components) == first + 4 * networks
+
+
 # FLUX.2-dev: 32.2 and 24 billion weights, as many in blocks as can be quantised.
 FLUX2 = {
     "text_encoder": {"model.weight": (24_000_000_000,)},

@@ -30,6 +30,7 @@ def test_an_outline_says_what_the_class_says(name):
     for call in CALLS:
         assert guidance.guidance_branches(found, call) == guidance.guidance_branches(pipeline, call)
     assert guidance.unguided(found) == guidance.unguided(pipeline)
+    assert hasattr(found, "encode_prompt") == hasattr(pipeline, "encode_prompt")
 
 
 def test_most_pipelines_have_an_outline():
