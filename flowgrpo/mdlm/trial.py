@@ -124,29 +124,34 @@ def _work(decoder: Decoder) -> tuple[object, ...]:
 
 @torch.no_grad()
 def _decoded(hollow: Hollow, predictor: _Unasked, decoder: Decoder, ids: torch.Tensor) -> Peaks:
-    """What the steps of a decoder allocate: of its last block, or of all where their keys and values are kept."""
+    """What steps of a decoder allocate: of its last block, and of its first where a cache grows from block to block."""
     prompt, mask = ids.shape[1] - decoder.region.length, torch.ones_like(ids, dtype=torch.bool)
     parts = decoder.region.parts(torch.tensor([prompt]))
     blocks = [(prompt + int(s), prompt + int(e)) for s, e in parts if s < e]
-    plain = predictor.form
+    plain, peaks = predictor.form, Peaks()
     if decoder.cache is not None:
         predictor.form = Form("4d")
     cache = cached(predictor, decoder.cache, decoder.frame.place) if decoder.cache else None
     growing = cache is not None and predictor.block_size is not None
+    steps = dict.fromkeys((blocks[0], *blocks[-2:])) if growing else blocks[-1:] * (1 if cache is None else 2)
     with hollow.phase() as live, hollow.inside():
-        for start, stop in blocks if growing else blocks[-1:]:
-            for _ in range(1 if cache is None else 2):  # the first step of a block, and those after it
-                hidden = ()
-                if cache is not None:
-                    logits = cache.logits(ids, mask, torch.tensor([0]), start=start, stop=stop)
-                elif decoder.guided:
-                    logits = predictor.guided(ids, None, 1.0, prompt=prompt, start=start, stop=stop)
-                else:
-                    layers = decoder.hidden_layers
-                    logits, hidden = predictor.logits_and_hidden(ids, None, start=start, stop=stop, layers=layers)
-                logits.log_softmax(-1).exp().argmax(-1)  # as scorers and proposals do
-                del logits, hidden
-        peaks = live.peaks
+        for start, stop in steps:
+            hidden = ()
+            if cache is not None:
+                logits = cache.logits(ids, mask, torch.tensor([0]), start=start, stop=stop)
+            elif decoder.guided:
+                logits = predictor.guided(ids, None, 1.0, prompt=prompt, start=start, stop=stop)
+            else:
+                layers = decoder.hidden_layers
+                logits, hidden = predictor.logits_and_hidden(ids, None, start=start, stop=stop, layers=layers)
+            logits.log_softmax(-1).exp().argmax(-1)  # as scorers and proposals do
+            del logits, hidden
+            if not growing or (start, stop) in (
+                blocks[0],
+                blocks[-1],
+            ):  # to the last but one it has jumped, which none does
+                peaks |= live.peaks
+            live.lower()
         del cache
     predictor.form = plain
     return peaks

@@ -150,13 +150,11 @@ def learnt(config: RunConfig, trained: int, *, reference: bool) -> dict[str, int
 
 
 def step(config: RunConfig, trained: int) -> Peaks:
-    """What an optimizer step allocates: the flat sum of the gradients, and AdamW's square roots of second moments.
+    """What an optimizer step allocates: the flat sum of the gradients, twice where processes sum, or AdamW's square roots.
 
-    Processes that sum over each other have that sum twice, before the square roots.
+    These, of the second moments, are as many, and come when the sum is freed.
     """
-    flat = 4 * trained
-    again = config.run.processes > 1 or config.train.optimizer.name == "adamw"
-    return Peaks(((flat * (1 + again), 0),))
+    return Peaks(((4 * trained * (1 + (config.run.processes > 1)), 0),))
 
 
 def advised(budget: Budget, room: int) -> tuple[dict[str, Any], Budget] | None:

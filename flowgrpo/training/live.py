@@ -78,6 +78,10 @@ class Live(TorchDispatchMode):
         """Count from 0 again, whatever is allocated."""
         self._start, self._points = (self._now[True], self._now[False]), [(0, 0)]
 
+    def lower(self) -> None:
+        """Forget what the most has been, and not what is there."""
+        self._points = [self.parts]
+
     def ignore(self, tensor: Tensor) -> None:
         """Leave a tensor that stays, a weight, out of the count."""
         self._sizes[tensor.untyped_storage()._cdata] = 0, True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,15 +53,9 @@ def optimizer_step(
         scaler: of the loss, for float16; a disabled one does nothing.
         reduce: sum of a tensor over the processes.
     """
-    reached = reduce(torch.tensor([float(p.grad is not None) for p in weights.parameters]))
-    for p, by in zip(weights.parameters, reached.tolist(), strict=True):
-        if by and p.grad is None:  # experts, say, that another process's rows chose, or no row here is trained on
-            p.grad = torch.zeros_like(p)
-    grads = [p.grad for p in weights.parameters if p.grad is not None]
-    everyone = reduce(torch.cat([grad.flatten() for grad in grads]))  # one message, not one for each tensor
-    for grad, summed in zip(grads, everyone.split([grad.numel() for grad in grads]), strict=True):
-        grad.copy_(summed.view_as(grad))
-    scaler.scale(everyone[:0])  # a process without a loss in the run's first step has not set its scale up yet
+    _sum_gradients(weights.parameters, reduce)
+    # A process without a loss in the run's first step has not set its scale up yet.
+    scaler.scale(weights.parameters[0].new_zeros(0))
     scaler.unscale_(optimizer)
     stats.grad_norm = float(torch.nn.utils.clip_grad_norm_(weights.parameters, max_grad_norm))
     if math.isfinite(stats.grad_norm):
@@ -71,3 +65,15 @@ def optimizer_step(
     else:
         stats.skipped = 1
     scaler.update()
+
+
+def _sum_gradients(parameters: Sequence[torch.nn.Parameter], reduce: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Sum the gradients over the processes, in place; what is made for it is freed before the step."""
+    reached = reduce(torch.tensor([float(p.grad is not None) for p in parameters]))
+    for p, by in zip(parameters, reached.tolist(), strict=True):
+        if by and p.grad is None:  # experts, say, that another process's rows chose, or no row here is trained on
+            p.grad = torch.zeros_like(p)
+    grads = [p.grad for p in parameters if p.grad is not None]
+    everyone = reduce(torch.cat([grad.flatten() for grad in grads]))  # one message, not one for each tensor
+    for grad, summed in zip(grads, everyone.split([grad.numel() for grad in grads]), strict=True):
+        grad.copy_(summed.view_as(grad))

@@ -144,26 +144,18 @@ def test_bytes_that_are_there_once_are_counted_once():
         assert replace(phase, rows=rows + 1).total > room
 
 
-def test_an_optimizer_step_takes_the_flat_gradient_and_square_roots_of_moments():
-    def run(**train):
-        return config.validated({"model": {"path": "shapes"}, "train": train})
+def test_an_optimizer_step_takes_the_flat_gradient_and_what_is_learned_its_copies():
+    def run(**written):
+        return config.validated({"model": {"path": "shapes"}, **written})
 
-    assert step(run(), 100).of(9) == 800
-    assert step(run(optimizer="adamw8bit"), 100).of(1) == 400
-    assert learnt(run(ema=None), 100, reference=False) == {"trained": 400, "optimizer": 800, "gradients": 400}
+    assert step(run(), 100).of(9) == 400
+    assert step(run(run={"processes": 2}), 100).of(1) == 800
+    assert learnt(run(train={"ema": None}), 100, reference=False) == {
+        "trained": 400,
+        "optimizer": 800,
+        "gradients": 400,
+    }
     assert learnt(run(), 100, reference=True)["trained"] == 1200
-
-
-def test_what_is_said_of_a_run_that_fits_and_of_one_that_does_not():
-    said = "\n".join(lines(fitted(Made(micro_batch=2), 80 * GIB, ["./mine.py:reward"])))
-    assert (
-        "fits 80.0 GiB: at most 29.3, in the phase update; train.rollout_batch up to 65, train.micro_batch up to 8"
-        in said
-    )
-    assert "not counted: the weights of ./mine.py:reward" in said
-    assert "with model.gradient_checkpointing=true: 16.8" in said
-    said = "\n".join(lines(fitted(Made(), 18 * GIB, [])))
-    assert "it does, with 16.8, by: model.gradient_checkpointing=true train.micro_batch=2 train.rollout_batch=4" in said
 
 
 def test_the_weights_of_rewards_are_those_that_their_cards_name():
