@@ -33,7 +33,7 @@ def settings(folder, specimen, **model):
 
 
 def really(chosen, row, rows=1):
-    """The peak of a step with numbers and its backward pass, where gradients are there already; and of one without."""
+    """Peaks of a step with numbers without gradients, and with a backward pass into gradients that are there; a sample's size."""
     policy, weights = setup.policy_and_weights(chosen, torch.device("cpu"))
     live = Live()
     for module in policy.modules.values():
@@ -54,7 +54,8 @@ def really(chosen, row, rows=1):
         live.restart()
         velocity = policy.walk.velocity(state, policy.sigmas[0], row)
         sum(v.float().square().mean() for v in velocity).backward()
-    return rollout, live.peak
+    with torch.no_grad():
+        return rollout, live.peak, policy.walk.decode(state, row, by_landing=False).numel()
 
 
 @pytest.mark.parametrize("name", ["FluxPipeline", "StableDiffusion3Pipeline", "SanaPipeline", "WanPipeline"])
@@ -65,11 +66,11 @@ def test_what_is_planned_is_what_is_allocated(name, checkpointing, tmp_path):
     chosen = settings(tmp_path, specimen, gradient_checkpointing=checkpointing)
     row = specimen.rows[0]
     planned = trial(chosen, str(tmp_path), row)
-    rollout, update = really(chosen, row)
+    rollout, update, sample = really(chosen, row)
     assert planned.rollout.step.of(1) == pytest.approx(rollout, rel=0.15)
     found = planned.update_checkpointed if checkpointing else planned.update
     assert found.of(1) == pytest.approx(update, rel=0.15)
-    assert planned.rollout.sample == 4 * specimen.build()(**specimen.call, prompt="", output_type="pt")[0].numel()
+    assert planned.rollout.sample == 4 * sample
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -120,7 +121,10 @@ def test_copies_of_weights_in_half_precision_are_there_once_for_all_rows(rows, t
     specimen = SPECIMENS["FluxPipeline"]
     specimen.build().save_pretrained(tmp_path)
     chosen = settings(tmp_path, specimen, lora=None, dtype="bfloat16")
-    planned, (rollout, update) = trial(chosen, str(tmp_path), specimen.rows[0]), really(chosen, specimen.rows[0], rows)
+    planned, (rollout, update, _) = (
+        trial(chosen, str(tmp_path), specimen.rows[0]),
+        really(chosen, specimen.rows[0], rows),
+    )
     assert planned.rollout.step.of(rows) == pytest.approx(rollout, rel=0.15)
     assert planned.update.of(rows) == pytest.approx(update, rel=0.15)
 
@@ -129,15 +133,17 @@ def test_copies_of_weights_in_half_precision_are_there_once_for_all_rows(rows, t
 def test_blocks_that_are_not_run_are_counted_as_if_they_were(checkpointing, tmp_path, monkeypatch):
     specimen = SPECIMENS["FluxPipeline"]
     pipe = specimen.build()
-    pipe.transformer = type(pipe.transformer)(**{**pipe.transformer.config, "num_layers": 5, "num_single_layers": 7})
+    pipe.transformer = pipe.transformer.from_config(
+        {**pipe.transformer.config, "num_layers": 5, "num_single_layers": 7}
+    )
     pipe.save_pretrained(tmp_path)
     chosen = settings(tmp_path, specimen, gradient_checkpointing=checkpointing)
     short = trial(chosen, str(tmp_path), specimen.rows[0])
     monkeypatch.setattr(hollow, "_repeated_blocks", lambda module: ())
     whole = trial(chosen, str(tmp_path), specimen.rows[0])
-    assert short.encode == whole.encode
+    assert short.encode == pytest.approx(whole.encode, rel=0.01)
     for rows in (1, 4):
-        assert short.rollout.step.of(rows) == whole.rollout.step.of(rows)
+        assert short.rollout.step.of(rows) == pytest.approx(whole.rollout.step.of(rows), rel=0.01)
         assert short.update_checkpointed.of(rows) == pytest.approx(whole.update_checkpointed.of(rows), rel=0.01)
         assert checkpointing or short.update.of(rows) == pytest.approx(whole.update.of(rows), rel=0.01)
 
