@@ -33,7 +33,7 @@ def settings(folder, specimen, **model):
 
 
 def really(chosen, row, rows=1):
-    """Peaks of a step with numbers without gradients, and with a backward pass into gradients that are there; a sample's size."""
+    """Peaks of a step with numbers: without gradients, and with them there; and the size of a sample."""
     policy, weights = setup.policy_and_weights(chosen, torch.device("cpu"))
     live = Live()
     for module in policy.modules.values():
