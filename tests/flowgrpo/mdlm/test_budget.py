@@ -79,7 +79,7 @@ def test_plan_says_whether_a_run_fits(tmp_path, monkeypatch, capsys):
 
 def decoded(folder, **decoder):
     chosen = settings(folder)
-    algorithm = {"decoder": {"region": {"block_length": 16}, **decoder}}
+    algorithm = {"decoder": {"region": {"block_length": 16}} | decoder}
     return trial(config.validated({**chosen.model_dump(), "algorithm": algorithm}), PROMPT)
 
 
@@ -100,3 +100,10 @@ def test_checkpointing_that_a_model_has_not_is_refused(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="does not support it, set it to false"):
         trial(settings(tmp_path, gradient_checkpointing=True), PROMPT)
     assert trial(settings(tmp_path), PROMPT).update_checkpointed is None
+
+
+def test_a_cache_that_grows_from_block_to_block_is_counted_with_the_prompt_and_at_the_end(tmp_path):
+    released("sdar", tmp_path)
+    plain, kept = decoded(tmp_path, region=None), decoded(tmp_path, region=None, cache="prefix")
+    assert 0 < kept.decode.of(1) < 3 * plain.decode.of(1)
+    assert kept.decode.of(8) > 7 * kept.decode.of(1)
