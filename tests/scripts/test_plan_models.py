@@ -31,7 +31,7 @@ def test_the_head_of_each_config_says_what_the_page_does():
     page = (ROOT / "docs/real_models.md").read_text().splitlines()
     for name in configs.names():
         (row,) = [line for line in page if line.startswith(f"| `{name}` | {plan_models.gpu_of(name)} GB | ")]
-        sizes = [float(cell.split(" ")[0]) for cell in row.split("|")[3:9] if cell.strip()]
+        sizes = [float(cell.split()[0]) for cell in row.split("|")[3:9] if cell.strip()]
         assert f"at least {max(sizes)} GiB as planned" in configs.head(name)["GPU"]
 
 
