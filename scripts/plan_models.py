@@ -2,7 +2,7 @@
 
     HF_HUB_OFFLINE=1 python scripts/plan_models.py [NAME ...]
 
-Nothing is downloaded. Under a minute for each config. Where a config's prompts are a corpus
+Nothing is downloaded. 4 to 60 seconds of one core for each config. Where a config's prompts are a corpus
 that has to be fetched, a prompt as long as its longest stands in.
 """
 

