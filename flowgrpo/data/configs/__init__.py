@@ -1,7 +1,7 @@
 """Configs for real models that come with the package: `flowgrpo train NAME` uses one, `flowgrpo init NAME` writes it.
 
 The comment at the top of each says, on lines of these labels, what it is for: `GPU`, `Hub` and `Checked`. A name may be cut
-short where no other begins so (`hunyuan`), and `SHORT` says which config the name of a family alone means.
+short after a word where no other begins so (`hunyuan`), and `SHORT` says which config the name of a family alone means.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def whole(name: str) -> str:
     """
     if name in names():
         return name
-    meant = [SHORT[name]] if name in SHORT else [known for known in names() if name and known.startswith(name)]
+    meant = [SHORT[name]] if name in SHORT else _begun(name)
     if not meant:
         raise InputError(f"there is no built-in config {name!r}, {nearest(name, [*names(), *SHORT])}")
     if len(meant) > 1:
@@ -52,9 +52,15 @@ def place_of(path: str | Path) -> Path:
         InputError: the name is short for several.
     """
     name = str(path)
-    if Path(path).is_file() or not (name in SHORT or any(known.startswith(name) for known in names())):
+    if Path(path).is_file() or not (name in SHORT or _begun(name)):
         return Path(path)
     return FOLDER / f"{whole(name)}.yaml"
+
+
+def _begun(name: str) -> list[str]:
+    """The built-in configs whose first words a name is."""
+    words = name.rstrip("-")
+    return [known for known in names() if words and f"{known}-".startswith(f"{words}-")]
 
 
 def is_built_in(file: Path) -> bool:

@@ -59,6 +59,7 @@ def test_the_file_that_was_written_is_named_in_json(capsys):
             "flux1-dve: no such config file and no built-in config of that name, did you mean",
         ),
         (["init", "flux1-dev", "--out", "/proc/none/a.yaml"], "--out"),
+        (["train", "d"], "d: no such config file and no built-in config"),  # a word, or more, and not a letter
         (["init", "sd35-"], "'sd35-' is short for several built-in configs: sd35-large, sd35-medium"),
         (["train", "sd35-"], "'sd35-' is short for several built-in configs: sd35-large, sd35-medium"),
         (["doctor", "flux1-"], "'flux1-' is short for several built-in configs: flux1-24gb, flux1-dev"),
