@@ -111,7 +111,9 @@ def drafted(
     return [rows[i] for i in extremes(total.nan_to_num(float(middle)), number)]
 
 
-def _decoded(policy: Policy, tree: Tree, indices: Sequence[int], rows: Sequence[Row], micro_batch: int) -> torch.Tensor:
+def _decoded(
+    policy: Policy, tree: Tree, indices: Sequence[int], *, rows: Sequence[Row], micro_batch: int
+) -> torch.Tensor:
     """The samples of some leaves."""
     parts = zip(batched(indices, micro_batch), batched(rows, micro_batch), strict=True)
     return torch.cat([policy.decode(tuple(x[own] for x in tree.samples), batch) for own, batch in parts])
@@ -130,7 +132,7 @@ def _score_leaves(policy: Policy, tree: Tree, rewards: Sequence[Reward], micro_b
                 if len(pending) == WAITING:
                     scored.append(pending.popleft()())
                 rows = [tree.nodes[tree.leaves[i]].root.row for i in indices]
-                pending.append(scorer.submit(_decoded(policy, tree, indices, rows, micro_batch), rows))
+                pending.append(scorer.submit(_decoded(policy, tree, indices, rows=rows, micro_batch=micro_batch), rows))
                 decoding.advance(len(rows))
         with phase("rewards"):
             scored += [wait() for wait in pending]

@@ -46,7 +46,7 @@ class _Bridge(torch.autograd.Function):
         return None, None, None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Run:
     """What a block left behind.
 
@@ -215,7 +215,7 @@ class Hollow:
         keeps = each > made and not torch.is_grad_enabled()  # something for the next call
         if not plain or keeps or fixed < 0 or each < made:
             return None
-        return _Run(by, fixed, each - made, outputs, form)
+        return _Run(by=by, fixed=fixed, each=each - made, outputs=outputs, form=form)
 
     def _as_before(self, run: _Run, inputs: list[Tensor]) -> Any:
         fixed = self._weight.new_empty(run.fixed, dtype=torch.uint8)
