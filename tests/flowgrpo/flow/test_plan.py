@@ -116,10 +116,12 @@ def axes(draw):
         case "window":
             tree |= {"size": draw(st.integers(1, steps - 1)), "move": draw(one(["random", "sliding"]))}
         case "brush":
-            profile = st.lists(st.integers(0, 3), min_size=1, max_size=steps - 1).filter(any)
+            within = draw(one(["seed", "prompt"]))
+            least = 2 if within == "seed" else 1  # or every edge is compared with itself alone
+            profile = st.lists(st.integers(0, 3), min_size=1, max_size=steps - 1).filter(lambda p: max(p) >= least)
             tree |= {"branches": draw(st.integers(2, 3)), "profile": draw(st.none() | profile)}
             tree |= {"finish": draw(one([None, 1, 2]))}
-            credit, size = {"name": "siblings", "within": draw(one(["seed", "prompt"]))}, 2 * tree["branches"]
+            credit, size = {"name": "siblings", "within": within}, 2 * tree["branches"]
         case "branch" | "branch_window":
             rule = draw(one([None, "parent_top1", "extremes", "depth"]))
             last = steps - 3 if rule else steps - 2  # a stochastic step follows, or there is nothing to prune
