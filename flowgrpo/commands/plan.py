@@ -26,7 +26,12 @@ def show(settings: RunConfig, gpu_memory: float | None, form: str) -> None:
     """
     kind = KINDS[settings.kind]
     planned = kind.plan.plan(settings)
-    fitted = None if gpu_memory is None else kind.budget.fit(settings, int(gpu_memory * 2**30))
+    try:
+        fitted = None if gpu_memory is None else kind.budget.fit(settings, int(gpu_memory * 2**30))
+    except NotImplementedError as error:  # as `training.live` raises it
+        raise InputError(
+            f"--gpu-memory: {settings.model.path} cannot be planned without its weights: {error}"
+        ) from error
     if form == "json":
         print(json.dumps(planned if fitted is None else planned | {"gpu": fitted}, indent=1))
         return

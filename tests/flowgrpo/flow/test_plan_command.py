@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from diffusers import SD3Transformer2DModel
 from runs import metrics
 
 from flowgrpo import config
@@ -70,3 +71,16 @@ def test_plan_reads_for_people_too(workplace, capsys):
     assert main(["plan", "tiny.yaml", *uneven]) == 0
     assert "warning of the steps trained, that from sigma" in " ".join(capsys.readouterr().out.split())
     assert not (workplace / "runs").exists()
+
+
+def test_a_model_that_reads_its_numbers_cannot_be_planned_and_says_so(workplace, monkeypatch, capsys):
+    forward = SD3Transformer2DModel.forward
+
+    def reading(self, hidden_states, *arguments, **options):
+        float(self.proj_out.weight.sum())
+        return forward(self, hidden_states, *arguments, **options)
+
+    monkeypatch.setattr(SD3Transformer2DModel, "forward", reading)
+    assert main(["plan", "tiny.yaml", "--gpu-memory", "24"]) == 2
+    said = capsys.readouterr().err
+    assert "cannot be planned without its weights: a value of () numbers that do not exist is read" in said
