@@ -151,9 +151,13 @@ def _store(processes: int) -> TCPStore:
     """The store where the processes find each other; torch's own would listen on all interfaces and ask for no token."""
     listening = socket.create_server(("127.0.0.1", 0))
     return distributed.TCPStore(
-        "127.0.0.1", listening.getsockname()[1], processes, is_master=True, wait_for_workers=False,
-        master_listen_fd=listening.detach(), use_libuv=False,  # the libuv store of torch 2.6 takes no socket
-    )  # fmt: skip
+        "127.0.0.1",
+        listening.getsockname()[1],
+        processes,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
 
 
 def _first_failure(children: list[subprocess.Popen]) -> int | None:

@@ -19,7 +19,7 @@ from flowgrpo.data import conditions, prompts
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow import memory, setup, start
+from flowgrpo.flow import budget, memory, setup, start
 from flowgrpo.flow.certificate import replay, rolled_out
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.export import encoders_to_save, write_weights
@@ -135,7 +135,7 @@ def _examined(
     policy.offload()
     yield _spread(policy, rewards, chosen, settings.train.rollout_rows)
     yield _time(policy, weights, rows, settings=settings, cost=cost)
-    yield memory_left(device, REMEDY)
+    yield memory_left(device, REMEDY, lambda room: budget.fit(settings, room))
     yield _reload(policy, weights, rows[0], settings)
 
 

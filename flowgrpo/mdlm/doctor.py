@@ -12,7 +12,7 @@ import torch
 
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Prompt, Row
-from flowgrpo.mdlm import memory
+from flowgrpo.mdlm import budget, memory
 from flowgrpo.mdlm.config import DIGITS, TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
 from flowgrpo.mdlm.export import write_weights
@@ -97,7 +97,7 @@ def examine(settings: TextConfig) -> Iterator[Check]:
         values = [score(rewards, texts, own).values for texts, own in groups]
         check = _spread(settings, policy, rewards, values=values, others=between, warned=warned)
     yield check
-    yield memory_left(device, REMEDY)
+    yield memory_left(device, REMEDY, lambda room: budget.fit(settings, room))
     yield _reload(settings, policy, weights, answers)
 
 

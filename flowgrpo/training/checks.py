@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import torch
 
+from flowgrpo.errors import InputError
 from flowgrpo.training.report import LOGGER, peak_bytes
 from rewards import Reward
 
@@ -67,20 +68,31 @@ def spread(rewards: Sequence[Reward], values: Sequence[torch.Tensor], warned: Se
     return Check("group_spread", not advice, f"standard deviation within {len(values[0])} samples: {stds}", advice)
 
 
-def memory_left(device: torch.device, remedy: str) -> Check:
-    """The most memory that the checks took, and what there is.
+def memory_left(device: torch.device, remedy: str, planned: Callable[[int], dict[str, Any]]) -> Check:
+    """The most memory that the checks took beside what is planned of a run, and what there is.
 
     Args:
         remedy: what to do where that is close to the limit.
+        planned: what is planned of the run on a GPU of so many bytes; see `flowgrpo.training.budget.fitted`.
     """
     host, total_host = psutil.Process().memory_info().rss, psutil.virtual_memory().total
     value = f"host {_gib(host)} of {_gib(total_host)} GiB"
     ok = host < 0.9 * total_host
     if device.type == "cuda":
         used, total = peak_bytes(device), torch.cuda.get_device_properties(device).total_memory
-        value = f"GPU {_gib(used)} of {_gib(total)} GiB at its peak, {value}"
+        value = f"GPU {_gib(used)} of {_gib(total)} GiB at its peak, {_planned(planned, total)}, {value}"
         ok = ok and used < 0.9 * total
     return Check("memory", ok, value, "" if ok else f"close to the limit: {remedy}")
+
+
+def _planned(planned: Callable[[int], dict[str, Any]], total: int) -> str:
+    """The planned peak of a run and its phase, or why there is none."""
+    try:
+        phases = planned(total)["phases"]
+    except (InputError, NotImplementedError) as error:  # as `training.live` raises it
+        return f"a run's is not planned ({error})"
+    highest = max(phases, key=lambda phase: phase["total"])
+    return f"{_gib(highest['total'])} planned of a run, in the phase {highest['phase']}"
 
 
 def seconds_of(work: Callable[[], Any]) -> float:
