@@ -45,7 +45,7 @@ OFF = ("", "0", "false", "no", "off", "n", "f")
 UNHEARD = (
     ("ACCELERATE_MIXED_PRECISION", OFF, "mixed precision", "set model.dtype"),
     ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", (*OFF, "1"), "gradient accumulation", "set train.micro_batch"),
-    ("ACCELERATE_USE_FSDP", OFF, "FSDP", WHOLE),
+    ("ACCELERATE_USE_FSDP", OFF, "FSDP", "set run.sharding"),
     ("ACCELERATE_USE_DEEPSPEED", OFF, "DeepSpeed", WHOLE),
     ("ACCELERATE_USE_MEGATRON_LM", OFF, "Megatron-LM", WHOLE),
     ("ACCELERATE_USE_PARALLELISM_CONFIG", OFF, "a parallelism config", WHOLE),

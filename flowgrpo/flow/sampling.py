@@ -61,7 +61,7 @@ def _policy(use: ModelUse, rows: Sequence[Row]) -> DiffusersPolicy:
         encode=encode,
         text_encoders=use.switches.text_encoders,
     )
-    setup.set_switches(model, policy)
+    setup.set_switches(model, policy, policy.pipe.device)
     return policy
 
 

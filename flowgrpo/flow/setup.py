@@ -11,7 +11,8 @@ from accelerate import Accelerator
 from diffusers.utils.constants import DIFFUSERS_ATTN_BACKEND
 
 from flowgrpo.data import conditions
-from flowgrpo.data.prompts import Prompt
+from flowgrpo.data.prompts import Prompt, Row
+from flowgrpo.errors import InputError
 from flowgrpo.flow import calibration, memory, start
 from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.encoding import encode_run, longest_and_shortest, rows_of
@@ -25,7 +26,7 @@ from flowgrpo.flow.pipeline.switches import checkpoint_gradients, compile_blocks
 from flowgrpo.flow.plan import call_and_branches, predicted
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.schema.sections import Ema
-from flowgrpo.training import checkpoint
+from flowgrpo.training import checkpoint, sharding
 from flowgrpo.training.adapters import Adapter
 from flowgrpo.training.offload_activations import offload_activations
 from flowgrpo.training.optimizers import check_compiler
@@ -49,6 +50,7 @@ def check(settings: Config, data: RunData) -> None:
     if settings.algorithm.kernel.calibrate is not None:
         folder = settings.run.folder
         calibration.read(folder, begun=checkpoint.resumed(folder / "checkpoints") is not None)
+    sharding.check(settings)
     start.adapters(settings.model)  # refuses a LoRA that is not for the model
     steps = call_and_branches(settings)[0]["num_inference_steps"]
     if steps is not None:  # otherwise the pipeline decides, and is asked later
@@ -91,6 +93,8 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
             guidance.check_unguided(policy, train_ends)
         if len(policy.sigmas) - 1 != steps:  # some pipelines walk another number of steps than they are asked for
             predicted(settings, len(policy.sigmas) - 1)
+        if weights.lockstep.active:
+            _meet(policy, train_ends[:1])
     if settings.eval.call or settings.model.guidance == "none":
         with policy.call_overrides(**settings.eval.call):
             policy.check(eval_ends, "eval.call")
@@ -98,6 +102,23 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
     made = Trainer(settings, policy, weights, **vars(data), accelerator=accelerator)
     made.samples.frame_rate = frame_rate(policy.pipe, policy.call | settings.eval.call)
     return made
+
+
+@torch.no_grad()
+def _meet(policy: DiffusersPolicy, rows: Sequence[Row]) -> None:
+    """Call each network of a policy once, on every process alike; see `Lockstep`.
+
+    Raises:
+        InputError: calls of a network differ in what they gather.
+    """
+    if policy.walk.pins:
+        raise InputError(
+            f"run.sharding: {type(policy.pipe).__name__} pins a part of what it samples, and its network is not always "
+            "called whole; set run.sharding=none"
+        )
+    state = policy.start(rows)
+    for sigma in (policy.sigmas[0], policy.sigmas[-2]):  # of two experts each has one
+        policy.velocity(state, sigma, rows)
 
 
 def policy_and_weights(
@@ -125,13 +146,16 @@ def policy_and_weights(
         encode=encode,
         autocast=DTYPES[model.dtype] if full_in_half else None,
         text_encoders=model.text_encoders,
+        on_host=sharding.applies(config.run.sharding),
     )
     for network in policy.modules.values():
         refuse_dynamic(network)
-    set_switches(model, policy)
+    set_switches(model, policy, device)
     kl = config.algorithm.objective.kl
     reference = kl.reference if kl.beta > 0 else None
-    return policy, trainable(model, policy, ema=config.train.ema, reference=reference, refresh=kl.refresh, begun=begun)
+    weights = trainable(model, policy, ema=config.train.ema, reference=reference, refresh=kl.refresh, begun=begun)
+    sharding.shard(weights, config.run.sharding, device)
+    return policy, weights
 
 
 def trainable(
@@ -209,8 +233,11 @@ def check_installed(model: Model, device: torch.device, *, learns: bool = True) 
         check_compiler("model.compile", device, "remove model.compile")
 
 
-def set_switches(model: Model, policy: DiffusersPolicy) -> None:
+def set_switches(model: Model, policy: DiffusersPolicy, device: torch.device) -> None:
     """Set the switches of a config on a policy's pipeline, before its weights are unfrozen.
+
+    Args:
+        device: that the pipeline computes on.
 
     Raises:
         InputError: a network of the pipeline does not have what a switch asks for.
@@ -227,6 +254,6 @@ def set_switches(model: Model, policy: DiffusersPolicy) -> None:
         tile(policy.pipe)
     if model.vae == "offload":
         for module in decoders(policy.pipe).values():
-            offload(module, policy.pipe.device)
+            offload(module, device)
     if model.compile:
         compile_blocks(modules)

@@ -142,6 +142,7 @@ class Trainer(Loop):
                 [*self.rewards, *self.eval_rewards],
                 micro_batch=config.train.rollout_rows,
                 accelerator=self.accelerator,
+                gather=self._gather,
                 keep=config.eval.save,
             )
 

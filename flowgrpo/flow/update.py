@@ -83,7 +83,7 @@ def update_part(
     optimizer.zero_grad(set_to_none=True)
     for evaluation in evaluations:
         loss = _loss(policy, weights, objective, credited=credited, evaluation=evaluation, stats=stats)
-        scaler.scale(loss / total).backward()
+        weights.lockstep.backward(scaler.scale(loss / total))
     optimizer_step(weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=max_grad_norm, reduce=reduce)
     return stats
 

@@ -12,6 +12,7 @@ from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.methods.hints import check_solutions
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.trainer import TextTrainer
+from flowgrpo.training import sharding
 from flowgrpo.training.offload_activations import offload_activations
 from flowgrpo.training.quantise import refuse_dynamic
 from flowgrpo.training.run_data import RunData
@@ -29,6 +30,7 @@ def check(settings: TextConfig, data: RunData) -> None:
         InputError: hints are wanted, and no training prompt has a solution, or `model.lora.path` is no LoRA.
         RewardError: a reward fails on a synthetic text.
     """
+    sharding.check(settings)
     start.read(settings.model)
     check_solutions(settings.algorithm.hints, [prompt.columns for prompt in data.train_prompts])
     both = [*data.rewards, *data.eval_rewards]
@@ -77,7 +79,9 @@ def policy_and_weights(settings: TextConfig, device: torch.device) -> tuple[Text
     schedule = algorithm.schedule.policy(model.length)
     extra_modules = {} if schedule is None else {"schedule": schedule.to(device)}
     reference = algorithm.objective.kl.reference
-    return policy, Weights(modules, lora, ema=settings.train.ema, reference=reference, extra_modules=extra_modules)
+    weights = Weights(modules, lora, ema=settings.train.ema, reference=reference, extra_modules=extra_modules)
+    sharding.shard(weights, settings.run.sharding, device)
+    return policy, weights
 
 
 def trainer(settings: TextConfig, accelerator: Accelerator, data: RunData) -> TextTrainer:
@@ -89,6 +93,9 @@ def trainer(settings: TextConfig, accelerator: Accelerator, data: RunData) -> Te
     memory.check(settings, accelerator.device)
     policy, weights = policy_and_weights(settings, accelerator.device)
     policy.prompts([p.text for p in (*data.train_prompts, *data.eval_prompts)])  # refuses what it cannot pad
+    if weights.lockstep.active:  # which is to have seen a call of the network
+        with torch.no_grad():
+            policy.predictor.logits(*policy.prompts([data.train_prompts[0].text]))
     return TextTrainer(
         settings,
         policy,

@@ -138,6 +138,7 @@ class TextTrainer(Loop):
             [*self.rewards, *self.eval_rewards],
             micro_batch=config.train.rollout_rows,
             accelerator=self.accelerator,
+            gather=self._gather,
             keep=config.eval.save,
         )
 

@@ -172,7 +172,7 @@ def update_on(
             old=update_batch.old,
             reference=update_batch.reference,
             micro_batch=train.micro_batch,
-            scale=scaler.scale,
+            send=lambda loss: weights.lockstep.backward(scaler.scale(loss)),
         )
         _measure(stats, outcome, objective, scored=scored, moved=update_batch.old is not None)
         if batch.actions is not None:

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.training.phases import phase
@@ -24,12 +23,14 @@ def evaluate(
     *,
     micro_batch: int,
     accelerator: Accelerator,
+    gather: Callable[[list[Sample]], list[Sample]],
     keep: int = 0,
 ) -> list[Sample]:
     """Sample and score every prompt once; prompt i always has seed i. The work is shared by the processes.
 
     Args:
         generate: samples of rows.
+        gather: the samples of all processes, from those of this one.
         keep: the first so many samples come with what was decoded, on the CPU, if all of it is finite.
 
     Returns:
@@ -49,7 +50,7 @@ def evaluate(
                 shown = index < keep and is_finite(kept)
                 samples.append(Sample(index, row, named, kept if shown else None))
             evaluating.advance(len(rows) * accelerator.num_processes)  # the others are about as far
-    return sorted(gather_object(samples), key=lambda sample: sample.index)
+    return sorted(gather(samples), key=lambda sample: sample.index)
 
 
 def weighted(sample: Sample, rewards: Sequence[Reward]) -> float | None:

@@ -249,7 +249,7 @@ class Loop(ABC):
             of this process's units the advantages (U,) and whether (U,) they are trained on, and the rewards' metrics.
         """
         algorithm, groups = self.config.algorithm, batch.groups
-        everyone = gather_object([(units, *batch.outcomes, batch.scores.lost)])
+        everyone = self._gather([(units, *batch.outcomes, batch.scores.lost)])
         together = Units.joined([each[0] for each in everyone])
         prompts = torch.tensor(groups.prompts)[together.comparison[:, 0]].tolist()
         expected = self.prompt_stats.expected(prompts, self.done)
@@ -323,7 +323,7 @@ class Loop(ABC):
         if not all(bool(tensor.isfinite().all()) for tensor in self.weights.tensors().values()):
             self.report.warn(f"step {self.done}: the trained weights are not finite")
             raise Diverged(f"stopped after step {self.done}: the trained weights are not finite", self._rest())
-        states = gather_object([checkpoint.random_state()])
+        states = self._gather([checkpoint.random_state()])
         if self.accelerator.is_main_process:
             checkpoint.save(
                 self.checkpoints,
@@ -377,7 +377,13 @@ class Loop(ABC):
         """Sum over the processes."""
         if self.accelerator.num_processes == 1:
             return tensor
+        self.weights.lockstep.join()
         return self.accelerator.reduce(tensor.to(self.accelerator.device), "sum")
+
+    def _gather(self, objects: list[Any]) -> list[Any]:
+        """The objects of all processes, in their order."""
+        self.weights.lockstep.join()
+        return gather_object(objects)
 
     def _totals(self, counts: dict[str, int]) -> dict[str, int]:
         """Sums of counts over the processes, which all have the same names."""

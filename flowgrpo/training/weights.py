@@ -15,6 +15,7 @@ from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.sections import Ema, Lora
 from flowgrpo.training.adapters import Adapter
 from flowgrpo.training.hub import Shape
+from flowgrpo.training.lockstep import Lockstep
 
 if TYPE_CHECKING:  # a plan counts adapters without them
     import peft
@@ -54,6 +55,7 @@ class Weights:
 
     Attributes:
         lora: peft's configuration of each module's adapters, or None.
+        lockstep: the turns of processes that hold the modules in shards.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Weights:
             for path, p in module.named_parameters()
             if p.requires_grad
         }
+        self.lockstep = Lockstep()
         self.updates = 0
         self.ema = [p.detach().clone() for p in self.parameters] if ema is not None else None
         self._refresh = refresh if reference == "moving" else None
@@ -90,6 +93,13 @@ class Weights:
             self._refresh is not None or (reference == "fixed" and started) or (reference == "base" and lora is None)
         )
         self._reference = [p.detach().clone() for p in self.parameters] if copied else None
+
+    def to(self, device: torch.device) -> None:
+        """Put the trained tensors, their average and the reference's copy on a device."""
+        for p in self.parameters:
+            p.data = p.data.to(device)
+        self.ema = None if self.ema is None else [slow.to(device) for slow in self.ema]
+        self._reference = None if self._reference is None else [kept.to(device) for kept in self._reference]
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:

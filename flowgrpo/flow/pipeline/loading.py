@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -189,6 +189,7 @@ def load_policy(
     adapter: Path | None = None,
     quantise: str | None = None,
     encode: Callable[[DiffusersPolicy], object] | None = None,
+    on_host: bool = False,
     **options: Any,
 ) -> DiffusersPolicy:
     """A pipeline as a policy; see `Walk` for `options`.
@@ -204,6 +205,7 @@ def load_policy(
         encode: prepares the rows to come. Unless `text_encoders` is `keep`, it is called before the networks are loaded,
             and these come onto the device when the text encoders have left it; so the policy can do nothing else yet.
             Pipelines that cannot (`loads_later`) are loaded whole.
+        on_host: whether networks that are loaded later stay in host memory, for who puts them on the device in parts.
 
     Raises:
         InputError: there is no such model or dtype, or it cannot be loaded or quantised.
@@ -232,7 +234,7 @@ def load_policy(
     policy.offload()
     with one_sentence(path), without_progress_bars("diffusers"):
         hollow.fill(pipe, later, place_of(path), DTYPES[dtype], quantise=quantise)
-    _finish(pipe, device, adapter, quantise)
+    _finish(pipe, device, adapter, quantise, on_host=later if on_host else ())
     policy.walk.take_networks()
     return policy
 
@@ -242,14 +244,26 @@ def loads_later(path: str) -> bool:
     return traits.encodes_first(index_of(path)) and hasattr(planned_class(path), "encode_prompt")
 
 
-def _finish(pipe: DiffusionPipeline, device: torch.device, adapter: Path | None, quantise: str | None) -> None:
-    """Load an adapter, quantise the networks, and put everything on the device."""
+def _finish(
+    pipe: DiffusionPipeline,
+    device: torch.device,
+    adapter: Path | None,
+    quantise: str | None,
+    *,
+    on_host: Iterable[str] = (),
+) -> None:
+    """Load an adapter, quantise the networks, and put everything on the device but what stays in host memory."""
     if adapter is not None:  # before the base is quantised: some pipelines compare its weights' shapes
         load_lora(pipe, adapter)
     for network in traits.networks(pipe).values() if quantise in quantising.FORMS else ():
         quantising.quantise(network, quantise)
-    pipe.to(device)
-    if pipe.device.type == "cpu":
+    if on_host:
+        for name, component in pipe.components.items():
+            if isinstance(component, torch.nn.Module) and name not in on_host:
+                component.to(device)
+    else:
+        pipe.to(device)
+    if device.type == "cpu":
         keep_freed_memory()
 
 

@@ -22,6 +22,7 @@ from flowgrpo.flow.pipeline.call import RESERVED, checked_call
 from flowgrpo.flow.pipeline.embeddings import EmbeddingCache, EmbeddingShape, fingerprint
 from flowgrpo.flow.pipeline.latents import LatentSlots, Source
 from flowgrpo.flow.pipeline.pins import Watch
+from flowgrpo.training.lockstep import stands_in
 from samplers.kernels import State
 from samplers.scheduler import FlowSDEScheduler, StepRecord
 
@@ -304,7 +305,7 @@ class Walk:
             self._spared = True
 
     def _count(self, module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        if self.pins and self.scheduler.lands:  # it is spared
+        if stands_in() or (self.pins and self.scheduler.lands):  # it is thrown away, or spared
             return
         batch = next(value for value in (*args, *kwargs.values()) if isinstance(value, (torch.Tensor, list)))
         self.evaluations += len(batch)

@@ -26,7 +26,7 @@ from flowgrpo.mdlm.methods.objective import LossInputs, Objective
 from flowgrpo.mdlm.methods.views import Views
 
 Tensor = torch.Tensor
-Scale = Callable[[Tensor], Tensor]
+Send = Callable[[Tensor], object]
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,6 @@ class Outcome:
     inputs: LossInputs
 
 
-def unscaled(loss: Tensor) -> Tensor:
-    """The loss as it is."""
-    return loss
-
-
 def backward(
     predictor: Predictor,
     answers: Answers,
@@ -58,7 +53,7 @@ def backward(
     old: Tensor | None,
     reference: Tensor | None,
     micro_batch: int,
-    scale: Scale = unscaled,
+    send: Send = Tensor.backward,
 ) -> Outcome:
     """Add the gradient of the objective on some answers to the parameters' `grad`.
 
@@ -69,7 +64,7 @@ def backward(
             which saves an estimate and makes every ratio 1.
         reference: the same of the reference, None if the objective needs none.
         micro_batch: evaluations of one call, whose graph is alive at a time; as for `estimate`.
-        scale: of a loss before its backward pass, for float16.
+        send: the backward pass of a loss: scaled for float16, in turns with other processes.
     """
     everything = torch.ones(views.weight.shape[:2], dtype=torch.bool, device=views.weight.device)
     inputs = LossInputs(
@@ -90,7 +85,7 @@ def backward(
 
         evaluate = [partial(log_probs, predictor, answers, views, call) for call in group]
         take = _call_by_call if len(group) == 1 or objective.separable(views) else _two_passes
-        value, each = take(evaluate, local, inputs=inputs.of(rows), objective=objective, scale=scale)
+        value, each = take(evaluate, local, inputs=inputs.of(rows), objective=objective, send=send)
         loss += value
         found += zip(group, each, strict=True)
     return Outcome(loss, inputs.at(placed(found, views.weight), everything))
@@ -101,7 +96,7 @@ Taken = tuple[float, list[Tensor]]  # loss, and l of each call without gradient
 
 
 def _call_by_call(
-    evaluate: Evaluate, local: list[Call], *, inputs: LossInputs, objective: Objective, scale: Scale
+    evaluate: Evaluate, local: list[Call], *, inputs: LossInputs, objective: Objective, send: Send
 ) -> Taken:
     """Each call is a part of the loss of its own; the first has what needs no evaluation too."""
     active = ~(inputs.weight > 0).any(2)
@@ -110,7 +105,7 @@ def _call_by_call(
         each = call()
         active[index.views, index.rows] = True
         result = objective.loss(inputs.at(placed([(index, each)], inputs.weight), active.clone()))
-        scale(result).backward()
+        send(result)
         active.zero_()
         loss += float(result.detach())
         found.append(each.detach())
@@ -118,7 +113,7 @@ def _call_by_call(
 
 
 def _two_passes(
-    evaluate: Evaluate, local: list[Call], *, inputs: LossInputs, objective: Objective, scale: Scale
+    evaluate: Evaluate, local: list[Call], *, inputs: LossInputs, objective: Objective, send: Send
 ) -> Taken:
     """The slope of the loss in every l, then a pass with these as weights."""
     with torch.no_grad():
@@ -127,5 +122,5 @@ def _two_passes(
     result = objective.loss(inputs.at(new, inputs.active_views))
     (slope,) = torch.autograd.grad(result, new)
     for call, index in zip(evaluate, local, strict=True):
-        scale((call() * slope[index.views, index.rows]).sum()).backward()
+        send((call() * slope[index.views, index.rows]).sum())
     return float(result.detach()), found

@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 from diffusers import StableDiffusion3Pipeline
 
 from flowgrpo.cli import main
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.errors import InputError
+from flowgrpo.flow.pipeline import loading
 from flowgrpo.flow.pipeline.loading import load_policy
 from flowgrpo.shapes import PATH
 
@@ -97,3 +99,10 @@ def test_the_files_of_a_model_are_anybody_s(tmp_path, monkeypatch, capsys, model
     told = capsys.readouterr().err
     assert said in told
     assert told.count("\n") == 1
+
+
+def test_networks_that_are_cut_later_stay_in_host_memory():
+    pipe = tiny.sd3()
+    loading._finish(pipe, torch.device("meta"), None, None, on_host=["transformer"])
+    assert {p.device.type for p in pipe.transformer.parameters()} == {"cpu"}
+    assert {p.device.type for p in pipe.vae.parameters()} == {"meta"}

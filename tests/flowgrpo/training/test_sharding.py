@@ -1,0 +1,99 @@
+"""A frozen base in shards trains what a whole one trains, to the bit."""
+
+import pytest
+import torch
+from in_shards import held, of_machines
+from pair import pair
+from runs import background, metrics, weights
+
+from flowgrpo import config
+from flowgrpo.errors import InputError
+from flowgrpo.training import sharding
+
+PICTURES = """
+model: {path: shapes, lora: {rank: 2, alpha: 4}}
+prompts: {train: "shapes:train", eval: "shapes:eval"}
+rewards: [{use: shapes}]
+train: {iterations: 2, updates: 1, groups: 4, group_size: 6, learning_rate: 1.0e-2}
+eval: {every: 2, prompts: 3, save: 0}
+run: {processes: 2, checkpoint: {every: 2, keep: 1}}
+"""
+TEXTS = """
+kind: mdlm
+model: {path: digits, lora: {rank: 2, alpha: 4, targets: all-linear}}
+rewards: [{use: solved}]
+train: {iterations: 2, updates: 1, groups: 2, group_size: 3, micro_batch: 2, learning_rate: 1.0e-2}
+eval: {every: 2, prompts: 3, save: 0}
+run: {processes: 2, checkpoint: {every: 2, keep: 1}}
+"""
+TREES = ["algorithm.preset=branch_grpo", "algorithm.tree.prune={rule: extremes}", "algorithm.objective.kl.beta=0.1"]
+CASES = {
+    "pruned trees, a divergence, checkpointing": (PICTURES, [*TREES, "model.gradient_checkpointing=true"], "fsdp2"),
+    "guided calls on an int8 base": (
+        PICTURES,
+        ["algorithm.preset=mix_grpo", "model.call.guidance_scale=2.0", "model.quantise=int8", "train.micro_batch=3"],
+        "hsdp",
+    ),
+    "texts": (TEXTS, ["algorithm.preset=bgpo"], "fsdp2"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_base_in_shards_trains_as_a_whole_one(case, tmp_path, monkeypatch):
+    written, overrides, form = CASES[case]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text(written)
+    lines = {}
+    for name in ("none", form):
+        process = background("train", "c.yaml", f"run.name={name}", f"run.sharding={name}", *overrides)
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+        lines[name] = [
+            {key: value for key, value in line.items() if not key.startswith(("time/", "memory/"))}
+            for line in metrics(tmp_path / "runs" / name)
+        ]
+    assert lines["none"] == lines[form]
+    whole, sharded = (weights(tmp_path / "runs" / name, 2) for name in ("none", form))
+    assert whole.keys() == sharded.keys()
+    assert all(torch.equal(whole[key], sharded[key]) for key in whole)
+
+
+def test_each_process_holds_its_part_of_the_base_and_whole_adapters(tmp_path):
+    found = pair(held, tmp_path)
+    assert sum(each["here"] for each in found) == found[0]["all"]
+    for each in found:
+        assert each["here"] == pytest.approx(each["all"] / 2, rel=0.05)
+        assert each["adapters whole"]
+        assert each["blocks"] == ["", "transformer_blocks.0", "transformer_blocks.1"]
+
+
+def test_every_machine_holds_all_of_it(tmp_path):
+    assert pair(of_machines, tmp_path) == [(("replicate", "shard"), (2, 1))] * 2
+
+
+def chosen(**model):
+    return config.validated(
+        {"model": {"path": "shapes", **model}, "rewards": [{"use": "shapes"}], "run": {"sharding": "fsdp2"}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (
+            {"lora": None},
+            "run.sharding: fsdp2 cuts the frozen base of a LoRA, and without model.lora nothing is frozen",
+        ),
+        (
+            {"lora": {}, "quantise": "torchao_int8"},
+            "run.sharding: the layers of model.quantise=torchao_int8 cannot be cut, take int8 or fp8 or nf4",
+        ),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(model, said):
+    with pytest.raises(InputError, match=said):
+        sharding.check(chosen(**model))
+
+
+def test_what_can_be_cut_is_taken():
+    sharding.check(chosen(lora={}, quantise="nf4"))
