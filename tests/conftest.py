@@ -1,4 +1,5 @@
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -36,13 +37,12 @@ def tiny_model(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def workplace(tiny_model, tmp_path, monkeypatch):
-    """An empty folder to work in, with a config of a very small run on the tiny model."""
-    (tmp_path / "prompts.txt").write_text("a red circle\ntwo blue square\na green circle\na blue circle\n")
-    (tmp_path / "mine.py").write_text("def redness(images, prompts):\n    return images[:, 0].mean((1, 2))\n")
-    (tmp_path / "tiny.yaml").write_text(
-        f"model: {{path: {tiny_model}, lora: {{rank: 2, alpha: 4}},"
+def furnish(folder, model):
+    """A config of a very small run on a model, and what it names."""
+    (folder / "prompts.txt").write_text("a red circle\ntwo blue square\na green circle\na blue circle\n")
+    (folder / "mine.py").write_text("def redness(images, prompts):\n    return images[:, 0].mean((1, 2))\n")
+    (folder / "tiny.yaml").write_text(
+        f"model: {{path: {model}, lora: {{rank: 2, alpha: 4}},"
         " call: {num_inference_steps: 4, guidance_scale: 1.0, height: 16, width: 16, max_sequence_length: 1}}\n"
         "prompts: {train: prompts.txt, eval: prompts.txt}\n"
         "rewards: [{use: './mine.py:redness'}]\n"
@@ -51,5 +51,33 @@ def workplace(tiny_model, tmp_path, monkeypatch):
         "eval: {every: 1, prompts: 3, save: 2}\n"
         "run: {name: t, checkpoint: {every: 1, keep: 2}}\n"
     )
+
+
+@pytest.fixture
+def workplace(tiny_model, tmp_path, monkeypatch):
+    """An empty folder to work in, with a config of a very small run on the tiny model."""
+    furnish(tmp_path, tiny_model)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def finished(tiny_model, tmp_path_factory):
+    """A folder with the finished run `runs/t` of that config."""
+    from flowgrpo.cli import main
+
+    folder = tmp_path_factory.mktemp("finished")
+    furnish(folder, tiny_model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["train", "tiny.yaml"]) == 0
+    return folder
+
+
+@pytest.fixture
+def trained(workplace, finished):
+    """A workplace with the finished run `runs/t` of its config."""
+    shutil.copytree(finished / "runs", workplace / "runs")
+    written = workplace / "runs" / "t" / "config.yaml"
+    written.write_text(written.read_text().replace(str(finished), str(workplace)))
+    return workplace

@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
+import forked
 from safetensors.torch import load_file
 
 CALL = {"num_inference_steps": 4, "guidance_scale": 1.0, "height": 16, "width": 16, "max_sequence_length": 1}
@@ -21,6 +23,23 @@ def weights(folder, step):
 
 
 def background(*arguments, **environment):
+    """A command in another process, which begins with its imports done."""
+    return forked.Command(arguments, environment)
+
+
+@contextmanager
+def serving(*words, folder="."):
+    """A process that serves rewards from a folder, and their URLs by name."""
+    process = forked.Command(["serve", *words, "--port", "0"], {}, folder)
+    try:
+        yield process, dict(line.split() for line in process.lines(len(words)))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def interpreter(*arguments, **environment):
+    """A command in an interpreter of its own, from its first import on."""
     return subprocess.Popen(
         [sys.executable, "-m", "flowgrpo", *arguments],
         stdout=subprocess.PIPE,

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from runs import background, metrics
+from runs import background, interpreter, metrics
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,37 +33,42 @@ def redness(images, prompts):
 """
 
 
-def interrupted(folder, *options):
-    process = background("train", "tiny.yaml", *options, PYTHONPATH=os.pathsep.join((str(folder), str(ROOT))))
+def interrupted(process):
     out, said = process.communicate(timeout=300)
     assert (process.returncode, out) == (130, "")
     return said
 
 
+def importing(folder, *options):
+    """A run that meets the `sitecustomize` of this folder before its own first import."""
+    return interpreter("train", "tiny.yaml", *options, PYTHONPATH=os.pathsep.join((str(folder), str(ROOT))))
+
+
 @pytest.mark.parametrize("module", ["pydantic", "torch._C", "diffusers.models.transformers.transformer_sd3"])
 def test_while_others_are_imported(workplace, module):
     (workplace / "sitecustomize.py").write_text(AT_IMPORT.format(module=module, pid="os.getpid()", alone=1))
-    assert interrupted(workplace) == "flowgrpo: interrupted\n"
+    assert interrupted(importing(workplace)) == "flowgrpo: interrupted\n"
     assert not (workplace / "runs").exists()
 
 
 @pytest.mark.parametrize("call", [1, 3])
 def test_while_a_reward_is_tried_and_in_the_first_evaluation(workplace, call):
     (workplace / "mine.py").write_text(AT_CALL.format(calls=[call], pid="os.getpid()", alone=1))
-    assert interrupted(workplace).splitlines()[-1] == "flowgrpo: interrupted"
+    assert interrupted(background("train", "tiny.yaml")).splitlines()[-1] == "flowgrpo: interrupted"
     assert not list((workplace / "runs").glob("*/checkpoints"))
 
 
 def test_in_two_processes(workplace):
     """Ctrl-C reaches the process that started them, which passes it on to both."""
     (workplace / "sitecustomize.py").write_text(AT_IMPORT.format(module="pydantic", pid="os.getppid()", alone=0))
-    said = interrupted(workplace, "run.processes=2", "train.groups=4")
+    said = interrupted(importing(workplace, "run.processes=2", "train.groups=4"))
     assert said == "flowgrpo: interrupted\n"
 
 
 def test_in_the_first_evaluation_of_two_processes(workplace):
     (workplace / "mine.py").write_text(AT_CALL.format(calls=[3], pid="os.getppid()", alone=0))
-    said = interrupted(workplace, "run.processes=2", "train.groups=4", "eval.prompts=4", "train.micro_batch=1")
+    options = ["run.processes=2", "train.groups=4", "eval.prompts=4", "train.micro_batch=1"]
+    said = interrupted(background("train", "tiny.yaml", *options))
     assert said.splitlines()[-1] == "flowgrpo: interrupted"
     assert "Traceback" not in said
     assert "failed" not in said
@@ -74,7 +79,7 @@ def test_a_process_in_the_background_that_ignores_it_goes_on_ignoring_it(workpla
     (workplace / "mine.py").write_text(AT_CALL.format(calls=[1, 4], pid="os.getpid()", alone=1))
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        process = background("train", "tiny.yaml", PYTHONPATH=str(ROOT))
+        process = background("train", "tiny.yaml")
     finally:
         signal.signal(signal.SIGINT, before)
     process.communicate(timeout=300)

@@ -1,8 +1,6 @@
 import itertools
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -10,6 +8,7 @@ from contextlib import contextmanager, suppress
 import pytest
 import torch
 from fakes import http_server
+from runs import serving
 
 import rewards
 from flowgrpo.data.prompts import Row
@@ -205,15 +204,12 @@ def test_a_killed_server_costs_its_samples_and_not_the_run(tmp_path, caplog):
         "import time\ndef late(images, prompts):\n    time.sleep(60 * (prompts[0] == 'hang'))\n"
         "    return [1.0] * len(prompts)\n"
     )
-    command = [sys.executable, "-m", "flowgrpo", "serve", "./mine.py:late", "--port", "0"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-    reward = rewards.load(process.stdout.readline().split()[1], options={"timeout": 1.5})
-    rows = [Row("a", 0), Row("a", 1)]
-    assert score([reward], TWO, rows).values.flatten().tolist() == [1.0, 1.0]
-    with pytest.raises(RewardError, match=r"did not answer within 1\.5 s"):  # it hangs in the reward
-        reward(TWO, ["hang", "hang"], {})
-    process.kill()
-    process.wait()
+    with serving("./mine.py:late", folder=tmp_path) as (_, urls):
+        reward = rewards.load(urls["late"], options={"timeout": 1.5})
+        rows = [Row("a", 0), Row("a", 1)]
+        assert score([reward], TWO, rows).values.flatten().tolist() == [1.0, 1.0]
+        with pytest.raises(RewardError, match=r"did not answer within 1\.5 s"):  # it hangs in the reward
+            reward(TWO, ["hang", "hang"], {})
     started = time.monotonic()
     with pytest.raises(RewardError, match=r"/late could not be reached \(.*refused\)"):
         reward(TWO, ["a", "b"], {})

@@ -1,8 +1,6 @@
 """Rewards that another process serves give the numbers they give here."""
 
 import re
-import subprocess
-import sys
 import threading
 import time
 
@@ -10,6 +8,7 @@ import httpx2
 import numpy as np
 import pytest
 import torch
+from runs import serving
 
 import rewards
 from flowgrpo.data.scenes import arrange, draw, every_caption
@@ -60,12 +59,8 @@ def served(tmp_path_factory):
     (folder / "mine.py").write_text(MINE)
     names = ("checksum", "red", "letters", "some", "size")
     words = ["shapes", *(f"./mine.py:{name}" for name in names), "{use: './mine.py:Ranked', options: {scale: 2.0}}"]
-    command = [sys.executable, "-m", "flowgrpo", "serve", *words, "--port", "0"]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
-    lines = [process.stdout.readline().split() for _ in words]
-    yield {**dict(lines), "folder": folder}
-    process.kill()
-    process.wait()
+    with serving(*words, folder=folder) as (_, urls):
+        yield {**urls, "folder": folder}
 
 
 def pictures(number, seed=0):

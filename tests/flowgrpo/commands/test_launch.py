@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from runs import background, metrics, weights
+from runs import background, interpreter, metrics, weights
 
 from flowgrpo.cli import main
 from flowgrpo.commands import launch
@@ -202,7 +202,7 @@ def redness(images, prompts):
 
 def test_what_one_process_says_of_its_memory_is_shown_and_the_others_end(workplace):
     (workplace / "mine.py").write_text(HUNGRY)
-    process = background("train", "tiny.yaml", "train.groups=4", "run.processes=2", "eval.prompts=1")
+    process = interpreter("train", "tiny.yaml", "train.groups=4", "run.processes=2", "eval.prompts=1")
     _, said = process.communicate(timeout=300)
     assert process.returncode == 1
     assert "Traceback" not in said

@@ -46,16 +46,11 @@ def hub(monkeypatch):
     return play
 
 
-@pytest.fixture
-def run(workplace):
-    assert main(["train", "tiny.yaml", "train.iterations=1"]) == 0
-
-
 def answer(status, kind=errors.HfHubHTTPError):
     return kind("no", response=httpx.Response(status, request=httpx.Request("POST", "https://hub/api")))
 
 
-def test_the_folder_is_uploaded_once_it_is_written(run, hub, capsys):
+def test_the_folder_is_uploaded_once_it_is_written(trained, hub, capsys):
     played = hub()
     capsys.readouterr()
     command = ["export", "runs/t", "--out", "out", "--push-to-hub", "me/redder", "--private", "--format", "json"]
@@ -70,7 +65,7 @@ def test_the_folder_is_uploaded_once_it_is_written(run, hub, capsys):
     ]
     assert played.calls[1][1:] == (("me/redder",), {"private": True, "exist_ok": True})
     assert played.calls[2][1:] == (("me/redder",), {"write": True})
-    assert played.calls[4][2] == {"repo_id": "me/redder", "folder_path": Path("out"), "commit_message": "t, step 1"}
+    assert played.calls[4][2] == {"repo_id": "me/redder", "folder_path": Path("out"), "commit_message": "t, step 2"}
     assert Path("out/README.md").is_file()
 
 
@@ -88,7 +83,7 @@ def test_the_folder_is_uploaded_once_it_is_written(run, hub, capsys):
         ({"whoami": httpx.ConnectError("no")}, "the model hub cannot be reached (ConnectError); export without it"),
     ],
 )
-def test_what_stops_an_upload_is_said_before_the_model_is_loaded(run, hub, capsys, monkeypatch, refusals, said):
+def test_what_stops_an_upload_is_said_before_the_model_is_loaded(trained, hub, capsys, monkeypatch, refusals, said):
     played = hub(refusals)
     monkeypatch.setattr("flowgrpo.flow.setup.policy_and_weights", lambda *a: pytest.fail("the model was loaded"))
     capsys.readouterr()
@@ -101,7 +96,7 @@ def test_what_stops_an_upload_is_said_before_the_model_is_loaded(run, hub, capsy
 
 
 @pytest.mark.parametrize("cause", ["comfyui", "prompts", "model"])
-def test_an_export_that_is_refused_makes_no_repository(run, hub, capsys, monkeypatch, cause):
+def test_an_export_that_is_refused_makes_no_repository(trained, hub, capsys, monkeypatch, cause):
     played, options = hub(), []
     if cause == "comfyui":
         monkeypatch.delitem(comfyui.NAMES, "SD3Transformer2DModel")
@@ -130,13 +125,13 @@ def test_an_export_that_is_refused_makes_no_repository(run, hub, capsys, monkeyp
         (["--private"], "--private: it is for --push-to-hub"),
     ],
 )
-def test_wrong_options_are_refused(run, capsys, options, said):
+def test_wrong_options_are_refused(trained, capsys, options, said):
     capsys.readouterr()
     assert main(["export", "runs/t", "--out", "out", *options]) == 2
     assert capsys.readouterr().err.startswith(f"flowgrpo: {said}")
 
 
-def test_a_public_repository_does_not_get_what_should_be_private(run, hub, capsys):
+def test_a_public_repository_does_not_get_what_should_be_private(trained, hub, capsys):
     played = hub(private=False)
     capsys.readouterr()
     assert main(["export", "runs/t", "--out", "out", "--push-to-hub", "me/redder", "--private"]) == 2
@@ -146,7 +141,7 @@ def test_a_public_repository_does_not_get_what_should_be_private(run, hub, capsy
     assert played.calls[-1][0] == "upload_folder"
 
 
-def test_an_upload_that_fails_leaves_the_export_and_says_how_to_go_on(run, hub, capsys):
+def test_an_upload_that_fails_leaves_the_export_and_says_how_to_go_on(trained, hub, capsys):
     hub({"upload_folder": httpx.ReadTimeout("slow")})
     capsys.readouterr()
     assert main(["export", "runs/t", "--out", "out", "--push-to-hub", "me/redder"]) == 1
@@ -156,7 +151,7 @@ def test_an_upload_that_fails_leaves_the_export_and_says_how_to_go_on(run, hub, 
     assert Path("out/pytorch_lora_weights.safetensors").is_file()
 
 
-def test_without_the_hub_the_real_library_is_refused_in_one_sentence(run, capsys, monkeypatch):
+def test_without_the_hub_the_real_library_is_refused_in_one_sentence(trained, capsys, monkeypatch):
     capsys.readouterr()
     assert main(["export", "runs/t", "--out", "out", "--push-to-hub", "me/redder"]) == 2
     assert "--push-to-hub me/redder: HF_HUB_OFFLINE is set" in capsys.readouterr().err

@@ -2,12 +2,11 @@
 
 import json
 import re
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
+import runs
 
 import flowgrpo
 from flowgrpo.cli import main
@@ -16,11 +15,8 @@ from flowgrpo.cli import main
 @pytest.fixture
 def serving(workplace):
     """A process that serves ./mine.py:redness, and its URL."""
-    command = [sys.executable, "-m", "flowgrpo", "serve", "./mine.py:redness", "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    yield process, process.stdout.readline().split()[1]
-    process.kill()
-    process.wait()
+    with runs.serving("./mine.py:redness") as (process, urls):
+        yield process, urls["redness"]
 
 
 def lines(run):

@@ -20,12 +20,20 @@ KL = ["algorithm.objective.kl={form: velocity, beta: 0.5}"]
 START = "model.lora={path: out}"
 
 
+@pytest.fixture(scope="module")
+def export(finished):
+    """The export of a finished run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(finished)
+        assert main(["export", "runs/t", "--out", "out"]) == 0
+    return finished / "out"
+
+
 @pytest.fixture
-def exported(workplace):
-    """A workplace with the export of a finished run, `out`."""
-    assert main(["train", "tiny.yaml"]) == 0
-    assert main(["export", "runs/t", "--out", "out"]) == 0
-    return workplace
+def exported(trained, export):
+    """A workplace with a finished run and its export, `out`."""
+    shutil.copytree(export, trained / "out")
+    return trained
 
 
 def test_a_lora_is_read_to_refuse_it_early_and_once_more_to_train_on_it(exported, monkeypatch):

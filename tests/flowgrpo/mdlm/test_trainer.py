@@ -1,11 +1,10 @@
 """Training of language models through the command's own door, on a tiny random one that is saved to disk."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
+from runs import background
 from safetensors.torch import load_file
 
 from flowgrpo.commands import train as run
@@ -226,9 +225,9 @@ def test_two_processes_train_what_one_does(settings, tmp_path):
     one = run.train_config(
         settings(run__name="one", algorithm__preset="diffu_grpo", train__passes=2, train__split="samples")
     )
-    command = [sys.executable, "-m", "flowgrpo", "train", str(tmp_path / "run.yaml"), *choices]
-    done = subprocess.run([*command, "run.processes=2", "run.name=two"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    process = background("train", str(tmp_path / "run.yaml"), *choices, "run.processes=2", "run.name=two")
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
     two = run.Run(tmp_path / "runs" / "two", read_metrics(tmp_path / "runs" / "two"), None)
     for line, other in zip(lines(one), lines(two), strict=True):
         same = ("reward/mean", "cost/model_evaluations", "cost/trained_edges", "groups/zero_std_fraction")

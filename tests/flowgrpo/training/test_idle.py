@@ -2,13 +2,11 @@
 
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 from field import closeness, lines, trainer
+from runs import background
 
 from flowgrpo import config
 from flowgrpo.cli import main
@@ -182,14 +180,13 @@ def test_two_processes_stop_together_and_both_tell_the_log(workplace):
         "    return [1.0] * len(prompts)\n"
     )
     (workplace / "train.txt").write_text("a red circle\na green circle\n" * 6 + "a blue circle\ntwo blue square\n")
-    command = [sys.executable, "-m", "flowgrpo", "train", "tiny.yaml", "run.processes=2", "run.patience=1"]
-    command += ["train.groups=14", "train.updates=1", "prompts.train=train.txt", "eval.save=0", "eval.prompts=1"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    assert done.returncode == 1, done.stderr
-    assert done.stderr.count("stopped after step 1: nothing to learn since step 0") == 1
-    assert "Traceback" not in done.stderr
+    options = ["run.processes=2", "run.patience=1", "eval.save=0", "eval.prompts=1"]
+    options += ["train.groups=14", "train.updates=1", "prompts.train=train.txt"]
+    process = background("train", "tiny.yaml", *options)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 1, said
+    assert said.count("stopped after step 1: nothing to learn since step 0") == 1
+    assert "Traceback" not in said
     run = workplace / "runs" / "t"
     told = (run / "log.txt").read_text()
     assert told.count("failed 3 times (SystemExit: 0 at mine.py:3); its 4 samples are dropped") == 2

@@ -2,12 +2,11 @@
 
 import json
 import math
-import subprocess
-import sys
 import threading
 
 import pytest
 import torch
+from runs import background
 from safetensors.torch import load_file
 
 from flowgrpo.training import optimize
@@ -23,9 +22,9 @@ def test_in_half_precision_two_processes_train_where_one_has_only_solved_prompts
     )
     choices = ["train.groups=4", "train.iterations=1", "eval.prompts=1", "eval.save=0", "run.processes=2"]
     choices += ["model.dtype=float16", "algorithm.baseline.drop_zero=true", "algorithm.objective.kl.beta=0"]
-    command = [sys.executable, "-m", "flowgrpo", "train", "tiny.yaml", *choices]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = background("train", "tiny.yaml", *choices)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
     run = workplace / "runs" / "t"
     line = next(
         line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if line["phase"] == "train"
