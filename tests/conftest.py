@@ -78,6 +78,8 @@ def finished(tiny_model, tmp_path_factory):
 def trained(workplace, finished):
     """A workplace with the finished run `runs/t` of its config."""
     shutil.copytree(finished / "runs", workplace / "runs")
-    written = workplace / "runs" / "t" / "config.yaml"
-    written.write_text(written.read_text().replace(str(finished), str(workplace)))
+    environment = (
+        workplace / "runs" / "t" / "environment.json"
+    )  # the paths of the config are relative to where it began
+    environment.write_text(environment.read_text().replace(str(finished), str(workplace)))
     return workplace

@@ -9,3 +9,12 @@ def unloaded(monkeypatch):
     # The set-up first: it would keep a patched loader if it were imported after.
     for place in ("setup.policy_and_weights", "setup.load_policy", "pipeline.loading.load_policy"):
         monkeypatch.setattr(f"flowgrpo.flow.{place}", lambda *a, **k: pytest.fail("the model was loaded"))
+
+
+@pytest.fixture
+def small_pictures(monkeypatch):
+    """Qwen-Image-Edit enlarges the picture that it edits to 128 x 128 pixels, not to a million."""
+    from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit as module
+
+    real = module.calculate_dimensions
+    monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio: real(min(area, 128 * 128), ratio))

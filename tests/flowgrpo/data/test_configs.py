@@ -88,15 +88,15 @@ def test_a_config_of_pictures_or_videos_trains_as_written_but_for_sizes(name, tm
     sizes = {
         key: value for key, value in specimen.call.items() if key in SIZES or not (key in call or "guidance" in key)
     }
-    sizes["num_inference_steps"] = min(call["num_inference_steps"], 5)
+    sizes["num_inference_steps"] = min(call["num_inference_steps"], 4)
     rewards = [{"use": STAND_IN[use.use], "weight": use.weight, "name": use.use} for use in written.rewards]
     changed = {"model.path": "model", "model.call": call | sizes, "rewards": rewards}
     changed["train.updates"] = min(written.train.updates, 2)
     tree = written.algorithm.tree
-    if tree.steps and tree.steps[1] > 4:  # of more steps than there are here
-        changed |= {"algorithm.tree.size": min(tree.size, 3), "algorithm.tree.steps": [tree.steps[0], 4]}
+    if tree.steps and tree.steps[1] > 3:  # of more steps than there are here
+        changed |= {"algorithm.tree.size": min(tree.size, 3), "algorithm.tree.steps": [min(tree.steps[0], 2), 3]}
     overrides = [f"{key}={json.dumps(value)}" for key, value in changed.items()]
-    assert main(["train", name, *overrides, *SMALL, "eval.call.num_inference_steps=4"]) == 0
+    assert main(["train", name, *overrides, *SMALL, "eval.call.num_inference_steps=3"]) == 0
     lines = trained(tmp_path / "runs" / name)
     assert len(lines) == 2
     for line in lines:

@@ -62,6 +62,7 @@ def trained(name, *options):
     return lines, metrics(folder, "eval")[-1]["reward/mean"], weights(folder, 2)
 
 
+@pytest.mark.usefixtures("small_pictures")
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_is_the_same_to_the_digit(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -19,7 +19,7 @@ def test_plan_predicts_what_a_run_counts(workplace, capsys):
         options += ["algorithm.tree.size=2"] if preset in ("flow_grpo_fast", "mix_grpo") else []
         assert main(["plan", "tiny.yaml", *options, "--format", "json"]) == 0
         planned = json.loads(capsys.readouterr().out)
-        assert main(["train", "tiny.yaml", *options, f"run.name={preset}"]) == 0
+        assert main(["train", "tiny.yaml", *options, f"run.name={preset}", "train.iterations=1", "eval.every=9"]) == 0
         capsys.readouterr()
         for line in metrics(workplace / "runs" / preset):
             assert planned["model_evaluations"]["rollout"] == line["cost/rollout_evaluations"]

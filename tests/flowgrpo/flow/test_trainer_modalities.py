@@ -43,6 +43,7 @@ def config(tmp_path, monkeypatch):
     return write
 
 
+@pytest.mark.usefixtures("small_pictures")
 @pytest.mark.parametrize(
     ("name", "reward", "suffix"),
     [

@@ -34,6 +34,7 @@ CALL = tiny.CALLS["sd3"]
 ROWS = [Row("a red circle", 0), Row("two blue square", 1)]
 
 
+@pytest.mark.usefixtures("small_pictures")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in TRIED else pytest.mark.zoo) for n in sorted(SPECIMENS)]
 )
