@@ -17,7 +17,7 @@ demo: .venv/installed
 test: .venv/installed
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(PARALLEL)
 
-# With the certificates of all pipelines and every preset on every language model.
+# With the certificates of all pipelines, every preset on every language model, and other cases like those of a plain run.
 test-all: .venv/installed
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(PARALLEL) -m 'zoo or not zoo'
 

@@ -1,3 +1,4 @@
+import gc
 import os
 import shutil
 import sys
@@ -83,3 +84,12 @@ def trained(workplace, finished):
     )  # the paths of the config are relative to where it began
     environment.write_text(environment.read_text().replace(str(finished), str(workplace)))
     return workplace
+
+
+@pytest.fixture
+def few_objects():
+    """A plan of memory collects garbage a dozen times, among all that was ever imported unless that is put aside."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()

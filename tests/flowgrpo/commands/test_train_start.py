@@ -46,11 +46,11 @@ def test_a_lora_is_read_to_refuse_it_early_and_once_more_to_train_on_it(exported
 @pytest.mark.parametrize(
     ("name", "place"),
     [
-        ("FluxPipeline", "out"),
+        pytest.param("FluxPipeline", "out", marks=pytest.mark.zoo),
         ("StableDiffusion3Pipeline", "out"),
         ("StableDiffusion3Pipeline", "runs/t"),
         ("WanPipeline (2.2)", "out"),
-        ("QwenImagePipeline", "out"),
+        pytest.param("QwenImagePipeline", "out", marks=pytest.mark.zoo),
     ],
 )
 def test_a_run_from_an_export_or_a_run_begins_where_that_ended(tmp_path, monkeypatch, name, place):

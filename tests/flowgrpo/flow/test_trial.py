@@ -15,6 +15,8 @@ from flowgrpo.flow.trial import trial
 from flowgrpo.training import hollow
 from flowgrpo.training.live import Live
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 ALLOCATED = ("FluxPipeline", "StableDiffusion3Pipeline", "SanaPipeline", "WanPipeline")
 MEASURED = (("FluxPipeline", False), ("FluxPipeline", True), ("WanPipeline", False))  # in a plain run
 # Two networks, sounds, pictures in the prompt, a picture to begin from; then more of the same kinds.
@@ -56,15 +58,6 @@ def really(chosen, row, rows=1):
         sum(v.float().square().mean() for v in velocity).backward()
     with torch.no_grad():
         return rollout, live.peak, policy.walk.decode(state, row, by_landing=False).numel()
-
-
-@pytest.fixture(autouse=True)
-def few_objects():
-    """A trial collects garbage a dozen times, each time among all that was ever imported, unless that is put aside."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,8 @@ from flowgrpo.mdlm.methods.views import Views
 from flowgrpo.mdlm.trial import trial
 from flowgrpo.training.live import Live
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 PROMPT, LENGTH = 8, 32
 
 

@@ -239,13 +239,13 @@ def test_a_pipeline_of_llada2_is_loaded_and_exported_as_one(settings, tmp_path):
         torch.testing.assert_close(again.logits(IDS), policy.predictor.logits(IDS), rtol=0, atol=0)
 
 
-EVERYWHERE = ("diffu_grpo", "trace_rl")  # of the presets, tried on every class in a plain run; the rest on two classes
+EVERYWHERE = ("diffu_grpo", "trace_rl")  # of the presets, tried on every class in a plain run; the rest on one class
 
 
 @pytest.mark.parametrize(
     ("preset", "name"),
     [
-        pytest.param(preset, name, marks=() if preset in EVERYWHERE or name in ("llada", "llada2") else pytest.mark.zoo)
+        pytest.param(preset, name, marks=() if preset in EVERYWHERE or name == "llada" else pytest.mark.zoo)
         for preset in PRESETS
         for name in NAMES
     ],

@@ -27,7 +27,9 @@ def weights(done):
     return load_file(latest / "weights.safetensors")
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    "preset", [pytest.param(preset, marks=pytest.mark.zoo if preset == "diffu_grpo_fast" else ()) for preset in PRESETS]
+)
 def test_every_preset_learns_from_its_reward(settings, preset):
     chosen = {"train__learning_rate": 0.02} if preset == "spg" else {}
     done = run.train_config(
