@@ -13,9 +13,10 @@ class Adapter(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.scale = torch.nn.Parameter(torch.ones(4))
+        self.on = True
 
     def forward(self, x):
-        return x * self.scale
+        return x * self.scale if self.on else x
 
 
 def whole(seed):
@@ -25,9 +26,9 @@ def whole(seed):
     return network
 
 
-def networks(counted):
+def networks(counted, met=None):
     """Two networks with an adapter each on a base in shards, whose calls are counted but for those thrown away."""
-    made, adapters = [], []
+    made = []
     for seed in (1, 2):
         network = whole(seed)
         own = set(network[3].parameters())
@@ -36,11 +37,10 @@ def networks(counted):
         fully_shard(network, ignored_params=own, reshard_after_forward=True)
         network.register_forward_pre_hook(lambda *_: None if stands_in() else counted.append(1))
         made.append(network)
-        adapters += own
-    lockstep = Lockstep(made, adapters)
-    with torch.no_grad():
+    lockstep = Lockstep(made)
+    with torch.no_grad(), lockstep.meeting():
         for network in made:
-            network(torch.ones(1, 4))
+            network(torch.ones(1, 4) if met is None else met)
     lockstep.join()
     counted.clear()
     return made, lockstep
@@ -76,6 +76,32 @@ def unequal_updates(rank):
         lockstep.backward(first(rows(1)).sum())
         lockstep.join()
     return [network[3].scale.grad for network in (first, second)]
+
+
+def unequal_references(rank):
+    """One process computes a reference, its adapters off, when the other has a loss already."""
+    (first, second), lockstep = networks([])
+    if rank == 0:
+        for network in (first, second):
+            network[3].on = False
+        with torch.no_grad():
+            second(rows(0))
+        for network in (first, second):
+            network[3].on = True
+        lockstep.backward(second(rows(0)).sum())
+    else:
+        lockstep.backward(first(rows(1)).sum())
+    lockstep.join()
+    return [network[3].scale.grad for network in (first, second)]
+
+
+def broken_stand_ins(rank):
+    """The call that is made to stand in has results that are not numbers."""
+    (first, _), lockstep = networks([], met=torch.full((1, 4), torch.inf))
+    for _ in range(1 + rank):
+        lockstep.backward(first(rows(rank)).sum())
+    lockstep.join()
+    return first[3].scale.grad
 
 
 def failing(rank):

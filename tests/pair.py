@@ -1,14 +1,14 @@
 """Functions that run in two processes at once, as a run of two does."""
 
-import multiprocessing
 import os
 from datetime import timedelta
 from pathlib import Path
 
+import forked
 import torch
 from torch import distributed
 
-CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT = forked.CONTEXT
 
 
 def pair(function, folder, *, seconds=60):

@@ -1,6 +1,5 @@
 """Tiny real pipelines with random weights, built from configs and own tokenizers; no network."""
 
-import quick  # noqa: F401
 import torch
 from diffusers import (
     AutoencoderKL,

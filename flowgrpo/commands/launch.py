@@ -38,7 +38,7 @@ GONE = (
     "failed to recv",
 )
 
-WHOLE = "each process holds the whole model"
+OURS_ALONE = "for a LoRA there is run.sharding"
 OFF = ("", "0", "false", "no", "off", "n", "f")
 # What accelerate's environment may ask for and a run would not get: the variable, the values that ask for nothing, what it
 # is, and what there is instead.
@@ -46,9 +46,9 @@ UNHEARD = (
     ("ACCELERATE_MIXED_PRECISION", OFF, "mixed precision", "set model.dtype"),
     ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", (*OFF, "1"), "gradient accumulation", "set train.micro_batch"),
     ("ACCELERATE_USE_FSDP", OFF, "FSDP", "set run.sharding"),
-    ("ACCELERATE_USE_DEEPSPEED", OFF, "DeepSpeed", WHOLE),
-    ("ACCELERATE_USE_MEGATRON_LM", OFF, "Megatron-LM", WHOLE),
-    ("ACCELERATE_USE_PARALLELISM_CONFIG", OFF, "a parallelism config", WHOLE),
+    ("ACCELERATE_USE_DEEPSPEED", OFF, "DeepSpeed", OURS_ALONE),
+    ("ACCELERATE_USE_MEGATRON_LM", OFF, "Megatron-LM", OURS_ALONE),
+    ("ACCELERATE_USE_PARALLELISM_CONFIG", OFF, "a parallelism config", OURS_ALONE),
     ("ACCELERATE_DYNAMO_BACKEND", OFF, "compilation", "flow models have model.compile"),
 )
 

@@ -20,7 +20,22 @@ from flowgrpo.flow.rollout import WAITING
 from flowgrpo.flow.trial import Sampling, Trial, trial
 from flowgrpo.schema.sections import Lora
 from flowgrpo.training import quantise, quantise_libraries
-from flowgrpo.training.budget import ROLLOUT, UPDATE, Budget, Phase, fitted, learnt, lines, rewards_of, step, switched
+from flowgrpo.training.budget import (
+    ROLLOUT,
+    UPDATE,
+    Budget,
+    Phase,
+    at_key,
+    can_share,
+    fitted,
+    gathered,
+    learnt,
+    lines,
+    rewards_of,
+    shares,
+    step,
+    switched,
+)
 from flowgrpo.training.live import Peaks
 
 __all__ = ["fit", "lines"]
@@ -30,6 +45,7 @@ SWITCHES = (
     ("model.vae", "offload"),
     ("model.vae_tiling", True),
     ("model.gradient_checkpointing", True),
+    ("run.sharding", "fsdp2"),
     ("model.quantise", "int8"),
     ("model.quantise", "nf4"),
 )
@@ -63,11 +79,12 @@ class FlowBudget(Budget):
         model, train, trial = self.config.model, self.config.train, self.trial
         loaded = trial.components | {name: self._frozen(name) for name in trial.shapes}
         encoders = sum(size for name, size in loaded.items() if name.startswith(ENCODERS))
+        shared = loaded | {name: -(-loaded[name] // shares(self.config)) for name in trial.shapes}
         decoders = sum(size for name, size in loaded.items() if name in DECODERS)
         away = decoders if model.vae == "offload" else 0
         later = self.loads_later and model.text_encoders != "keep"
         networks = sum(size for name, size in loaded.items() if is_network(name) and later)
-        resident = sum(size for name, size in loaded.items() if model.lora or name not in trial.shapes) - away
+        resident = sum(size for name, size in shared.items() if model.lora or name not in trial.shapes) - away
         stay = {
             "weights": resident if model.text_encoders == "keep" else resident - encoders,
             **learnt(self.config, trial.trained, reference=self._has_reference()),
@@ -75,24 +92,24 @@ class FlowBudget(Budget):
         }
         of_group = self.group * trial.rollout.sample
         waiting = min(self.groups, WAITING) * of_group
-        layer, rows = self._layer(), train.rollout_rows
+        layer, gathers, rows = self._layer(), self._gathered(), train.rollout_rows
         kept = 0  # of the weights, which torchao's graphs keep as they were made
         if not model.gradient_checkpointing:
             kept = sum(quantise_libraries.kept(own, trial.width, model.quantise) for own in trial.shapes.values())
         checkpointed = trial.update_checkpointed if model.gradient_checkpointing else None
-        update = (checkpointed or trial.update).beside(max(layer, kept)) | step(self.config, trial.trained)
+        update = (checkpointed or trial.update).beside(max(layer, kept) + gathers) | step(self.config, trial.trained)
         encode = {"weights": sum(loaded.values()) - networks}
         decoding = stay | {"weights": stay["weights"] + away, "samples": waiting}
         joined = stay | {"samples": waiting + of_group}  # a group, and its parts
         found = [
             Phase(name="encode", rows=1, key=None, fixed=encode, calls=Peaks(((0, trial.encode),))),
-            Phase(name="rollout", rows=rows, key=ROLLOUT, fixed=stay, calls=trial.rollout.step.beside(layer)),
+            Phase(name="rollout", rows=rows, key=ROLLOUT, fixed=stay, calls=trial.rollout.step.beside(layer + gathers)),
             Phase(name="decode", rows=rows, key=ROLLOUT, fixed=decoding, calls=self._decode(trial.rollout)),
             Phase(name="reward", rows=self.group, key=None, fixed=joined, calls=Peaks()),
             Phase(name="update", rows=train.micro_batch, key=UPDATE, fixed=stay, calls=update),
         ]
         if trial.evaluate is not None:
-            calls = trial.evaluate.step.beside(layer) | self._decode(trial.evaluate).beside(away)
+            calls = trial.evaluate.step.beside(layer + gathers) | self._decode(trial.evaluate).beside(away)
             found.append(Phase(name="evaluate", rows=rows, key=ROLLOUT, fixed=stay, calls=calls))
         return found
 
@@ -104,11 +121,12 @@ class FlowBudget(Budget):
             "model.gradient_checkpointing": trial.update_checkpointed is None,
             "model.quantise": model.lora is None or model.quantise == "nf4" or not quantise.can(trial.shapes, "int8"),
             "model.text_encoders": model.text_encoders == "free",
+            "run.sharding": not can_share(self.config),
         }
         return [
             (key, value)
             for key, value in SWITCHES
-            if getattr(model, key.removeprefix("model.")) != value and not impossible.get(key, False)
+            if at_key(self.config, key) != value and not impossible.get(key, False)
             if value != "nf4" or quantise.can(trial.shapes, "nf4")
         ]
 
@@ -128,6 +146,13 @@ class FlowBudget(Budget):
         if self.config.model.quantise is None or self.trial.dequantises:
             return 0
         return quantise.made_anew(self.trial.shapes.values(), self.trial.width)
+
+    def _gathered(self) -> int:
+        """Bytes that a call gathers of a network in shards; one is called at a time."""
+        if shares(self.config) == 1:
+            return 0
+        form, width = self.config.model.quantise, self.trial.width
+        return max(gathered(own, lambda part: quantise.size(part, width, form)) for own in self.trial.shapes.values())
 
     def _decode(self, sampling: Sampling) -> Peaks:
         tiled = sampling.decode_tiled if self.config.model.vae_tiling else None

@@ -17,7 +17,7 @@ from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline import loading
 from flowgrpo.flow.pipeline.traits import ENCODERS, TRAINED, is_network
 from flowgrpo.schema.sections import Lora
-from flowgrpo.training import hub, quantise
+from flowgrpo.training import hub, quantise, sharding
 from flowgrpo.training.adapters import Adapter
 from flowgrpo.training.hub import Shape, refuse_too_large, shapes
 from flowgrpo.training.optimizers import OPTIMIZERS
@@ -28,13 +28,18 @@ Components = dict[str, dict[str, Shape]]
 
 
 def memory_estimate(
-    config: Config, components: Components | None = None, begun: Mapping[str, Adapter] | None = None
+    config: Config,
+    components: Components | None = None,
+    begun: Mapping[str, Adapter] | None = None,
+    *,
+    among: int = 1,
 ) -> dict[str, int]:
     """Bytes a process needs: `gpu_bytes` on its device (the host itself on a CPU), and `host_bytes` beside the device.
 
     Args:
         components: what `component_shapes` returned, if it was asked before.
         begun: what `start.adapters` returned, if it was asked before.
+        among: how many processes share the frozen networks.
 
     Raises:
         InputError: there is no such model.
@@ -62,7 +67,8 @@ def memory_estimate(
         tensors = {f"{name}.{key}": shape for name, own in whole.items() for key, shape in own.items()}
         trained = sum(each.size for each in begun.values()) if begun else adapter_size(tensors, model.lora)
     moments = OPTIMIZERS[train.optimizer.name].bytes_per_number
-    spared = sum(quantise.size(own, width, None) - quantise.size(own, width, model.quantise) for own in whole.values())
+    base = [(quantise.size(own, width, None), quantise.size(own, width, model.quantise)) for own in whole.values()]
+    spared = sum(whole - held // among for whole, held in base) if model.lora else 0
     learnt = frozen * width + round(trained * (4 * copies + moments)) - spared
     return {
         "gpu_bytes": max(loading_peak(config, components), learnt),
@@ -97,12 +103,13 @@ def check(config: Config, device: torch.device, begun: Mapping[str, Adapter] | N
     """
     components = component_shapes(config.model.path)
     begun = start.adapters(config.model) if begun is None else begun
-    need = memory_estimate(config, components, begun)
+    among = sharding.among(config.run.sharding)
+    need = memory_estimate(config, components, begun, among=among)
     refuse_too_large(
         config.model.path,
         need,
         device,
-        lambda: {key: memory_estimate(other, components, begun) for key, other in smaller(config)},
+        lambda: {key: memory_estimate(other, components, begun, among=among) for key, other in smaller(config)},
     )
 
 

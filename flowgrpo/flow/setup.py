@@ -94,28 +94,36 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
         if len(policy.sigmas) - 1 != steps:  # some pipelines walk another number of steps than they are asked for
             predicted(settings, len(policy.sigmas) - 1)
         if weights.lockstep.active:
-            _meet(policy, train_ends[:1])
-    if settings.eval.call or settings.model.guidance == "none":
+            _refuse_pins(policy)
+            with weights.lockstep.meeting():
+                _meet(policy, train_ends[:1])
+    if settings.eval.call or settings.model.guidance == "none" or (weights.lockstep.active and eval_ends):
         with policy.call_overrides(**settings.eval.call):
             policy.check(eval_ends, "eval.call")
+            if weights.lockstep.active:
+                _refuse_pins(policy)
     data = replace(data, train_prompts=train_prompts, eval_prompts=eval_prompts)
     made = Trainer(settings, policy, weights, **vars(data), accelerator=accelerator)
     made.samples.frame_rate = frame_rate(policy.pipe, policy.call | settings.eval.call)
     return made
 
 
-@torch.no_grad()
-def _meet(policy: DiffusersPolicy, rows: Sequence[Row]) -> None:
-    """Call each network of a policy once, on every process alike; see `Lockstep`.
+def _refuse_pins(policy: DiffusersPolicy) -> None:
+    """Refuse a network in shards of which some calls gather less than others.
 
     Raises:
-        InputError: calls of a network differ in what they gather.
+        InputError: it is one.
     """
     if policy.walk.pins:
         raise InputError(
             f"run.sharding: {type(policy.pipe).__name__} pins a part of what it samples, and its network is not always "
             "called whole; set run.sharding=none"
         )
+
+
+@torch.no_grad()
+def _meet(policy: DiffusersPolicy, rows: Sequence[Row]) -> None:
+    """Call each network of a policy once, on every process alike; see `Lockstep`."""
     state = policy.start(rows)
     for sigma in (policy.sigmas[0], policy.sigmas[-2]):  # of two experts each has one
         policy.velocity(state, sigma, rows)

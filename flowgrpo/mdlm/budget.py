@@ -15,11 +15,31 @@ from flowgrpo.mdlm.plan import here
 from flowgrpo.mdlm.trial import Trial, trial
 from flowgrpo.schema.sections import Lora
 from flowgrpo.training import quantise, quantise_libraries
-from flowgrpo.training.budget import ROLLOUT, UPDATE, Budget, Phase, fitted, learnt, lines, rewards_of, step, switched
+from flowgrpo.training.budget import (
+    ROLLOUT,
+    UPDATE,
+    Budget,
+    Phase,
+    at_key,
+    can_share,
+    fitted,
+    gathered,
+    learnt,
+    lines,
+    rewards_of,
+    shares,
+    step,
+    switched,
+)
 
 __all__ = ["fit", "lines"]
 
-SWITCHES = (("model.gradient_checkpointing", True), ("model.quantise", "int8"), ("model.quantise", "nf4"))
+SWITCHES = (
+    ("model.gradient_checkpointing", True),
+    ("run.sharding", "fsdp2"),
+    ("model.quantise", "int8"),
+    ("model.quantise", "nf4"),
+)
 MEASURED = ("model.dtype", "model.lora")  # what a trial was made with
 LETTERS, TEMPLATE = 3, 32  # of a prompt for each token at the least; tokens of a chat's template
 
@@ -46,21 +66,26 @@ class TextBudget(Budget):
         form, whole = model.quantise, model.lora is None
         spared = quantise.size(trial.shapes, trial.width, None) - quantise.size(trial.shapes, trial.width, form)
         layer = 0 if form is None or trial.dequantises else quantise.made_anew([trial.shapes], trial.width)
+        base, among = trial.weights - spared, shares(self.config)
+        gathers = 0 if among == 1 else gathered(trial.shapes, lambda part: quantise.size(part, trial.width, form))
         begun = whole or (model.lora.path is not None and kl.reference == "fixed")  # as something else than the base
         stay = {
-            "weights": self.rewards + (0 if whole else trial.weights - spared),
+            "weights": self.rewards + (0 if whole else -(-base // among)),
             **learnt(self.config, trial.trained, reference=begun and kl.reference is not None),
         }
         kept = 0 if model.gradient_checkpointing else quantise_libraries.kept(trial.shapes, trial.width, form)
         checkpointed = trial.update_checkpointed if model.gradient_checkpointing else None
-        update = (checkpointed or trial.update).beside(max(layer, kept)) | step(self.config, trial.trained)
+        update = (checkpointed or trial.update).beside(max(layer, kept) + gathers) | step(self.config, trial.trained)
         rows = train.rollout_rows
         phases = [
-            Phase(name="rollout", rows=rows, key=ROLLOUT, fixed=stay, calls=trial.decode.beside(layer)),
+            Phase(name="rollout", rows=rows, key=ROLLOUT, fixed=stay, calls=trial.decode.beside(layer + gathers)),
             Phase(name="update", rows=train.micro_batch, key=UPDATE, fixed=stay, calls=update),
         ]
+        if among > 1:  # a language model is asked what it can do before it is cut
+            loaded = {"weights": self.rewards + base}
+            phases.insert(0, Phase(name="load", rows=1, key=None, fixed=loaded, calls=trial.decode.beside(layer)))
         if trial.evaluate is not None:
-            calls = trial.evaluate.beside(layer)
+            calls = trial.evaluate.beside(layer + gathers)
             phases.append(Phase(name="evaluate", rows=rows, key=ROLLOUT, fixed=stay, calls=calls))
         return phases
 
@@ -69,12 +94,13 @@ class TextBudget(Budget):
         model, shapes = self.config.model, {"model": self.trial.shapes}
         impossible = {
             "model.gradient_checkpointing": self.trial.update_checkpointed is None,
+            "run.sharding": not can_share(self.config),
             "model.quantise": model.lora is None or model.quantise == "nf4" or not quantise.can(shapes, "int8"),
         }
         return [
             (key, value)
             for key, value in SWITCHES
-            if getattr(model, key.removeprefix("model.")) != value and not impossible[key]
+            if at_key(self.config, key) != value and not impossible[key]
             if value != "nf4" or quantise.can(shapes, "nf4")
         ]
 

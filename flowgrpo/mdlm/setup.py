@@ -93,8 +93,8 @@ def trainer(settings: TextConfig, accelerator: Accelerator, data: RunData) -> Te
     memory.check(settings, accelerator.device)
     policy, weights = policy_and_weights(settings, accelerator.device)
     policy.prompts([p.text for p in (*data.train_prompts, *data.eval_prompts)])  # refuses what it cannot pad
-    if weights.lockstep.active:  # which is to have seen a call of the network
-        with torch.no_grad():
+    if weights.lockstep.active:
+        with torch.no_grad(), weights.lockstep.meeting():
             policy.predictor.logits(*policy.prompts([data.train_prompts[0].text]))
     return TextTrainer(
         settings,

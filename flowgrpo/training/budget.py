@@ -5,13 +5,18 @@ Everything here is arithmetic on what a call of one row allocates: what is there
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from flowgrpo.schema.sections import Lora, RunConfig
+from flowgrpo.training import quantise
+from flowgrpo.training.hub import Shape
 from flowgrpo.training.live import Peaks
 from flowgrpo.training.optimizers import OPTIMIZERS
 from rewards import BUILT_IN
@@ -19,6 +24,8 @@ from rewards import BUILT_IN
 GIB = 2**30
 LIBRARIES = GIB  # beside what is counted: a GPU's context
 FRAGMENTS = 0.05  # and a part of all that no allocation can use
+GATHERED = 2.4  # blocks of a network in shards: the one that computes, and what is copied of the next
+BLOCK = re.compile(r".*?\.\d+\.")  # the path of one, before the names of its tensors
 ROLLOUT, UPDATE = "train.rollout_batch", "train.micro_batch"
 MOST = 2**31  # rows, where nothing depends on them
 RESORTS = (
@@ -128,11 +135,43 @@ def at(phases: Sequence[Phase], rows: dict[str, int]) -> list[Phase]:
     return [replace(phase, rows=rows.get(phase.key, phase.rows)) for phase in phases]
 
 
+def at_key(config: Any, key: str) -> Any:
+    """What a config has at a key."""
+    return functools.reduce(getattr, key.split("."), config)
+
+
 def switched(config: Any, key: str, value: Any) -> Any:
     """A config, or a section of one, with a key set; a map stands for adapters with its numbers."""
     head, _, rest = key.partition(".")
     value = switched(getattr(config, head), rest, value) if rest else Lora(**value) if head == "lora" else value
     return config.model_copy(update={head: value})
+
+
+def shares(config: RunConfig) -> int:
+    """How many processes share the frozen base; 1 where each holds the whole."""
+    return 1 if config.run.sharding == "none" else config.run.processes
+
+
+def can_share(config: RunConfig) -> bool:
+    """Whether several processes hold the base whole, and could share it."""
+    form, run = config.model.quantise, config.run
+    cuts = form is None or form in quantise.FORMS
+    return run.processes > 1 and run.sharding == "none" and config.model.lora is not None and cuts
+
+
+def gathered(tensors: Mapping[str, Shape], size: Callable[[Mapping[str, Shape]], int]) -> int:
+    """Bytes that a call of a network in shards gathers: what lies in no block, and `GATHERED` times its largest block.
+
+    Args:
+        tensors: shapes of the network's, by name.
+        size: bytes of some of them.
+    """
+    blocks: dict[str, dict[str, Shape]] = defaultdict(dict)
+    for name, shape in tensors.items():
+        found = BLOCK.match(name)
+        blocks[found[0] if found else ""][name] = shape
+    outside = size(blocks.pop("", {}))
+    return outside + round(GATHERED * max(map(size, blocks.values()), default=0))
 
 
 def learnt(config: RunConfig, trained: int, *, reference: bool) -> dict[str, int]:

@@ -169,7 +169,9 @@ class Loop(ABC):
         with phase("update"):
             stats = self.update(batch, units, advantages, trained)  # the optimizer steps
         updated = self.evaluations - evaluations - rolled
-        moved = metrics.of_policy(stats) | {"policy/learning_rate": float(self.optimizer.param_groups[0]["lr"])}
+        moved = metrics.of_policy(stats, self._gather) | {
+            "policy/learning_rate": float(self.optimizer.param_groups[0]["lr"])
+        }
         self.on_updated(moved)
         costs = {
             "cost/model_evaluations": rolled + updated,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 
 from flowgrpo.training.evaluate import weighted
 from flowgrpo.training.optimize import UpdateStats
@@ -20,9 +19,14 @@ def of_totals(total: torch.Tensor) -> dict[str, float | None]:
     return {"reward/mean": mean(total), "reward/std": float(finite.std(correction=0)) if len(finite) else None}
 
 
-def of_policy(stats: Sequence[UpdateStats]) -> dict[str, Any]:
-    """Return an iteration's metrics of the policy, from the statistics of its optimizer steps on all processes."""
-    everyone = gather_object([stats])
+def of_policy(stats: Sequence[UpdateStats], gather: Callable[[list[Any]], list[Any]]) -> dict[str, Any]:
+    """Return an iteration's metrics of the policy, from the statistics of its optimizer steps on all processes.
+
+    Args:
+        stats: of this process.
+        gather: the objects of all processes, from those of this one.
+    """
+    everyone = gather([stats])
     every = [each for of_process in everyone for each in of_process]
     edges = max(1, sum(each.edges for each in every))
     kls = [each.kl for each in every if each.kl is not None]

@@ -8,7 +8,7 @@ number: a gathered weight is the weight, to the bit.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import distributed
@@ -26,7 +26,7 @@ def check(config: RunConfig) -> None:
     """Refuse what cannot be cut into shards.
 
     Raises:
-        InputError: all weights are trained, or another library quantises the base.
+        InputError: all weights are trained, another library quantises the base, or activations are offloaded with it.
     """
     if config.run.sharding == "none":
         return
@@ -40,11 +40,24 @@ def check(config: RunConfig) -> None:
         raise InputError(
             f"run.sharding: the layers of model.quantise={form} cannot be cut, take {' or '.join(quantise.FORMS)}"
         )
+    if config.model.offload_activations and not config.model.gradient_checkpointing:
+        raise InputError(
+            "run.sharding: model.offload_activations would take each gathered weight for an activation; set "
+            "model.gradient_checkpointing=true too, or model.offload_activations=false"
+        )
+
+
+def among(form: str, environment: Mapping[str, str] = os.environ) -> int:
+    """How many processes share a base that is to lie in shards, of those that run; 1 where each holds the whole."""
+    if form == "none" or not distributed.is_initialized():
+        return 1
+    processes = distributed.get_world_size()
+    return int(environment.get("LOCAL_WORLD_SIZE", processes)) if form == "hsdp" else processes
 
 
 def applies(form: str) -> bool:
-    """Whether there are processes to share a base that is to lie in shards: one alone holds the whole."""
-    return form != "none" and distributed.is_initialized() and distributed.get_world_size() > 1
+    """Whether there are processes to share a base that is to lie in shards."""
+    return among(form) > 1
 
 
 def shard(weights: Weights, form: str, device: torch.device) -> None:
@@ -55,35 +68,49 @@ def shard(weights: Weights, form: str, device: torch.device) -> None:
     Args:
         weights: adapters on frozen networks; gets the `lockstep`.
         form: of `run.sharding`: `fsdp2` over all processes; `hsdp` over those of a machine, each of which holds it all.
+
+    Raises:
+        InputError: most of a network lies in no block, or machines have unequal numbers of processes.
     """
     if not applies(form):
         return
     mesh, adapters = _mesh(form, device), set(weights.parameters)
     for network in weights.modules.values():
-        for block in _blocks(network):
+        for block in blocks(network):
             fully_shard(block, mesh=mesh, ignored_params=adapters)
         fully_shard(network, mesh=mesh, reshard_after_forward=True, ignored_params=adapters)
     weights.to(device)
-    weights.lockstep = Lockstep(list(weights.modules.values()), weights.parameters)
+    weights.lockstep = Lockstep(list(weights.modules.values()))
 
 
 def _mesh(form: str, device: torch.device, environment: Mapping[str, str] = os.environ) -> DeviceMesh:
-    processes = distributed.get_world_size()
+    processes, sharing = distributed.get_world_size(), among(form, environment)
+    if processes % sharing:
+        raise InputError(
+            f"run.sharding: hsdp needs as many processes on every machine, and {processes} are not {sharing} on each"
+        )
     if form == "fsdp2":
         return init_device_mesh(device.type, (processes,))
-    of_machine = int(environment.get("LOCAL_WORLD_SIZE", processes))
-    return init_device_mesh(device.type, (processes // of_machine, of_machine), mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(device.type, (processes // sharing, sharing), mesh_dim_names=("replicate", "shard"))
 
 
-def _blocks(network: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The repeated blocks of a network, as its class names them; else the members of its lists. None lies in another."""
-    names = next(
-        (found for key in ("_repeated_blocks", "_no_split_modules") if (found := getattr(network, key, None))), ()
-    )
+def blocks(network: torch.nn.Module) -> list[torch.nn.Module]:
+    """The repeated blocks of a network, as its class names them; else the members of its lists. None lies in another.
+
+    Raises:
+        InputError: they are less than half of it, so that most would be gathered at once.
+    """
+    names = {*(getattr(network, "_repeated_blocks", None) or ()), *(getattr(network, "_no_split_modules", None) or ())}
     named = [module for module in network.modules() if type(module).__name__ in names]
     listed = (m for each in network.modules() if isinstance(each, torch.nn.ModuleList) for m in each)
-    seen: set[torch.nn.Module] = set()
+    found, inside = [], set()
     for block in named or listed:
-        if block not in seen and any(True for _ in block.parameters()):
-            seen.update(block.modules())
-            yield block
+        if block not in inside and any(True for _ in block.parameters()):
+            inside.update(block.modules())
+            found.append(block)
+    numbers = sum(p.numel() for block in found for p in block.parameters())
+    if 2 * numbers < sum(p.numel() for p in network.parameters()):
+        raise InputError(
+            f"run.sharding: most of {type(network).__name__} lies in none of its repeated blocks; set run.sharding=none"
+        )
+    return found

@@ -25,7 +25,7 @@ BELOW = {
     "flowgrpo.flow.methods": "errors schema training rewards samplers",
     "flowgrpo.flow.pipeline": "errors schema data training rewards samplers",
     "flowgrpo.flow": "errors schema data training flow.methods flow.pipeline rewards samplers",
-    "flowgrpo.mdlm.decoding": "errors schema rewards samplers",
+    "flowgrpo.mdlm.decoding": "errors schema training rewards samplers",
     "flowgrpo.mdlm.methods": "errors schema training mdlm.decoding rewards samplers",
     "flowgrpo.mdlm": "errors schema data training mdlm.decoding mdlm.methods rewards samplers",
     "flowgrpo.config": "errors schema data flow mdlm rewards",

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import quick  # noqa: F401
 import torch
 from diffusers import DiffusionPipeline
 from PIL import Image

@@ -7,10 +7,11 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader
+from jinja2 import Environment, PackageLoader, Template
 from markupsafe import Markup
 
 from flowgrpo.commands.gallery.curve import PART, curve
@@ -164,11 +165,16 @@ def write_gallery(folders: Sequence[Path], out: Path) -> Path:
         raise InputError(f"--out: {out} is there and no ordinary file; name one, such as gallery.html")
     check_writable(out.parent, str(out))
     sections = [_read(Path(folder)) for folder in folders]
-    templates = Environment(loader=PackageLoader("flowgrpo.commands.gallery", "."), autoescape=True, trim_blocks=True)
-    page = templates.get_template("page.html.jinja")
     out.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(out, page.render(sections=sections, longest=LONGEST, number=number, difference=difference))
+    replace_text(out, _page().render(sections=sections, longest=LONGEST, number=number, difference=difference))
     return out
+
+
+@cache
+def _page() -> Template:
+    """The template of the page, which takes a quarter of a second to compile."""
+    templates = Environment(loader=PackageLoader("flowgrpo.commands.gallery", "."), autoescape=True, trim_blocks=True)
+    return templates.get_template("page.html.jinja")
 
 
 def check_readable(folder: Path) -> None:

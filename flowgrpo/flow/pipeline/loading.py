@@ -234,7 +234,7 @@ def load_policy(
     policy.offload()
     with one_sentence(path), without_progress_bars("diffusers"):
         hollow.fill(pipe, later, place_of(path), DTYPES[dtype], quantise=quantise)
-    _finish(pipe, device, adapter, quantise, on_host=later if on_host else ())
+    _finish(pipe, device, adapter, quantise, on_host=traits.networks(pipe) if on_host else ())
     policy.walk.take_networks()
     return policy
 

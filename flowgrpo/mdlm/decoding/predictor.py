@@ -18,6 +18,7 @@ import torch
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.attention import block_causal, clean_prefix, positions
 from flowgrpo.mdlm.decoding.probe import Form, check_mask_token, logits_of, probe, probe_head
+from flowgrpo.training.lockstep import stands_in
 
 Tensor = torch.Tensor
 
@@ -211,7 +212,9 @@ class MaskPredictor:
     @contextmanager
     def _asking_for(self, rows: Tensor, columns: Tensor) -> Iterator[None]:
         """Let the head see the hidden states (1, N, H) of some tokens in place of (B, T, H)."""
-        chosen = self.head().register_forward_pre_hook(lambda _, given: (given[0][rows, columns][None], *given[1:]))
+        chosen = self.head().register_forward_pre_hook(
+            lambda _, given: None if stands_in() else (given[0][rows, columns][None], *given[1:])
+        )
         try:
             yield
         finally:

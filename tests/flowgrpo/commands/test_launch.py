@@ -4,13 +4,18 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 from runs import background, interpreter, metrics, weights
 
 from flowgrpo.cli import main
 from flowgrpo.commands import launch
+
+ROOT = Path(__file__).parents[3]
 
 TALK = """
 import json, os, psutil, torch
@@ -60,13 +65,16 @@ def test_processes_meet_on_loopback_alone(tmp_path, monkeypatch, signals):
         ),
         (
             {"ACCELERATE_USE_FSDP": "true", "ACCELERATE_MIXED_PRECISION": "fp16"},
-            "mixed precision (ACCELERATE_MIXED_PRECISION=fp16; set model.dtype) and FSDP (ACCELERATE_USE_FSDP=true; each ",
+            "mixed precision (ACCELERATE_MIXED_PRECISION=fp16; set model.dtype) and FSDP (ACCELERATE_USE_FSDP=true; set ",
         ),
         (
             {"ACCELERATE_USE_DEEPSPEED": "true"},
-            "DeepSpeed (ACCELERATE_USE_DEEPSPEED=true; each process holds the whole",
+            "DeepSpeed (ACCELERATE_USE_DEEPSPEED=true; for a LoRA there is run.sharding)",
         ),
-        ({"ACCELERATE_USE_MEGATRON_LM": "true"}, "Megatron-LM (ACCELERATE_USE_MEGATRON_LM=true; each process holds"),
+        (
+            {"ACCELERATE_USE_MEGATRON_LM": "true"},
+            "Megatron-LM (ACCELERATE_USE_MEGATRON_LM=true; for a LoRA there is run.sharding)",
+        ),
         (
             {"ACCELERATE_USE_PARALLELISM_CONFIG": "true"},
             "a parallelism config (ACCELERATE_USE_PARALLELISM_CONFIG=true; ",
@@ -212,3 +220,15 @@ def test_what_one_process_says_of_its_memory_is_shown_and_the_others_end(workpla
     assert failed == "process 1 of 2 failed:"
     assert memory.startswith("stopped, out of memory in the rewards phase, by the reward 'redness' (3725290.30 GiB ")
     assert memory.endswith("model.text_encoders=free run.resume=true")
+
+
+@pytest.mark.parametrize(
+    ("name", "machines", "of_each"), [("one", 1, None), ("two", 1, 2), ("eight", 1, 8), ("nodes", 4, 8)]
+)
+def test_a_launch_config_asks_for_nothing_that_a_run_does_not_get(name, machines, of_each):
+    words = ["--config_file", str(ROOT / "configs" / "launch" / f"{name}.yaml"), "-m", "flowgrpo"]
+    asked, *_ = _validate_launch_command(launch_command_parser().parse_args(words))
+    environment = prepare_multi_gpu_env(asked) if asked.multi_gpu else prepare_simple_launcher_cmd_env(asked)[1]
+    launch.check_environment(environment)
+    assert asked.num_machines == machines
+    assert getattr(asked, "nproc_per_node", None) in (of_each, str(of_each))

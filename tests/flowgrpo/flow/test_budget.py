@@ -200,3 +200,28 @@ def test_plan_without_a_hub_takes_the_configs_that_are_known_here(monkeypatch, c
 def test_a_size_that_is_none_is_refused(size, capsys):
     assert main(["plan", "flux1-24gb", "--gpu-memory", size]) == 2
     assert "--gpu-memory" in capsys.readouterr().err
+
+
+def test_a_base_in_shards_lies_in_parts_and_is_gathered_block_by_block():
+    whole, parts = phases(run__processes=4), phases(run__processes=4, run__sharding="fsdp2")
+    assert whole["rollout"].parts["weights"] - parts["rollout"].parts["weights"] == 10 * GIB * 3 // 4
+    megabytes = 2**20
+    gathered = 2 * megabytes + round(2.4 * 2 * megabytes)  # the head, and a block and a half
+    for name in ("rollout", "update"):
+        assert parts[name].parts["activations"] - whole[name].parts["activations"] == gathered
+    assert parts["encode"] == whole["encode"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "offered"),
+    [
+        ({"run__processes": 4}, True),
+        ({"run__processes": 1}, False),
+        ({"run__processes": 4, "model__lora": None}, False),
+        ({"run__processes": 4, "run__sharding": "hsdp"}, False),
+        ({"run__processes": 4, "run__sharding": "fsdp2"}, False),
+        ({"run__processes": 4, "model__quantise": "torchao_int8"}, False),
+    ],
+)
+def test_shards_are_offered_where_processes_can_share_a_base(changes, offered):
+    assert (("run.sharding", "fsdp2") in budget(**changes).switches()) == offered

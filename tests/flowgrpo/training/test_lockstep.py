@@ -1,7 +1,7 @@
 """Processes that call networks in shards in lock-step, however unequal their work is."""
 
 import torch
-from in_shards import failing, rows, unequal_calls, unequal_updates, whole
+from in_shards import broken_stand_ins, failing, rows, unequal_calls, unequal_references, unequal_updates, whole
 from pair import pair
 
 from flowgrpo.commands.launch import GONE
@@ -25,10 +25,30 @@ def test_gradients_of_unequal_updates_are_each_process_s_own(tmp_path):
     alone(rows(1)).sum().backward()
     assert torch.equal(found[1][0], alone[3].scale.grad)
     assert found[1][1] is None  # what it only stood in for leaves no gradient
+    assert found[0][1].isfinite().all()
     alone.zero_grad()
     (alone(rows(0)) + alone(2 * rows(0))).sum().backward()
     assert torch.equal(found[0][0], alone[3].scale.grad)
     assert found[0][1].abs().sum() > 0
+
+
+def test_who_computes_a_reference_stands_in_with_its_adapters_afterwards(tmp_path):
+    (none, of_second), (of_first, nothing) = pair(unequal_references, tmp_path)
+    assert none is None
+    assert nothing is None
+    for seed, rank, found in ((1, 1, of_first), (2, 0, of_second)):
+        alone = whole(seed)
+        alone(rows(rank)).sum().backward()
+        assert torch.equal(found, alone[3].scale.grad)
+
+
+def test_what_a_stand_in_computes_reaches_no_gradient(tmp_path):
+    alone = whole(1)
+    for rank, found in enumerate(pair(broken_stand_ins, tmp_path)):
+        alone.zero_grad()
+        for _ in range(1 + rank):
+            alone(rows(rank)).sum().backward()
+        assert torch.equal(found, alone[3].scale.grad)
 
 
 def test_without_shards_nothing_is_waited_for():

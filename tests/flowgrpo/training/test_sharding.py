@@ -10,50 +10,52 @@ from flowgrpo import config
 from flowgrpo.errors import InputError
 from flowgrpo.training import sharding
 
-PICTURES = """
-model: {path: shapes, lora: {rank: 2, alpha: 4}}
-prompts: {train: "shapes:train", eval: "shapes:eval"}
-rewards: [{use: shapes}]
-train: {iterations: 2, updates: 1, groups: 4, group_size: 6, learning_rate: 1.0e-2}
-eval: {every: 2, prompts: 3, save: 0}
-run: {processes: 2, checkpoint: {every: 2, keep: 1}}
-"""
 TEXTS = """
 kind: mdlm
 model: {path: digits, lora: {rank: 2, alpha: 4, targets: all-linear}}
 rewards: [{use: solved}]
-train: {iterations: 2, updates: 1, groups: 2, group_size: 3, micro_batch: 2, learning_rate: 1.0e-2}
-eval: {every: 2, prompts: 3, save: 0}
-run: {processes: 2, checkpoint: {every: 2, keep: 1}}
+train: {iterations: 2, updates: 1, groups: 2, group_size: 3, micro_batch: 3, learning_rate: 0.01}
+eval: {every: 2, prompts: 1, save: 0}
+run: {checkpoint: {every: 2, keep: 1}}
 """
-TREES = ["algorithm.preset=branch_grpo", "algorithm.tree.prune={rule: extremes}", "algorithm.objective.kl.beta=0.1"]
 CASES = {
-    "pruned trees, a divergence, checkpointing": (PICTURES, [*TREES, "model.gradient_checkpointing=true"], "fsdp2"),
-    "guided calls on an int8 base": (
-        PICTURES,
-        ["algorithm.preset=mix_grpo", "model.call.guidance_scale=2.0", "model.quantise=int8", "train.micro_batch=3"],
-        "hsdp",
-    ),
-    "texts": (TEXTS, ["algorithm.preset=bgpo"], "fsdp2"),
+    "pruned trees, a divergence, checkpointing": [
+        "tiny.yaml",
+        "algorithm.preset=branch_grpo",
+        "algorithm.tree.prune={rule: extremes}",
+        "algorithm.objective.kl.beta=0.1",
+        "model.gradient_checkpointing=true",
+        "train.updates=1",
+    ],
+    "guided calls on an int8 base": [
+        "tiny.yaml",
+        "algorithm.preset=flow_grpo_fast",
+        "model.call.guidance_scale=2.0",
+        "model.quantise=int8",
+        "train.updates=1",
+    ],
+    "texts, in one pass and in two": [
+        "texts.yaml",
+        "algorithm.preset=cj_grpo",
+        "algorithm.objective.kl.level=sequence",
+    ],
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_base_in_shards_trains_as_a_whole_one(case, tmp_path, monkeypatch):
-    written, overrides, form = CASES[case]
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "c.yaml").write_text(written)
+def test_a_base_in_shards_trains_as_a_whole_one(case, workplace):
+    (workplace / "texts.yaml").write_text(TEXTS)
     lines = {}
-    for name in ("none", form):
-        process = background("train", "c.yaml", f"run.name={name}", f"run.sharding={name}", *overrides)
+    for name in ("none", "fsdp2"):
+        process = background("train", *CASES[case], f"run.name={name}", f"run.sharding={name}", "run.processes=2")
         _, said = process.communicate(timeout=300)
         assert process.returncode == 0, said
         lines[name] = [
             {key: value for key, value in line.items() if not key.startswith(("time/", "memory/"))}
-            for line in metrics(tmp_path / "runs" / name)
+            for line in metrics(workplace / "runs" / name)
         ]
-    assert lines["none"] == lines[form]
-    whole, sharded = (weights(tmp_path / "runs" / name, 2) for name in ("none", form))
+    assert lines["none"] == lines["fsdp2"]
+    whole, sharded = (weights(workplace / "runs" / name, 2) for name in lines)
     assert whole.keys() == sharded.keys()
     assert all(torch.equal(whole[key], sharded[key]) for key in whole)
 
@@ -88,11 +90,18 @@ def chosen(**model):
             {"lora": {}, "quantise": "torchao_int8"},
             "run.sharding: the layers of model.quantise=torchao_int8 cannot be cut, take int8 or fp8 or nf4",
         ),
+        ({"lora": {}, "offload_activations": True}, "run.sharding: model.offload_activations would take each gathered"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(model, said):
     with pytest.raises(InputError, match=said):
         sharding.check(chosen(**model))
+
+
+def test_a_network_outside_of_blocks_is_refused():
+    network = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ModuleList([torch.nn.Linear(2, 2)]))
+    with pytest.raises(InputError, match="run.sharding: most of Sequential lies in none of its repeated blocks"):
+        sharding.blocks(network)
 
 
 def test_what_can_be_cut_is_taken():
