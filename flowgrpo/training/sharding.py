@@ -70,15 +70,24 @@ def shard(weights: Weights, form: str, device: torch.device) -> None:
         form: of `run.sharding`: `fsdp2` over all processes; `hsdp` over those of a machine, each of which holds it all.
 
     Raises:
-        InputError: most of a network lies in no block, or machines have unequal numbers of processes.
+        InputError: most of a network lies in no block, machines have unequal numbers of processes, or torch cannot cut a
+            quantised base.
     """
     if not applies(form):
         return
     mesh, adapters = _mesh(form, device), set(weights.parameters)
-    for network in weights.modules.values():
-        for block in blocks(network):
-            fully_shard(block, mesh=mesh, ignored_params=adapters)
-        fully_shard(network, mesh=mesh, reshard_after_forward=True, ignored_params=adapters)
+    try:
+        for network in weights.modules.values():
+            for block in blocks(network):
+                fully_shard(block, mesh=mesh, ignored_params=adapters)
+            fully_shard(network, mesh=mesh, reshard_after_forward=True, ignored_params=adapters)
+    except RuntimeError as error:
+        if "floating point dtype can require gradients" not in str(error):
+            raise
+        raise InputError(
+            f"run.sharding: torch {torch.__version__} cannot cut a base of whole numbers, as model.quantise makes it; "
+            "take a later torch, or model.quantise=null"
+        ) from error
     weights.to(device)
     weights.lockstep = Lockstep(list(weights.modules.values()))
 

@@ -17,6 +17,8 @@ from flowgrpo.training.report import read_metrics
 from flowgrpo.training.stopped import NothingToLearn
 from rewards import RewardError
 
+REPRESENTATIVE = ("diffu_grpo", "gdpo", "cj_grpo", "trace_rl", "co_grpo")  # one of each way to estimate a likelihood
+
 
 def lines(done, phase="train"):
     return [line for line in done.metrics if line["phase"] == phase]
@@ -28,7 +30,7 @@ def weights(done):
 
 
 @pytest.mark.parametrize(
-    "preset", [pytest.param(preset, marks=pytest.mark.zoo if preset == "diffu_grpo_fast" else ()) for preset in PRESETS]
+    "preset", [pytest.param(preset, marks=() if preset in REPRESENTATIVE else pytest.mark.zoo) for preset in PRESETS]
 )
 def test_every_preset_learns_from_its_reward(settings, preset):
     chosen = {"train__learning_rate": 0.02} if preset == "spg" else {}
