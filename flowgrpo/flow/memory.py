@@ -67,8 +67,8 @@ def memory_estimate(
         tensors = {f"{name}.{key}": shape for name, own in whole.items() for key, shape in own.items()}
         trained = sum(each.size for each in begun.values()) if begun else adapter_size(tensors, model.lora)
     moments = OPTIMIZERS[train.optimizer.name].bytes_per_number
-    base = [(quantise.size(own, width, None), quantise.size(own, width, model.quantise)) for own in whole.values()]
-    spared = sum(whole - held // among for whole, held in base) if model.lora else 0
+    held = [quantise.size(own, width, model.quantise) // (among if model.lora else 1) for own in whole.values()]
+    spared = sum(quantise.size(own, width, None) for own in whole.values()) - sum(held)
     learnt = frozen * width + round(trained * (4 * copies + moments)) - spared
     return {
         "gpu_bytes": max(loading_peak(config, components), learnt),

@@ -158,7 +158,7 @@ def policy_and_weights(
     )
     for network in policy.modules.values():
         refuse_dynamic(network)
-    set_switches(model, policy, device)
+    set_switches(model, policy, torch.empty(0, device=device).device)  # with its index, as weights say it
     kl = config.algorithm.objective.kl
     reference = kl.reference if kl.beta > 0 else None
     weights = trainable(model, policy, ema=config.train.ema, reference=reference, refresh=kl.refresh, begun=begun)
