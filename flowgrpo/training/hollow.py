@@ -152,8 +152,7 @@ class Hollow:
                 self._held.clear()
 
     def _fresh(self, like: Tensor) -> Tensor:
-        with self._mode:
-            empty = torch.empty(like.shape, dtype=like.dtype)
+        empty = FakeTensor(self._mode, torch.empty(like.shape, dtype=like.dtype, device="meta"), torch.device("cpu"))
         self.live.ignore(empty)
         return empty
 

@@ -79,6 +79,41 @@ def offload(module: torch.nn.Module, device: torch.device) -> None:
     module.to("cpu")
 
 
+def remember_device(pipe: DiffusionPipeline) -> None:
+    """Have a pipeline find out which device it runs on when a component has come or moved, and not at every call.
+
+    diffusers asks each module of each component for hooks, two times a call; a policy calls its pipeline for every step.
+
+    Args:
+        pipe: changed in place: its class becomes one of the same name below its own.
+    """
+    kind, known = type(pipe), {}
+    if getattr(kind, "remembers_device", False):
+        return
+    names = list(pipe.components)
+
+    def device(self: DiffusionPipeline) -> torch.device:
+        places = tuple(_place(getattr(self, name, None)) for name in names)
+        if known.get("places") != places:
+            known.update(places=places, device=kind._execution_device.fget(self))
+        return known["device"]
+
+    names_of_class = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    own = {"_execution_device": property(device), "remembers_device": True, **names_of_class}
+    pipe.__class__ = type(kind.__name__, (kind,), own)
+
+
+def _place(component: Any) -> tuple[Any, ...]:
+    """Changes where a component is another, or its first weight is elsewhere, or is given a hook that moves it."""
+    found: list[Any] = [id(component)]
+    for part in component.modules() if isinstance(component, torch.nn.Module) else ():
+        found += [id(vars(part).get(name)) for name in ("_hf_hook", "_diffusers_hook")]
+        weights = [p.device for p in part._parameters.values() if p is not None]
+        if weights:
+            return (*found, weights[0])
+    return tuple(found)
+
+
 def compile_blocks(modules: Iterable[torch.nn.Module], backend: str | Callable[..., Any] = "inductor") -> None:
     """Compile the repeated blocks of modules in place, so that they stay the objects which peft and diffusers know.
 

@@ -22,6 +22,7 @@ from flowgrpo.flow.pipeline.call import RESERVED, checked_call
 from flowgrpo.flow.pipeline.embeddings import EmbeddingCache, EmbeddingShape, fingerprint
 from flowgrpo.flow.pipeline.latents import LatentSlots, Source
 from flowgrpo.flow.pipeline.pins import Watch
+from flowgrpo.flow.pipeline.switches import remember_device
 from flowgrpo.training.lockstep import stands_in
 from samplers.kernels import State
 from samplers.scheduler import FlowSDEScheduler, StepRecord
@@ -69,6 +70,7 @@ class Walk:
         pipe.set_progress_bar_config(disable=True)
         self._run = inspect.unwrap(type(pipe).__call__)  # without its torch.no_grad
         self.call = checked_call(type(pipe), call or {})
+        remember_device(pipe)
         self.takes = set(inspect.signature(self._run).parameters) - {"self", *RESERVED}
         self.embeddings = EmbeddingCache(pipe, text_encoders)
         self.latents = LatentSlots(pipe)
@@ -166,7 +168,9 @@ class Walk:
             torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None),
             torch.random.fork_rng(devices),
         ):
-            torch.manual_seed(0)  # for what is drawn past the generators
+            torch.default_generator.manual_seed(0)  # for what is drawn past the generators
+            if devices:
+                torch.cuda.manual_seed(0)
             output = self._run(
                 self.pipe,
                 prompt=[row.prompt for row in rows] if len(rows) > 1 else rows[0].prompt,  # some take no lists

@@ -4,6 +4,7 @@ import pytest
 import tiny
 import torch
 from diffusers import TransformerTemporalModel
+from diffusers.hooks import apply_group_offloading
 from replayed import ROWS, policy_of, trained
 
 from flowgrpo import config
@@ -123,6 +124,28 @@ def test_a_wrong_switch_is_refused_in_the_config(workplace, override, said):
     with pytest.raises(InputError) as caught:
         config.load("tiny.yaml", [override])
     assert str(caught.value).startswith(said)
+
+
+def test_a_pipeline_looks_for_its_device_when_a_component_has_come_or_moved(monkeypatch):
+    pipe, asked = tiny.sd3(), []
+    kind = type(pipe)
+    found = kind._execution_device
+    monkeypatch.setattr(kind, "_execution_device", property(lambda self: asked.append(1) or found.fget(self)))
+    switches.remember_device(pipe)
+    switches.remember_device(pipe)
+    assert type(pipe).__bases__ == (kind,)
+    assert type(pipe).__name__ == kind.__name__
+    changes = [
+        lambda: None,
+        lambda: setattr(pipe, "transformer", tiny.sd3().transformer),
+        lambda: setattr(pipe, "text_encoder", None),
+        lambda: pipe.vae.to("meta"),
+        lambda: apply_group_offloading(pipe.transformer, torch.device("cpu"), offload_type="leaf_level"),
+    ]
+    for times, change in enumerate(changes, 1):
+        change()
+        assert {pipe._execution_device for _ in range(3)} == {torch.device("cpu")}
+        assert len(asked) == times
 
 
 def test_networks_without_what_a_switch_needs_are_refused():
