@@ -189,7 +189,7 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         InputError: the axes do not fit each other or the schedule.
     """
     train, algorithm = config.train, config.algorithm
-    tree = _grown(config, num_steps, iteration)
+    tree = _grown(config, num_steps, iteration, train.rollout_rows)
     if any(not kernel.stochastic for kernel, _, _ in tree.trained_steps):
         raise InputError("algorithm.tree: the plan trains a deterministic step, which has no log-probability")
     if not tree.leaves or not tree.trained_steps:
@@ -225,8 +225,8 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     )
 
 
-def _grown(config: Config, num_steps: int, iteration: int) -> Tree:
-    """The trees of an iteration on states of one number."""
+def _grown(config: Config, num_steps: int, iteration: int, rows: int) -> Tree:
+    """The trees of an iteration on states of one number, in evaluations of at most so many rows."""
     train, algorithm = config.train, config.algorithm
     size = algorithm.roots(train.group_size)
     parts = of_roots(train, size, [size] * train.groups, seed=config.run.seed, iteration=iteration)
@@ -238,14 +238,14 @@ def _grown(config: Config, num_steps: int, iteration: int) -> Tree:
         (torch.zeros(len(roots), 1),),
         lambda state, sigma, rows: state,
         lambda shape, *address: torch.zeros(shape),
-        train.rollout_rows,
+        rows,
         algorithm.objective.needs_old_means,
     )
 
 
 def kept(config: Config, num_steps: int) -> tuple[int, int]:
     """What the rollout of an iteration keeps: how many latent states on all processes, and samples of its largest group."""
-    tree = _grown(config, num_steps, 0)
+    tree = _grown(config, num_steps, 0, config.train.groups * config.train.group_size)
     states = {id(x): x.numel() for e in tree.evaluations for x in e.state or ()}
     for edges in (edges for e in tree.evaluations for edges in e.edges):
         states |= {id(x): x.numel() for state in (edges.next_state, edges.mean) for x in state or ()}
