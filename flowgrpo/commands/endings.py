@@ -11,6 +11,7 @@ import typer
 
 from flowgrpo.commands import launch
 from flowgrpo.commands.terminal import say
+from flowgrpo.schema.heavy import torch
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.out_of_memory import OutOfMemory, advice, last_resort
 from flowgrpo.training.stopped import RanOutOfMemory, Stopped
@@ -34,6 +35,10 @@ def stops_told(path: Path, overrides: Sequence[str]) -> Iterator[None]:
         command = shlex.join([*launch.command(), "train", str(path), *kept, *stopped.overrides])
         if launch.is_main() or isinstance(stopped, RanOutOfMemory):  # which may be on this process alone
             say(f"{stopped}; {stopped.rest} with: {command}")
+            if isinstance(stopped, RanOutOfMemory) and torch.cuda.is_available():
+                room = torch.cuda.get_device_properties(0).total_memory // 2**30
+                planned = shlex.join(["flowgrpo", "plan", str(path), *overrides, "--gpu-memory", str(room)])
+                say(f"what each switch spares on this GPU says: {planned}")
         raise typer.Exit(stopped.status) from None
     except RuntimeError as error:
         if not launch.is_lost(error):

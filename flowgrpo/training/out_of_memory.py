@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
+from flowgrpo.errors import InputError
 from flowgrpo.schema.heavy import torch
 from flowgrpo.schema.lazy import lazy
 
@@ -12,8 +14,10 @@ if TYPE_CHECKING:
     import psutil
 
     from flowgrpo.schema.sections import RunConfig
+    from flowgrpo.training import sharding
 else:
     psutil = lazy("psutil")
+    sharding = lazy("flowgrpo.training.sharding")
 
 ASKED = re.compile(r"[Tt]ried to allocate (?P<bytes>\d+) bytes|(?:[Tt]ried|Unable) to allocate (?P<words>[\d.]+ \w+)")
 FREE = re.compile(r"total capacity of (?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free")
@@ -21,16 +25,25 @@ FREE = re.compile(r"total capacity of (?P<total>[\d.]+ \w+) of which (?P<free>[\
 # For each phase the switches that help there, by the keys of `_values`, from the one that helps most. While prompts are
 # encoded the networks are on no device yet; `checking` is all that doctor does with a loaded model.
 SWITCHES = {
-    "loading": ("dtype", "lora", "quantise"),
+    "loading": ("dtype", "lora", "sharding", "quantise"),
     "encoding": ("dtype",),
-    "trial": ("vae_tiling", "text_encoders", "quantise", "vae", "dtype"),
-    "calibrating": ("rollout_batch", "text_encoders", "quantise", "vae", "dtype"),
-    "rollout": ("rollout_batch", "text_encoders", "quantise", "vae", "dtype"),
-    "decoding": ("vae_tiling", "rollout_batch", "text_encoders", "quantise", "dtype"),
+    "trial": ("vae_tiling", "text_encoders", "sharding", "quantise", "vae", "dtype"),
+    "calibrating": ("rollout_batch", "text_encoders", "sharding", "quantise", "vae", "dtype"),
+    "rollout": ("rollout_batch", "text_encoders", "sharding", "quantise", "vae", "dtype"),
+    "decoding": ("vae_tiling", "rollout_batch", "text_encoders", "sharding", "quantise", "dtype"),
     "sampling": ("rollout_batch", "text_encoders", "quantise", "vae", "dtype"),
-    "rewards": ("text_encoders",),
-    "update": ("gradient_checkpointing", "micro_batch", "text_encoders", "lora", "quantise", "vae", "dtype"),
-    "evaluating": ("rollout_batch", "vae_tiling", "text_encoders", "quantise", "dtype"),
+    "rewards": ("text_encoders", "sharding"),
+    "update": (
+        "gradient_checkpointing",
+        "micro_batch",
+        "text_encoders",
+        "lora",
+        "sharding",
+        "quantise",
+        "vae",
+        "dtype",
+    ),
+    "evaluating": ("rollout_batch", "vae_tiling", "text_encoders", "sharding", "quantise", "dtype"),
     "checking": ("gradient_checkpointing", "micro_batch", "text_encoders", "lora", "quantise", "vae", "dtype"),
 }
 LAST_RESORT = "a larger GPU, or smaller samples (model.call, model.length)"
@@ -97,6 +110,7 @@ def _values(settings: RunConfig, on_gpu: bool) -> dict[str, str | None]:
         "dtype": unless("dtype", "bfloat16", ("bfloat16", "float16")),
         "lora": "model.lora={rank: 16}" if model.lora is None else None,
         "quantise": "model.quantise=int8" if base_is_whole else None,
+        "sharding": "run.sharding=fsdp2" if _can_share(settings) else None,
         "text_encoders": unless("text_encoders", *encoders),
         "vae": unless("vae", "offload", ("offload",)) if on_gpu else None,
         "vae_tiling": unless("vae_tiling", "true", (True,)),
@@ -104,6 +118,19 @@ def _values(settings: RunConfig, on_gpu: bool) -> dict[str, str | None]:
         "micro_batch": f"train.micro_batch={train.micro_batch // 2}" if train.micro_batch > 1 else None,
         "rollout_batch": f"train.rollout_batch={train.rollout_rows // 2}" if train.rollout_rows > 1 else None,
     }
+
+
+def _can_share(settings: RunConfig) -> bool:
+    """Whether each of some processes holds the whole base, and could hold a part."""
+    processes = int(os.environ.get("WORLD_SIZE", settings.run.processes))
+    if processes == 1 or settings.run.sharding != "none":
+        return False
+    run = settings.run.model_copy(update={"sharding": "fsdp2"})
+    try:
+        sharding.check(settings.model_copy(update={"run": run}))
+    except InputError:
+        return False
+    return True
 
 
 def _amounts(said: str) -> str:

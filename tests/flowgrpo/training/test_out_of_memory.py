@@ -1,18 +1,23 @@
 """Memory that runs out ends a run in one sentence, which says the phase, the amounts and the switch that helps most."""
 
 import shlex
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import typer
 from diffusers import AutoencoderKL, DiffusionPipeline, SD3Transformer2DModel
 from runs import metrics
 from transformers import CLIPTextModelWithProjection
 
 from flowgrpo import config
 from flowgrpo.cli import main
+from flowgrpo.commands import endings
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.out_of_memory import SWITCHES, OutOfMemory, advice, last_resort
+from flowgrpo.training.stopped import RanOutOfMemory
 
 CUDA = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.65 GiB of which 312.00 MiB is free. "
@@ -183,6 +188,36 @@ def test_advice_taken_is_never_given_again_and_comes_to_an_end(phase, on_gpu):
 )
 def test_the_switch_that_helps_most_is_the_first_that_is_not_set(written, phase, on_gpu, switch):
     assert advice(phase, run_of(**written), on_gpu) == switch
+
+
+@pytest.mark.parametrize(
+    ("written", "switch"),
+    [
+        ({"dtype": "bfloat16"}, "run.sharding=fsdp2"),
+        ({"dtype": "bfloat16", "quantise": "nf4"}, "run.sharding=fsdp2"),
+        ({"dtype": "bfloat16", "quantise": "bnb_nf4"}, None),
+    ],
+)
+def test_several_processes_are_told_to_share_the_base(monkeypatch, written, switch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert advice("loading", run_of(**written), on_gpu=True) == switch
+
+
+def test_a_gpu_that_is_too_small_is_told_of_the_plan(workplace, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=25_400_000_000))
+    stopped = RanOutOfMemory(f"stopped, {OutOfMemory('evaluating', torch.OutOfMemoryError(CUDA))}", "begin again", [])
+    told = endings.stops_told(Path("tiny.yaml"), ["train.iterations=3"])
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        told.__enter__()
+        with pytest.raises(typer.Exit):
+            told.__exit__(type(stopped), stopped, None)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2
+    command = said[1].partition("says: ")[2]
+    assert command == "flowgrpo plan tiny.yaml train.iterations=3 --gpu-memory 23"
+    assert main(shlex.split(command)[1:]) == 0
+    assert "fits 23.0 GiB" in capsys.readouterr().out
 
 
 def test_a_language_model_is_told_of_no_switch_that_it_lacks():
