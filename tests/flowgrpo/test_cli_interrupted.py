@@ -35,7 +35,8 @@ def redness(images, prompts):
 
 def interrupted(process):
     out, said = process.communicate(timeout=300)
-    assert (process.returncode, out) == (130, "")
+    spoken = [line for line in out.splitlines() if "peer ranks" not in line]  # which the gloo of torch 2.9 prints
+    assert (process.returncode, spoken) == (130, [])
     return said
 
 

@@ -95,5 +95,6 @@ def test_an_adapter_goes_on_a_quantised_base_of_a_pipeline_that_compares_shapes(
     write_weights(policy, weights, tmp_path / "lora")
     options = {"call": call, "device": "cpu", "adapter": tmp_path / "lora"}
     fresh, whole = (load_policy(place, quantise=form, **options) for form in ("fp8", None))
-    assert torch.equal(fresh.generate(row), policy.generate(row))
-    assert not torch.equal(whole.generate(row), policy.generate(row))
+    pictures = [each.generate(row) for each in (policy, fresh, whole)]
+    torch.testing.assert_close(pictures[0], pictures[1], rtol=0, atol=1e-6)  # an older MKL rounds by addresses
+    assert (pictures[0] - pictures[2]).abs().max() > 1e-3
