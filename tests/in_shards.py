@@ -1,12 +1,17 @@
 """What `test_lockstep` and `test_sharding` run in two processes: networks in shards, called in unequal number and order."""
 
+from contextlib import nullcontext
+
 import tiny
 import torch
+from torch import distributed
 from torch.distributed.fsdp import fully_shard
 
-from flowgrpo.training import sharding
+from flowgrpo.schema.sections import Ema
+from flowgrpo.training import optimizers, sharding
 from flowgrpo.training.lockstep import Lockstep, stands_in
-from flowgrpo.training.weights import Weights, lora_config
+from flowgrpo.training.optimize import UpdateStats, optimizer_step
+from flowgrpo.training.weights import Weights, gathered, local, lora_config
 
 
 class Adapter(torch.nn.Module):
@@ -104,6 +109,175 @@ def broken_stand_ins(rank):
     return first[3].scale.grad
 
 
+def learning(seeds=(1, 2)):
+    """Two small networks of blocks, by name, of which all weights are to be trained."""
+    made = {}
+    for seed in seeds:
+        torch.manual_seed(seed)
+        blocks = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+        made[f"net{seed}"] = Chain(blocks)
+    return made
+
+
+class Chain(torch.nn.Module):
+    def __init__(self, blocks):
+        super().__init__()
+        self.blocks, self.scale = blocks, torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return x * self.scale
+
+
+def of_all(modules, *, half=False, **options):
+    """The weights of networks trained whole, with a reference that is not where they are, cut into shards."""
+    weights = sharding.shard(
+        modules,
+        lambda: Weights(modules, None, reference="fixed", **options),
+        form="fsdp2",
+        device=torch.device("cpu"),
+        full=True,
+    )
+    with torch.no_grad(), weights.lockstep.meeting(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+        for module in modules.values():
+            module(torch.ones(1, 4))
+    weights.lockstep.join()
+    with torch.no_grad():
+        for p in weights.parameters:
+            p.mul_(0.5)
+    return weights
+
+
+def unequal_updates_of_all(rank):
+    """One process has two losses, one of them of two calls; the other a reference and one loss. Their summed gradients."""
+    modules = learning()
+    weights = of_all(modules)
+    first, second = modules.values()
+    reference = None
+    if rank == 0:
+        weights.lockstep.backward((first(rows(0)) + first(2 * rows(0))).sum())
+        weights.lockstep.backward(second(rows(0)).square().sum())
+    else:
+        with torch.no_grad(), weights.reference():
+            reference = second(rows(1))
+        weights.lockstep.backward(first(rows(1)).sum())
+    weights.lockstep.join()
+    return reference, {name: gathered(p.grad) for name, p in weights.named.items()}
+
+
+def reference_within_autocast(rank):
+    """One process stands in for a call of the reference, under the autocast of its own call."""
+    modules = learning()
+    weights = of_all(modules, half=True)
+    half = torch.autocast("cpu", dtype=torch.bfloat16)
+    with torch.no_grad(), nullcontext() if rank == 0 else weights.reference(), half:
+        found = modules["net1"](rows(0))
+    weights.lockstep.join()
+    return found
+
+
+class TwoExperts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x):
+        return self.experts[int(x.sum() > 4)](x)
+
+
+def experts():
+    torch.manual_seed(0)
+    return {"net": Chain(torch.nn.ModuleList(TwoExperts() for _ in range(2)))}
+
+
+def experts_apart(rank):
+    """The gradients of a network of which each process reaches other experts."""
+    modules = experts()
+    weights = of_all(modules)
+    weights.lockstep.backward(modules["net"](rows(rank)).sum())
+    weights.lockstep.join()
+    return {name: gathered(p.grad) for name, p in weights.named.items()}
+
+
+def steps_of_all(rank):
+    """Two optimizer steps with an average, and what a checkpoint of them has; and the same after it was read again."""
+    modules = learning()
+    weights = of_all(modules, ema=Ema(decay=0.5, every=1))
+    optimizer = torch.optim.AdamW(weights.parameters, lr=0.1)
+    for step in range(2):
+        optimizer.zero_grad()
+        for module in modules.values():
+            weights.lockstep.backward(module(rows(rank) + step).sum())
+        stats = UpdateStats()
+        optimizer_step(
+            weights,
+            stats,
+            optimizer=optimizer,
+            scaler=torch.amp.GradScaler("cpu", enabled=False),
+            max_grad_norm=0.1,
+            reduce=lambda x: (weights.lockstep.join(), distributed.all_reduce(x))[0] or x,
+        )
+    with torch.no_grad(), weights.averaged():
+        averaged = modules["net1"](rows(0))
+    weights.lockstep.join()
+    kept = {name: gathered(tensor).clone() for name, tensor in weights.tensors().items()}
+    moments = optimizers.state_of(optimizer)
+    moments["state"] = {
+        index: {key: gathered(x).clone() for key, x in own.items()} for index, own in moments["state"].items()
+    }
+    with torch.no_grad():
+        for p in weights.parameters:
+            p.zero_()
+    weights.load(kept, 2)
+    another = torch.optim.AdamW(weights.parameters, lr=0.1)
+    optimizers.restore(another, moments)
+    again = {name: gathered(tensor) for name, tensor in weights.tensors().items()}
+    first = gathered(another.state[weights.parameters[0]]["exp_avg"])
+    return {
+        "norm": stats.grad_norm,
+        "averaged": averaged,
+        "kept": kept,
+        "again": all(torch.equal(kept[name], again[name]) for name in kept),
+        "moment": torch.equal(first, moments["state"][0]["exp_avg"]),
+        "here": sum(local(p).numel() for p in weights.parameters),
+    }
+
+
+def in_half(rank):
+    """The velocity of a transformer trained whole and in shards, under autocast, and the same of a whole one."""
+    torch.manual_seed(0)
+    whole, cut = tiny.sd3().transformer.float(), tiny.sd3().transformer.float()
+    cut.load_state_dict(whole.state_dict())
+    modules = {"transformer": cut}
+    weights = sharding.shard(
+        modules,
+        lambda: Weights(modules, None),
+        form="fsdp2",
+        device=torch.device("cpu"),
+        full=True,
+        gather=torch.bfloat16,
+    )
+    config = whole.config
+    given = {
+        "hidden_states": torch.randn(1, config.in_channels, 8, 8),
+        "encoder_hidden_states": torch.randn(1, 3, config.joint_attention_dim),
+        "pooled_projections": torch.randn(1, config.pooled_projection_dim),
+        "timestep": torch.tensor([500.0]),
+    }
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16), weights.lockstep.meeting():
+        found = [network(**given)[0] for network in (whole, cut)]
+    if rank == 0:  # the other stands in, outside of autocast
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = cut(**given)[0].float().square().sum()
+        weights.lockstep.backward(loss)
+    weights.lockstep.join()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        whole(**given)[0].float().square().sum().backward()
+    gradients = {name: p.grad for name, p in whole.named_parameters()}
+    return found, gradients, {name: gathered(p.grad) for name, p in cut.named_parameters() if p.grad is not None}
+
+
 def failing(rank):
     (first, _), _ = networks([])
     if rank == 1:
@@ -115,8 +289,14 @@ def failing(rank):
 def held(rank):
     """Of a transformer in shards: numbers of its base on this process, and of all; and those of its adapters alike."""
     transformer = tiny.sd3().transformer.requires_grad_(False)
-    weights = Weights({"transformer": transformer}, lora_config(2, 4, "auto", {"transformer": transformer}))
-    sharding.shard(weights, "fsdp2", torch.device("cpu"))
+    modules = {"transformer": transformer}
+    sharding.shard(
+        modules,
+        lambda: Weights(modules, lora_config(2, 4, "auto", modules)),
+        form="fsdp2",
+        device=torch.device("cpu"),
+        full=False,
+    )
     frozen = [p for p in transformer.parameters() if not p.requires_grad]
     trained = [p for p in transformer.parameters() if p.requires_grad]
     blocks = [name for name, module in transformer.named_modules() if hasattr(module, "unshard")]

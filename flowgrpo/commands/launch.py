@@ -38,7 +38,7 @@ GONE = (
     "failed to recv",
 )
 
-OURS_ALONE = "for a LoRA there is run.sharding"
+OURS_ALONE = "there is run.sharding instead"
 OFF = ("", "0", "false", "no", "off", "n", "f")
 # What accelerate's environment may ask for and a run would not get: the variable, the values that ask for nothing, what it
 # is, and what there is instead.

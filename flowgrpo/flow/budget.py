@@ -28,7 +28,7 @@ from flowgrpo.training.budget import (
     at_key,
     can_share,
     fitted,
-    gathered,
+    gathers,
     learnt,
     lines,
     rewards_of,
@@ -92,24 +92,32 @@ class FlowBudget(Budget):
         }
         of_group = self.group * trial.rollout.sample
         waiting = min(self.groups, WAITING) * of_group
-        layer, gathers, rows = self._layer(), self._gathered(), train.rollout_rows
+        layer, gathered, rows = (
+            self._layer(),
+            gathers(self.config, trial.shapes.values(), trial.width),
+            train.rollout_rows,
+        )
+        with_gradients = gathered * (1 if model.lora else 2)  # of a block, until they are summed
         kept = 0  # of the weights, which torchao's graphs keep as they were made
         if not model.gradient_checkpointing:
             kept = sum(quantise_libraries.kept(own, trial.width, model.quantise) for own in trial.shapes.values())
         checkpointed = trial.update_checkpointed if model.gradient_checkpointing else None
-        update = (checkpointed or trial.update).beside(max(layer, kept) + gathers) | step(self.config, trial.trained)
+        update = (checkpointed or trial.update).beside(max(layer, kept) + with_gradients)
+        update |= step(self.config, trial.trained)
         encode = {"weights": sum(loaded.values()) - networks}
         decoding = stay | {"weights": stay["weights"] + away, "samples": waiting}
         joined = stay | {"samples": waiting + of_group}  # a group, and its parts
         found = [
             Phase(name="encode", rows=1, key=None, fixed=encode, calls=Peaks(((0, trial.encode),))),
-            Phase(name="rollout", rows=rows, key=ROLLOUT, fixed=stay, calls=trial.rollout.step.beside(layer + gathers)),
+            Phase(
+                name="rollout", rows=rows, key=ROLLOUT, fixed=stay, calls=trial.rollout.step.beside(layer + gathered)
+            ),
             Phase(name="decode", rows=rows, key=ROLLOUT, fixed=decoding, calls=self._decode(trial.rollout)),
             Phase(name="reward", rows=self.group, key=None, fixed=joined, calls=Peaks()),
             Phase(name="update", rows=train.micro_batch, key=UPDATE, fixed=stay, calls=update),
         ]
         if trial.evaluate is not None:
-            calls = trial.evaluate.step.beside(layer + gathers) | self._decode(trial.evaluate).beside(away)
+            calls = trial.evaluate.step.beside(layer + gathered) | self._decode(trial.evaluate).beside(away)
             found.append(Phase(name="evaluate", rows=rows, key=ROLLOUT, fixed=stay, calls=calls))
         return found
 
@@ -146,13 +154,6 @@ class FlowBudget(Budget):
         if self.config.model.quantise is None or self.trial.dequantises:
             return 0
         return quantise.made_anew(self.trial.shapes.values(), self.trial.width)
-
-    def _gathered(self) -> int:
-        """Bytes that a call gathers of a network in shards; one is called at a time."""
-        if shares(self.config) == 1:
-            return 0
-        form, width = self.config.model.quantise, self.trial.width
-        return max(gathered(own, lambda part: quantise.size(part, width, form)) for own in self.trial.shapes.values())
 
     def _decode(self, sampling: Sampling) -> Peaks:
         tiled = sampling.decode_tiled if self.config.model.vae_tiling else None

@@ -39,7 +39,7 @@ def memory_estimate(
     Args:
         components: what `component_shapes` returned, if it was asked before.
         begun: what `start.adapters` returned, if it was asked before.
-        among: how many processes share the frozen networks.
+        among: how many processes share the networks, and what is learned where that is all of them.
 
     Raises:
         InputError: there is no such model.
@@ -69,7 +69,7 @@ def memory_estimate(
     moments = OPTIMIZERS[train.optimizer.name].bytes_per_number
     held = [quantise.size(own, width, model.quantise) // (among if model.lora else 1) for own in whole.values()]
     spared = sum(quantise.size(own, width, None) for own in whole.values()) - sum(held)
-    learnt = frozen * width + round(trained * (4 * copies + moments)) - spared
+    learnt = frozen * width + round(trained * (4 * copies + moments)) // (1 if model.lora else among) - spared
     return {
         "gpu_bytes": max(loading_peak(config, components), learnt),
         "host_bytes": away * width,
@@ -103,13 +103,12 @@ def check(config: Config, device: torch.device, begun: Mapping[str, Adapter] | N
     """
     components = component_shapes(config.model.path)
     begun = start.adapters(config.model) if begun is None else begun
-    among = sharding.among(config.run.sharding)
-    need = memory_estimate(config, components, begun, among=among)
+
+    def need(other: Config) -> dict[str, int]:
+        return memory_estimate(other, components, begun, among=sharding.among(other.run.sharding))
+
     refuse_too_large(
-        config.model.path,
-        need,
-        device,
-        lambda: {key: memory_estimate(other, components, begun, among=among) for key, other in smaller(config)},
+        config.model.path, need(config), device, lambda: {key: need(other) for key, other in smaller(config)}
     )
 
 
@@ -121,6 +120,9 @@ def smaller(config: Config) -> Iterator[tuple[str, Config]]:
         model = config.model.model_copy(update={key: value})
         yield f"model.{key}={'{}' if key == 'lora' else value}", config.model_copy(update={"model": model})
     train = config.train.model_copy(update={"ema": None})
+    if sharding.can(config):
+        run = config.run.model_copy(update={"sharding": "fsdp2"})
+        yield "run.sharding=fsdp2", config.model_copy(update={"run": run})
     yield "train.ema=null", config.model_copy(update={"train": train})
 
 

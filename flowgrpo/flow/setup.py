@@ -161,8 +161,14 @@ def policy_and_weights(
     set_switches(model, policy, torch.empty(0, device=device).device)  # with its index, as weights say it
     kl = config.algorithm.objective.kl
     reference = kl.reference if kl.beta > 0 else None
-    weights = trainable(model, policy, ema=config.train.ema, reference=reference, refresh=kl.refresh, begun=begun)
-    sharding.shard(weights, config.run.sharding, device)
+    weights = sharding.shard(
+        policy.modules,
+        lambda: trainable(model, policy, ema=config.train.ema, reference=reference, refresh=kl.refresh, begun=begun),
+        form=config.run.sharding,
+        device=device,
+        full=model.lora is None,
+        gather=DTYPES[model.dtype] if full_in_half else None,
+    )
     return policy, weights
 
 

@@ -23,7 +23,7 @@ from flowgrpo.training.budget import (
     at_key,
     can_share,
     fitted,
-    gathered,
+    gathers,
     learnt,
     lines,
     rewards_of,
@@ -67,7 +67,8 @@ class TextBudget(Budget):
         spared = quantise.size(trial.shapes, trial.width, None) - quantise.size(trial.shapes, trial.width, form)
         layer = 0 if form is None or trial.dequantises else quantise.made_anew([trial.shapes], trial.width)
         base, among = trial.weights - spared, shares(self.config)
-        gathers = 0 if among == 1 else gathered(trial.shapes, lambda part: quantise.size(part, trial.width, form))
+        gathered = gathers(self.config, [trial.shapes], trial.width)
+        with_gradients = gathered * (2 if whole else 1)  # of a block, until they are summed
         begun = whole or (model.lora.path is not None and kl.reference == "fixed")  # as something else than the base
         stay = {
             "weights": self.rewards + (0 if whole else -(-base // among)),
@@ -75,17 +76,18 @@ class TextBudget(Budget):
         }
         kept = 0 if model.gradient_checkpointing else quantise_libraries.kept(trial.shapes, trial.width, form)
         checkpointed = trial.update_checkpointed if model.gradient_checkpointing else None
-        update = (checkpointed or trial.update).beside(max(layer, kept) + gathers) | step(self.config, trial.trained)
+        update = (checkpointed or trial.update).beside(max(layer, kept) + with_gradients)
+        update |= step(self.config, trial.trained)
         rows = train.rollout_rows
         phases = [
-            Phase(name="rollout", rows=rows, key=ROLLOUT, fixed=stay, calls=trial.decode.beside(layer + gathers)),
+            Phase(name="rollout", rows=rows, key=ROLLOUT, fixed=stay, calls=trial.decode.beside(layer + gathered)),
             Phase(name="update", rows=train.micro_batch, key=UPDATE, fixed=stay, calls=update),
         ]
         if among > 1:  # a language model is asked what it can do before it is cut
             loaded = {"weights": self.rewards + base}
             phases.insert(0, Phase(name="load", rows=1, key=None, fixed=loaded, calls=trial.decode.beside(layer)))
         if trial.evaluate is not None:
-            calls = trial.evaluate.beside(layer + gathers)
+            calls = trial.evaluate.beside(layer + gathered)
             phases.append(Phase(name="evaluate", rows=rows, key=ROLLOUT, fixed=stay, calls=calls))
         return phases
 

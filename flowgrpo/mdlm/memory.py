@@ -14,7 +14,7 @@ from flowgrpo.mdlm.loading import config_of, model_paths
 from flowgrpo.mdlm.released import is_released
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.sections import Lora
-from flowgrpo.training import quantise
+from flowgrpo.training import quantise, sharding
 from flowgrpo.training.hub import one_sentence, refuse_too_large, shapes
 from flowgrpo.training.optimizers import OPTIMIZERS
 from flowgrpo.training.weights import adapter_size
@@ -26,8 +26,11 @@ else:
     architectures = lazy("flowgrpo.mdlm.architectures")
 
 
-def memory_estimate(config: TextConfig) -> dict[str, int]:
+def memory_estimate(config: TextConfig, *, among: int = 1) -> dict[str, int]:
     """Bytes a process needs: `gpu_bytes` on its device (the host itself on a CPU), and no `host_bytes` beside it.
+
+    Args:
+        among: how many processes share the model, which each loads whole.
 
     Raises:
         InputError: there is no such model.
@@ -50,7 +53,9 @@ def memory_estimate(config: TextConfig) -> dict[str, int]:
     else:  # trained in float32
         frozen, trained = 0, sum(map(math.prod, sizes.values()))
         copies += kl.reference is not None
-    return {"gpu_bytes": frozen + round(trained * (4 * copies + moments)), "host_bytes": 0}
+    learnt = round(trained * (4 * copies + moments))
+    loaded = quantise.size(sizes, width, model.quantise)
+    return {"gpu_bytes": max(loaded, frozen // among + learnt // (among if model.lora is None else 1)), "host_bytes": 0}
 
 
 def check(config: TextConfig, device: torch.device) -> None:
@@ -59,9 +64,12 @@ def check(config: TextConfig, device: torch.device) -> None:
     Raises:
         InputError: there is no such model, or the estimate is more than the device, or this machine, has.
     """
-    need = memory_estimate(config)
+
+    def need(other: TextConfig) -> dict[str, int]:
+        return memory_estimate(other, among=sharding.among(other.run.sharding))
+
     refuse_too_large(
-        config.model.path, need, device, lambda: {key: memory_estimate(other) for key, other in smaller(config)}
+        config.model.path, need(config), device, lambda: {key: need(other) for key, other in smaller(config)}
     )
 
 
@@ -72,4 +80,7 @@ def smaller(config: TextConfig) -> Iterator[tuple[str, TextConfig]]:
         model = config.model.model_copy(update={key: value})
         yield f"model.{key}={'{}' if key == 'lora' else value}", config.model_copy(update={"model": model})
     train = config.train.model_copy(update={"ema": None})
+    if sharding.can(config):
+        run = config.run.model_copy(update={"sharding": "fsdp2"})
+        yield "run.sharding=fsdp2", config.model_copy(update={"run": run})
     yield "train.ema=null", config.model_copy(update={"train": train})

@@ -79,8 +79,13 @@ def policy_and_weights(settings: TextConfig, device: torch.device) -> tuple[Text
     schedule = algorithm.schedule.policy(model.length)
     extra_modules = {} if schedule is None else {"schedule": schedule.to(device)}
     reference = algorithm.objective.kl.reference
-    weights = Weights(modules, lora, ema=settings.train.ema, reference=reference, extra_modules=extra_modules)
-    sharding.shard(weights, settings.run.sharding, device)
+    weights = sharding.shard(
+        modules,
+        lambda: Weights(modules, lora, ema=settings.train.ema, reference=reference, extra_modules=extra_modules),
+        form=settings.run.sharding,
+        device=device,
+        full=lora is None,
+    )
     return policy, weights
 
 

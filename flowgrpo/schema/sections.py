@@ -300,8 +300,8 @@ class Run(Strict):
     processes: int = Field(1, ge=1)
     """Processes that the command starts; or use accelerate launch -m flowgrpo."""
     sharding: Literal["none", "fsdp2", "hsdp"] = "none"
-    """The frozen base of a LoRA: none, whole on each process; fsdp2, each holds a part of it; hsdp, each process of a
-    machine holds a part, and every machine all of it."""
+    """The networks, and without a LoRA all that is learned: none, whole on each process; fsdp2, each holds a part; hsdp,
+    each process of a machine holds a part, and every machine all."""
     trackers: dict[str, Tracker] = {}
     """Trackers of accelerate that get metrics and pictures: [tensorboard, wandb], or a map with options of each."""
     resume: bool = False

@@ -10,12 +10,12 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from flowgrpo.schema.sections import Lora, RunConfig
-from flowgrpo.training import quantise
+from flowgrpo.training import quantise, sharding
 from flowgrpo.training.hub import Shape
 from flowgrpo.training.live import Peaks
 from flowgrpo.training.optimizers import OPTIMIZERS
@@ -148,15 +148,26 @@ def switched(config: Any, key: str, value: Any) -> Any:
 
 
 def shares(config: RunConfig) -> int:
-    """How many processes share the frozen base; 1 where each holds the whole."""
+    """How many processes share the networks, and what is learned where that is all of them; 1 where each holds the whole."""
     return 1 if config.run.sharding == "none" else config.run.processes
 
 
 def can_share(config: RunConfig) -> bool:
-    """Whether several processes hold the base whole, and could share it."""
-    form, run = config.model.quantise, config.run
-    cuts = form is None or form in quantise.FORMS
-    return run.processes > 1 and run.sharding == "none" and config.model.lora is not None and cuts
+    """Whether several processes hold the networks whole, and could share them."""
+    return config.run.processes > 1 and sharding.can(config)
+
+
+def gathers(config: RunConfig, networks: Iterable[Mapping[str, Shape]], width: int) -> int:
+    """Bytes that a call gathers of one network in shards, one of which is called at a time; 0 where all are whole.
+
+    Args:
+        networks: the shapes of their tensors, by name.
+        width: bytes of a number of a frozen base; those that learn travel in float32 at the most.
+    """
+    if shares(config) == 1:
+        return 0
+    form, width = config.model.quantise, width if config.model.lora else 4
+    return max(gathered(tensors, lambda part: quantise.size(part, width, form)) for tensors in networks)
 
 
 def gathered(tensors: Mapping[str, Shape], size: Callable[[Mapping[str, Shape]], int]) -> int:
@@ -183,6 +194,7 @@ def learnt(config: RunConfig, trained: int, *, reference: bool) -> dict[str, int
         trained: how many numbers are trained.
         reference: whether a copy of them is the reference of a divergence.
     """
+    trained = trained if config.model.lora else -(-trained // shares(config))
     copies = 1 + (config.train.ema is not None) + reference
     moments = OPTIMIZERS[config.train.optimizer.name].bytes_per_number
     return {"trained": 4 * copies * trained, "optimizer": round(moments * trained), "gradients": 4 * trained}
@@ -191,8 +203,10 @@ def learnt(config: RunConfig, trained: int, *, reference: bool) -> dict[str, int
 def step(config: RunConfig, trained: int) -> Peaks:
     """What an optimizer step allocates: the flat sum of the gradients, twice where processes sum, or AdamW's square roots.
 
-    These, of the second moments, are as many, and come when the sum is freed.
+    These, of the second moments, are as many, and come when the sum is freed. Gradients of shards are summed as they come.
     """
+    if config.model.lora is None and shares(config) > 1:
+        return Peaks(((4 * -(-trained // shares(config)), 0),))
     return Peaks(((4 * trained * (1 + (config.run.processes > 1)), 0),))
 
 

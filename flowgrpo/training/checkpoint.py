@@ -13,7 +13,7 @@ import random
 import re
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from flowgrpo.data import tables
 from flowgrpo.errors import InputError
 from flowgrpo.training import optimizers
 from flowgrpo.training.report import is_number
-from flowgrpo.training.weights import Weights
+from flowgrpo.training.weights import Weights, gathered
 from rewards.memory import is_out_of_memory
 
 
@@ -43,6 +43,7 @@ def save(
     prompt_stats: dict[str, Any],
     keep: int,
     sound: bool = True,
+    writes: bool = True,
 ) -> Path:
     """Write the checkpoint of `step` and delete all but the last `keep`, and but the last `keep` that are sound.
 
@@ -54,15 +55,19 @@ def save(
         beta: coefficient of the divergence, which may adapt.
         prompt_stats: what is remembered of each prompt, as JSON; `history` in the file.
         sound: whether the weights can be trusted, see `flowgrpo.training.idle`.
+        writes: whether this is the process that writes; the others only give their shards of the weights.
     """
     target = _place(folder, step)
+    tensors = _whole(weights.tensors(), keep=writes)
+    moments = _whole(optimizers.state_of(optimizer), keep=writes)
+    if not writes:
+        return target
     for leftover in folder.glob(".step-*"):
         shutil.rmtree(leftover)
     partial = folder / f".{target.name}.partial"
     partial.mkdir(parents=True)
-    tensors = {name: t.detach().cpu().contiguous() for name, t in weights.tensors().items()}
-    save_file(tensors, partial / "weights.safetensors")
-    torch.save({"optimizer": optimizers.state_of(optimizer), "scaler": scaler.state_dict()}, partial / "optimizer.pt")
+    save_file({name: t.contiguous() for name, t in tensors.items()}, partial / "weights.safetensors")
+    torch.save({"optimizer": moments, "scaler": scaler.state_dict()}, partial / "optimizer.pt")
     torch.save(random_states, partial / "random.pt")
     state = {"step": step, "updates": weights.updates, "beta": beta, "history": prompt_stats, "sound": sound}
     (partial / "state.json").write_text(json.dumps(state))
@@ -78,6 +83,20 @@ def save(
         if old not in kept:
             _delete(_place(folder, old))
     return target
+
+
+def _whole(value: Any, *, keep: bool) -> Any:
+    """A nest of values with its tensors whole and on the host; all processes gather them together, one after the other.
+
+    Args:
+        keep: whether this process writes them; the others get None in their place.
+    """
+    if isinstance(value, Mapping):
+        return {key: _whole(each, keep=keep) for key, each in value.items()}
+    if not isinstance(value, torch.Tensor):
+        return value
+    found = gathered(value.detach())
+    return found.cpu() if keep else None
 
 
 def _is_sound(checkpoint: Path) -> bool:

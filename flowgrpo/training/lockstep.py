@@ -6,13 +6,15 @@ a last part of an evaluation does not. So the processes say before each call wha
 another one, or none, stands in: it makes a call of one row that is thrown away. Where wishes differ, processes wait for each
 other.
 
-Which call it is makes no difference to the collective: only weights travel, never activations.
+Which call it is makes no difference to the collective: only weights travel, never activations. Where the weights in shards
+are those that learn, a call of the reference needs the reference's shards of every process, and a backward pass sums
+gradients: who stands in puts its own shards in place, and sends gradients of 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -22,9 +24,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from flowgrpo.errors import InputError
 
-# Wishes; the highest is granted. Calls with gradient are from CALL up, a number for each network, and those without above
-# them: a process that computes its reference is done with it before it stands in for a call with gradient.
+# Wishes; the highest is granted. Calls with gradient are from CALL up, a number for each network, those without above them,
+# those of the reference on top: a process that computes its reference is done with it before it stands in for another call.
 REST, BACKWARD, CALL = 0, 1, 2
+WITH_GRADIENT, WITHOUT, OF_REFERENCE = 0, 1, 2
 _STANDING_IN: ContextVar[bool] = ContextVar("standing_in", default=False)
 
 
@@ -40,11 +43,17 @@ class Lockstep:
 
     Args:
         networks: in shards, in an order that is the same on every process.
+        as_reference: context with the reference's weights in place, where the networks learn; None where they are frozen.
     """
 
-    def __init__(self, networks: Sequence[torch.nn.Module] = ()):
-        self._networks = list(networks)
-        self._calls: dict[int, tuple[Any, Any]] = {}  # arguments of each network's call when they met
+    def __init__(
+        self,
+        networks: Sequence[torch.nn.Module] = (),
+        as_reference: Callable[[], AbstractContextManager[None]] | None = None,
+    ):
+        self._networks, self._as_reference = list(networks), as_reference
+        self._in_reference = False
+        self._calls: dict[int, tuple[Any, Any, Any]] = {}  # arguments and autocast of each network's call when they met
         self._meeting = False
         self._thrown_away: list[torch.Tensor] = []  # results of stand-ins that wait for a backward pass
         if self._networks:
@@ -75,6 +84,15 @@ class Lockstep:
                 f"{len(self._calls)}; set run.sharding=none"
             )
 
+    @contextmanager
+    def reference(self) -> Iterator[None]:
+        """A context in which the weights of the networks are those of the reference."""
+        self._in_reference = True
+        try:
+            yield
+        finally:
+            self._in_reference = False
+
     def backward(self, loss: torch.Tensor) -> None:
         """Send a loss backward, when all processes have one or nothing left to call."""
         if self.active:
@@ -91,8 +109,10 @@ class Lockstep:
             return
         index = next(i for i, each in enumerate(self._networks) if each is network)
         if self._meeting:
-            self._calls[index] = tree_map(_kept, (args, kwargs))
-        self._take_turn(CALL + index + (0 if torch.is_grad_enabled() else len(self._networks)))
+            self._calls[index] = (*tree_map(_kept, (args, kwargs)), _autocast(_device(network)))
+        other = self._as_reference is not None and self._in_reference
+        kind = WITH_GRADIENT if torch.is_grad_enabled() else OF_REFERENCE if other else WITHOUT
+        self._take_turn(CALL + kind * len(self._networks) + index)
 
     def _take_turn(self, wish: int) -> None:
         """Stand in for the others until this process's wish is granted."""
@@ -109,24 +129,33 @@ class Lockstep:
         if granted == BACKWARD:
             self._send()
             return
-        without, index = divmod(granted - CALL, len(self._networks))
-        network, (args, kwargs) = self._networks[index], self._calls[index]
+        kind, index = divmod(granted - CALL, len(self._networks))
+        network, (args, kwargs, dtype) = self._networks[index], self._calls[index]
         token = _STANDING_IN.set(True)
         try:
-            with torch.set_grad_enabled(not without):
-                adapters = {
-                    name: p.detach().requires_grad_() for name, p in network.named_parameters() if p.requires_grad
-                }
-                out = torch.func.functional_call(
-                    network, {} if without else adapters, args, kwargs
-                )  # no gradient stays
+            with (
+                torch.set_grad_enabled(kind == WITH_GRADIENT),
+                # What is cast here is not what this process's own call casts, under the autocast that it may be in.
+                torch.autocast(_device(network), dtype=dtype, enabled=dtype is not None, cache_enabled=False),
+            ):
+                out = self._thrown_away_call(kind, network, args, kwargs)
         finally:
             _STANDING_IN.reset(token)
-        if not without:
+        if kind == WITH_GRADIENT:
             learning = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor) and x.requires_grad]
             if not learning:
                 raise RuntimeError("a process that stood in for a call with gradient has none to send backward")
             self._thrown_away += learning
+
+    def _thrown_away_call(
+        self, kind: int, network: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if self._as_reference is not None:
+            with self._as_reference() if kind == OF_REFERENCE else nullcontext():
+                return network(*args, **kwargs)
+        trained = (p for p in network.named_parameters() if p[1].requires_grad) if kind == WITH_GRADIENT else ()
+        copies = {name: p.detach().requires_grad_() for name, p in trained}  # so that no gradient stays
+        return torch.func.functional_call(network, copies, args, kwargs)
 
     def _send(self, *losses: torch.Tensor) -> None:
         """One backward pass of a loss, if there is one, and of what was thrown away, with a gradient of 0."""
@@ -137,3 +166,12 @@ class Lockstep:
 
 def _kept(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _device(network: torch.nn.Module) -> str:
+    return next(network.parameters()).device.type
+
+
+def _autocast(device: str) -> torch.dtype | None:
+    """The type in which matrices are multiplied here; None without autocast."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None

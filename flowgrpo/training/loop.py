@@ -34,7 +34,7 @@ from flowgrpo.training.samples import Sample, SampleFolder
 from flowgrpo.training.scorer import Scores
 from flowgrpo.training.signals import StopRequest, stop_requests
 from flowgrpo.training.stopped import Diverged, Interrupted, NothingToLearn
-from flowgrpo.training.weights import Weights
+from flowgrpo.training.weights import Weights, local
 from rewards import Reward
 
 ROUNDING = 1e-9  # an advantage below it is what sums of equal rewards leave
@@ -322,23 +322,24 @@ class Loop(ABC):
         Raises:
             Diverged: the weights are not finite; nothing is written.
         """
-        if not all(bool(tensor.isfinite().all()) for tensor in self.weights.tensors().values()):
+        broken = sum(not bool(local(tensor).isfinite().all()) for tensor in self.weights.tensors().values())
+        if self._sum(torch.tensor(float(broken))) > 0:
             self.report.warn(f"step {self.done}: the trained weights are not finite")
             raise Diverged(f"stopped after step {self.done}: the trained weights are not finite", self._rest())
         states = self._gather([checkpoint.random_state()])
-        if self.accelerator.is_main_process:
-            checkpoint.save(
-                self.checkpoints,
-                self.done,
-                weights=self.weights,
-                optimizer=self.optimizer,
-                scaler=self.scaler,
-                random_states=states,
-                beta=self.beta,
-                prompt_stats=self.prompt_stats.state(),
-                keep=self.config.run.checkpoint.keep,
-                sound=idle.is_sound([line for line in self.report.lines if line["step"] == self.done]),
-            )
+        checkpoint.save(
+            self.checkpoints,
+            self.done,
+            weights=self.weights,
+            optimizer=self.optimizer,
+            scaler=self.scaler,
+            random_states=states,
+            beta=self.beta,
+            prompt_stats=self.prompt_stats.state(),
+            keep=self.config.run.checkpoint.keep,
+            sound=idle.is_sound([line for line in self.report.lines if line["step"] == self.done]),
+            writes=self.accelerator.is_main_process,
+        )
         self.accelerator.wait_for_everyone()
 
     def _rest(self) -> str:

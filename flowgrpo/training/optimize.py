@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.distributed.tensor import DTensor
 
-from flowgrpo.training.weights import Weights
+from flowgrpo.training.weights import Weights, gathered, local
 
 
 @dataclass(kw_only=True)
@@ -53,11 +54,12 @@ def optimizer_step(
         scaler: of the loss, for float16; a disabled one does nothing.
         reduce: sum of a tensor over the processes.
     """
-    _sum_gradients(weights.parameters, reduce)
+    # Gradients of weights in shards are summed as they come; asking for these also waits for all backward passes.
+    _sum_gradients([p for p in weights.parameters if not isinstance(p, DTensor)], reduce)
     # A process without a loss in the run's first step has not set its scale up yet.
-    scaler.scale(weights.parameters[0].new_zeros(0))
+    scaler.scale(local(weights.parameters[0]).new_zeros(0))
     scaler.unscale_(optimizer)
-    stats.grad_norm = float(torch.nn.utils.clip_grad_norm_(weights.parameters, max_grad_norm))
+    stats.grad_norm = _clipped(weights.parameters, max_grad_norm)
     if math.isfinite(stats.grad_norm):
         optimizer.step()
         weights.after_update()
@@ -67,6 +69,17 @@ def optimizer_step(
     scaler.update()
 
 
+def _clipped(parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float:
+    """Cut the gradients to a norm, in place; returns the norm that they had, of all shards and whole tensors."""
+    kinds = [[p for p in parameters if isinstance(p, DTensor) == cut and p.grad is not None] for cut in (True, False)]
+    kinds = [own for own in kinds if own]
+    norms = [gathered(torch.nn.utils.get_total_norm([p.grad for p in own])) for own in kinds]
+    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    for own in kinds:
+        torch.nn.utils.clip_grads_with_norm_(own, max_norm, norm)
+    return float(norm)
+
+
 def _sum_gradients(parameters: Sequence[torch.nn.Parameter], reduce: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Sum the gradients over the processes, in place; what is made for it is freed before the step."""
     reached = reduce(torch.tensor([float(p.grad is not None) for p in parameters]))
@@ -74,6 +87,8 @@ def _sum_gradients(parameters: Sequence[torch.nn.Parameter], reduce: Callable[[t
         if by and p.grad is None:  # experts, say, that another process's rows chose, or no row here is trained on
             p.grad = torch.zeros_like(p)
     grads = [p.grad for p in parameters if p.grad is not None]
+    if not grads:  # all are in shards
+        return
     everyone = reduce(torch.cat([grad.flatten() for grad in grads]))  # one message, not one for each tensor
     for grad, summed in zip(grads, everyone.split([grad.numel() for grad in grads]), strict=True):
         grad.copy_(summed.view_as(grad))

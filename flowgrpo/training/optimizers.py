@@ -12,11 +12,17 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.heavy import torch
+from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.sections import Train
+
+if TYPE_CHECKING:
+    from flowgrpo.training import weights
+else:
+    weights = lazy("flowgrpo.training.weights")
 
 EXTRA = "pip install 'flowgrpo[8bit]'"
 
@@ -124,8 +130,14 @@ def state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Put what `state_of` returned in place."""
+    """Put what `state_of` returned in place, whole; of parameters in shards each process keeps its part."""
     moments = {index: {key: _whole(value) for key, value in own.items()} for index, own in state["state"].items()}
+    indices = [index for group in state["param_groups"] for index in group["params"]]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, p in zip(indices, parameters, strict=False):  # another number of them is refused by the optimizer
+        for key, value in moments.get(index, {}).items():
+            if isinstance(value, torch.Tensor) and value.shape == p.shape:
+                moments[index][key] = weights.placed_as(value, p)
     optimizer.load_state_dict({**state, "state": moments})
 
 

@@ -6,7 +6,6 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from flowgrpo.errors import InputError
 from flowgrpo.schema.heavy import torch
 from flowgrpo.schema.lazy import lazy
 
@@ -121,16 +120,8 @@ def _values(settings: RunConfig, on_gpu: bool) -> dict[str, str | None]:
 
 
 def _can_share(settings: RunConfig) -> bool:
-    """Whether each of some processes holds the whole base, and could hold a part."""
-    processes = int(os.environ.get("WORLD_SIZE", settings.run.processes))
-    if processes == 1 or settings.run.sharding != "none":
-        return False
-    run = settings.run.model_copy(update={"sharding": "fsdp2"})
-    try:
-        sharding.check(settings.model_copy(update={"run": run}))
-    except InputError:
-        return False
-    return True
+    """Whether each of some processes holds whole networks, and could hold a part."""
+    return int(os.environ.get("WORLD_SIZE", settings.run.processes)) > 1 and sharding.can(settings)
 
 
 def _amounts(said: str) -> str:

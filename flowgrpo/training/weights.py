@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.lazy import lazy
@@ -40,6 +42,8 @@ ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "ad
 
 class Weights:
     """The trained weights of named modules; `ema` are the averaged tensors in the order of `parameters`, or None.
+
+    Networks in shards may be trained whole: then their tensors, average and reference are shards, too.
 
     Args:
         modules: networks by name. With LoRA they get adapters and stay frozen otherwise; without, all of them is trained
@@ -95,7 +99,7 @@ class Weights:
         self._reference = [p.detach().clone() for p in self.parameters] if copied else None
 
     def to(self, device: torch.device) -> None:
-        """Put the trained tensors, their average and the reference's copy on a device."""
+        """Put the trained tensors, their average and the reference's copy, none of them shards, on a device."""
         for p in self.parameters:
             p.data = p.data.to(device)
         self.ema = None if self.ema is None else [slow.to(device) for slow in self.ema]
@@ -121,14 +125,14 @@ class Weights:
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Compute with the averaged weights inside this context, if an average is kept."""
-        with self._swapped(self.ema if self.ema is not None else self.parameters):
+        with nullcontext() if self.ema is None else self._swapped(self.ema):
             yield
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """Compute as the reference inside this context: with its copy in place, or with adapters off."""
+        """Compute as the reference inside this context, without gradient: with its copy in place, or with adapters off."""
         if self._reference is not None:
-            with self._swapped(self._reference):
+            with self.as_reference(), self.lockstep.reference():
                 yield
             return
         layers = [
@@ -145,16 +149,31 @@ class Weights:
             for layer in layers:
                 layer.enable_adapters(True)
 
+    def as_reference(self) -> AbstractContextManager[None]:
+        """A context with the reference's copy in place, for which no other process is asked."""
+        return self._swapped(self._reference)
+
     @contextmanager
     def _swapped(self, values: Sequence[torch.Tensor]) -> Iterator[None]:
-        live = [p.data for p in self.parameters]
-        for p, value in zip(self.parameters, values, strict=True):
-            p.data = value.data
+        self._exchange(values)
         try:
             yield
         finally:
-            for p, value in zip(self.parameters, live, strict=True):
-                p.data = value
+            self._exchange(values)
+
+    @torch.no_grad()
+    def _exchange(self, values: Sequence[torch.Tensor]) -> None:
+        """Exchange the trained tensors with others. Of shards the contents: new `data` would never be gathered."""
+        for module in (m for network in self.modules.values() for m in network.modules() if isinstance(m, FSDPModule)):
+            module.reshard()
+        for p, value in zip(self.parameters, values, strict=True):
+            if isinstance(p, DTensor):
+                here, other = local(p), local(value)
+                kept = here.clone()
+                here.copy_(other)
+                other.copy_(kept)
+            else:
+                p.data, value.data = value.data, p.data
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The trained tensors, their average and a moving reference, by name."""
@@ -176,12 +195,29 @@ class Weights:
         if {k: v.shape for k, v in expected.items()} != {k: v.shape for k, v in tensors.items()}:
             raise InputError("the checkpoint's weights are not of this model and LoRA configuration")
         for name, tensor in expected.items():
-            tensor.copy_(tensors[name])
+            tensor.copy_(placed_as(tensors[name], tensor))
         self.updates = updates
 
     def adapter_state(self, module: str) -> dict[str, torch.Tensor]:
         """The LoRA tensors of one module under peft's names, as diffusers saves them."""
         return peft.get_peft_model_state_dict(self.modules[module], adapter_name="default")
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This process's part of a tensor that may lie in shards; what is written to it is written to the tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def placed_as(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A whole tensor, which every process has, in the shards of another; as it is where that lies in none."""
+    if not isinstance(like, DTensor):
+        return tensor
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def gathered(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as a whole; of one in shards all processes must ask for it together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _new(lora: LoraConfig, module: torch.nn.Module) -> LoraConfig:

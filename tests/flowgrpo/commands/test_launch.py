@@ -69,11 +69,11 @@ def test_processes_meet_on_loopback_alone(tmp_path, monkeypatch, signals):
         ),
         (
             {"ACCELERATE_USE_DEEPSPEED": "true"},
-            "DeepSpeed (ACCELERATE_USE_DEEPSPEED=true; for a LoRA there is run.sharding)",
+            "DeepSpeed (ACCELERATE_USE_DEEPSPEED=true; there is run.sharding instead)",
         ),
         (
             {"ACCELERATE_USE_MEGATRON_LM": "true"},
-            "Megatron-LM (ACCELERATE_USE_MEGATRON_LM=true; for a LoRA there is run.sharding)",
+            "Megatron-LM (ACCELERATE_USE_MEGATRON_LM=true; there is run.sharding instead)",
         ),
         (
             {"ACCELERATE_USE_PARALLELISM_CONFIG": "true"},

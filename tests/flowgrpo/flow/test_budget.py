@@ -212,12 +212,23 @@ def test_a_base_in_shards_lies_in_parts_and_is_gathered_block_by_block():
     assert parts["encode"] == whole["encode"]
 
 
+def test_what_learns_in_shards_lies_in_parts_with_its_gradients_and_moments():
+    full = {"model__lora": None, "run__processes": 4, "train__ema": None}
+    whole, parts = phases(**full), phases(**full, run__sharding="fsdp2")
+    for part in ("trained", "optimizer", "gradients"):
+        assert parts["update"].parts[part] == whole["update"].parts[part] // 4 > 0
+    assert parts["update"].parts["weights"] == whole["update"].parts["weights"]
+    gathered = 2 * (2 * 2**20 + round(2.4 * 2 * 2**20))  # in float32
+    assert parts["rollout"].parts["activations"] - whole["rollout"].parts["activations"] == gathered
+
+
 @pytest.mark.parametrize(
     ("changes", "offered"),
     [
         ({"run__processes": 4}, True),
         ({"run__processes": 1}, False),
-        ({"run__processes": 4, "model__lora": None}, False),
+        ({"run__processes": 4, "model__lora": None}, True),
+        ({"run__processes": 4, "model__lora": None, "model__dtype": "float16"}, False),
         ({"run__processes": 4, "run__sharding": "hsdp"}, False),
         ({"run__processes": 4, "run__sharding": "fsdp2"}, False),
         ({"run__processes": 4, "model__quantise": "torchao_int8"}, False),

@@ -2,13 +2,28 @@
 
 import pytest
 import torch
-from in_shards import held, of_machines
+from in_shards import (
+    experts,
+    experts_apart,
+    held,
+    in_half,
+    learning,
+    of_machines,
+    reference_within_autocast,
+    rows,
+    steps_of_all,
+    unequal_updates_of_all,
+)
 from pair import pair
 from runs import background, metrics, weights
+from torch.distributed.fsdp import FSDPModule
 
 from flowgrpo import config
 from flowgrpo.errors import InputError
+from flowgrpo.schema.sections import Ema
 from flowgrpo.training import sharding
+from flowgrpo.training.optimize import UpdateStats, optimizer_step
+from flowgrpo.training.weights import Weights
 
 TEXTS = """
 kind: mdlm
@@ -62,6 +77,58 @@ def test_a_base_in_shards_trains_as_a_whole_one(case, workplace):
     assert all(torch.equal(whole[key], sharded[key]) for key in whole)
 
 
+WHOLE = {
+    "a divergence and an average": ["tiny.yaml", "algorithm.objective.kl.beta=0.1", "train.ema={decay: 0.9}"],
+    "guided calls in bfloat16, checkpointed": [
+        "tiny.yaml",
+        "model.call.guidance_scale=2.0",
+        "model.dtype=bfloat16",
+        "model.gradient_checkpointing=true",
+    ],
+    "texts held to a reference": [
+        "texts.yaml",
+        "algorithm.preset=gdpo",
+        "algorithm.objective.kl.beta=0.1",
+    ],
+}
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_all_weights_in_shards_train_as_whole_ones_and_go_on_as_such(case, workplace):
+    """Gradients are summed in another order, so that numbers are close, and not the same."""
+    (workplace / "texts.yaml").write_text(TEXTS)
+    options = [
+        "train",
+        *WHOLE[case],
+        "model.lora=null",
+        "train.updates=1",
+        "train.optimizer.eps=1",  # steps along the gradient, however small a number of it is
+        "train.learning_rate=1",
+        "run.checkpoint.keep=2",
+        "run.processes=2",
+    ]
+    first = [*options, "train.iterations=1", "run.checkpoint.every=1", "run.name=later"]
+    for command in (
+        [*options, "run.name=none"],
+        [*options, "run.name=fsdp2", "run.sharding=fsdp2"],
+        [*first, "run.sharding=fsdp2"],
+        [*options, "run.name=later", "run.resume=true"],
+    ):
+        process = background(*command)
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+    folders = [workplace / "runs" / name for name in ("none", "fsdp2", "later")]
+    whole, *others = (weights(folder, 2) for folder in folders)
+    start = weights(folders[2], 1)
+    for other in others:
+        assert other.keys() == whole.keys()
+        moved = sum(float((whole[key] - start[key]).square().sum()) for key in whole) ** 0.5
+        apart = sum(float((whole[key] - other[key]).square().sum()) for key in whole) ** 0.5
+        assert apart < 0.02 * moved
+    drifts = [[line.get("policy/max_abs_log_ratio") for line in metrics(folder)] for folder in folders]
+    assert drifts[0] == drifts[1] == drifts[2]
+
+
 def test_each_process_holds_its_part_of_the_base_and_whole_adapters(tmp_path):
     found = pair(held, tmp_path)
     assert sum(each["here"] for each in found) == found[0]["all"]
@@ -69,6 +136,94 @@ def test_each_process_holds_its_part_of_the_base_and_whole_adapters(tmp_path):
         assert each["here"] == pytest.approx(each["all"] / 2, rel=0.05)
         assert each["adapters whole"]
         assert each["blocks"] == ["", "transformer_blocks.0", "transformer_blocks.1"]
+
+
+def test_gradients_of_all_weights_are_summed_and_references_are_whole(tmp_path):
+    found = pair(unequal_updates_of_all, tmp_path)
+    assert found[0][1].keys() == found[1][1].keys()
+    nets = learning()
+    with torch.no_grad():
+        assert torch.equal(found[1][0], nets["net2"](rows(1)))
+        for p in (p for net in nets.values() for p in net.parameters()):
+            p.mul_(0.5)
+    first, second = nets.values()
+    (first(rows(0)) + first(2 * rows(0))).sum().backward()
+    second(rows(0)).square().sum().backward()
+    first(rows(1)).sum().backward()
+    for name, gradient in ((f"{net}.{name}", p.grad) for net in nets for name, p in nets[net].named_parameters()):
+        for each in found:
+            torch.testing.assert_close(each[1][name], gradient, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.skipif(not hasattr(FSDPModule, "set_reduce_scatter_unused_params"), reason="refused before torch 2.15")
+def test_experts_that_one_process_reaches_get_its_gradient(tmp_path):
+    found = pair(experts_apart, tmp_path)
+    net = experts()["net"]
+    with torch.no_grad():
+        for p in net.parameters():
+            p.mul_(0.5)
+    sum(net(rows(rank)).sum() for rank in (0, 1)).backward()
+    unreached = [name for name, p in net.named_parameters() if p.grad is None]
+    for each in found:
+        assert not any(each[f"net.{name}"].any() for name in unreached)
+        for name, p in net.named_parameters():
+            if name not in unreached:
+                torch.testing.assert_close(each[f"net.{name}"], p.grad)
+
+
+def test_experts_are_refused_where_torch_cannot_sum_their_gradients(monkeypatch):
+    monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params", raising=False)
+    with pytest.raises(InputError, match="run.sharding: torch .* cannot sum the gradients of experts"):
+        sharding._cut_learning(experts()["net"], None, None)
+
+
+def test_who_stands_in_for_a_reference_forgets_its_weights(tmp_path):
+    live, reference = pair(reference_within_autocast, tmp_path)
+    net = learning()["net1"]
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(reference, net(rows(0)))
+    with torch.no_grad():
+        for p in net.parameters():
+            p.mul_(0.5)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(live, net(rows(0)))
+
+
+def test_steps_on_all_weights_are_those_of_one_process(tmp_path):
+    zero, one = pair(steps_of_all, tmp_path)
+    nets = learning()
+    weights = Weights(nets, None, ema=Ema(decay=0.5, every=1))
+    with torch.no_grad():
+        for p in weights.parameters:
+            p.mul_(0.5)
+    optimizer, stats = torch.optim.AdamW(weights.parameters, lr=0.1), UpdateStats()
+    for step in range(2):
+        optimizer.zero_grad()
+        sum(net(rows(rank) + step).sum() for net in nets.values() for rank in (0, 1)).backward()
+        optimizer_step(
+            weights,
+            stats,
+            optimizer=optimizer,
+            scaler=torch.amp.GradScaler("cpu", enabled=False),
+            max_grad_norm=0.1,
+            reduce=lambda x: x,
+        )
+    assert zero["norm"] == one["norm"] == pytest.approx(stats.grad_norm)
+    torch.testing.assert_close(zero["kept"], weights.tensors(), rtol=1e-5, atol=1e-6)
+    with torch.no_grad(), weights.averaged():
+        torch.testing.assert_close(zero["averaged"], nets["net1"](rows(0)), rtol=1e-5, atol=1e-6)
+    for each in (zero, one):
+        assert each["again"]
+        assert each["moment"]
+        assert each["here"] == sum(p.numel() for p in weights.parameters) / 2
+
+
+def test_what_autocast_casts_travels_in_half_and_changes_no_number(tmp_path):
+    for (whole, cut), wanted, gradients in pair(in_half, tmp_path):
+        assert torch.equal(whole, cut)
+        assert wanted.keys() == gradients.keys()
+        for name, gradient in wanted.items():
+            torch.testing.assert_close(gradients[name], gradient, rtol=1e-2, atol=1e-3 * float(gradient.abs().max()))
 
 
 def test_every_machine_holds_all_of_it(tmp_path):
@@ -84,10 +239,7 @@ def chosen(**model):
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (
-            {"lora": None},
-            "run.sharding: fsdp2 cuts the frozen base of a LoRA, and without model.lora nothing is frozen",
-        ),
+        ({"lora": None, "dtype": "float16"}, "run.sharding: the gradients of float16 are scaled"),
         (
             {"lora": {}, "quantise": "torchao_int8"},
             "run.sharding: the layers of model.quantise=torchao_int8 cannot be cut, take int8 or fp8 or nf4",
