@@ -106,14 +106,18 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
     numbers = _trainable(model, policy)
     for name, network in networks.items():
         decodes = name in decoders(pipe)  # of videos, with what it leaves for the next frames
-        hollow.empty(network, ENTRANCES if decodes else ("forward",), run_all=decodes)
+        reads_once = name.startswith(traits.ENCODERS)
+        hollow.empty(network, ENTRANCES if decodes else ("forward",), run_all=decodes, reads_once=reads_once)
     evaluation = eval_call(config, policy)
     with policy.call_overrides(**guidance.training_call(model.guidance, policy)):
+        changed = {key for key, value in evaluation.items() if policy.call.get(key) != value} - {"num_inference_steps"}
         with torch.no_grad(), hollow.phase() as live:
             policy.prepare([row])
+            if changed:
+                with policy.call_overrides(**evaluation):
+                    policy.prepare([row])
             encode = live.peak
         sampling, state = _sampling(policy, hollow, row, tiled=model.vae_tiling)
-        changed = {key for key, value in evaluation.items() if policy.call.get(key) != value} - {"num_inference_steps"}
         evaluate = None
         if changed:
             with policy.call_overrides(**evaluation):

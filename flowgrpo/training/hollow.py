@@ -21,6 +21,7 @@ from typing import Any
 
 import accelerate
 import torch
+import transformers
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
@@ -103,13 +104,21 @@ class Hollow:
         self._held: list[Tensor] = []  # copies of weights, which autocast keeps until the network's call ends
         self._weight = self._fresh(torch.empty(1))
 
-    def empty(self, module: torch.nn.Module, entrances: Iterable[str] = ("forward",), *, run_all: bool = False) -> None:
+    def empty(
+        self,
+        module: torch.nn.Module,
+        entrances: Iterable[str] = ("forward",),
+        *,
+        run_all: bool = False,
+        reads_once: bool = False,
+    ) -> None:
         """Give a network that was built on the device meta fake weights, which are not counted.
 
         Args:
             module: changed in place; its parameters are new ones.
             entrances: the methods that are called from outside.
             run_all: run every block, as blocks need which leave something for the next call.
+            reads_once: whether the keys and values that transformers' blocks leave are read by no next call.
         """
         for part in module.modules():
             for name, p in part._parameters.items():
@@ -120,7 +129,7 @@ class Hollow:
                     part._buffers[name] = self._fresh(b)
         for blocks in () if run_all else _repeated_blocks(module):
             for block in blocks[:-1]:
-                block.forward = self._block(block.forward, _kind(block))
+                block.forward = self._block(block.forward, _kind(block), reads_once=reads_once)
         for name in entrances:
             if hasattr(module, name):
                 setattr(module, name, self._door(getattr(module, name)))
@@ -177,22 +186,26 @@ class Hollow:
 
         return run
 
-    def _block(self, method: Callable[..., Any], kind: Any) -> Callable[..., Any]:
+    def _block(self, method: Callable[..., Any], kind: Any, *, reads_once: bool) -> Callable[..., Any]:
         """A block's forward, which is not run where an equal one was; that one is, when it is computed again."""
 
         @functools.wraps(method)
         def run(*args: Any, **kwargs: Any) -> Any:
             given = tree_leaves((args, kwargs))
-            outlines = tuple(_outline(x) for x in given)
+            caches = [x for x in given if reads_once and isinstance(x, transformers.Cache)]
+            outlines = tuple((type(x),) if x in caches else _outline(x) for x in given)
             key = (kind, torch.is_grad_enabled(), tuple(kwargs), outlines)
             known = None not in outlines and any(isinstance(x, FakeTensor) for x in given)
             found = self._runs.get(key) if known else None
             if found is not None and found.by is not method:
-                return self._as_before(found, [x for x in given if isinstance(x, Tensor)])
+                return self._as_before(found, [x for x in given if isinstance(x, Tensor)], caches)
             before = self.live.parts
             out = method(*args, **kwargs)
             if known and key not in self._runs:
-                self._runs[key] = self._left(out, [x for x in given if isinstance(x, Tensor)], before, method)
+                left = self._left(out, [x for x in given if isinstance(x, Tensor)], before, method)
+                # Without gradient what stays is for the next call.
+                keeps = left is not None and left.each > 0 and not torch.is_grad_enabled()
+                self._runs[key] = None if keeps and not caches else left
             return out
 
         return run
@@ -211,16 +224,17 @@ class Hollow:
             made += x.numel() * x.element_size()
         fixed, each = (now - then for now, then in zip(self.live.parts, before, strict=True))
         plain = all(isinstance(x, (FakeTensor, type(None))) for x in found)
-        keeps = each > made and not torch.is_grad_enabled()  # something for the next call
-        if not plain or keeps or fixed < 0 or each < made:
+        if not plain or fixed < 0 or each < made:
             return None
         return _Run(by=by, fixed=fixed, each=each - made, outputs=outputs, form=form)
 
-    def _as_before(self, run: _Run, inputs: list[Tensor]) -> Any:
+    def _as_before(self, run: _Run, inputs: list[Tensor], caches: list[transformers.Cache]) -> Any:
         fixed = self._weight.new_empty(run.fixed, dtype=torch.uint8)
         if torch._C._current_graph_task_id() < 0:  # not in a backward pass, where blocks are computed again one by one
             self._held.append(fixed)
         kept = [fixed, next(x for x in inputs if isinstance(x, FakeTensor)).new_empty(run.each, dtype=torch.uint8)]
+        for cache in caches:  # which lives as long as keys and values in it would
+            vars(cache).setdefault("hollow", []).extend(kept)
         outlines = [x for x in run.outputs if isinstance(x, tuple)]
         made = iter(_Again.apply(outlines, kept, *inputs) if outlines else ())
         outputs = [next(made) if isinstance(x, tuple) else None if x is None else inputs[x] for x in run.outputs]

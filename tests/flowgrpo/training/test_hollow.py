@@ -2,6 +2,7 @@ import gc
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from flowgrpo.training.hollow import Hollow, Live, built, mapped, size
@@ -27,6 +28,26 @@ def hollow_of(network, hollow):
     made = built(network, torch.float32).requires_grad_(True)
     hollow.empty(made)
     return made
+
+
+def test_keys_and_values_of_blocks_that_are_not_run_are_counted():
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=6, num_attention_heads=2
+    )
+    peaks, runs = [], []
+    for run_all in (True, False):
+        hollow = Hollow()
+        made = built(lambda: transformers.LlamaModel(config), torch.float32)
+        for layer in made.layers:
+            layer.self_attn.register_forward_hook(lambda *_: runs.append(1))
+        hollow.empty(made, run_all=run_all, reads_once=True)
+        with torch.no_grad(), hollow.phase() as counted:
+            made(torch.ones(1, 64, dtype=torch.long), output_hidden_states=True)
+            peaks.append(counted.peak)
+    assert len(runs) == 6 + 2
+    assert peaks[1] == pytest.approx(peaks[0], rel=0.05)
+    keys_and_values = 6 * 2 * 64 * 16 * 4
+    assert peaks[0] > 2 * keys_and_values
 
 
 def test_live_counts_what_is_allocated_and_freed():
