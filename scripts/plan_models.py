@@ -37,20 +37,24 @@ def room_of(name: str) -> float:
     return ROOM * gpu_of(name)
 
 
+def stand_in(name: str, folder: Path) -> list[str]:
+    """Overrides by which a built-in config reads a stand-in, in a folder, of a corpus that would have to be fetched."""
+    if not config.load(name).prompts.train.startswith("gsm8k:"):
+        return []
+    for split in ("train", "test"):
+        row = {"question": "a" * LONGEST, "answer": "#### 1"}
+        (folder / "gsm8k").mkdir(exist_ok=True)
+        (folder / "gsm8k" / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
+    return [f"prompts.folder={folder}"]
+
+
 def planned(name: str, folder: Path) -> dict[str, Any]:
     """What `flowgrpo plan NAME --gpu-memory` says of a built-in config.
 
     Args:
         folder: for the stand-in of a corpus.
     """
-    overrides = []
-    if config.load(name).prompts.train.startswith("gsm8k:"):
-        for split in ("train", "test"):
-            row = {"question": "a" * LONGEST, "answer": "#### 1"}
-            (folder / "gsm8k").mkdir(exist_ok=True)
-            (folder / "gsm8k" / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
-        overrides = [f"prompts.folder={folder}"]
-    settings = config.load(name, overrides)
+    settings = config.load(name, stand_in(name, folder))
     return KINDS[settings.kind].budget.fit(settings, int(room_of(name) * GIB))
 
 

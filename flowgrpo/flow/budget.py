@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -172,8 +173,15 @@ def fit(config: Config, gpu_bytes: int) -> dict[str, Any]:
     Raises:
         InputError: there are no configs of the model, or the run asks for what its pipeline has not.
     """
+    with budget_of(config) as found:
+        return fitted(found, gpu_bytes, rewards_of(config)[1])
+
+
+@contextmanager
+def budget_of(config: Config) -> Iterator[FlowBudget]:
+    """The memory of a run, as long as the context is open; see `fit`."""
     longest = max(prompts.load_split(config.prompts, "train"), key=lambda p: len(p.text))
-    rewards, unknown = rewards_of(config)
+    rewards = rewards_of(config)[0]
     with weightless.configs(config.model.path) as folder:
 
         @cache
@@ -191,7 +199,7 @@ def fit(config: Config, gpu_bytes: int) -> dict[str, Any]:
         placed = switched(config, "model.path", folder)
         states, group = kept(config, call_and_branches(placed)[0]["num_inference_steps"])
         processes = config.run.processes
-        found = FlowBudget(
+        yield FlowBudget(
             config=config,
             trial=measured,
             states=-(-states // processes),
@@ -200,4 +208,3 @@ def fit(config: Config, gpu_bytes: int) -> dict[str, Any]:
             loads_later=loading.loads_later(folder),
             measure=measure,
         )
-        return fitted(found, gpu_bytes, unknown)

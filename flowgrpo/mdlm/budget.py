@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -118,8 +119,14 @@ def fit(config: TextConfig, gpu_bytes: int) -> dict[str, Any]:
     Raises:
         InputError: there is no such model, or it has not what the config asks for.
     """
+    with budget_of(config) as found:
+        return fitted(found, gpu_bytes, rewards_of(config)[1])
+
+
+@contextmanager
+def budget_of(config: TextConfig) -> Iterator[TextBudget]:
+    """The memory of a run, as long as the context is open; see `fit`."""
     longest = max(len(prompt.text) for prompt in prompts.load_split(config.prompts, "train"))
-    rewards, unknown = rewards_of(config)
     with here(config) as placed:
 
         @cache
@@ -131,4 +138,4 @@ def fit(config: TextConfig, gpu_bytes: int) -> dict[str, Any]:
         def measure(other: TextConfig) -> Trial:
             return of_kind(other.model.dtype, other.model.lora is None)
 
-        return fitted(TextBudget(config, measure(config), rewards, measure), gpu_bytes, unknown)
+        yield TextBudget(config, measure(config), rewards_of(config)[0], measure)
