@@ -166,6 +166,16 @@ def unequal_updates_of_all(rank):
     return reference, {name: gathered(p.grad) for name, p in weights.named.items()}
 
 
+def references_of_two(rank):
+    """Both processes compute a reference at once, each of another network."""
+    modules = learning()
+    weights = of_all(modules)
+    with torch.no_grad(), weights.reference():
+        found = modules[f"net{2 - rank}"](rows(rank))
+    weights.lockstep.join()
+    return found
+
+
 def reference_within_autocast(rank):
     """One process stands in for a call of the reference, under the autocast of its own call."""
     modules = learning()

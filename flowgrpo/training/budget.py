@@ -262,7 +262,7 @@ def fitted(budget: Budget, room: int, not_counted: Sequence[str]) -> dict[str, A
     """What `flowgrpo plan --gpu-memory` says, as JSON has it; sizes are bytes.
 
     Args:
-        room: of one GPU; each process has one, and holds the whole model.
+        room: of one GPU; each process has one.
         not_counted: names of rewards whose weights are not known.
     """
     found = advised(budget, room)

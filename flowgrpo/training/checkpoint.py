@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from torch.distributed.tensor import DTensor
 
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
@@ -217,7 +218,8 @@ def load(
         raise InputError(f"run.resume: {checkpoint} was written by an earlier version of flowgrpo, which kept less")
     step = load_weights(checkpoint, weights)
     with _told(checkpoint):
-        saved = _optimizer(checkpoint)
+        # Each process keeps its part of a tensor in shards, so it need not have read the whole file.
+        saved = _optimizer(checkpoint, mmap=any(isinstance(p, DTensor) for p in weights.parameters))
         optimizers.restore(optimizer, saved["optimizer"])
         scaler.load_state_dict(saved["scaler"])
         states = _generators(checkpoint)

@@ -101,7 +101,6 @@ class Hollow:
         self._seen: dict[Any, tuple[Any, int]] = {}  # what a call returned, and the bytes that stayed
         self._again: list[Tensor] = []
         self._runs: dict[Any, _Run | None] = {}  # of blocks; None of one that is run each time
-        self._held: list[Tensor] = []  # copies of weights, which autocast keeps until the network's call ends
         self._weight = self._fresh(torch.empty(1))
 
     def empty(
@@ -157,8 +156,6 @@ class Hollow:
                 yield
         finally:
             self._depth -= 1
-            if not self._depth:
-                self._held.clear()
 
     def _fresh(self, like: Tensor) -> Tensor:
         empty = FakeTensor(self._mode, torch.empty(like.shape, dtype=like.dtype, device="meta"), torch.device("cpu"))
@@ -230,8 +227,6 @@ class Hollow:
 
     def _as_before(self, run: _Run, inputs: list[Tensor], caches: list[transformers.Cache]) -> Any:
         fixed = self._weight.new_empty(run.fixed, dtype=torch.uint8)
-        if torch._C._current_graph_task_id() < 0:  # not in a backward pass, where blocks are computed again one by one
-            self._held.append(fixed)
         kept = [fixed, next(x for x in inputs if isinstance(x, FakeTensor)).new_empty(run.each, dtype=torch.uint8)]
         for cache in caches:  # which lives as long as keys and values in it would
             vars(cache).setdefault("hollow", []).extend(kept)

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from flowgrpo.errors import InputError
 
 # Wishes; the highest is granted. Calls with gradient are from CALL up, a number for each network, those without above them,
-# those of the reference on top: a process that computes its reference is done with it before it stands in for another call.
+# those of the reference on top: a process that computes its reference stands in for calls of the reference alone.
 REST, BACKWARD, CALL = 0, 1, 2
 WITH_GRADIENT, WITHOUT, OF_REFERENCE = 0, 1, 2
 _STANDING_IN: ContextVar[bool] = ContextVar("standing_in", default=False)
@@ -86,7 +86,7 @@ class Lockstep:
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """A context in which the weights of the networks are those of the reference."""
+        """To be entered where the weights of the networks were exchanged for those of the reference."""
         self._in_reference = True
         try:
             yield
@@ -151,7 +151,8 @@ class Lockstep:
         self, kind: int, network: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if self._as_reference is not None:
-            with self._as_reference() if kind == OF_REFERENCE else nullcontext():
+            exchanged = kind != OF_REFERENCE or self._in_reference  # of another network than this process asks
+            with nullcontext() if exchanged else self._as_reference():
                 return network(*args, **kwargs)
         trained = (p for p in network.named_parameters() if p[1].requires_grad) if kind == WITH_GRADIENT else ()
         copies = {name: p.detach().requires_grad_() for name, p in trained}  # so that no gradient stays

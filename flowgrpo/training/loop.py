@@ -340,6 +340,7 @@ class Loop(ABC):
             sound=idle.is_sound([line for line in self.report.lines if line["step"] == self.done]),
             writes=self.accelerator.is_main_process,
         )
+        self.weights.lockstep.join()  # on the host, where it may take longer to write than a GPU's barrier waits
         self.accelerator.wait_for_everyone()
 
     def _rest(self) -> str:

@@ -73,6 +73,8 @@ def _clipped(parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float
     """Cut the gradients to a norm, in place; returns the norm that they had, of all shards and whole tensors."""
     kinds = [[p for p in parameters if isinstance(p, DTensor) == cut and p.grad is not None] for cut in (True, False)]
     kinds = [own for own in kinds if own]
+    if not kinds:
+        return 0.0
     norms = [gathered(torch.nn.utils.get_total_norm([p.grad for p in own])) for own in kinds]
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     for own in kinds:

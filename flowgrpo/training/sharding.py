@@ -78,7 +78,7 @@ def _check_full(config: RunConfig) -> None:
 
 
 def among(form: str, environment: Mapping[str, str] = os.environ) -> int:
-    """How many processes share a base that is to lie in shards, of those that run; 1 where each holds the whole."""
+    """How many processes share networks that are to lie in shards, of those that run; 1 where each holds the whole."""
     if form == "none" or not distributed.is_initialized():
         return 1
     processes = distributed.get_world_size()
@@ -86,7 +86,7 @@ def among(form: str, environment: Mapping[str, str] = os.environ) -> int:
 
 
 def applies(form: str) -> bool:
-    """Whether there are processes to share a base that is to lie in shards."""
+    """Whether there are processes to share networks that are to lie in shards."""
     return among(form) > 1
 
 
@@ -149,11 +149,12 @@ def _cut_frozen(weights: Weights, mesh: DeviceMesh) -> None:
 def _cut_learning(network: torch.nn.Module, mesh: DeviceMesh, gather: torch.dtype | None) -> None:
     """Cut a network that is trained whole: in float32, its gradients summed over the processes.
 
-    Experts that no row of a process chose take part in the sum with zeros; those that no row at all chose get a gradient
-    of 0, which the optimizer's weight decay does not skip.
+    Weights that no row of a process reaches, experts say, take part in the sum with zeros; those that no row at all reaches
+    get a gradient of 0, which the optimizer's weight decay does not skip.
     """
-    unreached = any(re.search("expert|moe", type(m).__name__.lower()) for m in network.modules())
-    if unreached and not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+    sums_unreached = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
+    experts = any(re.search("expert|moe", type(m).__name__.lower()) for m in network.modules())
+    if experts and not sums_unreached:
         raise InputError(
             f"run.sharding: torch {torch.__version__} cannot sum the gradients of experts that not all processes reach; "
             "take torch 2.15, or run.sharding=none"
@@ -164,7 +165,7 @@ def _cut_learning(network: torch.nn.Module, mesh: DeviceMesh, gather: torch.dtyp
     for part in (m for m in network.modules() if isinstance(m, FSDPModule)):
         part.set_gradient_divide_factor(1.0)  # torch would take the mean
         part.set_force_sum_reduction_for_comms(True)  # and multiply in the sum, which gloo cannot
-        if unreached:
+        if sums_unreached:
             part.set_reduce_scatter_unused_params(True, recurse=False)
 
 

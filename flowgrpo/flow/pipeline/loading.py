@@ -205,7 +205,7 @@ def load_policy(
         encode: prepares the rows to come. Unless `text_encoders` is `keep`, it is called before the networks are loaded,
             and these come onto the device when the text encoders have left it; so the policy can do nothing else yet.
             Pipelines that cannot (`loads_later`) are loaded whole.
-        on_host: whether networks that are loaded later stay in host memory, for who puts them on the device in parts.
+        on_host: whether networks that `loads_later` stay in host memory, for who puts them on the device in parts.
 
     Raises:
         InputError: there is no such model or dtype, or it cannot be loaded or quantised.
@@ -217,7 +217,8 @@ def load_policy(
     later = hollow.classes(index_of(path)) if first else {}
     if not later:
         pipe = load_pipeline(path, DTYPES[dtype], quantise=quantise)
-        _finish(pipe, device, adapter, quantise)
+        stay = on_host and loads_later(path)  # prompts are encoded without them
+        _finish(pipe, device, adapter, quantise, on_host=traits.networks(pipe) if stay else ())
         policy = policies.DiffusersPolicy(pipe, call, **options)
         if encode is not None:
             encode(policy)

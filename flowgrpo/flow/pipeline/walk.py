@@ -165,7 +165,8 @@ class Walk:
         device = self.pipe._execution_device.type
         devices = [torch.cuda.current_device()] if device == "cuda" else []
         with (
-            torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None),
+            # Its cache would keep a copy of every weight until the call ends.
+            torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None, cache_enabled=False),
             torch.random.fork_rng(devices),
         ):
             torch.default_generator.manual_seed(0)  # for what is drawn past the generators

@@ -1,4 +1,4 @@
-"""A frozen base in shards trains what a whole one trains, to the bit."""
+"""A frozen base in shards trains what a whole one trains, to the bit; weights that learn in shards, closely."""
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from in_shards import (
     learning,
     of_machines,
     reference_within_autocast,
+    references_of_two,
     rows,
     steps_of_all,
     unequal_updates_of_all,
@@ -175,6 +176,13 @@ def test_experts_are_refused_where_torch_cannot_sum_their_gradients(monkeypatch)
     monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params", raising=False)
     with pytest.raises(InputError, match="run.sharding: torch .* cannot sum the gradients of experts"):
         sharding._cut_learning(experts()["net"], None, None)
+
+
+def test_references_of_two_networks_at_once_are_whole(tmp_path):
+    nets = learning()
+    for rank, found in enumerate(pair(references_of_two, tmp_path)):
+        with torch.no_grad():
+            assert torch.equal(found, nets[f"net{2 - rank}"](rows(rank)))
 
 
 def test_who_stands_in_for_a_reference_forgets_its_weights(tmp_path):
