@@ -1,4 +1,3 @@
-import gc
 import os
 import shutil
 import sys
@@ -86,10 +85,10 @@ def trained(workplace, finished):
     return workplace
 
 
-@pytest.fixture
-def few_objects():
+@pytest.fixture(name="few_objects")
+def _few_objects():
     """A plan of memory collects garbage a dozen times, among all that was ever imported unless that is put aside."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+    from flowgrpo.training.hollow import few_objects
+
+    with few_objects():
+        yield

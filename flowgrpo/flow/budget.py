@@ -37,6 +37,7 @@ from flowgrpo.training.budget import (
     step,
     switched,
 )
+from flowgrpo.training.hollow import few_objects
 from flowgrpo.training.live import Peaks
 
 __all__ = ["fit", "lines"]
@@ -182,7 +183,7 @@ def budget_of(config: Config) -> Iterator[FlowBudget]:
     """The memory of a run, as long as the context is open; see `fit`."""
     longest = max(prompts.load_split(config.prompts, "train"), key=lambda p: len(p.text))
     rewards = rewards_of(config)[0]
-    with weightless.configs(config.model.path) as folder:
+    with weightless.configs(config.model.path) as folder, few_objects():
 
         @cache
         def of_kind(dtype: str, full: bool) -> Trial:

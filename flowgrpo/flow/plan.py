@@ -189,7 +189,8 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         InputError: the axes do not fit each other or the schedule.
     """
     train, algorithm = config.train, config.algorithm
-    tree = _grown(config, num_steps, iteration, train.rollout_rows)
+    replays = train.rollout_rows == train.micro_batch  # the update may have the rollout's own calls
+    tree = _grown(config, num_steps, iteration, train.rollout_rows if replays else train.groups * train.group_size)
     if any(not kernel.stochastic for kernel, _, _ in tree.trained_steps):
         raise InputError("algorithm.tree: the plan trains a deterministic step, which has no log-probability")
     if not tree.leaves or not tree.trained_steps:

@@ -8,6 +8,7 @@ all counted, for they run.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -145,6 +146,8 @@ def _trainable(model: Model, policy: DiffusersPolicy) -> int:
     lora = start.adapters(model) or (
         model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, policy.modules)
     )
+    if lora and not isinstance(lora, Mapping):
+        lora.init_lora_weights = False  # there are no numbers to draw
     with torch.device("meta"):
         weights = Weights(policy.modules, lora)
     if model.quantise == "bnb_nf4":

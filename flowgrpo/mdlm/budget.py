@@ -32,6 +32,7 @@ from flowgrpo.training.budget import (
     step,
     switched,
 )
+from flowgrpo.training.hollow import few_objects
 
 __all__ = ["fit", "lines"]
 
@@ -127,7 +128,7 @@ def fit(config: TextConfig, gpu_bytes: int) -> dict[str, Any]:
 def budget_of(config: TextConfig) -> Iterator[TextBudget]:
     """The memory of a run, as long as the context is open; see `fit`."""
     longest = max(len(prompt.text) for prompt in prompts.load_split(config.prompts, "train"))
-    with here(config) as placed:
+    with here(config) as placed, few_objects():
 
         @cache
         def of_kind(dtype: str, full: bool) -> Trial:

@@ -33,3 +33,23 @@ def test_only_steps_that_are_not_for_decoding_or_finding_out_are_counted():
     with walk.uncounted():
         walk.velocity(state, walk.sigmas[1], ROWS)
     assert walk.evaluations == 2
+
+
+def test_what_autocast_copies_of_weights_is_not_kept_until_the_call_ends():
+    walk, seen = Walk(tiny.sd3(), tiny.CALLS["sd3"], autocast=torch.bfloat16), set()
+    walk.pipe.transformer.register_forward_pre_hook(
+        lambda *_: seen.add((torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()))
+    )
+    walk.velocity(walk.start(ROWS), walk.sigmas[0], ROWS)
+    assert seen == {(True, False)}
+
+
+def test_draws_past_the_generators_are_the_same_each_time_and_leave_no_trace():
+    walk = Walk(tiny.sd3(), tiny.CALLS["sd3"])
+    state, drawn = walk.start(ROWS), []
+    walk.pipe.transformer.register_forward_pre_hook(lambda *_: drawn.append(float(torch.rand(()))))
+    before = torch.get_rng_state()
+    for _ in range(2):
+        walk.velocity(state, walk.sigmas[0], ROWS)
+    assert drawn[0] == drawn[-1]
+    assert torch.equal(torch.get_rng_state(), before)
