@@ -10,10 +10,11 @@ from pathlib import Path
 import typer
 
 from flowgrpo.commands import launch
+from flowgrpo.commands.remedies import remedy
 from flowgrpo.commands.terminal import say
 from flowgrpo.schema.heavy import torch
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training.out_of_memory import OutOfMemory, advice, last_resort
+from flowgrpo.training.out_of_memory import OutOfMemory, last_resort
 from flowgrpo.training.stopped import RanOutOfMemory, Stopped
 
 
@@ -54,7 +55,7 @@ def advised(settings: RunConfig) -> Iterator[None]:
     try:
         yield
     except OutOfMemory as error:
-        error.remedy = advice(error.phase, settings) or last_resort(error.phase)
+        error.remedy = remedy(error.phase, settings) or last_resort(error.phase)
         raise
 
 

@@ -22,7 +22,7 @@ class Kind:
     Attributes:
         setup: `check`, what can be refused without the model, before training; `trainer`, the loop with its model.
         plan: `plan`, the plan of a run, and `table`, its lines for people, and `drawn`, its picture.
-        budget: `fit`, whether a run fits a GPU, and `lines`, the same for people.
+        budget: `fit`, whether a run fits a GPU, `lines`, the same for people, and `budget_of`, the memory it takes.
         export: `check`, what can be refused of one without the model; `export`, a checkpoint's weights, written.
         sampling: `sampler`, a model that is ready to sample.
         doctor: `defaults`, the config, as one would write it, of a model alone; `examine`, the doctor's checks.

@@ -18,6 +18,7 @@ from flowgrpo import config
 from flowgrpo.commands import inputs, launch
 from flowgrpo.commands.gallery import check_readable, write_gallery
 from flowgrpo.commands.kinds import KINDS
+from flowgrpo.commands.remedies import remedy
 from flowgrpo.data import config_paths, configs, prompts
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
@@ -35,7 +36,7 @@ from flowgrpo.training import (
     scorer,
     trackers,
 )
-from flowgrpo.training.out_of_memory import OutOfMemory, advice, last_resort
+from flowgrpo.training.out_of_memory import OutOfMemory, last_resort
 from flowgrpo.training.parts import check_geometry
 from flowgrpo.training.phases import phase
 from flowgrpo.training.run_data import RunData
@@ -98,7 +99,7 @@ def _ran_out(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
     """How a run without memory ends: with the switch that helps most, and how to go on with it, where that can be."""
     folder = settings.run.folder
     begun, step = (folder / "config.yaml").is_file(), checkpoint.resumed(folder / "checkpoints")
-    switch = advice(error.phase, settings, prefixes=("",) if step is None else MAY_DIFFER)
+    switch = remedy(error.phase, settings, ("",) if step is None else MAY_DIFFER)
     error.remedy = switch or last_resort(error.phase)
     overrides = [] if switch is None else [switch]
     if begun and (switch is None or switch.startswith(MAY_DIFFER)):

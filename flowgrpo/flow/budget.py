@@ -40,7 +40,7 @@ from flowgrpo.training.budget import (
 from flowgrpo.training.hollow import few_objects
 from flowgrpo.training.live import Peaks
 
-__all__ = ["fit", "lines"]
+__all__ = ["budget_of", "fit", "lines"]
 
 SWITCHES = (
     ("model.text_encoders", "offload"),

@@ -34,7 +34,7 @@ from flowgrpo.training.budget import (
 )
 from flowgrpo.training.hollow import few_objects
 
-__all__ = ["fit", "lines"]
+__all__ = ["budget_of", "fit", "lines"]
 
 SWITCHES = (
     ("model.gradient_checkpointing", True),

@@ -238,6 +238,34 @@ def advised(budget: Budget, room: int) -> tuple[dict[str, Any], Budget] | None:
     return settings, after
 
 
+def relief(budget: Budget, name: str, prefixes: tuple[str, ...] = ("",)) -> tuple[str, Any] | None:
+    """The setting by which a phase takes the least: a switch, or half its rows; None if none of them helps.
+
+    What changes the learning is looked at only where no switch helps. Of those that help alike the cheapest is taken.
+
+    Args:
+        name: of the phase.
+        prefixes: of the keys to choose from.
+    """
+    now = _named(budget.phases(), name)
+    if now is None:
+        return None
+    tried: list[tuple[int, tuple[str, Any]]] = []
+    if now.key is not None and now.rows > 1 and now.key.startswith(prefixes):
+        tried.append((replace(now, rows=now.rows // 2).total, (now.key, now.rows // 2)))
+    for options in (budget.switches(), budget.resorts()):
+        own = [option for option in options if option[0].startswith(prefixes)]
+        tried += [(_named(budget.switched(*option).phases(), name).total, option) for option in own]
+        total, best = min(tried, key=lambda each: each[0], default=(now.total, None))
+        if total < now.total:
+            return best
+    return None
+
+
+def _named(phases: Sequence[Phase], name: str) -> Phase | None:
+    return next((phase for phase in phases if phase.name == name), None)
+
+
 def _fits(budget: Budget, room: int) -> bool:
     """Whether calls of one row do."""
     return all(budget.largest(room).values())
@@ -305,16 +333,17 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"does not fit {_gib(room)} GiB, whatever is set of all that is tried: take a larger GPU, or smaller samples"
     else:
         after = _gib(found["peak_when_set"])
-        yield f"does not fit {_gib(room)} GiB as it is; it does, with {after}, by: {_written(found['set'])}"
+        yield f"does not fit {_gib(room)} GiB as it is; it does, with {after}, by: {written(found['set'])}"
     for switch in found["switches"]:
-        yield f"with {_written(switch['set'])}: {_gib(switch['peak'])}; {_most(switch['largest'])}"
+        yield f"with {written(switch['set'])}: {_gib(switch['peak'])}; {_most(switch['largest'])}"
 
 
 def _most(largest: dict[str, int]) -> str:
     return ", ".join(f"{key} up to {rows}" for key, rows in largest.items())
 
 
-def _written(settings: dict[str, Any]) -> str:
+def written(settings: dict[str, Any]) -> str:
+    """Settings as overrides of a command."""
     return " ".join(
         f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()
     )

@@ -1,4 +1,4 @@
-"""What is said when memory runs out: in which phase, how much was asked for, and the switch that helps most there."""
+"""What is said when memory runs out: in which phase, how much was asked for, and a switch that helps there."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ else:
 ASKED = re.compile(r"[Tt]ried to allocate (?P<bytes>\d+) bytes|(?:[Tt]ried|Unable) to allocate (?P<words>[\d.]+ \w+)")
 FREE = re.compile(r"total capacity of (?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free")
 
-# For each phase the switches that help there, by the keys of `_values`, from the one that helps most. While prompts are
-# encoded the networks are on no device yet; `checking` is all that doctor does with a loaded model.
+# For each phase the switches that help there, by the keys of `_values`, in the order in which they help most runs. While
+# prompts are encoded the networks are on no device yet; `checking` is all that doctor does with a loaded model.
 SWITCHES = {
     "loading": ("dtype", "lora", "sharding", "quantise"),
     "encoding": ("dtype",),
@@ -76,7 +76,7 @@ class OutOfMemory(MemoryError):
 def advice(
     phase: str | None, settings: RunConfig, on_gpu: bool | None = None, *, prefixes: tuple[str, ...] = ("",)
 ) -> str | None:
-    """The override that helps most in a phase and is not set yet, as `train.micro_batch=4`; None if all are set.
+    """The first override of a phase's order that is not set yet, as `train.micro_batch=4`; None if all are set.
 
     Args:
         phase: a key of `SWITCHES`; in another, nothing is known to help.

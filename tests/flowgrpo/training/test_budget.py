@@ -15,6 +15,7 @@ from flowgrpo.training.budget import (
     fitted,
     learnt,
     lines,
+    relief,
     rewards_of,
     step,
 )
@@ -165,3 +166,18 @@ def test_the_weights_of_rewards_are_those_that_their_cards_name():
 
     assert run("geneval") == (2_000_000_000, [])  # 0.3 GB and 1.7
     assert run("jpeg_size", "./mine.py:reward") == (0, ["./mine.py:reward"])
+
+
+def test_the_relief_of_a_phase_is_the_switch_by_which_it_takes_the_least():
+    """An update of 4 rows: 10 + 1 + 32 GiB; half of them spare 16, checkpointing 24, int8 5."""
+    assert relief(Made(), "update") == ("model.gradient_checkpointing", True)
+    assert relief(Made(), "update", (UPDATE, "model.quantise")) == (UPDATE, 2)
+    assert relief(Made(micro_batch=1), "update", (UPDATE, "model.quantise")) == ("model.quantise", "int8")
+    assert relief(Made(), "rollout") == ("model.quantise", "int8")  # 5 of 14, and half the rows 2
+    assert relief(Made(), "rollout", ("model.vae",)) is None
+    assert relief(Made(), "another") is None
+
+
+def test_what_changes_the_learning_relieves_only_where_no_switch_does():
+    every = ("model.vae", "model.gradient_checkpointing", "model.quantise")
+    assert relief(Made(set=every, micro_batch=1), "update") == ("model.dtype", "bfloat16")
