@@ -68,8 +68,10 @@ def settings(folder, **overrides):
     return config.validated(written)
 
 
-def trainer(chosen, field=None, reward=closeness, texts=("a", "bb", "ccc", "dddd", "eeeee"), held_out=2, steps=6):
-    """A run of a configuration, in its folder; the first prompts are evaluated too."""
+def trainer(
+    chosen, field=None, reward=closeness, texts=("a", "bb", "ccc", "dddd", "eeeee"), held_out=2, steps=6, **options
+):
+    """A run of a configuration, in its folder; the first prompts are evaluated too. Options as of `Loop`."""
     policy = FieldPolicy(field or Network(), (2,), linear_sigmas(steps, 3.0))
     kl = chosen.algorithm.objective.kl
     weights = Weights(
@@ -77,9 +79,8 @@ def trainer(chosen, field=None, reward=closeness, texts=("a", "bb", "ccc", "dddd
     )
     rows = [prompts.Prompt(text) for text in texts]
     chosen.run.folder.mkdir(parents=True, exist_ok=True)
-    return Trainer(
-        chosen, policy, weights, rewards=[Reward("closeness", reward)], train_prompts=rows, eval_prompts=rows[:held_out]
-    )
+    options = {"rewards": [Reward("closeness", reward)], "eval_prompts": rows[:held_out], **options}
+    return Trainer(chosen, policy, weights, train_prompts=rows, **options)
 
 
 def lines(run, phase="train"):

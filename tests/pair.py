@@ -1,4 +1,4 @@
-"""Functions that run in two processes at once, as a run of two does."""
+"""Functions that run in two or more processes at once, as a run of as many does."""
 
 import os
 from datetime import timedelta
@@ -11,27 +11,37 @@ from torch import distributed
 CONTEXT = forked.CONTEXT
 
 
-def pair(function, folder, *, seconds=60):
-    """What a function of the rank returns in each of two processes; of one that raises, the error's name and words.
+def pair(function, folder, *, seconds=60, processes=2):
+    """What a function of the rank returns in each of some processes; of one that raises, the error's name and words.
 
     Args:
         function: of a module that lies in tests/, where the processes find it.
         folder: an empty one.
-        seconds: after which a process that waits for the other gives up.
+        seconds: after which a process that waits for the others gives up.
     """
-    processes = [CONTEXT.Process(target=_one, args=(function, rank, str(folder), seconds)) for rank in range(2)]
-    for process in processes:
+    options = (str(folder), seconds, processes)
+    running = [CONTEXT.Process(target=_one, args=(function, rank, *options)) for rank in range(processes)]
+    for process in running:
         process.start()
-    for process in processes:
+    for process in running:
         process.join()
-    return [torch.load(Path(folder, str(rank)), weights_only=False) for rank in range(2)]
+    return [torch.load(Path(folder, str(rank)), weights_only=False) for rank in range(processes)]
 
 
-def _one(function, rank, folder, seconds):
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+def _one(function, rank, folder, seconds, processes):
+    os.environ |= {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "0",
+    }  # accelerate asks for all
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
     torch.set_num_threads(1)
     distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(seconds=seconds)
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=processes,
+        timeout=timedelta(seconds=seconds),
     )
     try:
         found = function(rank)

@@ -213,7 +213,7 @@ def _check_processes(settings: RunConfig, processes: int) -> None:
             f"run.processes: {settings.run.processes} processes are started by the command flowgrpo train, here "
             f"{'runs' if processes == 1 else 'run'} {processes}; from Python use accelerate launch"
         )
-    check_geometry(settings.train, settings.algorithm.roots(settings.train.group_size), processes)
+    check_geometry(settings.train, settings.algorithm, processes)
 
 
 def _check_folder(settings: RunConfig, folder: Path) -> None:

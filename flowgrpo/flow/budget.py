@@ -17,7 +17,6 @@ from flowgrpo.flow.pipeline import loading, weightless
 from flowgrpo.flow.pipeline.switches import DECODERS
 from flowgrpo.flow.pipeline.traits import ENCODERS, is_network
 from flowgrpo.flow.plan import call_and_branches, kept
-from flowgrpo.flow.rollout import WAITING
 from flowgrpo.flow.trial import Sampling, Trial, trial
 from flowgrpo.schema.sections import Lora
 from flowgrpo.training import quantise, quantise_libraries
@@ -37,6 +36,7 @@ from flowgrpo.training.budget import (
     step,
     switched,
 )
+from flowgrpo.training.group_scores import WAITING
 from flowgrpo.training.hollow import few_objects
 from flowgrpo.training.live import Peaks
 
@@ -62,7 +62,7 @@ class FlowBudget(Budget):
         config: of the run, with a switch set perhaps.
         trial: what its calls allocate.
         states: how many latent states of a rollout stay until they are trained on.
-        groups: of an iteration, on this process.
+        samples: of an iteration, on this process.
         group: samples of the largest group.
         loads_later: whether the pipeline can load its networks when the prompts are encoded.
         measure: the trial of a run that trains other numbers, or computes in another type.
@@ -71,7 +71,7 @@ class FlowBudget(Budget):
     config: Config
     trial: Trial
     states: int
-    groups: int
+    samples: int
     group: int
     loads_later: bool
     measure: Callable[[Config], Trial]
@@ -93,7 +93,7 @@ class FlowBudget(Budget):
             "states": self.states * trial.state,
         }
         of_group = self.group * trial.rollout.sample
-        waiting = min(self.groups, WAITING) * of_group
+        waiting = min(self.samples, WAITING * self.group) * trial.rollout.sample
         layer, gathered, rows = (
             self._layer(),
             gathers(self.config, trial.shapes.values(), trial.width),
@@ -204,7 +204,7 @@ def budget_of(config: Config) -> Iterator[FlowBudget]:
             config=config,
             trial=measured,
             states=-(-states // processes),
-            groups=-(-config.train.groups // processes),
+            samples=-(-config.train.groups * group // processes),
             group=group,
             loads_later=loading.loads_later(folder),
             measure=measure,

@@ -84,6 +84,11 @@ class Algorithm(Strict):
         """Number of initial states of a group of `group_size` trained trajectories."""
         return self.tree.roots(group_size)
 
+    @property
+    def keeps_groups_whole(self) -> str | None:
+        """The setting, as it is written, for which all samples of a group must lie on one process; None if none does."""
+        return self.tree.keeps_groups_whole
+
     @model_validator(mode="after")
     def _agree(self) -> Algorithm:
         objective, form = self.objective.name, self.kernel.log_prob
@@ -133,7 +138,7 @@ class Config(RunConfig):
     @model_validator(mode="after")
     def _geometry(self) -> Config:
         roots = self.algorithm.tree.roots(self.train.group_size)
-        check_geometry(self.train, roots, self.run.processes)
+        check_geometry(self.train, self.algorithm, self.run.processes)
         if self.train.draft is not None and self.algorithm.tree.start == "shared":
             raise InputError("train.draft: it chooses the starts of a group, set algorithm.tree.start=independent")
         if self.prompts.pick.budget == "knapsack" and roots == 1:

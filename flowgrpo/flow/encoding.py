@@ -11,6 +11,7 @@ from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy
+from flowgrpo.training.deal import deal_of, pool_of
 from flowgrpo.training.groups import groups_of
 from flowgrpo.training.prompt_stats import PromptStats
 
@@ -71,8 +72,13 @@ def indices_ahead(config: Config, number: int, *, done: int, process: int, proce
     settings, stats = config.algorithm.kernel.calibrate, PromptStats(config.train.half_life)
     before = 0 if settings is None or done else settings.rounds  # iterations that come before the first
     ahead = range(done - before, config.train.iterations)
-    drawn = (groups_of(config, number, stats, iteration).prompts[process::processes] for iteration in ahead)
-    return list(dict.fromkeys(index for indices in drawn for index in indices))
+    own: dict[int, None] = {}
+    for iteration in ahead:
+        groups = groups_of(config, number, stats, iteration)
+        place = {"process": process, "processes": processes}
+        deals = deal_of(config, groups, iteration=iteration, **place), pool_of(config, groups, **place)
+        own |= dict.fromkeys(groups.prompts[group] for deal in deals for group, _ in deal.own)
+    return list(own)
 
 
 def longest_and_shortest(prompts: Sequence[Prompt]) -> list[Prompt]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,16 +12,16 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.flow.methods.credit import trunk_ends
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.training.baseline import combined
+from flowgrpo.training.deal import Deal
+from flowgrpo.training.group_scores import Gather, Piece, score_pieces
 from flowgrpo.training.groups import Groups
 from flowgrpo.training.phases import phase
-from flowgrpo.training.scorer import Scorer, Scores, score
+from flowgrpo.training.scorer import Scores
 from flowgrpo.training.selection import extremes
 from rewards import Reward
 from samplers import noise
 from samplers.batches import batched
 from samplers.trees import Plan, Root, Tree, grow
-
-WAITING = 4  # decoded groups that may wait for their scores, so that a slow reward does not fill the memory
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,17 @@ def rollout(
     seed: int,
     iteration: int,
     keep_means: bool = False,
+    deal: Deal | None = None,
+    gather: Gather | None = None,
 ) -> tuple[Tree, Scores]:
     """Grow and score the trees of one iteration; return them as one tree, and the scores in the order of its leaves.
 
     Args:
-        roots: their rows are `Row`s.
+        roots: this process's; their rows are `Row`s.
         micro_batch: rows in one call of the model.
         seed: of the run; with `iteration`, the head of every noise address.
         keep_means: whether trained edges keep the mean of their step.
+        deal, gather: see `score_pieces`.
     """
     rows = [root.row for root in roots]
     parts = [policy.start(batch) for batch in batched(rows, micro_batch)]
@@ -85,60 +88,66 @@ def rollout(
         return noise.noise(shape, seed, "edge", iteration, *address)
 
     tree = grow(plan, policy.sigmas, roots, start, policy.velocity, edge_noise, micro_batch, keep_means)
-    return tree, _score_leaves(policy, tree, rewards, micro_batch)
+    by_group = defaultdict(list)
+    for index, leaf in enumerate(tree.leaves):
+        by_group[tree.nodes[leaf].root.group].append(index)
+    for own in by_group.values():  # in an order that does not depend on who grew what
+        own.sort(key=lambda index: tree.nodes[tree.leaves[index]].path)
+    scores = score_pieces(rewards, _decoded(policy, tree, by_group, micro_batch), deal, gather)
+    order = torch.tensor([index for own in by_group.values() for index in own]).argsort()
+    return tree, Scores(scores.values[order], scores.lost[order], scores.seconds)
 
 
 @torch.no_grad()
 def drafted(
     policy: Policy,
+    pool: Deal,
     rows: Sequence[Row],
     *,
     rewards: Sequence[Reward],
     weights: torch.Tensor,
-    number: int,
+    numbers: Sequence[int],
     micro_batch: int,
-) -> list[Row]:
-    """Sample rows of one group by ODE, and return the `number` of them with the best and the worst rewards (Sol-RL).
+    gather: Gather,
+) -> list[list[int]]:
+    """Sample a pool of starts by ODE; return which of each group have the best and the worst rewards (Sol-RL).
 
-    Rows whose reward was lost rank in the middle.
+    Starts whose reward was lost rank in the middle.
 
     Args:
+        pool: the starts of each group, and which of them this process samples.
+        rows: (own starts,) of the pool.
         weights: (R,) of the rewards.
+        numbers: how many starts of each group are wanted.
     """
-    samples = torch.cat([policy.generate(batch) for batch in batched(rows, micro_batch)])
-    total = combined(score(rewards, samples, rows).values, weights)
-    middle = total[total.isfinite()].median() if total.isfinite().any() else 0.0
-    return [rows[i] for i in extremes(total.nan_to_num(float(middle)), number)]
+
+    def pieces() -> Iterator[Piece]:
+        by_group = defaultdict(list)
+        for (group, start), row in zip(pool.own, rows, strict=True):
+            by_group[group].append((start, row))
+        for group, found in by_group.items():
+            starts, own = zip(*found, strict=True)
+            samples = torch.cat([policy.generate(batch) for batch in batched(own, micro_batch)])
+            yield Piece(group, starts, samples, own)
+
+    total = combined(score_pieces(rewards, pieces(), pool, gather).values, weights).tolist()
+    told = dict(zip(pool.own, total, strict=True))
+    everyone = {member: value for process in gather([told]) for member, value in process.items()}
+    chosen = []
+    for group, number in enumerate(numbers):
+        values = torch.tensor([value for member, value in sorted(everyone.items()) if member[0] == group]).double()
+        middle = values[values.isfinite()].median() if values.isfinite().any() else 0.0
+        chosen.append(extremes(values.nan_to_num(float(middle)), number).tolist())
+    return chosen
 
 
-def _decoded(
-    policy: Policy, tree: Tree, indices: Sequence[int], *, rows: Sequence[Row], micro_batch: int
-) -> torch.Tensor:
-    """The samples of some leaves."""
-    parts = zip(batched(indices, micro_batch), batched(rows, micro_batch), strict=True)
-    return torch.cat([policy.decode(tuple(x[own] for x in tree.samples), batch) for own, batch in parts])
-
-
-def _score_leaves(policy: Policy, tree: Tree, rewards: Sequence[Reward], micro_batch: int) -> Scores:
-    """Decode group by group; groups are scored in threads while the next are decoded, at most `WAITING` behind."""
-    by_group = defaultdict(list)
-    for index, leaf in enumerate(tree.leaves):
-        by_group[tree.nodes[leaf].root.group].append(index)
-    scored: list[Scores] = []
-    with Scorer(rewards) as scorer:
-        pending = deque()
-        with phase("decoding", len(tree.leaves)) as decoding:
-            for indices in by_group.values():
-                if len(pending) == WAITING:
-                    scored.append(pending.popleft()())
-                rows = [tree.nodes[tree.leaves[i]].root.row for i in indices]
-                pending.append(scorer.submit(_decoded(policy, tree, indices, rows=rows, micro_batch=micro_batch), rows))
-                decoding.advance(len(rows))
-        with phase("rewards"):
-            scored += [wait() for wait in pending]
-    order = torch.tensor([i for indices in by_group.values() for i in indices]).argsort()
-    return Scores(
-        torch.cat([s.values for s in scored])[order],
-        torch.cat([s.lost for s in scored])[order],
-        sum(s.seconds for s in scored),
-    )
+def _decoded(policy: Policy, tree: Tree, by_group: dict[int, list[int]], micro_batch: int) -> Iterator[Piece]:
+    """The samples of each group's leaves, decoded when they are asked for."""
+    with phase("decoding", len(tree.leaves)) as decoding:
+        for group, indices in by_group.items():
+            nodes = [tree.nodes[tree.leaves[index]] for index in indices]
+            rows = [node.root.row for node in nodes]
+            parts = zip(batched(indices, micro_batch), batched(rows, micro_batch), strict=True)
+            samples = [policy.decode(tuple(x[own] for x in tree.samples), batch) for own, batch in parts]
+            yield Piece(group, [node.path for node in nodes], torch.cat(samples), rows)
+            decoding.advance(len(rows))

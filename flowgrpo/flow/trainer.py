@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +45,7 @@ from flowgrpo.flow.replay import replayed
 from flowgrpo.flow.rollout import Batch, drafted, rollout
 from flowgrpo.flow.update import Credited, update_part
 from flowgrpo.training.baseline import Units, combined
+from flowgrpo.training.deal import Deal, parts_of, pool_of
 from flowgrpo.training.evaluate import evaluate
 from flowgrpo.training.groups import Groups
 from flowgrpo.training.loop import Loop
@@ -101,7 +103,7 @@ class Trainer(Loop):
 
     @override
     def rollout(self, iteration: int, groups: Groups) -> Batch:
-        """Grow the trees of this process's groups; their leaves are the samples."""
+        """Grow this process's trees; their leaves are the samples."""
         config, algorithm = self.config, self.config.algorithm
         kernels = algorithm.kernel.kernels(len(self.policy.sigmas) - 1, self.levels)
         tree, scores = rollout(
@@ -113,8 +115,10 @@ class Trainer(Loop):
             seed=config.run.seed,
             iteration=iteration,
             keep_means=algorithm.objective.needs_old_means,
+            deal=self.deal(iteration, groups),
+            gather=self._gather,
         )
-        return Batch(groups, tree, scores, self._drafts(groups))
+        return Batch(groups, tree, scores, len(self._pool(groups).own))
 
     @override
     def units(self, batch: Batch) -> Units:
@@ -181,10 +185,6 @@ class Trainer(Loop):
             reduce=self._sum,
         )
 
-    def _row(self, index: int, seed: int) -> Row:
-        prompt = self.train_prompts[index]
-        return Row(prompt.text, seed, prompt.columns)
-
     def _calibrate(self) -> None:
         """Find the noise level of each step, or take it from the run's folder, where it is kept."""
         settings, started = self.config.algorithm.kernel.calibrate, time.perf_counter()
@@ -220,36 +220,42 @@ class Trainer(Loop):
         self.report.write(line)
 
     def _roots(self, iteration: int, groups: Groups) -> list[Root]:
-        """This process's roots of the iteration. Groups are integers, and every process has as many of each part."""
-        parts = self.parts(iteration, groups)
+        """This process's roots of the iteration; groups are integers."""
+        of_roots, starts = parts_of(self.config, groups, iteration), self._starts(iteration, groups)
+        shared = self.config.algorithm.tree.start == "shared"
         return [
-            Root(group, index, row, parts[group][index])
-            for group in range(self.accelerator.process_index, len(parts), self.accelerator.num_processes)
-            for index, row in enumerate(self._starts(iteration, group, groups))
+            Root(
+                group,
+                index,
+                self._row_at(iteration, groups, group, 0 if shared else starts[group][index]),
+                of_roots[group][index],
+            )
+            for group, index in self.deal(iteration, groups).own
         ]
 
-    def _starts(self, iteration: int, group: int, groups: Groups) -> list[Row]:
-        """The rows of a group's roots."""
-        train, prompt, number = self.config.train, groups.prompts[group], groups.roots[group]
-        shared = self.config.algorithm.tree.start == "shared"
-
-        def row(start: int) -> Row:
-            return self._row(prompt, noise.seed(self.config.run.seed, "start", iteration, group, start))
-
+    def _starts(self, iteration: int, groups: Groups) -> list[Sequence[int]]:
+        """The starts of each group's roots: the first, or those that a draft chose."""
+        train, pool = self.config.train, self._pool(groups)
         if train.draft is None:
-            return [row(0 if shared else index) for index in range(number)]
-        pool = [row(start) for start in range(train.draft.pool * number)]
+            return [range(number) for number in groups.roots]
         with self.policy.call_overrides(**train.draft.call):
             return drafted(
                 self.policy,
                 pool,
+                [self._row_at(iteration, groups, *member) for member in pool.own],
                 rewards=self.rewards,
                 weights=self.reward_weights,
-                number=number,
+                numbers=groups.roots,
                 micro_batch=train.rollout_rows,
+                gather=self._gather,
             )
 
-    def _drafts(self, groups: Groups) -> int:
-        """How many samples this process drafts for the groups of an iteration."""
-        roots = sum(groups.roots[self.accelerator.process_index :: self.accelerator.num_processes])
-        return 0 if self.config.train.draft is None else roots * self.config.train.draft.pool
+    def _row_at(self, iteration: int, groups: Groups, group: int, start: int) -> Row:
+        prompt = self.train_prompts[groups.prompts[group]]
+        seed = noise.seed(self.config.run.seed, "start", iteration, group, start)
+        return Row(prompt.text, seed, prompt.columns)
+
+    def _pool(self, groups: Groups) -> Deal:
+        """The starts that are sampled for the draft of an iteration; none without one."""
+        place = self.accelerator
+        return pool_of(self.config, groups, process=place.process_index, processes=place.num_processes)

@@ -126,6 +126,11 @@ class TextAlgorithm(Strict):
         """How many answers a group has."""
         return group_size
 
+    @property
+    def keeps_groups_whole(self) -> str | None:
+        """The setting, as it is written, for which all answers of a group must lie on one process; None if none does."""
+        return None if self.hints.name == "none" else f"algorithm.hints={self.hints.name}"
+
 
 class TextTrain(Train):
     """The loop's numbers."""
@@ -161,7 +166,7 @@ class TextConfig(RunConfig):
     def _fits(self) -> TextConfig:
         if self.train.split == "edges":
             raise InputError("train.split: an answer's tokens are updated on together, it has no edges; take samples")
-        check_geometry(self.train, self.train.group_size, self.run.processes)
+        check_geometry(self.train, self.algorithm, self.run.processes)
         hints = self.algorithm.hints
         if hints.name != "none" and (hints.tail or 0) >= self.model.length:
             raise InputError(f"algorithm.hints.tail: {hints.tail} leaves no room in model.length = {self.model.length}")

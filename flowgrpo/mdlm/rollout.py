@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
 
 import torch
 
@@ -15,15 +16,17 @@ from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
 from flowgrpo.mdlm.methods.hints import draw_hints, failed_groups, replace_failed
 from flowgrpo.mdlm.methods.learned_schedule import Actions, SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import Completions, TextPolicy
+from flowgrpo.training.deal import Deal
+from flowgrpo.training.group_scores import Gather, Piece, score_pieces
 from flowgrpo.training.groups import Groups
+from flowgrpo.training.parts import Member
 from flowgrpo.training.phases import phase
-from flowgrpo.training.scorer import Scorer, Scores
+from flowgrpo.training.scorer import Scores
 from rewards import Reward
 
 Tensor = torch.Tensor
 LOGGER = logging.getLogger(__name__)
 BROKEN = "%d of %d answers have a log-probability that is not finite and are %s"
-Member = tuple[int, int]  # a completion's group, and its index in the group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,18 +89,21 @@ def rollout(
     rewards: Sequence[Reward],
     decoder: Decoder,
     schedule: SchedulePolicy | None,
+    deal: Deal | None = None,
+    gather: Gather | None = None,
 ) -> Batch:
-    """Decode and score a completion of each row, and help the groups of which none succeeded.
+    """Decode and score a completion of each row, and help the groups of which none succeeded, which are whole here then.
 
     Args:
         members: (B,) group of each row, and its index in the group; rows of one group follow each other.
         schedule: the policy of the decoder's numbers, or None.
+        deal, gather: see `score_pieces`.
     """
     seeds = [(config.run.seed, "answer", iteration, *member) for member in members]
     actions = None if schedule is None else schedule.draw(seeds)
     acting = decoder if actions is None else scheduled(decoder, actions)
     completions = policy.generate([row.prompt for row in rows], acting, seeds, config.train.rollout_rows)
-    scores = _score(rewards, completions, rows, members)
+    scores = _score(rewards, completions, rows, members, deal=deal, gather=gather)
     batch = Batch(
         iteration=iteration,
         groups=groups,
@@ -116,22 +122,26 @@ def rollout(
 
 
 def _score(
-    rewards: Sequence[Reward], completions: Completions, rows: Sequence[Row], members: Sequence[Member]
+    rewards: Sequence[Reward],
+    completions: Completions,
+    rows: Sequence[Row],
+    members: Sequence[Member],
+    *,
+    deal: Deal | None = None,
+    gather: Gather | None = None,
 ) -> Scores:
     """Rewards of completions, a call for each group; lost where a token's log-probability is not a number."""
-    texts = completions.texts
-    starts = [index for index, (group, _) in enumerate(members) if index == 0 or members[index - 1][0] != group]
-    with phase("rewards"), Scorer(rewards) as scorer:
-        waiting = [
-            scorer.submit(texts[start:end], rows[start:end])
-            for start, end in zip(starts, [*starts[1:], len(members)], strict=True)
-        ]
-        scored = [wait() for wait in waiting]
+    numbered = zip(members, completions.texts, rows, strict=True)
+    pieces = []
+    for group, own in groupby(numbered, key=lambda each: each[0][0]):
+        of_group, texts, rows_of_group = zip(*own, strict=True)
+        pieces.append(Piece(group, [index for _, index in of_group], list(texts), rows_of_group))
+    with phase("rewards"):
+        scores = score_pieces(rewards, pieces, deal, gather)
     broken = ~completions.rollout.commit_logp.isfinite().all(1).cpu()
     if broken.any():
         LOGGER.warning(BROKEN, int(broken.sum()), len(broken), "dropped")
-    values = torch.cat([s.values for s in scored]).masked_fill(broken[:, None], torch.nan)
-    return Scores(values, torch.cat([s.lost for s in scored]) | broken, sum(s.seconds for s in scored))
+    return Scores(scores.values.masked_fill(broken[:, None], torch.nan), scores.lost | broken, scores.seconds)
 
 
 def _help(

@@ -39,6 +39,7 @@ from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollout import Batch, rollout
 from flowgrpo.mdlm.update import UpdateBatch, update_batches, update_on
 from flowgrpo.training.baseline import Units
+from flowgrpo.training.deal import parts_of
 from flowgrpo.training.evaluate import evaluate
 from flowgrpo.training.groups import Groups
 from flowgrpo.training.loop import Loop
@@ -90,9 +91,9 @@ class TextTrainer(Loop):
 
     @override
     def rollout(self, iteration: int, groups: Groups) -> Batch:
-        """Complete the prompts of this process's groups; the completions are the samples."""
-        rank, processes = self.accelerator.process_index, self.accelerator.num_processes
-        members = [(g, i) for g in range(rank, self.config.train.groups, processes) for i in range(groups.roots[g])]
+        """Complete this process's share of the prompts; the completions are the samples."""
+        deal = self.deal(iteration, groups)
+        members = list(deal.own)
         prompts = [self.train_prompts[groups.prompts[group]] for group, _ in members]
         return rollout(
             self.config,
@@ -104,6 +105,8 @@ class TextTrainer(Loop):
             rewards=self.rewards,
             decoder=self.decoder,
             schedule=self.schedule,
+            deal=deal,
+            gather=self._gather,
         )
 
     @override
@@ -111,12 +114,13 @@ class TextTrainer(Loop):
         """The completions, each compared with the others of its group."""
         count = len(batch.members)
         ones, units = torch.ones(count, dtype=torch.float64), torch.arange(count)
-        return Units(batch.scores.values, batch.group[:, None], ones, units)
+        root = torch.tensor([index for _, index in batch.members])
+        return Units(batch.scores.values, batch.group[:, None], ones, units, root=root)
 
     @override
     def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
         """Take an optimizer step on each part of the completions in each pass."""
-        parts = self.parts(batch.iteration, batch.groups)
+        parts = parts_of(self.config, batch.groups, batch.iteration)
         steps = update_batches(
             self.config,
             self.policy,

@@ -24,6 +24,7 @@ class Units:
         comparison: (U, C) integers; units of equal rows are one set, the first column is the group.
         weight: (U,) float64 weight of its edges in the loss.
         of_edge: (nodes,) unit that the edge to each node belongs to, -1 for none.
+        root: (U,) index in its group of the root, or the answer, that it belongs to.
         anchor: (U,) float64; anchor x value is added to the unit's advantage. None adds nothing.
     """
 
@@ -32,6 +33,7 @@ class Units:
     weight: Tensor
     of_edge: Tensor
     _: KW_ONLY
+    root: Tensor
     anchor: Tensor | None = None
 
     def to_edges(self, values: Tensor) -> Tensor:
@@ -39,13 +41,29 @@ class Units:
         return values[self.of_edge].where(self.of_edge >= 0, torch.zeros((), dtype=values.dtype))
 
     @classmethod
-    def joined(cls, parts: Sequence[Units]) -> Units:
-        """Return the units of several processes as one, to compare them; `of_edge` stays with the processes."""
-        anchors = None if parts[0].anchor is None else torch.cat([part.anchor for part in parts])
-        values, comparison, weight = (
-            torch.cat([getattr(part, name) for part in parts]) for name in ("values", "comparison", "weight")
+    def joined(cls, parts: Sequence[Units]) -> tuple[Units, list[Tensor]]:
+        """The units of several processes as one, to compare them, and the places in it of each process's.
+
+        They are ordered by group and root, so that the order does not depend on who grew what: it breaks ties. `of_edge`
+        stays with the processes.
+        """
+        group, root = (torch.cat(each) for each in zip(*((u.comparison[:, 0], u.root) for u in parts), strict=True))
+        by_root = root.argsort(stable=True)
+        order = by_root[group[by_root].argsort(stable=True)]
+
+        def every(name: str) -> Tensor | None:
+            columns = [getattr(part, name) for part in parts]
+            return None if columns[0] is None else torch.cat(columns)[order]
+
+        joined = cls(
+            every("values"),
+            every("comparison"),
+            every("weight"),
+            torch.empty(0, dtype=torch.long),
+            root=root[order],
+            anchor=every("anchor"),
         )
-        return cls(values, comparison, weight, torch.empty(0, dtype=torch.long), anchor=anchors)
+        return joined, list(order.argsort().split([len(part.values) for part in parts]))
 
 
 def combined(values: Tensor, weights: Tensor) -> Tensor:

@@ -21,8 +21,9 @@ from accelerate.utils import gather_object
 
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training import checkpoint, idle, metrics, optimizers, parts, selection, trackers
+from flowgrpo.training import checkpoint, idle, metrics, optimizers, selection, trackers
 from flowgrpo.training.baseline import Units, combined, zero_std_fraction
+from flowgrpo.training.deal import Deal, deal_of
 from flowgrpo.training.evaluate import overoptimization_streak
 from flowgrpo.training.folders import free
 from flowgrpo.training.groups import Groups, groups_of
@@ -193,7 +194,7 @@ class Loop(ABC):
 
     @abstractmethod
     def rollout(self, iteration: int, groups: Groups) -> Batch:
-        """Sample this process's share of the groups, decode and score the samples, and return them.
+        """Sample this process's share of the roots, decode and score the samples, and return them.
 
         Args:
             iteration: with the seed of the run, the head of the address of every random number of the rollout.
@@ -238,11 +239,12 @@ class Loop(ABC):
         """The groups of an iteration, on all processes."""
         return groups_of(self.config, len(self.train_prompts), self.prompt_stats, iteration)
 
-    def parts(self, iteration: int, groups: Groups) -> list[list[int]]:
-        """The optimizer step that each sample of each group belongs to."""
-        config = self.config
-        roots = config.algorithm.roots(config.train.group_size)
-        return parts.of_roots(config.train, roots, groups.roots, seed=config.run.seed, iteration=iteration)
+    def deal(self, iteration: int, groups: Groups) -> Deal:
+        """The roots of an iteration that this process grows, and those of the others."""
+        place = self.accelerator
+        return deal_of(
+            self.config, groups, iteration=iteration, process=place.process_index, processes=place.num_processes
+        )
 
     def advantages(self, units: Units, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
         """Compare the units of all processes, and return the advantages of this process's.
@@ -252,15 +254,14 @@ class Loop(ABC):
         """
         algorithm, groups = self.config.algorithm, batch.groups
         everyone = self._gather([(units, *batch.outcomes, batch.scores.lost)])
-        together = Units.joined([each[0] for each in everyone])
+        together, places = Units.joined([each[0] for each in everyone])
+        mine = places[self.accelerator.process_index]
         prompts = torch.tensor(groups.prompts)[together.comparison[:, 0]].tolist()
         expected = self.prompt_stats.expected(prompts, self.done)
         weights, select = self.reward_weights, self.config.train.select
         advantages, trained = selection.normalize_advantages(
             together, weights, expected=expected, baseline=algorithm.baseline, select=select
         )
-        before = sum(len(each[0].values) for each in everyone[: self.accelerator.process_index])
-        mine = slice(before, before + len(units.values))
 
         rewards = torch.cat([each[1] for each in everyone])
         of_groups = [group for each in everyone for group in each[2]]

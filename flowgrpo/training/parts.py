@@ -1,11 +1,15 @@
-"""Which optimizer step of an iteration trains on what, by `train.split`; the same on any number of processes."""
+"""Which optimizer step of an iteration trains on what, by `train.split`, and which process makes which samples.
+
+The parts are the same on any number of processes.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.heavy import torch
@@ -18,31 +22,43 @@ if TYPE_CHECKING:
 else:
     noise = lazy("samplers.noise")
 
+T = TypeVar("T")
+Member = tuple[int, int]  # a sample, or the root of a tree: its group, and its index there
 MOST_SAMPLES = 1 << 20  # of an iteration, each of which has a place in lists
 
 
-def check_geometry(train: Train, roots: int, processes: int) -> None:
-    """Samples must not be too many; every process must have as many groups, and as many groups or roots of each part.
+def kept_whole(train: Train, algorithm: Any) -> str | None:
+    """The setting for which a group must lie on one process, as it is written; None where its roots may be shared out."""
+    return "train.split=edges" if train.split == "edges" else algorithm.keeps_groups_whole
+
+
+def check_geometry(train: Train, algorithm: Any, processes: int) -> None:
+    """Samples must not be too many, and every process must have as many roots, or whole groups, of each part.
 
     Args:
-        roots: of a group.
+        algorithm: of either kind.
 
     Raises:
         InputError: they do not divide, and it names the nearest numbers that do; or they are too many.
     """
+    roots, whole = algorithm.roots(train.group_size), kept_whole(train, algorithm)
     if train.groups * train.group_size > MOST_SAMPLES:
         raise InputError(
             f"train.groups: {train.groups} groups of train.group_size = {train.group_size} samples are more than "
             f"{MOST_SAMPLES} in an iteration, take less"
         )
-    unit = _together(train, roots) * processes
+    together = _together(train, roots)
+    least = 1 if whole else together * roots // train.updates  # of a part
+    unit = together * (processes // math.gcd(processes, least))
     if train.groups % unit == 0:
         return
     below = train.groups // unit * unit
     choices = " or ".join(str(n) for n in (below, below + unit) if n)
     what = f"{train.groups} groups"
-    if train.split == "samples":
-        what += f" of {roots} {'sample' if roots == 1 else 'samples'}"
+    if train.split == "samples" or (processes > 1 and not whole):
+        what += f" of {roots} {'sample' if roots == train.group_size else 'start'}{'s' * (roots > 1)}"
+    if whole and processes > 1:
+        what += f", whole because of {whole},"
     into = f"into train.updates = {train.updates} parts on {processes} processes"
     if train.split == "edges":
         into = f"among {processes} processes"
@@ -60,7 +76,7 @@ def of_roots(train: Train, roots: int, sizes: Sequence[int], *, seed: int, itera
     """The part of every root of every group of an iteration; 0 where edges are dealt, for then roots are not.
 
     `groups` are cut into runs; `samples` are shuffled, as few groups at a time as give parts of equal size: one where a
-    group's roots divide, so that each part has as many of every group.
+    group's roots divide, so that each part has as many of every group. Of several, they lie as far apart as can be.
 
     Args:
         roots: of a group, where all are alike.
@@ -72,7 +88,7 @@ def of_roots(train: Train, roots: int, sizes: Sequence[int], *, seed: int, itera
     if train.split == "groups":
         return [[group * train.updates // len(sizes)] * size for group, size in enumerate(sizes)]
     parts = [[0] * size for size in sizes]
-    apart = len(sizes) // _together(train, roots)  # groups so far apart are one process's, on any number of processes
+    apart = len(sizes) // _together(train, roots)
     for first in range(apart):
         deck = [(group, index) for group in range(first, len(sizes), apart) for index in range(sizes[group])]
         order = noise.generator(seed, "parts", iteration, first).permutation(len(deck)).tolist()
@@ -80,6 +96,39 @@ def of_roots(train: Train, roots: int, sizes: Sequence[int], *, seed: int, itera
             group, index = deck[card]
             parts[group][index] = turn * train.updates // len(deck)
     return parts
+
+
+def of_processes(train: Train, algorithm: Any, parts: Sequence[Sequence[int]], processes: int) -> list[list[Member]]:
+    """The roots of an iteration that each process grows, in their order: as many of each part, and few groups divided.
+
+    Where sizes are unequal (`prompts.pick.budget: knapsack`) one process has a root of a part more than another.
+
+    Args:
+        algorithm: of either kind.
+        parts: of every root of every group, see `of_roots`.
+    """
+    whole, together = kept_whole(train, algorithm), _together(train, algorithm.roots(train.group_size))
+    apart = len(parts) // together if train.split == "samples" else len(parts)
+    in_order = sorted(range(len(parts)), key=lambda group: (group % apart, group))  # those that were shuffled together
+    piles: dict[int, list[list[Member]]] = defaultdict(list)
+    for group in in_order:
+        own = [(group, index) for index in range(len(parts[group]))]
+        if whole:
+            piles[parts[group][0] if train.split == "groups" else 0].append(own)
+            continue
+        for member in own:
+            piles[parts[group][member[1]]].append([member])
+    hands: list[list[Member]] = [[] for _ in range(processes)]
+    for pile in piles.values():
+        for process, hand in enumerate(evenly(pile, processes)):
+            hands[process] += [member for members in hand for member in members]
+    return [sorted(hand) for hand in hands]
+
+
+def evenly(things: Sequence[T], processes: int) -> list[Sequence[T]]:
+    """Things cut into runs for each process, of which none is longer than another by more than one."""
+    ends = [len(things) * process // processes for process in range(processes + 1)]
+    return [things[first:end] for first, end in pairwise(ends)]
 
 
 def of_edges(tree: Tree, keep: torch.Tensor, *, updates: int, seed: int, iteration: int) -> torch.Tensor:

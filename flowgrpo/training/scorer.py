@@ -66,28 +66,35 @@ class Scorer:
         for thread in self._threads:
             thread.shutdown(cancel_futures=True)
 
-    def submit(self, samples: Samples, rows: Sequence[Row], one_group: bool = True) -> Callable[[], Scores]:
+    def submit(
+        self, samples: Samples, rows: Sequence[Row], one_group: bool = True, *, asked: Sequence[bool] | None = None
+    ) -> Callable[[], Scores]:
         """Begin to score samples; returns a function that waits for the scores.
 
         Args:
             one_group: whether the samples are one group; otherwise each is a group of its own, and group-wise rewards meet
                 them one by one.
+            asked: (R,) which rewards are asked, the others' values are NaN; None asks all.
         """
         ready = None
         if isinstance(samples, torch.Tensor) and samples.is_cuda:
             ready = torch.cuda.Event()
             ready.record()
-        jobs = [
-            thread.submit(_timed, reward, samples, rows, one_group=one_group, ready=ready)
-            for reward, thread in zip(self.rewards, self._threads, strict=True)
-        ]
+        which = range(len(self.rewards)) if asked is None else [k for k, one in enumerate(asked) if one]
+        jobs = {
+            k: self._threads[k].submit(_timed, self.rewards[k], samples, rows, one_group=one_group, ready=ready)
+            for k in which
+        }
 
         def wait() -> Scores:
-            columns, seconds = zip(*(job.result() for job in jobs), strict=True)
-            values = torch.stack(columns, dim=1)
+            values = torch.full((len(rows), len(self.rewards)), torch.nan, dtype=torch.float64)
+            spent = 0.0
+            for k, job in jobs.items():
+                values[:, k], seconds = job.result()
+                spent += seconds
             lost = values.isinf().any(1)
             values[lost] = torch.nan
-            return Scores(values, lost, sum(seconds))
+            return Scores(values, lost, spent)
 
         return wait
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
@@ -63,8 +63,9 @@ def terminal(tree: Tree, rewards: Tensor) -> Units:
                     "there are siblings and depthwise"
                 )
             of_edge[edge] = unit
-    group = torch.tensor([[tree.nodes[tree.leaves[index]].root.group] for index in ends])
-    return Units(rewards[ends], group, torch.ones(len(ends), dtype=torch.float64), of_edge)
+    roots = [tree.nodes[tree.leaves[index]].root for index in ends]
+    group, index = torch.tensor([[root.group] for root in roots]), torch.tensor([root.index for root in roots])
+    return Units(rewards[ends], group, torch.ones(len(ends), dtype=torch.float64), of_edge, root=index)
 
 
 class Terminal(Credit):
@@ -237,7 +238,7 @@ def discounted_value(
     comparison = [(tree.nodes[i].root.group, tree.nodes[i].step) for i in edges]
     anchors = torch.tensor([anchor * (tree.nodes[i].step <= anchored_steps) for i in edges], dtype=torch.float64)
     units = _per_edge(tree, edges, quality[edges], comparison)
-    return Units(units.values, units.comparison, weight[edges], units.of_edge, anchor=anchors)
+    return replace(units, weight=weight[edges], anchor=anchors)
 
 
 class DiscountedValue(Credit):
@@ -309,7 +310,8 @@ def _per_edge(tree: Tree, edges: list[int], values: Tensor, comparison: list[tup
     """Return a unit for each of some edges; `comparison` as in `Units`."""
     of_edge = torch.full((len(tree.nodes),), -1)
     of_edge[edges] = torch.arange(len(edges))
-    return Units(values, torch.tensor(comparison), torch.ones(len(edges), dtype=torch.float64), of_edge)
+    root = torch.tensor([tree.nodes[i].root.index for i in edges])
+    return Units(values, torch.tensor(comparison), torch.ones(len(edges), dtype=torch.float64), of_edge, root=root)
 
 
 def _summed_log_probs(tree: Tree) -> Tensor:

@@ -69,6 +69,11 @@ class Rooted(Choice):
         """Which edges (nodes,) stay in the update, from the advantages (nodes,) of the edge to each node; None for all."""
         return None
 
+    @property
+    def keeps_groups_whole(self) -> str | None:
+        """The setting, as it is written, by which edges leave the update that are chosen among all of a group."""
+        return None
+
     def check(self, tree: Tree) -> None:
         """Refuse a tree, grown from the plan, that is not what the options say.
 
@@ -224,6 +229,12 @@ class Branching(Rooted):
         if rule == "parent_top1":
             return pruning.parent_top1(tree, advantages)
         return pruning.extremes(tree, advantages, self.prune.fraction) if rule == "extremes" else None
+
+    @property
+    @override
+    def keeps_groups_whole(self) -> str | None:
+        extremes = self.prune is not None and self.prune.rule == "extremes"
+        return "algorithm.tree.prune.rule=extremes" if extremes else None
 
     def _count(self, group_size: int) -> int:
         if self.splits is not None:

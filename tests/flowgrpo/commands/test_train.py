@@ -78,10 +78,11 @@ def test_float16_learns_through_a_scaled_loss(workplace):
     assert any(tensor.abs().max() > 0 for name, tensor in moved.items() if "lora_B" in name)
 
 
-def test_processes_that_do_not_divide_the_groups_are_refused(workplace):
+def test_processes_that_do_not_divide_the_samples_are_refused(workplace):
     from flowgrpo.commands import train as run
 
-    with pytest.raises(InputError, match=r"2 groups do not divide into train.updates = 2 parts on 2 processes, take 4"):
-        run._check_processes(config.load("tiny.yaml"), 2)
+    said = r"2 groups of 4 samples do not divide into train.updates = 2 parts on 3 processes, take 6"
+    with pytest.raises(InputError, match=said):
+        run._check_processes(config.load("tiny.yaml", {"train.group_size": 4}), 3)
     with pytest.raises(InputError, match=r"run.processes: 2 processes are started by the command flowgrpo train"):
         run._check_processes(config.load("tiny.yaml", {"run.processes": 2, "train.groups": 4}), 1)

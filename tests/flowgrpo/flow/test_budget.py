@@ -43,7 +43,7 @@ def budget(measured=TRIAL, *, loads_later=True, **changes):
         config=config.validated(written),
         trial=measured,
         states=1024,
-        groups=8,
+        samples=8 * 16,
         group=16,
         loads_later=loads_later,
         measure=lambda other: measured,
@@ -73,6 +73,8 @@ def test_samples_that_wait_for_their_rewards_are_counted():
     assert found["decode"].parts["samples"] == 4 * 16 * sample  # groups of 16
     assert found["reward"].parts["samples"] == 5 * 16 * sample
     assert "samples" not in found["rollout"].parts
+    few = {phase.name: phase for phase in replace(budget(), samples=10).phases()}  # of a group that others share
+    assert few["decode"].parts["samples"] == 10 * sample
 
 
 def test_an_optimizer_step_may_take_more_than_the_activations():

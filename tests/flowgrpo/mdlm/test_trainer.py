@@ -225,10 +225,18 @@ def test_the_answers_of_one_group_are_dealt_to_several_steps(settings, monkeypat
 
 
 def test_two_processes_train_what_one_does(settings, tmp_path):
+    """They share each of three groups."""
     choices = ["algorithm.preset=diffu_grpo", "train.iterations=2", "train.passes=2", "train.split=samples"]
     one = run.train_config(
-        settings(run__name="one", algorithm__preset="diffu_grpo", train__passes=2, train__split="samples")
+        settings(
+            run__name="one",
+            algorithm__preset="diffu_grpo",
+            train__passes=2,
+            train__split="samples",
+            train__groups=3,
+        )
     )
+    choices.append("train.groups=3")
     process = background("train", str(tmp_path / "run.yaml"), *choices, "run.processes=2", "run.name=two")
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said

@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections import Counter
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.plan import predicted
 from flowgrpo.schema.sections import Train
 from flowgrpo.training import parts
+from flowgrpo.training.deal import Deal
 from samplers.kernels import Kernel
 from samplers.trees import TRUNK, Move, Root, grow
 
@@ -29,35 +31,90 @@ def settings(folder, preset, tree=None, steps=6, **train):
     )
 
 
-@pytest.mark.parametrize(("groups", "roots", "updates"), [(6, 4, 3), (4, 12, 4), (8, 1, 4), (4, 6, 4), (2, 5, 5)])
-def test_every_process_has_as_many_samples_of_every_part(groups, roots, updates):
-    train = Train(groups=groups, group_size=max(2, roots), updates=updates, split="samples")
-    dealt = parts.of_roots(train, roots, [roots] * groups, seed=0, iteration=3)
-    for processes in (1, 2):
-        parts.check_geometry(train, roots, processes)
-        for rank in range(processes):
-            own = Counter(part for group in range(rank, groups, processes) for part in dealt[group])
-            assert own == dict.fromkeys(range(updates), groups * roots // processes // updates)
-    others = [
-        parts.of_roots(train, roots, [roots] * groups, seed=seed, iteration=iteration)
-        for seed, iteration in ((0, 4), (1, 3))
+@dataclass
+class Method:
+    """What the dealing asks of a method: how many roots a group has, and what keeps its samples together."""
+
+    of_group: int
+    keeps_groups_whole: str | None = None
+
+    def roots(self, group_size):
+        return self.of_group
+
+
+def dealt_to(train, method, processes, iteration=3):
+    """The part of each root, and what each process grows."""
+    method_roots = method.roots(train.group_size)
+    of_roots = parts.of_roots(train, method_roots, [method_roots] * train.groups, seed=0, iteration=iteration)
+    return of_roots, parts.of_processes(train, method, of_roots, processes)
+
+
+@pytest.mark.parametrize("whole", [None, "a rule"])
+@pytest.mark.parametrize("split", ["groups", "samples", "edges"])
+@pytest.mark.parametrize(
+    ("groups", "roots", "updates"), [(6, 4, 3), (4, 12, 4), (8, 1, 4), (4, 6, 4), (8, 5, 2), (1, 8, 1)]
+)
+def test_every_process_has_as_many_samples_of_every_part(groups, roots, updates, split, whole):
+    train = Train(groups=groups, group_size=max(2, roots), updates=updates, split=split)
+    method = Method(roots, whole)
+    for processes in (1, 2, 3, 4, 8):
+        try:
+            parts.check_geometry(train, method, processes)
+        except InputError:
+            continue
+        of_roots, hands = dealt_to(train, method, processes)
+        assert sorted(member for hand in hands for member in hand) == [
+            (g, i) for g in range(groups) for i in range(roots)
+        ]
+        for hand in hands:
+            assert hand == sorted(hand)
+            own = Counter(of_roots[group][index] for group, index in hand)
+            kinds = 1 if split == "edges" else updates
+            assert own == dict.fromkeys(range(kinds), groups * roots // processes // kinds)
+        if whole or split == "edges" or groups % (processes * updates) == 0:  # no group is divided that need not be
+            assert sum(len({group for group, _ in hand}) for hand in hands) == groups
+
+
+def test_one_group_lies_on_as_many_processes_as_it_has_samples():
+    train, method = Train(groups=1, group_size=8, updates=2, split="samples"), Method(8)
+    parts.check_geometry(train, method, 4)
+    _, hands = dealt_to(train, method, 4)
+    assert [len(hand) for hand in hands] == [2, 2, 2, 2]
+    assert Deal(hands, 0).divided == {0: [0, 1, 2, 3]}
+
+
+def test_groups_of_unequal_sizes_are_shared_out_as_evenly_as_can_be():
+    train, method = Train(groups=3, group_size=4, updates=1), Method(4)
+    of_roots = parts.of_roots(train, 4, [2, 7, 3], seed=0, iteration=0)
+    assert [len(hand) for hand in parts.of_processes(train, method, of_roots, 4)] == [3, 3, 3, 3]
+    assert sorted(len(hand) for hand in parts.of_processes(train, Method(4, "a rule"), of_roots, 3)) == [2, 3, 7]
+
+
+def test_parts_differ_between_iterations_and_seeds():
+    train = Train(groups=4, group_size=12, updates=4, split="samples")
+    found = [
+        parts.of_roots(train, 12, [12] * 4, seed=seed, iteration=iteration)
+        for seed, iteration in ((0, 3), (0, 4), (1, 3))
     ]
-    assert all(other != dealt for other in others)
+    assert all(other != found[0] for other in found[1:])
 
 
 @pytest.mark.parametrize(
-    ("split", "numbers", "said"),
+    ("split", "numbers", "whole", "said"),
     [
-        ("groups", (7, 4, 2, 1), "7 groups do not divide into train.updates = 2 parts on 1 processes, take 6 or 8"),
-        ("samples", (2, 4, 3, 1), "2 groups of 4 samples do not divide into train.updates = 3 parts on 1 processes, take 3"),
-        ("samples", (4, 6, 4, 4), "4 groups of 6 samples do not divide into train.updates = 4 parts on 4 processes, take 8"),
-        ("edges", (3, 4, 9, 2), "3 groups do not divide among 2 processes, take 2 or 4"),
+        ("groups", (7, 4, 2, 1), None, "7 groups do not divide into {} = 2 parts on 1 {}, take 6 or 8"),
+        ("samples", (2, 4, 3, 1), None, "2 groups of 4 samples do not divide into {} = 3 parts on 1 {}, take 3"),
+        ("samples", (4, 6, 4, 8), None, "4 groups of 6 samples do not divide into {} = 4 parts on 8 {}, take 16"),
+        ("groups", (3, 4, 1, 8), None, "3 groups of 4 samples do not divide into {} = 1 parts on 8 {}, take 2 or 4"),
+        ("groups", (3, 4, 1, 2), "x", "3 groups, whole because of x, do not divide into {} = 1 parts on 2 {}, take 2 or 4"),
+        ("edges", (3, 4, 9, 2), None, "3 groups, whole because of train.split=edges, do not divide among 2 {1}, take 2 or 4"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_dealt_evenly_is_refused_with_the_nearest_numbers(split, numbers, said):
+def test_what_cannot_be_dealt_evenly_is_refused_with_the_nearest_numbers(split, numbers, whole, said):
     groups, size, updates, processes = numbers
-    with pytest.raises(InputError, match=re.escape(said)):
-        parts.check_geometry(Train(groups=groups, group_size=size, updates=updates, split=split), size, processes)
+    train = Train(groups=groups, group_size=size, updates=updates, split=split)
+    with pytest.raises(InputError, match=re.escape(said.format("train.updates", "processes"))):
+        parts.check_geometry(train, Method(size, whole), processes)
 
 
 def test_more_parts_than_states_are_refused(tmp_path):

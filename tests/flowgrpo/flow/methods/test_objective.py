@@ -349,7 +349,7 @@ def test_a_step_weight_scales_the_policy_loss_and_not_the_divergence(weight):
             lambda *address: noise,
             1,
         )
-    units = Units(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1), torch.tensor([-1, 0, 0]))
+    units = Units(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1), torch.tensor([-1, 0, 0]), root=torch.zeros(1))
     credited = Credited(
         tree=tree,
         units=units,

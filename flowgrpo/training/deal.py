@@ -1,0 +1,60 @@
+"""Which samples of an iteration each process makes: roots are dealt, so that a group may lie on several."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from flowgrpo.schema.sections import RunConfig
+from flowgrpo.training import parts
+from flowgrpo.training.groups import Groups
+from flowgrpo.training.parts import Member
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Which samples each process makes.
+
+    Attributes:
+        hands: of each process, in their order.
+        process: this one.
+    """
+
+    hands: Sequence[Sequence[Member]]
+    process: int
+
+    @property
+    def own(self) -> Sequence[Member]:
+        """This process's samples."""
+        return self.hands[self.process]
+
+    @cached_property
+    def divided(self) -> dict[int, list[int]]:
+        """The groups of which several processes have samples, in their order, and these processes."""
+        holders = defaultdict(dict)
+        for process, hand in enumerate(self.hands):
+            for group, _ in hand:
+                holders[group][process] = None
+        return {group: list(found) for group, found in sorted(holders.items()) if len(found) > 1}
+
+
+def parts_of(config: RunConfig, groups: Groups, iteration: int) -> list[list[int]]:
+    """The optimizer step that each root of each group of an iteration belongs to; see `parts.of_roots`."""
+    roots = config.algorithm.roots(config.train.group_size)
+    return parts.of_roots(config.train, roots, groups.roots, seed=config.run.seed, iteration=iteration)
+
+
+def deal_of(config: RunConfig, groups: Groups, *, iteration: int, process: int, processes: int) -> Deal:
+    """The roots of an iteration that a process grows; see `parts.of_processes`."""
+    of_roots = parts_of(config, groups, iteration)
+    return Deal(parts.of_processes(config.train, config.algorithm, of_roots, processes), process)
+
+
+def pool_of(config: RunConfig, groups: Groups, *, process: int, processes: int) -> Deal:
+    """The starts that a process samples for the draft of an iteration (`train.draft`); none without one."""
+    draft = config.train.draft if config.kind == "flow" else None
+    sizes = [0 if draft is None else draft.pool * roots for roots in groups.roots]
+    every = [(group, start) for group, size in enumerate(sizes) for start in range(size)]
+    return Deal(parts.evenly(every, processes), process)

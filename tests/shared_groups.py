@@ -1,0 +1,85 @@
+"""Runs of few groups, which `test_deal` has done by one process, by two and by four."""
+
+import tempfile
+from pathlib import Path
+
+from accelerate import Accelerator
+from field import TARGET, closeness, lines, settings, trainer, weights_of
+from torch import distributed
+
+from rewards import Reward
+
+
+def ranked(samples, prompts):
+    """The place of each sample among all of its group by its distance from the first of them, which no part could tell."""
+    return (samples - samples[0]).norm(dim=1).argsort().argsort().double() / len(samples)
+
+
+ranked.group_wise = True
+
+
+def two_valued(samples, prompts):
+    """0 or 1, so that many are alike and their order decides which are chosen."""
+    return (((samples - TARGET) ** 2).sum(1) < 4).double()
+
+
+def partly_broken(samples, prompts):
+    """A number of each, but the third of a group has none."""
+    values = closeness(samples, prompts).double()
+    return [None if len(samples) > 2 and i == 2 else value for i, value in enumerate(values.tolist())]
+
+
+partly_broken.group_wise = True
+
+CHAIN = {"train__group_size": 8, "train__groups": 1, "train__updates": 2, "train__split": "samples"}
+CASES = {
+    "a group of chains": (CHAIN, [("closeness", closeness)]),
+    "its samples compared": (CHAIN, [("ranked", ranked), ("closeness", closeness)]),
+    "with samples that have no reward": (CHAIN, [("partly", partly_broken)]),
+    "chosen among equals": (
+        CHAIN | {"train__select": {"rule": "extremes", "fraction": 0.5}, "train__group_size": 16},
+        [("two", two_valued)],
+    ),
+    "starts chosen by a draft": (
+        CHAIN | {"train__draft": {"pool": 3, "call": {}}},
+        [("closeness", closeness), ("ranked", ranked)],
+    ),
+    "brushes": (
+        {
+            "algorithm": {"preset": "tempflow"},
+            "train__group_size": 24,
+            "train__groups": 3,
+            "train__updates": 1,
+            "train__micro_batch": 6,
+        },
+        [("closeness", closeness), ("ranked", ranked)],
+    ),
+    "groups of unequal sizes": (
+        {
+            "train__groups": 2,
+            "train__group_size": 6,
+            "train__updates": 1,
+            "prompts__pick": {"budget": "knapsack", "worst": -9.0},
+        },
+        [("closeness", closeness)],
+    ),
+}
+
+
+def runs(rank):
+    """Metric lines and weights of two iterations of each case."""
+    found = {}
+    for name, (choices, rewards) in CASES.items():
+        folder = Path(tempfile.mkdtemp())
+        run = trainer(
+            settings(folder, train__iterations=2, eval__every=2, **choices),
+            steps=4,
+            rewards=[
+                Reward(reward, function, group_wise=hasattr(function, "group_wise")) for reward, function in rewards
+            ],
+            accelerator=Accelerator(cpu=True),  # else several processes of a CPU are not connected
+        )
+        assert run.accelerator.num_processes == distributed.get_world_size()
+        run.run()
+        found[name] = lines(run), weights_of(run)
+    return found
