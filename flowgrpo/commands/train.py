@@ -56,7 +56,7 @@ MAY_DIFFER = (
         f"model.{key}"
         for key in ("gradient_checkpointing", "offload_activations", "vae", "vae_tiling", "text_encoders")
     ),
-    *(f"run.{key}" for key in sections.Run.model_fields if key != "seed"),
+    *(f"run.{key}" for key in sections.Run.model_fields if key not in ("seed", "staleness")),
     "train.micro_batch",  # this and the next, for a run that ran out of memory; they only round otherwise
     "train.rollout_batch",
 )

@@ -129,6 +129,7 @@ class TextTrainer(Loop):
             advantages=advantages,
             weight=batch.groups.weights[batch.group] * (trained & units.values.isfinite().any(1)),
             parts=torch.tensor([parts[group][index] for group, index in batch.members]),
+            versions=self.versions,
         )
         return [self._update_on(number, each, batch) for number, each in enumerate(steps)]
 

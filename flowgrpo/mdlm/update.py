@@ -21,6 +21,7 @@ from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollout import BROKEN, Batch
 from flowgrpo.training.optimize import UpdateStats, optimizer_step
 from flowgrpo.training.surrogate import bounded_exp
+from flowgrpo.training.versions import Versions
 from flowgrpo.training.weights import Weights
 
 Tensor = torch.Tensor
@@ -75,6 +76,7 @@ def update_batches(
     advantages: Tensor,
     weight: Tensor,
     parts: Tensor,
+    versions: Versions,
 ) -> list[UpdateBatch]:
     """The completions of each optimizer step of an iteration, a step for each part of each pass, in their order.
 
@@ -84,6 +86,7 @@ def update_batches(
         weights: whose reference is asked.
         advantages, weight: (B,) of the completions; those that weigh nothing are left out.
         parts: (B,) which part each belongs to.
+        versions: of the policy, one of which made the completions.
     """
     train, likelihood, rollout = config.train, config.algorithm.likelihood, batch.completions.rollout
     scored = _scored_tokens(config, policy, batch)
@@ -119,8 +122,10 @@ def update_batches(
                 batches[-1] = replace(batches[-1], reference=reference)
     if likelihood.recorded(batch.decoder):
         batches = [replace(each, old=_committed(each, rollout)) for each in batches]
-    elif train.passes * train.updates > 1:  # a single step starts from the policy that made the completions
-        batches = [replace(each, old=log_probs(policy, each, train.micro_batch)) for each in batches]
+    elif train.passes * train.updates > 1 or versions.of(batch.iteration) is not None:
+        # A single step that starts from the policy that made the completions needs none.
+        with versions.rolling_out(batch.iteration):
+            batches = [replace(each, old=log_probs(policy, each, train.micro_batch)) for each in batches]
     return batches * (train.passes // mask_draws)
 
 

@@ -302,6 +302,8 @@ class Run(Strict):
     sharding: Literal["none", "fsdp2", "hsdp"] = "none"
     """The networks, and without a LoRA all that is learned: none, whole on each process; fsdp2, each holds a part; hsdp,
     each process of a machine holds a part, and every machine all."""
+    staleness: int = Field(0, ge=0, le=64)
+    """Roll out with the weights of so many iterations before; how a run with rollouts ahead of its updates would learn."""
     trackers: dict[str, Tracker] = {}
     """Trackers of accelerate that get metrics and pictures: [tensorboard, wandb], or a map with options of each."""
     resume: bool = False

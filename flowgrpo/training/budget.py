@@ -186,7 +186,9 @@ def gathered(tensors: Mapping[str, Shape], size: Callable[[Mapping[str, Shape]],
 
 
 def learnt(config: RunConfig, trained: int, *, reference: bool) -> dict[str, int]:
-    """Bytes of what is learned: the weights with their average and reference, the optimizer's moments, and gradients.
+    """Bytes of what is learned: the weights with their copies, the optimizer's moments, and gradients.
+
+    Copies are the average, the reference and the versions of `run.staleness`.
 
     Gradients are freed when the next update begins, so that they are there in all phases.
 
@@ -195,7 +197,8 @@ def learnt(config: RunConfig, trained: int, *, reference: bool) -> dict[str, int
         reference: whether a copy of them is the reference of a divergence.
     """
     trained = trained if config.model.lora else -(-trained // shares(config))
-    copies = 1 + (config.train.ema is not None) + reference
+    versions = config.run.staleness + 1 if config.run.staleness else 0
+    copies = 1 + (config.train.ema is not None) + reference + versions
     moments = OPTIMIZERS[config.train.optimizer.name].bytes_per_number
     return {"trained": 4 * copies * trained, "optimizer": round(moments * trained), "gradients": 4 * trained}
 

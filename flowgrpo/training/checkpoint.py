@@ -1,8 +1,9 @@
 """Checkpoints: complete or absent, and enough to go on as if nothing had happened.
 
 A checkpoint is a folder `step-000010` with `weights.safetensors` (trained tensors and their average), `optimizer.pt` (with
-the loss scaler), `random.pt` (the global generators, which only plug-ins use) and `state.json`. It is written under a
-temporary name and renamed.
+the loss scaler), `random.pt` (the global generators, which only plug-ins use), `state.json` and, where rollouts are behind
+(`run.staleness`), `versions.safetensors` with the weights of the iterations before. It is written under a temporary name and
+renamed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import random
 import re
 import shutil
 import zipfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,8 +30,11 @@ from flowgrpo.data import tables
 from flowgrpo.errors import InputError
 from flowgrpo.training import optimizers
 from flowgrpo.training.report import is_number
+from flowgrpo.training.versions import Versions
 from flowgrpo.training.weights import Weights, gathered
 from rewards.memory import is_out_of_memory
+
+VERSIONS = "versions.safetensors"
 
 
 def save(
@@ -42,6 +47,7 @@ def save(
     random_states: list,
     beta: float,
     prompt_stats: dict[str, Any],
+    versions: Versions | None = None,
     keep: int,
     sound: bool = True,
     writes: bool = True,
@@ -55,12 +61,14 @@ def save(
         random_states: `random_state()` of every process.
         beta: coefficient of the divergence, which may adapt.
         prompt_stats: what is remembered of each prompt, as JSON; `history` in the file.
+        versions: by which later iterations are rolled out.
         sound: whether the weights can be trusted, see `flowgrpo.training.idle`.
         writes: whether this is the process that writes; the others only give their shards of the weights.
     """
     target = _place(folder, step)
     tensors = _whole(weights.tensors(), keep=writes)
     moments = _whole(optimizers.state_of(optimizer), keep=writes)
+    older = _whole({} if versions is None else versions.tensors(), keep=writes)
     if not writes:
         return target
     for leftover in folder.glob(".step-*"):
@@ -68,6 +76,10 @@ def save(
     partial = folder / f".{target.name}.partial"
     partial.mkdir(parents=True)
     save_file({name: t.contiguous() for name, t in tensors.items()}, partial / "weights.safetensors")
+    if older:
+        known = {str(iteration): version.prompt_stats for iteration, version in versions.kept.items()}
+        flat = {f"{iteration}.{name}": t.contiguous() for iteration, own in older.items() for name, t in own.items()}
+        save_file(flat, partial / VERSIONS, metadata={"prompt_stats": json.dumps(known)})
     torch.save({"optimizer": moments, "scaler": scaler.state_dict()}, partial / "optimizer.pt")
     torch.save(random_states, partial / "random.pt")
     state = {"step": step, "updates": weights.updates, "beta": beta, "history": prompt_stats, "sound": sound}
@@ -165,6 +177,8 @@ def check(checkpoint: Path) -> None:
     _state(checkpoint)
     with _told(checkpoint):
         check_tensors(checkpoint / "weights.safetensors")
+        if (checkpoint / VERSIONS).exists():
+            check_tensors(checkpoint / VERSIONS)
         for name in ("optimizer.pt", "random.pt"):
             with zipfile.ZipFile(checkpoint / name):  # which tells a file that is cut off
                 pass
@@ -206,6 +220,7 @@ def load(
     weights: Weights,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
+    versions: Versions | None = None,
     process: int = 0,
 ) -> tuple[int, float, dict[str, Any]]:
     """Put everything of a checkpoint in place; returns its step, coefficient of the divergence and prompt stats.
@@ -222,6 +237,8 @@ def load(
         saved = _optimizer(checkpoint, mmap=any(isinstance(p, DTensor) for p in weights.parameters))
         optimizers.restore(optimizer, saved["optimizer"])
         scaler.load_state_dict(saved["scaler"])
+        if versions is not None and versions.staleness:
+            versions.load(*_versions(checkpoint))
         states = _generators(checkpoint)
         if process < len(states):
             set_random_state(states[process])
@@ -251,6 +268,16 @@ def _optimizer(checkpoint: Path, mmap: bool = False) -> dict[str, Any]:
     if saved.keys() != {"optimizer", "scaler"} or saved["optimizer"].keys() != {"state", "param_groups"}:
         raise ValueError("its optimizer.pt holds no optimizer and scaler")
     return saved
+
+
+def _versions(checkpoint: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
+    """Return the weights of older versions by iteration and name, and their prompt stats by iteration."""
+    tensors: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+    with safe_open(checkpoint / VERSIONS, "pt") as file:
+        for key in file.keys():  # noqa: SIM118, it is not a mapping
+            iteration, _, name = key.partition(".")
+            tensors[iteration][name] = file.get_tensor(key)
+        return tensors, json.loads(file.metadata()["prompt_stats"])
 
 
 def _generators(checkpoint: Path) -> list[dict[str, Any]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -57,6 +58,26 @@ def weighted(sample: Sample, rewards: Sequence[Reward]) -> float | None:
     """The training reward of a sample: the weighted sum of the rewards that apply; None where none does."""
     values = [r.weight * v for r in rewards if (v := sample.rewards[r.name]) is not None]
     return sum(values) if values else None
+
+
+def overoptimized(lines: Sequence[Mapping[str, Any]], watched: Sequence[Reward], times: int) -> list[str]:
+    """Sentences about rewards that are only watched and fell while the trained one rose.
+
+    Args:
+        lines: of metrics.
+        times: evaluations in a row from which on it is said.
+    """
+    lines = [line for line in lines if line["phase"] == "eval"]
+    trained = [line["reward/mean"] for line in lines]
+    sentences = []
+    for reward in watched:
+        streak = overoptimization_streak(trained, [line.get(f"reward/{reward.name}/mean") for line in lines])
+        if streak >= times:
+            sentences.append(
+                f"step {lines[-1]['step']}: the reward rose and {reward.name!r}, which is only watched, fell {streak} "
+                "evaluations in a row; look at the samples, the reward may be exploited"
+            )
+    return sentences
 
 
 def overoptimization_streak(trained: Sequence[float | None], watched: Sequence[float | None]) -> int:

@@ -24,7 +24,7 @@ from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import checkpoint, idle, metrics, optimizers, selection, trackers
 from flowgrpo.training.baseline import Units, combined, zero_std_fraction
 from flowgrpo.training.deal import Deal, deal_of
-from flowgrpo.training.evaluate import overoptimization_streak
+from flowgrpo.training.evaluate import overoptimized
 from flowgrpo.training.folders import free
 from flowgrpo.training.groups import Groups, groups_of
 from flowgrpo.training.optimize import UpdateStats
@@ -35,6 +35,7 @@ from flowgrpo.training.samples import Sample, SampleFolder
 from flowgrpo.training.scorer import Scores
 from flowgrpo.training.signals import StopRequest, stop_requests
 from flowgrpo.training.stopped import Diverged, Interrupted, NothingToLearn
+from flowgrpo.training.versions import Versions
 from flowgrpo.training.weights import Weights, local
 from rewards import Reward
 
@@ -106,6 +107,7 @@ class Loop(ABC):
         self.reward_weights = torch.tensor([reward.weight for reward in rewards], dtype=torch.float64)
         self.done = 0
         self.prompt_stats = PromptStats(config.train.half_life)
+        self.versions = Versions(weights, config.run.staleness)
         self.beta = config.algorithm.objective.kl.beta  # may adapt
         self.report = Report(self.folder, self.accelerator, config.train.iterations)
         self.samples = SampleFolder(self.folder)
@@ -161,8 +163,9 @@ class Loop(ABC):
     def iterate(self) -> dict[str, Any]:
         """Run one iteration and return its metrics."""
         started, evaluations = time.perf_counter(), self.evaluations
+        self.versions.keep(self.done, self.prompt_stats.state())
         groups = self.groups(self.done)
-        with phase("rollout"):
+        with phase("rollout"), self.versions.rolling_out(self.done):
             batch = self.rollout(self.done, groups)  # trees, or completions; decoded and scored
         rolled_out, rolled = time.perf_counter(), self.evaluations - evaluations
         units = self.units(batch)  # what is compared
@@ -236,15 +239,15 @@ class Loop(ABC):
         return
 
     def groups(self, iteration: int) -> Groups:
-        """The groups of an iteration, on all processes."""
-        return groups_of(self.config, len(self.train_prompts), self.prompt_stats, iteration)
+        """The groups of an iteration, on all processes, by what was known of the prompts when its weights stood."""
+        return groups_of(
+            self.config, len(self.train_prompts), self.versions.known(iteration, self.prompt_stats), iteration
+        )
 
     def deal(self, iteration: int, groups: Groups) -> Deal:
         """The roots of an iteration that this process grows, and those of the others."""
-        place = self.accelerator
-        return deal_of(
-            self.config, groups, iteration=iteration, process=place.process_index, processes=place.num_processes
-        )
+        place = {"process": self.accelerator.process_index, "processes": self.accelerator.num_processes}
+        return deal_of(self.config, groups, iteration=iteration, **place)
 
     def advantages(self, units: Units, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
         """Compare the units of all processes, and return the advantages of this process's.
@@ -299,23 +302,12 @@ class Loop(ABC):
                 "time/eval": time.perf_counter() - started,
             }
         )
-        self._watch()
+        for sentence in overoptimized(self.report.lines, self.eval_rewards, self.config.eval.watch):
+            self.report.warn(sentence)
         if self.accelerator.is_main_process:
             self.samples.write(samples, self.done)
             trackers.log_pictures(self.accelerator, samples, self.done)
             self.after_evaluation(self.folder)
-
-    def _watch(self) -> None:
-        """Warn of watched rewards that fall while the trained one rises."""
-        lines = [line for line in self.report.lines if line["phase"] == "eval"]
-        trained = [line["reward/mean"] for line in lines]
-        for reward in self.eval_rewards:
-            times = overoptimization_streak(trained, [line.get(f"reward/{reward.name}/mean") for line in lines])
-            if times >= self.config.eval.watch:
-                self.report.warn(
-                    f"step {self.done}: the reward rose and {reward.name!r}, which is only watched, fell {times} "
-                    "evaluations in a row; look at the samples, the reward may be exploited"
-                )
 
     def save_checkpoint(self) -> None:
         """Write the checkpoint of the iterations that are done.
@@ -337,6 +329,7 @@ class Loop(ABC):
             random_states=states,
             beta=self.beta,
             prompt_stats=self.prompt_stats.state(),
+            versions=self.versions,
             keep=self.config.run.checkpoint.keep,
             sound=idle.is_sound([line for line in self.report.lines if line["step"] == self.done]),
             writes=self.accelerator.is_main_process,
@@ -362,6 +355,7 @@ class Loop(ABC):
                 weights=self.weights,
                 optimizer=self.optimizer,
                 scaler=self.scaler,
+                versions=self.versions,
                 process=self.accelerator.process_index,
             )
             self.prompt_stats.restore(prompt_stats)

@@ -125,7 +125,7 @@ class Weights:
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Compute with the averaged weights inside this context, if an average is kept."""
-        with nullcontext() if self.ema is None else self._swapped(self.ema):
+        with nullcontext() if self.ema is None else self.swapped(self.ema):
             yield
 
     @contextmanager
@@ -151,10 +151,11 @@ class Weights:
 
     def as_reference(self) -> AbstractContextManager[None]:
         """A context with the reference's copy in place, for which no other process is asked."""
-        return self._swapped(self._reference)
+        return self.swapped(self._reference)
 
     @contextmanager
-    def _swapped(self, values: Sequence[torch.Tensor]) -> Iterator[None]:
+    def swapped(self, values: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Compute with other trained tensors inside this context; those that stand are in their place meanwhile."""
         self._exchange(values)
         try:
             yield

@@ -107,7 +107,7 @@ def test_parts_differ_between_iterations_and_seeds():
         ("samples", (4, 6, 4, 8), None, "4 groups of 6 samples do not divide into {} = 4 parts on 8 {}, take 16"),
         ("groups", (3, 4, 1, 8), None, "3 groups of 4 samples do not divide into {} = 1 parts on 8 {}, take 2 or 4"),
         ("groups", (3, 4, 1, 2), "x", "3 groups, whole because of x, do not divide into {} = 1 parts on 2 {}, take 2 or 4"),
-        ("edges", (3, 4, 9, 2), None, "3 groups, whole because of train.split=edges, do not divide among 2 {1}, take 2 or 4"),
+        ("edges", (3, 4, 9, 2), None, "groups, whole because of train.split=edges, do not divide among 2 {1}, take 2 or 4"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_dealt_evenly_is_refused_with_the_nearest_numbers(split, numbers, whole, said):
