@@ -43,9 +43,10 @@ CASES = {
         "model.gradient_checkpointing=true",
         "train.updates=1",
     ],
-    "guided calls on an int8 base": [
+    "brushes, guided calls on an int8 base": [
         "tiny.yaml",
-        "algorithm.preset=flow_grpo_fast",
+        "algorithm.preset=tempflow",
+        "algorithm.tree.branches=2",
         "model.call.guidance_scale=2.0",
         "model.quantise=int8",
         "train.updates=1",
