@@ -107,7 +107,8 @@ def step_in_place(run, credited, part=0):
         scaler=run.scaler,
         objective=run.config.algorithm.objective,
         max_grad_norm=math.inf,
-        reduce=run._sum,
+        sum_shares=run.exchange.sum_shares,
+        sum_processes=run.exchange.sum,
     )
 
 

@@ -142,7 +142,7 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
     with phase("loading"):
         trainer = kind.setup.trainer(begun, accelerator, data)
     with phase("rewards"):
-        for reward in (*rewards, *eval_rewards):
+        for reward in (*rewards, *eval_rewards) if trainer.share.leads else ():
             if hasattr(reward.function, "to"):
                 reward.function.to(accelerator.device)
 
@@ -213,7 +213,7 @@ def _check_processes(settings: RunConfig, processes: int) -> None:
             f"run.processes: {settings.run.processes} processes are started by the command flowgrpo train, here "
             f"{'runs' if processes == 1 else 'run'} {processes}; from Python use accelerate launch"
         )
-    check_geometry(settings.train, settings.algorithm, processes)
+    check_geometry(settings.train, settings.algorithm, processes, sharing=settings.run.context_parallel)
 
 
 def _check_folder(settings: RunConfig, folder: Path) -> None:

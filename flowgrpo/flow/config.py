@@ -138,7 +138,9 @@ class Config(RunConfig):
     @model_validator(mode="after")
     def _geometry(self) -> Config:
         roots = self.algorithm.tree.roots(self.train.group_size)
-        check_geometry(self.train, self.algorithm, self.run.processes)
+        sharing = self.run.context_parallel
+        started = self.run.processes if self.run.processes > 1 else sharing  # by this command, or by another
+        check_geometry(self.train, self.algorithm, started, sharing=sharing)
         if self.train.draft is not None and self.algorithm.tree.start == "shared":
             raise InputError("train.draft: it chooses the starts of a group, set algorithm.tree.start=independent")
         if self.prompts.pick.budget == "knapsack" and roots == 1:

@@ -14,6 +14,7 @@ from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.training.deal import deal_of, pool_of
 from flowgrpo.training.groups import groups_of
 from flowgrpo.training.prompt_stats import PromptStats
+from flowgrpo.training.share import WHOLE, Share
 
 
 @torch.no_grad()
@@ -24,20 +25,18 @@ def encode_run(
     eval_prompts: Sequence[Prompt],
     *,
     done: int = 0,
-    process: int = 0,
-    processes: int = 1,
+    share: Share = WHOLE,
 ) -> None:
     """Encode the prompts that a process will sample, and those that its policy is tried on.
 
     Args:
         done: iterations that a resumed run has behind it.
-        process: number of the process, of `processes`.
+        share: of the data, which the process works on.
 
     Raises:
         InputError: the pipeline refuses its call arguments.
     """
-    share = {"done": done, "process": process, "processes": processes}
-    ahead = [train_prompts[i] for i in indices_ahead(config, len(train_prompts), **share)]
+    ahead = [train_prompts[i] for i in indices_ahead(config, len(train_prompts), done=done, share=share)]
     rows = rows_of([*longest_and_shortest(train_prompts), *ahead])
     evaluation = eval_call(config, policy)
     with policy.call_overrides(**guidance.training_call(config.model.guidance, policy)):
@@ -45,7 +44,7 @@ def encode_run(
         if config.train.draft is not None:
             with policy.call_overrides(**config.train.draft.call):
                 policy.prepare(rows, "train.draft.call")
-    held_out = [*longest_and_shortest(eval_prompts), *eval_prompts[process::processes]]
+    held_out = [*longest_and_shortest(eval_prompts), *eval_prompts[share.index :: share.count]]
     with policy.call_overrides(**evaluation):
         policy.prepare(rows_of(held_out), "eval.call" if config.eval.call else "model.call")
 
@@ -60,12 +59,12 @@ def eval_call(config: Config, policy: Policy) -> dict[str, Any]:
     return {**guided, **config.eval.call}
 
 
-def indices_ahead(config: Config, number: int, *, done: int, process: int, processes: int) -> list[int]:
+def indices_ahead(config: Config, number: int, *, done: int, share: Share) -> list[int]:
     """Return which training prompts a process will sample, by index, each once.
 
     Args:
         number: of training prompts.
-        done, process, processes: see `encode_run`.
+        done, share: see `encode_run`.
     """
     if config.prompts.pick.by != "shuffle":
         return list(range(number))  # which of them nobody knows yet
@@ -75,8 +74,7 @@ def indices_ahead(config: Config, number: int, *, done: int, process: int, proce
     own: dict[int, None] = {}
     for iteration in ahead:
         groups = groups_of(config, number, stats, iteration)
-        place = {"process": process, "processes": processes}
-        deals = deal_of(config, groups, iteration=iteration, **place), pool_of(config, groups, **place)
+        deals = deal_of(config, groups, iteration=iteration, share=share), pool_of(config, groups, share=share)
         own |= dict.fromkeys(groups.prompts[group] for deal in deals for group, _ in deal.own)
     return list(own)
 

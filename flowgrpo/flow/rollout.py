@@ -18,6 +18,7 @@ from flowgrpo.training.groups import Groups
 from flowgrpo.training.phases import phase
 from flowgrpo.training.scorer import Scores
 from flowgrpo.training.selection import extremes
+from flowgrpo.training.share import WHOLE, Share
 from rewards import Reward
 from samplers import noise
 from samplers.batches import batched
@@ -70,6 +71,7 @@ def rollout(
     keep_means: bool = False,
     deal: Deal | None = None,
     gather: Gather | None = None,
+    share: Share = WHOLE,
 ) -> tuple[Tree, Scores]:
     """Grow and score the trees of one iteration; return them as one tree, and the scores in the order of its leaves.
 
@@ -78,7 +80,7 @@ def rollout(
         micro_batch: rows in one call of the model.
         seed: of the run; with `iteration`, the head of every noise address.
         keep_means: whether trained edges keep the mean of their step.
-        deal, gather: see `score_pieces`.
+        deal, gather, share: see `score_pieces`.
     """
     rows = [root.row for root in roots]
     parts = [policy.start(batch) for batch in batched(rows, micro_batch)]
@@ -93,7 +95,7 @@ def rollout(
         by_group[tree.nodes[leaf].root.group].append(index)
     for own in by_group.values():  # in an order that does not depend on who grew what
         own.sort(key=lambda index: tree.nodes[tree.leaves[index]].path)
-    scores = score_pieces(rewards, _decoded(policy, tree, by_group, micro_batch), deal, gather)
+    scores = score_pieces(rewards, _decoded(policy, tree, by_group, micro_batch), deal, gather, share=share)
     order = torch.tensor([index for own in by_group.values() for index in own]).argsort()
     return tree, Scores(scores.values[order], scores.lost[order], scores.seconds)
 
@@ -109,6 +111,7 @@ def drafted(
     numbers: Sequence[int],
     micro_batch: int,
     gather: Gather,
+    share: Share = WHOLE,
 ) -> list[list[int]]:
     """Sample a pool of starts by ODE; return which of each group have the best and the worst rewards (Sol-RL).
 
@@ -119,6 +122,7 @@ def drafted(
         rows: (own starts,) of the pool.
         weights: (R,) of the rewards.
         numbers: how many starts of each group are wanted.
+        gather, share: see `score_pieces`.
     """
 
     def pieces() -> Iterator[Piece]:
@@ -130,7 +134,7 @@ def drafted(
             samples = torch.cat([policy.generate(batch) for batch in batched(own, micro_batch)])
             yield Piece(group, starts, samples, own)
 
-    total = combined(score_pieces(rewards, pieces(), pool, gather).values, weights).tolist()
+    total = combined(score_pieces(rewards, pieces(), pool, gather, share=share).values, weights).tolist()
     told = dict(zip(pool.own, total, strict=True))
     everyone = {member: value for process in gather([told]) for member, value in process.items()}
     chosen = []

@@ -34,6 +34,7 @@ from flowgrpo.training.quantise import refuse_dynamic
 from flowgrpo.training.run_data import RunData
 from flowgrpo.training.samples import SAMPLING_RATE
 from flowgrpo.training.scorer import tried
+from flowgrpo.training.share import share_of
 from flowgrpo.training.weights import Weights, lora_config
 from rewards import Reward
 from rewards.compute import DTYPES
@@ -69,6 +70,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
     begun = start.adapters(settings.model)
     memory.check(settings, accelerator.device, begun)
     done = checkpoint.resumed(settings.run.folder / "checkpoints") if settings.run.resume else None
+    share = share_of(accelerator, settings.run.context_parallel)
 
     def encode(policy: DiffusersPolicy) -> None:
         for part, key in ((data.train_prompts, "prompts.train"), (data.eval_prompts, "prompts.eval")):
@@ -79,8 +81,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
             data.train_prompts,
             data.eval_prompts,
             done=done or 0,
-            process=accelerator.process_index,
-            processes=accelerator.num_processes,
+            share=share,
         )
 
     policy, weights = policy_and_weights(settings, accelerator.device, encode, begun)
@@ -103,7 +104,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
             if weights.lockstep.active:
                 _refuse_pins(policy)
     data = replace(data, train_prompts=train_prompts, eval_prompts=eval_prompts)
-    made = Trainer(settings, policy, weights, **vars(data), accelerator=accelerator)
+    made = Trainer(settings, policy, weights, **vars(data), accelerator=accelerator, share=share)
     made.samples.frame_rate = frame_rate(policy.pipe, policy.call | settings.eval.call)
     return made
 

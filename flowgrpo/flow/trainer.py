@@ -79,8 +79,7 @@ class Trainer(Loop):
             self.train_prompts,
             self.eval_prompts,
             done=self.done,
-            process=self.accelerator.process_index,
-            processes=self.accelerator.num_processes,
+            share=self.share,
         )
         with self.policy.call_overrides(**self.training_call):
             self.policy.start(
@@ -116,7 +115,8 @@ class Trainer(Loop):
             iteration=iteration,
             keep_means=algorithm.objective.needs_old_means,
             deal=self.deal(iteration, groups),
-            gather=self._gather,
+            gather=self.exchange.gather_shares,
+            share=self.share,
         )
         return Batch(groups, tree, scores, len(self._pool(groups).own))
 
@@ -145,8 +145,8 @@ class Trainer(Loop):
                 self.eval_prompts,
                 [*self.rewards, *self.eval_rewards],
                 micro_batch=config.train.rollout_rows,
-                accelerator=self.accelerator,
-                gather=self._gather,
+                share=self.share,
+                gather=self.exchange.gather_shares,
                 keep=config.eval.save,
             )
 
@@ -182,7 +182,8 @@ class Trainer(Loop):
             scaler=self.scaler,
             objective=self.config.algorithm.objective,
             max_grad_norm=self.config.train.max_grad_norm,
-            reduce=self._sum,
+            sum_shares=self.exchange.sum_shares,
+            sum_processes=self.exchange.sum,
         )
 
     def _calibrate(self) -> None:
@@ -202,7 +203,7 @@ class Trainer(Loop):
             batch = self.rollout(iteration, groups)
             decoded += batch.decoded
             signs = step_signs(batch.tree, combined(batch.scores.values, self.reward_weights))
-            positive, negative = self._sum(signs)
+            positive, negative = self.exchange.sum_shares(signs)
             rounds.append({"levels": self.levels, "positive": positive.tolist(), "negative": negative.tolist()})
             highest = 1.0 if isinstance(self.config.algorithm.kernel, Preserving) else math.inf
             self.levels = calibrated(
@@ -212,7 +213,7 @@ class Trainer(Loop):
         line = {
             "step": 0,
             "phase": "calibration",
-            **self._totals(costs),
+            **self.exchange.totals(costs),
             "time/calibration": time.perf_counter() - started,
         }
         if self.accelerator.is_main_process:
@@ -247,7 +248,8 @@ class Trainer(Loop):
                 weights=self.reward_weights,
                 numbers=groups.roots,
                 micro_batch=train.rollout_rows,
-                gather=self._gather,
+                gather=self.exchange.gather_shares,
+                share=self.share,
             )
 
     def _row_at(self, iteration: int, groups: Groups, group: int, start: int) -> Row:
@@ -257,5 +259,4 @@ class Trainer(Loop):
 
     def _pool(self, groups: Groups) -> Deal:
         """The starts that are sampled for the draft of an iteration; none without one."""
-        place = self.accelerator
-        return pool_of(self.config, groups, process=place.process_index, processes=place.num_processes)
+        return pool_of(self.config, groups, share=self.share)

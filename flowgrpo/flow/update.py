@@ -59,7 +59,8 @@ def update_part(
     scaler: torch.amp.GradScaler,
     objective: PolicyGradient,
     max_grad_norm: float,
-    reduce: Callable[[torch.Tensor], torch.Tensor],
+    sum_shares: Callable[[torch.Tensor], torch.Tensor],
+    sum_processes: Callable[[torch.Tensor], torch.Tensor],
 ) -> UpdateStats:
     """Take one optimizer step on the edges of one part; return its statistics on this process.
 
@@ -72,11 +73,12 @@ def update_part(
         part: number of the optimizer step.
         weights: the trained tensors, those of `optimizer`.
         scaler: of the loss, for float16; a disabled one does nothing.
-        reduce: sum of a tensor over the processes.
+        sum_shares: sum of a tensor over the shares of the data.
+        sum_processes: sum over all processes; those of one share have each a part of its gradient.
     """
     evaluations = [e for e in credited.tree.evaluations if e.part == part and e.trained]
     local = sum(float(credited.weights(edges).sum()) for e in evaluations for edges in e.trained)
-    total = float(reduce(torch.tensor(local, dtype=torch.float64)))
+    total = float(sum_shares(torch.tensor(local, dtype=torch.float64)))
     stats = UpdateStats()
     if total == 0:
         return stats
@@ -84,7 +86,9 @@ def update_part(
     for evaluation in evaluations:
         loss = _loss(policy, weights, objective, credited=credited, evaluation=evaluation, stats=stats)
         weights.lockstep.backward(scaler.scale(loss / total))
-    optimizer_step(weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=max_grad_norm, reduce=reduce)
+    optimizer_step(
+        weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=max_grad_norm, reduce=sum_processes
+    )
     return stats
 
 

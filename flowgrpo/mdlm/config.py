@@ -166,6 +166,10 @@ class TextConfig(RunConfig):
     def _fits(self) -> TextConfig:
         if self.train.split == "edges":
             raise InputError("train.split: an answer's tokens are updated on together, it has no edges; take samples")
+        if self.run.context_parallel > 1:
+            raise InputError(
+                "run.context_parallel: a language model's calls are not shared, remove it; run.sharding shares its weights"
+            )
         check_geometry(self.train, self.algorithm, self.run.processes)
         hints = self.algorithm.hints
         if hints.name != "none" and (hints.tail or 0) >= self.model.length:

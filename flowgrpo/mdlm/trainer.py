@@ -106,7 +106,7 @@ class TextTrainer(Loop):
             decoder=self.decoder,
             schedule=self.schedule,
             deal=deal,
-            gather=self._gather,
+            gather=self.exchange.gather_shares,
         )
 
     @override
@@ -142,8 +142,8 @@ class TextTrainer(Loop):
             self.eval_prompts,
             [*self.rewards, *self.eval_rewards],
             micro_batch=config.train.rollout_rows,
-            accelerator=self.accelerator,
-            gather=self._gather,
+            share=self.share,
+            gather=self.exchange.gather_shares,
             keep=config.eval.save,
         )
 
@@ -158,7 +158,7 @@ class TextTrainer(Loop):
             optimizer=self.optimizer,
             scaler=self.scaler,
             schedule=self.schedule,
-            reduce=self._sum,
+            reduce=self.exchange.sum,
         )
 
     def _generate(self, rows: Sequence[Row]) -> list[Text]:

@@ -302,6 +302,9 @@ class Run(Strict):
     sharding: Literal["none", "fsdp2", "hsdp"] = "none"
     """The networks, and without a LoRA all that is learned: none, whole on each process; fsdp2, each holds a part; hsdp,
     each process of a machine holds a part, and every machine all."""
+    context_parallel: int = Field(1, ge=1)
+    """Processes that share each call of a flow model's network, each a part of its sequence, for videos too long for a GPU;
+    run.processes is a multiple of it."""
     staleness: int = Field(0, ge=0, le=64)
     """Roll out with the weights of so many iterations before; how a run with rollouts ahead of its updates would learn."""
     trackers: dict[str, Tracker] = {}
@@ -329,6 +332,11 @@ class Run(Strict):
     def folder(self) -> Path:
         """The run's folder."""
         return Path(self.dir) / self.name
+
+    @property
+    def shares(self) -> int:
+        """How many shares the data are dealt into if this command starts the processes: one for those that share calls."""
+        return max(1, self.processes // self.context_parallel)
 
 
 class RunConfig(Strict):

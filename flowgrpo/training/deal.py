@@ -11,6 +11,7 @@ from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import parts
 from flowgrpo.training.groups import Groups
 from flowgrpo.training.parts import Member
+from flowgrpo.training.share import Share
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Deal:
     """Which samples each process makes.
 
     Attributes:
-        hands: of each process, in their order.
+        hands: of each process, in their order; processes that work on one share of the data are one here.
         process: this one.
     """
 
@@ -46,15 +47,15 @@ def parts_of(config: RunConfig, groups: Groups, iteration: int) -> list[list[int
     return parts.of_roots(config.train, roots, groups.roots, seed=config.run.seed, iteration=iteration)
 
 
-def deal_of(config: RunConfig, groups: Groups, *, iteration: int, process: int, processes: int) -> Deal:
-    """The roots of an iteration that a process grows; see `parts.of_processes`."""
+def deal_of(config: RunConfig, groups: Groups, *, iteration: int, share: Share) -> Deal:
+    """The roots of an iteration that a process, or the processes of one share, grow; see `parts.of_processes`."""
     of_roots = parts_of(config, groups, iteration)
-    return Deal(parts.of_processes(config.train, config.algorithm, of_roots, processes), process)
+    return Deal(parts.of_processes(config.train, config.algorithm, of_roots, share.count), share.index)
 
 
-def pool_of(config: RunConfig, groups: Groups, *, process: int, processes: int) -> Deal:
+def pool_of(config: RunConfig, groups: Groups, *, share: Share) -> Deal:
     """The starts that a process samples for the draft of an iteration (`train.draft`); none without one."""
     draft = config.train.draft if config.kind == "flow" else None
     sizes = [0 if draft is None else draft.pool * roots for roots in groups.roots]
     every = [(group, start) for group, size in enumerate(sizes) for start in range(size)]
-    return Deal(parts.evenly(every, processes), process)
+    return Deal(parts.evenly(every, share.count), share.index)

@@ -18,6 +18,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.training.deal import Deal
 from flowgrpo.training.phases import phase
 from flowgrpo.training.scorer import Samples, Scorer, Scores
+from flowgrpo.training.share import WHOLE, Share
 from rewards import Reward
 
 WAITING = 4  # groups that may wait for their scores, so that a slow reward does not fill the memory
@@ -42,7 +43,12 @@ class Piece:
 
 
 def score_pieces(
-    rewards: Sequence[Reward], pieces: Iterable[Piece], deal: Deal | None = None, gather: Gather | None = None
+    rewards: Sequence[Reward],
+    pieces: Iterable[Piece],
+    deal: Deal | None = None,
+    gather: Gather | None = None,
+    *,
+    share: Share = WHOLE,
 ) -> Scores:
     """Scores of this process's samples, in the order of the pieces, which are scored while the next are made.
 
@@ -50,8 +56,15 @@ def score_pieces(
         pieces: one of each of its groups.
         deal: of which they are; None for groups that all lie here.
         gather: of the processes, where there is a deal.
+        share: of the data, of which the pieces are; the first process that works on it scores them, and tells the others.
     """
     divided = deal.divided if deal is not None and any(reward.group_wise for reward in rewards) else {}
+    if not share.leads:
+        for _ in pieces:  # made by all that work on the share, which call the network together
+            pass
+        for _ in range(2 if divided else 0):  # as often as the first process gathers
+            gather([])
+        return share.told(None)
     kept: dict[int, Piece] = {}
     groups: list[int] = []
     scored: list[Scores] = []
@@ -72,25 +85,33 @@ def score_pieces(
             scored += [wait() for wait in pending]
             by_group = dict(zip(groups, scored, strict=True))
             if divided:
-                finished, seconds = _scored_together(rewards, by_group, kept, deal=deal, gather=gather)
+                finished, seconds = _scored_together(rewards, by_group, kept, deal=deal, gather=gather, share=share)
                 by_group |= finished
     every = by_group.values()
-    return Scores(
-        torch.cat([each.values for each in every]),
-        torch.cat([each.lost for each in every]),
-        sum(each.seconds for each in every) + seconds,
+    return share.told(
+        Scores(
+            torch.cat([each.values for each in every]),
+            torch.cat([each.lost for each in every]),
+            sum(each.seconds for each in every) + seconds,
+        )
     )
 
 
 def _scored_together(
-    rewards: Sequence[Reward], scored: dict[int, Scores], kept: dict[int, Piece], *, deal: Deal, gather: Gather
+    rewards: Sequence[Reward],
+    scored: dict[int, Scores],
+    kept: dict[int, Piece],
+    *,
+    deal: Deal,
+    gather: Gather,
+    share: Share,
 ) -> tuple[dict[int, Scores], float]:
     """The scores of this process's parts of divided groups, with those of the rewards that compare whole groups.
 
     Beside them the seconds that these rewards took here.
     """
     gather([])  # all processes are through with their networks: what follows is between two of them
-    whole = {group: _together(group, kept, deal) for group in deal.divided if group in kept}
+    whole = {group: _together(group, kept, deal, share) for group in deal.divided if group in kept}
     asked = [reward.group_wise for reward in rewards]
     told: dict[tuple[int, Hashable], tuple[list[float], bool]] = {}
     seconds = 0.0
@@ -111,17 +132,17 @@ def _scored_together(
     return finished, seconds
 
 
-def _together(group: int, kept: dict[int, Piece], deal: Deal) -> Piece | None:
+def _together(group: int, kept: dict[int, Piece], deal: Deal, share: Share) -> Piece | None:
     """A whole group on the first process that has a part of it; None on the others, which send theirs."""
     home, *others = deal.divided[group]
     if deal.process != home:
-        distributed.send_object_list([(kept[group].places, kept[group].samples)], dst=home)
+        distributed.send_object_list([(kept[group].places, kept[group].samples)], dst=share.first_of(home))
         return None
     own = kept[group]
     every = list(zip(own.places, own.samples, strict=True))
     for other in others:
         received: list[Any] = [None]
-        distributed.recv_object_list(received, src=other)
+        distributed.recv_object_list(received, src=share.first_of(other))
         every += zip(*received[0], strict=True)
     every.sort(key=lambda each: each[0])
     samples = [sample for _, sample in every]

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.schema.sections import RunConfig
@@ -25,6 +24,7 @@ from flowgrpo.training import checkpoint, idle, metrics, optimizers, selection, 
 from flowgrpo.training.baseline import Units, combined, zero_std_fraction
 from flowgrpo.training.deal import Deal, deal_of
 from flowgrpo.training.evaluate import overoptimized
+from flowgrpo.training.exchange import Exchange
 from flowgrpo.training.folders import free
 from flowgrpo.training.groups import Groups, groups_of
 from flowgrpo.training.optimize import UpdateStats
@@ -33,6 +33,7 @@ from flowgrpo.training.prompt_stats import PromptStats
 from flowgrpo.training.report import Report, peak_bytes
 from flowgrpo.training.samples import Sample, SampleFolder
 from flowgrpo.training.scorer import Scores
+from flowgrpo.training.share import Share, share_of
 from flowgrpo.training.signals import StopRequest, stop_requests
 from flowgrpo.training.stopped import Diverged, Interrupted, NothingToLearn
 from flowgrpo.training.versions import Versions
@@ -76,6 +77,7 @@ class Loop(ABC):
         train_prompts, eval_prompts: rows of prompts; without eval prompts nothing is evaluated.
         eval_rewards: watched only.
         folder: the run's folder, which exists.
+        share: of the data, which this process works on.
 
     Attributes:
         done: iterations so far.
@@ -93,12 +95,15 @@ class Loop(ABC):
         eval_rewards: Sequence[Reward] = (),
         folder: Path | None = None,
         accelerator: Accelerator | None = None,
+        share: Share | None = None,
     ):
         self.config, self.weights = config, weights
         self.rewards, self.eval_rewards = list(rewards), list(eval_rewards)
         self.train_prompts, self.eval_prompts = train_prompts, eval_prompts[: config.eval.prompts]
         self.folder = folder or config.run.folder
         self.accelerator = accelerator or Accelerator()
+        self.share = share or share_of(self.accelerator, config.run.context_parallel)
+        self.exchange = Exchange(self.accelerator, self.share, weights.lockstep)
         groups = self.parameter_groups()
         self.learning_rates = [group.get("lr", config.train.learning_rate) for group in groups]
         self.optimizer = optimizers.build(config.train, groups)
@@ -146,7 +151,7 @@ class Loop(ABC):
             last, tired = self.done == train.iterations, empty == run.patience
             if self.done % self.config.eval.every == 0 or last:
                 self.evaluate()
-            stopping = bool(self._sum(torch.tensor(float(stop.is_set))) > 0)
+            stopping = bool(self.exchange.sum(torch.tensor(float(stop.is_set))) > 0)
             if self.done % run.checkpoint.every == 0 or last or stopping or tired:
                 self.save_checkpoint()
             if tired:
@@ -173,7 +178,7 @@ class Loop(ABC):
         with phase("update"):
             stats = self.update(batch, units, advantages, trained)  # the optimizer steps
         updated = self.evaluations - evaluations - rolled
-        moved = metrics.of_policy(stats, self._gather) | {
+        moved = metrics.of_policy(stats, self.exchange.gather_shares) | {
             "policy/learning_rate": float(self.optimizer.param_groups[0]["lr"])
         }
         self.on_updated(moved)
@@ -186,9 +191,9 @@ class Loop(ABC):
         }
         return {
             **seen,
-            **self._totals(batch.counts),
+            **self.exchange.totals(batch.counts),
             **moved,
-            **self._totals(costs),
+            **self.exchange.totals(costs),
             "time/rollout": rolled_out - started,
             "time/reward": batch.scores.seconds,
             "time/update": time.perf_counter() - rolled_out,
@@ -246,8 +251,7 @@ class Loop(ABC):
 
     def deal(self, iteration: int, groups: Groups) -> Deal:
         """The roots of an iteration that this process grows, and those of the others."""
-        place = {"process": self.accelerator.process_index, "processes": self.accelerator.num_processes}
-        return deal_of(self.config, groups, iteration=iteration, **place)
+        return deal_of(self.config, groups, iteration=iteration, share=self.share)
 
     def advantages(self, units: Units, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
         """Compare the units of all processes, and return the advantages of this process's.
@@ -256,9 +260,9 @@ class Loop(ABC):
             of this process's units the advantages (U,) and whether (U,) they are trained on, and the rewards' metrics.
         """
         algorithm, groups = self.config.algorithm, batch.groups
-        everyone = self._gather([(units, *batch.outcomes, batch.scores.lost)])
+        everyone = self.exchange.gather_shares([(units, *batch.outcomes, batch.scores.lost)])
         together, places = Units.joined([each[0] for each in everyone])
-        mine = places[self.accelerator.process_index]
+        mine = places[self.share.index]
         prompts = torch.tensor(groups.prompts)[together.comparison[:, 0]].tolist()
         expected = self.prompt_stats.expected(prompts, self.done)
         weights, select = self.reward_weights, self.config.train.select
@@ -297,7 +301,7 @@ class Loop(ABC):
                 "step": self.done,
                 "phase": "eval",
                 **metrics.of_samples(samples, self.rewards, self.eval_rewards),
-                **self._totals({"cost/model_evaluations": self.evaluations - evaluations}),
+                **self.exchange.totals({"cost/model_evaluations": self.evaluations - evaluations}),
                 "cost/decoded": len(samples),
                 "time/eval": time.perf_counter() - started,
             }
@@ -316,10 +320,10 @@ class Loop(ABC):
             Diverged: the weights are not finite; nothing is written.
         """
         broken = sum(not bool(local(tensor).isfinite().all()) for tensor in self.weights.tensors().values())
-        if self._sum(torch.tensor(float(broken))) > 0:
+        if self.exchange.sum(torch.tensor(float(broken))) > 0:
             self.report.warn(f"step {self.done}: the trained weights are not finite")
             raise Diverged(f"stopped after step {self.done}: the trained weights are not finite", self._rest())
-        states = self._gather([checkpoint.random_state()])
+        states = self.exchange.gather([checkpoint.random_state()])
         checkpoint.save(
             self.checkpoints,
             self.done,
@@ -371,22 +375,3 @@ class Loop(ABC):
         factor = train.schedule.factor(self.done * train.steps + number, train.iterations * train.steps)
         for group, rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
             optimizers.set_learning_rate(group, rate * factor)
-
-    def _sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum over the processes."""
-        if self.accelerator.num_processes == 1:
-            return tensor
-        self.weights.lockstep.join()
-        return self.accelerator.reduce(tensor.to(self.accelerator.device), "sum")
-
-    def _gather(self, objects: list[Any]) -> list[Any]:
-        """The objects of all processes, in their order."""
-        self.weights.lockstep.join()
-        return gather_object(objects)
-
-    def _totals(self, counts: dict[str, int]) -> dict[str, int]:
-        """Sums of counts over the processes, which all have the same names."""
-        if not counts:
-            return {}
-        sums = self._sum(torch.tensor(list(counts.values()), dtype=torch.float64)).tolist()
-        return {name: int(total) for name, total in zip(counts, sums, strict=True)}

@@ -32,36 +32,45 @@ def kept_whole(train: Train, algorithm: Any) -> str | None:
     return "train.split=edges" if train.split == "edges" else algorithm.keeps_groups_whole
 
 
-def check_geometry(train: Train, algorithm: Any, processes: int) -> None:
+def check_geometry(train: Train, algorithm: Any, processes: int, *, sharing: int = 1) -> None:
     """Samples must not be too many, and every process must have as many roots, or whole groups, of each part.
 
     Args:
         algorithm: of either kind.
+        sharing: how many processes have the same roots, as `run.context_parallel` says.
 
     Raises:
         InputError: they do not divide, and it names the nearest numbers that do; or they are too many.
     """
+    if processes % sharing:
+        most = processes // sharing * sharing
+        choices = " or ".join(str(n) for n in (most, most + sharing) if n)
+        raise InputError(
+            f"run.context_parallel: {processes} {'process does' if processes == 1 else 'processes do'} not divide into "
+            f"groups of {sharing}, take run.processes={choices}"
+        )
     roots, whole = algorithm.roots(train.group_size), kept_whole(train, algorithm)
     if train.groups * train.group_size > MOST_SAMPLES:
         raise InputError(
             f"train.groups: {train.groups} groups of train.group_size = {train.group_size} samples are more than "
             f"{MOST_SAMPLES} in an iteration, take less"
         )
-    together = _together(train, roots)
+    together, shares = _together(train, roots), processes // sharing
+    among = f"{processes} processes" if sharing == 1 else f"{processes} processes of which each {sharing} work together"
     least = 1 if whole else together * roots // train.updates  # of a part
-    unit = together * (processes // math.gcd(processes, least))
+    unit = together * (shares // math.gcd(shares, least))
     if train.groups % unit == 0:
         return
     below = train.groups // unit * unit
     choices = " or ".join(str(n) for n in (below, below + unit) if n)
     what = f"{train.groups} groups"
-    if train.split == "samples" or (processes > 1 and not whole):
+    if train.split == "samples" or (shares > 1 and not whole):
         what += f" of {roots} {'sample' if roots == train.group_size else 'start'}{'s' * (roots > 1)}"
-    if whole and processes > 1:
+    if whole and shares > 1:
         what += f", whole because of {whole},"
-    into = f"into train.updates = {train.updates} parts on {processes} processes"
+    into = f"into train.updates = {train.updates} parts on {among}"
     if train.split == "edges":
-        into = f"among {processes} processes"
+        into = f"among {among}"
     raise InputError(f"train.groups: {what} do not divide {into}, take {choices}")
 
 

@@ -316,3 +316,9 @@ def test_a_run_that_was_begun_under_old_names_goes_on(kept, file):
 def test_where_there_is_no_run(tmp_path):
     with pytest.raises(InputError, match="there is no run here"):
         config.of_run(tmp_path)
+
+
+def test_calls_of_a_language_model_are_not_shared():
+    run = {"processes": 2, "context_parallel": 2}
+    with pytest.raises(InputError, match="run.context_parallel: a language model's calls are not shared, remove it"):
+        config.validated({"kind": "mdlm", "model": {"path": "digits"}, "run": run})

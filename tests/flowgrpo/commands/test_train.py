@@ -86,3 +86,5 @@ def test_processes_that_do_not_divide_the_samples_are_refused(workplace):
         run._check_processes(config.load("tiny.yaml", {"train.group_size": 4}), 3)
     with pytest.raises(InputError, match=r"run.processes: 2 processes are started by the command flowgrpo train"):
         run._check_processes(config.load("tiny.yaml", {"run.processes": 2, "train.groups": 4}), 1)
+    with pytest.raises(InputError, match=r"run.context_parallel: 3 processes do not divide into groups of 2, take run"):
+        run._check_processes(config.load("tiny.yaml", {"run.context_parallel": 2, "train.groups": 6}), 3)

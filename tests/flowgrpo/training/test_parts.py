@@ -117,6 +117,22 @@ def test_what_cannot_be_dealt_evenly_is_refused_with_the_nearest_numbers(split, 
         parts.check_geometry(train, Method(size, whole), processes)
 
 
+def test_roots_are_dealt_to_processes_that_work_together():
+    train, method = Train(groups=4, group_size=4, updates=2, split="groups"), Method(4, "a rule")
+    parts.check_geometry(train, method, 8, sharing=4)
+    said = "do not divide into train.updates = 2 parts on 12 processes of which each 4 work together, take 6"
+    with pytest.raises(InputError, match=f"4 groups, whole because of a rule, {said}"):
+        parts.check_geometry(train, method, 12, sharing=4)
+    with pytest.raises(
+        InputError, match="context_parallel: 1 process does not divide into groups of 4, take run.processes=4$"
+    ):
+        parts.check_geometry(train, method, 1, sharing=4)
+    with pytest.raises(
+        InputError, match="context_parallel: 6 processes do not divide into groups of 4, take run.processes=4 or 8"
+    ):
+        parts.check_geometry(train, method, 6, sharing=4)
+
+
 def test_more_parts_than_states_are_refused(tmp_path):
     chosen = settings(tmp_path, "mix_grpo", split="edges", updates=49)  # 12 chains, a window of 4
     with pytest.raises(

@@ -1,0 +1,60 @@
+"""What `training/test_share` and `training/test_exchange` run in four processes, of which two work on each share."""
+
+import torch
+from accelerate import Accelerator
+
+from flowgrpo.data.prompts import Row
+from flowgrpo.training.deal import Deal
+from flowgrpo.training.exchange import Exchange
+from flowgrpo.training.group_scores import Piece, score_pieces
+from flowgrpo.training.lockstep import Lockstep
+from flowgrpo.training.share import share_of
+from rewards import Reward
+
+
+def of_pairs():
+    accelerator = Accelerator(cpu=True)
+    return accelerator, share_of(accelerator, 2)
+
+
+def told(rank):
+    """The share of this process, what it is told, and the scores of two groups, of which one lies on both shares.
+
+    One reward differs by process and call, the other compares all samples of a group.
+    """
+    accelerator, share = of_pairs()
+    exchange, asked = Exchange(accelerator, share, Lockstep()), []
+
+    def luck(samples, prompts):
+        asked.append(len(samples))
+        return torch.rand(len(samples)) + rank
+
+    def place(samples, prompts):
+        return samples.flatten(1).mean(1).argsort().argsort()
+
+    torch.manual_seed(rank)
+    hands = [[(0, 0), (0, 1), (1, 0)], [(1, 1), (1, 2)]]
+    deal, pieces = Deal(hands, share.index), []
+    for group in (0, 1):
+        places = [index for other, index in deal.own if other == group]
+        samples = torch.stack([torch.full((3, 2, 2), -float(index)) for index in places]) if places else None
+        if places:
+            pieces.append(Piece(group, places, samples, [Row("a", index) for index in places]))
+    rewards = [Reward("luck", luck), Reward("place", place, group_wise=True)]
+    scores = score_pieces(rewards, pieces, deal, exchange.gather_shares, share=share)
+    return (share.index, share.count, share.leads), share.told(f"from {rank}"), scores.values, asked
+
+
+def exchanged(rank):
+    """Sums and lists over processes and over shares."""
+    accelerator, share = of_pairs()
+    exchange = Exchange(accelerator, share, Lockstep())
+    number = torch.tensor([10.0**rank])
+    return {
+        "sum": exchange.sum(number.clone()).tolist(),
+        "sum_shares": exchange.sum_shares(number).tolist(),
+        "kept": number.tolist(),
+        "gather": exchange.gather([rank] * (1 + rank)),
+        "gather_shares": exchange.gather_shares([rank] * (1 + rank)),
+        "totals": exchange.totals({"a": 1 + rank, "b": 5}),
+    }
