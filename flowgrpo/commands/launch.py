@@ -48,7 +48,12 @@ UNHEARD = (
     ("ACCELERATE_USE_FSDP", OFF, "FSDP", "set run.sharding"),
     ("ACCELERATE_USE_DEEPSPEED", OFF, "DeepSpeed", OURS_ALONE),
     ("ACCELERATE_USE_MEGATRON_LM", OFF, "Megatron-LM", OURS_ALONE),
-    ("ACCELERATE_USE_PARALLELISM_CONFIG", OFF, "a parallelism config", OURS_ALONE),
+    (
+        "ACCELERATE_USE_PARALLELISM_CONFIG",
+        OFF,
+        "a parallelism config",
+        "there are run.sharding and run.context_parallel instead",
+    ),
     ("ACCELERATE_DYNAMO_BACKEND", OFF, "compilation", "flow models have model.compile"),
 )
 

@@ -9,11 +9,12 @@ from types import MappingProxyType
 import torch
 from accelerate import Accelerator
 from diffusers.utils.constants import DIFFUSERS_ATTN_BACKEND
+from torch import distributed
 
 from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow import calibration, memory, start
+from flowgrpo.flow import calibration, context, memory, start
 from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.encoding import encode_run, longest_and_shortest, rows_of
 from flowgrpo.flow.pipeline import guidance
@@ -52,6 +53,7 @@ def check(settings: Config, data: RunData) -> None:
         folder = settings.run.folder
         calibration.read(folder, begun=checkpoint.resumed(folder / "checkpoints") is not None)
     sharding.check(settings)
+    context.check(settings)
     start.adapters(settings.model)  # refuses a LoRA that is not for the model
     steps = call_and_branches(settings)[0]["num_inference_steps"]
     if steps is not None:  # otherwise the pipeline decides, and is asked later
@@ -67,6 +69,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
     Raises:
         InputError: the model cannot do it, or does not fit into memory.
     """
+    context.check_device(settings)
     begun = start.adapters(settings.model)
     memory.check(settings, accelerator.device, begun)
     done = checkpoint.resumed(settings.run.folder / "checkpoints") if settings.run.resume else None
@@ -162,9 +165,16 @@ def policy_and_weights(
     set_switches(model, policy, torch.empty(0, device=device).device)  # with its index, as weights say it
     kl = config.algorithm.objective.kl
     reference = kl.reference if kl.beta > 0 else None
+
+    def make() -> Weights:
+        made = trainable(model, policy, ema=config.train.ema, reference=reference, refresh=kl.refresh, begun=begun)
+        if distributed.is_initialized() and config.run.context_parallel > 1:  # a doctor or an export is alone
+            context.share_calls(policy.modules, config.run.context_parallel, device)
+        return made
+
     weights = sharding.shard(
         policy.modules,
-        lambda: trainable(model, policy, ema=config.train.ema, reference=reference, refresh=kl.refresh, begun=begun),
+        make,
         form=config.run.sharding,
         device=device,
         full=model.lora is None,
