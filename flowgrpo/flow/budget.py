@@ -92,7 +92,7 @@ class FlowBudget(Budget):
             **learnt(self.config, trial.trained, reference=self._has_reference()),
             "states": self.states * trial.state,
         }
-        of_group = self.group * trial.rollout.sample
+        of_group, degree = self.group * trial.rollout.sample, self.config.run.context_parallel
         waiting = min(self.samples, WAITING * self.group) * trial.rollout.sample
         layer, gathered, rows = (
             self._layer(),
@@ -104,7 +104,7 @@ class FlowBudget(Budget):
         if not model.gradient_checkpointing:
             kept = sum(quantise_libraries.kept(own, trial.width, model.quantise) for own in trial.shapes.values())
         checkpointed = trial.update_checkpointed if model.gradient_checkpointing else None
-        update = (checkpointed or trial.update).beside(max(layer, kept) + with_gradients)
+        update = (checkpointed or trial.update).shared(degree).beside(max(layer, kept) + with_gradients)
         update |= step(self.config, trial.trained)
         encode = {"weights": sum(loaded.values()) - networks}
         decoding = stay | {"weights": stay["weights"] + away, "samples": waiting}
@@ -112,14 +112,20 @@ class FlowBudget(Budget):
         found = [
             Phase(name="encode", rows=1, key=None, fixed=encode, calls=Peaks(((0, trial.encode),))),
             Phase(
-                name="rollout", rows=rows, key=ROLLOUT, fixed=stay, calls=trial.rollout.step.beside(layer + gathered)
+                name="rollout",
+                rows=rows,
+                key=ROLLOUT,
+                fixed=stay,
+                calls=trial.rollout.step.shared(degree).beside(layer + gathered),
             ),
             Phase(name="decode", rows=rows, key=ROLLOUT, fixed=decoding, calls=self._decode(trial.rollout)),
             Phase(name="reward", rows=self.group, key=None, fixed=joined, calls=Peaks()),
             Phase(name="update", rows=train.micro_batch, key=UPDATE, fixed=stay, calls=update),
         ]
         if trial.evaluate is not None:
-            calls = trial.evaluate.step.beside(layer + gathered) | self._decode(trial.evaluate).beside(away)
+            calls = trial.evaluate.step.shared(degree).beside(layer + gathered) | self._decode(trial.evaluate).beside(
+                away
+            )
             found.append(Phase(name="evaluate", rows=rows, key=ROLLOUT, fixed=stay, calls=calls))
         return found
 
@@ -199,12 +205,11 @@ def budget_of(config: Config) -> Iterator[FlowBudget]:
         measured = measure(config)
         placed = switched(config, "model.path", folder)
         states, group = kept(config, call_and_branches(placed)[0]["num_inference_steps"])
-        processes = config.run.processes
         yield FlowBudget(
             config=config,
             trial=measured,
-            states=-(-states // processes),
-            samples=-(-config.train.groups * group // processes),
+            states=-(-states // config.run.shares),
+            samples=-(-config.train.groups * group // config.run.shares),
             group=group,
             loads_later=loading.loads_later(folder),
             measure=measure,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,11 +23,17 @@ from flowgrpo.flow.pipeline.guidance import guidance_branches
 from flowgrpo.flow.pipeline.loading import planned_class
 from flowgrpo.flow.replay import replayed
 from flowgrpo.schema import published
+from flowgrpo.schema.lazy import lazy
 from flowgrpo.training import scorer, selection
 from flowgrpo.training.parts import of_roots
 from flowgrpo.training.progress import BACKWARD
 from samplers.schedule import euler_sigmas, linear_sigmas
 from samplers.trees import Root, Tree, grow
+
+if TYPE_CHECKING:  # only a plan of shared calls needs it
+    from flowgrpo.flow import context
+else:
+    context = lazy("flowgrpo.flow.context")
 
 UNEVEN = 100  # times as hard as another that a step may pull at the velocity without a warning
 UNEVEN_KL = 100_000  # times as strictly as another that a step may be held by the divergence; these are squares
@@ -55,6 +61,8 @@ def plan(config: Config) -> dict[str, Any]:
 
 
 def _plan(config: Config) -> dict[str, Any]:
+    if config.run.context_parallel > 1:
+        context.check(config)
     train, algorithm = config.train, config.algorithm
     columns = prompts.load_split(config.prompts, "train")[0].columns
     unguided = config.model.guidance == "none"

@@ -36,6 +36,10 @@ class Peaks:
         """The same beside further bytes."""
         return Peaks(tuple((fixed + own, each) for own, each in self.points))
 
+    def shared(self, processes: int) -> Peaks:
+        """The most on one of some processes that share a call: what comes with each row is cut into as many parts."""
+        return Peaks(tuple((fixed, -(-each // processes)) for fixed, each in self.points))
+
     def __or__(self, other: Peaks) -> Peaks:
         """The most of two calls, one after the other."""
         return Peaks(self.points + other.points)

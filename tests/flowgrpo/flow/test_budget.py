@@ -214,6 +214,20 @@ def test_a_base_in_shards_lies_in_parts_and_is_gathered_block_by_block():
     assert parts["encode"] == whole["encode"]
 
 
+def test_processes_that_share_calls_have_a_part_of_what_comes_with_each_row():
+    """A rule: nothing is measured anew."""
+    measured = replace(TRIAL, update=Peaks(((GIB, 8 * GIB),)))
+    one = {phase.name: phase for phase in budget(measured).phases()}
+    four = {phase.name: phase for phase in budget(measured, run__processes=4, run__context_parallel=4).phases()}
+    assert one["rollout"].parts["activations"] == 2 * GIB
+    assert four["rollout"].parts["activations"] == 2 * GIB // 4
+    assert four["update"].parts["activations"] == GIB + 2 * 8 * GIB // 4
+    for name in ("encode", "decode", "reward"):
+        assert four[name] == one[name]
+    for phase in one.values():
+        assert four[phase.name].fixed == phase.fixed
+
+
 def test_what_learns_in_shards_lies_in_parts_with_its_gradients_and_moments():
     full = {"model__lora": None, "run__processes": 4, "train__ema": None}
     whole, parts = phases(**full), phases(**full, run__sharding="fsdp2")

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import tiny
 from diffusers import SD3Transformer2DModel
 from runs import metrics
 
@@ -11,6 +12,16 @@ from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.flow.methods.presets import PRESETS, PUBLISHED
 from flowgrpo.flow.plan import predicted
+
+
+def test_a_plan_of_shared_calls_asks_whether_they_can_be(workplace, capsys):
+    assert main(["plan", "tiny.yaml", "run.context_parallel=2"]) == 2
+    assert (
+        "run.context_parallel: diffusers has no plan by which calls of SD3Transformer2DModel" in capsys.readouterr().err
+    )
+    tiny.flux().save_pretrained("flux")
+    call = "model.call={num_inference_steps: 4, height: 16, width: 16, max_sequence_length: 8}"
+    assert main(["plan", "tiny.yaml", "model.path=./flux", call, "run.context_parallel=2", "run.processes=2"]) == 0
 
 
 def test_plan_predicts_what_a_run_counts(workplace, capsys):
