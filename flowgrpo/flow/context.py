@@ -8,7 +8,7 @@ the whole result through this process's part alone: each process has a part of t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ def check(config: Config) -> None:
     if degree == 1:
         return
     if config.model.compile:
-        raise InputError(f"{KEY}: it was not seen to work with model.compile, set one of them to false or 1")
+        raise InputError(f"{KEY}: it was not seen to work with model.compile, set that to false")
     _check_attention(config.model.attention)
     index = loading.index_of(config.model.path)
     beside = next((name for name in index if name.startswith(SHARING)), None)
@@ -150,7 +150,7 @@ def _refuse_remainders(hook: ContextParallelSplitHook, name: str, degree: int) -
     hook._prepare_cp_input = checked
 
 
-def _padding(degree: int) -> Any:
+def _padding(degree: int) -> Callable[..., Any]:
     """A hook that pads a network's texts to a length that can be cut, with tokens that no other attends to."""
 
     def pad(
