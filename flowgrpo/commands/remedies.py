@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import TYPE_CHECKING
 
 from flowgrpo.commands.kinds import KINDS
 from flowgrpo.commands.terminal import say
 from flowgrpo.schema.heavy import torch
+from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training import budget, out_of_memory
+from flowgrpo.training import out_of_memory
+
+if TYPE_CHECKING:
+    from flowgrpo.training import budget
+else:
+    budget = lazy("flowgrpo.training.budget")
 
 LOGGER = logging.getLogger(__name__)
 PLANNED = {  # phases of a run -> those of its plan

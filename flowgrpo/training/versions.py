@@ -48,9 +48,9 @@ class Versions:
             self.kept[iteration] = Version([p.detach().clone() for p in self.weights.parameters], prompt_stats)
 
     def of(self, iteration: int) -> Version | None:
-        """What an iteration is rolled out by; None for what stands."""
+        """What an iteration is rolled out by; None for what stands, as before the first, when noise is calibrated."""
         behind = max(0, iteration - self.staleness)
-        return None if behind == iteration else self.kept[behind]
+        return self.kept[behind] if behind < iteration else None
 
     @contextmanager
     def rolling_out(self, iteration: int) -> Iterator[None]:

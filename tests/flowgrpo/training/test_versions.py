@@ -83,3 +83,12 @@ def test_only_a_run_that_is_behind_keeps_versions(tmp_path):
         kept = find(tmp_path / str(lag) / "r" / "checkpoints") / "versions.safetensors"
         assert kept.exists() == (lag > 0)
         assert len(run.versions.kept) == (3 if lag else 0)
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_noise_is_calibrated_by_what_stands(tmp_path, lag):
+    """Its rounds come before the first iteration."""
+    run = begun(tmp_path, lag, algorithm={"preset": "dense_grpo", "kernel": {"calibrate": {"rounds": 2}}})
+    run.run()
+    assert run.levels is not None
+    assert run.done == 6
