@@ -12,6 +12,7 @@ from flowgrpo.commands.kinds import KINDS
 from flowgrpo.commands.terminal import out
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
+from flowgrpo.training import sharding
 
 
 def show(settings: RunConfig, gpu_memory: float | None, form: str) -> None:
@@ -24,6 +25,7 @@ def show(settings: RunConfig, gpu_memory: float | None, form: str) -> None:
     Raises:
         InputError: the config cannot be run.
     """
+    sharding.check(settings)
     kind = KINDS[settings.kind]
     planned = kind.plan.plan(settings)
     try:
