@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -32,12 +33,12 @@ from flowgrpo.training.budget import (
     learnt,
     lines,
     rewards_of,
-    shares,
     step,
     switched,
 )
 from flowgrpo.training.group_scores import WAITING
 from flowgrpo.training.hollow import few_objects
+from flowgrpo.training.layout import OF_NODE
 from flowgrpo.training.live import Peaks
 
 __all__ = ["budget_of", "fit", "lines"]
@@ -61,8 +62,8 @@ class FlowBudget(Budget):
     Attributes:
         config: of the run, with a switch set perhaps.
         trial: what its calls allocate.
-        states: how many latent states of a rollout stay until they are trained on.
-        samples: of an iteration, on this process.
+        states: how many latent states of a rollout stay until they are trained on, on all processes.
+        samples: of an iteration, on all processes.
         group: samples of the largest group.
         loads_later: whether the pipeline can load its networks when the prompts are encoded.
         measure: the trial of a run that trains other numbers, or computes in another type.
@@ -75,13 +76,22 @@ class FlowBudget(Budget):
     group: int
     loads_later: bool
     measure: Callable[[Config], Trial]
+    of_node: int = OF_NODE
+
+    @override
+    def dealt(self, processes: int, *, times: float = 1) -> FlowBudget:
+        config = switched(self.config, "run.processes", processes)
+        return replace(
+            self, config=config, states=math.ceil(self.states * times), samples=math.ceil(self.samples * times)
+        )
 
     @override
     def phases(self) -> list[Phase]:
         model, train, trial = self.config.model, self.config.train, self.trial
+        shares, among = self.config.run.shares, self.layout.among
         loaded = trial.components | {name: self._frozen(name) for name in trial.shapes}
         encoders = sum(size for name, size in loaded.items() if name.startswith(ENCODERS))
-        shared = loaded | {name: -(-loaded[name] // shares(self.config)) for name in trial.shapes}
+        shared = loaded | {name: -(-loaded[name] // among) for name in trial.shapes}
         decoders = sum(size for name, size in loaded.items() if name in DECODERS)
         away = decoders if model.vae == "offload" else 0
         later = self.loads_later and model.text_encoders != "keep"
@@ -89,14 +99,14 @@ class FlowBudget(Budget):
         resident = sum(size for name, size in shared.items() if model.lora or name not in trial.shapes) - away
         stay = {
             "weights": resident if model.text_encoders == "keep" else resident - encoders,
-            **learnt(self.config, trial.trained, reference=self._has_reference()),
-            "states": self.states * trial.state,
+            **learnt(self.config, trial.trained, reference=self._has_reference(), among=among),
+            "states": -(-self.states // shares) * trial.state,
         }
         of_group, degree = self.group * trial.rollout.sample, self.config.run.context_parallel
-        waiting = min(self.samples, WAITING * self.group) * trial.rollout.sample
+        waiting = min(-(-self.samples // shares), WAITING * self.group) * trial.rollout.sample
         layer, gathered, rows = (
             self._layer(),
-            gathers(self.config, trial.shapes.values(), trial.width),
+            gathers(self.config, trial.shapes.values(), trial.width, among=among),
             train.rollout_rows,
         )
         with_gradients = gathered * (1 if model.lora else 2)  # of a block, until they are summed
@@ -105,7 +115,7 @@ class FlowBudget(Budget):
             kept = sum(quantise_libraries.kept(own, trial.width, model.quantise) for own in trial.shapes.values())
         checkpointed = trial.update_checkpointed if model.gradient_checkpointing else None
         update = (checkpointed or trial.update).shared(degree).beside(max(layer, kept) + with_gradients)
-        update |= step(self.config, trial.trained)
+        update |= step(self.config, trial.trained, among=among)
         encode = {"weights": sum(loaded.values()) - networks}
         decoding = stay | {"weights": stay["weights"] + away, "samples": waiting}
         joined = stay | {"samples": waiting + of_group}  # a group, and its parts
@@ -185,8 +195,8 @@ def fit(config: Config, gpu_bytes: int) -> dict[str, Any]:
 
 
 @contextmanager
-def budget_of(config: Config) -> Iterator[FlowBudget]:
-    """The memory of a run, as long as the context is open; see `fit`."""
+def budget_of(config: Config, of_node: int = OF_NODE) -> Iterator[FlowBudget]:
+    """The memory of a run whose machines have so many GPUs, as long as the context is open; see `fit`."""
     longest = max(prompts.load_split(config.prompts, "train"), key=lambda p: len(p.text))
     rewards = rewards_of(config)[0]
     with weightless.configs(config.model.path) as folder, few_objects():
@@ -208,9 +218,10 @@ def budget_of(config: Config) -> Iterator[FlowBudget]:
         yield FlowBudget(
             config=config,
             trial=measured,
-            states=-(-states // config.run.shares),
-            samples=-(-config.train.groups * group // config.run.shares),
+            states=states,
+            samples=config.train.groups * group,
             group=group,
             loads_later=loading.loads_later(folder),
             measure=measure,
+            of_node=of_node,
         )

@@ -28,11 +28,11 @@ from flowgrpo.training.budget import (
     learnt,
     lines,
     rewards_of,
-    shares,
     step,
     switched,
 )
 from flowgrpo.training.hollow import few_objects
+from flowgrpo.training.layout import OF_NODE
 
 __all__ = ["budget_of", "fit", "lines"]
 
@@ -46,7 +46,7 @@ MEASURED = ("model.dtype", "model.lora")  # what a trial was made with
 LETTERS, TEMPLATE = 3, 32  # of a prompt for each token at the least; tokens of a chat's template
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TextBudget(Budget):
     """The memory of a language model's run.
 
@@ -61,6 +61,7 @@ class TextBudget(Budget):
     trial: Trial
     rewards: int
     measure: Callable[[TextConfig], Trial]
+    of_node: int = OF_NODE
 
     @override
     def phases(self) -> list[Phase]:
@@ -68,18 +69,18 @@ class TextBudget(Budget):
         form, whole = model.quantise, model.lora is None
         spared = quantise.size(trial.shapes, trial.width, None) - quantise.size(trial.shapes, trial.width, form)
         layer = 0 if form is None or trial.dequantises else quantise.made_anew([trial.shapes], trial.width)
-        base, among = trial.weights - spared, shares(self.config)
-        gathered = gathers(self.config, [trial.shapes], trial.width)
+        base, among = trial.weights - spared, self.layout.among
+        gathered = gathers(self.config, [trial.shapes], trial.width, among=among)
         with_gradients = gathered * (2 if whole else 1)  # of a block, until they are summed
         begun = whole or (model.lora.path is not None and kl.reference == "fixed")  # as something else than the base
         stay = {
             "weights": self.rewards + (0 if whole else -(-base // among)),
-            **learnt(self.config, trial.trained, reference=begun and kl.reference is not None),
+            **learnt(self.config, trial.trained, reference=begun and kl.reference is not None, among=among),
         }
         kept = 0 if model.gradient_checkpointing else quantise_libraries.kept(trial.shapes, trial.width, form)
         checkpointed = trial.update_checkpointed if model.gradient_checkpointing else None
         update = (checkpointed or trial.update).beside(max(layer, kept) + with_gradients)
-        update |= step(self.config, trial.trained)
+        update |= step(self.config, trial.trained, among=among)
         rows = train.rollout_rows
         phases = [
             Phase(name="rollout", rows=rows, key=ROLLOUT, fixed=stay, calls=trial.decode.beside(layer + gathered)),
@@ -125,8 +126,8 @@ def fit(config: TextConfig, gpu_bytes: int) -> dict[str, Any]:
 
 
 @contextmanager
-def budget_of(config: TextConfig) -> Iterator[TextBudget]:
-    """The memory of a run, as long as the context is open; see `fit`."""
+def budget_of(config: TextConfig, of_node: int = OF_NODE) -> Iterator[TextBudget]:
+    """The memory of a run whose machines have so many GPUs, as long as the context is open; see `fit`."""
     longest = max(len(prompt.text) for prompt in prompts.load_split(config.prompts, "train"))
     with here(config) as placed, few_objects():
 
@@ -139,4 +140,10 @@ def budget_of(config: TextConfig) -> Iterator[TextBudget]:
         def measure(other: TextConfig) -> Trial:
             return of_kind(other.model.dtype, other.model.lora is None)
 
-        yield TextBudget(config, measure(config), rewards_of(config)[0], measure)
+        yield TextBudget(
+            config=config,
+            trial=measure(config),
+            rewards=rewards_of(config)[0],
+            measure=measure,
+            of_node=of_node,
+        )

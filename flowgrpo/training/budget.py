@@ -17,6 +17,7 @@ from typing import Any
 from flowgrpo.schema.sections import Lora, RunConfig
 from flowgrpo.training import quantise, sharding
 from flowgrpo.training.hub import Shape
+from flowgrpo.training.layout import Layout, layout_of
 from flowgrpo.training.live import Peaks
 from flowgrpo.training.optimizers import OPTIMIZERS
 from rewards import BUILT_IN
@@ -79,9 +80,20 @@ class Budget(ABC):
 
     Attributes:
         config: of the run.
+        of_node: processes of a machine.
     """
 
     config: RunConfig
+    of_node: int
+
+    @property
+    def layout(self) -> Layout:
+        """How its processes lie on machines."""
+        return layout_of(self.config, self.of_node)
+
+    def dealt(self, processes: int, *, times: float = 1) -> Budget:
+        """The same run on so many processes, with so many times the samples."""
+        return replace(self, config=switched(self.config, "run.processes", processes))
 
     @abstractmethod
     def phases(self) -> list[Phase]:
@@ -147,24 +159,20 @@ def switched(config: Any, key: str, value: Any) -> Any:
     return config.model_copy(update={head: value})
 
 
-def shares(config: RunConfig) -> int:
-    """How many processes share the networks, and what is learned where that is all of them; 1 where each holds the whole."""
-    return 1 if config.run.sharding == "none" else config.run.processes
-
-
 def can_share(config: RunConfig) -> bool:
     """Whether several processes hold the networks whole, and could share them."""
     return config.run.processes > 1 and sharding.can(config)
 
 
-def gathers(config: RunConfig, networks: Iterable[Mapping[str, Shape]], width: int) -> int:
+def gathers(config: RunConfig, networks: Iterable[Mapping[str, Shape]], width: int, *, among: int) -> int:
     """Bytes that a call gathers of one network in shards, one of which is called at a time; 0 where all are whole.
 
     Args:
         networks: the shapes of their tensors, by name.
         width: bytes of a number of a frozen base; those that learn travel in float32 at the most.
+        among: how many processes share them.
     """
-    if shares(config) == 1:
+    if among == 1:
         return 0
     form, width = config.model.quantise, width if config.model.lora else 4
     return max(gathered(tensors, lambda part: quantise.size(part, width, form)) for tensors in networks)
@@ -185,7 +193,7 @@ def gathered(tensors: Mapping[str, Shape], size: Callable[[Mapping[str, Shape]],
     return outside + round(GATHERED * max(map(size, blocks.values()), default=0))
 
 
-def learnt(config: RunConfig, trained: int, *, reference: bool) -> dict[str, int]:
+def learnt(config: RunConfig, trained: int, *, reference: bool, among: int) -> dict[str, int]:
     """Bytes of what is learned: the weights with their copies, the optimizer's moments, and gradients.
 
     Copies are the average, the reference and the versions of `run.staleness`.
@@ -195,21 +203,22 @@ def learnt(config: RunConfig, trained: int, *, reference: bool) -> dict[str, int
     Args:
         trained: how many numbers are trained.
         reference: whether a copy of them is the reference of a divergence.
+        among: how many processes share the networks.
     """
-    trained = trained if config.model.lora else -(-trained // shares(config))
+    trained = trained if config.model.lora else -(-trained // among)
     versions = config.run.staleness + 1 if config.run.staleness else 0
     copies = 1 + (config.train.ema is not None) + reference + versions
     moments = OPTIMIZERS[config.train.optimizer.name].bytes_per_number
     return {"trained": 4 * copies * trained, "optimizer": round(moments * trained), "gradients": 4 * trained}
 
 
-def step(config: RunConfig, trained: int) -> Peaks:
+def step(config: RunConfig, trained: int, *, among: int) -> Peaks:
     """What an optimizer step allocates: the flat sum of the gradients, twice where processes sum, or AdamW's square roots.
 
     These, of the second moments, are as many, and come when the sum is freed. Gradients of shards are summed as they come.
     """
-    if config.model.lora is None and shares(config) > 1:
-        return Peaks(((4 * -(-trained // shares(config)), 0),))
+    if config.model.lora is None and among > 1:
+        return Peaks(((4 * -(-trained // among), 0),))
     return Peaks(((4 * trained * (1 + (config.run.processes > 1)), 0),))
 
 

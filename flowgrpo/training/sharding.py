@@ -169,12 +169,14 @@ def _cut_learning(network: torch.nn.Module, mesh: DeviceMesh, gather: torch.dtyp
             part.set_reduce_scatter_unused_params(True, recurse=False)
 
 
-def _travelling(block: torch.nn.Module, gather: torch.dtype | None) -> MixedPrecisionPolicy:
-    """How weights travel: those that autocast casts in its type, all others as they are; gradients in float32.
+def travels_in_half() -> bool:
+    """Whether weights of float32 can travel in half precision; before 2.15 torch has one type for a block, float32."""
+    return "param_dtype_override_fn" in inspect.signature(MixedPrecisionPolicy).parameters
 
-    torch before 2.15 has one type for a block; everything travels in float32 there.
-    """
-    if gather is None or "param_dtype_override_fn" not in inspect.signature(MixedPrecisionPolicy).parameters:
+
+def _travelling(block: torch.nn.Module, gather: torch.dtype | None) -> MixedPrecisionPolicy:
+    """How weights travel: those that autocast casts in its type, all others as they are; gradients in float32."""
+    if gather is None or not travels_in_half():
         return MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
     layers = [m for m in block.modules() if isinstance(m, AUTOCAST)]
     others = {id(p) for m in block.modules() if not isinstance(m, AUTOCAST) for p in m.parameters(recurse=False)}

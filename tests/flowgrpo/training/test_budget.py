@@ -34,6 +34,7 @@ class Made(Budget):
     micro_batch: int = 4
     rollout_batch: int | None = None
     encode: int = 6
+    of_node: int = 8
 
     @property
     def config(self):
@@ -149,14 +150,14 @@ def test_an_optimizer_step_takes_the_flat_gradient_and_what_is_learned_its_copie
     def run(**written):
         return config.validated({"model": {"path": "shapes"}, **written})
 
-    assert step(run(), 100).of(9) == 400
-    assert step(run(run={"processes": 2}), 100).of(1) == 800
-    assert learnt(run(train={"ema": None}), 100, reference=False) == {
+    assert step(run(), 100, among=1).of(9) == 400
+    assert step(run(run={"processes": 2}), 100, among=1).of(1) == 800
+    assert learnt(run(train={"ema": None}), 100, reference=False, among=1) == {
         "trained": 400,
         "optimizer": 800,
         "gradients": 400,
     }
-    assert learnt(run(), 100, reference=True)["trained"] == 1200
+    assert learnt(run(), 100, reference=True, among=1)["trained"] == 1200
 
 
 def test_the_weights_of_rewards_are_those_that_their_cards_name():

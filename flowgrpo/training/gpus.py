@@ -1,0 +1,56 @@
+"""GPUs that are known by name: what they compute, hold and send, as vendors' data sheets have it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flowgrpo.errors import InputError
+from rewards.base import nearest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU at its peak.
+
+    Attributes:
+        half: TFLOP/s of matrix products in bfloat16, dense, summed in float32.
+        single: TFLOP/s in float32.
+        memory: GiB that it offers, about.
+        link: GB/s that it sends to the others of its machine: half of what a data sheet calls the bandwidth.
+        network: GB/s that it sends to other machines.
+    """
+
+    half: float
+    single: float
+    memory: float
+    link: float
+    network: float
+
+    def peak(self, dtype: str) -> float:
+        """FLOP/s of matrix products in a type."""
+        return 1e12 * (self.single if dtype == "float32" else self.half)
+
+
+# NVIDIA's data sheets: A100 80GB SXM, H100, H800 and H200 SXM, HGX B200 (an eighth of the board), L40S; the Ada white paper.
+# The networks are those of DGX A100 (200 Gbit/s a GPU), DGX H100, H200 and B200 (400); of the last two, which have PCIe
+# alone, our guess: 400 and 100 Gbit/s for a machine of eight.
+GPUS = {
+    "a100": Gpu(half=312, single=19.5, memory=78.8, link=300, network=25),
+    "h100": Gpu(half=989, single=67, memory=78.8, link=450, network=50),
+    "h800": Gpu(half=989, single=67, memory=78.8, link=200, network=50),
+    "h200": Gpu(half=989, single=67, memory=139, link=450, network=50),
+    "b200": Gpu(half=2250, single=75, memory=177, link=900, network=50),
+    "l40s": Gpu(half=362, single=91.6, memory=44.5, link=32, network=6.25),
+    "rtx4090": Gpu(half=165.2, single=82.6, memory=23.6, link=32, network=1.5625),
+}
+
+
+def gpu_of(name: str) -> Gpu:
+    """The GPU of a name.
+
+    Raises:
+        InputError: none is known by it.
+    """
+    if name.lower() not in GPUS:
+        raise InputError(f"--gpu-type: no numbers of {name!r} are known here, {nearest(name.lower(), GPUS)}")
+    return GPUS[name.lower()]

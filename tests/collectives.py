@@ -1,0 +1,147 @@
+"""What `test_traffic` runs in two processes, or in one that pretends to be of many: a network in shards, its messages."""
+
+import os
+from collections import defaultdict
+
+import tiny
+import torch
+from torch import distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from flowgrpo.training import optimize, sharding
+from flowgrpo.training.weights import Weights, lora_config
+
+SENT = {"_allgather_base_": "gather", "_reduce_scatter_base_": "scatter", "allreduce_": "sum"}
+
+
+class Collectives(TorchDispatchMode):
+    """Counts the bytes that a process sends in each collective, going round a ring; sums are of the replicas, if any."""
+
+    def __init__(self, processes, replicas=1):
+        super().__init__()
+        self.processes, self.sent = processes, defaultdict(int)
+        self.summing = replicas if replicas > 1 else processes
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if function.namespace == "c10d":
+            name = function._overloadpacket.__name__
+            sizes = [x.numel() * x.element_size() for x in tree_leaves(args) if isinstance(x, torch.Tensor)]
+            whole = max(sizes, default=0)
+            if whole > 8:  # wishes of lock-step, and whether a weight is reached
+                ring, among = (2, self.summing) if SENT[name] == "sum" else (1, self.processes)
+                self.sent[SENT[name]] += ring * whole * (among - 1) // among
+        return out
+
+
+def inputs(network):
+    config = network.config
+    return {
+        "hidden_states": torch.randn(1, config.in_channels, 8, 8),
+        "encoder_hidden_states": torch.randn(1, 3, config.joint_attention_dim),
+        "pooled_projections": torch.randn(1, config.pooled_projection_dim),
+        "timestep": torch.tensor([500.0]),
+    }
+
+
+def in_phases(modules, weights, *, half, reduce):
+    """Bytes sent in a call without gradient, in one with gradient and its backward pass, and in an optimizer step."""
+    network = modules["transformer"]
+    given, found = inputs(network), []
+    autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=half)
+
+    def call():
+        with autocast:
+            return network(**given)[0].float().square().sum()
+
+    optimizer = torch.optim.AdamW(weights.parameters)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    with torch.no_grad(), weights.lockstep.meeting():
+        call()
+    weights.lockstep.join()
+    for work in (
+        torch.no_grad()(call),
+        lambda: weights.lockstep.backward(call()),
+        lambda: optimize.optimizer_step(
+            weights,
+            optimize.UpdateStats(),
+            optimizer=optimizer,
+            scaler=scaler,
+            max_grad_norm=1.0,
+            reduce=reduce,
+        ),
+    ):
+        counter = Collectives(2)
+        with counter:
+            work()
+        weights.lockstep.join()
+        found.append(dict(counter.sent))
+    return found
+
+
+def shapes_of(network):
+    return {name: tuple(p.shape) for name, p in network.named_parameters()}
+
+
+def of_two(rank, *, full, half=False):
+    """Bytes sent, the shapes of the network, and how many numbers learn."""
+    torch.manual_seed(0)
+    network = tiny.sd3().transformer.requires_grad_(False)
+    modules, shapes = {"transformer": network}, shapes_of(network)
+    weights = sharding.shard(
+        modules,
+        lambda: Weights(modules, None if full else lora_config(2, 4, "auto", modules)),
+        form="fsdp2",
+        device=torch.device("cpu"),
+        full=full,
+        gather=torch.bfloat16 if half else None,
+    )
+
+    def reduce(x):
+        weights.lockstep.join()
+        distributed.all_reduce(x)
+        return x
+
+    learn = sum(p.numel() for p in weights.parameters)
+    return in_phases(modules, weights, half=half, reduce=reduce), shapes, learn
+
+
+def lora(rank):
+    return of_two(rank, full=False)
+
+
+def full(rank):
+    return of_two(rank, full=True)
+
+
+def full_in_half(rank):
+    return of_two(rank, full=True, half=True)
+
+
+def of_many(processes, of_node, full, file):
+    """Bytes sent by the first of so many processes, whose messages reach nobody: in a call, and with its backward pass.
+
+    Their machines hold `of_node` each, and share the network among these alone where they are several. Written to a file
+    with the shapes of the network.
+    """
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=processes)
+    network = tiny.sd3().transformer.requires_grad_(False)
+    modules, shapes = {"transformer": network}, shapes_of(network)
+    form = "fsdp2" if of_node == processes else "hsdp"
+    mesh = sharding._mesh(form, torch.device("cpu"), {"LOCAL_WORLD_SIZE": str(of_node)})
+    if full:
+        sharding._cut_learning(network, mesh, None)
+    else:
+        sharding._cut_frozen(Weights(modules, lora_config(2, 4, "auto", modules)), mesh)
+    found = []
+    for learns in (False, True):
+        counter = Collectives(of_node, replicas=processes // of_node)
+        with counter, torch.set_grad_enabled(learns):
+            out = network(**inputs(network))[0]
+            if learns:
+                out.sum().backward()
+        found.append(dict(counter.sent))
+    torch.save((found, shapes), file)
+    os._exit(0)
