@@ -1,4 +1,4 @@
-"""What a run allocates on its device, found by its own pipeline with networks of real size that hold no numbers.
+"""What a run allocates on its device and computes, found by its own pipeline with networks of real size without numbers.
 
 Only configs are read. The pipeline, its schedule, its latents and our policy run as ever, on small real tensors; inside the
 networks tensors have shapes alone (see `training.hollow`). Guided branches, checkpointing, adapters and a quantised base are
@@ -30,19 +30,25 @@ from rewards.compute import DTYPES
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """What it takes to sample a row under some arguments of the pipeline's call, in bytes.
+    """What it takes to sample a row under some arguments of the pipeline's call, in bytes and floating-point operations.
 
     Attributes:
         step: without gradients.
+        operations: of a step, all branches of its guidance.
+        calls: of the networks in a step, which a batch of both branches needs one of.
         decode: a sample; nothing where the config has it in tiles.
         decode_tiled: a sample in tiles; None where the decoder has no tiling.
         sample: the decoded sample itself, in float32.
+        decode_operations: of decoding it, in tiles where the config has it so.
     """
 
     step: Peaks
+    operations: int
+    calls: int
     decode: Peaks
     decode_tiled: Peaks | None
     sample: int
+    decode_operations: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,33 +175,49 @@ def _sampling(
     Args:
         before: the same under other arguments; states of the same sizes are decoded alike.
     """
+    calls: list[torch.nn.Module] = []
+    hooks = [network.register_forward_pre_hook(lambda own, _: calls.append(own)) for network in policy.modules.values()]
     with hollow.phase() as live:
         state = policy.start([row])
+        calls.clear()
+        operations = live.operations
         policy.walk.velocity(state, policy.sigmas[0], [row])
-        step = live.peaks
+        step, operations = live.peaks, live.operations - operations
+    for hook in hooks:
+        hook.remove()
+    found = {"step": step, "operations": operations, "calls": len(calls)}
     if before is not None and [x.shape for x in before[1]] == [x.shape for x in state]:
-        return replace(before[0], step=step), state
+        return replace(before[0], **found), state
     in_tiles = _decoded_in_tiles(policy, hollow, row, state)
-    whole, sample = (Peaks(), 0) if tiled and in_tiles is not None else _decoded(policy, hollow, row, state)
+    whole = None if tiled and in_tiles is not None else _decoded(policy, hollow, row, state)
     sampling = Sampling(
-        step=step,
-        decode=whole,
-        decode_tiled=None if in_tiles is None else in_tiles[0],
-        sample=sample if in_tiles is None else in_tiles[1],
+        **found,
+        decode=Peaks() if whole is None else whole.peaks,
+        decode_tiled=None if in_tiles is None else in_tiles.peaks,
+        sample=(in_tiles or whole).sample,
+        decode_operations=(whole or in_tiles).operations,
     )
     return sampling, state
 
 
-def _decoded(policy: DiffusersPolicy, hollow: Hollow, row: Row, state: tuple[torch.Tensor, ...]) -> tuple[Peaks, int]:
-    """What decoding allocates, and bytes of the sample."""
+@dataclass(frozen=True, kw_only=True)
+class _Decoded:
+    """What decoding a row allocates, its operations, and bytes of the sample."""
+
+    peaks: Peaks
+    operations: int
+    sample: int
+
+
+def _decoded(policy: DiffusersPolicy, hollow: Hollow, row: Row, state: tuple[torch.Tensor, ...]) -> _Decoded:
     with hollow.phase() as live:
         sample = policy.walk.decode(state, [row], by_landing=False)
-        return live.peaks, 4 * sample.numel()
+        return _Decoded(peaks=live.peaks, operations=live.operations, sample=4 * sample.numel())
 
 
 def _decoded_in_tiles(
     policy: DiffusersPolicy, hollow: Hollow, row: Row, state: tuple[torch.Tensor, ...]
-) -> tuple[Peaks, int] | None:
+) -> _Decoded | None:
     tiling = [d for d in decoders(policy.pipe).values() if hasattr(d, "enable_tiling") and hasattr(d, "use_tiling")]
     if not tiling:
         return None

@@ -1,10 +1,11 @@
-"""What a run of a language model allocates on its device, found with a model of real size that holds no numbers.
+"""What a run of a language model allocates and computes, found with a model of real size that holds no numbers.
 
 Only its config is read; see `flowgrpo.training.hollow`.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,7 @@ from flowgrpo.mdlm.loading import config_of, model_paths
 from flowgrpo.mdlm.methods.answers import Answers
 from flowgrpo.mdlm.methods.estimate import Call, log_probs
 from flowgrpo.mdlm.methods.views import Views
-from flowgrpo.mdlm.plan import block_size, evaluation_decoder, training_decoder
+from flowgrpo.mdlm.plan import block_size, evaluation_decoder, training_decoder, walked
 from flowgrpo.training import quantise
 from flowgrpo.training.hollow import Hollow, built, size
 from flowgrpo.training.hub import Shape
@@ -32,7 +33,7 @@ from rewards.compute import DTYPES
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Sizes of a model, and what its calls allocate beside it, in bytes.
+    """Sizes of a model, what its calls allocate beside it, in bytes, and their floating-point operations.
 
     Attributes:
         weights: of the model as it is loaded.
@@ -44,6 +45,9 @@ class Trial:
         update: a view with gradients, and its backward pass; nothing where the config has checkpointing.
         update_checkpointed: the same with `model.gradient_checkpointing`; None where the model does not support it.
         dequantises: whether weights that layers of this package make anew are among these.
+        decode_operations: of a step of the decoder of training, all branches of its guidance; a mean where it has a cache.
+        evaluate_operations: of that of evaluation.
+        update_operations: of the forward pass of a view.
     """
 
     weights: int
@@ -55,6 +59,9 @@ class Trial:
     update: Peaks
     update_checkpointed: Peaks | None
     dequantises: bool
+    decode_operations: int
+    evaluate_operations: int
+    update_operations: int
 
 
 class _Unasked(MaskPredictor):
@@ -96,14 +103,16 @@ def trial(config: TextConfig, prompt: int) -> Trial:
     predictor = _Unasked(network, block_size(config))
     ids = torch.ones(1, prompt + model.length, dtype=torch.long)
     training, evaluation = training_decoder(config), evaluation_decoder(config)
-    decode = _decoded(hollow, predictor, training, ids)
+    decode, operations = _decoded(hollow, predictor, training, ids)
     alike = _work(training) == _work(evaluation)
-    evaluate = None if alike else _decoded(hollow, predictor, evaluation, ids)
+    evaluate, of_evaluation = (None, operations) if alike else _decoded(hollow, predictor, evaluation, ids)
     hollow.with_gradients([network])
-    update, checkpointed = Peaks() if model.gradient_checkpointing else _learnt(hollow, predictor, ids, prompt), None
+    update, checkpointed, forward = Peaks(), None, 0
+    if not model.gradient_checkpointing:
+        update, forward = _learnt(hollow, predictor, ids, prompt)
     if can_checkpoint(network):
         checkpoint_gradients(network)
-        checkpointed = _learnt(hollow, predictor, ids, prompt)
+        checkpointed, forward = _learnt(hollow, predictor, ids, prompt)
     return Trial(
         weights=weights,
         shapes=shapes,
@@ -114,17 +123,25 @@ def trial(config: TextConfig, prompt: int) -> Trial:
         update=update,
         update_checkpointed=checkpointed,
         dequantises=model.quantise in quantise.FORMS,
+        decode_operations=operations,
+        evaluate_operations=of_evaluation,
+        update_operations=forward,
     )
 
 
 def _work(decoder: Decoder) -> tuple[object, ...]:
-    """What the memory of a decoder depends on."""
-    return decoder.guided, decoder.cache, decoder.hidden_layers, decoder.region.blocks, decoder.region.counted
+    """What the memory and the operations of a decoder's steps depend on."""
+    steps = walked(decoder).steps if decoder.cache else None
+    return steps, decoder.guided, decoder.cache, decoder.hidden_layers, decoder.region.blocks, decoder.region.counted
 
 
 @torch.no_grad()
-def _decoded(hollow: Hollow, predictor: _Unasked, decoder: Decoder, ids: torch.Tensor) -> Peaks:
-    """What steps of a decoder allocate: of its last block, and of its first where a cache grows from block to block."""
+def _decoded(hollow: Hollow, predictor: _Unasked, decoder: Decoder, ids: torch.Tensor) -> tuple[Peaks, int]:
+    """What steps of a decoder allocate, and the operations of one: a mean of its first and its last block's.
+
+    Where no block sees more than another, the last stands for all. With a cache the first step of a block has other
+    operations than those after it.
+    """
     prompt, mask = ids.shape[1] - decoder.region.length, torch.ones_like(ids, dtype=torch.bool)
     parts = decoder.region.parts(torch.tensor([prompt]))
     blocks = [(prompt + int(s), prompt + int(e)) for s, e in parts if s < e]
@@ -132,11 +149,14 @@ def _decoded(hollow: Hollow, predictor: _Unasked, decoder: Decoder, ids: torch.T
     if decoder.cache is not None:
         predictor.form = Form("4d")
     cache = cached(predictor, decoder.cache, decoder.frame.place) if decoder.cache else None
-    growing = cache is not None and predictor.block_size is not None
-    steps = dict.fromkeys((blocks[0], *blocks[-2:])) if growing else blocks[-1:] * (1 if cache is None else 2)
+    ends = [blocks[0], blocks[-1]] if cache is not None or predictor.block_size is not None else [blocks[-1]]
+    steps = list(ends) if cache is None else [block for block in dict.fromkeys(ends) for _ in range(2)]
+    if cache is not None and predictor.block_size is not None and len(blocks) > 2:
+        steps.insert(2, blocks[-2])  # to the last but one it has jumped, which none does
+    operations: dict[tuple[int, int], list[int]] = defaultdict(list)
     with hollow.phase() as live, hollow.inside():
         for start, stop in steps:
-            hidden = ()
+            hidden, before = (), live.operations
             if cache is not None:
                 logits = cache.logits(ids, mask, torch.tensor([0]), start=start, stop=stop)
             elif decoder.guided:
@@ -146,15 +166,15 @@ def _decoded(hollow: Hollow, predictor: _Unasked, decoder: Decoder, ids: torch.T
                 logits, hidden = predictor.logits_and_hidden(ids, None, start=start, stop=stop, layers=layers)
             logits.log_softmax(-1).exp().argmax(-1)  # as scorers and proposals do
             del logits, hidden
-            if not growing or (start, stop) in (
-                blocks[0],
-                blocks[-1],
-            ):  # to the last but one it has jumped, which none does
+            if (start, stop) in ends:
                 peaks |= live.peaks
+                operations[start, stop].append(live.operations - before)
             live.lower()
         del cache
     predictor.form = plain
-    return peaks
+    later = max(walked(decoder).steps / len(blocks) - 1, 0.0)  # steps of a block after its first
+    means = [(first + later * rest[0]) / (1 + later) if rest else first for first, *rest in operations.values()]
+    return peaks, round(sum(means) / len(means))
 
 
 def _made(path: str, place: str) -> transformers.PreTrainedModel:
@@ -169,8 +189,8 @@ def _made(path: str, place: str) -> transformers.PreTrainedModel:
     return kind.from_config(config)
 
 
-def _learnt(hollow: Hollow, predictor: MaskPredictor, ids: torch.Tensor, prompt: int) -> Peaks:
-    """What is allocated in a forward and a backward pass of one view that scores a whole answer."""
+def _learnt(hollow: Hollow, predictor: MaskPredictor, ids: torch.Tensor, prompt: int) -> tuple[Peaks, int]:
+    """What the passes of one view that scores a whole answer allocate, and the operations of the forward one."""
     scored = torch.ones(1, ids.shape[1] - prompt, dtype=torch.bool)
     hidden = torch.nn.functional.pad(scored, (prompt, 0))
     answers = Answers(
@@ -182,5 +202,7 @@ def _learnt(hollow: Hollow, predictor: MaskPredictor, ids: torch.Tensor, prompt:
     )
     views = Views(hidden[None], scored[None].float(), torch.ones(1))
     with hollow.phase() as live, hollow.inside():
-        log_probs(predictor, answers, views, Call(torch.tensor([0]), torch.tensor([0]))).sum().backward()
-        return live.peaks
+        found = log_probs(predictor, answers, views, Call(torch.tensor([0]), torch.tensor([0]))).sum()
+        operations = live.operations
+        found.backward()
+        return live.peaks, operations

@@ -54,6 +54,7 @@ class _Run:
     Attributes:
         by: its forward.
         fixed, each: bytes that stayed beside what it returned: once, and for the row.
+        operations: floating-point ones.
         outputs: what it returned, flat: the index of an input; shape, type and whether it carries a gradient; or a value.
         form: of what it returned.
     """
@@ -61,6 +62,7 @@ class _Run:
     by: Callable[..., Any]
     fixed: int
     each: int
+    operations: int
     outputs: list[Any]
     form: TreeSpec
 
@@ -88,7 +90,8 @@ class Hollow:
 
     A call that only repeats an earlier one of the same shapes is not run again: without gradients it allocates nothing that
     stays, and with gradients (a second branch of guidance) as much stays as of the first. Of neighbouring blocks with equal
-    weights the first and the last are run; one between them leaves behind what the first did.
+    weights the first and the last are run; one between them leaves behind what the first did. Operations of forward
+    passes are counted of what is not run again, too.
 
     Attributes:
         live: the count.
@@ -98,7 +101,7 @@ class Hollow:
         self.live, self._mode = Live(), FakeTensorMode(allow_non_fake_inputs=True)
         self._anchor = torch.zeros((), requires_grad=True)
         self._depth = 0
-        self._seen: dict[Any, tuple[Any, int]] = {}  # what a call returned, and the bytes that stayed
+        self._seen: dict[Any, tuple[Any, int, int]] = {}  # what a call returned, bytes that stayed, and its operations
         self._again: list[Tensor] = []
         self._runs: dict[Any, _Run | None] = {}  # of blocks; None of one that is run each time
         self._weight = self._fresh(torch.empty(1))
@@ -172,12 +175,13 @@ class Hollow:
             key = (id(method), torch.is_grad_enabled(), tuple(shapes))
             if key in self._seen:
                 return self._repeated(*self._seen[key])
-            before = self.live.parts[1]  # another branch has the same copies of weights
+            _, before, operations = self._counted  # another branch has the same copies of weights
             with self.inside():
                 out = method(*mapped(self._fake, args), **mapped(self._fake, kwargs))
             self._seen[key] = (
                 mapped(lambda x: torch.zeros((), dtype=x.dtype).expand(x.shape), out),
                 self.live.parts[1] - before,
+                self.live.operations - operations,
             )
             return self._real(out)
 
@@ -196,7 +200,7 @@ class Hollow:
             found = self._runs.get(key) if known else None
             if found is not None and found.by is not method:
                 return self._as_before(found, [x for x in given if isinstance(x, Tensor)], caches)
-            before = self.live.parts
+            before = self._counted
             out = method(*args, **kwargs)
             if known and key not in self._runs:
                 left = self._left(out, [x for x in given if isinstance(x, Tensor)], before, method)
@@ -207,7 +211,11 @@ class Hollow:
 
         return run
 
-    def _left(self, out: Any, inputs: list[Tensor], before: tuple[int, int], by: Any) -> _Run | None:
+    @property
+    def _counted(self) -> tuple[int, int, int]:
+        return *self.live.parts, self.live.operations
+
+    def _left(self, out: Any, inputs: list[Tensor], before: tuple[int, int, int], by: Any) -> _Run | None:
         """What a block left behind; None where it is not known what the next one would do."""
         found, form = tree_flatten(out)
         outputs: list[Any] = []
@@ -219,13 +227,14 @@ class Hollow:
                 continue
             outputs.append((x.shape, x.dtype, x.requires_grad))
             made += x.numel() * x.element_size()
-        fixed, each = (now - then for now, then in zip(self.live.parts, before, strict=True))
+        fixed, each, operations = (now - then for now, then in zip(self._counted, before, strict=True))
         plain = all(isinstance(x, (FakeTensor, type(None))) for x in found)
         if not plain or fixed < 0 or each < made:
             return None
-        return _Run(by=by, fixed=fixed, each=each - made, outputs=outputs, form=form)
+        return _Run(by=by, fixed=fixed, each=each - made, operations=operations, outputs=outputs, form=form)
 
     def _as_before(self, run: _Run, inputs: list[Tensor], caches: list[transformers.Cache]) -> Any:
+        self.live.operations += run.operations
         fixed = self._weight.new_empty(run.fixed, dtype=torch.uint8)
         kept = [fixed, next(x for x in inputs if isinstance(x, FakeTensor)).new_empty(run.each, dtype=torch.uint8)]
         for cache in caches:  # which lives as long as keys and values in it would
@@ -235,7 +244,8 @@ class Hollow:
         outputs = [next(made) if isinstance(x, tuple) else None if x is None else inputs[x] for x in run.outputs]
         return tree_unflatten(outputs, run.form)
 
-    def _repeated(self, out: Any, stayed: int) -> Any:
+    def _repeated(self, out: Any, stayed: int, operations: int) -> Any:
+        self.live.operations += operations
         if torch.is_grad_enabled():
             with self.inside(), self._mode:
                 self._again.append(torch.empty(stayed, dtype=torch.uint8))

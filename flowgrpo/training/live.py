@@ -1,21 +1,46 @@
-"""Counts the bytes that operations allocate: those that any number of rows needs once, and those that each row needs."""
+"""Counts what operations allocate, in bytes that any number of rows needs once or that each row needs, and compute."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 Tensor = torch.Tensor
 # What networks ask of numbers that do not exist, as zeros would answer: whether all are nothing, whether any is broken.
 ANSWERED = {torch.ops.aten.all.default: True, torch.ops.aten.any.default: False}
 # Products of two tensors that are no weights sum over the rows: they are gradients of weights.
 SUMS = (torch.ops.aten.mm.default, torch.ops.aten.embedding_dense_backward.default)
+
+
+def _experts(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
+    """Operations of rows (T, K) times one matrix each of (E, K, N), as a layer of experts multiplies them."""
+    return 2 * a.shape[-2] * a.shape[-1] * b.shape[-1]
+
+
+def _attention(queries: Tensor, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> int:
+    """Operations of attention, (B, heads, tokens, width) each; heads may share keys and values."""
+    return 2 * queries.shape[:-1].numel() * keys.shape[-2] * (queries.shape[-1] + values.shape[-1])
+
+
+# Floating-point operations of the functions that compute: torch's own formulas, but for attention, which before torch 2.15
+# refuses shared keys, and for experts, of which it has none.
+ATEN = torch.ops.aten
+OPERATIONS = {
+    **{
+        function: flop_registry[function]
+        for function in (ATEN.mm, ATEN.addmm, ATEN.bmm, ATEN.baddbmm, ATEN.convolution)
+    },
+    ATEN._scaled_dot_product_flash_attention_for_cpu: _attention,
+    ATEN._grouped_mm: _experts,
+}
 
 
 @dataclass(frozen=True)
@@ -48,8 +73,14 @@ class Peaks:
 class Live(TorchDispatchMode):
     """Counts the bytes of the storages that operations allocate while it is entered, until they are freed.
 
+    And the floating-point operations of matrix products, convolutions and attention in forward passes; the rest is small
+    beside these.
+
     What is made of weights alone (their copies in half precision, those that quantised layers make anew) and gradients of
     weights take as much for any number of rows.
+
+    Attributes:
+        operations: floating-point ones since `restart`, by `OPERATIONS`.
     """
 
     def __init__(self):
@@ -57,6 +88,7 @@ class Live(TorchDispatchMode):
         self._now, self._start = {True: 0, False: 0}, (0, 0)  # once (True), and of the row
         self._points: list[tuple[int, int]] = [(0, 0)]
         self._sizes: dict[int, tuple[int, bool]] = {}
+        self.operations = 0
 
     @property
     def parts(self) -> tuple[int, int]:
@@ -81,6 +113,7 @@ class Live(TorchDispatchMode):
     def restart(self) -> None:
         """Count from 0 again, whatever is allocated."""
         self._start, self._points = (self._now[True], self._now[False]), [(0, 0)]
+        self.operations = 0
 
     def lower(self) -> None:
         """Forget what the most has been, and not what is there."""
@@ -98,6 +131,9 @@ class Live(TorchDispatchMode):
         if function is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             raise NotImplementedError(f"a value of {tuple(args[0].shape)} numbers that do not exist is read")
         out = function(*args, **(kwargs or {}))
+        formula = OPERATIONS.get(function._overloadpacket)
+        if formula is not None:
+            self.operations += formula(*args, **(kwargs or {}), out_val=out)
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self._sizes:
                 self._add(tensor.untyped_storage(), once=self._is_once(function, args, kwargs))

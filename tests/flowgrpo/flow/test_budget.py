@@ -26,7 +26,15 @@ TRIAL = Trial(
     trained=GIB // 8,
     state=GIB // 1024,
     encode=GIB // 4,
-    rollout=Sampling(step=each_row(1), decode=each_row(3), decode_tiled=each_row(1), sample=GIB // 128),
+    rollout=Sampling(
+        step=each_row(1),
+        operations=0,
+        calls=1,
+        decode=each_row(3),
+        decode_tiled=each_row(1),
+        sample=GIB // 128,
+        decode_operations=0,
+    ),
     evaluate=None,
     update=each_row(8),
     update_checkpointed=each_row(2),
@@ -84,7 +92,7 @@ def test_an_optimizer_step_may_take_more_than_the_activations():
 
 def test_an_evaluation_under_another_call_is_a_phase():
     assert "evaluate" not in phases()
-    guided = Sampling(step=each_row(2), decode=each_row(5), decode_tiled=each_row(1), sample=GIB // 64)
+    guided = replace(TRIAL.rollout, step=each_row(2), decode=each_row(5), sample=GIB // 64)
     found = phases(replace(TRIAL, evaluate=guided), train__rollout_batch=3)["evaluate"]
     assert found.rows == 3
     assert found.parts["activations"] == 15 * GIB
