@@ -123,14 +123,19 @@ def plan(
     gpu_memory: Annotated[
         float | None, typer.Option("--gpu-memory", metavar="GIB", min=1, help="whether a run fits a GPU, and by what")
     ] = None,
+    gpus: options.Gpus = None,
+    gpu_type: options.GpuType = None,
+    gpus_per_node: options.GpusPerNode = None,
+    fixed_seconds: options.FixedSeconds = None,
     form: Format = "human",
 ) -> None:
     """Show the resolved config, the axes, the batch geometry and the model evaluations, without any training."""
+    settings = config.load(path, overrides or [])
     from flowgrpo.commands import plan as command
 
-    settings = config.load(path, overrides or [])
+    asked = {"--gpu-type": gpu_type, "--gpus-per-node": gpus_per_node, "--fixed-seconds": fixed_seconds}
     if explain is None:
-        command.show(settings, gpu_memory, form)
+        command.show(settings, gpu_memory, command.machines(gpus, asked), form)
     else:
         command.show_meaning(settings, explain, form)
 

@@ -23,6 +23,7 @@ class Kind:
         setup: `check`, what can be refused without the model, before training; `trainer`, the loop with its model.
         plan: `plan`, the plan of a run, and `table`, its lines for people, and `drawn`, its picture.
         budget: `fit`, whether a run fits a GPU, `lines`, the same for people, and `budget_of`, the memory it takes.
+        cost: `work`, what an iteration computes and sends.
         export: `check`, what can be refused of one without the model; `export`, a checkpoint's weights, written.
         sampling: `sampler`, a model that is ready to sample.
         doctor: `defaults`, the config, as one would write it, of a model alone; `examine`, the doctor's checks.
@@ -31,6 +32,7 @@ class Kind:
     setup: Any
     plan: Any
     budget: Any
+    cost: Any
     export: Any
     sampling: Any
     doctor: Any
@@ -41,6 +43,7 @@ KINDS = {
         setup=lazy("flowgrpo.flow.setup"),
         plan=lazy("flowgrpo.flow.plan"),
         budget=lazy("flowgrpo.flow.budget"),
+        cost=lazy("flowgrpo.flow.cost"),
         export=lazy("flowgrpo.flow.export"),
         sampling=lazy("flowgrpo.flow.sampling"),
         doctor=lazy("flowgrpo.flow.doctor"),
@@ -49,6 +52,7 @@ KINDS = {
         setup=lazy("flowgrpo.mdlm.setup"),
         plan=lazy("flowgrpo.mdlm.plan"),
         budget=lazy("flowgrpo.mdlm.budget"),
+        cost=lazy("flowgrpo.mdlm.cost"),
         export=lazy("flowgrpo.mdlm.export"),
         sampling=lazy("flowgrpo.mdlm.sampling"),
         doctor=lazy("flowgrpo.mdlm.doctor"),

@@ -1,4 +1,4 @@
-"""Options of the command line that several commands have: what to sample, and switches of memory and speed."""
+"""Options of the command line: what to sample, switches of memory and speed, and the GPUs of a plan."""
 
 from __future__ import annotations
 
@@ -45,3 +45,17 @@ Attention = Annotated[
     ),
 ]
 Compile = Annotated[bool, typer.Option("--compile", help="compile the model's repeated blocks; as model.compile")]
+Gpus = Annotated[
+    int | None,
+    typer.Option("--gpus", metavar="N", min=1, help="seconds and memory of an iteration on N GPUs, beside 1 to 512"),
+]
+GpuType = Annotated[
+    str | None, typer.Option("--gpu-type", metavar="NAME", help="of --gpus: a100, h100 (by default), h200, b200, ...")
+]
+GpusPerNode = Annotated[
+    int | None, typer.Option("--gpus-per-node", metavar="N", min=1, help="of --gpus: GPUs of a machine; by default 8")
+]
+FixedSeconds = Annotated[
+    float | None,
+    typer.Option("--fixed-seconds", min=0, help="of --gpus: of an iteration, what no GPU takes away; by default 20"),
+]

@@ -1,8 +1,12 @@
-"""What a run will do and cost, and whether it fits a GPU, shown before it does it."""
+"""What a run will do and cost, whether it fits a GPU, and its seconds on many, shown before it does it."""
 
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from rich.table import Table
 
@@ -12,30 +16,74 @@ from flowgrpo.commands.kinds import KINDS
 from flowgrpo.commands.terminal import out
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training import sharding
+from flowgrpo.training import budget, layout, scaling, sharding
+from flowgrpo.training.cost import FIXED
+from flowgrpo.training.gpus import gpu_of
 
 
-def show(settings: RunConfig, gpu_memory: float | None, form: str) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """The GPUs that seconds are asked for.
+
+    Attributes:
+        gpus: all of them.
+        gpu_type: a name that `training.gpus` knows.
+        of_node: of a machine.
+        fixed: seconds of an iteration that none of them takes away.
+    """
+
+    gpus: int
+    gpu_type: str
+    of_node: int
+    fixed: float
+
+
+def machines(gpus: int | None, asked: dict[str, Any]) -> Machines | None:
+    """The machines of the options that a command line has; None without a number of GPUs.
+
+    Args:
+        asked: the other options by name, None where they are not given.
+
+    Raises:
+        InputError: one of these is given without that number, or it is not known here.
+    """
+    given = {option: value for option, value in asked.items() if value is not None}
+    if gpus is None:
+        if given:
+            raise InputError(f"{next(iter(given))}: it is for --gpus N, say that too")
+        return None
+    found = Machines(
+        gpus=gpus,
+        gpu_type=given.get("--gpu-type", "h100").lower(),
+        of_node=given.get("--gpus-per-node", layout.OF_NODE),
+        fixed=given.get("--fixed-seconds", FIXED),
+    )
+    gpu_of(found.gpu_type)  # refuses a name that is not known
+    if not math.isfinite(found.fixed):
+        raise InputError(f"--fixed-seconds: {found.fixed} is not a number of seconds, take {FIXED:.0f}, say")
+    return found
+
+
+def show(settings: RunConfig, gpu_memory: float | None, machines: Machines | None, form: str) -> None:
     """Show the plan of a run.
 
     Args:
         gpu_memory: GiB of a GPU that it is to fit; None asks for no such thing.
+        machines: on which it is to run; None asks for no seconds.
         form: `human` or `json`.
 
     Raises:
         InputError: the config cannot be run.
     """
+    if machines is not None:
+        settings = budget.switched(settings, "run.processes", machines.gpus)
+        scaling.check_machines(settings, machines.of_node)
     sharding.check(settings)
     kind = KINDS[settings.kind]
     planned = kind.plan.plan(settings)
-    try:
-        fitted = None if gpu_memory is None else kind.budget.fit(settings, int(gpu_memory * 2**30))
-    except NotImplementedError as error:  # as `training.live` raises it
-        raise InputError(
-            f"--gpu-memory: {settings.model.path} cannot be planned without its weights: {error}"
-        ) from error
+    measured = {} if gpu_memory is None and machines is None else _measured(settings, planned, gpu_memory, machines)
     if form == "json":
-        print(json.dumps(planned if fitted is None else planned | {"gpu": fitted}, indent=1))
+        print(json.dumps(planned | measured, indent=1))
         return
     out.print(config.dumped(settings))
     for line in kind.plan.drawn(planned):
@@ -44,8 +92,28 @@ def show(settings: RunConfig, gpu_memory: float | None, form: str) -> None:
     for label, words in kind.plan.table(planned):
         table.add_row(label, words)
     out.print(table)
-    for line in () if fitted is None else kind.budget.lines(fitted):
-        out.print(line, soft_wrap=True)
+    for part, lines in (("gpu", budget.lines), ("cost", scaling.lines)):
+        for line in lines(measured[part]) if part in measured else ():
+            out.print(line, soft_wrap=True)
+
+
+def _measured(
+    settings: RunConfig, planned: dict[str, Any], gpu_memory: float | None, machines: Machines | None
+) -> dict[str, Any]:
+    """What a trial of the run's calls finds: `gpu`, whether it fits, and `cost`, its seconds, where they are asked for."""
+    kind, found = KINDS[settings.kind], {}
+    of_node = layout.OF_NODE if machines is None else machines.of_node
+    try:
+        with kind.budget.budget_of(settings, of_node) as run:
+            if gpu_memory is not None:
+                found["gpu"] = budget.fitted(run, int(gpu_memory * 2**30), budget.rewards_of(settings)[1])
+            if machines is not None:
+                prices = scaling.Prices(gpu_type=machines.gpu_type, fixed=machines.fixed)
+                found["cost"] = scaling.priced(run, partial(kind.cost.work, planned=planned), prices)
+    except NotImplementedError as error:  # as `training.live` raises it
+        option = "--gpu-memory" if machines is None else "--gpus"
+        raise InputError(f"{option}: {settings.model.path} cannot be planned without its weights: {error}") from error
+    return found
 
 
 def show_meaning(settings: RunConfig, key: str, form: str) -> None:

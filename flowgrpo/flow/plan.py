@@ -99,11 +99,16 @@ def _plan(config: Config) -> dict[str, Any]:
             "rollout": branches * cost.rollout + draft_evaluations,
             "update": branches * cost.update,
         },
+        "with_gradient": branches * cost.with_gradient,
         "drafted": drafts,
         "calibration": {"model_evaluations": branches * cost.rollout * rounds, "decoded": cost.decoded * rounds},
         "decoded": cost.decoded + drafts,
         "reward_calls": (cost.decoded + drafts) * len(config.rewards),
-        "evaluation": {"model_evaluations": eval_evaluations, "decoded": held_out},
+        "evaluation": {
+            "model_evaluations": eval_evaluations,
+            "guidance_branches": eval_branches,
+            "decoded": held_out,
+        },
         "memory": None,
         "published": published.compared(presets.PUBLISHED[algorithm.preset], _with_call(config, call)),
         "warnings": uneven(config, sigma_table(config.model.path, call["num_inference_steps"])),
@@ -178,10 +183,14 @@ def _draft(config: Config, over: dict[str, Any], columns: dict[str, Any]) -> tup
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Counts of one iteration on all processes: rows through the model, samples decoded, edges and batches of the update."""
+    """Counts of one iteration on all processes: rows through the model, samples decoded, edges and batches of the update.
+
+    `with_gradient` are the rows of the update that a backward pass follows; the others are of the reference.
+    """
 
     rollout: int
     update: int
+    with_gradient: int
     decoded: int
     trained_edges: int
     update_batches: int
@@ -228,6 +237,7 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     return Cost(
         rollout=sum(len(e.rows) for e in tree.evaluations),
         update=forwards * (2 if algorithm.objective.kl.beta > 0 else 1),
+        with_gradient=forwards,
         decoded=len(tree.leaves),
         trained_edges=sum(len(edges.nodes) for e in evaluations for edges in e.trained),
         update_batches=len(evaluations),

@@ -97,11 +97,13 @@ def _plan(config: TextConfig) -> dict[str, Any]:
             "views": cost.views,
         },
         "model_evaluations": {"rollout": cost.rollout, "update": cost.update},
+        "with_gradient": cost.with_gradient,
         "at_most": {"rollout": not cost.rollout_fixed, "update": not cost.update_fixed},
         "decoded": samples,
         "reward_calls": asked * len(config.rewards),
         "evaluation": {
             "model_evaluations": held_out * evaluation.evaluations,
+            "guidance_branches": evaluation.branches,
             "at_most": not evaluation.fixed,
             "decoded": held_out,
         },
@@ -275,10 +277,14 @@ def _most(decoder: Decoder, size: int, narrow: bool) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Rows through the model in one iteration on all processes, whether they are that many for sure; views of an answer."""
+    """Rows through the model in one iteration on all processes, whether they are that many for sure; views of an answer.
+
+    `with_gradient` are the rows of the update that a backward pass follows.
+    """
 
     rollout: int
     update: int
+    with_gradient: int
     rollout_fixed: bool
     update_fixed: bool
     views: int
@@ -304,12 +310,20 @@ def predicted(config: TextConfig) -> Cost:
     old = train.passes * train.updates > 1 and not likelihood.recorded(decoder)
     reference = kl.reference is not None
     mask_draws = 1 if likelihood.fixed else train.passes
-    update = trained * views * (train.passes * slopes + mask_draws * (old + reference))
+    learning = trained * views * train.passes
+    update = learning * slopes + trained * views * mask_draws * (old + reference)
     if algorithm.hints.name != "none":  # each answer once more, and its given tokens are judged
         given = train.groups * int(algorithm.hints.replace * train.group_size)
-        return Cost(rollout=2 * rollout, update=update + given, rollout_fixed=False, update_fixed=False, views=views)
+        rollout, update, fixed = 2 * rollout, update + given, (False, False)
+    else:
+        fixed = walk.fixed, views_fixed and all_trained
     return Cost(
-        rollout=rollout, update=update, rollout_fixed=walk.fixed, update_fixed=views_fixed and all_trained, views=views
+        rollout=rollout,
+        update=update,
+        with_gradient=learning,
+        rollout_fixed=fixed[0],
+        update_fixed=fixed[1],
+        views=views,
     )
 
 

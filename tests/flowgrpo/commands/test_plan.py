@@ -1,4 +1,6 @@
-"""`flowgrpo plan` beside `flowgrpo train`: what one refuses, the other does."""
+"""`flowgrpo plan` beside `flowgrpo train`, which refuses the same, and `flowgrpo plan --gpus`."""
+
+import json
 
 import pytest
 
@@ -27,3 +29,111 @@ def test_what_cannot_be_cut_is_refused_with_the_words_of_a_run(workplace, monkey
 def test_what_can_be_cut_is_planned(workplace, capsys):
     assert main(["plan", "tiny.yaml", *FULL, "model.dtype=bfloat16"]) == 0
     assert "model evaluations" in capsys.readouterr().out
+
+
+def planned(capsys, *options):
+    assert main(["plan", "tiny.yaml", *options, "--format", "json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_seconds_follow_from_the_evaluations_that_are_counted(workplace, capsys):
+    options = ["model.lora={rank: 2}", "algorithm.objective.kl.beta=0.01", "--gpus", "3", "--fixed-seconds", "5"]
+    found = planned(capsys, *options)
+    rows = {each["gpus"]: each for each in found["cost"]["costs"]}
+    assert list(rows) == [1, 3, 8, 64, 512]
+    alone = rows[1]["seconds"]
+    counts, learnt = found["model_evaluations"], found["with_gradient"]
+    assert 0 < learnt < counts["update"]  # the reference is evaluated too
+    forwards = 2 * learnt + (counts["update"] - learnt)
+    assert alone["update"] / alone["rollout"] == pytest.approx(forwards / counts["rollout"])
+    assert alone["decode"] > 0
+    assert (alone["fixed"], alone["traffic"]) == (5, 0)
+    assert rows[8]["total"] == pytest.approx(sum(rows[8]["seconds"].values()))
+    assert rows[8]["efficiency"] == pytest.approx(rows[1]["total"] / (8 * rows[8]["total"]))
+    assert [rows[n]["samples"] for n in (1, 3, 8)] == [8, 3, 1]
+    assert rows[3]["seconds"]["rollout"] == pytest.approx(alone["rollout"] * 3 / 8)
+    assert found["config"]["run"]["processes"] == 3
+    assert found["cost"]["limit"] == "fixed"
+    assert found["cost"]["changes"] == []  # no iteration may have as many samples as would keep so small a model busy
+
+
+def test_more_samples_are_advised_where_the_fixed_part_takes_the_most(workplace, capsys):
+    alone = planned(capsys, "--gpus", "1", "--fixed-seconds", "0")["cost"]["costs"][0]["total"]
+    found = planned(capsys, "--gpus", "3", "--fixed-seconds", str(alone))
+    (change,) = (each for each in found["cost"]["changes"] if "train.groups" in each["set"])
+    groups = change["set"]["train.groups"]
+    assert groups % (2 * 3) == 0  # two parts of three processes
+    assert change["efficiency"] > 0.69
+    again = planned(capsys, "--gpus", "3", "--fixed-seconds", str(alone), f"train.groups={groups}")["cost"]
+    own = next(each for each in again["costs"] if each["gpus"] == 3)
+    assert own["total"] == pytest.approx(change["total"])
+    assert own["efficiency"] == pytest.approx(change["efficiency"])
+
+
+def test_a_faster_gpu_takes_less_and_a_float32_run_is_not_priced_as_half_precision(workplace, capsys):
+    def seconds(*options):
+        return planned(capsys, "--gpus", "1", *options)["cost"]["costs"][0]["seconds"]["rollout"]
+
+    single = seconds()
+    assert seconds("model.dtype=bfloat16") == pytest.approx(single * 67 / 989)
+    assert seconds("model.dtype=bfloat16", "--gpu-type", "A100") == pytest.approx(single * 67 / 312)
+
+
+def test_shards_within_a_machine_are_advised_where_waiting_takes_the_most(workplace, capsys):
+    options = ["model.lora=null", "run.sharding=fsdp2", "--fixed-seconds", "0"]
+    found = planned(capsys, *options, "--gpus", "64")["cost"]
+    assert found["limit"] == "traffic"
+    changed = {next(iter(change["set"].items())): change for change in found["changes"]}
+    flat = next(each for each in found["costs"] if each["gpus"] == 64)
+    assert changed["run.sharding", "hsdp"]["total"] < flat["total"]
+    within = planned(capsys, *options, "run.sharding=hsdp", "--gpus", "64")["cost"]
+    own = next(each for each in within["costs"] if each["gpus"] == 64)
+    assert own["total"] == pytest.approx(changed["run.sharding", "hsdp"]["total"])
+    assert own["sent"]["gathers"] < flat["sent"]["gathers"]
+    assert own["peak"] > flat["peak"]  # an eighth of the weights lies on each, not a sixty-fourth
+    four = planned(capsys, *options, "run.sharding=hsdp", "--gpus", "64", "--gpus-per-node", "4")["cost"]
+    assert [each["gpus"] for each in four["costs"]] == [1, 4, 32, 64, 256]
+    assert four["costs"][3]["machines"] == 16
+
+
+def test_a_plan_on_gpus_reads_for_people_too(workplace, capsys):
+    assert main(["plan", "tiny.yaml", "--gpus", "100"]) == 0
+    said = capsys.readouterr().out
+    assert "on 100 GPUs the fixed part takes the most: 20.0 of 20.0 s" in said
+    assert "92 of them have nothing to sample" in said
+    refused = (
+        "a run on 100 GPUs is refused: train.groups: 2 groups of 4 samples do not divide into train.updates = 2 parts"
+    )
+    assert refused in " ".join(said.split())
+
+
+def test_a_language_model_is_priced(workplace, capsys):
+    (workplace / "digits.yaml").write_text("kind: mdlm\nmodel: {path: digits}\nrewards: [{use: solved}]\n")
+    assert main(["plan", "digits.yaml", "--gpus", "2", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    alone, counts = found["cost"]["costs"][0]["seconds"], found["model_evaluations"]
+    assert alone["decode"] == 0
+    assert min(alone["rollout"], alone["update"], alone["evaluate"]) > 0
+    assert counts["update"] >= found["with_gradient"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ["--gpus", "8", "--gpu-type", "h1000"],
+            "--gpu-type: no numbers of 'h1000' are known here, did you mean 'h100'?",
+        ),
+        (["--gpu-type", "h100"], "--gpu-type: it is for --gpus N, say that too"),
+        (["--gpus-per-node", "4"], "--gpus-per-node: it is for --gpus N, say that too"),
+        (["--gpus", "0"], "--gpus"),
+        (["--gpus", "8", "--fixed-seconds", "inf"], "--fixed-seconds: inf is not a number of seconds, take 20, say"),
+        (
+            ["--gpus", "12", "run.sharding=hsdp"],
+            "--gpus: hsdp needs as many on every machine, and 12 are not 8 on each",
+        ),
+    ],
+)
+def test_machines_that_are_none_are_refused(workplace, capsys, options, said):
+    assert main(["plan", "tiny.yaml", *options]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
