@@ -1,16 +1,19 @@
-"""Plan the memory of a GPU among 1 to 512 that share a model; prints the table of docs/scale.md.
+"""Plan a GPU's memory and traffic among 1 to 512 that share a model; prints the tables of docs/scale.md.
 
     HF_HUB_OFFLINE=1 python scripts/plan_scale.py [NAME ...]
 
-Each GPU does the same work whatever their number: an eighth of the groups of a built-in config, one row in each call, its
-activations checkpointed. Nothing is downloaded; one or two minutes of one core for each model.
+Each GPU does the same work whatever their number: an eighth of the groups of a built-in config in one optimizer step, its
+activations checkpointed. Memory is that with one row in each call; the bytes that a GPU sends are those of an iteration with
+the config's rows in a call. Nothing is downloaded; one or two minutes of one core for each model.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from plan_models import stand_in
@@ -19,10 +22,11 @@ from flowgrpo import config
 from flowgrpo.commands.kinds import KINDS
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.budget import GIB, ROLLOUT, UPDATE, Budget, at, switched
+from flowgrpo.training.cost import Work
+from flowgrpo.training.scaling import Prices
 
 NAMES = ("flux1-dev", "qwen-image", "wan22-14b", "llada-8b")
 PROCESSES = (1, 8, 64, 512)
-OF_MACHINE = 8
 ALONE = {ROLLOUT: 1, UPDATE: 1}
 
 
@@ -41,29 +45,52 @@ def settings_of(name: str, *, full: bool, folder: Path) -> RunConfig:
     )
 
 
-def sizes(budget: Budget) -> list[str]:
-    """GiB on a GPU for each number of them: whole on each, in shards over all, in shards within a machine."""
+def cells(budget: Budget, of: Callable[[Budget], str]) -> list[str]:
+    """What is said of each number of GPUs: whole on each for one, in shards over all and within a machine for others."""
     found = []
     for processes in PROCESSES:
-        many = switched(budget.config, "run.processes", processes)
-        within = switched(switched(many, "run.processes", min(processes, OF_MACHINE)), "run.sharding", "fsdp2")
-        forms = [many] if processes == 1 else [switched(many, "run.sharding", "fsdp2"), within]
-        totals = [max(at(replace(budget, config=each).phases(), ALONE), key=lambda p: p.total) for each in forms]
-        found.append(" / ".join(f"{phase.total / GIB:.0f} ({phase.name})" for phase in totals))
+        many = budget.dealt(processes, times=processes)
+        forms = ("none",) if processes == 1 else ("fsdp2", "hsdp")
+        found.append(
+            " / ".join(of(replace(many, config=switched(many.config, "run.sharding", form))) for form in forms)
+        )
     return found
 
 
+def size(budget: Budget) -> str:
+    """GiB on a GPU, and in which phase."""
+    most = max(at(budget.phases(), ALONE), key=lambda phase: phase.total)
+    return f"{most.total / GIB:.0f} ({most.name})"
+
+
+def sent(budget: Budget, work: Work) -> str:
+    """GB that a GPU sends in an iteration in which each does the same work."""
+    cost = Prices(gpu_type="h100", fixed=0.0).cost(budget, work.times(budget.layout.processes))
+    found = sum(cost.sent.values()) / 1e9
+    return f"{found:,.1f}" if found < 100 else f"{found:,.0f}"
+
+
+def row(name: str, own: list[str], *, full: bool) -> str:
+    """A line of a table."""
+    return f"| {' | '.join((f'`{name}`', 'all' if full else 'a LoRA', *own))} |"
+
+
 def main(names: list[str]) -> int:
-    """Print the rows."""
+    """Print the tables: GiB on a GPU, then GB that it sends."""
     heads = ["model", "trained", *(f"{n} GPUs" if n > 1 else "1 GPU" for n in PROCESSES)]
-    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+    head = f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}"
+    traffic = []
+    print(head)
     with tempfile.TemporaryDirectory() as folder:
         for name in names or NAMES:
             for full in (False, True):
                 settings = settings_of(name, full=full, folder=Path(folder))
-                with KINDS[settings.kind].budget.budget_of(settings) as budget:
-                    cells = [f"`{name}`", "all" if full else "a LoRA", *sizes(budget)]
-                    print(f"| {' | '.join(cells)} |", flush=True)
+                kind = KINDS[settings.kind]
+                with kind.budget.budget_of(settings) as budget:
+                    print(row(name, cells(budget, size), full=full), flush=True)
+                    work = kind.cost.work(budget, kind.plan.plan(settings))
+                    traffic.append(row(name, cells(budget, partial(sent, work=work)), full=full))
+    print(f"\n{head}", *traffic, sep="\n")
     return 0
 
 
