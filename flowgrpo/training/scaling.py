@@ -54,9 +54,11 @@ def check_machines(config: RunConfig, of_node: int) -> None:
     """Refuse a number of processes that a run would refuse.
 
     Raises:
-        InputError: machines would have unequal numbers of those that share a network in each machine.
+        InputError: machines would have unequal numbers of those that share a network, or processes share calls.
     """
     processes = config.run.processes
+    if config.run.context_parallel > 1:
+        raise InputError("--gpus: the seconds of calls that processes share are not known, set run.context_parallel=1")
     if config.run.sharding == "hsdp" and processes > of_node and processes % of_node:
         below = processes // of_node * of_node
         raise InputError(
