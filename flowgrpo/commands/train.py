@@ -98,7 +98,7 @@ def train_config(settings: RunConfig, source: Path | None = None) -> Run:
 def _ran_out(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
     """How a run without memory ends: with the switch that helps most, and how to go on with it, where that can be."""
     folder = settings.run.folder
-    begun, step = (folder / "config.yaml").is_file(), checkpoint.resumed(folder / "checkpoints")
+    begun, step = (folder / "config.yaml").is_file(), checkpoint.latest(folder / "checkpoints")
     switch = remedy(error.phase, settings, ("",) if step is None else MAY_DIFFER)
     error.remedy = switch or last_resort(error.phase)
     overrides = [] if switch is None else [switch]
@@ -239,9 +239,7 @@ def _check_folder(settings: RunConfig, folder: Path) -> None:
                 "a run goes on as it began"
             )
     check_readable(folder)
-    step = checkpoint.resumed(folder / "checkpoints")
-    if step is not None:
-        checkpoint.check(checkpoint.find(folder / "checkpoints", step))
+    checkpoint.chosen(folder / "checkpoints")
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:

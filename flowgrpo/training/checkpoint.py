@@ -1,14 +1,13 @@
 """Checkpoints: complete or absent, and enough to go on as if nothing had happened.
 
 A checkpoint is a folder `step-000010` with `weights.safetensors` (trained tensors and their average), `optimizer.pt` (with
-the loss scaler), `random.pt` (the global generators, which only plug-ins use), `state.json` and, where rollouts are behind
-(`run.staleness`), `versions.safetensors` with the weights of the iterations before. It is written under a temporary name and
-renamed.
+the loss scaler), `random.pt` (the global generators, which only plug-ins use), where rollouts are behind (`run.staleness`)
+`versions.safetensors` with the weights of the iterations before, and `state.json` with a digest of each. It is written under
+a temporary name and renamed.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -17,6 +16,8 @@ import zipfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,16 @@ from torch.distributed.tensor import DTensor
 
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
-from flowgrpo.training import optimizers
+from flowgrpo.training import digests, optimizers
 from flowgrpo.training.report import is_number
 from flowgrpo.training.versions import Versions
 from flowgrpo.training.weights import Weights, gathered
 from rewards.memory import is_out_of_memory
 
 VERSIONS = "versions.safetensors"
+
+
+TAKE_AWAY = "; take it away to go on from the one before"
 
 
 def save(
@@ -83,7 +87,7 @@ def save(
     torch.save({"optimizer": moments, "scaler": scaler.state_dict()}, partial / "optimizer.pt")
     torch.save(random_states, partial / "random.pt")
     state = {"step": step, "updates": weights.updates, "beta": beta, "history": prompt_stats, "sound": sound}
-    (partial / "state.json").write_text(json.dumps(state))
+    (partial / digests.STATE).write_text(digests.sealed(state, partial))
     for path in (*partial.iterdir(), partial):
         _flush(path)
     if target.exists():
@@ -131,8 +135,8 @@ def _place(folder: Path, step: int) -> Path:
 
 
 def steps(folder: Path) -> list[int]:
-    """Steps of the complete checkpoints in `folder`, ascending."""
-    names = (state.parent.name for state in folder.glob("step-*/state.json"))
+    """Steps of the checkpoints in `folder`, whole or damaged, ascending."""
+    names = (path.name for path in folder.glob("step-*") if path.is_dir())
     return sorted(int(name.removeprefix("step-")) for name in names if re.fullmatch(r"step-\d{6,9}", name, re.ASCII))
 
 
@@ -150,15 +154,77 @@ def find(folder: Path, step: int | None = None) -> Path:
     return _place(folder, known[-1] if step is None else step)
 
 
-def resumed(folder: Path) -> int | None:
-    """The step that a resume goes on from, of the latest sound checkpoint, or of the latest if none is; None without any.
+@dataclass(frozen=True)
+class Choice:
+    """The step that a resume goes on from, None where there is no checkpoint, and what is wrong with later ones."""
+
+    step: int | None
+    damaged: list[str]
+
+    @property
+    def warning(self) -> str | None:
+        """What is said of the checkpoints that the resume passes over, if it does."""
+        return f"{'; '.join(self.damaged)}; the run goes on from step {self.step}" if self.damaged else None
+
+
+def chosen(folder: Path) -> Choice:
+    """Choose the checkpoint that a resume goes on from: of those that are whole the latest sound one, or the latest.
 
     Raises:
-        InputError: a checkpoint that was looked at cannot be read.
+        InputError: there are checkpoints, and none of them is whole.
     """
+    damaged, unsound = [], None
+    for step in reversed(steps(folder)):
+        place = _place(folder, step)
+        problem = _problem(place, _stamp(place))
+        if problem is not None:
+            damaged.append(problem)
+        elif _state(place).get("sound", True):
+            return Choice(step, damaged)
+        else:
+            unsound = unsound or Choice(step, [*damaged])
+    if damaged and unsound is None:
+        others = f", and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+        raise InputError(
+            f"run.resume: no checkpoint is whole ({damaged[0]}{others}); put back a copy, or begin again with another run.name"
+        )
+    return unsound or Choice(None, [])
+
+
+def resumed(folder: Path) -> int | None:
+    """The step that a resume goes on from, or None; see `chosen`."""
+    return chosen(folder).step
+
+
+def latest(folder: Path) -> int | None:
+    """The step of the latest sound checkpoint, or of the latest if none is, or None, as far as their states tell."""
     known = steps(folder)
-    sound = (step for step in reversed(known) if _state(_place(folder, step)).get("sound", True))
-    return next(sound, known[-1]) if known else None
+    return next((step for step in reversed(known) if _is_sound(_place(folder, step))), known[-1] if known else None)
+
+
+def rest(folder: Path, done: int) -> str:
+    """Which checkpoint a resume of a run goes on from that stops after `done` iterations, as the head of the command."""
+    step = latest(folder)
+    if step is None:
+        return "there is no checkpoint, begin again"
+    if step < done:
+        return f"go on from step {step}, the last that was sound,"
+    return "a checkpoint is written, go on"
+
+
+@cache  # a resume asks several times, and a large checkpoint takes minutes to read
+def _problem(checkpoint: Path, stamp: tuple[Any, ...]) -> str | None:
+    """What is wrong with a checkpoint whose files have these names, sizes and times; None if it is whole."""
+    try:
+        check(checkpoint)
+    except InputError as error:
+        return str(error).removesuffix(TAKE_AWAY)
+    return None
+
+
+def _stamp(checkpoint: Path) -> tuple[Any, ...]:
+    found = ((path.name, path.stat()) for path in sorted(checkpoint.iterdir()))
+    return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in found)
 
 
 def forget_after(folder: Path, step: int) -> None:
@@ -169,13 +235,16 @@ def forget_after(folder: Path, step: int) -> None:
 
 
 def check(checkpoint: Path) -> None:
-    """Refuse a checkpoint that cannot be read, as far as that costs little: its state, and all but its tensors' values.
+    """Refuse a checkpoint that cannot be read, or of which a byte has changed since it was written.
+
+    One of an earlier version, which wrote no digests, is read as far as that costs little: all but its tensors' values.
 
     Raises:
-        InputError: a file of it is missing, cut off or not what it should be.
+        InputError: a file of it is missing, cut off, changed or not what it should be.
     """
-    _state(checkpoint)
+    state = _state(checkpoint)
     with _told(checkpoint):
+        digests.check_files(checkpoint, state)
         check_tensors(checkpoint / "weights.safetensors")
         if (checkpoint / VERSIONS).exists():
             check_tensors(checkpoint / VERSIONS)
@@ -248,7 +317,8 @@ def load(
 def _state(checkpoint: Path) -> dict[str, Any]:
     """Return the content of `state.json`; raises InputError where that is not what `save` writes."""
     with _told(checkpoint):
-        state = tables.document(checkpoint / "state.json")
+        state = tables.document(checkpoint / digests.STATE)
+        digests.check_state((checkpoint / digests.STATE).read_bytes(), state)
         history = state.get("history", {})
         numbers = [number for prompt, seen in history.items() for number in (int(prompt), *seen)]
         if len(numbers) != 4 * len(history):
@@ -300,7 +370,7 @@ def _told(checkpoint: Path) -> Iterator[None]:
             raise
         words = " ".join(str(error).split())[:160]
         raise InputError(
-            f"{checkpoint} cannot be loaded ({type(error).__name__}: {words}); take it away to go on from the one before"
+            f"{checkpoint} cannot be loaded ({type(error).__name__}: {words}){TAKE_AWAY}"
         ) from error
 
 

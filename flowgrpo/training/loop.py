@@ -19,6 +19,7 @@ import torch
 from accelerate import Accelerator
 
 from flowgrpo.data.prompts import Prompt
+from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import checkpoint, idle, metrics, optimizers, selection, trackers
 from flowgrpo.training.baseline import Units, combined, zero_std_fraction
@@ -111,6 +112,7 @@ class Loop(ABC):
         self.scaler = torch.amp.GradScaler(self.accelerator.device.type, enabled=config.model.dtype == "float16")
         self.reward_weights = torch.tensor([reward.weight for reward in rewards], dtype=torch.float64)
         self.done = 0
+        self._damaged: str | None = None  # what is wrong with the checkpoints that a resume passed over
         self.prompt_stats = PromptStats(config.train.half_life)
         self.versions = Versions(weights, config.run.staleness)
         self.beta = config.algorithm.objective.kl.beta  # may adapt
@@ -131,6 +133,8 @@ class Loop(ABC):
         """
         with self.report:
             self.report.start(self.done)
+            if self._damaged is not None:
+                self.report.warn(self._damaged)
             self.on_start()
             if self.done == 0:
                 self.evaluate()
@@ -156,9 +160,9 @@ class Loop(ABC):
                 self.save_checkpoint()
             if tired:
                 reason = f"nothing to learn since step {self.done - empty}, {idle.why(line)}"
-                raise NothingToLearn(f"stopped after step {self.done}: {reason}", self._rest())
+                raise NothingToLearn(f"stopped after step {self.done}: {reason}", checkpoint.rest(self.checkpoints, self.done))
             if stopping and not last:
-                raise Interrupted(f"interrupted after step {self.done}", self._rest())
+                raise Interrupted(f"interrupted after step {self.done}", checkpoint.rest(self.checkpoints, self.done))
         lines = [line for line in self.report.lines if line["phase"] == "train"]
         if run.patience is not None and lines and all(idle.is_idle(line) for line in lines):
             reason = f"nothing to learn in any of its {self.done} steps, {idle.why(lines[-1])}"
@@ -341,18 +345,12 @@ class Loop(ABC):
         self.weights.lockstep.join()  # on the host, where it may take longer to write than a GPU's barrier waits
         self.accelerator.wait_for_everyone()
 
-    def _rest(self) -> str:
-        """Which checkpoint a resume goes on from, as the head of the command."""
-        step = checkpoint.resumed(self.checkpoints)
-        if step is None:
-            return "there is no checkpoint, begin again"
-        if step < self.done:
-            return f"go on from step {step}, the last that was sound,"
-        return "a checkpoint is written, go on"
-
     def resume(self) -> None:
-        """Go back to a checkpoint of the folder (`checkpoint.resumed`), or to the start, and forget what came after."""
-        step = checkpoint.resumed(self.checkpoints)
+        """Go back to a checkpoint of the folder (`checkpoint.chosen`), or to the start, and forget what came after."""
+        choice = checkpoint.chosen(self.checkpoints)
+        step, self._damaged = choice.step, choice.warning
+        if len({*self.exchange.gather([step])}) > 1:
+            raise InputError(f"run.resume: the processes see different checkpoints in {self.checkpoints}; look at its disk")
         if step is not None:
             self.done, self.beta, prompt_stats = checkpoint.load(
                 checkpoint.find(self.checkpoints, step),

@@ -1,5 +1,6 @@
 """Checkpoints that are damaged are one sentence, and a run that diverges keeps those from before it did."""
 
+import hashlib
 import json
 import math
 
@@ -42,14 +43,25 @@ def load(place):
     return checkpoint.load(place, **dict(zip(("weights", "optimizer", "scaler"), parts(), strict=True)))
 
 
+def without_digests(place):
+    """A checkpoint as earlier versions wrote it; returns its state."""
+    state = json.loads((place / "state.json").read_text())
+    earlier = {key: value for key, value in state.items() if key not in ("files", "digest")}
+    (place / "state.json").write_text(json.dumps(earlier))
+    return earlier
+
+
 def cut(path, share):
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.pt", "random.pt", "state.json"])
 @pytest.mark.parametrize("share", [0, 0.5, 0.99])
-def test_a_file_that_was_cut_off_is_one_sentence_without_a_model_and_with_one(tmp_path, name, share):
+@pytest.mark.parametrize("digests", [True, False])
+def test_a_file_that_was_cut_off_is_one_sentence_without_a_model_and_with_one(tmp_path, name, share, digests):
     place = saved(tmp_path)
+    if not digests:
+        without_digests(place)
     checkpoint.check(place)
     cut(place / name, share)
     for read in (lambda: checkpoint.check(place), lambda: load(place)):
@@ -85,8 +97,7 @@ def test_a_missing_file_is_one_sentence(tmp_path, name):
 )
 def test_a_state_that_no_run_writes_is_one_sentence(tmp_path, changed):
     place = saved(tmp_path)
-    state = json.loads((place / "state.json").read_text())
-    (place / "state.json").write_text(json.dumps(state | changed))
+    (place / "state.json").write_text(json.dumps(without_digests(place) | changed))
     with pytest.raises(InputError, match=r"step-000001 cannot be loaded \(.*take it away to go on from the one before"):
         checkpoint.check(place)
 
@@ -106,6 +117,7 @@ def test_an_optimizer_or_generators_of_something_else_are_one_sentence(tmp_path)
 @pytest.mark.parametrize("written", [3, {}, [3], {"optimizer": {}, "scaler": {}}, [{"torch": 3}]])
 def test_a_file_of_another_kind_is_one_sentence_without_a_model(tmp_path, name, written):
     place = saved(tmp_path)
+    without_digests(place)
     torch.save(written, place / name)
     with pytest.raises(InputError, match=r"step-000001 cannot be loaded|weights\.safetensors cannot be read"):
         checkpoint.check(place)
@@ -141,8 +153,73 @@ def test_checkpoints_without_rewards_do_not_push_others_out_and_go_when_there_ar
     assert checkpoint.steps(tmp_path) == [7]
 
 
-def test_the_state_has_the_keys_that_earlier_versions_wrote(tmp_path):
+def test_the_state_has_the_keys_that_earlier_versions_wrote_and_one_of_them_still_loads(tmp_path):
     """So that their runs resume here."""
-    state = json.loads((saved(tmp_path) / "state.json").read_text())
-    assert state == {"step": 1, "updates": 0, "beta": 0.0, "history": {"3": [1.0, 0.5, 0]}, "sound": True}
+    earlier = without_digests(saved(tmp_path))
+    assert earlier == {"step": 1, "updates": 0, "beta": 0.0, "history": {"3": [1.0, 0.5, 0]}, "sound": True}
+    checkpoint.check(tmp_path / "step-000001")
     assert load(tmp_path / "step-000001") == (1, 0.0, {"3": [1.0, 0.5, 0]})
+    assert checkpoint.chosen(tmp_path) == checkpoint.Choice(1, [])
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.pt", "random.pt", "state.json"])
+def test_a_changed_bit_of_any_byte_is_noticed(tmp_path, name):
+    place = saved(tmp_path)
+    whole = (place / name).read_bytes()
+    for at in range(0, len(whole), 1 if name == "state.json" else 97):
+        (place / name).write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(InputError, match="step-000001"):
+            checkpoint.check(place)
+    (place / name).write_bytes(whole)
+    checkpoint.check(place)
+
+
+def test_the_digests_are_those_of_sha256sum(tmp_path):
+    place = saved(tmp_path)
+    files = json.loads((place / "state.json").read_text())["files"]
+    assert files.keys() == {"weights.safetensors", "optimizer.pt", "random.pt"}
+    for name, digest in files.items():
+        assert hashlib.sha256((place / name).read_bytes()).hexdigest() == digest
+
+
+def flip(path):
+    written = bytearray(path.read_bytes())
+    written[len(written) // 2] ^= 1
+    path.write_bytes(written)
+
+
+def test_a_resume_passes_over_what_is_damaged_and_says_why(tmp_path):
+    for step in (1, 2, 3, 4):
+        saved(tmp_path, step, keep=4)
+    flip(tmp_path / "step-000003" / "optimizer.pt")
+    (tmp_path / "step-000004" / "state.json").unlink()
+    choice = checkpoint.chosen(tmp_path)
+    assert choice.step == checkpoint.resumed(tmp_path) == 2
+    assert "step-000004/state.json" in choice.damaged[0]
+    assert choice.damaged[1] == (
+        f"{tmp_path}/step-000003 cannot be loaded (ValueError: its optimizer.pt is not as it was written)"
+    )
+    assert choice.warning == "; ".join([*choice.damaged, "the run goes on from step 2"])
+    checkpoint.forget_after(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000001", "step-000002"]
+
+
+def test_a_sound_checkpoint_that_is_whole_goes_before_a_later_one_that_is_not_sound(tmp_path):
+    for step in (1, 2, 3):
+        saved(tmp_path, step, keep=3, sound=step < 3)
+    assert checkpoint.chosen(tmp_path) == checkpoint.Choice(2, [])
+    for step in (1, 2):
+        flip(tmp_path / f"step-00000{step}" / "weights.safetensors")
+    assert checkpoint.chosen(tmp_path) == checkpoint.Choice(3, [])
+
+
+def test_without_a_whole_checkpoint_a_resume_is_refused_in_one_sentence(tmp_path):
+    assert checkpoint.chosen(tmp_path) == checkpoint.Choice(None, [])
+    for step in (1, 2):
+        flip(saved(tmp_path, step) / "random.pt")
+    with pytest.raises(InputError) as error:
+        checkpoint.chosen(tmp_path)
+    assert str(error.value) == (
+        f"run.resume: no checkpoint is whole ({tmp_path}/step-000002 cannot be loaded (ValueError: its random.pt is not as "
+        "it was written), and 1 more); put back a copy, or begin again with another run.name"
+    )
