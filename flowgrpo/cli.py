@@ -91,14 +91,15 @@ def init(
 def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Overrides = None) -> None:
     """Train one run into runs/<name>/; run.resume=true goes on with it."""
     settings = config.load(path, overrides or [])
-    from flowgrpo.commands import launch
+    from flowgrpo.commands import endings, launch
     from flowgrpo.training import folders
 
+    launch.end_with_launcher()
     if launch.needed(settings.run.processes):
         with folders.held(settings.run.folder):
             pass  # it is free; the others would wait for the process that finds it is not
-        raise typer.Exit(launch.relaunch(settings.run.processes))
-    from flowgrpo.commands import endings
+        with endings.stops_told(path, overrides or []):
+            raise typer.Exit(launch.relaunch(settings.run.processes, settings.run.folder))
     from flowgrpo.commands.train import train_config
 
     with endings.stops_told(path, overrides or []):

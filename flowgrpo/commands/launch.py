@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import signal
@@ -12,20 +13,26 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.training import signals
+from flowgrpo.training.stopped import Killed
 
 if TYPE_CHECKING:
     from torch import distributed
     from torch.distributed import TCPStore
+
+    from flowgrpo.training import checkpoint
 else:
+    checkpoint = lazy("flowgrpo.training.checkpoint")
     distributed = lazy("torch.distributed")
 
 GRACE = 20  # seconds
-OURS = "FLOWGRPO_LAUNCHED"  # in the environment of processes that `relaunch` started
+OURS = "FLOWGRPO_LAUNCHED"  # in the environment of processes that `relaunch` started: the launcher's number
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 INTERRUPTED = 130  # the status of one that Ctrl-C ended
 LOST = 3  # the status of a process that ends because another has; `relaunch` never returns it
 # What gloo and NCCL say of a process that has gone, in a RuntimeError.
@@ -87,6 +94,16 @@ def command() -> list[str]:
     return ["accelerate", "launch", "--num_processes", os.environ["WORLD_SIZE"], "-m", "flowgrpo"]
 
 
+def is_restarted(begun_by: str | None) -> bool:
+    """Whether torchrun has started this process again, or in a place of one that vanished, to go on with its run.
+
+    Args:
+        begun_by: the `TORCHELASTIC_RUN_ID` that a run was begun under; "none" is what torchrun calls a run without an id.
+    """
+    again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return again or (begun_by not in (None, "none") and begun_by == os.environ.get("TORCHELASTIC_RUN_ID"))
+
+
 def is_lost(error: RuntimeError) -> bool:
     """Whether an error says that another process of this run has gone."""
     return "WORLD_SIZE" in os.environ and any(words in str(error) for words in GONE)
@@ -97,17 +114,23 @@ def is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def relaunch(processes: int) -> int:
+def relaunch(processes: int, folder: Path) -> int:
     """Run this command line in so many processes and wait; returns the status of the first that did not end well, or 0.
 
     They talk over loopback alone.
     Ctrl-C and SIGTERM are passed on, so each process finishes its iteration. When one dies, the others are ended, and
-    what it said is shown.
+    what it said is shown. When this process dies, they get SIGTERM; see `end_with_launcher`.
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        Killed: the first that did not end well was ended by a signal.
     """
     store = _store(processes)
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     shared = {
-        OURS: "1",
+        OURS: str(os.getpid()),
         "WORLD_SIZE": str(processes),
         "MASTER_ADDR": store.host,
         "MASTER_PORT": str(store.port),
@@ -116,8 +139,8 @@ def relaunch(processes: int) -> int:
         "NCCL_SOCKET_IFNAME": loopback,
     }
     shared["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    with tempfile.TemporaryDirectory() as folder:
-        heard = [open(os.path.join(folder, str(rank)), "w+") for rank in range(processes)]  # noqa: SIM115
+    with tempfile.TemporaryDirectory() as place:
+        heard = [open(os.path.join(place, str(rank)), "w+") for rank in range(processes)]  # noqa: SIM115
         children: list[subprocess.Popen] = []
         with _passed_on(children):
             children += [
@@ -135,9 +158,27 @@ def relaunch(processes: int) -> int:
         status = children[failed].returncode
         if children[0].returncode != status:
             heard[failed].seek(0)
-            head = "" if status == INTERRUPTED else f"process {failed} of {processes} failed:\n"
-            sys.stderr.write(head + heard[failed].read())
-        return 1 if status == LOST else status if status > 0 else 128 - status
+            words = heard[failed].read()
+            head = "" if status == INTERRUPTED or not words else f"process {failed} of {processes} failed:\n"
+            sys.stderr.write(head + words)
+        if status < 0:
+            rest, overrides = checkpoint.way_on(folder)
+            said = f"process {failed} of {processes} was ended by {signal.Signals(-status).name}"
+            raise Killed(said, rest, overrides, status=128 - status)
+        return 1 if status == LOST else status
+
+
+def end_with_launcher() -> None:
+    """In a process that `relaunch` started: get SIGTERM when the launcher dies, so that the step is finished and saved.
+
+    Nobody would end it otherwise, and it would hold the run's folder.
+    """
+    if OURS not in os.environ:
+        return
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM) != 0:
+        raise OSError(ctypes.get_errno(), "prctl cannot tie this process to its launcher")
+    if os.getppid() != int(os.environ[OURS]):  # it died before
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from flowgrpo.commands import inputs, launch
 from flowgrpo.commands.gallery import check_readable, write_gallery
 from flowgrpo.commands.kinds import KINDS
 from flowgrpo.commands.remedies import remedy
-from flowgrpo.data import config_paths, configs, prompts
+from flowgrpo.data import config_paths, configs, prompts, tables
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.schema import sections
@@ -27,6 +27,7 @@ from flowgrpo.schema.sections import RewardUse, RunConfig
 from flowgrpo.training import (
     adapters,
     checkpoint,
+    disk,
     folders,
     lora_files,
     optimizers,
@@ -40,7 +41,7 @@ from flowgrpo.training.out_of_memory import OutOfMemory, last_resort
 from flowgrpo.training.parts import check_geometry
 from flowgrpo.training.phases import phase
 from flowgrpo.training.run_data import RunData
-from flowgrpo.training.stopped import RanOutOfMemory, Stopped
+from flowgrpo.training.stopped import DiskFull, RanOutOfMemory, Stopped
 from rewards.base import last_part, matches, nearest
 from rewards.compute import default_device
 
@@ -76,7 +77,7 @@ def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -
 
     Raises:
         InputError, RewardError: the input is wrong; nothing expensive has happened.
-        Stopped: asked to stop, nothing to learn, diverged, out of memory; a checkpoint is written, or was before.
+        Stopped: asked to stop, nothing to learn, diverged, out of memory or disk; a checkpoint is written, or was before.
     """
     return train_config(config.load(path, overrides), configs.place_of(path))
 
@@ -87,12 +88,30 @@ def train_config(settings: RunConfig, source: Path | None = None) -> Run:
     Args:
         source: the file that the configuration comes from, which the run keeps a copy of.
     """
+    settings = _gone_on(settings)
     with folders.held(settings.run.folder) if launch.is_main() else nullcontext():
         try:
             with progress.shown(launch.is_main()) as display:
                 return _train(settings, source, display)
         except OutOfMemory as error:
             raise _ran_out(error, settings) from error
+        except Exception as error:
+            if (said := disk.full(error)) is None:
+                raise
+            there, overrides = checkpoint.way_on(settings.run.folder)
+            sentence = f"stopped, {settings.run.folder} cannot be written to ({said}; {disk.room(settings.run.folder)})"
+            raise DiskFull(sentence, f"{there}, once there is room,", overrides) from error
+
+
+def _gone_on(settings: RunConfig) -> RunConfig:
+    """The configuration, with `run.resume` where torchrun starts processes again whose run has begun."""
+    folder = settings.run.folder
+    if settings.run.resume or not (folder / "config.yaml").is_file():
+        return settings
+    environment = tables.document(folder / "environment.json") if (folder / "environment.json").is_file() else {}
+    if not launch.is_restarted(environment.get("torchrun")):
+        return settings
+    return settings.model_copy(update={"run": settings.run.model_copy(update={"resume": True})})
 
 
 def _ran_out(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
@@ -103,10 +122,8 @@ def _ran_out(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
     error.remedy = switch or last_resort(error.phase)
     overrides = [] if switch is None else [switch]
     if begun and (switch is None or switch.startswith(MAY_DIFFER)):
-        there = (
-            "there is no checkpoint, begin again" if step is None else f"a checkpoint of step {step} is there, go on"
-        )
-        return RanOutOfMemory(f"stopped, {error}", there, [*overrides, "run.resume=true"])
+        there, end = checkpoint.way_on(folder)
+        return RanOutOfMemory(f"stopped, {error}", there, [*overrides, *end])
     if begun:
         overrides.append(f"run.name={folders.free(folder).name}")
     return RanOutOfMemory(f"stopped, {error}", "begin again", overrides)
@@ -154,9 +171,9 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
         folder.mkdir(parents=True, exist_ok=True)
         if settings.model.lora is not None and settings.model.lora.path is not None and not settings.run.resume:
             adapters.save(folder / lora_files.START, trainer.weights.modules, trainer.weights.lora)
-        (folder / "config.yaml").write_text(config.dumped(settings))
+        folders.replace_text(folder / "config.yaml", config.dumped(settings))
         environment = {**report.environment(accelerator), "folder": str(Path.cwd())}
-        (folder / "environment.json").write_text(json.dumps(environment, indent=1) + "\n")
+        folders.replace_text(folder / "environment.json", json.dumps(environment, indent=1) + "\n")
         inputs.keep(folder, settings, source)
     accelerator.wait_for_everyone()
     if settings.run.resume:

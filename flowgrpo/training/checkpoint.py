@@ -8,6 +8,7 @@ a temporary name and renamed.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -36,8 +37,6 @@ from flowgrpo.training.weights import Weights, gathered
 from rewards.memory import is_out_of_memory
 
 VERSIONS = "versions.safetensors"
-
-
 TAKE_AWAY = "; take it away to go on from the one before"
 
 
@@ -79,17 +78,21 @@ def save(
         shutil.rmtree(leftover)
     partial = folder / f".{target.name}.partial"
     partial.mkdir(parents=True)
-    save_file({name: t.contiguous() for name, t in tensors.items()}, partial / "weights.safetensors")
-    if older:
-        known = {str(iteration): version.prompt_stats for iteration, version in versions.kept.items()}
-        flat = {f"{iteration}.{name}": t.contiguous() for iteration, own in older.items() for name, t in own.items()}
-        save_file(flat, partial / VERSIONS, metadata={"prompt_stats": json.dumps(known)})
-    torch.save({"optimizer": moments, "scaler": scaler.state_dict()}, partial / "optimizer.pt")
-    torch.save(random_states, partial / "random.pt")
+    older_stats = {} if versions is None else {str(i): version.prompt_stats for i, version in versions.kept.items()}
     state = {"step": step, "updates": weights.updates, "beta": beta, "history": prompt_stats, "sound": sound}
-    (partial / digests.STATE).write_text(digests.sealed(state, partial))
-    for path in (*partial.iterdir(), partial):
-        _flush(path)
+    try:
+        save_file({name: t.contiguous() for name, t in tensors.items()}, partial / "weights.safetensors")
+        if older:
+            flat = {f"{iteration}.{name}": t.contiguous() for iteration, own in older.items() for name, t in own.items()}
+            save_file(flat, partial / VERSIONS, metadata={"prompt_stats": json.dumps(older_stats)})
+        _write(partial / "optimizer.pt", {"optimizer": moments, "scaler": scaler.state_dict()})
+        _write(partial / "random.pt", random_states)
+        (partial / digests.STATE).write_text(digests.sealed(state, partial))
+        for path in (*partial.iterdir(), partial):
+            _flush(path)
+    except BaseException:  # of a full disk, above all: what is half written takes the room that others need
+        shutil.rmtree(partial)
+        raise
     if target.exists():
         _delete(target)
     os.replace(partial, target)
@@ -100,6 +103,11 @@ def save(
         if old not in kept:
             _delete(_place(folder, old))
     return target
+
+
+def _write(path: Path, content: Any) -> None:
+    with path.open("wb") as file:  # of a path, torch would not say why it cannot write
+        torch.save(content, file)
 
 
 def _whole(value: Any, *, keep: bool) -> Any:
@@ -186,7 +194,8 @@ def chosen(folder: Path) -> Choice:
     if damaged and unsound is None:
         others = f", and {len(damaged) - 1} more" if len(damaged) > 1 else ""
         raise InputError(
-            f"run.resume: no checkpoint is whole ({damaged[0]}{others}); put back a copy, or begin again with another run.name"
+            f"run.resume: no checkpoint is whole ({damaged[0]}{others}); put back a copy, or begin again with another "
+            "run.name"
         )
     return unsound or Choice(None, [])
 
@@ -210,6 +219,13 @@ def rest(folder: Path, done: int) -> str:
     if step < done:
         return f"go on from step {step}, the last that was sound,"
     return "a checkpoint is written, go on"
+
+
+def way_on(run: Path) -> tuple[str, list[str]]:
+    """What is left of a run that died, in its folder, as the head of the command to go on with, and the command's end."""
+    step = latest(run / "checkpoints")
+    there = "there is no checkpoint, begin again" if step is None else f"a checkpoint of step {step} is there, go on"
+    return there, ["run.resume=true"] if (run / "config.yaml").is_file() else []
 
 
 @cache  # a resume asks several times, and a large checkpoint takes minutes to read
@@ -369,9 +385,7 @@ def _told(checkpoint: Path) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         words = " ".join(str(error).split())[:160]
-        raise InputError(
-            f"{checkpoint} cannot be loaded ({type(error).__name__}: {words}){TAKE_AWAY}"
-        ) from error
+        raise InputError(f"{checkpoint} cannot be loaded ({type(error).__name__}: {words}){TAKE_AWAY}") from error
 
 
 def random_state() -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from flowgrpo.errors import InputError
 
 LOCK = ".lock"
+BEGINNING = (LOCK, "start.safetensors", "config.yaml.partial")  # what may be there without `config.yaml`
 
 
 @contextmanager
@@ -33,8 +34,11 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether nothing is in a folder but what holds it; one that does not exist is empty."""
-    return not folder.exists() or (folder.is_dir() and all(path.name == LOCK for path in folder.iterdir()))
+    """Whether nothing is in a folder but what holds it, and what a run leaves that dies as it begins.
+
+    One that does not exist is empty.
+    """
+    return not folder.exists() or (folder.is_dir() and all(path.name in BEGINNING for path in folder.iterdir()))
 
 
 def free(folder: Path) -> Path:
@@ -61,7 +65,11 @@ def check_writable(folder: Path, place: str) -> None:
 def replace_text(path: Path, text: str) -> None:
     """Write a text file in UTF-8, all at once: whoever reads it meanwhile sees the old text or the new one, never half."""
     partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8", errors="backslashreplace")  # half a character is none
+    try:
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")  # half a character is none
+    except OSError:  # of a full disk
+        partial.unlink(missing_ok=True)
+        raise
     os.replace(partial, path)
 
 

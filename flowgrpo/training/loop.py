@@ -160,9 +160,9 @@ class Loop(ABC):
                 self.save_checkpoint()
             if tired:
                 reason = f"nothing to learn since step {self.done - empty}, {idle.why(line)}"
-                raise NothingToLearn(f"stopped after step {self.done}: {reason}", checkpoint.rest(self.checkpoints, self.done))
+                raise NothingToLearn(f"stopped after step {self.done}: {reason}", self._rest())
             if stopping and not last:
-                raise Interrupted(f"interrupted after step {self.done}", checkpoint.rest(self.checkpoints, self.done))
+                raise Interrupted(f"interrupted after step {self.done}", self._rest())
         lines = [line for line in self.report.lines if line["phase"] == "train"]
         if run.patience is not None and lines and all(idle.is_idle(line) for line in lines):
             reason = f"nothing to learn in any of its {self.done} steps, {idle.why(lines[-1])}"
@@ -345,12 +345,15 @@ class Loop(ABC):
         self.weights.lockstep.join()  # on the host, where it may take longer to write than a GPU's barrier waits
         self.accelerator.wait_for_everyone()
 
+    def _rest(self) -> str:
+        return checkpoint.rest(self.checkpoints, self.done)
+
     def resume(self) -> None:
         """Go back to a checkpoint of the folder (`checkpoint.chosen`), or to the start, and forget what came after."""
         choice = checkpoint.chosen(self.checkpoints)
         step, self._damaged = choice.step, choice.warning
         if len({*self.exchange.gather([step])}) > 1:
-            raise InputError(f"run.resume: the processes see different checkpoints in {self.checkpoints}; look at its disk")
+            raise InputError(f"run.resume: processes see different checkpoints in {self.checkpoints}; look at its disk")
         if step is not None:
             self.done, self.beta, prompt_stats = checkpoint.load(
                 checkpoint.find(self.checkpoints, step),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import platform
 import resource
 import shutil
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from rich.text import Text
+from typing_extensions import override
 
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
@@ -63,7 +65,7 @@ class Report:
 
     def __enter__(self) -> Report:
         self.display = self._entered.enter_context(shown(self.accelerator.is_main_process))
-        file, terminal = logging.FileHandler(self.log, encoding="utf-8"), _Terminal(self.display)
+        file, terminal = _File(self.log, encoding="utf-8"), _Terminal(self.display)
         file.setFormatter(_Lines("%(asctime)s %(message)s"))
         terminal.setFormatter(_Lines())
         self._handlers = [file, terminal]
@@ -147,6 +149,14 @@ class _Lines(logging.Formatter):
         return one_line(super().format(record))
 
 
+class _File(logging.FileHandler):
+    """Warnings in a file; an error on the way there, of a full disk above all, goes to who warns."""
+
+    @override
+    def handleError(self, record: logging.LogRecord) -> None:
+        raise
+
+
 class _Terminal(logging.Handler):
     """Show warnings above the progress display."""
 
@@ -199,6 +209,7 @@ def environment(accelerator: Accelerator) -> dict[str, Any]:
         "versions": {name: version(name) for name in LIBRARIES},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "processes": accelerator.num_processes,
+        "torchrun": os.environ.get("TORCHELASTIC_RUN_ID"),
         "threads": torch.get_num_threads(),
         "git": _git("rev-parse", "HEAD"),
         "git_dirty": bool(_git("status", "--porcelain")),

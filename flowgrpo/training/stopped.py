@@ -43,3 +43,17 @@ class RanOutOfMemory(Stopped):
     """Memory ran out, in an iteration or before the first; checkpoints are of before."""
 
     status = 1
+
+
+class DiskFull(Stopped):
+    """A file of the run could not be written; checkpoints are of before."""
+
+    status = 1
+
+
+class Killed(Stopped):
+    """A process of the run was ended by a signal; checkpoints are of before."""
+
+    def __init__(self, sentence: str, rest: str, overrides: Sequence[str], *, status: int):
+        super().__init__(sentence, rest, overrides)
+        self.status = status

@@ -47,7 +47,7 @@ def test_processes_meet_on_loopback_alone(tmp_path, monkeypatch, signals):
     (tmp_path / "flowgrpo" / "__main__.py").write_text(TALK)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert launch.relaunch(2) == 0
+    assert launch.relaunch(2, tmp_path) == 0
     said = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert [total for total, _ in said] == [3.0, 3.0]  # 1 + 2
     for _, listening in said:

@@ -55,7 +55,9 @@ def test_without_a_whole_checkpoint_a_resume_ends_with_status_2_and_takes_nothin
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert main(["train", "tiny.yaml", *OPTIONS, "run.resume=true"]) == 2
     said = capfd.readouterr().err
-    assert said.startswith("flowgrpo: run.resume: no checkpoint is whole (runs/t/checkpoints/step-000003 cannot be loaded ")
+    assert said.startswith(
+        "flowgrpo: run.resume: no checkpoint is whole (runs/t/checkpoints/step-000003 cannot be loaded "
+    )
     assert said.count("\n") == 1
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 

@@ -27,7 +27,7 @@ def test_a_second_run_in_a_folder_ends_with_status_2_before_its_model(workplace,
 
 
 def test_several_processes_are_not_even_started(workplace, monkeypatch, capsys):
-    monkeypatch.setattr("flowgrpo.commands.launch.relaunch", lambda processes: pytest.fail("they were"))
+    monkeypatch.setattr("flowgrpo.commands.launch.relaunch", lambda processes, folder: pytest.fail("they were"))
     with folders.held(workplace / "runs" / "t"):
         assert main(["train", "tiny.yaml", "run.processes=2", "train.groups=4"]) == 2
     assert "another run goes on in runs/t" in capsys.readouterr().err

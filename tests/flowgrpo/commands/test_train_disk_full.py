@@ -1,0 +1,67 @@
+"""A disk that is full ends a run in one sentence, with its last whole checkpoint, and a resume goes on from that."""
+
+import pytest
+import torch
+from runs import background, metrics, weights
+
+from flowgrpo.cli import main
+
+OPTIONS = ["train.iterations=4", "run.checkpoint={every: 1, keep: 2}", "eval={every: 500, prompts: 2, save: 2}"]
+
+# No file may grow beyond a number of bytes from some call on; the first two calls are on synthetic samples, the third is in
+# the first evaluation, and each iteration has two.
+LIMITED = """
+import resource
+from pathlib import Path
+calls = []
+def redness(images, prompts):
+    calls.append(1)
+    file = Path("limit")
+    if file.exists() and len(calls) == 3 + 2 * 2 + 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(file.read_text()),) * 2)
+    return images[:, 0].mean((1, 2))
+"""
+
+
+@pytest.fixture
+def whole(workplace):
+    """The folder of a run that had room."""
+    (workplace / "mine.py").write_text(LIMITED)
+    assert main(["train", "tiny.yaml", *OPTIONS, "run.name=whole"]) == 0
+    return workplace / "runs" / "whole"
+
+
+def stopped(process):
+    _, said = process.communicate(timeout=180)
+    assert "Traceback" not in said, said
+    assert process.returncode == 1, said
+    (sentence,) = [line for line in said.splitlines() if "cannot be written to" in line]
+    assert sentence.startswith("stopped, runs/t cannot be written to (File too large; ")
+    assert "GiB are free); a checkpoint of step 2 is there, go on, once there is room, with: flowgrpo train" in sentence
+    assert sentence.endswith("run.resume=true")
+
+
+@pytest.mark.parametrize(
+    ("file", "processes"),
+    [
+        ("checkpoints/step-000004/weights.safetensors", 1),
+        ("checkpoints/step-000004/optimizer.pt", 1),
+        ("metrics.jsonl", 1),
+        ("metrics.jsonl", 2),
+    ],
+)
+def test_a_run_without_room_ends_in_a_sentence_and_goes_on_when_there_is(whole, file, processes):
+    options = [*OPTIONS, f"train.groups={2 * processes}", f"run.processes={processes}"]
+    run = whole.with_name("t")
+    size = (whole / file).stat().st_size
+    lines = (whole / "metrics.jsonl").read_text().splitlines(True)
+    limit = sum(map(len, lines[:3])) + 20 if file == "metrics.jsonl" else size - 1
+    (whole.parents[1] / "limit").write_text(str(limit))
+    stopped(background("train", "tiny.yaml", *options))
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-000001", "step-000002"]
+    (whole.parents[1] / "limit").unlink()
+    assert main(["train", "tiny.yaml", *options[:-1], "run.resume=true"]) == 0
+    if processes == 1:
+        again = weights(run, 4)
+        assert all(torch.equal(tensor, again[name]) for name, tensor in weights(whole, 4).items())
+    assert [line["step"] for line in metrics(run)] == [1, 2, 3, 4]

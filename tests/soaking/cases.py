@@ -1,0 +1,253 @@
+"""A case: one run that is killed and damaged several times, resumed each time, and compared with one that was not."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import forked
+import psutil
+
+from soaking import state
+from soaking.subjects import Subject
+
+LONGEST = 180  # seconds of a command, on a machine that others keep busy
+LINGER = 40  # seconds in which all processes must have ended once one was killed: the launcher gives the others 20
+ENDINGS = ("kill all", "kill one", "kill launcher", "SIGTERM", "SIGINT")
+MOMENTS = ("time", "time", "checkpoint", "metrics")
+
+
+@dataclass
+class Case:
+    """What happened in one case.
+
+    Attributes:
+        number: with the seed, what it was drawn from.
+        steps: what was done, in order, with what came of it.
+        counts: of kills by their kind, damages, and exact recoveries and refusals.
+        harmed: what is in the checkpoints that were damaged, by their names; a run may have replaced or deleted one since.
+        failure: what should not have happened; None if all was well.
+    """
+
+    number: int
+    subject: Subject
+    steps: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    harmed: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    failure: str | None = None
+
+
+class Failed(Exception):
+    """A case has gone wrong; the words say how."""
+
+
+def undisturbed(subject: Subject, place: Path, name: str) -> tuple[dict, float]:
+    """What a run leaves that nobody disturbs, and the seconds that it takes.
+
+    Raises:
+        Failed: it does not end well.
+    """
+    started = time.monotonic()
+    command = forked.Command(["train", *subject.arguments, f"run.name={name}"], {}, place)
+    _, said = command.communicate(LONGEST)
+    if command.returncode:
+        raise Failed(f"the undisturbed run ended with {command.returncode}: {said[-500:]}")
+    return state.left(place / "runs" / name), time.monotonic() - started
+
+
+def soak(seed: int, number: int, subject: Subject, place: Path, *, whole: dict, seconds: float, kills: int = 4) -> Case:
+    """Run one case, whose random choices come from a seed and its number.
+
+    Args:
+        place: an empty folder with the configs; the run is kept in it if the case fails.
+        whole: what the undisturbed run left, see `undisturbed`.
+        seconds: that it took.
+        kills: how often the run is ended at most, before it may come to its end.
+    """
+    drawn, case = random.Random(f"{seed} {number}"), Case(number, subject)
+    folder = place / "runs" / f"case-{number}"
+    try:
+        for _ in range(drawn.randint(1, kills)):
+            _disturbed(case, drawn, folder, seconds)
+            _damaged(case, drawn, folder)
+        harmed, command = _passed_over(case, folder), _resume(case, folder)
+        _expect(command, 0, "the last resume")
+        _check_warning(command, harmed)
+        differs = state.difference(whole, state.left(folder))
+        if differs:
+            raise Failed(f"the resumed run is another than the undisturbed one, {differs}")
+        case.counts["exact recoveries"] += 1
+    except Failed as failed:
+        case.failure = str(failed)
+    else:
+        shutil.rmtree(folder)
+    return case
+
+
+def _disturbed(case: Case, drawn: random.Random, folder: Path, seconds: float) -> None:
+    """Begin the run or go on with it, and end it at a random moment in a random way; it may come to its end before."""
+    harmed, command = _passed_over(case, folder), _begun(case, folder)
+    moment, how = drawn.choice(MOMENTS), drawn.choice(ENDINGS)
+    _wait(moment, drawn, command, folder, seconds)
+    alive = [process for process in _processes(command) if process.is_running()]
+    if command.poll() is not None:
+        _expect(command, 0, "a run that came to its end")
+        _check_warning(command, harmed)
+        case.steps.append("the run came to its end")
+        return
+    case.counts[how] += 1
+    killed = time.monotonic()
+    if how == "kill one" and len(alive) > 1:
+        _kill(drawn.choice(alive[1:]))
+    elif how.startswith("kill"):
+        for process in alive[: 1 if how == "kill launcher" else None]:
+            _kill(process)
+    else:
+        command.send_signal(signal.Signals[how])
+    command.wait(LINGER if how.startswith("kill") else LONGEST)
+    _, left = psutil.wait_procs(alive, LINGER)
+    case.steps.append(f"{how} by {moment}: status {command.poll()} after {time.monotonic() - killed:.1f} s")
+    for process in left:
+        _kill(process)
+    if left or command.poll() is None:
+        raise Failed(f"{len(left)} of {len(alive)} processes went on after {how}")
+    _check_status(command, how, len(alive))
+
+
+def _check_status(command: forked.Command, how: str, processes: int) -> None:
+    """Refuse an end that is not told in sentences, or whose status says that nothing happened."""
+    said = _said(command)
+    if "Traceback" in said:
+        raise Failed(f"a traceback after {how}: {said[-3000:]}")
+    status = command.returncode
+    allowed = {
+        "kill all": (-9,),
+        "kill launcher": (-9,),
+        # The one may have ended already, or the run with it.
+        "kill one": (-9,) if processes == 1 else (0, 137),
+        # Before the first step SIGTERM ends a process as it ends any other; of several the launcher tells 128 + 15.
+        "SIGTERM": (0, 130, -15, 143),
+        "SIGINT": (0, 130),
+    }[how]
+    if status not in allowed:
+        raise Failed(f"status {status} after {how}: {said[-3000:]}")
+    if how == "kill one" and status == 137 and "with: flowgrpo train" not in said:
+        raise Failed(f"nobody said how to go on after {how}: {said[-3000:]}")
+
+
+def _damaged(case: Case, drawn: random.Random, folder: Path) -> None:
+    """Damage some checkpoints; without a whole one a resume must be refused, and the run gets back what it had."""
+    checkpoints = folder / "checkpoints"
+    there = {path.name for path in checkpoints.glob("step-*")}
+    if not there or drawn.random() < 0.2:
+        return
+    before = {name: found for name, found in case.harmed.items() if found == _content(checkpoints / name)}
+    copy = folder.with_name(f"{folder.name}-copy")
+    shutil.copytree(checkpoints, copy)
+    case.harmed = dict(before)
+    for _ in range(drawn.choice((1, 1, 2, 3, 5))):
+        if not all(any(path.iterdir()) for path in checkpoints.glob("step-*")):
+            break
+        name, words = state.damage(checkpoints, drawn)
+        case.harmed[name] = _content(checkpoints / name)
+        case.counts["damages"] += 1
+        case.steps.append(words)
+    if case.harmed.keys() >= there:
+        _check_refusal(case, folder)
+        state.restore(copy, checkpoints)
+        case.harmed = before
+    shutil.rmtree(copy)
+
+
+def _check_refusal(case: Case, folder: Path) -> None:
+    before = state.content(folder)
+    command = _resume(case, folder)
+    _expect(command, 2, "a resume without a whole checkpoint")
+    said = _said(command)
+    if said.count("\n") != 1 or "no checkpoint is whole" not in said:
+        raise Failed(f"a refusal that is not a sentence: {said[-3000:]}")
+    if state.content(folder) != before:
+        raise Failed("a refused resume changed the run's folder")
+    case.counts["refusals"] += 1
+
+
+def _content(checkpoint: Path) -> dict[str, bytes]:
+    return state.content(checkpoint) if checkpoint.is_dir() else {}
+
+
+def _passed_over(case: Case, folder: Path) -> str | None:
+    """The newest checkpoint, if a resume has to warn of it."""
+    newest = max((path.name for path in (folder / "checkpoints").glob("step-*")), default="")
+    return (
+        newest if newest in case.harmed and case.harmed[newest] == _content(folder / "checkpoints" / newest) else None
+    )
+
+
+def _begun(case: Case, folder: Path) -> forked.Command:
+    """The command that begins a run, or goes on with one that has begun."""
+    resume = ["run.resume=true"] if (folder / "config.yaml").is_file() else []
+    place = folder.parents[1]
+    return forked.Command(["train", *case.subject.arguments, f"run.name={folder.name}", *resume], {}, place)
+
+
+def _resume(case: Case, folder: Path) -> forked.Command:
+    command = _begun(case, folder)
+    command.wait(LONGEST)
+    if command.poll() is None:
+        for process in _processes(command):
+            _kill(process)
+        raise Failed("a resume does not end")
+    case.steps.append(f"go on: status {command.returncode}")
+    return command
+
+
+def _expect(command: forked.Command, status: int, what: str) -> None:
+    if command.returncode != status:
+        raise Failed(f"{what} ended with {command.returncode}: {_said(command)[-3000:]}")
+
+
+def _check_warning(command: forked.Command, harmed: str | None) -> None:
+    said = " ".join(_said(command).split())
+    if harmed is not None and not (harmed in said and "; the run goes on from step " in said):
+        raise Failed(f"no warning of the damaged {harmed}: {said[-3000:]}")
+
+
+def _said(command: forked.Command) -> str:
+    return command.communicate()[1]
+
+
+def _wait(moment: str, drawn: random.Random, command: forked.Command, folder: Path, seconds: float) -> None:
+    """Wait for a random time, for a checkpoint that is being written, or for a line of metrics and a little longer."""
+    started, last = time.monotonic(), drawn.uniform(0, 1.2 * seconds)
+    nth = drawn.randint(1, 4)
+    metrics = folder / "metrics.jsonl"
+    begun = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
+    while command.poll() is None:
+        if moment == "time" and time.monotonic() - started > last:
+            return
+        if moment == "checkpoint" and any(folder.glob("checkpoints/.step-*")):
+            return
+        if moment == "metrics" and metrics.is_file() and metrics.read_bytes().count(b"\n") >= begun + nth:
+            time.sleep(drawn.uniform(0, 0.5))
+            return
+        time.sleep(0.0005)
+
+
+def _processes(command: forked.Command) -> list[psutil.Process]:
+    """The command's process, and those that it has started."""
+    try:
+        first = psutil.Process(command.pid)
+        return [first, *first.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _kill(process: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.kill()
