@@ -44,6 +44,7 @@ from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.replay import replayed
 from flowgrpo.flow.rollout import Batch, drafted, rollout
 from flowgrpo.flow.update import Credited, update_part
+from flowgrpo.training import generators
 from flowgrpo.training.baseline import Units, combined
 from flowgrpo.training.deal import Deal, parts_of, pool_of
 from flowgrpo.training.evaluate import evaluate
@@ -97,7 +98,7 @@ class Trainer(Loop):
     def on_start(self) -> None:
         """Calibrate the noise of each step, where the kernel asks for it."""
         if self.config.algorithm.kernel.calibrate is not None:
-            with phase("calibrating"):
+            with phase("calibrating"), generators.random_state_kept():  # a resume does not calibrate again
                 self._calibrate()
 
     @override

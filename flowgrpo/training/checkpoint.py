@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import shutil
 import zipfile
@@ -22,7 +21,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -30,7 +28,7 @@ from torch.distributed.tensor import DTensor
 
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
-from flowgrpo.training import digests, optimizers
+from flowgrpo.training import digests, generators, optimizers
 from flowgrpo.training.report import is_number
 from flowgrpo.training.versions import Versions
 from flowgrpo.training.weights import Weights, gathered
@@ -61,7 +59,7 @@ def save(
 
     Args:
         folder: the run's `checkpoints`.
-        random_states: `random_state()` of every process.
+        random_states: `generators.random_state()` of every process.
         beta: coefficient of the divergence, which may adapt.
         prompt_stats: what is remembered of each prompt, as JSON; `history` in the file.
         versions: by which later iterations are rolled out.
@@ -326,7 +324,7 @@ def load(
             versions.load(*_versions(checkpoint))
         states = _generators(checkpoint)
         if process < len(states):
-            set_random_state(states[process])
+            generators.set_random_state(states[process])
     return step, state["beta"], state["history"]
 
 
@@ -367,7 +365,7 @@ def _versions(checkpoint: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dic
 
 
 def _generators(checkpoint: Path) -> list[dict[str, Any]]:
-    """Return the content of `random.pt`: `random_state()` of every process."""
+    """Return the content of `random.pt`: `generators.random_state()` of every process."""
     states = torch.load(checkpoint / "random.pt", weights_only=True, map_location="cpu")
     if not isinstance(states, list) or any(state.keys() != {"torch", "cuda", "numpy", "python"} for state in states):
         raise ValueError("its random.pt holds no states of generators")
@@ -386,28 +384,6 @@ def _told(checkpoint: Path) -> Iterator[None]:
             raise
         words = " ".join(str(error).split())[:160]
         raise InputError(f"{checkpoint} cannot be loaded ({type(error).__name__}: {words}){TAKE_AWAY}") from error
-
-
-def random_state() -> dict[str, Any]:
-    """State of the global generators of torch, numpy and python, in types that load as plain data."""
-    name, keys, *rest = np.random.get_state()
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *rest),
-        "python": random.getstate(),
-    }
-
-
-def set_random_state(state: dict[str, Any]) -> None:
-    """Undo what happened since `random_state` returned `state`."""
-    torch.set_rng_state(state["torch"])
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
 
 
 def _flush(path: Path) -> None:

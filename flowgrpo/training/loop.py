@@ -21,7 +21,7 @@ from accelerate import Accelerator
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training import checkpoint, idle, metrics, optimizers, selection, trackers
+from flowgrpo.training import checkpoint, generators, idle, metrics, optimizers, selection, trackers
 from flowgrpo.training.baseline import Units, combined, zero_std_fraction
 from flowgrpo.training.deal import Deal, deal_of
 from flowgrpo.training.evaluate import overoptimized
@@ -296,10 +296,10 @@ class Loop(ABC):
         """Sample the evaluation prompts with the averaged weights, log their rewards and keep some samples."""
         if not self.eval_prompts:
             return
-        started, random_state, evaluations = time.perf_counter(), checkpoint.random_state(), self.evaluations
-        with self.weights.averaged():
+        started, evaluations = time.perf_counter(), self.evaluations
+        # How often one looks must not change what is trained.
+        with generators.random_state_kept(), self.weights.averaged():
             samples = self.eval_samples()
-        checkpoint.set_random_state(random_state)  # how often one looks must not change what is trained
         self.report.write(
             {
                 "step": self.done,
@@ -327,7 +327,7 @@ class Loop(ABC):
         if self.exchange.sum(torch.tensor(float(broken))) > 0:
             self.report.warn(f"step {self.done}: the trained weights are not finite")
             raise Diverged(f"stopped after step {self.done}: the trained weights are not finite", self._rest())
-        states = self.exchange.gather([checkpoint.random_state()])
+        states = self.exchange.gather([generators.random_state()])
         checkpoint.save(
             self.checkpoints,
             self.done,

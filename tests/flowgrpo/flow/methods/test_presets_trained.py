@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 import field
+import numpy as np
 import pytest
 import torch
 from field import Network, credit, lines, nearness, step_in_place, weights_of
@@ -292,6 +293,25 @@ def test_a_run_killed_right_after_its_calibration_keeps_it_and_its_line(tmp_path
     again = [json.loads(line) for line in place.read_text().splitlines()]
     assert again[:1] == told
     assert [line["phase"] for line in again] == ["calibration", "train", "train"]
+
+
+def test_a_reward_that_draws_is_the_same_beside_a_calibration_and_after_one(tmp_path):
+    """A run that is killed before its first checkpoint finds its calibration when it goes on, and draws none for it."""
+    seen = []
+
+    def whim(samples, prompts):
+        seen.append(np.random.rand())
+        return nearness(samples, prompts)
+
+    for _ in range(2):
+        np.random.seed(3)
+        run = trainer(tmp_path, CALIBRATED, whim, iterations=1)
+        run.resume()
+        run.run()
+        (tmp_path / "r" / "checkpoints").rename(tmp_path / f"gone-{len(seen)}")
+    beside, after = seen[:-2], seen[-2:]
+    assert len(beside) == 2 * 3 + 2
+    assert beside[-2:] == after
 
 
 @pytest.mark.parametrize(("kernel", "highest"), [("cps", 1.0), ("ddim_sde", 1.0), ("flow_sde", 1.03)])
