@@ -1,0 +1,145 @@
+"""A process of several is killed: the others end, the launcher says how to go on, and that is the run that nobody killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+from runs import background, metrics, wait_for, weights
+
+OPTIONS = ["train.groups=4", "train.iterations=3", "run.processes=2", "eval={every: 3, prompts: 2, save: 1}"]
+
+# A plug-in that kills its process in a part of the second iteration, if nobody was killed before.
+DYING = """
+import os, signal
+from pathlib import Path
+from flowgrpo.flow.trainer import Trainer
+from flowgrpo.training import checkpoint, scorer
+
+def die():
+    if os.environ["RANK"] == os.environ["DIES"] and not Path("died").exists():
+        if Path("runs/t/checkpoints/step-000001").exists():
+            Path("died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def dying(owner, name):
+    own = getattr(owner, name)
+    def call(*args, **kwargs):
+        die()
+        return own(*args, **kwargs)
+    setattr(owner, name, call)
+
+if "DIES" in os.environ:
+    where = {"rollout": (Trainer, "rollout"), "update": (Trainer, "_update_part"), "checkpoint": (checkpoint, "_write")}
+    if os.environ["IN"] in where:
+        dying(*where[os.environ["IN"]])
+
+def redness(images, prompts):
+    if os.environ.get("IN") == "reward":
+        die()
+    return images[:, 0].mean((1, 2))
+"""
+
+
+@pytest.fixture
+def run(workplace):
+    (workplace / "mine.py").write_text(DYING)
+    return workplace / "runs" / "t"
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_model, tmp_path_factory):
+    """The folder of the run that nobody kills."""
+    from conftest import furnish
+
+    folder = tmp_path_factory.mktemp("whole")
+    furnish(folder, tiny_model)
+    (folder / "mine.py").write_text(DYING)
+    process = background_in(folder, "train", "tiny.yaml", *OPTIONS)
+    _, said = process.communicate(timeout=180)
+    assert process.returncode == 0, said
+    return folder / "runs" / "t"
+
+
+def background_in(folder, *arguments):
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        return background(*arguments)
+    finally:
+        os.chdir(before)
+
+
+def same(run, whole):
+    assert weights(run, 3).keys() == weights(whole, 3).keys()
+    assert all(torch.equal(tensor, weights(run, 3)[name]) for name, tensor in weights(whole, 3).items())
+    kept = [[{k: v for k, v in line.items() if k[:5] not in ("time/", "memor")} for line in metrics(x)] for x in (run, whole)]
+    assert kept[0] == kept[1]
+    assert [line["step"] for line in kept[0]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("part", "rank"),
+    [
+        pytest.param("rollout", 0, marks=pytest.mark.zoo),
+        ("reward", 1),
+        pytest.param("update", 1, marks=pytest.mark.zoo),
+        ("checkpoint", 0),
+    ],
+)
+def test_a_killed_process_ends_the_run_in_a_sentence_and_a_resume_is_the_undisturbed_run(run, whole, part, rank):
+    process = background("train", "tiny.yaml", *OPTIONS, DIES=str(rank), IN=part)
+    _, said = process.communicate(timeout=180)
+    assert process.returncode == 128 + signal.SIGKILL, said
+    assert "Traceback" not in said
+    assert said.splitlines()[-1].startswith(
+        f"process {rank} of 2 was ended by SIGKILL; a checkpoint of step 1 is there, go on with: flowgrpo train tiny.yaml"
+    )
+    assert said.rstrip().endswith("run.resume=true")
+    if rank:
+        assert "flowgrpo: another process of this run has ended, so this one ends too" in said
+    again = background("train", "tiny.yaml", *OPTIONS, "run.resume=true")
+    _, said = again.communicate(timeout=180)
+    assert again.returncode == 0, said
+    same(run, whole)
+
+
+def torchrun(*options, **environment):
+    """A run of two processes under torchrun."""
+    words = ["--standalone", "--nproc-per-node", "2", *options, "-m", "flowgrpo", "train", "tiny.yaml", *OPTIONS]
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **environment},
+    )
+
+
+def test_a_run_that_torchrun_starts_again_goes_on_from_its_checkpoint(run, whole):
+    process = torchrun("--max-restarts", "3", DIES="1", IN="update")
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    assert (run.parents[1] / "died").exists()
+    same(run, whole)
+
+
+@pytest.mark.zoo
+def test_a_sigterm_to_torchrun_finishes_the_step_and_writes_a_checkpoint(run, whole):
+    process = torchrun(TORCH_ELASTIC_SHUTDOWN_TIMEOUT="120")
+    wait_for(run / "checkpoints" / "step-000001", process)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=300)
+    assert "go on with: accelerate launch --num_processes 2 -m flowgrpo train tiny.yaml" in said
+    last = metrics(run)[-1]["step"]
+    assert last < 3
+    assert (run / "checkpoints" / f"step-{last:06d}").is_dir()
+    again = background("train", "tiny.yaml", *OPTIONS, "run.resume=true")
+    _, said = again.communicate(timeout=180)
+    assert again.returncode == 0, said
+    same(run, whole)
