@@ -39,6 +39,10 @@ class RewardError(ValueError):
     """A reward cannot be found or does not keep the contract. The message is one clear sentence."""
 
 
+class NoAnswer(RewardError):
+    """A server did not answer in time, or could not be reached, however often it was asked."""
+
+
 @dataclass(frozen=True)
 class Reward:
     """A reward ready to be called.

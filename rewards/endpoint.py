@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import httpx2 as httpx
 
-from rewards.base import RewardError
+from rewards.base import NoAnswer, RewardError
 
 PASSING = (408, 429, 500, 502, 503, 504)  # statuses that another try may not meet
 FIRST_PAUSE = 0.5  # seconds before the second round; doubles from round to round
@@ -77,10 +77,12 @@ class Endpoint:
             content: of the request, as httpx takes it (`content`, `json`, `headers`).
 
         Raises:
-            RewardError: there was none, or one that is not a success.
+            NoAnswer: there was none.
+            RewardError: there was one that is not a success.
         """
         deadline = time.monotonic() + self.timeout if deadline is None else deadline
         problem = f"{only or self.urls[0]}{path} was not asked any more, after {self.timeout:.3g} s"
+        answered = False
         for round_ in range(1 + self.retries):
             if round_:
                 time.sleep(max(0.0, min(FIRST_PAUSE * 2 ** (round_ - 1), deadline - time.monotonic())))
@@ -100,11 +102,12 @@ class Endpoint:
                     if response.is_success:
                         self._failed_at.pop(url, None)
                         return response
+                    answered = True
                     problem = f"{url}{path} answered {response.status_code}: {_complaint(response)}"
                     if response.status_code not in PASSING:
                         raise RewardError(problem)
                 self._failed_at[url] = time.monotonic()
-        raise RewardError(problem)
+        raise RewardError(problem) if answered else NoAnswer(problem)
 
     async def _answer(self, method: str, url: str, seconds: float, **content: Any) -> httpx.Response:
         """A whole answer. Only an event loop can give up at a certain time: httpx gives each read its seconds anew."""

@@ -11,7 +11,7 @@ import torch
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.training.phases import phase
 from flowgrpo.training.samples import Sample, Text, is_finite
-from flowgrpo.training.scorer import score
+from flowgrpo.training.scorer import Scorer
 from flowgrpo.training.share import Share
 from rewards import Reward
 from samplers.batches import batched
@@ -40,7 +40,7 @@ def evaluate(
     """
     dealt = list(range(share.index, len(prompts), share.count))
     samples = []
-    with phase("evaluating", len(prompts)) as evaluating:
+    with phase("evaluating", len(prompts)) as evaluating, Scorer(rewards) as scorer:
         for indices in batched(dealt, micro_batch):
             rows = [Row(prompts[i].text, i, prompts[i].columns) for i in indices]
             decoded = generate(rows)
@@ -48,7 +48,7 @@ def evaluate(
             evaluating.advance(len(rows) * share.count)  # the others are about as far
             if not share.leads:
                 continue
-            values = score(rewards, scored, rows, one_group=False).values.tolist()
+            values = scorer.submit(scored, rows, one_group=False)().values.tolist()
             for index, row, value, one in zip(indices, rows, values, decoded, strict=True):
                 named = {r.name: None if v != v else v for r, v in zip(rewards, value, strict=True)}
                 kept = one.cpu() if isinstance(one, torch.Tensor) else one

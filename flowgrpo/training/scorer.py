@@ -15,13 +15,14 @@ from flowgrpo.schema.sections import RewardUse
 from flowgrpo.training.out_of_memory import OutOfMemory
 from rewards import Reward, RewardError
 from rewards import load as load_reward
-from rewards.base import told
+from rewards.base import NoAnswer, told
 from rewards.memory import is_out_of_memory
 from samplers.batches import batched
 
 Samples = torch.Tensor | Sequence[str]  # pictures, videos and sounds, or texts
 
 ATTEMPTS = 3
+SILENT = 2  # calls in a row without an answer, after which a rollout or an evaluation asks a server no more
 
 LOGGER = logging.getLogger(__name__)
 
@@ -41,6 +42,14 @@ class Scores:
     seconds: float
 
 
+@dataclass
+class Silence:
+    """How many calls in a row a reward's server has not answered, and how many samples were dropped unasked since."""
+
+    calls: int = 0
+    unasked: int = 0
+
+
 class Scorer:
     """Calls rewards in threads; a reward that raises is tried again, then its samples count as lost.
 
@@ -50,12 +59,16 @@ class Scorer:
     that waits for another machine (`remote = True` on the function) has a thread of its own. On a GPU each call has a
     stream of its own.
 
+    A server that did not answer `SILENT` calls in a row is not asked any more, so that one that hangs costs so many time
+    limits and not one for each group; the next scorer asks it again.
+
     Args:
         rewards: each is called by one thread at a time.
     """
 
     def __init__(self, rewards: Sequence[Reward]):
         self.rewards = rewards
+        self._silences = [Silence() for _ in rewards]
         local = ThreadPoolExecutor(1)
         self._threads = [ThreadPoolExecutor(1) if getattr(r.function, "remote", False) else local for r in rewards]
 
@@ -65,6 +78,11 @@ class Scorer:
     def __exit__(self, *error: object) -> None:
         for thread in self._threads:
             thread.shutdown(cancel_futures=True)
+        for reward, silence in zip(self.rewards, self._silences, strict=True):
+            if silence.unasked:
+                LOGGER.warning(
+                    "the reward %r was not asked any more; %d more samples are dropped", reward.name, silence.unasked
+                )
 
     def submit(
         self, samples: Samples, rows: Sequence[Row], one_group: bool = True, *, asked: Sequence[bool] | None = None
@@ -81,8 +99,9 @@ class Scorer:
             ready = torch.cuda.Event()
             ready.record()
         which = range(len(self.rewards)) if asked is None else [k for k, one in enumerate(asked) if one]
+        shared = {"one_group": one_group, "ready": ready}
         jobs = {
-            k: self._threads[k].submit(_timed, self.rewards[k], samples, rows, one_group=one_group, ready=ready)
+            k: self._threads[k].submit(_timed, self.rewards[k], samples, rows, **shared, silence=self._silences[k])
             for k in which
         }
 
@@ -107,20 +126,28 @@ def score(rewards: Sequence[Reward], samples: Samples, rows: Sequence[Row], one_
 
 @torch.no_grad()
 def _timed(
-    reward: Reward, samples: Samples, rows: Sequence[Row], *, one_group: bool, ready: torch.cuda.Event | None
+    reward: Reward,
+    samples: Samples,
+    rows: Sequence[Row],
+    *,
+    one_group: bool,
+    ready: torch.cuda.Event | None,
+    silence: Silence,
 ) -> tuple[torch.Tensor, float]:
     started = time.perf_counter()
     if ready is None:
-        return _applied(reward, samples, rows, one_group), time.perf_counter() - started
+        return _applied(reward, samples, rows, one_group=one_group, silence=silence), time.perf_counter() - started
     stream = torch.cuda.Stream(samples.device)
     stream.wait_event(ready)
     with torch.cuda.stream(stream):
-        values = _applied(reward, samples, rows, one_group)
+        values = _applied(reward, samples, rows, one_group=one_group, silence=silence)
     stream.synchronize()  # before anyone may reuse the memory of the samples
     return values, time.perf_counter() - started
 
 
-def _applied(reward: Reward, samples: Samples, rows: Sequence[Row], one_group: bool) -> torch.Tensor:
+def _applied(
+    reward: Reward, samples: Samples, rows: Sequence[Row], *, one_group: bool, silence: Silence
+) -> torch.Tensor:
     """Values (B,) of a reward: NaN for samples it does not apply to, infinity for samples that are not finite: lost.
 
     A reward may make a number of NaN, the best of its group, even.
@@ -139,7 +166,11 @@ def _applied(reward: Reward, samples: Samples, rows: Sequence[Row], one_group: b
     ).double()
     size = len(asked) if one_group or not reward.group_wise else 1
     for batch in batched(asked, max(1, size)):
-        values[batch] = _attempt(reward, _some(samples, batch), [rows[i] for i in batch])
+        if silence.calls >= SILENT:
+            silence.unasked += len(batch)
+            values[batch] = torch.inf
+        else:
+            values[batch] = _attempt(reward, _some(samples, batch), [rows[i] for i in batch], silence)
     return values
 
 
@@ -150,13 +181,14 @@ def _some(samples: Samples, indices: Sequence[int]) -> Samples:
     return samples[indices] if isinstance(samples, torch.Tensor) else [samples[i] for i in indices]
 
 
-def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row]) -> torch.Tensor:
+def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row], silence: Silence) -> torch.Tensor:
     prompts = [row.prompt for row in rows]
     columns = {name: [row.columns[name] for row in rows] for name in rows[0].columns}
     attempts = 1 if getattr(reward.function, "remote", False) else ATTEMPTS  # a client has its own retries
     for attempt in range(1, attempts + 1):
         try:
             values = reward(samples, prompts, columns)
+            silence.calls = 0
             if odd := int(values.isinf().sum()):
                 LOGGER.warning(
                     "the reward %r returned NaN or infinity for %d of %d samples, which are dropped",
@@ -168,6 +200,7 @@ def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row]) -> torch.Ten
         except (Exception, SystemExit) as error:  # a plug-in may raise anything; what it raised is reported
             if attempt == attempts and is_out_of_memory(error):  # the model may have had the memory before
                 raise OutOfMemory("rewards", error, f"the reward {reward.name!r}") from error
+            silence.calls = silence.calls + 1 if isinstance(error, NoAnswer) else 0
             problem = told(error, reward.function)
             time.sleep(0.1 * (attempt - 1))
     times = "" if attempts == 1 else f"{attempts} times "

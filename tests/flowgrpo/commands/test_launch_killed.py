@@ -78,7 +78,10 @@ def background_in(folder, *arguments):
 def same(run, whole):
     assert weights(run, 3).keys() == weights(whole, 3).keys()
     assert all(torch.equal(tensor, weights(run, 3)[name]) for name, tensor in weights(whole, 3).items())
-    kept = [[{k: v for k, v in line.items() if k[:5] not in ("time/", "memor")} for line in metrics(x)] for x in (run, whole)]
+    kept = [
+        [{k: v for k, v in line.items() if k[:5] not in ("time/", "memor")} for line in metrics(x)]
+        for x in (run, whole)
+    ]
     assert kept[0] == kept[1]
     assert [line["step"] for line in kept[0]] == [1, 2, 3]
 

@@ -45,7 +45,7 @@ def test_a_run_learns_from_a_served_reward_as_from_a_local_one_and_outlives_the_
     settings = {"run.name": "killed", "train.iterations": 8, "eval.every": 8, "eval.prompts": 1, **served}
     flowgrpo.train("tiny.yaml", settings)
     log = (workplace / "runs/killed/log.txt").read_text()
-    assert re.search(r"'redness' failed \(RewardError: http://.* could not be .*; its 4 samples are dropped", log)
+    assert re.search(r"'redness' failed \(NoAnswer: http://.* could not be .*; its 4 samples are dropped", log)
     trained = [line for line in lines(workplace / "runs/killed") if line["phase"] == "train"]
     assert len(trained) == 8
     assert (trained[0]["reward/lost"], trained[-1]["reward/lost"]) == (0, 8)
