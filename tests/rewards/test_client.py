@@ -215,7 +215,7 @@ def test_a_killed_server_costs_its_samples_and_not_the_run(tmp_path, caplog):
         reward(TWO, ["a", "b"], {})
     assert time.monotonic() - started < 2
     assert score([reward], TWO, rows).lost.all()
-    assert re.search(r"failed \(RewardError: .*refused.*; its 2 samples are dropped", caplog.text)
+    assert re.search(r"failed \(NoAnswer: .*refused.*; its 2 samples are dropped", caplog.text)
 
 
 def test_replicas_share_a_batch():

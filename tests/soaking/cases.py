@@ -224,8 +224,8 @@ def _said(command: forked.Command) -> str:
 
 def _wait(moment: str, drawn: random.Random, command: forked.Command, folder: Path, seconds: float) -> None:
     """Wait for a random time, for a checkpoint that is being written, or for a line of metrics and a little longer."""
-    started, last = time.monotonic(), drawn.uniform(0, 1.2 * seconds)
-    nth = drawn.randint(1, 4)
+    started, last = time.monotonic(), drawn.uniform(0, 0.8 * seconds)
+    nth = drawn.randint(1, 3)
     metrics = folder / "metrics.jsonl"
     begun = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
     while command.poll() is None:

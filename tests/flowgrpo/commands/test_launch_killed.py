@@ -1,13 +1,10 @@
 """A process of several is killed: the others end, the launcher says how to go on, and that is the run that nobody killed."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
 
-import psutil
 import pytest
 import torch
 from runs import background, metrics, wait_for, weights

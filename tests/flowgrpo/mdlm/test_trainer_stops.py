@@ -1,7 +1,7 @@
 """A run of texts whose model diverges or whose reward dies says so and stops, and what it had learnt before is kept."""
 
-import math
 import json
+import math
 import re
 import shlex
 import threading
