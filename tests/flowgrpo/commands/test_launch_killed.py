@@ -1,13 +1,18 @@
 """A process of several is killed: the others end, the launcher says how to go on, and that is the run that nobody killed."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 import torch
 from runs import background, metrics, wait_for, weights
+
+from flowgrpo.cli import main
 
 OPTIONS = ["train.groups=4", "train.iterations=3", "run.processes=2", "eval={every: 3, prompts: 2, save: 1}"]
 
@@ -143,3 +148,39 @@ def test_a_sigterm_to_torchrun_finishes_the_step_and_writes_a_checkpoint(run, wh
     _, said = again.communicate(timeout=180)
     assert again.returncode == 0, said
     same(run, whole)
+
+
+def test_a_killed_launcher_takes_its_processes_with_it_after_their_step(run):
+    """Nobody else would end them, and they would hold the folder."""
+    process = background("train", "tiny.yaml", *OPTIONS, "train.iterations=500", "run.checkpoint.every=500")
+    wait_for(run / "metrics.jsonl", process)
+    while not metrics(run):
+        time.sleep(0.02)
+    ranks = psutil.Process(process.pid).children()
+    assert len(ranks) == 2
+    process.kill()
+    _, running = psutil.wait_procs(ranks, 60)
+    assert not running
+    last = metrics(run)[-1]["step"]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step-{last:06d}"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "begun_by", "again"),
+    [
+        ({}, None, False),
+        ({"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "none"}, "none", False),
+        ({"TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_RUN_ID": "none"}, None, True),
+        ({"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "job7"}, "job7", True),  # on a machine that is new
+        ({"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "job8"}, "job7", False),
+    ],
+)
+def test_torchrun_goes_on_with_a_run_that_it_has_begun_and_with_no_other(
+    trained, monkeypatch, capsys, environment, begun_by, again
+):
+    place = trained / "runs" / "t" / "environment.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"torchrun": begun_by}))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", "tiny.yaml"]) == (0 if again else 2)
+    assert ("runs/t exists already; set run.resume=true" in capsys.readouterr().err) is not again
