@@ -81,7 +81,9 @@ def save(
     try:
         save_file({name: t.contiguous() for name, t in tensors.items()}, partial / "weights.safetensors")
         if older:
-            flat = {f"{iteration}.{name}": t.contiguous() for iteration, own in older.items() for name, t in own.items()}
+            flat = {
+                f"{iteration}.{name}": t.contiguous() for iteration, own in older.items() for name, t in own.items()
+            }
             save_file(flat, partial / VERSIONS, metadata={"prompt_stats": json.dumps(older_stats)})
         _write(partial / "optimizer.pt", {"optimizer": moments, "scaler": scaler.state_dict()})
         _write(partial / "random.pt", random_states)
