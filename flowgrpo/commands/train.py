@@ -108,8 +108,9 @@ def _gone_on(settings: RunConfig) -> RunConfig:
     folder = settings.run.folder
     if settings.run.resume or not (folder / "config.yaml").is_file():
         return settings
-    environment = tables.document(folder / "environment.json") if (folder / "environment.json").is_file() else {}
-    if not launch.is_restarted(environment.get("torchrun")):
+    place = folder / "environment.json"
+    environment = tables.document(place) if place.is_file() else {}
+    if not launch.is_restarted(environment.get("torchrun") if isinstance(environment, dict) else None):
         return settings
     return settings.model_copy(update={"run": settings.run.model_copy(update={"resume": True})})
 

@@ -1,9 +1,11 @@
 """One run at a time in a folder, and files that are whole or not there."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +73,26 @@ def test_what_cannot_be_written_to_is_one_sentence(tmp_path, monkeypatch, parent
         folders.check_writable(folder, "--out")
     folders.check_writable(tmp_path / "new" / "one", "--out")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_a_run_leaves_that_dies_as_it_begins_is_nothing(tmp_path):
+    """It could neither begin again nor go on otherwise."""
+    for name in (".lock", "start.safetensors", "config.yaml.partial"):
+        (tmp_path / name).touch()
+    assert folders.is_empty(tmp_path)
+    (tmp_path / "config.yaml").touch()
+    assert not folders.is_empty(tmp_path)
+
+
+def test_a_text_that_cannot_be_written_leaves_the_old_one_and_no_half(tmp_path, monkeypatch):
+    folders.replace_text(tmp_path / "a", "old")
+
+    def full(path, *args, **kwargs):
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        folders.replace_text(tmp_path / "a", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_text() == "old"
