@@ -15,6 +15,7 @@ import argparse
 import itertools
 import math
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -37,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     from soaking import runner
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it, and so would its runs
     count = options.cases or (40 if math.isinf(options.minutes) else None)
     numbers = itertools.islice(itertools.count(options.first), count) if options.only is None else iter([options.only])
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:

@@ -101,7 +101,6 @@ def _disturbed(case: Case, drawn: random.Random, folder: Path, seconds: float) -
         _check_warning(command, harmed)
         case.steps.append("the run came to its end")
         return
-    case.counts[how] += 1
     killed = time.monotonic()
     if how == "kill one" and len(alive) > 1:
         _kill(drawn.choice(alive[1:]))
@@ -118,6 +117,7 @@ def _disturbed(case: Case, drawn: random.Random, folder: Path, seconds: float) -
     if left or command.poll() is None:
         raise Failed(f"{len(left)} of {len(alive)} processes went on after {how}")
     _check_status(command, how, len(alive))
+    case.counts[how] += command.returncode != 0  # otherwise it came to its end before it heard
 
 
 def _check_status(command: forked.Command, how: str, processes: int) -> None:
