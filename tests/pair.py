@@ -12,7 +12,8 @@ CONTEXT = forked.CONTEXT
 
 
 def pair(function, folder, *, seconds=60, processes=2):
-    """What a function of the rank returns in each of some processes; of one that raises, the error's name and words.
+    """What a function of the rank returns in each of some processes; of one that raises, the error's name and words;
+    None of one that ended before.
 
     Args:
         function: of a module that lies in tests/, where the processes find it.
@@ -25,7 +26,8 @@ def pair(function, folder, *, seconds=60, processes=2):
         process.start()
     for process in running:
         process.join()
-    return [torch.load(Path(folder, str(rank)), weights_only=False) for rank in range(processes)]
+    files = [Path(folder, str(rank)) for rank in range(processes)]
+    return [torch.load(file, weights_only=False) if file.exists() else None for file in files]
 
 
 def _one(function, rank, folder, seconds, processes):

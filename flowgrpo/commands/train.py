@@ -34,6 +34,7 @@ from flowgrpo.training import (
     progress,
     quantise_libraries,
     report,
+    roles,
     scorer,
     trackers,
 )
@@ -231,7 +232,12 @@ def _check_processes(settings: RunConfig, processes: int) -> None:
             f"run.processes: {settings.run.processes} processes are started by the command flowgrpo train, here "
             f"{'runs' if processes == 1 else 'run'} {processes}; from Python use accelerate launch"
         )
-    check_geometry(settings.train, settings.algorithm, processes, sharing=settings.run.context_parallel)
+    run = settings.run
+    roles.check(run, processes)
+    trainers = processes - run.generators
+    check_geometry(
+        settings.train, settings.algorithm, trainers, sharing=run.context_parallel, generators=run.generators
+    )
 
 
 def _check_folder(settings: RunConfig, folder: Path) -> None:

@@ -12,6 +12,7 @@ from flowgrpo.flow.pipeline.backends import AttentionBackend, refuse_lossy_atten
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
 from flowgrpo.schema.sections import Eval, Lora, Quantised, RewardUse, RunConfig, Train, check_quantised
+from flowgrpo.training import roles
 from flowgrpo.training.parts import check_geometry
 
 
@@ -139,8 +140,11 @@ class Config(RunConfig):
     def _geometry(self) -> Config:
         roots = self.algorithm.tree.roots(self.train.group_size)
         sharing = self.run.context_parallel
-        started = self.run.processes if self.run.processes > 1 else sharing  # by this command, or by another
-        check_geometry(self.train, self.algorithm, started, sharing=sharing)
+        trainers = sharing  # by this command, or by another
+        if self.run.processes > 1:
+            roles.check(self.run, self.run.processes)
+            trainers = self.run.processes - self.run.generators
+        check_geometry(self.train, self.algorithm, trainers, sharing=sharing, generators=self.run.generators)
         if self.train.draft is not None and self.algorithm.tree.start == "shared":
             raise InputError("train.draft: it chooses the starts of a group, set algorithm.tree.start=independent")
         if self.prompts.pick.budget == "knapsack" and roots == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -25,18 +26,18 @@ def encode_run(
     eval_prompts: Sequence[Prompt],
     *,
     done: int = 0,
-    share: Share = WHOLE,
+    shares: Sequence[Share] = (WHOLE,),
 ) -> None:
     """Encode the prompts that a process will sample, and those that its policy is tried on.
 
     Args:
         done: iterations that a resumed run has behind it.
-        share: of the data, which the process works on.
+        shares: of the data, which the process works on: one, or those that a generator works on.
 
     Raises:
         InputError: the pipeline refuses its call arguments.
     """
-    ahead = [train_prompts[i] for i in indices_ahead(config, len(train_prompts), done=done, share=share)]
+    ahead = [train_prompts[i] for i in indices_ahead(config, len(train_prompts), done=done, shares=shares)]
     rows = rows_of([*longest_and_shortest(train_prompts), *ahead])
     evaluation = eval_call(config, policy)
     with policy.call_overrides(**guidance.training_call(config.model.guidance, policy)):
@@ -44,7 +45,9 @@ def encode_run(
         if config.train.draft is not None:
             with policy.call_overrides(**config.train.draft.call):
                 policy.prepare(rows, "train.draft.call")
-    held_out = [*longest_and_shortest(eval_prompts), *eval_prompts[share.index :: share.count]]
+    held_out = longest_and_shortest(eval_prompts)
+    for share in shares:
+        held_out += eval_prompts[share.index :: share.count]
     with policy.call_overrides(**evaluation):
         policy.prepare(rows_of(held_out), "eval.call" if config.eval.call else "model.call")
 
@@ -59,12 +62,12 @@ def eval_call(config: Config, policy: Policy) -> dict[str, Any]:
     return {**guided, **config.eval.call}
 
 
-def indices_ahead(config: Config, number: int, *, done: int, share: Share) -> list[int]:
+def indices_ahead(config: Config, number: int, *, done: int, shares: Sequence[Share]) -> list[int]:
     """Return which training prompts a process will sample, by index, each once.
 
     Args:
         number: of training prompts.
-        done, share: see `encode_run`.
+        done, shares: see `encode_run`.
     """
     if config.prompts.pick.by != "shuffle":
         return list(range(number))  # which of them nobody knows yet
@@ -74,8 +77,9 @@ def indices_ahead(config: Config, number: int, *, done: int, share: Share) -> li
     own: dict[int, None] = {}
     for iteration in ahead:
         groups = groups_of(config, number, stats, iteration)
-        deals = deal_of(config, groups, iteration=iteration, share=share), pool_of(config, groups, share=share)
-        own |= dict.fromkeys(groups.prompts[group] for deal in deals for group, _ in deal.own)
+        for dealt, share in product((deal_of, pool_of), shares):
+            deal = dealt(config, groups, iteration=iteration, share=share)
+            own |= dict.fromkeys(groups.prompts[group] for group, _ in deal.own)
     return list(own)
 
 

@@ -140,6 +140,9 @@ def drafted(
     chosen = []
     for group, number in enumerate(numbers):
         values = torch.tensor([value for member, value in sorted(everyone.items()) if member[0] == group]).double()
+        if not len(values):  # a group that no process here has a part of
+            chosen.append([])
+            continue
         middle = values[values.isfinite()].median() if values.isfinite().any() else 0.0
         chosen.append(extremes(values.nan_to_num(float(middle)), number).tolist())
     return chosen

@@ -32,10 +32,11 @@ from flowgrpo.training.adapters import Adapter
 from flowgrpo.training.offload_activations import offload_activations
 from flowgrpo.training.optimizers import check_compiler
 from flowgrpo.training.quantise import refuse_dynamic
+from flowgrpo.training.roles import roles_of
 from flowgrpo.training.run_data import RunData
 from flowgrpo.training.samples import SAMPLING_RATE
 from flowgrpo.training.scorer import tried
-from flowgrpo.training.share import share_of
+from flowgrpo.training.share import shares_of
 from flowgrpo.training.weights import Weights, lora_config
 from rewards import Reward
 from rewards.compute import DTYPES
@@ -73,7 +74,8 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
     begun = start.adapters(settings.model)
     memory.check(settings, accelerator.device, begun)
     done = checkpoint.resumed(settings.run.folder / "checkpoints") if settings.run.resume else None
-    share = share_of(accelerator, settings.run.context_parallel)
+    roles = roles_of(settings.run, accelerator.num_processes)
+    shares = shares_of(accelerator, settings.run.context_parallel, roles)
 
     def encode(policy: DiffusersPolicy) -> None:
         for part, key in ((data.train_prompts, "prompts.train"), (data.eval_prompts, "prompts.eval")):
@@ -84,7 +86,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
             data.train_prompts,
             data.eval_prompts,
             done=done or 0,
-            share=share,
+            shares=shares,
         )
 
     policy, weights = policy_and_weights(settings, accelerator.device, encode, begun)
@@ -107,7 +109,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
             if weights.lockstep.active:
                 _refuse_pins(policy)
     data = replace(data, train_prompts=train_prompts, eval_prompts=eval_prompts)
-    made = Trainer(settings, policy, weights, **vars(data), accelerator=accelerator, share=share)
+    made = Trainer(settings, policy, weights, **vars(data), accelerator=accelerator, shares=shares)
     made.samples.frame_rate = frame_rate(policy.pipe, policy.call | settings.eval.call)
     return made
 

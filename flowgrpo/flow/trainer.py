@@ -44,7 +44,7 @@ from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.replay import replayed
 from flowgrpo.flow.rollout import Batch, drafted, rollout
 from flowgrpo.flow.update import Credited, update_part
-from flowgrpo.training import generators
+from flowgrpo.training import random_states
 from flowgrpo.training.baseline import Units, combined
 from flowgrpo.training.deal import Deal, parts_of, pool_of
 from flowgrpo.training.evaluate import evaluate
@@ -80,7 +80,7 @@ class Trainer(Loop):
             self.train_prompts,
             self.eval_prompts,
             done=self.done,
-            share=self.share,
+            shares=self.shares,
         )
         with self.policy.call_overrides(**self.training_call):
             self.policy.start(
@@ -98,8 +98,17 @@ class Trainer(Loop):
     def on_start(self) -> None:
         """Calibrate the noise of each step, where the kernel asks for it."""
         if self.config.algorithm.kernel.calibrate is not None:
-            with phase("calibrating"), generators.random_state_kept():  # a resume does not calibrate again
+            with phase("calibrating"), random_states.random_state_kept():  # a resume does not calibrate again
                 self._calibrate()
+
+    @override
+    def rollout_state(self) -> list[float] | None:
+        """The noise levels, where they are calibrated."""
+        return self.levels
+
+    @override
+    def take_rollout_state(self, state: list[float] | None) -> None:
+        self.levels = state
 
     @override
     def rollout(self, iteration: int, groups: Groups) -> Batch:
@@ -116,10 +125,10 @@ class Trainer(Loop):
             iteration=iteration,
             keep_means=algorithm.objective.needs_old_means,
             deal=self.deal(iteration, groups),
-            gather=self.exchange.gather_shares,
+            gather=self.gather_rolled,
             share=self.share,
         )
-        return Batch(groups, tree, scores, len(self._pool(groups).own))
+        return Batch(groups, tree, scores, len(self._pool(iteration, groups).own))
 
     @override
     def units(self, batch: Batch) -> Units:
@@ -237,7 +246,7 @@ class Trainer(Loop):
 
     def _starts(self, iteration: int, groups: Groups) -> list[Sequence[int]]:
         """The starts of each group's roots: the first, or those that a draft chose."""
-        train, pool = self.config.train, self._pool(groups)
+        train, pool = self.config.train, self._pool(iteration, groups)
         if train.draft is None:
             return [range(number) for number in groups.roots]
         with self.policy.call_overrides(**train.draft.call):
@@ -249,7 +258,7 @@ class Trainer(Loop):
                 weights=self.reward_weights,
                 numbers=groups.roots,
                 micro_batch=train.rollout_rows,
-                gather=self.exchange.gather_shares,
+                gather=self.gather_rolled,
                 share=self.share,
             )
 
@@ -258,6 +267,6 @@ class Trainer(Loop):
         seed = noise.seed(self.config.run.seed, "start", iteration, group, start)
         return Row(prompt.text, seed, prompt.columns)
 
-    def _pool(self, groups: Groups) -> Deal:
+    def _pool(self, iteration: int, groups: Groups) -> Deal:
         """The starts that are sampled for the draft of an iteration; none without one."""
-        return pool_of(self.config, groups, share=self.share)
+        return pool_of(self.config, groups, iteration=iteration, share=self.share)

@@ -170,7 +170,7 @@ class TextConfig(RunConfig):
             raise InputError(
                 "run.context_parallel: a language model's calls are not shared, remove it; run.sharding shares its weights"
             )
-        check_geometry(self.train, self.algorithm, self.run.processes)
+        check_geometry(self.train, self.algorithm, self.run.shares, generators=self.run.generators)
         hints = self.algorithm.hints
         if hints.name != "none" and (hints.tail or 0) >= self.model.length:
             raise InputError(f"algorithm.hints.tail: {hints.tail} leaves no room in model.length = {self.model.length}")

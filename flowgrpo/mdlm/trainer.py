@@ -106,7 +106,7 @@ class TextTrainer(Loop):
             decoder=self.decoder,
             schedule=self.schedule,
             deal=deal,
-            gather=self.exchange.gather_shares,
+            gather=self.gather_rolled,
         )
 
     @override

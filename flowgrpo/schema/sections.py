@@ -305,8 +305,10 @@ class Run(Strict):
     context_parallel: int = Field(1, ge=1)
     """Processes that share each call of a flow model's network, each a part of its sequence, for videos too long for a GPU;
     run.processes is a multiple of it."""
+    generators: int = Field(0, ge=0)
+    """Processes, of run.processes, that only roll out, for those that train; ahead of them where there is staleness."""
     staleness: int = Field(0, ge=0, le=64)
-    """Roll out with the weights of so many iterations before; how a run with rollouts ahead of its updates would learn."""
+    """Roll out with the weights of so many iterations before, which generators have while the later ones are made."""
     trackers: dict[str, Tracker] = {}
     """Trackers of accelerate that get metrics and pictures: [tensorboard, wandb], or a map with options of each."""
     resume: bool = False
@@ -336,7 +338,7 @@ class Run(Strict):
     @property
     def shares(self) -> int:
         """How many shares the data are dealt into if this command starts the processes: one for those that share calls."""
-        return max(1, self.processes // self.context_parallel)
+        return max(1, (self.processes - self.generators) // self.context_parallel)
 
 
 class RunConfig(Strict):

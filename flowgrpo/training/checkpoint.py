@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
-from flowgrpo.training import digests, generators, optimizers
+from flowgrpo.training import digests, optimizers, random_states
 from flowgrpo.training.report import is_number
 from flowgrpo.training.versions import Versions
 from flowgrpo.training.weights import Weights, gathered
@@ -59,7 +59,7 @@ def save(
 
     Args:
         folder: the run's `checkpoints`.
-        random_states: `generators.random_state()` of every process.
+        random_states: `random_states.random_state()` of every process.
         beta: coefficient of the divergence, which may adapt.
         prompt_stats: what is remembered of each prompt, as JSON; `history` in the file.
         versions: by which later iterations are rolled out.
@@ -326,7 +326,7 @@ def load(
             versions.load(*_versions(checkpoint))
         states = _generators(checkpoint)
         if process < len(states):
-            generators.set_random_state(states[process])
+            random_states.set_random_state(states[process])
     return step, state["beta"], state["history"]
 
 
@@ -367,7 +367,7 @@ def _versions(checkpoint: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dic
 
 
 def _generators(checkpoint: Path) -> list[dict[str, Any]]:
-    """Return the content of `random.pt`: `generators.random_state()` of every process."""
+    """Return the content of `random.pt`: `random_states.random_state()` of every process."""
     states = torch.load(checkpoint / "random.pt", weights_only=True, map_location="cpu")
     if not isinstance(states, list) or any(state.keys() != {"torch", "cuda", "numpy", "python"} for state in states):
         raise ValueError("its random.pt holds no states of generators")

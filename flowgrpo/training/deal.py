@@ -50,12 +50,22 @@ def parts_of(config: RunConfig, groups: Groups, iteration: int) -> list[list[int
 def deal_of(config: RunConfig, groups: Groups, *, iteration: int, share: Share) -> Deal:
     """The roots of an iteration that a process, or the processes of one share, grow; see `parts.of_processes`."""
     of_roots = parts_of(config, groups, iteration)
-    return Deal(parts.of_processes(config.train, config.algorithm, of_roots, share.count), share.index)
+    hands = parts.of_processes(config.train, config.algorithm, of_roots, share.count, generators=config.run.generators)
+    return Deal(hands, share.index)
 
 
-def pool_of(config: RunConfig, groups: Groups, *, share: Share) -> Deal:
-    """The starts that a process samples for the draft of an iteration (`train.draft`); none without one."""
+def pool_of(config: RunConfig, groups: Groups, *, iteration: int, share: Share) -> Deal:
+    """The starts that a process samples for the draft of an iteration (`train.draft`); none without one.
+
+    Where generators make the samples, each drafts for its own groups, for it never meets the others.
+    """
     draft = config.train.draft if config.kind == "flow" else None
     sizes = [0 if draft is None else draft.pool * roots for roots in groups.roots]
+    if config.run.generators:
+        own = (
+            dict.fromkeys(group for group, _ in hand)
+            for hand in deal_of(config, groups, iteration=iteration, share=share).hands
+        )
+        return Deal([[(group, start) for group in hand for start in range(sizes[group])] for hand in own], share.index)
     every = [(group, start) for group, size in enumerate(sizes) for start in range(size)]
     return Deal(parts.evenly(every, share.count), share.index)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from torch import distributed
 
 from flowgrpo.training.lockstep import Lockstep
+from flowgrpo.training.roles import Roles
 from flowgrpo.training.share import Share
 
 
@@ -18,6 +20,7 @@ class Exchange:
     """Sums and lists of what processes have; all of them must ask for each together.
 
     Attributes:
+        roles: of the processes; those that generate take no part.
         share: of the data, which this process works on. Of several processes that work on one, the first speaks for it.
         lockstep: in which they call networks in shards, and which they leave to meet.
     """
@@ -25,13 +28,18 @@ class Exchange:
     accelerator: Accelerator
     share: Share
     lockstep: Lockstep
+    _: KW_ONLY
+    roles: Roles
+    group: distributed.ProcessGroup | None = None  # of those that train, where there are others
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over all processes."""
-        if self.accelerator.num_processes == 1:
+        if self.roles.trainers == 1:
             return tensor
         self.lockstep.join()
-        return self.accelerator.reduce(tensor.to(self.accelerator.device), "sum")
+        total = tensor.to(self.accelerator.device, copy=True)
+        distributed.all_reduce(total, group=self.group)
+        return total
 
     def sum_shares(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over the shares of the data."""
@@ -40,7 +48,19 @@ class Exchange:
     def gather(self, objects: list[Any]) -> list[Any]:
         """The objects of all processes, in their order."""
         self.lockstep.join()
-        return gather_object(objects)
+        if self.group is None:
+            return gather_object(objects)
+        everyone: list[Any] = [None] * self.roles.trainers
+        distributed.all_gather_object(everyone, objects, group=self.group)
+        return [each for own in everyone for each in own]
+
+    def wait(self) -> None:
+        """Wait for all processes."""
+        self.lockstep.join()
+        if self.group is None:
+            self.accelerator.wait_for_everyone()
+        else:
+            distributed.barrier(group=self.group)
 
     def gather_shares(self, objects: list[Any]) -> list[Any]:
         """The objects of all shares of the data, in their order."""

@@ -12,29 +12,33 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training import checkpoint, generators, idle, metrics, optimizers, selection, trackers
+from flowgrpo.training import checkpoint, idle, metrics, optimizers, random_states, selection, trackers
 from flowgrpo.training.baseline import Units, combined, zero_std_fraction
+from flowgrpo.training.batch import Batch, Made
 from flowgrpo.training.deal import Deal, deal_of
 from flowgrpo.training.evaluate import overoptimized
 from flowgrpo.training.exchange import Exchange
 from flowgrpo.training.folders import free
+from flowgrpo.training.generating import Generating
 from flowgrpo.training.groups import Groups, groups_of
 from flowgrpo.training.optimize import UpdateStats
 from flowgrpo.training.phases import phase
 from flowgrpo.training.prompt_stats import PromptStats
 from flowgrpo.training.report import Report, peak_bytes
+from flowgrpo.training.roles import roles_of
 from flowgrpo.training.samples import Sample, SampleFolder
-from flowgrpo.training.scorer import Scores
-from flowgrpo.training.share import Share, share_of
+from flowgrpo.training.share import Share, shares_of
 from flowgrpo.training.signals import StopRequest, stop_requests
 from flowgrpo.training.stopped import Diverged, Interrupted, NothingToLearn
 from flowgrpo.training.versions import Versions
@@ -42,30 +46,6 @@ from flowgrpo.training.weights import Weights, local
 from rewards import Reward
 
 ROUNDING = 1e-9  # an advantage below it is what sums of equal rewards leave
-
-
-class Batch(Protocol):
-    """What this process rolled out in an iteration, decoded and scored.
-
-    Attributes:
-        groups: of the iteration, on all processes.
-        scores: of the samples.
-    """
-
-    groups: Groups
-    scores: Scores
-
-    @property
-    def outcomes(self) -> tuple[torch.Tensor, list[int]]:
-        """Rewards (E, R) of the trajectories that the policy made by itself, and the group of each."""
-
-    @property
-    def decoded(self) -> int:
-        """How many samples were decoded for it."""
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Further numbers for the metrics, which are summed over the processes."""
 
 
 class Loop(ABC):
@@ -78,9 +58,10 @@ class Loop(ABC):
         train_prompts, eval_prompts: rows of prompts; without eval prompts nothing is evaluated.
         eval_rewards: watched only.
         folder: the run's folder, which exists.
-        share: of the data, which this process works on.
+        shares: of the data, which this process works on: one, or those that a generator works on.
 
     Attributes:
+        share: of the data, which this process works on now.
         done: iterations so far.
         after_evaluation: called with the folder, on the main process, once the samples of an evaluation are written.
     """
@@ -96,15 +77,19 @@ class Loop(ABC):
         eval_rewards: Sequence[Reward] = (),
         folder: Path | None = None,
         accelerator: Accelerator | None = None,
-        share: Share | None = None,
+        shares: Sequence[Share] | None = None,
     ):
         self.config, self.weights = config, weights
         self.rewards, self.eval_rewards = list(rewards), list(eval_rewards)
         self.train_prompts, self.eval_prompts = train_prompts, eval_prompts[: config.eval.prompts]
         self.folder = folder or config.run.folder
         self.accelerator = accelerator or Accelerator()
-        self.share = share or share_of(self.accelerator, config.run.context_parallel)
-        self.exchange = Exchange(self.accelerator, self.share, weights.lockstep)
+        roles = roles_of(config.run, self.accelerator.num_processes)
+        self.shares = shares or shares_of(self.accelerator, config.run.context_parallel, roles)
+        self.share = self.shares[0]
+        self.generating = Generating(self, roles) if roles.generators else None
+        group = None if self.generating is None else self.generating.trainers
+        self.exchange = Exchange(self.accelerator, self.share, weights.lockstep, roles=roles, group=group)
         groups = self.parameter_groups()
         self.learning_rates = [group.get("lr", config.train.learning_rate) for group in groups]
         self.optimizer = optimizers.build(config.train, groups)
@@ -131,10 +116,15 @@ class Loop(ABC):
                 was written.
             Diverged: a checkpoint was due, and the weights are not finite; none was written.
         """
-        with self.report:
+        generating = self.generating
+        with self.report, nullcontext() if generating is None else generating.ended():
             self.report.start(self.done)
             if self._damaged is not None:
                 self.report.warn(self._damaged)
+            if generating is not None and generating.generates:
+                with stop_requests():  # those that train decide
+                    generating.generate()
+                return
             self.on_start()
             if self.done == 0:
                 self.evaluate()
@@ -171,17 +161,17 @@ class Loop(ABC):
 
     def iterate(self) -> dict[str, Any]:
         """Run one iteration and return its metrics."""
-        started, evaluations = time.perf_counter(), self.evaluations
+        started = time.perf_counter()
         self.versions.keep(self.done, self.prompt_stats.state())
-        groups = self.groups(self.done)
-        with phase("rollout"), self.versions.rolling_out(self.done):
-            batch = self.rollout(self.done, groups)  # trees, or completions; decoded and scored
-        rolled_out, rolled = time.perf_counter(), self.evaluations - evaluations
+        with phase("rollout"):  # of trees, or completions; decoded and scored
+            made = None if self.generating is None else self.generating.received(self.done)
+            made = made or self.made(self.done)
+        batch, rolled, begun, rolled_out = made.batch, made.evaluations, self.evaluations, time.perf_counter()
         units = self.units(batch)  # what is compared
         advantages, trained, seen = self.advantages(units, batch)
         with phase("update"):
             stats = self.update(batch, units, advantages, trained)  # the optimizer steps
-        updated = self.evaluations - evaluations - rolled
+        updated = self.evaluations - begun
         moved = metrics.of_policy(stats, self.exchange.gather_shares) | {
             "policy/learning_rate": float(self.optimizer.param_groups[0]["lr"])
         }
@@ -200,9 +190,29 @@ class Loop(ABC):
             **self.exchange.totals(costs),
             "time/rollout": rolled_out - started,
             "time/reward": batch.scores.seconds,
+            **({} if self.generating is None else {"time/generate": made.seconds}),
             "time/update": time.perf_counter() - rolled_out,
             "memory/peak_bytes": peak_bytes(self.accelerator.device),
         }
+
+    def made(self, iteration: int) -> Made:
+        """Roll out this process's share of an iteration, by the weights that it is rolled out by."""
+        started, evaluations = time.perf_counter(), self.evaluations
+        with self.versions.rolling_out(iteration):
+            batch = self.rollout(iteration, self.groups(iteration))
+        return Made(batch, self.evaluations - evaluations, time.perf_counter() - started)
+
+    def gather_rolled(self, objects: list[Any]) -> list[Any]:
+        """The objects of all processes that roll out together: of this one alone, where there are generators."""
+        return objects if self.generating is not None else self.exchange.gather_shares(objects)
+
+    def rollout_state(self) -> Any:
+        """What a rollout depends on, beside the weights and the prompt stats; by default nothing."""
+        return None
+
+    def take_rollout_state(self, state: Any) -> None:
+        """Take over what `rollout_state` returned elsewhere; by default there is nothing."""
+        return
 
     @abstractmethod
     def rollout(self, iteration: int, groups: Groups) -> Batch:
@@ -298,7 +308,7 @@ class Loop(ABC):
             return
         started, evaluations = time.perf_counter(), self.evaluations
         # How often one looks must not change what is trained.
-        with generators.random_state_kept(), self.weights.averaged():
+        with random_states.random_state_kept(), self.weights.averaged():
             samples = self.eval_samples()
         self.report.write(
             {
@@ -327,7 +337,7 @@ class Loop(ABC):
         if self.exchange.sum(torch.tensor(float(broken))) > 0:
             self.report.warn(f"step {self.done}: the trained weights are not finite")
             raise Diverged(f"stopped after step {self.done}: the trained weights are not finite", self._rest())
-        states = self.exchange.gather([generators.random_state()])
+        states = self.exchange.gather([random_states.random_state()])
         checkpoint.save(
             self.checkpoints,
             self.done,
@@ -342,8 +352,7 @@ class Loop(ABC):
             sound=idle.is_sound([line for line in self.report.lines if line["step"] == self.done]),
             writes=self.accelerator.is_main_process,
         )
-        self.weights.lockstep.join()  # on the host, where it may take longer to write than a GPU's barrier waits
-        self.accelerator.wait_for_everyone()
+        self.exchange.wait()  # first on the host, where it may take longer to write than a GPU's barrier waits
 
     def _rest(self) -> str:
         return checkpoint.rest(self.checkpoints, self.done)
@@ -352,7 +361,7 @@ class Loop(ABC):
         """Go back to a checkpoint of the folder (`checkpoint.chosen`), or to the start, and forget what came after."""
         choice = checkpoint.chosen(self.checkpoints)
         step, self._damaged = choice.step, choice.warning
-        if len({*self.exchange.gather([step])}) > 1:
+        if len({*gather_object([step])}) > 1:
             raise InputError(f"run.resume: processes see different checkpoints in {self.checkpoints}; look at its disk")
         if step is not None:
             self.done, self.beta, prompt_stats = checkpoint.load(

@@ -27,17 +27,21 @@ Member = tuple[int, int]  # a sample, or the root of a tree: its group, and its 
 MOST_SAMPLES = 1 << 20  # of an iteration, each of which has a place in lists
 
 
-def kept_whole(train: Train, algorithm: Any) -> str | None:
+def kept_whole(train: Train, algorithm: Any, generators: int = 0) -> str | None:
     """The setting for which a group must lie on one process, as it is written; None where its roots may be shared out."""
-    return "train.split=edges" if train.split == "edges" else algorithm.keeps_groups_whole
+    if train.split == "edges":
+        return "train.split=edges"
+    return f"run.generators={generators}" if generators else algorithm.keeps_groups_whole
 
 
-def check_geometry(train: Train, algorithm: Any, processes: int, *, sharing: int = 1) -> None:
+def check_geometry(train: Train, algorithm: Any, processes: int, *, sharing: int = 1, generators: int = 0) -> None:
     """Samples must not be too many, and every process must have as many roots, or whole groups, of each part.
 
     Args:
         algorithm: of either kind.
+        processes: that train.
         sharing: how many processes have the same roots, as `run.context_parallel` says.
+        generators: further processes, that make the samples of these.
 
     Raises:
         InputError: they do not divide, and it names the nearest numbers that do; or they are too many.
@@ -49,7 +53,7 @@ def check_geometry(train: Train, algorithm: Any, processes: int, *, sharing: int
             f"run.context_parallel: {processes} {'process does' if processes == 1 else 'processes do'} not divide into "
             f"groups of {sharing}, take run.processes={choices}"
         )
-    roots, whole = algorithm.roots(train.group_size), kept_whole(train, algorithm)
+    roots, whole = algorithm.roots(train.group_size), kept_whole(train, algorithm, generators)
     if train.groups * train.group_size > MOST_SAMPLES:
         raise InputError(
             f"train.groups: {train.groups} groups of train.group_size = {train.group_size} samples are more than "
@@ -107,7 +111,9 @@ def of_roots(train: Train, roots: int, sizes: Sequence[int], *, seed: int, itera
     return parts
 
 
-def of_processes(train: Train, algorithm: Any, parts: Sequence[Sequence[int]], processes: int) -> list[list[Member]]:
+def of_processes(
+    train: Train, algorithm: Any, parts: Sequence[Sequence[int]], processes: int, *, generators: int = 0
+) -> list[list[Member]]:
     """The roots of an iteration that each process grows, in their order: as many of each part, and few groups divided.
 
     Where sizes are unequal (`prompts.pick.budget: knapsack`) one process has a root of a part more than another.
@@ -116,7 +122,7 @@ def of_processes(train: Train, algorithm: Any, parts: Sequence[Sequence[int]], p
         algorithm: of either kind.
         parts: of every root of every group, see `of_roots`.
     """
-    whole, together = kept_whole(train, algorithm), _together(train, algorithm.roots(train.group_size))
+    whole, together = kept_whole(train, algorithm, generators), _together(train, algorithm.roots(train.group_size))
     apart = len(parts) // together if train.split == "samples" else len(parts)
     in_order = sorted(range(len(parts)), key=lambda group: (group % apart, group))  # those that were shuffled together
     piles: dict[int, list[list[Member]]] = defaultdict(list)

@@ -8,6 +8,8 @@ from typing import Any
 from accelerate import Accelerator
 from torch import distributed
 
+from flowgrpo.training.roles import Roles
+
 
 @dataclass(frozen=True)
 class Share:
@@ -47,14 +49,18 @@ class Share:
 WHOLE = Share()
 
 
-def share_of(accelerator: Accelerator, together: int) -> Share:
-    """The share of this process; all processes must ask for theirs together.
+def shares_of(accelerator: Accelerator, together: int, roles: Roles) -> list[Share]:
+    """The share of this process, or those that it generates for; all processes must ask for theirs together.
 
     Args:
-        together: how many processes, neighbours by their number, work on one share; it divides their number.
+        together: how many processes, neighbours by their number, work on one share; it divides their number, and without
+            generators only.
     """
-    index, processes = accelerator.process_index, accelerator.num_processes
+    index, processes = accelerator.process_index, roles.trainers
+    if roles.generates(index):
+        return [Share(hand, processes) for hand in roles.every_hand(index)]
     if together == 1:
-        return Share(index, processes)
+        return [Share(index, processes)]
     group, _ = distributed.new_subgroups(together, backend="gloo")  # a reward may take longer than a GPU's group waits
-    return Share(index // together, processes // together, together=together, leads=index % together == 0, group=group)
+    place = index // together, processes // together
+    return [Share(*place, together=together, leads=index % together == 0, group=group)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class Stopped(Exception):
@@ -19,6 +20,9 @@ class Stopped(Exception):
     def __init__(self, sentence: str, rest: str, overrides: Sequence[str] = ("run.resume=true",)):
         super().__init__(sentence)
         self.rest, self.overrides = rest, tuple(overrides)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.rest, self.overrides)  # to be told to another process
 
 
 class Interrupted(Stopped):

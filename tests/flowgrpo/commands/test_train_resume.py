@@ -13,7 +13,7 @@ from runs import background, metrics, wait_for, weights
 
 from flowgrpo import config
 from flowgrpo.cli import main
-from flowgrpo.training import checkpoint, folders, generators
+from flowgrpo.training import checkpoint, folders, random_states
 from flowgrpo.training.weights import Weights
 
 
@@ -112,7 +112,7 @@ def test_a_resume_reads_its_calibration_before_its_model(workplace, unloaded, ca
         weights=weights,
         optimizer=optimizer,
         scaler=scaler,
-        random_states=[generators.random_state()],
+        random_states=[random_states.random_state()],
         beta=0.0,
         prompt_stats={},
         keep=1,

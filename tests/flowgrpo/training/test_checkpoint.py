@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flowgrpo.errors import InputError
-from flowgrpo.training import checkpoint, generators
+from flowgrpo.training import checkpoint, random_states
 from flowgrpo.training.weights import Weights
 
 
@@ -24,7 +24,7 @@ def saved(folder, step=1, keep=2, fill=0.5, **options):
     weights.parameters[0].grad = torch.ones(2, 3)
     optimizer.step()
     history = {"3": [1.0, 0.5, 0]}
-    states = [generators.random_state()]
+    states = [random_states.random_state()]
     return checkpoint.save(
         folder,
         step,
@@ -108,7 +108,7 @@ def test_an_optimizer_or_generators_of_something_else_are_one_sentence(tmp_path)
     with pytest.raises(InputError, match=r"step-000001 cannot be loaded \(ValueError: "):
         load(place)
     saved(tmp_path, step=2)
-    torch.save([{**generators.random_state(), "torch": 3}], tmp_path / "step-000002" / "random.pt")
+    torch.save([{**random_states.random_state(), "torch": 3}], tmp_path / "step-000002" / "random.pt")
     with pytest.raises(InputError, match="step-000002 cannot be loaded"):
         load(tmp_path / "step-000002")
 

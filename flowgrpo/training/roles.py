@@ -1,0 +1,95 @@
+"""Who trains and who only rolls out (`run.generators`): the first processes of a run train, the last generate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flowgrpo.errors import InputError
+from flowgrpo.schema.sections import Run
+
+KEY = "run.generators"
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The roles of a run's processes.
+
+    Each process that trains has a hand of an iteration's samples. Where there are fewer generators than hands, each grows
+    several; where there are more, they take turns, an iteration each.
+
+    Attributes:
+        trainers: how many processes train.
+        generators: how many only roll out.
+    """
+
+    trainers: int
+    generators: int = 0
+
+    def generates(self, rank: int) -> bool:
+        """Whether a process only rolls out."""
+        return rank >= self.trainers
+
+    def hands(self, rank: int, iteration: int) -> list[int]:
+        """The hands, by the rank of the process that trains on each, that a generator grows in an iteration."""
+        number = rank - self.trainers
+        if self.generators <= self.trainers:
+            return list(range(number, self.trainers, self.generators))
+        turns = self.generators // self.trainers
+        return [number % self.trainers] if iteration % turns == number // self.trainers else []
+
+    def every_hand(self, rank: int) -> list[int]:
+        """The hands that a generator grows in any iteration."""
+        turns = max(1, self.generators // self.trainers)
+        return sorted({hand for iteration in range(turns) for hand in self.hands(rank, iteration)})
+
+    def generator(self, hand: int, iteration: int) -> int:
+        """The rank of the generator that grows a hand in an iteration."""
+        ranks = range(self.trainers, self.trainers + self.generators)
+        return next(rank for rank in ranks if hand in self.hands(rank, iteration))
+
+
+def roles_of(run: Run, processes: int) -> Roles:
+    """The roles of a run's processes.
+
+    Raises:
+        InputError: they cannot be shared out, and it names the nearest numbers that can.
+    """
+    check(run, processes)
+    return Roles(processes - run.generators, run.generators)
+
+
+def check(run: Run, processes: int) -> None:
+    """Refuse generators that are too many, cannot be shared out, or would wait for each other.
+
+    Raises:
+        InputError: they are, and it names the nearest numbers.
+    """
+    generators, trainers = run.generators, processes - run.generators
+    if not generators:
+        return
+    if trainers < 1:
+        raise InputError(
+            f"{KEY}: {generators} of {processes} processes leave none that trains, take {_fitting(processes)}"
+        )
+    if max(generators, trainers) % min(generators, trainers):
+        raise InputError(
+            f"{KEY}: {generators} that generate for {trainers} that train cannot be shared out evenly, of {processes} "
+            f"processes take {_fitting(processes)}"
+        )
+    turns = generators // trainers
+    if turns > 1 and run.staleness < turns:
+        raise InputError(
+            f"run.staleness: {turns} generators for each process that trains work on {turns} iterations at once, take "
+            f"{turns} or more, or fewer {KEY}"
+        )
+    if run.sharding != "none":
+        raise InputError(f"{KEY}: a generator has whole networks, set run.sharding=none, or {KEY}=0")
+    if run.context_parallel > 1:
+        raise InputError(f"{KEY}: a generator calls a network alone, set run.context_parallel=1, or {KEY}=0")
+
+
+def _fitting(processes: int) -> str:
+    """The numbers of generators that can be shared out, as words."""
+    choices: Sequence[int] = [n for n in range(1, processes) if max(n, processes - n) % min(n, processes - n) == 0]
+    return " or ".join(map(str, choices)) if choices else "more run.processes"

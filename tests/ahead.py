@@ -1,0 +1,104 @@
+"""Runs whose rollouts some processes make for others, which `test_generating` compares with runs that make their own."""
+
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+from accelerate import Accelerator
+from field import closeness, lines, settings, trainer, weights_of
+from torch import distributed
+
+from flowgrpo.training.stopped import Interrupted
+from rewards import Reward
+
+NUMBERS = {"train__groups": 4, "train__group_size": 4, "train__updates": 2, "train__iterations": 5, "eval__every": 5}
+CASES = {
+    "chains": {},
+    "brushes of known prompts": {
+        "algorithm": {"preset": "tempflow", "tree": {"branches": 2}},
+        "prompts__pick": {"by": "variance", "robust": 1.0, "worst": -9.0},
+    },
+    "drafted starts": {"train__draft": {"pool": 2, "call": {}}},
+    "calibrated noise": {"algorithm": {"preset": "dense_grpo", "kernel": {"calibrate": {"rounds": 1}}}},
+}
+
+
+def begun(folder, **choices):
+    return trainer(
+        settings(folder, **{**NUMBERS, **choices}),
+        steps=4,
+        rewards=[Reward("closeness", closeness)],
+        accelerator=Accelerator(cpu=True),  # else several processes of a CPU are not connected
+    )
+
+
+def told(run):
+    return [{k: v for k, v in line.items() if k != "time/generate"} for line in lines(run)], weights_of(run)
+
+
+def runs(rank, generators=0, cases=CASES, lags=(0, 2)):
+    """Metric lines and weights of each case, without staleness and with."""
+    found = {}
+    for case in cases:
+        for staleness in lags:
+            folder = Path(tempfile.mkdtemp())
+            run = begun(folder, run__generators=generators, run__staleness=staleness, **CASES[case])
+            run.run()
+            found[case, staleness] = told(run)
+    return found
+
+
+def with_one(rank):
+    return runs(rank, 1)
+
+
+def chains(rank):
+    return runs(rank, 0, ["chains"], [2])
+
+
+def chains_with_one(rank):
+    return runs(rank, 1, ["chains"], [2])
+
+
+def chains_with_two(rank):
+    return runs(rank, 2, ["chains"], [2])
+
+
+def interrupted(rank):
+    """A run that is asked to stop in its second iteration and goes on: what each process said, and what it told."""
+    box = [tempfile.mkdtemp()]
+    distributed.broadcast_object_list(box)
+    folder = Path(box[0])
+    run, said = begun(folder, run__generators=1, run__staleness=2), None
+    real = run.iterate
+
+    def iterate():
+        if run.done == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real()
+
+    run.iterate = iterate
+    try:
+        run.run()
+    except Interrupted as stopped:
+        said = str(stopped)
+    again = begun(folder, run__generators=1, run__staleness=2)
+    again.resume()
+    again.run()
+    return said, told(again)
+
+
+def lost(rank):
+    """A run whose generator ends without a word while it makes the samples of the third iteration."""
+    run = begun(Path(tempfile.mkdtemp()), run__generators=1, run__staleness=2)
+    real = run.rollout
+
+    def rollout(iteration, groups):
+        if rank == 1 and iteration == 2:
+            os._exit(1)
+        return real(iteration, groups)
+
+    run.rollout = rollout
+    run.run()
+    return told(run)

@@ -1,0 +1,117 @@
+"""Processes that only roll out for others give the numbers of a run without them."""
+
+import re
+
+import ahead
+import pytest
+import torch
+from pair import pair
+
+from flowgrpo.errors import InputError
+from flowgrpo.schema.sections import Run
+from flowgrpo.training import roles
+from flowgrpo.training.roles import Roles
+
+CASES = [(case, staleness) for case in ahead.CASES for staleness in (0, 2)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    (found,) = pair(ahead.runs, tmp_path_factory.mktemp("alone"), processes=1)
+    return found
+
+
+@pytest.fixture(scope="module")
+def ahead_of_one(tmp_path_factory):
+    found, _ = pair(ahead.with_one, tmp_path_factory.mktemp("one"))
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_generator_and_a_process_that_trains_give_the_weights_of_one_to_the_bit(alone, ahead_of_one, case):
+    lines, weights = alone[case]
+    told, own = ahead_of_one[case]
+    assert told == lines
+    assert all(torch.equal(own[name], tensor) for name, tensor in weights.items())
+    drifts = [line["policy/max_abs_log_ratio"] for line in told]
+    assert (max(drifts) > 0) == (case[1] > 0)
+
+
+@pytest.mark.parametrize(
+    ("function", "processes", "trainers"), [(ahead.chains_with_one, 3, 2), (ahead.chains_with_two, 3, 1)]
+)
+def test_generators_are_fewer_or_more_than_those_that_train(tmp_path, function, processes, trainers):
+    """One makes the samples of two; two take turns for one."""
+    (tmp_path / "apart").mkdir()
+    (tmp_path / "ahead").mkdir()
+    apart = pair(ahead.chains, tmp_path / "apart", processes=trainers)
+    found = pair(function, tmp_path / "ahead", processes=3)
+    for (lines, weights), (told, own) in zip(
+        (each["chains", 2] for each in apart), (each["chains", 2] for each in found), strict=False
+    ):
+        assert told == lines
+        assert all(torch.equal(own[name], tensor) for name, tensor in weights.items())
+
+
+def test_a_run_that_stops_and_goes_on_is_the_one_that_did_not(tmp_path, alone):
+    """Both processes are told to stop, when what was made ahead has been thrown away."""
+    trained, generated = pair(ahead.interrupted, tmp_path)
+    assert not isinstance(trained, str), trained
+    assert not isinstance(generated, str), generated
+    (said, (told, own)), (of_generator, _) = trained, generated
+    assert said == of_generator == "interrupted after step 2"
+    lines, weights = alone["chains", 2]
+    assert told == lines
+    assert all(torch.equal(own[name], tensor) for name, tensor in weights.items())
+
+
+def test_a_generator_that_ends_costs_no_more_than_what_it_was_making(tmp_path, alone):
+    (told, own), generator = pair(ahead.lost, tmp_path)
+    assert generator is None
+    lines, weights = alone["chains", 2]
+    assert told == lines
+    assert all(torch.equal(own[name], tensor) for name, tensor in weights.items())
+
+
+@pytest.mark.parametrize(
+    ("generators", "staleness", "processes", "said"),
+    [
+        (2, 0, 2, "run.generators: 2 of 2 processes leave none that trains, take 1"),
+        (
+            2,
+            0,
+            5,
+            "2 that generate for 3 that train cannot be shared out evenly, of 5 processes take 1 or 4",
+        ),
+        (
+            2,
+            1,
+            3,
+            "run.staleness: 2 generators for each process that trains work on 2 iterations at once, take 2 or more",
+        ),
+        (1, 0, 1, "run.generators: 1 of 1 processes leave none that trains, take more run.processes"),
+    ],
+)
+def test_roles_that_cannot_be_shared_out_are_refused(generators, staleness, processes, said):
+    with pytest.raises(InputError, match=re.escape(said)):
+        roles.check(Run(generators=generators, staleness=staleness), processes)
+
+
+def test_a_generator_has_whole_networks():
+    with pytest.raises(InputError, match="a generator has whole networks, set run.sharding=none"):
+        roles.check(Run(generators=1, sharding="fsdp2"), 2)
+    with pytest.raises(InputError, match="set run.context_parallel=1"):
+        roles.check(Run(generators=1, context_parallel=2), 3)
+
+
+@pytest.mark.parametrize(("trainers", "generators"), [(1, 1), (4, 2), (2, 4), (3, 3), (1, 5)])
+def test_every_hand_is_grown_by_one_generator_in_every_iteration(trainers, generators):
+    found = Roles(trainers, generators)
+    ranks = range(trainers, trainers + generators)
+    assert [found.generates(rank) for rank in range(trainers + generators)] == [False] * trainers + [True] * generators
+    for iteration in range(6):
+        grown = [hand for rank in ranks for hand in found.hands(rank, iteration)]
+        assert sorted(grown) == list(range(trainers))
+        for hand in range(trainers):
+            assert hand in found.hands(found.generator(hand, iteration), iteration)
+    assert sorted({hand for rank in ranks for hand in found.every_hand(rank)}) == list(range(trainers))
