@@ -16,6 +16,7 @@ from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
 from flowgrpo.schema.sections import Eval, Lora, Prompts, Quantised, RewardUse, RunConfig, Train, check_quantised
+from flowgrpo.training import roles
 from flowgrpo.training.parts import check_geometry
 from rewards.base import last_part, nearest
 
@@ -170,6 +171,8 @@ class TextConfig(RunConfig):
             raise InputError(
                 "run.context_parallel: a language model's calls are not shared, remove it; run.sharding shares its weights"
             )
+        if self.run.processes > 1:
+            roles.check(self.run, self.run.processes)
         check_geometry(self.train, self.algorithm, self.run.shares, generators=self.run.generators)
         hints = self.algorithm.hints
         if hints.name != "none" and (hints.tail or 0) >= self.model.length:

@@ -54,11 +54,13 @@ def check_machines(config: RunConfig, of_node: int) -> None:
     """Refuse a number of processes that a run would refuse.
 
     Raises:
-        InputError: machines would have unequal numbers of those that share a network, or processes share calls.
+        InputError: machines would have unequal numbers of those that share a network, processes share calls, or generate.
     """
     processes = config.run.processes
     if config.run.context_parallel > 1:
         raise InputError("--gpus: the seconds of calls that processes share are not known, set run.context_parallel=1")
+    if config.run.generators:
+        raise InputError("--gpus: the seconds of rollouts ahead are not known, set run.generators=0")
     if config.run.sharding == "hsdp" and processes > of_node and processes % of_node:
         below = processes // of_node * of_node
         raise InputError(

@@ -7,9 +7,10 @@ import pytest
 import torch
 from pair import pair
 
+from flowgrpo import config
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import Run
-from flowgrpo.training import roles
+from flowgrpo.training import roles, scaling
 from flowgrpo.training.roles import Roles
 
 CASES = [(case, staleness) for case in ahead.CASES for staleness in (0, 2)]
@@ -115,3 +116,20 @@ def test_every_hand_is_grown_by_one_generator_in_every_iteration(trainers, gener
         for hand in range(trainers):
             assert hand in found.hands(found.generator(hand, iteration), iteration)
     assert sorted({hand for rank in ranks for hand in found.every_hand(rank)}) == list(range(trainers))
+
+
+@pytest.mark.parametrize(
+    ("key", "said"), [("context_parallel", "calls that processes share"), ("generators", "rollouts ahead")]
+)
+def test_seconds_that_nobody_knows_are_not_planned(key, said):
+    """Neither how processes wait for each other in a call, nor which half of an iteration is the longer."""
+    chosen = config.validated({"model": {"path": "shapes"}, "train": {"groups": 8}})
+    chosen = chosen.model_copy(update={"run": chosen.run.model_copy(update={key: 2})})
+    with pytest.raises(InputError, match=rf"--gpus: the seconds of {said} are not known, set run.{key}="):
+        scaling.check_machines(chosen, 8)
+
+
+def test_roles_of_texts_are_refused_before_anything_is_loaded():
+    written = {"kind": "mdlm", "model": {"path": "digits"}, "rewards": ["solved"], "train": {"groups": 8}}
+    with pytest.raises(InputError, match="leave none that trains, take 1"):
+        config.validated(written | {"run": {"processes": 2, "generators": 2}})
