@@ -26,7 +26,7 @@ def work(budget: FlowBudget, planned: dict[str, Any]) -> Work:
     dealt = {"units": trees, "width": g["samples"] // trees}
     replayed = {**dealt, "rows": train.micro_batch, "parts": train.updates}
     held_out = {"units": evaluation["decoded"], "rows": train.rollout_rows}
-    steps = evaluation["model_evaluations"] / max(1, evaluation["decoded"] * evaluation["guidance_branches"])
+    steps = evaluation["model_evaluations"] / max(1, evaluation["decoded"] * planned["evaluation_branches"])
     return Work(
         samples=g["samples"],
         calls={

@@ -104,11 +104,8 @@ def _plan(config: Config) -> dict[str, Any]:
         "calibration": {"model_evaluations": branches * cost.rollout * rounds, "decoded": cost.decoded * rounds},
         "decoded": cost.decoded + drafts,
         "reward_calls": (cost.decoded + drafts) * len(config.rewards),
-        "evaluation": {
-            "model_evaluations": eval_evaluations,
-            "guidance_branches": eval_branches,
-            "decoded": held_out,
-        },
+        "evaluation": {"model_evaluations": eval_evaluations, "decoded": held_out},
+        "evaluation_branches": eval_branches,
         "memory": None,
         "published": published.compared(presets.PUBLISHED[algorithm.preset], _with_call(config, call)),
         "warnings": uneven(config, sigma_table(config.model.path, call["num_inference_steps"])),

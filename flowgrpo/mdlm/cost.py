@@ -18,7 +18,7 @@ def work(budget: TextBudget, planned: dict[str, Any]) -> Work:
     """
     config, trial, g = budget.config, budget.trial, planned["geometry"]
     train, evaluation, samples = config.train, planned["evaluation"], g["samples"]
-    steps = evaluation["model_evaluations"] / max(1, evaluation["decoded"] * evaluation["guidance_branches"])
+    steps = evaluation["model_evaluations"] / max(1, evaluation["decoded"] * planned["evaluation_branches"])
     learnt = planned["with_gradient"] / (samples * g["views"])
     updated = planned["model_evaluations"]["update"] / (samples * g["views"])
     dealt = g["groups"] if kept_whole(train, config.algorithm) else samples

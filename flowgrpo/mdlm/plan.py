@@ -103,10 +103,10 @@ def _plan(config: TextConfig) -> dict[str, Any]:
         "reward_calls": asked * len(config.rewards),
         "evaluation": {
             "model_evaluations": held_out * evaluation.evaluations,
-            "guidance_branches": evaluation.branches,
             "at_most": not evaluation.fixed,
             "decoded": held_out,
         },
+        "evaluation_branches": evaluation.branches,
         "memory": memory.memory_estimate(config),
     }
 
