@@ -5,10 +5,12 @@ import signal
 import tempfile
 from pathlib import Path
 
+import torch
 from accelerate import Accelerator
 from field import closeness, lines, settings, trainer, weights_of
 from torch import distributed
 
+from flowgrpo.training.post import Post
 from flowgrpo.training.stopped import Interrupted
 from rewards import Reward
 
@@ -102,3 +104,28 @@ def lost(rank):
     run.rollout = rollout
     run.run()
     return told(run)
+
+
+def posted(rank):
+    """How many messages are under way after each of six, of which two may not have been asked for; or what was received."""
+    post = Post(torch.device("cpu"))
+    if rank == 1:
+        return [post.unpacked(post.receive(0)) for _ in range(6)]
+    found = []
+    for number in range(6):
+        post.post(number, 1, 2)
+        found.append(len(post._under_way[1]))
+    post.flush(1)
+    return found
+
+
+def unreadable(rank):
+    """A process that trains has no memory for what its generator sends."""
+    run = begun(Path(tempfile.mkdtemp()), run__generators=1, run__staleness=1)
+    if rank == 0:
+
+        def unpacked(content):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        run.generating._post.unpacked = unpacked
+    run.run()

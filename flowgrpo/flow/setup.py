@@ -84,7 +84,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
             policy,
             settings,
             data.train_prompts,
-            data.eval_prompts,
+            () if roles.generates(accelerator.process_index) else data.eval_prompts,
             done=done or 0,
             shares=shares,
         )

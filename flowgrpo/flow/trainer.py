@@ -78,7 +78,7 @@ class Trainer(Loop):
             self.policy,
             self.config,
             self.train_prompts,
-            self.eval_prompts,
+            () if self.generating is not None and self.generating.generates else self.eval_prompts,
             done=self.done,
             shares=self.shares,
         )

@@ -19,6 +19,7 @@ from torch import distributed
 
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.batch import Made
+from flowgrpo.training.phases import phase
 from flowgrpo.training.post import Post
 from flowgrpo.training.prompt_stats import PromptStats
 from flowgrpo.training.roles import Roles
@@ -116,7 +117,9 @@ class Generating:
                 self._from_generator(iteration)
             if self._rank == 0:
                 self._tell(End(stopped))
-                self._post.flush()
+                for generator in self._living():
+                    with self._noticing(generator):
+                        self._post.flush(generator)
         if stopped is not None:
             raise stopped
 
@@ -130,13 +133,15 @@ class Generating:
         for iteration in range(loop.done, loop.config.train.iterations):
             for hand in self._roles.hands(self._rank, iteration):
                 while stands < max(loop.done, iteration - behind):
-                    message = self._post.receive(0)
+                    message = self._post.unpacked(self._post.receive(0))
                     if isinstance(message, End):
                         return self._stop(message)
                     stands = self._take(message)
                 loop.share = next(share for share in loop.shares if share.index == hand)
-                self._post.send(loop.made(iteration), hand)
-        while not isinstance(message := self._post.receive(0), End):
+                with phase("rollout"):
+                    made = loop.made(iteration)
+                self._post.send(made, hand)
+        while not isinstance(message := self._post.unpacked(self._post.receive(0)), End):
             pass
         return self._stop(message)
 
@@ -157,23 +162,28 @@ class Generating:
 
     def _from_generator(self, iteration: int) -> Made | None:
         """What a generator has made for this process; None of one that has ended."""
-        generator = self._roles.generator(self._rank, iteration)
-        if generator in self._lost:
-            return None
-        try:
-            return self._post.receive(generator)
-        except RuntimeError as error:
-            self._lose(generator, error)
-            return None
+        generator, content = self._roles.generator(self._rank, iteration), None
+        if generator not in self._lost:
+            with self._noticing(generator):
+                content = self._post.receive(generator)
+        return None if content is None else self._post.unpacked(content)
 
     def _tell(self, message: Stand | End) -> None:
-        for generator in range(self._roles.trainers, self._roles.trainers + self._roles.generators):
-            if generator not in self._lost:
-                try:
-                    self._post.post(message, generator)
-                except RuntimeError as error:
-                    self._lose(generator, error)
+        # The generator of the iteration before has received what stood so many iterations before that; the others earlier.
+        behind = self._loop.config.run.staleness + self._roles.turns + 1
+        for generator in self._living():
+            with self._noticing(generator):
+                self._post.post(message, generator, behind)
 
-    def _lose(self, generator: int, error: RuntimeError) -> None:
-        self._lost.add(generator)
-        LOGGER.warning(LOST, generator, " ".join(str(error).split())[:160])
+    def _living(self) -> list[int]:
+        every = range(self._roles.trainers, self._roles.trainers + self._roles.generators)
+        return [generator for generator in every if generator not in self._lost]
+
+    @contextmanager
+    def _noticing(self, generator: int) -> Iterator[None]:
+        """Within it only messages go to and fro: that one fails tells that the generator has ended."""
+        try:
+            yield
+        except RuntimeError as error:
+            self._lost.add(generator)
+            LOGGER.warning(LOST, generator, " ".join(str(error).split())[:160])

@@ -7,7 +7,8 @@ receives them: a generator that sends a rollout would wait for a trainer that se
 from __future__ import annotations
 
 import io
-from contextlib import suppress
+from collections import defaultdict, deque
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -22,8 +23,10 @@ class Post:
     """
 
     def __init__(self, device: torch.device):
-        self._device, self._group = device, distributed.new_group(backend="gloo")
-        self._under_way: list[tuple[distributed.Work, torch.Tensor]] = []
+        self._device = device
+        # Whoever ends is noticed at once; a rollout or an evaluation may take longer than any limit.
+        self._group = distributed.new_group(backend="gloo", timeout=timedelta(days=30))
+        self._under_way: dict[int, deque[list[tuple[distributed.Work, torch.Tensor]]]] = defaultdict(deque)
 
     def send(self, message: Any, to: int) -> None:
         """Send a message, and wait until it has been received.
@@ -34,25 +37,32 @@ class Post:
         for content in _packed(message):
             distributed.send(content, to, group=self._group)
 
-    def post(self, message: Any, to: int) -> None:
-        """Send a message without waiting.
+    def post(self, message: Any, to: int, behind: int) -> None:
+        """Send a message without waiting for it, but for the ones before it.
+
+        Args:
+            behind: how many messages the other may not have asked for yet; for older ones is waited, and they are forgotten.
 
         Raises:
             RuntimeError: the other process has ended.
         """
-        self._under_way = [(work, content) for work, content in self._under_way if not work.is_completed()]
-        for content in _packed(message):
-            self._under_way.append((distributed.isend(content, to, group=self._group), content))
-
-    def flush(self) -> None:
-        """Wait until all that was posted has been received, or its receiver has ended."""
-        for work, _ in self._under_way:
-            with suppress(RuntimeError):
+        sent = self._under_way[to]
+        sent.append([(distributed.isend(content, to, group=self._group), content) for content in _packed(message)])
+        while len(sent) > behind:
+            for work, _ in sent.popleft():
                 work.wait()
-        self._under_way = []
 
-    def receive(self, sender: int) -> Any:
-        """Wait for the next message of a process.
+    def flush(self, to: int) -> None:
+        """Wait until all that was posted to a process has been received.
+
+        Raises:
+            RuntimeError: the other process has ended.
+        """
+        for work, _ in (each for message in self._under_way.pop(to, ()) for each in message):
+            work.wait()
+
+    def receive(self, sender: int) -> torch.Tensor:
+        """Wait for the next message of a process; `unpacked` reads it.
 
         Raises:
             RuntimeError: it has ended.
@@ -61,7 +71,10 @@ class Post:
         distributed.recv(size, sender, group=self._group)
         content = torch.empty(int(size), dtype=torch.uint8)
         distributed.recv(content, sender, group=self._group)
-        # Any object may come, for it comes from a process of this run.
+        return content
+
+    def unpacked(self, content: torch.Tensor) -> Any:
+        """What a message says; any object may, for it comes from a process of this run."""
         return torch.load(io.BytesIO(content.numpy()), map_location=self._place, weights_only=False)
 
     def _place(self, storage: torch.UntypedStorage, tag: str) -> torch.UntypedStorage | None:

@@ -40,8 +40,12 @@ class Roles:
 
     def every_hand(self, rank: int) -> list[int]:
         """The hands that a generator grows in any iteration."""
-        turns = max(1, self.generators // self.trainers)
-        return sorted({hand for iteration in range(turns) for hand in self.hands(rank, iteration)})
+        return sorted({hand for iteration in range(self.turns) for hand in self.hands(rank, iteration)})
+
+    @property
+    def turns(self) -> int:
+        """How many generators take turns for a process that trains."""
+        return max(1, self.generators // self.trainers)
 
     def generator(self, hand: int, iteration: int) -> int:
         """The rank of the generator that grows a hand in an iteration."""

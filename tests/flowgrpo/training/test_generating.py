@@ -74,6 +74,17 @@ def test_a_generator_that_ends_costs_no_more_than_what_it_was_making(tmp_path, a
     assert all(torch.equal(own[name], tensor) for name, tensor in weights.items())
 
 
+def test_what_was_posted_is_forgotten_once_it_must_have_been_received(tmp_path):
+    kept, received = pair(ahead.posted, tmp_path)
+    assert received == list(range(6))
+    assert kept == [1, 2, 2, 2, 2, 2]
+
+
+def test_a_message_that_cannot_be_read_is_no_process_that_has_ended(tmp_path):
+    said, _ = pair(ahead.unreadable, tmp_path)
+    assert said.startswith("OutOfMemory: out of memory in the rollout phase")
+
+
 @pytest.mark.parametrize(
     ("generators", "staleness", "processes", "said"),
     [
