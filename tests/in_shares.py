@@ -8,13 +8,14 @@ from flowgrpo.training.deal import Deal
 from flowgrpo.training.exchange import Exchange
 from flowgrpo.training.group_scores import Piece, score_pieces
 from flowgrpo.training.lockstep import Lockstep
-from flowgrpo.training.share import share_of
+from flowgrpo.training.roles import Roles
+from flowgrpo.training.share import shares_of
 from rewards import Reward
 
 
 def of_pairs():
     accelerator = Accelerator(cpu=True)
-    return accelerator, share_of(accelerator, 2)
+    return accelerator, *shares_of(accelerator, 2, Roles(accelerator.num_processes))
 
 
 def told(rank):
@@ -23,7 +24,7 @@ def told(rank):
     One reward differs by process and call, the other compares all samples of a group.
     """
     accelerator, share = of_pairs()
-    exchange, asked = Exchange(accelerator, share, Lockstep()), []
+    exchange, asked = Exchange(accelerator, share, Lockstep(), roles=Roles(accelerator.num_processes)), []
 
     def luck(samples, prompts):
         asked.append(len(samples))
@@ -48,7 +49,7 @@ def told(rank):
 def exchanged(rank):
     """Sums and lists over processes and over shares."""
     accelerator, share = of_pairs()
-    exchange = Exchange(accelerator, share, Lockstep())
+    exchange = Exchange(accelerator, share, Lockstep(), roles=Roles(accelerator.num_processes))
     number = torch.tensor([10.0**rank])
     return {
         "sum": exchange.sum(number.clone()).tolist(),
