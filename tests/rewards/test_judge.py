@@ -263,13 +263,15 @@ def test_a_judge_that_does_not_answer_is_given_up_in_time():
     def respond(asked):
         if asked.path.endswith("/models"):
             return {"data": [{"id": "vlm"}]}
-        time.sleep(1.5)
+        given_up.wait(60)
         return {}
 
+    given_up = threading.Event()
     with http_server(respond) as url:
-        reward = judge(url, timeout=0.4)
-        with pytest.raises(RewardError, match="did not answer within 0.4 s"):
+        reward = judge(url, timeout=2)
+        with pytest.raises(RewardError, match=r"did not answer within (2|1\.\d+) s"):
             reward(IMAGES, ["a", "b"], {})
+        given_up.set()
 
 
 def test_sounds_are_refused():
