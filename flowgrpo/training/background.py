@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+
+LOGGER = logging.getLogger(__name__)
 
 
 class Background:
@@ -42,12 +45,13 @@ class Background:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Wait for all jobs; an error that is on its way goes before theirs."""
+        """Wait for all jobs; where an error is on its way, theirs is a warning."""
         try:
             self.wait()
-        except Exception:
+        except Exception as failed:
             if kind is None:
                 raise
+            LOGGER.warning("what was written beside the training failed, too: %s: %s", type(failed).__name__, failed)
         finally:
             self._jobs.clear()
             self._pool.shutdown()

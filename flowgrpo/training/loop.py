@@ -13,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import checkpoint, idle, metrics, optimizers, random_states, selection, trackers
+from flowgrpo.training.background import Background
 from flowgrpo.training.baseline import Units, combined, zero_std_fraction
 from flowgrpo.training.batch import Batch, Made
 from flowgrpo.training.deal import Deal, deal_of
@@ -63,7 +65,9 @@ class Loop(ABC):
     Attributes:
         share: of the data, which this process works on now.
         done: iterations so far.
-        after_evaluation: called with the folder, on the main process, once the samples of an evaluation are written.
+        background: writes what the next iteration need not wait for; empty, and its errors raised, when `run` returns.
+        after_evaluation: called with the folder, on the main process in the background, once the samples of an evaluation
+            are written.
     """
 
     def __init__(
@@ -104,6 +108,7 @@ class Loop(ABC):
         self.report = Report(self.folder, self.accelerator, config.train.iterations)
         self.samples = SampleFolder(self.folder)
         self.checkpoints = self.folder / "checkpoints"
+        self.background = Background()
         self.after_evaluation: Callable[[Path], object] = lambda folder: None
 
     def run(self) -> None:
@@ -117,7 +122,7 @@ class Loop(ABC):
             Diverged: a checkpoint was due, and the weights are not finite; none was written.
         """
         generating = self.generating
-        with self.report, nullcontext() if generating is None else generating.ended():
+        with self.report, self.background, nullcontext() if generating is None else generating.ended():
             self.report.start(self.done)
             if self._damaged is not None:
                 self.report.warn(self._damaged)
@@ -323,9 +328,12 @@ class Loop(ABC):
         for sentence in overoptimized(self.report.lines, self.eval_rewards, self.config.eval.watch):
             self.report.warn(sentence)
         if self.accelerator.is_main_process:
-            self.samples.write(samples, self.done)
             trackers.log_pictures(self.accelerator, samples, self.done)
-            self.after_evaluation(self.folder)
+            self.background.submit(partial(self._show, samples, self.done))
+
+    def _show(self, samples: Sequence[Sample], step: int) -> None:
+        self.samples.write(samples, step)
+        self.after_evaluation(self.folder)
 
     def save_checkpoint(self) -> None:
         """Write the checkpoint of the iterations that are done.

@@ -48,7 +48,8 @@ def test_an_error_is_not_lost_where_nobody_waits():
         background.submit(failing)
 
 
-def test_an_error_on_its_way_goes_first():
+def test_an_error_on_its_way_goes_first(caplog):
     with pytest.raises(ValueError, match="mine"), Background() as background:  # noqa: PT012
         background.submit(failing)
         raise ValueError("mine")
+    assert "failed, too: OSError: [Errno 28] No space left on device" in caplog.text
