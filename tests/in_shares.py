@@ -24,7 +24,7 @@ def told(rank):
     One reward differs by process and call, the other compares all samples of a group.
     """
     accelerator, share = of_pairs()
-    exchange, asked = Exchange(accelerator, share, Lockstep(), roles=Roles(accelerator.num_processes)), []
+    exchange, asked = Exchange(accelerator, share, Lockstep(), count=accelerator.num_processes), []
 
     def luck(samples, prompts):
         asked.append(len(samples))
@@ -49,7 +49,7 @@ def told(rank):
 def exchanged(rank):
     """Sums and lists over processes and over shares."""
     accelerator, share = of_pairs()
-    exchange = Exchange(accelerator, share, Lockstep(), roles=Roles(accelerator.num_processes))
+    exchange = Exchange(accelerator, share, Lockstep(), count=accelerator.num_processes)
     number = torch.tensor([10.0**rank])
     return {
         "sum": exchange.sum(number.clone()).tolist(),

@@ -234,7 +234,7 @@ def _check_processes(settings: RunConfig, processes: int) -> None:
         )
     run = settings.run
     roles.check(run, processes)
-    trainers = processes - run.generators
+    trainers = run.trainers(processes)
     check_geometry(
         settings.train, settings.algorithm, trainers, sharing=run.context_parallel, generators=run.generators
     )

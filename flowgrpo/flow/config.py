@@ -143,7 +143,7 @@ class Config(RunConfig):
         trainers = sharing  # by this command, or by another
         if self.run.processes > 1:
             roles.check(self.run, self.run.processes)
-            trainers = self.run.processes - self.run.generators
+            trainers = self.run.trainers(self.run.processes)
         check_geometry(self.train, self.algorithm, trainers, sharing=sharing, generators=self.run.generators)
         if self.train.draft is not None and self.algorithm.tree.start == "shared":
             raise InputError("train.draft: it chooses the starts of a group, set algorithm.tree.start=independent")

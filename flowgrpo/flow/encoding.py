@@ -27,17 +27,20 @@ def encode_run(
     *,
     done: int = 0,
     shares: Sequence[Share] = (WHOLE,),
+    rolls_out: bool = True,
 ) -> None:
     """Encode the prompts that a process will sample, and those that its policy is tried on.
 
     Args:
         done: iterations that a resumed run has behind it.
         shares: of the data, which the process works on: one, or those that a generator works on.
+        rolls_out: whether it samples training prompts at all.
 
     Raises:
         InputError: the pipeline refuses its call arguments.
     """
-    ahead = [train_prompts[i] for i in indices_ahead(config, len(train_prompts), done=done, shares=shares)]
+    indices = indices_ahead(config, len(train_prompts), done=done, shares=shares) if rolls_out else ()
+    ahead = [train_prompts[i] for i in indices]
     rows = rows_of([*longest_and_shortest(train_prompts), *ahead])
     evaluation = eval_call(config, policy)
     with policy.call_overrides(**guidance.training_call(config.model.guidance, policy)):

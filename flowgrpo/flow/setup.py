@@ -84,9 +84,10 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
             policy,
             settings,
             data.train_prompts,
-            () if roles.generates(accelerator.process_index) else data.eval_prompts,
+            data.eval_prompts if roles.samples_held_out(accelerator.process_index) else (),
             done=done or 0,
             shares=shares,
+            rolls_out=not roles.evaluates(accelerator.process_index),
         )
 
     policy, weights = policy_and_weights(settings, accelerator.device, encode, begun)

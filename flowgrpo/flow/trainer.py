@@ -78,9 +78,10 @@ class Trainer(Loop):
             self.policy,
             self.config,
             self.train_prompts,
-            () if self.generating is not None and self.generating.generates else self.eval_prompts,
+            self.eval_prompts if self.roles.samples_held_out(self.accelerator.process_index) else (),
             done=self.done,
             shares=self.shares,
+            rolls_out=not self.roles.evaluates(self.accelerator.process_index),
         )
         with self.policy.call_overrides(**self.training_call):
             self.policy.start(

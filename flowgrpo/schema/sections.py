@@ -307,6 +307,8 @@ class Run(Strict):
     run.processes is a multiple of it."""
     generators: int = Field(0, ge=0)
     """Processes, of run.processes, that only roll out, for those that train; ahead of them where there is staleness."""
+    evaluators: int = Field(0, ge=0)
+    """Processes, of run.processes, that only evaluate, with weights that are sent to them, while the others go on."""
     staleness: int = Field(0, ge=0, le=64)
     """Roll out with the weights of so many iterations before, which generators have while the later ones are made."""
     trackers: dict[str, Tracker] = {}
@@ -338,7 +340,11 @@ class Run(Strict):
     @property
     def shares(self) -> int:
         """How many shares the data are dealt into if this command starts the processes: one for those that share calls."""
-        return max(1, (self.processes - self.generators) // self.context_parallel)
+        return max(1, self.trainers(self.processes) // self.context_parallel)
+
+    def trainers(self, processes: int) -> int:
+        """How many of so many processes train."""
+        return processes - self.generators - self.evaluators
 
 
 class RunConfig(Strict):

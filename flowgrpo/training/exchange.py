@@ -20,7 +20,7 @@ class Exchange:
     """Sums and lists of what processes have; all of them must ask for each together.
 
     Attributes:
-        roles: of the processes; those that generate take no part.
+        count: of the processes that take part: of those that train, or of those that evaluate.
         share: of the data, which this process works on. Of several processes that work on one, the first speaks for it.
         lockstep: in which they call networks in shards, and which they leave to meet.
     """
@@ -29,12 +29,12 @@ class Exchange:
     share: Share
     lockstep: Lockstep
     _: KW_ONLY
-    roles: Roles
-    group: distributed.ProcessGroup | None = None  # of those that train, where there are others
+    count: int
+    group: distributed.ProcessGroup | None = None  # of those that take part, where there are others
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over all processes."""
-        if self.roles.trainers == 1:
+        if self.count == 1:
             return tensor
         self.lockstep.join()
         total = tensor.to(self.accelerator.device, copy=True)
@@ -50,7 +50,7 @@ class Exchange:
         self.lockstep.join()
         if self.group is None:
             return gather_object(objects)
-        everyone: list[Any] = [None] * self.roles.trainers
+        everyone: list[Any] = [None] * self.count
         distributed.all_gather_object(everyone, objects, group=self.group)
         return [each for own in everyone for each in own]
 
@@ -72,3 +72,14 @@ class Exchange:
             return {}
         sums = self.sum_shares(torch.tensor(list(counts.values()), dtype=torch.float64)).tolist()
         return {name: int(total) for name, total in zip(counts, sums, strict=True)}
+
+
+def exchange_of(accelerator: Accelerator, share: Share, lockstep: Lockstep, roles: Roles) -> Exchange:
+    """What this process tells those of its role; all processes must ask for theirs together."""
+    if roles.trainers == accelerator.num_processes:
+        return Exchange(accelerator, share, lockstep, count=roles.trainers)
+    trainers = distributed.new_group(range(roles.trainers))
+    evaluators = distributed.new_group(roles.ranks_of_evaluators) if roles.evaluators else None
+    if roles.evaluates(accelerator.process_index):
+        return Exchange(accelerator, share, lockstep, count=roles.evaluators, group=evaluators)
+    return Exchange(accelerator, share, lockstep, count=roles.trainers, group=trainers)

@@ -15,12 +15,11 @@ from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
-from torch import distributed
 
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.batch import Made
 from flowgrpo.training.phases import phase
-from flowgrpo.training.post import Post
+from flowgrpo.training.post import End, Post
 from flowgrpo.training.prompt_stats import PromptStats
 from flowgrpo.training.roles import Roles
 from flowgrpo.training.share import Share
@@ -46,13 +45,6 @@ class Stand:
     weights: list[torch.Tensor]
     prompt_stats: dict[str, Any]
     own: Any
-
-
-@dataclass(frozen=True)
-class End:
-    """There is nothing more to roll out; why the run stopped, if it did."""
-
-    stopped: Stopped | None
 
 
 class Rolling(Protocol):
@@ -85,13 +77,11 @@ class Generating:
 
     Attributes:
         generates: whether this process is one of them.
-        trainers: those that train.
     """
 
     def __init__(self, loop: Rolling, roles: Roles):
         self._loop, self._roles, self._rank = loop, roles, loop.accelerator.process_index
         self.generates = roles.generates(self._rank)
-        self.trainers = distributed.new_group(range(roles.trainers))
         self._post, self._lost = Post(loop.accelerator.device), set[int]()
 
     def received(self, iteration: int) -> Made | None:
@@ -135,7 +125,7 @@ class Generating:
                 while stands < max(loop.done, iteration - behind):
                     message = self._post.unpacked(self._post.receive(0))
                     if isinstance(message, End):
-                        return self._stop(message)
+                        return message.raised()
                     stands = self._take(message)
                 loop.share = next(share for share in loop.shares if share.index == hand)
                 with phase("rollout"):
@@ -143,18 +133,12 @@ class Generating:
                 self._post.send(made, hand)
         while not isinstance(message := self._post.unpacked(self._post.receive(0)), End):
             pass
-        return self._stop(message)
+        return message.raised()
 
-    def _stop(self, end: End) -> None:
-        if end.stopped is not None:
-            raise end.stopped
-
-    @torch.no_grad()
     def _take(self, stand: Stand) -> int:
         """Put what stands in place; return before which iteration it does."""
         loop = self._loop
-        for p, value in zip(loop.weights.parameters, stand.weights, strict=True):
-            p.copy_(value)
+        loop.weights.put(stand.weights)
         loop.prompt_stats.restore(stand.prompt_stats)
         loop.take_rollout_state(stand.own)
         loop.versions.keep(stand.iteration, stand.prompt_stats)

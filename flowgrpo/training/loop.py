@@ -13,7 +13,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,13 @@ from accelerate.utils import gather_object
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training import checkpoint, idle, metrics, optimizers, random_states, selection, trackers
+from flowgrpo.training import checkpoint, idle, metrics, optimizers, random_states, selection
 from flowgrpo.training.background import Background
 from flowgrpo.training.baseline import Units, combined, zero_std_fraction
 from flowgrpo.training.batch import Batch, Made
 from flowgrpo.training.deal import Deal, deal_of
-from flowgrpo.training.evaluate import overoptimized
-from flowgrpo.training.exchange import Exchange
+from flowgrpo.training.evaluating import Evaluating
+from flowgrpo.training.exchange import exchange_of
 from flowgrpo.training.folders import free
 from flowgrpo.training.generating import Generating
 from flowgrpo.training.groups import Groups, groups_of
@@ -63,6 +62,7 @@ class Loop(ABC):
         shares: of the data, which this process works on: one, or those that a generator works on.
 
     Attributes:
+        roles: of all processes.
         share: of the data, which this process works on now.
         done: iterations so far.
         background: writes what the next iteration need not wait for; empty, and its errors raised, when `run` returns.
@@ -88,12 +88,12 @@ class Loop(ABC):
         self.train_prompts, self.eval_prompts = train_prompts, eval_prompts[: config.eval.prompts]
         self.folder = folder or config.run.folder
         self.accelerator = accelerator or Accelerator()
-        roles = roles_of(config.run, self.accelerator.num_processes)
-        self.shares = shares or shares_of(self.accelerator, config.run.context_parallel, roles)
+        self.roles = roles_of(config.run, self.accelerator.num_processes)
+        self.shares = shares or shares_of(self.accelerator, config.run.context_parallel, self.roles)
         self.share = self.shares[0]
-        self.generating = Generating(self, roles) if roles.generators else None
-        group = None if self.generating is None else self.generating.trainers
-        self.exchange = Exchange(self.accelerator, self.share, weights.lockstep, roles=roles, group=group)
+        self.generating = Generating(self, self.roles) if self.roles.generators else None
+        self.evaluating = Evaluating(self, self.roles)
+        self.exchange = exchange_of(self.accelerator, self.share, weights.lockstep, self.roles)
         groups = self.parameter_groups()
         self.learning_rates = [group.get("lr", config.train.learning_rate) for group in groups]
         self.optimizer = optimizers.build(config.train, groups)
@@ -121,20 +121,23 @@ class Loop(ABC):
                 was written.
             Diverged: a checkpoint was due, and the weights are not finite; none was written.
         """
-        generating = self.generating
-        with self.report, self.background, nullcontext() if generating is None else generating.ended():
+        generating, evaluating = self.generating, self.evaluating
+        with self.report, self.background:
             self.report.start(self.done)
             if self._damaged is not None:
                 self.report.warn(self._damaged)
             if generating is not None and generating.generates:
                 with stop_requests():  # those that train decide
-                    generating.generate()
-                return
-            self.on_start()
-            if self.done == 0:
-                self.evaluate()
-            with stop_requests() as stop:  # before, there is nothing to save, and Ctrl-C ends at once
-                self._iterations(stop)
+                    return generating.generate()
+            if evaluating.evaluates:
+                with stop_requests():
+                    return evaluating.serve()
+            with nullcontext() if generating is None else generating.ended(), evaluating.ended():
+                self.on_start()
+                if self.done == 0:
+                    self.evaluate()
+                with stop_requests() as stop:  # before, there is nothing to save, and Ctrl-C ends at once
+                    self._iterations(stop)
 
     def _iterations(self, stop: StopRequest) -> None:
         """Take iterations until the last one, or until something stops the run; see `run`."""
@@ -308,32 +311,9 @@ class Loop(ABC):
         )
 
     def evaluate(self) -> None:
-        """Sample the evaluation prompts with the averaged weights, log their rewards and keep some samples."""
-        if not self.eval_prompts:
-            return
-        started, evaluations = time.perf_counter(), self.evaluations
-        # How often one looks must not change what is trained.
-        with random_states.random_state_kept(), self.weights.averaged():
-            samples = self.eval_samples()
-        self.report.write(
-            {
-                "step": self.done,
-                "phase": "eval",
-                **metrics.of_samples(samples, self.rewards, self.eval_rewards),
-                **self.exchange.totals({"cost/model_evaluations": self.evaluations - evaluations}),
-                "cost/decoded": len(samples),
-                "time/eval": time.perf_counter() - started,
-            }
-        )
-        for sentence in overoptimized(self.report.lines, self.eval_rewards, self.config.eval.watch):
-            self.report.warn(sentence)
-        if self.accelerator.is_main_process:
-            trackers.log_pictures(self.accelerator, samples, self.done)
-            self.background.submit(partial(self._show, samples, self.done))
-
-    def _show(self, samples: Sequence[Sample], step: int) -> None:
-        self.samples.write(samples, step)
-        self.after_evaluation(self.folder)
+        """Have the evaluation prompts sampled with the averaged weights, and scored."""
+        if self.eval_prompts:
+            self.evaluating.evaluate()
 
     def save_checkpoint(self) -> None:
         """Write the checkpoint of the iterations that are done.

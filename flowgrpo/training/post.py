@@ -1,4 +1,4 @@
-"""What processes that train and processes that generate send each other: versions of the weights, and rollouts.
+"""What processes that train and the others send each other: versions of the weights, rollouts, evaluations.
 
 It travels on the host, in a group of its own, so that nothing else waits for it. Versions are sent without waiting for who
 receives them: a generator that sends a rollout would wait for a trainer that sends a version, and that one for it.
@@ -8,11 +8,30 @@ from __future__ import annotations
 
 import io
 from collections import defaultdict, deque
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import distributed
+
+from flowgrpo.training.stopped import Stopped
+
+
+@dataclass(frozen=True)
+class End:
+    """There is nothing more to do for those that train; why the run stopped, if it did."""
+
+    stopped: Stopped | None
+
+    def raised(self) -> None:
+        """Stop here, too.
+
+        Raises:
+            Stopped: the run did.
+        """
+        if self.stopped is not None:
+            raise self.stopped
 
 
 class Post:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.tracking import GeneralTracker
 from rich.text import Text
 from typing_extensions import override
 
@@ -45,6 +46,7 @@ class Report:
         iterations: how many the whole run has.
 
     Attributes:
+        newest: step of which there is a line.
         forwards: model evaluations of an iteration, counted in forward passes, to guess the end before its first; or None.
     """
 
@@ -52,6 +54,7 @@ class Report:
         self.path, self.log = folder / "metrics.jsonl", folder / "log.txt"
         self.accelerator, self.iterations = accelerator, iterations
         self.lines: list[dict[str, Any]] = read_metrics(folder)
+        self.newest = max((line["step"] for line in self.lines), default=0)
         self.forwards: int | None = None
         self.display: Display | None = None
         self._started, self._first, self._end = 0.0, 0, None
@@ -60,6 +63,7 @@ class Report:
     def forget_after(self, step: int) -> None:
         """Drop the lines of steps after a checkpoint's."""
         self.lines = [line for line in self.lines if line["step"] <= step]
+        self.newest = max(step, 0)
         if self.accelerator.is_main_process:
             replace_text(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
 
@@ -98,7 +102,9 @@ class Report:
         with self.path.open("a") as file:
             file.write(json.dumps({k: _finite(v) for k, v in line.items()}) + "\n")
         numbers = {f"{line['phase']}/{k}": v for k, v in line.items() if isinstance(v, (int, float)) and k != "step"}
-        self.accelerator.log(numbers, step=line["step"])
+        self.newest = max(self.newest, line["step"])
+        for tracker in self.accelerator.trackers:
+            tracker.log(numbers, **place(tracker, line["step"], self.newest))
         self._show(line)
 
     def warn(self, sentence: str) -> None:
@@ -110,7 +116,7 @@ class Report:
         step = line["step"]
         if line["phase"] == "eval":
             self.display.print(f"step {step}: held-out reward {_number(line['reward/mean'])}")
-            if step == self._first:
+            if step == self._first == self.newest:
                 self._guess(line)
             return
         if line["phase"] == "calibration":
@@ -140,6 +146,14 @@ class Report:
 
     def _left(self) -> float | None:
         return None if self._end is None else max(self._end - phases.clock(), 0.0)
+
+
+def place(tracker: GeneralTracker, step: int, newest: int) -> dict[str, Any]:
+    """Arguments of a tracker's `log` that put something of a step where it belongs, once there is something of `newest`.
+
+    Weights & Biases drops what is of an earlier step, and gets it with the newest.
+    """
+    return {"step": None, "commit": False} if tracker.name == "wandb" and step < newest else {"step": step}
 
 
 class _Lines(logging.Formatter):

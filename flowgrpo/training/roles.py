@@ -1,4 +1,4 @@
-"""Who trains and who only rolls out (`run.generators`): the first processes of a run train, the last generate."""
+"""Who trains, who only rolls out (`run.generators`) and who only evaluates (`run.evaluators`), in this order by rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import Run
 
-KEY = "run.generators"
+KEY, OF_EVALUATION = "run.generators", "run.evaluators"
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,30 @@ class Roles:
     Attributes:
         trainers: how many processes train.
         generators: how many only roll out.
+        evaluators: how many only evaluate.
     """
 
     trainers: int
     generators: int = 0
+    evaluators: int = 0
+
+    @property
+    def ranks_of_evaluators(self) -> range:
+        """The processes that only evaluate, the last of all."""
+        first = self.trainers + self.generators
+        return range(first, first + self.evaluators)
 
     def generates(self, rank: int) -> bool:
         """Whether a process only rolls out."""
-        return rank >= self.trainers
+        return self.trainers <= rank < self.trainers + self.generators
+
+    def evaluates(self, rank: int) -> bool:
+        """Whether a process only evaluates."""
+        return rank in self.ranks_of_evaluators
+
+    def samples_held_out(self, rank: int) -> bool:
+        """Whether a process takes part in evaluations."""
+        return self.evaluates(rank) if self.evaluators else rank < self.trainers
 
     def hands(self, rank: int, iteration: int) -> list[int]:
         """The hands, by the rank of the process that trains on each, that a generator grows in an iteration."""
@@ -60,16 +76,24 @@ def roles_of(run: Run, processes: int) -> Roles:
         InputError: they cannot be shared out, and it names the nearest numbers that can.
     """
     check(run, processes)
-    return Roles(processes - run.generators, run.generators)
+    return Roles(run.trainers(processes), run.generators, run.evaluators)
 
 
 def check(run: Run, processes: int) -> None:
-    """Refuse generators that are too many, cannot be shared out, or would wait for each other.
+    """Refuse generators and evaluators that are too many, cannot be shared out, or would wait for each other.
 
     Raises:
         InputError: they are, and it names the nearest numbers.
     """
+    processes -= run.evaluators
     generators, trainers = run.generators, processes - run.generators
+    if run.evaluators:
+        if processes < 1 + generators:
+            raise InputError(
+                f"{OF_EVALUATION}: {run.evaluators} of {processes + run.evaluators} processes leave none that trains, take "
+                f"fewer, or more run.processes"
+            )
+        _check_whole(run, OF_EVALUATION, "an evaluator")
     if not generators:
         return
     if trainers < 1:
@@ -87,10 +111,14 @@ def check(run: Run, processes: int) -> None:
             f"run.staleness: {turns} generators for each process that trains work on {turns} iterations at once, take "
             f"{turns} or more, or fewer {KEY}"
         )
+    _check_whole(run, KEY, "a generator")
+
+
+def _check_whole(run: Run, key: str, role: str) -> None:
     if run.sharding != "none":
-        raise InputError(f"{KEY}: a generator has whole networks, set run.sharding=none, or {KEY}=0")
+        raise InputError(f"{key}: {role} has whole networks, set run.sharding=none, or {key}=0")
     if run.context_parallel > 1:
-        raise InputError(f"{KEY}: a generator calls a network alone, set run.context_parallel=1, or {KEY}=0")
+        raise InputError(f"{key}: {role} calls a network alone, set run.context_parallel=1, or {key}=0")
 
 
 def _fitting(processes: int) -> str:

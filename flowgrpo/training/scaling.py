@@ -54,13 +54,15 @@ def check_machines(config: RunConfig, of_node: int) -> None:
     """Refuse a number of processes that a run would refuse.
 
     Raises:
-        InputError: machines would have unequal numbers of those that share a network, processes share calls, or generate.
+        InputError: machines would have unequal numbers of those that share a network, processes share calls, or some do not
+            train.
     """
     processes = config.run.processes
     if config.run.context_parallel > 1:
         raise InputError("--gpus: the seconds of calls that processes share are not known, set run.context_parallel=1")
-    if config.run.generators:
-        raise InputError("--gpus: the seconds of rollouts ahead are not known, set run.generators=0")
+    for key, what in (("generators", "rollouts ahead"), ("evaluators", "evaluations beside the training")):
+        if getattr(config.run, key):
+            raise InputError(f"--gpus: the seconds of {what} are not known, set run.{key}=0")
     if config.run.sharding == "hsdp" and processes > of_node and processes % of_node:
         below = processes // of_node * of_node
         raise InputError(
@@ -195,7 +197,7 @@ _MOST = {
     "rollout": "sampling takes the most",
     "decode": "decoding takes the most",
     "update": "the update takes the most",
-    "evaluate": "evaluations take the most, once in eval.every iterations",
+    "evaluate": "evaluations take the most, once in eval.every iterations (run.evaluators takes them off the path)",
     "traffic": "waiting for other GPUs takes the most",
     "fixed": "the fixed part takes the most",
 }

@@ -53,7 +53,7 @@ def check(config: RunConfig) -> None:
 
 def can(config: RunConfig) -> bool:
     """Whether the networks of a run, now whole on every process, could be cut into shards."""
-    if config.run.sharding != "none" or config.run.generators:
+    if config.run.sharding != "none" or config.run.generators or config.run.evaluators:
         return False
     run = config.run.model_copy(update={"sharding": "fsdp2"})
     try:

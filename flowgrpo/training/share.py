@@ -52,13 +52,17 @@ WHOLE = Share()
 def shares_of(accelerator: Accelerator, together: int, roles: Roles) -> list[Share]:
     """The share of this process, or those that it generates for; all processes must ask for theirs together.
 
+    That of an evaluator is of the held-out prompts alone.
+
     Args:
-        together: how many processes, neighbours by their number, work on one share; it divides their number, and without
-            generators only.
+        together: how many processes, neighbours by their number, work on one share; it divides their number, and is 1 where
+            some do not train.
     """
     index, processes = accelerator.process_index, roles.trainers
     if roles.generates(index):
         return [Share(hand, processes) for hand in roles.every_hand(index)]
+    if roles.evaluates(index):
+        return [Share(index - roles.ranks_of_evaluators.start, roles.evaluators)]
     if together == 1:
         return [Share(index, processes)]
     group, _ = distributed.new_subgroups(together, backend="gloo")  # a reward may take longer than a GPU's group waits

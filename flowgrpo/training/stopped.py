@@ -55,6 +55,12 @@ class DiskFull(Stopped):
     status = 1
 
 
+class Lost(Stopped):
+    """A process of the run has ended that the others cannot stand in for; checkpoints are of before."""
+
+    status = 1
+
+
 class Killed(Stopped):
     """A process of the run was ended by a signal; checkpoints are of before."""
 

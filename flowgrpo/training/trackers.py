@@ -22,6 +22,7 @@ from PIL import Image
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig, Tracker
 from flowgrpo.training.folders import replace_text
+from flowgrpo.training.report import place
 from flowgrpo.training.samples import Sample
 from rewards.base import nearest
 
@@ -144,16 +145,21 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def log_pictures(accelerator: Accelerator, samples: Sequence[Sample], step: int) -> None:
-    """Hand the trackers that show pictures those of an evaluation; of a video a few frames side by side."""
+def log_pictures(accelerator: Accelerator, samples: Sequence[Sample], step: int, newest: int) -> None:
+    """Hand the trackers that show pictures those of an evaluation; of a video a few frames side by side.
+
+    Args:
+        step: of the evaluation.
+        newest: step that trackers have something of.
+    """
     if not accelerator.is_main_process:
         return
     shown = [(s.row.prompt, _picture(s.decoded)) for s in samples if _is_visible(s.decoded)]
     for tracker in accelerator.trackers if shown else ():
-        _log(tracker, shown, step)
+        _log(tracker, shown, step, newest)
 
 
-def _log(tracker: GeneralTracker, shown: Sequence[tuple[str, np.ndarray]], step: int) -> None:
+def _log(tracker: GeneralTracker, shown: Sequence[tuple[str, np.ndarray]], step: int, newest: int) -> None:
     if tracker.name == "tensorboard":
         for index, (_, picture) in enumerate(shown):
             tracker.writer.add_image(f"{PLACE}/{index:02d}", picture, step, dataformats="HWC")
@@ -169,7 +175,7 @@ def _log(tracker: GeneralTracker, shown: Sequence[tuple[str, np.ndarray]], step:
         if tracker.name == "trackio":  # of one name it keeps one
             tracker.log({f"{PLACE}/{index:02d}": picture for index, picture in enumerate(pictures)}, step=step)
         else:
-            tracker.log({PLACE: pictures}, step=step)
+            tracker.log({PLACE: pictures}, **place(tracker, step, newest))
 
 
 def _is_visible(decoded: Any) -> bool:

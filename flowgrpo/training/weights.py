@@ -176,6 +176,12 @@ class Weights:
             else:
                 p.data, value.data = value.data, p.data
 
+    @torch.no_grad()
+    def put(self, values: Sequence[torch.Tensor]) -> None:
+        """Copy values to the trained tensors, which are whole, in the order of `parameters`."""
+        for p, value in zip(self.parameters, values, strict=True):
+            p.copy_(value)
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """The trained tensors, their average and a moving reference, by name."""
         tensors = {name: p.data for name, p in self.named.items()}

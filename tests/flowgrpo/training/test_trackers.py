@@ -21,6 +21,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import Run
 from flowgrpo.training import trackers
+from flowgrpo.training.report import Report
 from flowgrpo.training.samples import Sample, Text
 
 
@@ -61,7 +62,7 @@ def recorded(monkeypatch):
         for name, kind in kinds.items():
             monkeypatch.setitem(trackers.LOGGER_TYPE_TO_CLASS, name, kind)
         monkeypatch.setattr(trackers, "_check_login", lambda: None)
-        monkeypatch.setattr(trackers, "_log", lambda tracker, shown, step: tracker.logged.append((step, shown)))
+        monkeypatch.setattr(trackers, "_log", lambda tracker, shown, step, newest: tracker.logged.append((step, shown)))
         return lambda: Recorder.made
 
     return play
@@ -172,7 +173,7 @@ def test_of_a_video_some_frames_stand_side_by_side_and_texts_are_left_out(record
         Sample(2, Row("c", 2), {}, torch.zeros(2, 100)),
         Sample(3, Row("d", 3), {}, None),
     ]
-    trackers.log_pictures(accelerator, samples, 7)
+    trackers.log_pictures(accelerator, samples, 7, newest=7)
     [(step, [(prompt, picture)])] = tracker.logged
     assert (step, prompt, picture.shape) == (7, "a", (2, 12, 3))
     assert picture[0, ::4, 0].tolist() == [0, 128, 255]
@@ -231,3 +232,21 @@ def test_trackio_has_numbers_and_pictures(workplace, monkeypatch):
 def test_check_names_what_is_wrong():
     with pytest.raises(InputError, match="there is no tracker 'x'"):
         trackers.check(Run.model_validate({"trackers": ["x"]}).trackers)
+
+
+def test_what_comes_late_is_put_where_a_tracker_takes_it(tmp_path):
+    """Weights & Biases drops what is of a step before its newest."""
+    taken = {}
+
+    def tracker(name):
+        return SimpleNamespace(name=name, log=lambda values, **where: taken.setdefault(name, []).append(where))
+
+    accelerator = SimpleNamespace(is_main_process=True, trackers=[tracker("wandb"), tracker("tensorboard")])
+    report = Report(tmp_path, accelerator, 4)
+    report.display = SimpleNamespace(print=lambda said: None)
+    for step in (0, 2, 1, 2):
+        report.write({"step": step, "phase": "eval", "reward/mean": 0.5, "cost/model_evaluations": 0})
+    late = {"step": None, "commit": False}
+    assert taken["wandb"] == [{"step": 0}, {"step": 2}, late, {"step": 2}]
+    assert taken["tensorboard"] == [{"step": step} for step in (0, 2, 1, 2)]
+    assert [line["step"] for line in report.lines] == [0, 2, 1, 2]

@@ -1,0 +1,131 @@
+"""Runs whose evaluations some processes make for others, which `test_evaluating` compares with runs that make their own."""
+
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from field import closeness, lines, nearness, settings, trainer, weights_of
+from torch import distributed
+
+from flowgrpo.training.stopped import Stopped
+from rewards import Reward
+
+NUMBERS = {"train__group_size": 4, "train__updates": 2, "train__iterations": 5, "eval__prompts": 3, "eval__save": 3}
+
+
+def shared_folder():
+    """An empty folder that all processes have."""
+    box = [tempfile.mkdtemp()]
+    distributed.broadcast_object_list(box)
+    return Path(box[0])
+
+
+def begun(folder, **choices):
+    run = trainer(
+        settings(folder, **{**NUMBERS, **choices}),
+        steps=4,
+        held_out=3,
+        rewards=[Reward("closeness", closeness)],
+        eval_rewards=[Reward("nearness", nearness)],
+        accelerator=Accelerator(cpu=True),  # else several processes of a CPU are not connected
+    )
+    run.samples.write = lambda samples, step: kept(run.folder, samples, step)
+    return run
+
+
+def kept(folder, samples, step):
+    """Samples of a plane are no pictures: their numbers, in place of the files of a run."""
+    file = folder / f"samples-{step}.pt"
+    torch.save([sample.decoded for sample in samples], file)
+
+
+def told(run):
+    """Lines of both phases, the weights, and the samples of each evaluation."""
+    samples = {file.stem: torch.load(file) for file in sorted(run.folder.glob("samples-*.pt"))}
+    return lines(run), lines(run, "eval"), weights_of(run), samples
+
+
+def runs(rank, **choices):
+    run = begun(shared_folder(), **choices)
+    run.run()
+    return told(run)
+
+
+def alone(rank):
+    return runs(rank)
+
+
+def with_one(rank):
+    return runs(rank, run__evaluators=1)
+
+
+def with_two(rank):
+    return runs(rank, run__evaluators=2)
+
+
+def with_a_generator(rank):
+    return runs(rank, run__evaluators=1, run__generators=1, run__staleness=1)
+
+
+def behind(rank):
+    return runs(rank, run__staleness=1)
+
+
+def slow(rank):
+    """An evaluator that takes longer than what is trained: the steps that were done when the first answer came."""
+    run = begun(shared_folder(), run__evaluators=1)
+    if run.evaluating.evaluates:
+        real = run.eval_samples
+
+        def eval_samples():
+            while not (run.folder / "checkpoints").exists() and run.done == 0:
+                time.sleep(0.01)  # of the first question, until a checkpoint was asked for
+            return real()
+
+        run.eval_samples = eval_samples
+    run.run()
+    return [(line["phase"], line["step"]) for line in run.report.lines]
+
+
+def interrupted(rank):
+    """A run that is asked to stop in its third iteration and goes on: what each process said, and what it told."""
+    folder = shared_folder()
+    run, said = begun(folder, run__evaluators=1), None
+    real = run.iterate
+
+    def iterate():
+        if run.done == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real()
+
+    run.iterate = iterate
+    try:
+        run.run()
+    except Stopped as stopped:
+        said = str(stopped)
+    distributed.barrier()
+    again = begun(folder, run__evaluators=1)
+    again.resume()
+    again.run()
+    return said, told(again)
+
+
+def lost(rank):
+    """A run whose evaluator ends without a word in its second evaluation; what the one that trains says."""
+    run = begun(shared_folder(), run__evaluators=1)
+    real = run.eval_samples
+
+    def eval_samples():
+        if run.done == 2:
+            os._exit(1)
+        return real()
+
+    run.eval_samples = eval_samples
+    try:
+        run.run()
+    except Stopped as stopped:
+        return type(stopped).__name__, str(stopped), stopped.rest
