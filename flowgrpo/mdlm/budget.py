@@ -86,9 +86,6 @@ class TextBudget(Budget):
             Phase(name="rollout", rows=rows, key=ROLLOUT, fixed=stay, calls=trial.decode.beside(layer + gathered)),
             Phase(name="update", rows=train.micro_batch, key=UPDATE, fixed=stay, calls=update),
         ]
-        if among > 1:  # a language model is asked what it can do before it is cut
-            loaded = {"weights": self.rewards + base}
-            phases.insert(0, Phase(name="load", rows=1, key=None, fixed=loaded, calls=trial.decode.beside(layer)))
         if trial.evaluate is not None:
             calls = trial.evaluate.beside(layer + gathered)
             phases.append(Phase(name="evaluate", rows=rows, key=ROLLOUT, fixed=stay, calls=calls))

@@ -27,10 +27,10 @@ else:
 
 
 def memory_estimate(config: TextConfig, *, among: int = 1) -> dict[str, int]:
-    """Bytes a process needs: `gpu_bytes` on its device (the host itself on a CPU), and no `host_bytes` beside it.
+    """Bytes a process needs: `gpu_bytes` on its device (the host itself on a CPU), and `host_bytes` beside the device.
 
     Args:
-        among: how many processes share the model, which each loads whole.
+        among: how many processes share the model, which each loads whole into host memory.
 
     Raises:
         InputError: there is no such model.
@@ -55,7 +55,9 @@ def memory_estimate(config: TextConfig, *, among: int = 1) -> dict[str, int]:
         copies += kl.reference is not None
     learnt = round(trained * (4 * copies + moments))
     loaded = quantise.size(sizes, width, model.quantise)
-    return {"gpu_bytes": max(loaded, frozen // among + learnt // (among if model.lora is None else 1)), "host_bytes": 0}
+    if among > 1:
+        return {"gpu_bytes": frozen // among + learnt // (among if model.lora is None else 1), "host_bytes": loaded}
+    return {"gpu_bytes": max(loaded, frozen + learnt), "host_bytes": 0}
 
 
 def check(config: TextConfig, device: torch.device) -> None:

@@ -58,13 +58,15 @@ def load_text_policy(model: TextModel, device: torch.device) -> TextPolicy:
 def policy_and_weights(settings: TextConfig, device: torch.device) -> tuple[TextPolicy, Weights]:
     """The model of a config and what of it is trained; a learned schedule is the module `schedule` of the weights.
 
+    One that processes are to share is asked what it can do in host memory, and goes to the device in parts.
+
     Raises:
         InputError: there is no such model, it has no gradient checkpointing and is asked for it, or `model.lora.path` is
             not a LoRA for it.
     """
     model, algorithm = settings.model, settings.algorithm
     file = start.read(model)
-    policy = load_text_policy(model, device)
+    policy = load_text_policy(model, torch.device("cpu") if sharding.applies(settings.run.sharding) else device)
     network = policy.predictor.model
     network.requires_grad_(False)
     refuse_dynamic(network)
