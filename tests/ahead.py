@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from field import closeness, lines, settings, trainer, weights_of
 from torch import distributed
 
-from flowgrpo.training.post import Post
+from flowgrpo.training.post import Post, packed
 from flowgrpo.training.stopped import Interrupted
 from rewards import Reward
 
@@ -20,6 +20,11 @@ CASES = {
     "brushes of known prompts": {
         "algorithm": {"preset": "tempflow", "tree": {"branches": 2}},
         "prompts__pick": {"by": "variance", "robust": 1.0, "worst": -9.0},
+    },
+    "budgets by what is known": {"prompts__pick": {"by": "variance", "budget": "knapsack", "worst": -9.0}},
+    "an average and a reference that follows": {
+        "algorithm": {"preset": "flow_grpo", "objective": {"kl": {"beta": 0.2, "reference": "moving", "refresh": 3}}},
+        "train__ema": {"decay": 0.8},
     },
     "drafted starts": {"train__draft": {"pool": 2, "call": {}}},
     "calibrated noise": {"algorithm": {"preset": "dense_grpo", "kernel": {"calibrate": {"rounds": 1}}}},
@@ -113,7 +118,7 @@ def posted(rank):
         return [post.unpacked(post.receive(0)) for _ in range(6)]
     found = []
     for number in range(6):
-        post.post(number, 1, 2)
+        post.post(packed(number), 1, 2)
         found.append(len(post._under_way[1]))
     post.flush(1)
     return found

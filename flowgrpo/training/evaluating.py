@@ -24,7 +24,7 @@ from flowgrpo.training import checkpoint, metrics, random_states, trackers
 from flowgrpo.training.background import Background
 from flowgrpo.training.evaluate import overoptimized
 from flowgrpo.training.exchange import Exchange
-from flowgrpo.training.post import End, Post
+from flowgrpo.training.post import End, Post, packed
 from flowgrpo.training.report import Report
 from flowgrpo.training.roles import Roles
 from flowgrpo.training.samples import Sample, SampleFolder
@@ -173,9 +173,10 @@ class Evaluating:
         self._post(Question(self._loop.done, weights), behind=1)
 
     def _post(self, message: Question | End, behind: int) -> None:
+        content = packed(message)
         for rank in self._ranks:
             with self._noticing(rank):
-                self._questions.post(message, rank, behind)
+                self._questions.post(content, rank, behind)
 
     @contextmanager
     def _noticing(self, evaluator: int) -> Iterator[None]:

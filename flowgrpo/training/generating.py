@@ -15,11 +15,12 @@ from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
+from torch import distributed
 
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.batch import Made
 from flowgrpo.training.phases import phase
-from flowgrpo.training.post import End, Post
+from flowgrpo.training.post import PATIENCE, End, Post, packed
 from flowgrpo.training.prompt_stats import PromptStats
 from flowgrpo.training.roles import Roles
 from flowgrpo.training.share import Share
@@ -83,6 +84,7 @@ class Generating:
         self._loop, self._roles, self._rank = loop, roles, loop.accelerator.process_index
         self.generates = roles.generates(self._rank)
         self._post, self._lost = Post(loop.accelerator.device), set[int]()
+        self._trainers = distributed.new_group(range(roles.trainers), backend="gloo", timeout=PATIENCE)
 
     def received(self, iteration: int) -> Made | None:
         """Send what stands before an iteration, and return this process's samples; None if it must make them itself."""
@@ -90,7 +92,9 @@ class Generating:
             loop = self._loop
             weights = [p.detach().cpu() for p in loop.weights.parameters]
             self._tell(Stand(iteration, weights, loop.prompt_stats.state(), loop.rollout_state()))
-        return self._from_generator(iteration)
+        made = self._from_generator(iteration)
+        distributed.barrier(group=self._trainers)  # others may wait longer than a GPU's group does
+        return made
 
     @contextmanager
     def ended(self) -> Iterator[None]:
@@ -155,9 +159,10 @@ class Generating:
     def _tell(self, message: Stand | End) -> None:
         # The generator of the iteration before has received what stood so many iterations before that; the others earlier.
         behind = self._loop.config.run.staleness + self._roles.turns + 1
+        content = packed(message)
         for generator in self._living():
             with self._noticing(generator):
-                self._post.post(message, generator, behind)
+                self._post.post(content, generator, behind)
 
     def _living(self) -> list[int]:
         every = range(self._roles.trainers, self._roles.trainers + self._roles.generators)

@@ -34,6 +34,12 @@ class End:
             raise self.stopped
 
 
+Packed = tuple[torch.Tensor, torch.Tensor]  # the size of a message, and its bytes
+PATIENCE = timedelta(
+    days=30
+)  # whoever ends is noticed at once; a rollout or an evaluation may take longer than any limit
+
+
 class Post:
     """Messages between two processes each; what one sends to another arrives in that order. All must make theirs together.
 
@@ -43,8 +49,7 @@ class Post:
 
     def __init__(self, device: torch.device):
         self._device = device
-        # Whoever ends is noticed at once; a rollout or an evaluation may take longer than any limit.
-        self._group = distributed.new_group(backend="gloo", timeout=timedelta(days=30))
+        self._group = distributed.new_group(backend="gloo", timeout=PATIENCE)
         self._under_way: dict[int, deque[list[tuple[distributed.Work, torch.Tensor]]]] = defaultdict(deque)
 
     def send(self, message: Any, to: int) -> None:
@@ -53,20 +58,21 @@ class Post:
         Raises:
             RuntimeError: the other process has ended.
         """
-        for content in _packed(message):
+        for content in packed(message):
             distributed.send(content, to, group=self._group)
 
-    def post(self, message: Any, to: int, behind: int) -> None:
+    def post(self, message: Packed, to: int, behind: int) -> None:
         """Send a message without waiting for it, but for the ones before it.
 
         Args:
+            message: `packed`, once for all whom it goes to.
             behind: how many messages the other may not have asked for yet; for older ones is waited, and they are forgotten.
 
         Raises:
             RuntimeError: the other process has ended.
         """
         sent = self._under_way[to]
-        sent.append([(distributed.isend(content, to, group=self._group), content) for content in _packed(message)])
+        sent.append([(distributed.isend(content, to, group=self._group), content) for content in message])
         while len(sent) > behind:
             for work, _ in sent.popleft():
                 work.wait()
@@ -101,8 +107,8 @@ class Post:
         return None if tag == "cpu" else torch.serialization.default_restore_location(storage, str(self._device))
 
 
-def _packed(message: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The size of a message, and its bytes."""
+def packed(message: Any) -> Packed:
+    """A message as it travels."""
     buffer = io.BytesIO()
     torch.save(message, buffer)
     content = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
