@@ -66,7 +66,14 @@ class Endpoint:
         self._failed_at: dict[str, float] = {}
 
     def ask(
-        self, method: str, path: str, only: str | None = None, deadline: float | None = None, **content: Any
+        self,
+        method: str,
+        path: str,
+        only: str | None = None,
+        deadline: float | None = None,
+        *,
+        most_bytes: int | None = None,
+        **content: Any,
     ) -> httpx.Response:
         """The answer to one request; safe to call from several threads.
 
@@ -74,6 +81,7 @@ class Endpoint:
             path: behind the URL of a replica.
             only: the one replica to ask.
             deadline: when to give up, as `time.monotonic` counts; by default `timeout` from now.
+            most_bytes: of an answer, which is not read further; None for `MOST_BYTES`.
             content: of the request, as httpx takes it (`content`, `json`, `headers`).
 
         Raises:
@@ -81,6 +89,7 @@ class Endpoint:
             RewardError: there was one that is not a success.
         """
         deadline = time.monotonic() + self.timeout if deadline is None else deadline
+        most_bytes = MOST_BYTES if most_bytes is None else most_bytes
         problem = f"{only or self.urls[0]}{path} was not asked any more, after {self.timeout:.3g} s"
         answered = False
         for round_ in range(1 + self.retries):
@@ -92,7 +101,7 @@ class Endpoint:
                 if left <= 0:
                     break
                 try:
-                    coroutine = self._answer(method, url + path, left, **content)
+                    coroutine = self._answer(method, url + path, left, most_bytes, **content)
                     response = asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
                 except TimeoutError:
                     problem = f"{url}{path} did not answer within {left:.3g} s"
@@ -109,7 +118,7 @@ class Endpoint:
                 self._failed_at[url] = time.monotonic()
         raise RewardError(problem) if answered else NoAnswer(problem)
 
-    async def _answer(self, method: str, url: str, seconds: float, **content: Any) -> httpx.Response:
+    async def _answer(self, method: str, url: str, seconds: float, most_bytes: int, **content: Any) -> httpx.Response:
         """A whole answer. Only an event loop can give up at a certain time: httpx gives each read its seconds anew."""
         body = bytearray()
         async with (
@@ -118,8 +127,8 @@ class Endpoint:
         ):
             async for part in response.aiter_raw():
                 body += part
-                if len(body) > MOST_BYTES:
-                    raise RewardError(f"{url} answered with more than {MOST_BYTES} bytes")
+                if len(body) > most_bytes:
+                    raise RewardError(f"{url} answered with more than {most_bytes} bytes")
         return httpx.Response(response.status_code, content=bytes(body), request=response.request)
 
     def _in_turn(self) -> list[str]:
