@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 
@@ -34,12 +34,15 @@ class Batch:
         tree: the trees, as one.
         scores: in the order of `tree.leaves`.
         drafts: samples that were decoded to choose the roots.
+        engine: (nodes,) log-probability of each trained edge under the engine that rolled it out; None without one.
     """
 
     groups: Groups
     tree: Tree
     scores: Scores
     drafts: int
+    _: KW_ONLY
+    engine: torch.Tensor | None = None
 
     @property
     def outcomes(self) -> tuple[torch.Tensor, list[int]]:
@@ -90,14 +93,39 @@ def rollout(
         return noise.noise(shape, seed, "edge", iteration, *address)
 
     tree = grow(plan, policy.sigmas, roots, start, policy.velocity, edge_noise, micro_batch, keep_means)
+
+    def decode(leaves: Sequence[int], own: Sequence[Row]) -> torch.Tensor:
+        return policy.decode(tuple(x[list(leaves)] for x in tree.samples), own)
+
+    return tree, score_leaves(tree, decode, rewards, micro_batch, deal=deal, gather=gather, share=share)
+
+
+@torch.no_grad()
+def score_leaves(
+    tree: Tree,
+    decode: Callable[[Sequence[int], Sequence[Row]], torch.Tensor],
+    rewards: Sequence[Reward],
+    micro_batch: int,
+    *,
+    deal: Deal | None = None,
+    gather: Gather | None = None,
+    share: Share = WHOLE,
+) -> Scores:
+    """Decode the leaves of a tree, score them, and return the scores in the order of the leaves.
+
+    Args:
+        decode: the samples of some leaves, given by their places among all, with the rows of each.
+        micro_batch: most leaves of one call of it.
+        deal, gather, share: see `score_pieces`.
+    """
     by_group = defaultdict(list)
     for index, leaf in enumerate(tree.leaves):
         by_group[tree.nodes[leaf].root.group].append(index)
     for own in by_group.values():  # in an order that does not depend on who grew what
         own.sort(key=lambda index: tree.nodes[tree.leaves[index]].path)
-    scores = score_pieces(rewards, _decoded(policy, tree, by_group, micro_batch), deal, gather, share=share)
+    scores = score_pieces(rewards, _decoded(decode, tree, by_group, micro_batch), deal, gather, share=share)
     order = torch.tensor([index for own in by_group.values() for index in own]).argsort()
-    return tree, Scores(scores.values[order], scores.lost[order], scores.seconds)
+    return Scores(scores.values[order], scores.lost[order], scores.seconds)
 
 
 @torch.no_grad()
@@ -148,13 +176,18 @@ def drafted(
     return chosen
 
 
-def _decoded(policy: Policy, tree: Tree, by_group: dict[int, list[int]], micro_batch: int) -> Iterator[Piece]:
+def _decoded(
+    decode: Callable[[Sequence[int], Sequence[Row]], torch.Tensor],
+    tree: Tree,
+    by_group: dict[int, list[int]],
+    micro_batch: int,
+) -> Iterator[Piece]:
     """The samples of each group's leaves, decoded when they are asked for."""
     with phase("decoding", len(tree.leaves)) as decoding:
         for group, indices in by_group.items():
             nodes = [tree.nodes[tree.leaves[index]] for index in indices]
             rows = [node.root.row for node in nodes]
             parts = zip(batched(indices, micro_batch), batched(rows, micro_batch), strict=True)
-            samples = [policy.decode(tuple(x[own] for x in tree.samples), batch) for own, batch in parts]
+            samples = [decode(own, batch) for own, batch in parts]
             yield Piece(group, [node.path for node in nodes], torch.cat(samples), rows)
             decoding.advance(len(rows))
