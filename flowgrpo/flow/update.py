@@ -27,6 +27,8 @@ class Credited:
         step_weights: weight in the loss of each trained (kernel, sigma, sigma_next).
         beta: coefficient of the divergence.
         group_weight: (U,) weight of each unit's group; it multiplies the loss, and the mean does not divide by it.
+        correction: (nodes,) weight of the edge to each node for having been rolled out by another policy, which multiplies
+            the loss likewise; None where the trained policy rolled out.
     """
 
     tree: Tree
@@ -35,6 +37,7 @@ class Credited:
     step_weights: dict[TrainedStep, float]
     beta: float
     group_weight: torch.Tensor
+    correction: torch.Tensor | None = None
 
     def of_edges(self, nodes: torch.Tensor) -> torch.Tensor:
         """Advantages (E,) of the edges that lead to `nodes`; 0 for edges without a unit."""
@@ -44,9 +47,10 @@ class Credited:
         """Weights (E,) of edges in the weighted mean of the loss; 0 for edges without a unit."""
         return self.units.to_edges(self.units.weight)[edges.nodes]
 
-    def group_weights(self, edges: Edges) -> torch.Tensor:
-        """Weights (E,) of the edges' groups, by which the mean of the loss is not divided."""
-        return self.units.to_edges(self.group_weight)[edges.nodes]
+    def factors(self, edges: Edges) -> torch.Tensor:
+        """Factors (E,) of the edges' losses, by which the mean is not divided: of their groups, and of their correction."""
+        of_groups = self.units.to_edges(self.group_weight)[edges.nodes]
+        return of_groups if self.correction is None else of_groups * self.correction[edges.nodes]
 
 
 def update_part(
@@ -67,7 +71,8 @@ def update_part(
     No step is taken where all weights of the part are 0, or a gradient is not finite.
 
     The unit of the update is an evaluation of the tree: same rows, same order. The loss is the weighted mean over all
-    edges of the part, on all processes, of each edge's loss times its group's weight: a part of one group is scaled by it.
+    edges of the part, on all processes, of each edge's loss times its correction and its group's weight: a part of one group
+    is scaled by it.
 
     Args:
         part: number of the optimizer step.
@@ -116,7 +121,7 @@ def _loss(
             divergence = objective.divergence(inputs)
             per_edge = per_edge + beta * divergence
             stats.kl = (stats.kl or 0.0) + float(divergence.detach().sum())
-        weight = credited.weights(edges) * credited.group_weights(edges)
+        weight = credited.weights(edges) * credited.factors(edges)
         loss = loss + (per_edge * weight.to(per_edge)).sum()
         _measure(inputs, objective, stats)
     return loss
