@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Strict
+from flowgrpo.schema.engine import Engine
 
 
 class Lora(Strict):
@@ -311,6 +312,8 @@ class Run(Strict):
     """Processes, of run.processes, that only evaluate, with weights that are sent to them, while the others go on."""
     staleness: int = Field(0, ge=0, le=64)
     """Roll out with the weights of so many iterations before, which generators have while the later ones are made."""
+    engine: Engine | None = None
+    """An engine outside, SGLang-Diffusion, that rolls out chains of a flow model; null: this program does."""
     trackers: dict[str, Tracker] = {}
     """Trackers of accelerate that get metrics and pictures: [tensorboard, wandb], or a map with options of each."""
     resume: bool = False

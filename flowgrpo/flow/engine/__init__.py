@@ -1,0 +1,1 @@
+"""Rollouts by an engine outside (`run.engine`), SGLang-Diffusion: asked for, scored again, and corrected."""

@@ -1,0 +1,41 @@
+"""The section of an engine outside, which rolls out for a run of a flow model (`run.engine`)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+
+from flowgrpo.schema.base import Positive, Strict
+
+
+class Engine(Strict):
+    """An SGLang-Diffusion server that rolls out; `flowgrpo.flow.engine` talks to it."""
+
+    url: Annotated[list[str], Field(min_length=1)] = ["http://127.0.0.1:30000"]
+    """Address of the engine, or a list of several, which take turns."""
+    samples: int | None = Field(None, ge=1)
+    """Most samples of a prompt in one request; null: all that this process has of a group."""
+    requests: int = Field(4, ge=1, le=256)
+    """Requests that are under way at once."""
+    timeout: Positive = 600.0
+    """Seconds after which a request has failed, all its tries included."""
+    retries: int = Field(2, ge=0)
+    """Further rounds over the engines when none could be reached, each after twice the pause."""
+    token_env: str | None = None
+    """Environment variable with the engine's API key; null: it wants none."""
+    truncate: float = Field(2.0, ge=1)
+    """Most that an edge weighs by the ratio of the trained policy's probability to the engine's, in the form of
+    algorithm.kernel.log_prob; 1 only takes weight away."""
+    folder: str | None = None
+    """Folder for the adapters that are pushed, which the engine sees under the same path; null: engine in the run's."""
+    untold: list[str] = []
+    """Arguments of model.call that the engine is not told, because it was started with the same (max_sequence_length)."""
+    options: dict[str, Any] = {}
+    """Further sampling parameters, which the engine gets as they are."""
+
+    @field_validator("url", mode="before")
+    @classmethod
+    def _one(cls, written: Any) -> Any:
+        """One engine needs no list around it."""
+        return [written] if isinstance(written, str) else written
