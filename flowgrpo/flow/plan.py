@@ -13,6 +13,7 @@ from flowgrpo.data import embedded, known, prompts
 from flowgrpo.errors import InputError
 from flowgrpo.flow import memory
 from flowgrpo.flow.config import Config
+from flowgrpo.flow.engine import request
 from flowgrpo.flow.methods import presets
 from flowgrpo.flow.methods.credit import step_signs
 from flowgrpo.flow.methods.objective import TrainedStep
@@ -63,6 +64,8 @@ def plan(config: Config) -> dict[str, Any]:
 def _plan(config: Config) -> dict[str, Any]:
     if config.run.context_parallel > 1:
         context.check(config)
+    if config.run.engine is not None:
+        request.check(config, planned_class(config.model.path))
     train, algorithm = config.train, config.algorithm
     columns = prompts.load_split(config.prompts, "train")[0].columns
     unguided = config.model.guidance == "none"
@@ -231,8 +234,8 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         raise InputError(
             f"train.updates: {train.updates} parts, but the trained edges of a group leave {states} states, take {states}"
         )
-    return Cost(
-        rollout=sum(len(e.rows) for e in tree.evaluations),
+    return Cost(  # what an engine walked is only scored here
+        rollout=sum(len(e.rows) for e in tree.evaluations if e.trained or config.run.engine is None),
         update=forwards * (2 if algorithm.objective.kl.beta > 0 else 1),
         with_gradient=forwards,
         decoded=len(tree.leaves),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 
 import torch
@@ -17,6 +18,10 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow import calibration, context, memory, start
 from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.encoding import encode_run, longest_and_shortest, rows_of
+from flowgrpo.flow.engine import request
+from flowgrpo.flow.engine.adapters import Adapters
+from flowgrpo.flow.engine.client import Client
+from flowgrpo.flow.engine.rollout import EngineRollout
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.attention import set_attention, try_attention
 from flowgrpo.flow.pipeline.backends import refuse_lossy_attention
@@ -46,8 +51,8 @@ def check(settings: Config, data: RunData) -> None:
     """Refuse what can be refused without the model.
 
     Raises:
-        InputError: the axes do not fit each other, the folder's calibration cannot be read, or `model.lora.path` is not
-            a LoRA for the model.
+        InputError: the axes do not fit each other, the folder's calibration cannot be read, `model.lora.path` is not a LoRA
+            for the model, or the engine of `run.engine` is not there, or cannot do what is asked of it.
         RewardError: a reward fails on synthetic samples.
     """
     if settings.algorithm.kernel.calibrate is not None:
@@ -55,6 +60,9 @@ def check(settings: Config, data: RunData) -> None:
         calibration.read(folder, begun=checkpoint.resumed(folder / "checkpoints") is not None)
     sharding.check(settings)
     context.check(settings)
+    if settings.run.engine is not None:
+        request.check(settings, pipeline_class(settings.model.path), data.train_prompts)
+        Client(settings.run.engine).greet()
     start.adapters(settings.model)  # refuses a LoRA that is not for the model
     steps = call_and_branches(settings)[0]["num_inference_steps"]
     if steps is not None:  # otherwise the pipeline decides, and is asked later
@@ -104,14 +112,31 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
             _refuse_pins(policy)
             with weights.lockstep.meeting():
                 _meet(policy, train_ends[:1])
+        engine = _engine(settings, policy, weights, train_ends)
     if settings.eval.call or settings.model.guidance == "none" or (weights.lockstep.active and eval_ends):
         with policy.call_overrides(**settings.eval.call):
             policy.check(eval_ends, "eval.call")
             if weights.lockstep.active:
                 _refuse_pins(policy)
     data = replace(data, train_prompts=train_prompts, eval_prompts=eval_prompts)
-    made = Trainer(settings, policy, weights, **vars(data), accelerator=accelerator, shares=shares)
+    made = Trainer(settings, policy, weights, **vars(data), accelerator=accelerator, shares=shares, engine=engine)
     made.samples.frame_rate = frame_rate(policy.pipe, policy.call | settings.eval.call)
+    return made
+
+
+def _engine(settings: Config, policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row]) -> EngineRollout | None:
+    """What rolls out for a policy in its place, once it was seen to sample the same states; None without `run.engine`.
+
+    Raises:
+        InputError: it does not, or does not answer.
+    """
+    section, run = settings.run.engine, settings.run
+    if section is None:
+        return None
+    folder = run.folder / "engine" if section.folder is None else Path(section.folder)
+    made = EngineRollout(section, policy, Adapters(Client(section), weights, folder, run.name))
+    kernels = settings.algorithm.kernel.kernels(len(policy.sigmas) - 1)
+    made.try_out(settings.algorithm.tree.plan(kernels, settings.train.group_size, run.seed, 0), rows[0])
     return made
 
 

@@ -26,9 +26,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from typing_extensions import override
@@ -37,14 +37,18 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.flow import calibration
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.encoding import encode_run, eval_call, longest_and_shortest, rows_of
+from flowgrpo.flow.engine import correction
+from flowgrpo.flow.engine.request import seed_of
+from flowgrpo.flow.engine.rollout import EngineRollout
+from flowgrpo.flow.engine.wire import EngineError
 from flowgrpo.flow.methods.credit import calibrated, step_signs
 from flowgrpo.flow.methods.kernel import Preserving
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.replay import replayed
-from flowgrpo.flow.rollout import Batch, drafted, rollout
+from flowgrpo.flow.rollout import Batch, drafted, rollout, score_leaves
 from flowgrpo.flow.update import Credited, update_part
-from flowgrpo.training import random_states
+from flowgrpo.training import checkpoint, random_states
 from flowgrpo.training.baseline import Units, combined
 from flowgrpo.training.deal import Deal, parts_of, pool_of
 from flowgrpo.training.evaluate import evaluate
@@ -53,9 +57,13 @@ from flowgrpo.training.loop import Loop
 from flowgrpo.training.optimize import UpdateStats
 from flowgrpo.training.phases import phase
 from flowgrpo.training.samples import Sample
+from flowgrpo.training.stopped import EngineLost
 from flowgrpo.training.weights import Weights
 from samplers import noise
-from samplers.trees import Root
+from samplers.trees import Plan, Root
+
+T = TypeVar("T")
+FAR = 0.01  # nats per dimension between engine and trained policy, from which a line of metrics has a warning
 
 
 class Trainer(Loop):
@@ -63,11 +71,14 @@ class Trainer(Loop):
 
     Args:
         policy: what is trained; its modules have adapters or are unfrozen.
+        engine: that rolls out; None where the policy does.
     """
 
-    def __init__(self, config: Config, policy: Policy, weights: Weights, **options: Any):
+    def __init__(
+        self, config: Config, policy: Policy, weights: Weights, *, engine: EngineRollout | None = None, **options: Any
+    ):
         super().__init__(config, weights, **options)
-        self.policy = policy
+        self.policy, self.engine = policy, engine
         self.training_call = guidance.training_call(config.model.guidance, policy)
         self.eval_call = eval_call(config, policy)
         self.levels: list[float] | None = None  # of the kernel's noise, where they are calibrated
@@ -116,9 +127,12 @@ class Trainer(Loop):
         """Grow this process's trees; their leaves are the samples."""
         config, algorithm = self.config, self.config.algorithm
         kernels = algorithm.kernel.kernels(len(self.policy.sigmas) - 1, self.levels)
+        plan = algorithm.tree.plan(kernels, config.train.group_size, config.run.seed, iteration)
+        if self.engine is not None:
+            return self._by_engine(iteration, groups, plan)
         tree, scores = rollout(
             self.policy,
-            algorithm.tree.plan(kernels, config.train.group_size, config.run.seed, iteration),
+            plan,
             self._roots(iteration, groups),
             rewards=self.rewards,
             micro_batch=config.train.rollout_rows,
@@ -131,9 +145,69 @@ class Trainer(Loop):
         )
         return Batch(groups, tree, scores, len(self._pool(iteration, groups).own))
 
+    def _by_engine(self, iteration: int, groups: Groups, plan: Plan) -> Batch:
+        """Push the weights, let the engine walk this process's chains, and score them as they stand here.
+
+        Raises:
+            EngineLost: an engine is gone, or did something else; on all processes, with a checkpoint of what is done.
+        """
+        config = self.config
+        self._with_engine(self.engine.adapters.push if self.accelerator.is_main_process else lambda: None)
+        roots = self._roots(iteration, groups)
+        rolled = self._with_engine(
+            lambda: self.engine.roll_out(
+                plan,
+                roots,
+                micro_batch=config.train.rollout_rows,
+                keep_means=config.algorithm.objective.needs_old_means,
+            )
+        )
+        self._with_engine(self.engine.adapters.verify if self.accelerator.is_main_process else lambda: None)
+        scores = score_leaves(
+            rolled.tree,
+            lambda leaves, rows: rolled.samples[list(leaves)],
+            self.rewards,
+            config.train.rollout_rows,
+            deal=self.deal(iteration, groups),
+            gather=self.gather_rolled,
+            share=self.share,
+        )
+        return Batch(groups, rolled.tree, scores, 0, engine=rolled.engine)
+
+    def _with_engine(self, ask: Callable[[], T]) -> T:
+        """What is asked of the engine; where it fails for some process, all of them write a checkpoint and stop."""
+        answer, problem = None, None
+        try:
+            answer = ask()
+        except EngineError as error:
+            problem = str(error)
+        problems = [each for each in self.exchange.gather([problem]) if each is not None]
+        if problems:
+            if self.done and checkpoint.latest(self.checkpoints) != self.done:
+                self.exchange.wait()  # until all have looked for it
+                self.save_checkpoint()
+            raise EngineLost(
+                f"stopped after step {self.done}: {problems[0]}", checkpoint.rest(self.checkpoints, self.done)
+            )
+        return answer
+
     @override
     def units(self, batch: Batch) -> Units:
         return self.config.algorithm.credit.units(batch.tree, batch.scores.values, self.reward_weights)
+
+    @override
+    def advantages(self, units: Units, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+        advantages, trained, seen = super().advantages(units, batch)
+        if batch.engine is None:
+            return advantages, trained, seen
+        own = correction.mismatch(batch.tree, batch.engine, self.config.run.engine.truncate)
+        told = correction.metrics(self.exchange.gather_shares([own]))
+        if (gap := told["engine/mean_abs_log_ratio"]) is not None and gap > FAR:
+            self.report.warn(
+                f"step {self.done + 1}: the engine's log-probabilities are {gap:.3g} nats per dimension from ours; are its "
+                "model, precision and guidance the same?"
+            )
+        return advantages, trained, seen | told
 
     @override
     def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
@@ -180,7 +254,11 @@ class Trainer(Loop):
             step_weights=algorithm.objective.weights(tree.trained_steps, tree.sigma_cap),
             beta=self.beta,
             group_weight=batch.groups.weights[units.comparison[:, 0]],
+            correction=None if batch.engine is None else self._corrections(batch),
         )
+
+    def _corrections(self, batch: Batch) -> torch.Tensor:
+        return correction.edge_weights(batch.tree, batch.engine, self.config.run.engine.truncate)
 
     def _update_part(self, credited: Credited, part: int) -> UpdateStats:
         self._set_learning_rate(part)
@@ -265,7 +343,10 @@ class Trainer(Loop):
 
     def _row_at(self, iteration: int, groups: Groups, group: int, start: int) -> Row:
         prompt = self.train_prompts[groups.prompts[group]]
-        seed = noise.seed(self.config.run.seed, "start", iteration, group, start)
+        if self.engine is None:
+            seed = noise.seed(self.config.run.seed, "start", iteration, group, start)
+        else:
+            seed = seed_of(self.config.run.seed, iteration, group) + start
         return Row(prompt.text, seed, prompt.columns)
 
     def _pool(self, iteration: int, groups: Groups) -> Deal:

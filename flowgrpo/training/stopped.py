@@ -43,6 +43,12 @@ class Diverged(Stopped):
     status = 1
 
 
+class EngineLost(Stopped):
+    """An engine outside did not roll out what it was asked for; a checkpoint of all iterations before was written."""
+
+    status = 1
+
+
 class RanOutOfMemory(Stopped):
     """Memory ran out, in an iteration or before the first; checkpoints are of before."""
 
