@@ -112,7 +112,8 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
             _refuse_pins(policy)
             with weights.lockstep.meeting():
                 _meet(policy, train_ends[:1])
-        engine = _engine(settings, policy, weights, train_ends)
+        evaluates = roles.evaluates(accelerator.process_index)
+        engine = None if evaluates else _engine(settings, policy, weights, train_ends)
     if settings.eval.call or settings.model.guidance == "none" or (weights.lockstep.active and eval_ends):
         with policy.call_overrides(**settings.eval.call):
             policy.check(eval_ends, "eval.call")

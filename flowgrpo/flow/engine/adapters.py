@@ -9,7 +9,7 @@ skips names that it does not know without a word, so checksums are compared befo
 from __future__ import annotations
 
 import hashlib
-import shutil
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -68,9 +68,7 @@ class Adapters:
             self._set(url, {network: (named[network], str(file.resolve())) for network, file in files.items()})
         self._named = named
         self.verify()
-        for old in self.folder.glob(f"{self.name}-*.safetensors") if self.folder.is_dir() else ():
-            if old not in files.values():
-                old.unlink()
+        self._delete_all_but(set(files.values()))
 
     def verify(self) -> None:
         """Ask every engine whether it still computes with the adapters that were pushed last, and no others.
@@ -91,6 +89,13 @@ class Adapters:
         for url in self.client.urls:
             self.client.remove_adapters(url)
         self._named = None
+
+    def _delete_all_but(self, files: set[Path]) -> None:
+        """Delete the files of versions before, of this run alone: others may have theirs beside them."""
+        ours = re.compile(rf"{re.escape(self.name)}-({'|'.join(NETWORKS)})-[0-9a-f]{{16}}\.safetensors")
+        for file in self.folder.iterdir() if self.folder.is_dir() else ():
+            if ours.fullmatch(file.name) and file not in files:
+                file.unlink()
 
     def _set(self, url: str, files: Mapping[str, tuple[str, str]]) -> None:
         """Merge the adapters into one engine, and compare the checksums of its networks before and after.
@@ -149,7 +154,7 @@ def _write(file: Path, tensors: Tensors) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.partial")
     save_file({PREFIX + key: tensor for key, tensor in tensors.items()}, partial, {"format": "pt"})
-    shutil.move(partial, file)
+    partial.replace(file)
 
 
 def _words(active: Mapping[str, list[str]]) -> str:

@@ -164,10 +164,12 @@ def test_an_engine_that_is_lost_ends_the_run_with_what_is_done_and_a_resume_goes
     assert runs.metrics(workplace / "runs/t")[-1]["engine/max_abs_log_ratio"] < 2e-6
 
 
-def test_two_processes_ask_for_their_own_samples_and_learn_as_one(workplace, serving, engine):
+@pytest.mark.parametrize("evaluators", [0, 1])
+def test_two_processes_ask_for_their_own_samples_and_learn_as_one(workplace, serving, evaluators):
     url, _ = serving
     chosen = [*options(url), "train.groups=4", "train.iterations=2"]
-    process = runs.background("train", "tiny.yaml", *chosen, "run.processes=2", "run.name=two")
+    beside = ["run.processes=2", f"run.evaluators={evaluators}", "run.name=two"]
+    process = runs.background("train", "tiny.yaml", *chosen, *beside)
     _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert main(["train", "tiny.yaml", *chosen, "run.name=one"]) == 0

@@ -54,7 +54,10 @@ def test_each_version_has_a_nickname_of_its_own_and_the_files_of_before_are_dele
     assert [path for path, _ in engine.asked[asked:]] == ["/v1/list_loras"]
     with torch.no_grad():
         weights.parameters[0].add_(1.0)
+    others = adapters.folder / f"other-{first.name}"
+    others.touch()
     adapters.push()
+    others.unlink()
     (second,) = adapters.folder.iterdir()
     assert first != second
     names = [body["lora_nickname"] for path, body in engine.asked if path == "/v1/set_lora"]
