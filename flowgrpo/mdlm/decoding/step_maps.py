@@ -1,0 +1,110 @@
+"""Completions that somebody else decoded, told by their tokens and the step at which each was committed, as a rollout.
+
+A committed token stays, so tokens and steps tell every canvas on the way, and our own model scores each token where it was
+committed: engines of masked-diffusion models that return both need return no log-probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.decoding.decode import GIVEN, Rollout
+from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+from samplers.batches import batched
+
+Tensor = torch.Tensor
+
+
+@torch.no_grad()
+def rollout_of(
+    predictor: MaskPredictor,
+    prompt: Tensor,
+    completions: Sequence[Sequence[int]],
+    steps: Sequence[Sequence[int]],
+    *,
+    length: int,
+    fill_id: int,
+    attention_mask: Tensor | None = None,
+    micro_batch: int | None = None,
+) -> Rollout:
+    """Return the rollout that decoding would have returned, with log-probabilities of our model at temperature 1.
+
+    One evaluation for each row and step, of the tokens that were committed there. Where a completion ends before `length`,
+    its row had stopped, and `fill_id` stands behind it.
+
+    Args:
+        prompt: (B, P) tokens, padded on the left.
+        completions: tokens of each of the B rows, at most `length`.
+        steps: of each token the step at which it was committed, counted over the whole completion, and not anew in each
+            block; from any first number, and numbers may be left out. -1 where the token was given.
+        length: L, columns of a completion.
+        fill_id: the token behind the end, mostly that of the end.
+        attention_mask: (B, P), 0 or False at padding; None where there is none.
+        micro_batch: most rows that are scored together; None for all.
+
+    Raises:
+        InputError: tokens and steps are not of the same rows, too many, or no tokens or steps.
+    """
+    if not len(prompt) == len(completions) == len(steps):
+        raise InputError(f"steps: {len(steps)} rows of them, {len(completions)} of tokens and {len(prompt)} prompts")
+    known = torch.ones_like(prompt) if attention_mask is None else attention_mask
+    tokens = prompt.new_full((len(prompt), length), fill_id)
+    step_map = torch.full_like(tokens, GIVEN)
+    taken = torch.zeros(len(prompt), dtype=torch.long, device=prompt.device)
+    for row, (own, at) in enumerate(zip(completions, steps, strict=True)):
+        _check(row, own, at, length=length, predictor=predictor)
+        order = {step: place for place, step in enumerate(sorted({step for step in at if step != GIVEN}))}
+        taken[row] = len(order)
+        step_map[row] = len(order)  # where the row had stopped
+        tokens[row, : len(own)] = torch.as_tensor(own).to(tokens)
+        step_map[row, : len(own)] = torch.tensor([order.get(step, GIVEN) for step in at]).to(tokens)
+    rollout = Rollout(
+        ids=torch.cat([prompt, tokens], dim=1),
+        attention_mask=torch.cat([known.bool(), torch.ones_like(tokens, dtype=torch.bool)], dim=1),
+        step_map=step_map,
+        commit_logp=torch.zeros(tokens.shape, dtype=torch.float64, device=prompt.device),
+        nfe=taken.clone(),
+        steps=taken,
+    )
+    for rows in batched(torch.arange(len(prompt), device=prompt.device), micro_batch or len(prompt)):
+        for step in range(int(taken[rows].max())):
+            _score(predictor, rollout, rows[taken[rows] > step], step)
+    return rollout
+
+
+def _score(predictor: MaskPredictor, rollout: Rollout, rows: Tensor, step: int) -> None:
+    """Fill in the log-probabilities of what some rows committed at a step."""
+    canvas = rollout.canvas(step, predictor.mask_id)[rows]
+    committed = rollout.step_map[rows] == step
+    where = torch.nn.functional.pad(committed, (rollout.prompt, 0))
+    logits = predictor.logits_at(canvas, rollout.attention_mask[rows], where)
+    own = rollout.completion[rows][committed]
+    scored = logits.double().log_softmax(-1).gather(1, own[:, None])[:, 0]
+    place = committed.nonzero()
+    rollout.commit_logp[rows[place[:, 0]], place[:, 1]] = scored
+
+
+def _check(row: int, tokens: Sequence[int], steps: Sequence[int], *, length: int, predictor: MaskPredictor) -> None:
+    """Refuse a row that no decode could have left.
+
+    Raises:
+        InputError: it is one, and the sentence names it.
+    """
+    if len(tokens) != len(steps):
+        raise InputError(f"steps: row {row} has {len(tokens)} tokens and {len(steps)} steps")
+    if len(tokens) > length:
+        raise InputError(f"completions: row {row} has {len(tokens)} tokens, more than its {length} columns")
+    for name, values, least in (("completions", tokens, 0), ("steps", steps, GIVEN)):
+        odd = next((value for value in values if not _is_integer(value) or value < least), None)
+        if odd is not None:
+            raise InputError(f"{name}: row {row} has {odd!r}, not an integer of at least {least}")
+    wrong = next((token for token in tokens if token >= predictor.vocab_size or token == predictor.mask_id), None)
+    if wrong is not None:
+        raise InputError(f"completions: row {row} has the token {wrong}, which no step of this model commits")
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
