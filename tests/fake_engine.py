@@ -80,7 +80,9 @@ class FakeEngine:
 
     @torch.no_grad()
     def rollout(self, body):
-        call = {k: body[k] for k in ("num_inference_steps", "height", "width", "guidance_scale") if k in body}
+        call = {k: body[k] for k in ("num_inference_steps", "height", "width") if k in body}
+        if not self.network.config.get("guidance_embeds"):  # of which the engine is told when it starts
+            call["guidance_scale"] = body["guidance_scale"]
         if "negative_prompt" in body:
             call["negative_prompt"] = body["negative_prompt"]
         with self.policy.call_overrides(**call):

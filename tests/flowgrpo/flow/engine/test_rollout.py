@@ -1,18 +1,23 @@
 """What an engine rolled out, scored again: equal where it computes as the policy does, and refused where it is nonsense."""
 
+import diffusers
 import fake_engine
 import pytest
+import tiny
 import torch
 from safetensors.torch import load
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.engine import correction
+from flowgrpo.flow.engine import rollout as rollouts
 from flowgrpo.flow.engine.adapters import Adapters
 from flowgrpo.flow.engine.client import Client
 from flowgrpo.flow.engine.rollout import EngineRollout
 from flowgrpo.flow.engine.wire import EngineError
+from flowgrpo.flow.pipeline.loading import load_policy
 from flowgrpo.schema.engine import Engine
+from flowgrpo.training.weights import Weights, lora_config
 from samplers.kernels import Kernel
 from samplers.plans import chain
 from samplers.trees import Root
@@ -48,6 +53,28 @@ def test_with_equal_weights_the_engine_and_the_replay_agree_in_every_form(rollou
     assert len(gaps(rolled)) == len(ROOTS) * len(stochastic)
     assert gaps(rolled).max() < 2e-6
     assert rolled.samples.shape == (4, 3, 16, 16)
+
+
+@pytest.mark.parametrize("name", ["flux", "sd3_guided"])
+def test_packed_latents_embedded_guidance_and_branches_agree_too(name, tmp_path):
+    tiny.PIPELINES[name]().save_pretrained(tmp_path / name)
+    engine = fake_engine.FakeEngine(tmp_path / name, **tiny.CALLS[name])
+    policy = load_policy(str(tmp_path / name), "float32", tiny.CALLS[name], torch.device("cpu"))
+    torch.manual_seed(1)
+    weights = Weights(policy.modules, lora_config(2, 6, "auto", policy.modules))
+    with torch.no_grad():
+        for p in weights.parameters:
+            p.add_(0.1 * torch.randn_like(p))
+    with fake_engine.serving(engine) as (url, _):
+        section = Engine(url=url, retries=0, timeout=20, untold=["max_sequence_length"])
+        made = EngineRollout(section, policy, Adapters(Client(section), weights, tmp_path / "pushed", "run"))
+        rows = [Row("a red circle", 4), Row("a red circle", 5), Row("two blue square", 6, {"negative_prompt": "a"})]
+        made.adapters.push()
+        rolled = made.roll_out(PLAN, [Root(i // 2, i % 2, row) for i, row in enumerate(rows)], micro_batch=3)
+    assert gaps(rolled).max() < 5e-6
+    told = [body for path, body in engine.asked if path == "/rollout/generate"]
+    assert [body["guidance_scale"] for body in told] == [{"flux": 1.0, "sd3_guided": 3.0}[name]] * 2
+    assert [body.get("negative_prompt") for body in told] == {"flux": [None, None], "sd3_guided": ["", "a"]}[name]
 
 
 def test_samples_are_those_of_their_leaves(rollout, engine):
@@ -136,6 +163,14 @@ def test_pictures_may_come_as_films_of_one_frame_and_in_bytes(rollout, engine, v
     engine.edit = changed(generated_output=value, latent_step_indices=fake_engine.serialized(torch.tensor([1, 2, 3])))
     rolled = rollout.roll_out(PLAN, ROOTS[:1], micro_batch=4)
     torch.testing.assert_close(rolled.samples, torch.full((1, 3, 16, 16), 0.25), rtol=0, atol=1e-2)
+
+
+def test_a_video_comes_with_its_channels_first_and_goes_to_rewards_frame_by_frame():
+    film = torch.rand(3, 5, 4, 8)
+    taken = rollouts._picture(fake_engine.serialized(film), diffusers.WanPipeline, (5, 3, 4, 8))
+    assert torch.equal(taken, film.transpose(0, 1))
+    with pytest.raises(EngineError, match="sent generated_output of 5 x 3 x 4 x 8 in float32, not 3 x 5 x 4 x 8"):
+        rollouts._picture(fake_engine.serialized(taken), diffusers.WanPipeline, (5, 3, 4, 8))
 
 
 def test_a_trial_takes_the_adapters_of_others_out(rollout, engine):
