@@ -11,7 +11,8 @@ above its row in `flow.methods.presets`):
  2. The loss of an optimizer step is the weighted mean over all of its edges, on all processes; there it is a mean over a
     micro-batch, and then the mean of those.
  3. Noise has an address (seed of the run, iteration, group, path in the tree, step), so that it is the same in any batch, on
-    any number of processes and after a resume; there each process draws from a generator of its own.
+    any number of processes and after a resume; there each process draws from a generator of its own. With `run.engine` only
+    the seeds are addressed, and the noise is the engine's.
  4. Windows and trained steps are drawn once an iteration, for all samples; Flow-GRPO's code draws a window in each call of
     the pipeline, DanceGRPO's the trained steps of each sample.
  5. Samples of advantage 0 stay in the update, unless `algorithm.baseline.drop_zero`; Flow-GRPO's code leaves them out.

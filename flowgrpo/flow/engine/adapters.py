@@ -88,7 +88,7 @@ class Adapters:
         """Take the adapters out of every engine."""
         for url in self.client.urls:
             self.client.remove_adapters(url)
-        self._named = None
+        self._named, self._checksums = None, {}
 
     def _delete_all_but(self, files: set[Path]) -> None:
         """Delete the files of versions before, of this run alone: others may have theirs beside them."""
@@ -106,6 +106,7 @@ class Adapters:
         client = self.client
         client.remove_adapters(url)
         if not files:
+            self._checksums.pop(url, None)
             return
         if url not in self._wrapped:
             client.set_adapters(url, files)

@@ -52,8 +52,9 @@ class Client:
         """Ask each engine for its adapters, before anything expensive happens.
 
         Raises:
-            InputError: one is not there, or takes no adapters.
+            InputError: one is not there, or takes no adapters; or what reads its answers is not installed.
         """
+        wire.check_installed()
         for url in self.urls:
             try:
                 self.active(url, time.monotonic() + GREETING)

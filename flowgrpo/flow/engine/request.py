@@ -17,7 +17,6 @@ from typing import Any
 from flowgrpo.data import embedded
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow.engine import wire
 from flowgrpo.flow.engine.wire import KEY
 from flowgrpo.flow.pipeline.call import RESERVED
 from flowgrpo.flow.pipeline.guidance import guidance_branches
@@ -66,7 +65,6 @@ def check(config: RunConfig, pipeline: type, prompts: Sequence[Prompt] = ()) -> 
     Raises:
         InputError: it cannot; the sentence says what to set instead.
     """
-    wire.check_installed()
     run, algorithm, kernel = config.run, config.algorithm, config.algorithm.kernel
     instead = f"or set {KEY}=null"
     if run.context_parallel > 1:

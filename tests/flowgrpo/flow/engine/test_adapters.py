@@ -118,6 +118,8 @@ def test_an_engine_that_somebody_else_gives_other_adapters_is_noticed(engine, ad
     adapters.release()
     assert engine.merged is None
     adapters.verify()
+    adapters.push()  # of the same again, which is no push that was skipped
+    assert engine.merged == name
 
 
 def test_networks_and_biases_that_an_engine_leaves_out_are_refused(adapters, weights, monkeypatch):
