@@ -1,0 +1,92 @@
+"""Every flow preset's update, by the code of a run, against the exact gradient."""
+
+import functools
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import oracle
+import pytest
+from oracle import PRESETS, row
+
+from flowgrpo.flow.methods import CHOICES
+from flowgrpo.training import loop
+
+EXACT = [name for name in PRESETS if name != "vgpo"]  # whose edges' weights depend on the reward
+
+
+@functools.cache
+def of(preset):
+    return row(preset, "quadratic")
+
+
+@pytest.mark.parametrize("preset", EXACT)
+def test_an_update_is_in_expectation_what_its_edges_make_of_the_reward(preset):
+    found = of(preset)
+    assert abs(found.size - 1) < 3 * found.error
+    assert found.error < 0.1
+    assert found.worst < 4  # of up to twenty steps and parameters, each in standard errors
+    assert found.compared > 4
+
+
+def test_brushes_climb_what_ode_samples_earn_and_chains_what_noisy_ones_do():
+    brush, chain, dense = of("tempflow"), of("flow_grpo"), of("dense_grpo")
+    assert chain.to_chain == pytest.approx(1)
+    assert chain.to_ode == pytest.approx(0.985994309)
+    assert dense.to_ode == pytest.approx(0.999921282)
+    assert brush.evaluations > dense.evaluations > chain.evaluations
+    assert brush.noise < chain.noise
+
+
+def test_leave_one_out_leaves_the_whole_of_a_gradient():
+    """Expectation is reckoned with a mean over all of a group, which is smaller."""
+    found = row("flow_grpo", "linear", **{"algorithm.baseline": {"name": "leave_one_out"}})
+    assert abs(found.size * 7 / 8 - 1) < 3 * found.error
+    assert found.size - 1 > found.error
+
+
+def change_baseline(patch):
+    real = loop.selection.normalize_advantages
+
+    def changed(*args, **options):
+        advantages, trained = real(*args, **options)
+        return -advantages, trained
+
+    patch.setattr(loop.selection, "normalize_advantages", changed)
+
+
+def change_credit(patch):
+    real = oracle.Trainer.units
+
+    def changed(self, batch):
+        units = real(self, batch)
+        return replace(units, values=-units.values)
+
+    patch.setattr(oracle.Trainer, "units", changed)
+
+
+def change_objective(patch):
+    for kind in CHOICES["objective"].values():
+        patch.setattr(kind, "loss", lambda self, inputs, real=kind.loss: -real(self, inputs))
+
+
+@pytest.mark.parametrize("change", [change_baseline, change_credit, change_objective])
+@pytest.mark.parametrize("preset", EXACT)
+def test_a_sign_that_is_wrong_anywhere_is_seen(monkeypatch, preset, change):
+    change(monkeypatch)
+    found = row(preset, "quadratic", batches=6)
+    assert found.size < 0 < 1 - found.size - 4 * found.error
+
+
+def numbers(line):
+    return [float(word) for word in re.findall(r"\d+(?:\.\d+)?", line.split("|", 2)[2])]
+
+
+def test_the_page_has_the_table():
+    """Its numbers come of fixed seeds, so they are the same but for rounding."""
+    text = (Path(__file__).parents[3] / "docs" / "oracle.md").read_text()
+    on_page = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
+    assert on_page.keys() == PRESETS.keys()
+    for preset in PRESETS:
+        _, _, line = oracle.table([of(preset)])
+        assert numbers(line) == pytest.approx(numbers(on_page[preset]), abs=0.011, rel=0.02)

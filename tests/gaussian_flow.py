@@ -1,0 +1,116 @@
+"""A flow whose expected reward and whose gradient are known exactly, for any sampler: one Gaussian number.
+
+Data are N(mean, std^2), and the velocity is the exact one of their law, k x + b, plus a shift theta_i and a slope phi_i at
+each step i, all 0. Every kernel's step is x' = carry x + push v + noise xi, so that means and variances are products and
+sums: nothing here calls the project's samplers, which are held against it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import mul
+
+MEAN, STD = 0.7, 0.5  # of the data
+REWARDS = {"linear": lambda x: x, "quadratic": lambda x: -((x - 2) ** 2)}
+
+
+def schedule(steps: int = 10, shift: float = 3.0) -> list[float]:
+    """Sigmas from 1 to 1 / steps, evenly, then shifted as SD3's are; and 0."""
+    plain = [1 - i / steps for i in range(steps)]
+    return [shift * s / (1 + (shift - 1) * s) for s in plain] + [0.0]
+
+
+@dataclass(frozen=True)
+class Step:
+    """x' = carry x + push v + noise xi, from sigma to the next."""
+
+    sigma: float
+    carry: float
+    push: float
+    noise: float
+
+    @property
+    def slope(self) -> float:
+        """How x' moves with x, the velocity moving with it."""
+        return self.carry + self.push * velocity(self.sigma)[0]
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """Derivatives of the expected reward by the shift and by the slope of a step."""
+
+    theta: float
+    phi: float
+
+
+def velocity(sigma: float) -> tuple[float, float]:
+    """Slope k and shift b of the exact velocity."""
+    variance = (1 - sigma) ** 2 * STD**2 + sigma**2
+    slope = (sigma - (1 - sigma) * STD**2) / variance
+    return slope, -MEAN * (1 + slope * (1 - sigma))
+
+
+def step(kernel: str, level: float, sigma: float, after: float, cap: float) -> Step:
+    """A step of a kernel of `samplers.kernels`, by its formula there, written again.
+
+    Args:
+        cap: stands in for sigma 1 where `flow_sde` divides by 1 - sigma.
+    """
+    size = sigma - after
+    if kernel == "ode" or level == 0:
+        return Step(sigma, 1.0, -size, 0.0)
+    if kernel == "cps":
+        angle = level * math.pi / 2
+        kept = after * math.cos(angle)
+        return Step(sigma, 1 - after + kept, -sigma * (1 - after) + (1 - sigma) * kept, after * math.sin(angle))
+    if kernel == "flow_sde":
+        variance = level**2 * sigma / (1 - (cap if sigma == 1 else sigma)) * size
+    elif kernel == "dance_sde":
+        variance = level**2 * size
+    else:
+        begin = min(sigma, max(0.997, (1 + after) / 2))
+        variance = level**2 * (math.log((1 - after) / (1 - begin)) - size)
+    half = variance / (2 * sigma)
+    return Step(sigma, 1 - half, -size - half * (1 - sigma), math.sqrt(variance))
+
+
+def moments(steps: Sequence[Step]) -> tuple[float, float]:
+    """Mean and variance after some steps from standard noise."""
+    mean, variance = 0.0, 1.0
+    for each in steps:
+        mean = each.slope * mean + each.push * velocity(each.sigma)[1]
+        variance = each.slope**2 * variance + each.noise**2
+    return mean, variance
+
+
+def expected(steps: Sequence[Step], reward: str) -> float:
+    """The expected reward of what some steps lead to."""
+    mean, variance = moments(steps)
+    return mean if reward == "linear" else -((mean - 2) ** 2 + variance)
+
+
+def gradient(before: Sequence[Step], own: Step, after: Sequence[Step], reward: str) -> Gradient:
+    """Of the expected reward by the parameters of one step alone, between those that lead to it and those that follow.
+
+    It is also the mean of reward times the gradient of the step's log-probability, which is what an update of that edge
+    sees, whatever kernels come before and after.
+    """
+    mean, variance = moments(before)
+    end, _ = moments([*before, own, *after])
+    follows = math.prod(each.slope for each in after)
+    of_mean, of_variance = (1.0, 0.0) if reward == "linear" else (-2 * (end - 2), -1.0)
+    theta = of_mean * own.push * follows
+    return Gradient(theta, theta * mean + 2 * of_variance * own.slope * own.push * variance * follows**2)
+
+
+def whole_gradient(steps: Sequence[Step], reward: str) -> list[Gradient]:
+    """Of the expected reward by the parameters of every step."""
+    return [gradient(steps[:i], steps[i], steps[i + 1 :], reward) for i in range(len(steps))]
+
+
+def cosine(left: Sequence[float], right: Sequence[float]) -> float:
+    """Cosine of the angle between two vectors."""
+    product, *squares = (sum(map(mul, a, b)) for a, b in ((left, right), (left, left), (right, right)))
+    return product / math.sqrt(math.prod(squares))

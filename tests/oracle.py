@@ -1,0 +1,364 @@
+"""Hold the gradient of every flow preset's update against the exact one, and print the table of docs/oracle.md.
+
+    python tests/oracle.py [PRESET ...]
+
+The model is `gaussian_flow`, whose expected reward has a closed form. A preset rolls out, credits and replays by the code of
+a run; its gradient is divided by the weights of its edges, and compared step by step with what that edge's kernel, trunk and
+finish make of the reward, times the factor that its baseline leaves of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import mul
+from typing import Any
+
+import torch
+from gaussian_flow import REWARDS, Gradient, Step, cosine, gradient, schedule, step, velocity, whole_gradient
+
+from flowgrpo import config
+from flowgrpo.data.prompts import Prompt
+from flowgrpo.flow.methods.presets import PRESETS
+from flowgrpo.flow.pipeline.field import FieldPolicy
+from flowgrpo.flow.trainer import Trainer
+from flowgrpo.flow.update import Credited, update_part
+from flowgrpo.training.weights import Weights
+from rewards import Reward
+from samplers.trees import Tree
+
+SIZES = {"tempflow": 12, "tempflow_fast": 12, "branch_grpo": 16, "branch_grpo_mix": 16}  # of a group; of the others 8
+BATCHES, GROUPS = 40, 4
+SIGMAS = schedule()
+# What all presets are tried without: the division by a std, which has no closed form, and pulls, which are 0 at the start.
+PLAIN = {
+    "algorithm.baseline.std": "none",
+    "algorithm.objective.kl": {"beta": 0.0, "previous": 0.0, "target": None, "max_beta": None, "reference": "fixed"},
+}
+
+
+class Shifted(torch.nn.Module):
+    """The exact velocity with a shift and a slope for each step, all 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.theta, self.phi = (torch.nn.Parameter(torch.zeros(len(SIGMAS) - 1)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, sigma: torch.Tensor, rows: Sequence[Any]) -> torch.Tensor:
+        """The velocity (B, 1) at states (B, 1), of one sigma."""
+        index = _step(float(sigma[0]))
+        slope, shift = velocity(SIGMAS[index])
+        return slope * x + shift + self.theta[index] + self.phi[index] * x
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """One batch of groups.
+
+    Attributes:
+        signal: by step, the mean over its edges of advantage times gradient of the log-probability, of theta and of phi.
+        exact: what that is in expectation; None where no closed form is known.
+        weight: by step, the share of the update's weight.
+        chain, ode: exact gradients of the sampler as it is rolled out, and by ODE.
+        evaluations: of the model for a group, rollout and update.
+    """
+
+    signal: dict[int, Gradient]
+    exact: dict[int, Gradient] | None
+    weight: dict[int, float]
+    chain: list[Gradient]
+    ode: list[Gradient]
+    evaluations: float
+
+
+def _step(sigma: float) -> int:
+    return min(range(len(SIGMAS) - 1), key=lambda i: abs(SIGMAS[i] - sigma))
+
+
+@contextmanager
+def trainer(preset: str, reward: str, *, groups: int = GROUPS, **overrides: Any) -> Iterator[Trainer]:
+    """A run of a preset on the Gaussian flow."""
+    with tempfile.TemporaryDirectory() as folder:
+        written = {
+            "model": {"path": "field", "lora": None},
+            "algorithm": {"preset": preset},
+            "rewards": [reward],
+            "train": {
+                "groups": groups,
+                "group_size": SIZES.get(preset, 8),
+                "updates": 1,
+                "micro_batch": 1 << 20,
+                "ema": None,
+            },
+            "run": {"dir": folder, "name": "run"},
+        }
+        for key, value in {**PLAIN, **overrides}.items():
+            *sections, last = key.split(".")
+            place = written
+            for name in sections:
+                place = place.setdefault(name, {})
+            place[last] = value
+        chosen = config.validated(written)
+        chosen.run.folder.mkdir()
+        policy = FieldPolicy(Shifted(), (1,), SIGMAS)
+        weights = Weights(policy.modules, None, ema=None, reference=None)
+        called = Reward(reward, lambda samples, prompts: REWARDS[reward](samples[:, 0]))
+        yield Trainer(chosen, policy, weights, train_prompts=[Prompt("")], rewards=[called])
+
+
+def batch(run: Trainer, reward: str, iteration: int) -> Seen:
+    """Roll out, credit and replay a batch, and take no step."""
+    run.done, before = iteration, run.evaluations
+    rolled = run.rollout(iteration, run.groups(iteration))
+    units = run.units(rolled)
+    advantages, trained, _ = run.advantages(units, rolled)
+    credited = run.credit_edges(rolled, units, advantages, trained)
+    field = run.policy.modules["field"]
+    update_part(
+        run.policy,
+        credited,
+        0,
+        weights=run.weights,
+        optimizer=torch.optim.SGD(run.weights.parameters, lr=0.0),
+        scaler=run.scaler,
+        objective=run.config.algorithm.objective,
+        max_grad_norm=math.inf,
+        sum_shares=run.exchange.sum_shares,
+        sum_processes=run.exchange.sum,
+    )
+    weight, scaled = _weights(credited)
+    total = sum(weight.values())
+    chain, ode = paths(rolled.tree)
+    return Seen(
+        signal={
+            i: Gradient(*(float(-p.grad[i]) * total / each for p in (field.theta, field.phi)))
+            for i, each in scaled.items()
+        },
+        exact=expectation(run.config, rolled.tree, chain, ode, reward=reward),
+        weight={i: each / total for i, each in scaled.items()},
+        chain=whole_gradient(chain, reward),
+        ode=whole_gradient(ode, reward),
+        evaluations=(run.evaluations - before) / run.config.train.groups,
+    )
+
+
+def _weights(credited: Credited) -> tuple[dict[int, float], dict[int, float]]:
+    """The weight of each step's edges in the mean of the loss, and the same times that of the step."""
+    plain, scaled = defaultdict(float), defaultdict(float)
+    for evaluation in credited.tree.evaluations:
+        for edges in evaluation.trained:
+            own = float((credited.weights(edges) * credited.group_weights(edges)).sum())
+            plain[_step(evaluation.sigma)] += float(credited.weights(edges).sum())
+            scaled[_step(evaluation.sigma)] += (
+                own * credited.step_weights[edges.move.kernel, evaluation.sigma, edges.sigma_next]
+            )
+    return plain, scaled
+
+
+def paths(tree: Tree) -> tuple[list[Step], list[Step]]:
+    """The steps of the sampler as a tree has them, with a kernel where any of its edges has one; and those by ODE."""
+    found = {}
+    for evaluation in tree.evaluations:
+        for edges in evaluation.edges:
+            if edges.move.kernel.stochastic:
+                found[_step(evaluation.sigma)] = edges.move.kernel.name, edges.move.kernel.level
+    pairs = list(pairwise(SIGMAS))
+    noisy = [step(*found.get(i, ("ode", 0.0)), *pair, SIGMAS[1]) for i, pair in enumerate(pairs)]
+    return noisy, [step("ode", 0.0, *pair, SIGMAS[1]) for pair in pairs]
+
+
+def finish(first: int, most: int | None) -> list[Step]:
+    """ODE steps from a step of the schedule to its end, evenly over its indices if they are to be fewer."""
+    left = len(SIGMAS) - 1 - first
+    count = min(most or left, left)
+    stops = [first + round(left * i / count) for i in range(count + 1)] if left else []
+    return [step("ode", 0.0, SIGMAS[i], SIGMAS[j], SIGMAS[1]) for i, j in pairwise(stops)]
+
+
+def expectation(
+    settings: Any, tree: Tree, chain: Sequence[Step], ode: Sequence[Step], *, reward: str
+) -> dict[int, Gradient] | None:
+    """What the signal of each stochastic step is in expectation; None where the edges' weights depend on the reward."""
+    algorithm, size = settings.algorithm, settings.train.group_size
+    credit, own = algorithm.credit, [i for i, each in enumerate(chain) if each.noise > 0]
+
+    def seen(i: int, before: Sequence[Step], after: Sequence[Step]) -> Gradient:
+        return gradient(before, chain[i], after, reward)
+
+    whole = {i: seen(i, chain[:i], chain[i + 1 :]) for i in own}
+    if credit.name == "terminal":
+        found = {i: _times(whole[i], 1 - 1 / size) for i in own}
+    elif credit.name == "depthwise":
+        found = {i: _times(whole[i], factor) for i, factor in depth_factors(algorithm.tree, tree).items()}
+    elif credit.name == "siblings":
+        branches = algorithm.tree.branches
+        found = {i: _times(seen(i, ode[:i], finish(i + 1, algorithm.tree.finish)), 1 - 1 / branches) for i in own}
+    elif credit.name == "step_gain":
+        valued = {i: seen(i, chain[:i], finish(i + 1, algorithm.tree.length)) for i in own}
+        if credit.compare == "step":
+            found = {i: _times(valued[i], 1 - 1 / size) for i in own}
+        else:
+            share = 1 / (size * len(own))
+            found = {i: _times(valued[i], 1.0, whole[i], -share) for i in own}
+    else:
+        return None
+    return {i: _times(each, _scale(algorithm, chain[i])) for i, each in found.items()}
+
+
+def depth_factors(shape: Any, tree: Tree) -> dict[int, float]:
+    """What is left of an edge's signal when the mean over the nodes of its depth is taken off, itself and siblings in it."""
+    nodes, stochastic = Counter(), {}
+    for evaluation in tree.evaluations:
+        for edges in evaluation.edges:
+            nodes[_step(evaluation.sigma)] += len(edges.nodes)
+            if edges.move.kernel.stochastic:
+                stochastic[_step(evaluation.sigma)] = edges.move
+    groups = len({node.root.group for node in tree.nodes})
+    found = {}
+    for i, move in stochastic.items():
+        alike = 1 / (1 + move.sibling_strength**2) if move.sibling_strength is not None else 0.0
+        found[i] = 1 - (1 + (move.count - 1) * alike) * groups / nodes[i]
+    return found
+
+
+def _scale(algorithm: Any, own: Step) -> float:
+    """What the forms of log-probability and objective make of an edge's gradient where the ratio is 1."""
+    size = own.sigma - SIGMAS[_step(own.sigma) + 1]
+    forms = 2 * own.noise**2 if algorithm.kernel.log_prob == "constant_free" else 1.0
+    return forms * (own.noise / size if algorithm.objective.name == "normalised_ratio" else 1.0)
+
+
+def _times(one: Gradient, factor: float, other: Gradient | None = None, share: float = 0.0) -> Gradient:
+    other = other or Gradient(0.0, 0.0)
+    return Gradient(factor * one.theta + share * other.theta, factor * one.phi + share * other.phi)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What a preset's update is, beside the exact gradients.
+
+    Attributes:
+        evaluations: of the model for a group.
+        size: its signal along the expected one, and `error` of it; None without an expectation.
+        worst: the largest distance of a step's signal from the expected, theta or phi, in standard errors, and of how many.
+        to_chain, to_ode: cosines of the update by theta to the exact gradients; as expected, or else as seen.
+        noise: of a group's update by theta over its mean.
+    """
+
+    preset: str
+    reward: str
+    evaluations: float
+    size: float | None
+    error: float | None
+    worst: float | None
+    compared: int
+    to_chain: float
+    to_ode: float
+    noise: float
+
+
+def row(preset: str, reward: str, batches: int = BATCHES, **overrides: Any) -> Row:
+    """Try a preset on so many batches."""
+    with trainer(preset, reward, **overrides) as run:
+        seen = [batch(run, reward, iteration) for iteration in range(batches)]
+        groups = run.config.train.groups
+    steps = range(len(SIGMAS) - 1)
+    update = [[each.weight.get(i, 0.0) * _theta(each.signal.get(i)) for i in steps] for each in seen]
+    mean, spread = _moments(update)
+    known = seen[0].exact is not None
+    aim = [[each.weight.get(i, 0.0) * _theta(each.exact.get(i)) for i in steps] for each in seen] if known else update
+    direction = _moments(aim)[0]
+    size = error = worst = None
+    distances = _distances(seen) if known else []
+    if known:
+        along = [_along(own, each) for own, each in zip(update, aim, strict=True)]
+        (size,), (error,) = _moments([[each] for each in along])
+        error, worst = error / math.sqrt(batches), max(map(abs, distances))
+    return Row(
+        preset=preset,
+        reward=reward,
+        evaluations=seen[0].evaluations,
+        size=size,
+        error=error,
+        worst=worst,
+        compared=len(distances),
+        to_chain=cosine(direction[:-1], _mean_theta([each.chain for each in seen])[:-1]),
+        to_ode=cosine(direction[:-1], [each.theta for each in seen[0].ode][:-1]),
+        noise=math.sqrt(groups * sum(s * s for s in spread) / sum(m * m for m in mean)),
+    )
+
+
+def _distances(seen: Sequence[Seen]) -> list[float]:
+    """The mean over batches of signal minus expectation, in its standard errors, of each step and parameter."""
+    found = []
+    for i in range(len(SIGMAS) - 1):
+        for name in ("theta", "phi"):
+            gaps = [[getattr(s.signal[i], name) - getattr(s.exact[i], name)] for s in seen if i in s.signal]
+            if len(gaps) > 2 and any(abs(getattr(s.exact[i], name)) > 1e-12 for s in seen if i in s.signal):
+                (mean,), (spread,) = _moments(gaps)
+                found.append(mean / (spread / math.sqrt(len(gaps))))
+    return found
+
+
+def _moments(rows: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
+    """Means and standard deviations over rows."""
+    table = torch.tensor(rows, dtype=torch.float64)
+    return table.mean(0).tolist(), table.std(0, correction=1).tolist()
+
+
+def _along(own: Sequence[float], aim: Sequence[float]) -> float:
+    """The length of a vector along another, of which that one has 1."""
+    return sum(map(mul, own, aim)) / sum(map(mul, aim, aim))
+
+
+def _theta(found: Gradient | None) -> float:
+    return 0.0 if found is None else found.theta
+
+
+def _mean_theta(gradients: Sequence[Sequence[Gradient]]) -> list[float]:
+    return _moments([[each.theta for each in own] for own in gradients])[0]
+
+
+HEADS = ("preset", "evaluations", "size", "steps", "to chain", "to ODE", "noise", "of 1,000")
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """The rows as a table of Markdown."""
+    yield "| " + " | ".join(HEADS) + " |"
+    yield "|---" * len(HEADS) + "|"
+    for each in rows:
+        size = "-" if each.size is None else f"{each.size:.2f} ± {each.error:.2f}"
+        worst = "-" if each.worst is None else f"{each.worst:.1f} of {each.compared}"
+        cells = [
+            f"`{each.preset}`",
+            f"{each.evaluations:.0f}",
+            size,
+            worst,
+            f"{each.to_chain:.3f}",
+            f"{each.to_ode:.3f}",
+            f"{each.noise:.1f}",
+            f"{each.noise * math.sqrt(each.evaluations / 1000):.2f}",
+        ]
+        yield "| " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    """Print the table of the presets that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("presets", nargs="*", metavar="PRESET", help="those to try; by default all")
+    parser.add_argument("--reward", choices=REWARDS, default="quadratic")
+    parser.add_argument("--batches", type=int, default=BATCHES)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    for line in table([row(preset, asked.reward, asked.batches) for preset in asked.presets or PRESETS]):
+        print(line)
+
+
+if __name__ == "__main__":
+    main()
