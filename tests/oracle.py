@@ -153,7 +153,7 @@ def _weights(credited: Credited) -> tuple[dict[int, float], dict[int, float]]:
     plain, scaled = defaultdict(float), defaultdict(float)
     for evaluation in credited.tree.evaluations:
         for edges in evaluation.trained:
-            own = float((credited.weights(edges) * credited.group_weights(edges)).sum())
+            own = float((credited.weights(edges) * credited.factors(edges)).sum())
             plain[_step(evaluation.sigma)] += float(credited.weights(edges).sum())
             scaled[_step(evaluation.sigma)] += (
                 own * credited.step_weights[edges.move.kernel, evaluation.sigma, edges.sigma_next]
