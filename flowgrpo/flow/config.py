@@ -100,6 +100,17 @@ class Algorithm(Strict):
                 "algorithm.objective.step_weights: noise_aware takes back a 1 / std that constant_free has not; take "
                 "equalised, or algorithm.kernel.log_prob=mean"
             )
+        pruning = getattr(self.tree, "prune", None)
+        if self.objective.needs_prefix and pruning is not None and pruning.rule == "depth":
+            raise InputError(
+                f"algorithm.tree.prune.rule: depth takes steps out of the paths that {objective} needs whole; take "
+                "parent_top1 or extremes, which take their ends"
+            )
+        if self.objective.needs_prefix and self.baseline.drop_zero and self.credit.name != "terminal":
+            raise InputError(
+                f"algorithm.baseline.drop_zero: by {self.credit.name} single steps leave the update, of paths that "
+                f"{objective} needs whole; take false, or algorithm.credit=terminal"
+            )
         return self
 
 
@@ -145,6 +156,7 @@ class Config(RunConfig):
             roles.check(self.run, self.run.processes)
             trainers = self.run.trainers(self.run.processes)
         check_geometry(self.train, self.algorithm, trainers, sharing=sharing, generators=self.run.generators)
+        self._check_prefix()
         if self.train.draft is not None and self.algorithm.tree.start == "shared":
             raise InputError("train.draft: it chooses the starts of a group, set algorithm.tree.start=independent")
         if self.prompts.pick.budget == "knapsack" and roots == 1:
@@ -153,3 +165,19 @@ class Config(RunConfig):
                 "cannot be shared out; take a larger train.group_size, or equal"
             )
         return self
+
+    def _check_prefix(self) -> None:
+        """Refuse an update that does not replay whole paths, where the objective's ratios are those of paths."""
+        objective, credit = self.algorithm.objective, self.algorithm.credit.name
+        if not objective.needs_prefix:
+            return
+        if self.train.split == "edges":
+            raise InputError(
+                f"train.split: edges deals the steps of a path to several optimizer steps, and {objective.name} needs them "
+                "in one; take groups or samples"
+            )
+        if self.train.select is not None and credit != "terminal":
+            raise InputError(
+                f"train.select: by {credit} single steps leave the update, of paths that {objective.name} needs whole; "
+                "take null, or algorithm.credit=terminal"
+            )

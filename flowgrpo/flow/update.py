@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from flowgrpo.flow.methods.objective import LossInputs, PolicyGradient, TrainedStep
 from flowgrpo.flow.pipeline.policy import Policy
+from flowgrpo.flow.prefix import PathRatios
 from flowgrpo.training.baseline import Units
 from flowgrpo.training.optimize import UpdateStats, optimizer_step
 from flowgrpo.training.weights import Weights
@@ -88,8 +89,9 @@ def update_part(
     if total == 0:
         return stats
     optimizer.zero_grad(set_to_none=True)
+    paths = PathRatios(credited.tree) if objective.needs_prefix else None
     for evaluation in evaluations:
-        loss = _loss(policy, weights, objective, credited=credited, evaluation=evaluation, stats=stats)
+        loss = _loss(policy, weights, objective, credited=credited, evaluation=evaluation, paths=paths, stats=stats)
         weights.lockstep.backward(scaler.scale(loss / total))
     optimizer_step(
         weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=max_grad_norm, reduce=sum_processes
@@ -104,9 +106,10 @@ def _loss(
     *,
     credited: Credited,
     evaluation: Evaluation,
+    paths: PathRatios | None,
     stats: UpdateStats,
 ) -> torch.Tensor:
-    """Weighted sum of the loss of an evaluation's edges."""
+    """Weighted sum of the loss of an evaluation's edges, whose log ratios are added to `paths`."""
     beta, state, sigma = credited.beta, evaluation.state, evaluation.sigma
     reference = None
     if beta > 0:
@@ -116,6 +119,10 @@ def _loss(
     loss = torch.zeros((), device=state[0].device)
     for edges in evaluation.trained:
         inputs = _loss_inputs(credited, evaluation, edges=edges, velocity=velocity, reference=reference)
+        if paths is not None:
+            earlier = paths.earlier(edges).to(inputs.log_prob)
+            inputs = replace(inputs, earlier=earlier, position=paths.position(edges).to(earlier.device))
+            paths.add(edges, inputs.log_prob - inputs.old_log_prob)
         per_edge = objective.loss(inputs) * credited.step_weights[edges.move.kernel, sigma, edges.sigma_next]
         if beta > 0:
             divergence = objective.divergence(inputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from flowgrpo.flow.methods.credit import Depthwise, DiscountedValue, Siblings, StepGain, Terminal
 from flowgrpo.flow.methods.kernel import CPS, DDIMSDE, DanceSDE, FlowSDE, Manifold
 from flowgrpo.flow.methods.objective import Clip, NormalisedRatio, SoftGate
+from flowgrpo.flow.methods.prefix import PrefixRatio
 from flowgrpo.flow.methods.tree import Branch, BranchWindow, Brush, Chain, Custom, Twigs, Window
 from flowgrpo.schema.base import Choice, named
 from flowgrpo.training.baseline import BASELINES
@@ -14,5 +15,5 @@ CHOICES: dict[str, dict[str, type[Choice]]] = {
     "kernel": named(FlowSDE, DanceSDE, CPS, DDIMSDE, Manifold),
     "credit": named(Terminal, Siblings, Depthwise, StepGain, DiscountedValue),
     "baseline": BASELINES,
-    "objective": named(Clip, NormalisedRatio, SoftGate),
+    "objective": named(Clip, NormalisedRatio, SoftGate, PrefixRatio),
 }

@@ -42,6 +42,9 @@ class LossInputs:
         diffuses: whether std is g sqrt(step_size), see `samplers.kernels.Kernel`.
         old_mean: of the step as the rollout recorded it; None if the objective asks for none.
         reference_mean, reference_velocity: the same under the reference; None without a divergence.
+        earlier: (E,) sum of the log ratios of the trained steps before each edge on its path, without gradient.
+        position: (E,) int64, the how-manieth trained step of its path each edge is, from 1. None, and `earlier` too, if the
+            objective does not ask for its prefix.
     """
 
     log_prob: Tensor
@@ -55,6 +58,8 @@ class LossInputs:
     old_mean: State | None = None
     reference_mean: State | None = None
     reference_velocity: State | None = None
+    earlier: Tensor | None = None
+    position: Tensor | None = None
 
 
 def noise_aware(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
@@ -192,6 +197,11 @@ class PolicyGradient(Choice):
     def needs_old_means(self) -> bool:
         """Whether the rollout must keep the means of its steps."""
         return self.kl.previous > 0
+
+    @property
+    def needs_prefix(self) -> bool:
+        """Whether the update must sum the log ratios of the path that leads to each edge."""
+        return False
 
     def weights(self, steps: Sequence[TrainedStep], sigma_cap: float) -> dict[TrainedStep, float]:
         """Weight of each of the trained steps."""

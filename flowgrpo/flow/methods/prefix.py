@@ -1,0 +1,66 @@
+"""The prefix ratio: an edge weighed by the likelihood of the whole path that led to it, clipped in log space."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from typing_extensions import override
+
+from flowgrpo.flow.methods.objective import LossInputs, PolicyGradient
+from flowgrpo.schema.base import Positive
+from flowgrpo.schema.heavy import Tensor, torch
+from flowgrpo.training.surrogate import bounded_exp
+
+
+def prefix_log_ratio(inputs: LossInputs) -> Tensor:
+    """Log ratio (E,) of the paths from the root to the edges, with gradient through the edges' own step only.
+
+    The sum of log_prob - old_log_prob over the trained steps of the path, that of the edge included (CTPO, arXiv 2605.07331,
+    the ratio of a token's prefix). The steps before enter as a number: each of them has a loss of its own.
+    """
+    return inputs.earlier + (inputs.log_prob - inputs.old_log_prob)
+
+
+class PrefixRatio(PolicyGradient):
+    """CTPO: the ratio of an edge is that of its prefix, clipped in log space by bounds that grow along the path.
+
+    A ratio of one step supposes that the policy of the rollout and the present one visit the same states, which they do not
+    where rollouts are stale; the prefix has the ratio of the states, too. At the t-th trained step of a path log ratios are
+    clipped to [-low t^power, high t^power]: a sum of t independent terms spreads as t^0.5.
+    """
+
+    name: Literal["prefix_ratio"] = "prefix_ratio"
+    clip_range: Annotated[list[Positive], Field(min_length=2, max_length=2)] = [1e-4, 2e-4]
+    """[low, high]: at a path's first trained step the log of the prefix's ratio is clipped to [-low, high]."""
+    power: float = Field(0.5, ge=0)
+    """At a path's t-th trained step the bounds are t to this power times as wide; 0: alike at all."""
+    dual: Positive | None = 2e-4
+    """Where A < 0, log ratios above this, as wide as the bounds, have no gradient (arXiv 1912.09729); null: all have."""
+
+    @property
+    @override
+    def needs_prefix(self) -> bool:
+        return True
+
+    @override
+    def loss(self, inputs: LossInputs) -> Tensor:
+        log_ratio, advantage, width = prefix_log_ratio(inputs), inputs.advantage, self._width(inputs)
+        low, high = self.clip_range
+        clipped = torch.clamp(log_ratio, -low * width, high * width)
+        loss = torch.maximum(-advantage * bounded_exp(log_ratio), -advantage * bounded_exp(clipped))
+        if self.dual is None:
+            return loss
+        return torch.where(advantage < 0, torch.minimum(loss, -advantage * bounded_exp(self.dual * width)), loss)
+
+    @override
+    def clipped(self, inputs: LossInputs) -> Tensor:
+        log_ratio, advantage, width = prefix_log_ratio(inputs), inputs.advantage, self._width(inputs)
+        low, high = self.clip_range
+        bad = log_ratio < -low * width
+        if self.dual is not None:
+            bad = bad | (log_ratio > self.dual * width)
+        return torch.where(advantage > 0, log_ratio > high * width, bad) & (advantage != 0)
+
+    def _width(self, inputs: LossInputs) -> Tensor:
+        return inputs.position.to(inputs.log_prob) ** self.power
