@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -27,7 +28,8 @@ class PrefixRatio(PolicyGradient):
 
     A ratio of one step supposes that the policy of the rollout and the present one visit the same states, which they do not
     where rollouts are stale; the prefix has the ratio of the states, too. At the t-th trained step of a path log ratios are
-    clipped to [-low t^power, high t^power]: a sum of t independent terms spreads as t^0.5.
+    clipped to [-low t^power, high t^power]: a sum of t independent terms spreads as t^0.5. The loss is PPO's maximum of
+    -A r and -A times the clipped r, with the bound of dual clips, written as one clip of log r for either sign of A.
     """
 
     name: Literal["prefix_ratio"] = "prefix_ratio"
@@ -45,22 +47,20 @@ class PrefixRatio(PolicyGradient):
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        log_ratio, advantage, width = prefix_log_ratio(inputs), inputs.advantage, self._width(inputs)
-        low, high = self.clip_range
-        clipped = torch.clamp(log_ratio, -low * width, high * width)
-        loss = torch.maximum(-advantage * bounded_exp(log_ratio), -advantage * bounded_exp(clipped))
-        if self.dual is None:
-            return loss
-        return torch.where(advantage < 0, torch.minimum(loss, -advantage * bounded_exp(self.dual * width)), loss)
+        low, high, dual = self._bounds(inputs)
+        log_ratio, advantage = prefix_log_ratio(inputs), inputs.advantage
+        limited = torch.where(advantage > 0, log_ratio.clamp(max=high), log_ratio.clamp(-low, dual))
+        return -advantage * bounded_exp(limited)
 
     @override
     def clipped(self, inputs: LossInputs) -> Tensor:
-        log_ratio, advantage, width = prefix_log_ratio(inputs), inputs.advantage, self._width(inputs)
-        low, high = self.clip_range
-        bad = log_ratio < -low * width
-        if self.dual is not None:
-            bad = bad | (log_ratio > self.dual * width)
-        return torch.where(advantage > 0, log_ratio > high * width, bad) & (advantage != 0)
+        low, high, dual = self._bounds(inputs)
+        log_ratio, advantage = prefix_log_ratio(inputs), inputs.advantage
+        bad = (log_ratio < -low) | (log_ratio > dual)
+        return torch.where(advantage > 0, log_ratio > high, bad) & (advantage != 0)
 
-    def _width(self, inputs: LossInputs) -> Tensor:
-        return inputs.position.to(inputs.log_prob) ** self.power
+    def _bounds(self, inputs: LossInputs) -> tuple[Tensor, Tensor, Tensor]:
+        """`low`, `high` and `dual` (E,) at each edge's position; where there is no dual bound it is infinite."""
+        width = inputs.position.to(inputs.log_prob) ** self.power
+        low, high = self.clip_range
+        return low * width, high * width, (math.inf if self.dual is None else self.dual) * width
