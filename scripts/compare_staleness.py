@@ -39,7 +39,7 @@ SETTINGS = (
 )
 ARMS = {
     "clip": "algorithm.objective={name: clip, clip_range: [0.1, 0.2]}",
-    "prefix_ratio": "algorithm.objective={name: prefix_ratio, clip_range: [0.1, 0.2], dual: 0.2}",
+    "prefix_ratio": "algorithm.objective={name: prefix_ratio, clip_range: [0.1, 0.2]}",
 }
 FIRST = next(iter(ARMS))
 

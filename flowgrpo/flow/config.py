@@ -109,7 +109,7 @@ class Algorithm(Strict):
         if self.objective.needs_prefix and self.baseline.drop_zero and self.credit.name != "terminal":
             raise InputError(
                 f"algorithm.baseline.drop_zero: by {self.credit.name} single steps leave the update, of paths that "
-                f"{objective} needs whole; take false, or algorithm.credit=terminal"
+                f"{objective} needs whole; take false"
             )
         return self
 
@@ -179,5 +179,5 @@ class Config(RunConfig):
         if self.train.select is not None and credit != "terminal":
             raise InputError(
                 f"train.select: by {credit} single steps leave the update, of paths that {objective.name} needs whole; "
-                "take null, or algorithm.credit=terminal"
+                "take null"
             )

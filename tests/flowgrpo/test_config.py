@@ -70,6 +70,18 @@ def path(tmp_path):
             "algorithm.kernel.log_prob: normalised_ratio normalises mean, not sum; take mean",
         ),
         (
+            "algorithm={preset: branch_grpo, objective: prefix_ratio, tree: {prune: {rule: depth}}}",
+            "algorithm.tree.prune.rule: depth takes steps out of the paths that prefix_ratio needs whole; take parent_top1",
+        ),
+        (
+            "algorithm={preset: branch_grpo, objective: prefix_ratio, baseline: {drop_zero: true}}",
+            "algorithm.baseline.drop_zero: by depthwise single steps leave the update, of paths that prefix_ratio needs",
+        ),
+        (
+            "algorithm={preset: ctpo, objective: {power: -0.5}}",
+            "algorithm.objective.power: -0.5 is wrong, input should be greater than or equal to 0",
+        ),
+        (
             "algorithm.objective.kl={beta: 0.1, target: 0.01}",
             "algorithm.objective.kl: to adapt the coefficient give target and max_beta, with 0 < beta <= max_beta",
         ),
@@ -279,6 +291,34 @@ def test_weights_that_take_back_a_std_are_refused_where_there_is_none(path):
         config.load(path, ["algorithm.preset=tempflow", "algorithm.kernel=cps", "train.group_size=24"])
     averaged = ["algorithm.preset=tempflow", "algorithm.kernel={name: cps, log_prob: mean}", "train.group_size=24"]
     assert config.load(path, averaged).algorithm.objective.step_weights == "noise_aware"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "train", "said"),
+    [
+        (
+            "{preset: ctpo}",
+            "{split: edges}",
+            "train.split: edges deals the steps of a path to several optimizer steps, and",
+        ),
+        (
+            "{preset: branch_grpo, objective: prefix_ratio}",
+            "{select: {fraction: 0.5}}",
+            "train.select: by depthwise single steps leave the update, of paths that prefix_ratio needs whole; take null",
+        ),
+        ("{preset: ctpo}", "{select: {fraction: 0.5}}", None),  # whole chains leave
+        ("{preset: ctpo, baseline: median}", "{split: samples}", None),
+        ("{preset: tempflow}", "{split: edges, group_size: 24}", None),
+    ],
+)
+def test_ratios_of_paths_are_refused_where_the_update_has_no_whole_paths(path, algorithm, train, said):
+    overrides = [f"algorithm={algorithm}", f"train={train}"]
+    if said is None:
+        config.load(path, overrides)
+        return
+    with pytest.raises(InputError) as caught:
+        config.load(path, overrides)
+    assert str(caught.value).startswith(said)
 
 
 def test_a_text_among_rewards_is_a_use(path):

@@ -229,23 +229,24 @@ def plain_ratio(inputs: LossInputs) -> Tensor:
     return bounded_exp(inputs.log_prob - inputs.old_log_prob)
 
 
+def both_bounds(clip_range: float | list[float]) -> tuple[float, float]:
+    """The lower and the upper bound of a clip range, which is one number for both or a pair."""
+    return tuple(clip_range) if isinstance(clip_range, list) else (clip_range, clip_range)
+
+
 class Clipped(PolicyGradient):
     """Options of clipped objectives. `clip_range` is one bound for both sides, or [low, high]."""
 
     clip_range: ClipRange = 1e-4
     """The ratio is clipped to 1 -+ it; or [low, high]."""
 
-    @property
-    def _range(self) -> tuple[float, float]:
-        return tuple(self.clip_range) if isinstance(self.clip_range, list) else (self.clip_range, self.clip_range)
-
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        return surrogate.clip_loss(self.ratio(inputs), inputs.advantage, *self._range)
+        return surrogate.clip_loss(self.ratio(inputs), inputs.advantage, *both_bounds(self.clip_range))
 
     @override
     def clipped(self, inputs: LossInputs) -> Tensor:
-        return surrogate.clipped(self.ratio(inputs), inputs.advantage, *self._range)
+        return surrogate.clipped(self.ratio(inputs), inputs.advantage, *both_bounds(self.clip_range))
 
     def ratio(self, inputs: LossInputs) -> Tensor:
         """The ratio (E,) that is clipped."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 from typing_extensions import override
 
-from flowgrpo.flow.methods.objective import LossInputs, PolicyGradient
+from flowgrpo.flow.methods.objective import ClipRange, LossInputs, PolicyGradient, both_bounds
 from flowgrpo.schema.base import Positive
 from flowgrpo.schema.heavy import Tensor, torch
 from flowgrpo.training.surrogate import bounded_exp
@@ -33,12 +33,12 @@ class PrefixRatio(PolicyGradient):
     """
 
     name: Literal["prefix_ratio"] = "prefix_ratio"
-    clip_range: Annotated[list[Positive], Field(min_length=2, max_length=2)] = [1e-4, 2e-4]
-    """[low, high]: at a path's first trained step the log of the prefix's ratio is clipped to [-low, high]."""
+    clip_range: ClipRange = [1e-4, 2e-4]
+    """At a path's first trained step the log of the ratio is clipped to -+ it; or to -low and high, of [low, high]."""
     power: float = Field(0.5, ge=0)
     """At a path's t-th trained step the bounds are t to this power times as wide; 0: alike at all."""
-    dual: Positive | None = 2e-4
-    """Where A < 0, log ratios above this, as wide as the bounds, have no gradient (arXiv 1912.09729); null: all have."""
+    dual: Positive | None = 1.0
+    """Where A < 0, log ratios above this times the upper bound have no gradient (arXiv 1912.09729); null: all have."""
 
     @property
     @override
@@ -62,5 +62,5 @@ class PrefixRatio(PolicyGradient):
     def _bounds(self, inputs: LossInputs) -> tuple[Tensor, Tensor, Tensor]:
         """`low`, `high` and `dual` (E,) at each edge's position; where there is no dual bound it is infinite."""
         width = inputs.position.to(inputs.log_prob) ** self.power
-        low, high = self.clip_range
-        return low * width, high * width, (math.inf if self.dual is None else self.dual) * width
+        low, high = both_bounds(self.clip_range)
+        return low * width, high * width, (math.inf if self.dual is None else self.dual) * high * width

@@ -193,7 +193,7 @@ PRESETS: dict[str, PresetRow] = {
     # CTPO: arXiv 2605.07331 and its code, which are of language models that write token by token.
     # 1. What stands there for a token is a stochastic step here; tree and kernel are Flow-GRPO's.
     # 2. The bounds 0.025, 0.05 and 0.05 are of a token's log-probability; 1e-4 is Flow-GRPO's for averaged ones, and the
-    #    others are twice it.
+    #    others are twice it. The dual bound is a multiple of the upper one, 1 for its equal.
     # 3. The script weighs each sequence by the ratio, cut at 5, of what trains to the engine that samples: here one.
     # 4. A sum of log ratios above 10 stays 10 there, without gradient; here it is 20 either way.
     "ctpo": {
@@ -201,7 +201,7 @@ PRESETS: dict[str, PresetRow] = {
         "kernel": {"name": "flow_sde", "level": 0.7},
         "credit": _TERMINAL,
         "baseline": {"name": "group_mean", "std": "group", "eps": 1e-6, "ddof": 1},
-        "objective": {"name": "prefix_ratio", "clip_range": [1e-4, 2e-4], "power": 0.5, "dual": 2e-4},
+        "objective": {"name": "prefix_ratio", "clip_range": [1e-4, 2e-4], "power": 0.5, "dual": 1.0},
     },
 }
 

@@ -42,6 +42,7 @@ LEDGER = [
     ("dance_grpo", {"steps": None}, 24, 10, (240, 24 * 5, 24, 24 * 5)),
     ("dance_grpo", {"steps": [1, 4], "train_fraction": 1.0}, 24, 10, (240, 24 * 3, 24, 24 * 3)),
     ("grpo_guard", {}, 24, 10, (240, 216, 24, 216)),
+    ("ctpo", {}, 24, 10, (240, 216, 24, 216)),
     ("sage_grpo", {}, 24, 10, (240, 2 * 240, 24, 240)),
     # 4 trunks of 9 or 10 states, and 6 children of each that walk on alone: 6 x (9 + 8 + ... + 0)
     ("tempflow", {}, 24, 10, (4 * (9 + 6 * 45), 2 * 4 * 9, 4 * 6 * 9, 4 * 6 * 9)),
@@ -140,7 +141,9 @@ def axes(draw):
     kernel = draw(one(["flow_sde", "dance_sde", "cps", "ddim_sde", "manifold"]))
     tree |= {"start": draw(one(["independent", "shared"]))}
     tree |= {"last_step": "ode" if kernel in ("cps", "ddim_sde") else draw(one(["ode", "sde"]))}
-    objective = {"name": draw(one(["clip", "normalised_ratio", "soft_gate"])), "kl": {"beta": draw(one([0.0, 0.1]))}}
+    thinned = (tree.get("prune") or {}).get("rule") == "depth"  # paths without some of their steps
+    names = ["clip", "normalised_ratio", "soft_gate", *([] if thinned else ["prefix_ratio"])]
+    objective = {"name": draw(one(names)), "kl": {"beta": draw(one([0.0, 0.1]))}}
     objective |= {"step_weights": draw(one(["none", "noise_aware", "equalised"]))}
     baseline = draw(one(["group_mean", "leave_one_out"]))
     kernel = {"name": kernel, "log_prob": "mean"}  # what some of the words below need

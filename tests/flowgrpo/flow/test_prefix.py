@@ -14,7 +14,7 @@ from samplers.kernels import log_prob
 from samplers.plans import branch, chain
 from samplers.trees import edge_transition, pruned
 
-PREFIX = {"name": "prefix_ratio", "clip_range": [0.05, 0.1], "dual": 0.15}
+PREFIX = {"name": "prefix_ratio", "clip_range": [0.05, 0.1], "dual": 1.5}
 PLAIN = {"name": "clip", "clip_range": [0.99, 99.0], "step_weights": "none", "kl": {"beta": 0.0}}
 PRESETS = {
     "chain": "flow_grpo",
@@ -73,11 +73,11 @@ def by_hand(run, credited, part=0):
         path = [above for above in tree.ancestry(node) if above in log_ratios]
         assert path[0] == node
         exponent = sum(log_ratios[above].detach() for above in path) + own - own.detach()
-        low, high, dual = (bound * len(path) ** objective.power for bound in (*objective.clip_range, objective.dual))
+        low, high = (bound * len(path) ** objective.power for bound in objective.clip_range)
         advantage = float(credited.of_edges(torch.tensor([node])))
         bounded = exponent.clamp(-low, high)
         value = torch.maximum(-advantage * exponent.exp(), -advantage * bounded.exp())
-        if advantage < 0 and exponent > dual:
+        if advantage < 0 and exponent > objective.dual * high:
             value = value.detach()
         weight = float(credited.units.to_edges(credited.units.weight)[node])
         loss, total = loss + weight * value, total + weight
@@ -108,7 +108,7 @@ def test_gradients_are_those_of_paths_by_hand(tmp_path, tree, micro_batch):
 @pytest.mark.parametrize("tree", ["chain", "window", "branch", "twigs"])
 def test_a_prefix_is_another_ratio_than_the_step_s_own(tmp_path, tree):
     """The gradients above would not show it if paths were of one trained step."""
-    wide = {**PREFIX, "clip_range": [9.0, 9.0], "dual": 9.0}
+    wide = {**PREFIX, "clip_range": [9.0, 9.0]}
     found = []
     for objective in (wide, PLAIN):
         run = begun(tmp_path / objective["name"], PRESETS[tree], objective)
@@ -154,7 +154,7 @@ def test_the_second_optimizer_step_has_paths_under_the_weights_of_the_first(tmp_
 @pytest.mark.parametrize("tree", PRESETS)
 def test_ratios_are_exactly_1_before_the_first_update(tmp_path, tree):
     """So that the loss is -A and nothing is clipped, whatever the bounds."""
-    narrow = {**PREFIX, "clip_range": [1e-9, 1e-9], "dual": 1e-9}
+    narrow = {**PREFIX, "clip_range": 1e-9}
     run = begun(tmp_path, PRESETS[tree], narrow, train__iterations=1, train__updates=1)
     run.run()
     (told,) = lines(run)

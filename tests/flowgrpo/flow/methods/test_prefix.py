@@ -9,6 +9,7 @@ from flowgrpo.flow.methods.objective import Clip, LossInputs
 from flowgrpo.flow.methods.prefix import PrefixRatio, prefix_log_ratio
 
 LOW, HIGH, DUAL = 0.1, 0.2, 0.3
+BOUNDED = PrefixRatio(clip_range=[LOW, HIGH], dual=DUAL / HIGH)
 
 
 def case(own, earlier, position, advantage):
@@ -58,7 +59,7 @@ def told(objective, *edge):
 def test_the_path_s_ratio_is_clipped_by_bounds_that_grow_as_the_root_of_its_steps(
     own, earlier, position, advantage, log_value, moves
 ):
-    loss, slope, clipped = told(PrefixRatio(clip_range=[LOW, HIGH], dual=DUAL), own, earlier, position, advantage)
+    loss, slope, clipped = told(BOUNDED, own, earlier, position, advantage)
     value = -advantage * math.exp(log_value)
     assert loss == pytest.approx(value)
     assert slope == pytest.approx(value if moves else 0.0)
