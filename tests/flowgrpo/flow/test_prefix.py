@@ -2,17 +2,25 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import field
+import numpy as np
 import pytest
 import torch
 from field import credit, lines, nearness, settings, step_in_place, weights_of
 from grown import SDE, Field, batch, grown
 
+from flowgrpo.flow.methods.objective import Clip
+from flowgrpo.flow.methods.prefix import PrefixRatio
+from flowgrpo.flow.pipeline.field import FieldPolicy
 from flowgrpo.flow.prefix import PathRatios
-from samplers.kernels import log_prob
+from flowgrpo.flow.update import Credited, update_part
+from flowgrpo.training.baseline import Units
+from flowgrpo.training.weights import Weights
+from samplers.kernels import Kernel, log_prob, transition
 from samplers.plans import branch, chain
-from samplers.trees import edge_transition, pruned
+from samplers.trees import Root, edge_transition, grow, pruned
 
 PREFIX = {"name": "prefix_ratio", "clip_range": [0.05, 0.1], "dual": 1.5}
 PLAIN = {"name": "clip", "clip_range": [0.99, 99.0], "step_weights": "none", "kl": {"beta": 0.0}}
@@ -218,3 +226,99 @@ def test_a_step_that_left_the_update_is_not_in_the_paths_below_it():
     below = next(i for i, node in enumerate(tree.nodes) if node.parent == left)
     assert (earlier[below], position[below]) == (1.0, 2)
     assert math.isclose(sum(earlier.values()), 6 * (0 + 1 + 2) - 2)
+
+
+KERNEL = Kernel("dance_sde", 0.8)
+TIMES = (1.0, 0.6, 0.3, 0.0)
+BEFORE = torch.tensor([-2.0, -1.0, -1.5], dtype=torch.float64)  # velocities of the steps, whatever the state
+SINCE = torch.tensor([-2.6, -1.8, -2.0], dtype=torch.float64)
+POINTS = 10  # of a quadrature over the noise of a step
+
+
+class Shifts(torch.nn.Module):
+    """A velocity for each step, the same at all states."""
+
+    def __init__(self):
+        super().__init__()
+        self.velocity = torch.nn.Parameter(BEFORE.float())
+
+    def forward(self, x, sigma, rows):
+        step = [abs(time - float(sigma[0])) < 1e-6 for time in TIMES].index(True)
+        return self.velocity[step].expand_as(x)
+
+
+def mean_end(velocity):
+    """Mean of the end of a path that starts at 0: every step is affine in state and velocity."""
+    mean = torch.zeros((), dtype=torch.float64)
+    for step, times in enumerate(pairwise(TIMES)):
+        by = [
+            transition(KERNEL, (torch.tensor([[x]]),), (torch.tensor([[v]]),), *times, TIMES[1])[0][0].item()
+            for x, v in ((1.0, 0.0), (0.0, 1.0))
+        ]
+        mean = by[0] * mean + by[1] * velocity[step]
+    return mean
+
+
+def slopes(reached):
+    """Derivative of E[x^2] = mean^2 + const in the velocity of each step t, at the velocities reached(t) of all."""
+    found = []
+    for step in range(3):
+        velocity = reached(step).clone().requires_grad_()
+        found.append(torch.autograd.grad(mean_end(velocity) ** 2, velocity)[0][step])
+    return torch.stack(found).float()
+
+
+def test_in_expectation_a_gradient_is_that_of_the_new_path_to_its_step_and_the_old_one_after_it():
+    """In closed form, for the reward x^2 of Gaussian paths; the ratio of a step alone has the old path before it, too."""
+    nodes, masses = np.polynomial.hermite_e.hermegauss(POINTS)
+    masses = masses / masses.sum()
+    digits = [np.unravel_index(i, (POINTS,) * 3) for i in range(POINTS**3)]
+    policy = FieldPolicy(Shifts(), (1,), TIMES)
+    weights = Weights(policy.modules, None)
+    (velocity,) = weights.parameters
+    with torch.no_grad():
+        tree = grow(
+            chain([KERNEL] * 3, range(3), range(3)),
+            TIMES,
+            [Root(0, i, None) for i in range(len(digits))],
+            (torch.zeros(len(digits), 1),),
+            policy.velocity,
+            lambda shape, group, path, step, component: torch.full(shape, nodes[digits[path[0]][step]]),
+            len(digits),
+        )
+        velocity.copy_(SINCE)
+    of_edge = torch.full((len(tree.nodes),), -1)
+    for unit, leaf in enumerate(tree.leaves):
+        of_edge[tree.ancestry(leaf)] = unit
+    mass = torch.tensor([masses[list(own)].prod() for own in digits])
+    nothing = torch.zeros(len(digits), 1)
+    credited = Credited(
+        tree=tree,
+        units=Units(nothing, nothing, mass, of_edge, root=nothing[:, 0]),
+        advantages=tree.samples[0][:, 0] ** 2,
+        step_weights=dict.fromkeys(tree.trained_steps, 1.0),
+        beta=0.0,
+        group_weight=torch.ones(len(digits)),
+    )
+
+    def slope(objective):
+        update_part(
+            policy,
+            credited,
+            0,
+            weights=weights,
+            optimizer=torch.optim.SGD([velocity], lr=0.0),
+            scaler=torch.amp.GradScaler("cpu", enabled=False),
+            objective=objective,
+            max_grad_norm=math.inf,
+            sum_shares=lambda x: x,
+            sum_processes=lambda x: x,
+        )
+        return -3 * velocity.grad.clone()  # the loss is the mean over the three edges of a path
+
+    index = torch.arange(3)
+    paths = slopes(lambda step: torch.where(index <= step, SINCE, BEFORE))
+    alone = slopes(lambda step: torch.where(index == step, SINCE, BEFORE))
+    torch.testing.assert_close(slope(PrefixRatio(clip_range=50.0)), paths, rtol=5e-3, atol=0)
+    torch.testing.assert_close(slope(Clip(clip_range=1e9)), alone, rtol=5e-3, atol=0)
+    assert (paths[1:] / alone[1:] > 1.05).all()
