@@ -100,18 +100,28 @@ class Algorithm(Strict):
                 "algorithm.objective.step_weights: noise_aware takes back a 1 / std that constant_free has not; take "
                 "equalised, or algorithm.kernel.log_prob=mean"
             )
-        pruning = getattr(self.tree, "prune", None)
-        if self.objective.needs_prefix and pruning is not None and pruning.rule == "depth":
+        if self.objective.needs_prefix:
+            self._check_prefix()
+        return self
+
+    def _check_prefix(self) -> None:
+        """Refuse what makes no sum over the steps of a path, where the objective's ratios are those of paths."""
+        objective, pruning = self.objective.name, getattr(self.tree, "prune", None)
+        if self.kernel.log_prob == "constant_free":
+            raise InputError(
+                f"algorithm.kernel.log_prob: {objective} sums log ratios over steps, from each of which constant_free "
+                "leaves out another 1 / std^2; take mean or sum"
+            )
+        if pruning is not None and pruning.rule == "depth":
             raise InputError(
                 f"algorithm.tree.prune.rule: depth takes steps out of the paths that {objective} needs whole; take "
                 "parent_top1 or extremes, which take their ends"
             )
-        if self.objective.needs_prefix and self.baseline.drop_zero and self.credit.name != "terminal":
+        if self.baseline.drop_zero and self.credit.name != "terminal":
             raise InputError(
                 f"algorithm.baseline.drop_zero: by {self.credit.name} single steps leave the update, of paths that "
                 f"{objective} needs whole; take false"
             )
-        return self
 
 
 class Draft(Strict):

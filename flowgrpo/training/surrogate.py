@@ -12,6 +12,11 @@ def bounded_exp(log_ratio: Tensor) -> Tensor:
     return torch.exp(log_ratio.clamp(-LIMIT, LIMIT))
 
 
+def both_bounds(clip_range: float | list[float]) -> tuple[float, float]:
+    """The lower and the upper bound of a clip range, which is one number for both or a pair."""
+    return tuple(clip_range) if isinstance(clip_range, list) else (clip_range, clip_range)
+
+
 def clip_loss(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
     """PPO's loss (E,): max(-A r, -A clip(r, 1 - low, 1 + high)).
 

@@ -78,6 +78,10 @@ def path(tmp_path):
             "algorithm.baseline.drop_zero: by depthwise single steps leave the update, of paths that prefix_ratio needs",
         ),
         (
+            "algorithm={preset: ctpo, kernel: cps}",
+            "algorithm.kernel.log_prob: prefix_ratio sums log ratios over steps, from each of which constant_free leaves",
+        ),
+        (
             "algorithm={preset: ctpo, objective: {power: -0.5}}",
             "algorithm.objective.power: -0.5 is wrong, input should be greater than or equal to 0",
         ),

@@ -16,7 +16,7 @@ from flowgrpo.schema.base import Choice, Positive, Strict
 from flowgrpo.schema.heavy import Tensor, torch
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.training import surrogate
-from flowgrpo.training.surrogate import bounded_exp
+from flowgrpo.training.surrogate import both_bounds, bounded_exp
 
 if TYPE_CHECKING:
     from samplers import kernels
@@ -43,7 +43,7 @@ class LossInputs:
         old_mean: of the step as the rollout recorded it; None if the objective asks for none.
         reference_mean, reference_velocity: the same under the reference; None without a divergence.
         earlier: (E,) sum of the log ratios of the trained steps before each edge on its path, without gradient.
-        position: (E,) int64, the how-manieth trained step of its path each edge is, from 1. None, and `earlier` too, if the
+        position: (E,) int64, which of the trained steps of its path each edge is, from 1. None, and `earlier` too, if the
             objective does not ask for its prefix.
     """
 
@@ -227,11 +227,6 @@ class PolicyGradient(Choice):
 def plain_ratio(inputs: LossInputs) -> Tensor:
     """exp(log_prob - old_log_prob) (E,): how much likelier the policy has made the step."""
     return bounded_exp(inputs.log_prob - inputs.old_log_prob)
-
-
-def both_bounds(clip_range: float | list[float]) -> tuple[float, float]:
-    """The lower and the upper bound of a clip range, which is one number for both or a pair."""
-    return tuple(clip_range) if isinstance(clip_range, list) else (clip_range, clip_range)
 
 
 class Clipped(PolicyGradient):

@@ -8,10 +8,10 @@ from typing import Literal
 from pydantic import Field
 from typing_extensions import override
 
-from flowgrpo.flow.methods.objective import ClipRange, LossInputs, PolicyGradient, both_bounds
+from flowgrpo.flow.methods.objective import ClipRange, LossInputs, PolicyGradient
 from flowgrpo.schema.base import Positive
 from flowgrpo.schema.heavy import Tensor, torch
-from flowgrpo.training.surrogate import bounded_exp
+from flowgrpo.training.surrogate import both_bounds, bounded_exp
 
 
 def prefix_log_ratio(inputs: LossInputs) -> Tensor:

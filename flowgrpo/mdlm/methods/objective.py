@@ -17,7 +17,7 @@ from typing_extensions import override
 from flowgrpo.mdlm.methods.views import Views
 from flowgrpo.schema.base import Choice, Positive, Rate, Strict
 from flowgrpo.schema.heavy import Tensor, torch
-from flowgrpo.training.surrogate import LIMIT, bounded_exp, clip_loss, clipped, soft_gate_loss
+from flowgrpo.training.surrogate import LIMIT, both_bounds, bounded_exp, clip_loss, clipped, soft_gate_loss
 
 Pair = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 
@@ -169,7 +169,7 @@ class Ratio(Objective):
 
     @property
     def _range(self) -> tuple[float, float]:
-        return tuple(self.clip_range) if isinstance(self.clip_range, list) else (self.clip_range, self.clip_range)
+        return both_bounds(self.clip_range)
 
     def ratio_loss(self, ratio: Tensor, advantage: Tensor) -> Tensor:
         """The loss of each ratio, in its shape."""
