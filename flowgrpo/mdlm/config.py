@@ -12,6 +12,7 @@ from flowgrpo.mdlm.decoding.attention import Attention
 from flowgrpo.mdlm.methods import CHOICES
 from flowgrpo.mdlm.methods.decoder import Decoding
 from flowgrpo.mdlm.methods.objective import Ratio
+from flowgrpo.mdlm.methods.prefix import ORDERED, PrefixRatio
 from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
@@ -119,6 +120,11 @@ class TextAlgorithm(Strict):
             raise InputError("algorithm.hints: they do not go with a learned schedule, take none")
         if self.likelihood.name == "trajectory" and self.hints.name != "none":
             raise InputError("algorithm.hints: a given token was committed at no step of a trajectory, take none")
+        if isinstance(self.objective, PrefixRatio) and self.likelihood.name not in ORDERED:
+            raise InputError(
+                "algorithm.likelihood: prefix_ratio needs the order in which tokens are written, which "
+                f"{self.likelihood.name} does not follow; take {' or '.join(ORDERED)}"
+            )
         if self.schedule.name == "learned" and not isinstance(self.objective, Ratio):
             raise InputError("algorithm.schedule: its loss is one of a ratio, take token_ratio or sequence_ratio")
         return self

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 from pydantic import Field
@@ -10,8 +9,8 @@ from typing_extensions import override
 
 from flowgrpo.flow.methods.objective import ClipRange, LossInputs, PolicyGradient
 from flowgrpo.schema.base import Positive
-from flowgrpo.schema.heavy import Tensor, torch
-from flowgrpo.training.surrogate import both_bounds, bounded_exp
+from flowgrpo.schema.heavy import Tensor
+from flowgrpo.training.surrogate import path_bounds, path_clip_loss, path_clipped
 
 
 def prefix_log_ratio(inputs: LossInputs) -> Tensor:
@@ -27,9 +26,7 @@ class PrefixRatio(PolicyGradient):
     """CTPO: the ratio of an edge is that of its prefix, clipped in log space by bounds that grow along the path.
 
     A ratio of one step supposes that the policy of the rollout and the present one visit the same states, which they do not
-    where rollouts are stale; the prefix has the ratio of the states, too. At the t-th trained step of a path log ratios are
-    clipped to [-low t^power, high t^power]: a sum of t independent terms spreads as t^0.5. The loss is PPO's maximum of
-    -A r and -A times the clipped r, with the bound of dual clips, written as one clip of log r for either sign of A.
+    where rollouts are stale; the prefix has the ratio of the states, too.
     """
 
     name: Literal["prefix_ratio"] = "prefix_ratio"
@@ -47,20 +44,12 @@ class PrefixRatio(PolicyGradient):
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        low, high, dual = self._bounds(inputs)
-        log_ratio, advantage = prefix_log_ratio(inputs), inputs.advantage
-        limited = torch.where(advantage > 0, log_ratio.clamp(max=high), log_ratio.clamp(-low, dual))
-        return -advantage * bounded_exp(limited)
+        return path_clip_loss(prefix_log_ratio(inputs), inputs.advantage, self._bounds(inputs))
 
     @override
     def clipped(self, inputs: LossInputs) -> Tensor:
-        low, high, dual = self._bounds(inputs)
-        log_ratio, advantage = prefix_log_ratio(inputs), inputs.advantage
-        bad = (log_ratio < -low) | (log_ratio > dual)
-        return torch.where(advantage > 0, log_ratio > high, bad) & (advantage != 0)
+        return path_clipped(prefix_log_ratio(inputs), inputs.advantage, self._bounds(inputs))
 
     def _bounds(self, inputs: LossInputs) -> tuple[Tensor, Tensor, Tensor]:
-        """`low`, `high` and `dual` (E,) at each edge's position; where there is no dual bound it is infinite."""
-        width = inputs.position.to(inputs.log_prob) ** self.power
-        low, high = both_bounds(self.clip_range)
-        return low * width, high * width, (math.inf if self.dual is None else self.dual) * high * width
+        """Bounds (E,) of the log ratio at each edge's position, see `path_bounds`."""
+        return path_bounds(inputs.position.to(inputs.log_prob), self.clip_range, power=self.power, dual=self.dual)

@@ -25,6 +25,7 @@ from flowgrpo.mdlm.methods.likelihood import (
     Trajectory,
 )
 from flowgrpo.mdlm.methods.objective import LinearBound, Sandwich, SequenceRatio, TokenRatio
+from flowgrpo.mdlm.methods.prefix import PrefixRatio
 from flowgrpo.mdlm.methods.schedule import LearnedSchedule, Unscheduled
 from flowgrpo.schema.base import Choice, named
 from flowgrpo.training.baseline import BASELINES
@@ -35,6 +36,6 @@ CHOICES: dict[str, dict[str, type[Choice]]] = {
     "hints": named(NoHints, Inpainting),
     "likelihood": named(OneStep, Coupled, MonteCarlo, Quadrature, Autoregressive, Trajectory, Blocks),
     "baseline": BASELINES,
-    "objective": named(TokenRatio, SequenceRatio, LinearBound, Sandwich),
+    "objective": named(TokenRatio, SequenceRatio, PrefixRatio, LinearBound, Sandwich),
     "aggregation": dict.fromkeys(AGGREGATIONS, Aggregation),
 }

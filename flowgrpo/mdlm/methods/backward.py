@@ -77,6 +77,7 @@ def backward(
         advantage=advantage,
         token_weight=token_weight,
         active_views=everything,
+        order=views.first,
     )
     loss, found = 0.0, []
     for group in calls(views, micro_batch):

@@ -36,6 +36,7 @@ class LossInputs:
         advantage: (B,)
         token_weight: (B, L) of the aggregation.
         active_views: (n, B) bool, which views of each answer the loss is of.
+        order: (B, L) int64, the step at which each token was written, `Views.first`, where views follow the steps.
     """
 
     new: Tensor | None
@@ -47,6 +48,7 @@ class LossInputs:
     advantage: Tensor
     token_weight: Tensor
     active_views: Tensor
+    order: Tensor
 
     @property
     def active_weight(self) -> Tensor:
@@ -70,6 +72,7 @@ class LossInputs:
             advantage=self.advantage[rows],
             token_weight=self.token_weight[rows],
             active_views=self.active_views[:, rows],
+            order=self.order[rows],
         )
 
     def at(self, new: Tensor, active_views: Tensor) -> LossInputs:

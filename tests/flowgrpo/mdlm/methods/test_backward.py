@@ -14,6 +14,7 @@ from flowgrpo.mdlm.methods.objective import (
     SequenceRatio,
     TokenRatio,
 )
+from flowgrpo.mdlm.methods.prefix import PrefixRatio
 from flowgrpo.training.saved_tensors import SavedTensorMeter
 
 OBJECTIVES = {
@@ -21,6 +22,7 @@ OBJECTIVES = {
     "token, pulled as a sequence": TokenRatio(gate=[1.0, 1.05], kl=Divergence(beta=0.1, form="k2", level="sequence")),
     "sequence": SequenceRatio(clip_range=[0.2, 0.3], kl=Divergence(beta=0.1, form="k2", level="sequence")),
     "unnormalised": SequenceRatio(gate=[1.0, 1.05], normalised=False),
+    "prefix": PrefixRatio(clip_range=[0.2, 0.3], kl=Divergence(beta=0.1)),
     "bound": LinearBound(),
     "sandwich": Sandwich(),
 }
@@ -55,6 +57,7 @@ def by_hand(toy, given, chosen, objective, weights, old, reference):
         advantage=ADVANTAGE,
         token_weight=weights,
         active_views=torch.ones(chosen.weight.shape[:2], dtype=torch.bool),
+        order=chosen.first,
     )
     loss = objective.loss(terms)
     return loss.item(), torch.autograd.grad(loss, list(toy.parameters()))

@@ -39,6 +39,7 @@ def terms(gap, advantage, share=None, weight=None, reference=None):
         advantage=torch.tensor(advantage, dtype=torch.float64),
         token_weight=torch.full(gap.shape[1:], 1 / gap[0].numel(), dtype=torch.float64),
         active_views=torch.ones(gap.shape[:2], dtype=torch.bool),
+        order=(weight > 0).int().argmax(0),
     )
 
 

@@ -78,6 +78,7 @@ def test_the_bounds_of_a_sandwich_are_those_of_the_released_code():
         advantage=torch.ones(5),
         token_weight=torch.ones(given.scored.shape),
         active_views=torch.ones(2, 5, dtype=torch.bool),
+        order=chosen.first,
     )
     lower, upper = Sandwich(beta=1.5).bounds(terms)
     for row in range(5):
