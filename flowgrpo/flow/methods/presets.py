@@ -194,7 +194,8 @@ PRESETS: dict[str, PresetRow] = {
     # 1. What stands there for a token is a stochastic step here; tree and kernel are Flow-GRPO's.
     # 2. The bounds 0.025, 0.05 and 0.05 are of a token's log-probability; 1e-4 is Flow-GRPO's for averaged ones, and the
     #    others are twice it. The dual bound is a multiple of the upper one, 1 for its equal.
-    # 3. The script weighs each sequence by the ratio, cut at 5, of what trains to the engine that samples: here one.
+    # 3. The script weighs each sequence by its ratio, cut at 5, to the policy of the engine that sampled it; here the steps
+    #    of an engine (run.engine) are weighed each by itself.
     # 4. A sum of log ratios above 10 stays 10 there, without gradient; here it is 20 either way.
     "ctpo": {
         "tree": {"name": "chain"},
