@@ -5,9 +5,12 @@ import os
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from contextlib import contextmanager
 
 import forked
+import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 CALL = {"num_inference_steps": 4, "guidance_scale": 1.0, "height": 16, "width": 16, "max_sequence_length": 1}
@@ -19,7 +22,22 @@ def metrics(folder, phase="train"):
 
 
 def weights(folder, step):
-    return load_file(folder / "checkpoints" / f"step-{step:06d}" / "weights.safetensors")
+    checkpoint = folder / "checkpoints" / f"step-{step:06d}"
+    if any(checkpoint.glob("shard-*")):
+        every = from_shards(checkpoint)
+        return {name.removeprefix("weights."): t for name, t in every.items() if name.startswith("weights.")}
+    return load_file(checkpoint / "weights.safetensors")
+
+
+def from_shards(checkpoint):
+    """What lies in shards, put together by what the headers of the files say of their parts."""
+    parts = defaultdict(list)
+    for path in checkpoint.glob("shard-*.safetensors"):
+        with safe_open(path, "pt") as file:
+            said = json.loads(file.metadata()["DCP_SHARDING_INFO"])
+            for name in file.keys():  # noqa: SIM118, it is not a mapping
+                parts[name].append((said[name]["saved_offsets"], file.get_tensor(name)))
+    return {name: torch.cat([part for _, part in sorted(own, key=lambda each: each[0])]) for name, own in parts.items()}
 
 
 def background(*arguments, **environment):

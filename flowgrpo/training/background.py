@@ -22,8 +22,8 @@ class Background:
         self._jobs: deque[Future[None]] = deque()
         self._failed = False
 
-    def submit(self, job: Callable[[], object]) -> None:
-        """Run a job after those given before.
+    def submit(self, job: Callable[[], object]) -> Future[None]:
+        """Run a job after those given before; returns what `wait` can wait for.
 
         Raises:
             Exception: what an earlier one raised.
@@ -31,14 +31,18 @@ class Background:
         while self._jobs and self._jobs[0].done():
             self._jobs.popleft().result()
         self._jobs.append(self._pool.submit(self._run, job))
+        return self._jobs[-1]
 
-    def wait(self) -> None:
+    def wait(self, last: Future[None] | None = None) -> None:
         """Wait until all jobs are done.
+
+        Args:
+            last: that is waited for, if not all of them are.
 
         Raises:
             Exception: what one of them raised; it is raised once.
         """
-        while self._jobs:
+        while self._jobs and (last is None or last in self._jobs):
             self._jobs.popleft().result()
 
     def __enter__(self) -> Background:

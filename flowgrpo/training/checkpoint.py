@@ -1,9 +1,9 @@
-"""Checkpoints: complete or absent, and enough to go on as if nothing had happened.
+"""Checkpoints: complete or absent, and enough to go on as if nothing had happened. `snapshot` writes them.
 
 A checkpoint is a folder `step-000010` with `weights.safetensors` (trained tensors and their average), `optimizer.pt` (with
 the loss scaler), `random.pt` (the global generators, which only plug-ins use), where rollouts are behind (`run.staleness`)
-`versions.safetensors` with the weights of the iterations before, and `state.json` with a digest of each. It is written under
-a temporary name and renamed.
+`versions.safetensors` with the weights of the iterations before, and `state.json` with a digest of each. Where the trained
+tensors lie in shards, those of all processes are in `shard-*.safetensors` instead, and the optimizer's moments with them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import shutil
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -23,122 +23,41 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
-from flowgrpo.training import digests, optimizers, random_states
+from flowgrpo.training import digests, optimizers, random_states, shards
 from flowgrpo.training.report import is_number
 from flowgrpo.training.versions import Versions
-from flowgrpo.training.weights import Weights, gathered
+from flowgrpo.training.weights import AVERAGE, REFERENCE, Weights, local, placed_as
 from rewards.memory import is_out_of_memory
 
+WHOLE = "weights.safetensors"
 VERSIONS = "versions.safetensors"
+# What the names of tensors in shards begin with: the trained ones as `Weights.tensors` names them, moments by the number of
+# their parameter, and older versions by their iteration.
+WEIGHTS, MOMENTS, OLDER = "weights.", "moments.", "versions."
 TAKE_AWAY = "; take it away to go on from the one before"
 
 
-def save(
-    folder: Path,
-    step: int,
-    *,
-    weights: Weights,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-    random_states: list,
-    beta: float,
-    prompt_stats: dict[str, Any],
-    versions: Versions | None = None,
-    keep: int,
-    sound: bool = True,
-    writes: bool = True,
-) -> Path:
-    """Write the checkpoint of `step` and delete all but the last `keep`, and but the last `keep` that are sound.
-
-    So a run that diverges does not push out the checkpoints from before it did.
-
-    Args:
-        folder: the run's `checkpoints`.
-        random_states: `random_states.random_state()` of every process.
-        beta: coefficient of the divergence, which may adapt.
-        prompt_stats: what is remembered of each prompt, as JSON; `history` in the file.
-        versions: by which later iterations are rolled out.
-        sound: whether the weights can be trusted, see `flowgrpo.training.idle`.
-        writes: whether this is the process that writes; the others only give their shards of the weights.
-    """
-    target = _place(folder, step)
-    tensors = _whole(weights.tensors(), keep=writes)
-    moments = _whole(optimizers.state_of(optimizer), keep=writes)
-    older = _whole({} if versions is None else versions.tensors(), keep=writes)
-    if not writes:
-        return target
-    for leftover in folder.glob(".step-*"):
-        shutil.rmtree(leftover)
-    partial = folder / f".{target.name}.partial"
-    partial.mkdir(parents=True)
-    older_stats = {} if versions is None else {str(i): version.prompt_stats for i, version in versions.kept.items()}
-    state = {"step": step, "updates": weights.updates, "beta": beta, "history": prompt_stats, "sound": sound}
-    try:
-        save_file({name: t.contiguous() for name, t in tensors.items()}, partial / "weights.safetensors")
-        if older:
-            flat = {
-                f"{iteration}.{name}": t.contiguous() for iteration, own in older.items() for name, t in own.items()
-            }
-            save_file(flat, partial / VERSIONS, metadata={"prompt_stats": json.dumps(older_stats)})
-        _write(partial / "optimizer.pt", {"optimizer": moments, "scaler": scaler.state_dict()})
-        _write(partial / "random.pt", random_states)
-        (partial / digests.STATE).write_text(digests.sealed(state, partial))
-        for path in (*partial.iterdir(), partial):
-            _flush(path)
-    except BaseException:  # of a full disk, above all: what is half written takes the room that others need
-        shutil.rmtree(partial)
-        raise
-    if target.exists():
-        _delete(target)
-    os.replace(partial, target)
-    _flush(folder)
-    every = steps(folder)
-    kept = {*every[-keep:], *[old for old in every if _is_sound(_place(folder, old))][-keep:]}
-    for old in every:
-        if old not in kept:
-            _delete(_place(folder, old))
-    return target
-
-
-def _write(path: Path, content: Any) -> None:
-    with path.open("wb") as file:  # of a path, torch would not say why it cannot write
-        torch.save(content, file)
-
-
-def _whole(value: Any, *, keep: bool) -> Any:
-    """A nest of values with its tensors whole and on the host; all processes gather them together, one after the other.
-
-    Args:
-        keep: whether this process writes them; the others get None in their place.
-    """
-    if isinstance(value, Mapping):
-        return {key: _whole(each, keep=keep) for key, each in value.items()}
-    if not isinstance(value, torch.Tensor):
-        return value
-    found = gathered(value.detach())
-    return found.cpu() if keep else None
-
-
-def _is_sound(checkpoint: Path) -> bool:
+def is_sound(checkpoint: Path) -> bool:
+    """Whether the weights of a checkpoint can be trusted, see `flowgrpo.training.idle`; those of a damaged one cannot."""
     try:
         return _state(checkpoint).get("sound", True)
     except InputError:
         return False
 
 
-def _delete(checkpoint: Path) -> None:
+def delete(checkpoint: Path) -> None:
     """Delete a checkpoint, renamed first, so that half of it is never taken for a whole one."""
     hidden = checkpoint.with_name(f".{checkpoint.name}.old")
     os.replace(checkpoint, hidden)
     shutil.rmtree(hidden)
 
 
-def _place(folder: Path, step: int) -> Path:
+def place_of(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step is."""
     return folder / f"step-{step:06d}"
 
 
@@ -159,7 +78,7 @@ def find(folder: Path, step: int | None = None) -> Path:
         raise InputError(f"{folder}: there is no checkpoint")
     if step is not None and step not in known:
         raise InputError(f"{folder}: there is no checkpoint of step {step}, there are {', '.join(map(str, known))}")
-    return _place(folder, known[-1] if step is None else step)
+    return place_of(folder, known[-1] if step is None else step)
 
 
 @dataclass(frozen=True)
@@ -183,7 +102,7 @@ def chosen(folder: Path) -> Choice:
     """
     damaged, unsound = [], None
     for step in reversed(steps(folder)):
-        place = _place(folder, step)
+        place = place_of(folder, step)
         problem = _problem(place, _stamp(place))
         if problem is not None:
             damaged.append(problem)
@@ -208,7 +127,7 @@ def resumed(folder: Path) -> int | None:
 def latest(folder: Path) -> int | None:
     """The step of the latest sound checkpoint, or of the latest if none is, or None, as far as their states tell."""
     known = steps(folder)
-    return next((step for step in reversed(known) if _is_sound(_place(folder, step))), known[-1] if known else None)
+    return next((step for step in reversed(known) if is_sound(place_of(folder, step))), known[-1] if known else None)
 
 
 def rest(folder: Path, done: int) -> str:
@@ -247,7 +166,7 @@ def forget_after(folder: Path, step: int) -> None:
     """Delete the checkpoints of later steps."""
     for known in steps(folder):
         if known > step:
-            _delete(_place(folder, known))
+            delete(place_of(folder, known))
 
 
 def check(checkpoint: Path) -> None:
@@ -261,7 +180,8 @@ def check(checkpoint: Path) -> None:
     state = _state(checkpoint)
     with _told(checkpoint):
         digests.check_files(checkpoint, state)
-        check_tensors(checkpoint / "weights.safetensors")
+        for file in shards.files(checkpoint) or [checkpoint / WHOLE]:
+            check_tensors(file)
         if (checkpoint / VERSIONS).exists():
             check_tensors(checkpoint / VERSIONS)
         for name in ("optimizer.pt", "random.pt"):
@@ -292,11 +212,54 @@ def load_weights(checkpoint: Path, weights: Weights) -> int:
     """
     state = _state(checkpoint)
     with _told(checkpoint):
-        tensors = load_file(checkpoint / "weights.safetensors")
-        if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
-            raise ValueError("its tensors are not finite, the run has diverged")
-        weights.load(tensors, state["updates"])
+        _read_weights(checkpoint, weights.tensors(), _shapes(checkpoint))
+        weights.updates = state["updates"]
     return state["step"]
+
+
+def load_averaged(checkpoint: Path, weights: Weights) -> int:
+    """Put what evaluation used, the average where one is kept, in the place of the trained tensors; returns the step.
+
+    Raises:
+        InputError: they cannot be read, are of another run, or are not finite.
+    """
+    state = _state(checkpoint)
+    with _told(checkpoint):
+        written = _shapes(checkpoint)
+        kind = AVERAGE if any(name.startswith(AVERAGE) for name in written) else ""
+        others = tuple({AVERAGE, REFERENCE} - {kind})
+        used = {name: shape for name, shape in written.items() if name.startswith(kind) and not name.startswith(others)}
+        _read_weights(checkpoint, {f"{kind}{name}": p.detach() for name, p in weights.named.items()}, used)
+    return state["step"]
+
+
+def _shapes(checkpoint: Path) -> dict[str, torch.Size]:
+    """The shapes of the tensors that `Weights.tensors` named."""
+    if shards.files(checkpoint):
+        every = shards.shapes(checkpoint)
+        return {name.removeprefix(WEIGHTS): shape for name, shape in every.items() if name.startswith(WEIGHTS)}
+    with safe_open(checkpoint / WHOLE, "pt") as file:
+        return {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
+@torch.no_grad()
+def _read_weights(checkpoint: Path, tensors: Mapping[str, torch.Tensor], written: Mapping[str, torch.Size]) -> None:
+    """Read weights into their tensors, one after the other, so that no second copy of a model is in memory.
+
+    Args:
+        tensors: that are to be read, by name.
+        written: the shapes of those that there should be.
+    """
+    if {name: tensor.shape for name, tensor in tensors.items()} != written:
+        raise InputError("the checkpoint's weights are not of this model and LoRA configuration")
+    if shards.files(checkpoint):
+        shards.read(checkpoint, {f"{WEIGHTS}{name}": tensor for name, tensor in tensors.items()})
+    else:
+        with safe_open(checkpoint / WHOLE, "pt") as file:
+            for name, tensor in tensors.items():
+                tensor.copy_(placed_as(file.get_tensor(name), tensor))
+    if not all(bool(local(tensor).isfinite().all()) for tensor in tensors.values()):
+        raise ValueError("its tensors are not finite, the run has diverged")
 
 
 def load(
@@ -320,10 +283,13 @@ def load(
     with _told(checkpoint):
         # Each process keeps its part of a tensor in shards, so it need not have read the whole file.
         saved = _optimizer(checkpoint, mmap=any(isinstance(p, DTensor) for p in weights.parameters))
+        moments = saved["optimizer"]["state"]
+        for index, own in _moments(checkpoint, optimizers.parameters(optimizer)).items():
+            moments[index] = {**moments.get(index, {}), **own}
         optimizers.restore(optimizer, saved["optimizer"])
         scaler.load_state_dict(saved["scaler"])
         if versions is not None and versions.staleness:
-            versions.load(*_versions(checkpoint))
+            versions.load(*_versions(checkpoint, weights))
         states = _generators(checkpoint)
         if process < len(states):
             random_states.set_random_state(states[process])
@@ -331,7 +297,7 @@ def load(
 
 
 def _state(checkpoint: Path) -> dict[str, Any]:
-    """Return the content of `state.json`; raises InputError where that is not what `save` writes."""
+    """Return the content of `state.json`; raises InputError where that is not what `snapshot` writes."""
     with _told(checkpoint):
         state = tables.document(checkpoint / digests.STATE)
         digests.check_state((checkpoint / digests.STATE).read_bytes(), state)
@@ -341,7 +307,7 @@ def _state(checkpoint: Path) -> dict[str, Any]:
             raise ValueError("its history is not of a count, a sum and an iteration for each prompt")
         if not all(map(is_number, (state["step"], state["updates"], state.get("beta", 0.0), *numbers))):
             raise ValueError("its state.json holds something else than numbers")
-        if _place(checkpoint.parent, state["step"]).name != checkpoint.name:
+        if place_of(checkpoint.parent, state["step"]).name != checkpoint.name:
             raise ValueError(f"its state.json is of step {state['step']}")
         if not isinstance(state["updates"], int) or not isinstance(state.get("sound", True), bool):
             raise ValueError("its state.json holds no count of updates, or is sound neither true nor false")
@@ -356,8 +322,27 @@ def _optimizer(checkpoint: Path, mmap: bool = False) -> dict[str, Any]:
     return saved
 
 
-def _versions(checkpoint: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
+def _moments(checkpoint: Path, parameters: Sequence[torch.nn.Parameter]) -> dict[int, dict[str, torch.Tensor]]:
+    """Return the moments that lie in shards, by the number of their parameter and their name, placed as it is."""
+    if not shards.files(checkpoint):
+        return {}
+    names = [name for name in shards.shapes(checkpoint) if name.startswith(MOMENTS)]
+    places = {name: (int(number), key) for name in names for _, number, key in [name.split(".", 2)]}
+    read = {name: torch.empty_like(parameters[number].detach()) for name, (number, _) in places.items()}
+    shards.read(checkpoint, read)
+    found: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
+    for name, (number, key) in places.items():
+        found[number][key] = read[name]
+    return found
+
+
+def _versions(checkpoint: Path, weights: Weights) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
     """Return the weights of older versions by iteration and name, and their prompt stats by iteration."""
+    if shards.files(checkpoint):
+        stats = _state(checkpoint)["versions"]
+        older = {i: {name: torch.empty_like(p.detach()) for name, p in weights.named.items()} for i in stats}
+        shards.read(checkpoint, {f"{OLDER}{i}.{name}": t for i, own in older.items() for name, t in own.items()})
+        return older, stats
     tensors: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
     with safe_open(checkpoint / VERSIONS, "pt") as file:
         for key in file.keys():  # noqa: SIM118, it is not a mapping
@@ -388,9 +373,13 @@ def _told(checkpoint: Path) -> Iterator[None]:
         raise InputError(f"{checkpoint} cannot be loaded ({type(error).__name__}: {words}){TAKE_AWAY}") from error
 
 
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def prune(folder: Path, keep: int) -> None:
+    """Delete all but the last `keep` checkpoints, and but the last `keep` that are sound.
+
+    So a run that diverges does not push out the checkpoints from before it did.
+    """
+    every = steps(folder)
+    kept = {*every[-keep:], *[old for old in every if is_sound(place_of(folder, old))][-keep:]}
+    for old in every:
+        if old not in kept:
+            delete(place_of(folder, old))

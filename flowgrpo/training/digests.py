@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,14 @@ STATE = "state.json"
 EARLIER = {"step", "updates", "beta", "history", "sound"}
 
 
-def sealed(state: Mapping[str, Any], folder: Path) -> str:
-    """The text of `state.json`: a state with the digests of all files of a folder, which has no such file yet."""
-    return _sealed({**state, "files": {path.name: _of_file(path) for path in sorted(folder.iterdir())}})
+def of_files(paths: Iterable[Path]) -> dict[str, str]:
+    """The digests of files, by their names."""
+    return {path.name: _of_file(path) for path in paths}
+
+
+def sealed(state: Mapping[str, Any], files: Mapping[str, str]) -> str:
+    """The text of `state.json`: a state with the digests of all other files, by their names."""
+    return _sealed({**state, "files": dict(sorted(files.items()))})
 
 
 def check_state(written: bytes, state: Mapping[str, Any]) -> None:

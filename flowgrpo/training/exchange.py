@@ -54,14 +54,6 @@ class Exchange:
         distributed.all_gather_object(everyone, objects, group=self.group)
         return [each for own in everyone for each in own]
 
-    def wait(self) -> None:
-        """Wait for all processes."""
-        self.lockstep.join()
-        if self.group is None:
-            self.accelerator.wait_for_everyone()
-        else:
-            distributed.barrier(group=self.group)
-
     def gather_shares(self, objects: list[Any]) -> list[Any]:
         """The objects of all shares of the data, in their order."""
         return self.gather(objects if self.share.leads else [])

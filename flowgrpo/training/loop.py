@@ -13,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from accelerate.utils import gather_object
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training import checkpoint, idle, metrics, optimizers, random_states, selection
+from flowgrpo.training import checkpoint, idle, metrics, optimizers, peers, random_states, selection, snapshot
 from flowgrpo.training.background import Background
 from flowgrpo.training.baseline import Units, combined, zero_std_fraction
 from flowgrpo.training.batch import Batch, Made
@@ -41,6 +42,7 @@ from flowgrpo.training.roles import roles_of
 from flowgrpo.training.samples import Sample, SampleFolder
 from flowgrpo.training.share import Share, shares_of
 from flowgrpo.training.signals import StopRequest, stop_requests
+from flowgrpo.training.snapshot import Writer
 from flowgrpo.training.stopped import Diverged, Interrupted, NothingToLearn
 from flowgrpo.training.versions import Versions
 from flowgrpo.training.weights import Weights, local
@@ -109,6 +111,8 @@ class Loop(ABC):
         self.samples = SampleFolder(self.folder)
         self.checkpoints = self.folder / "checkpoints"
         self.background = Background()
+        group = peers.of_first(self.roles.trainers)
+        self._writer = Writer(self.checkpoints, self.background, keep=config.run.checkpoint.keep, peers=group)
         self.after_evaluation: Callable[[Path], object] = lambda folder: None
 
     def run(self) -> None:
@@ -316,18 +320,19 @@ class Loop(ABC):
             self.evaluating.evaluate()
 
     def save_checkpoint(self) -> None:
-        """Write the checkpoint of the iterations that are done.
+        """Begin to write the checkpoint of the iterations that are done, once the one before is written.
 
         Raises:
             Diverged: the weights are not finite; nothing is written.
+            Exception: the one before could not be written.
         """
+        self._writer.wait()
         broken = sum(not bool(local(tensor).isfinite().all()) for tensor in self.weights.tensors().values())
         if self.exchange.sum(torch.tensor(float(broken))) > 0:
             self.report.warn(f"step {self.done}: the trained weights are not finite")
             raise Diverged(f"stopped after step {self.done}: the trained weights are not finite", self._rest())
         states = self.exchange.gather([random_states.random_state()])
-        checkpoint.save(
-            self.checkpoints,
+        taken = snapshot.take(
             self.done,
             weights=self.weights,
             optimizer=self.optimizer,
@@ -336,13 +341,15 @@ class Loop(ABC):
             beta=self.beta,
             prompt_stats=self.prompt_stats.state(),
             versions=self.versions,
-            keep=self.config.run.checkpoint.keep,
-            sound=idle.is_sound([line for line in self.report.lines if line["step"] == self.done]),
-            writes=self.accelerator.is_main_process,
+            first=self._writer.peers.first,
         )
-        self.exchange.wait()  # first on the host, where it may take longer to write than a GPU's barrier waits
+        self._writer.begin(taken, partial(self._sound, self.done))
+
+    def _sound(self, step: int) -> bool:
+        return idle.is_sound([line for line in self.report.lines if line["step"] == step])
 
     def _rest(self) -> str:
+        self.background.wait()
         return checkpoint.rest(self.checkpoints, self.done)
 
     def resume(self) -> None:

@@ -119,6 +119,11 @@ def set_learning_rate(group: dict[str, Any], rate: float) -> None:
         group["lr"] = rate
 
 
+def parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    """What an optimizer moves, in the order of their numbers in its state."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 def state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The optimizer's `state_dict`, of ordinary tensors and plain values alone: files of it need no library to be read."""
     state = optimizer.state_dict()
@@ -130,11 +135,12 @@ def state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Put what `state_of` returned in place, whole; of parameters in shards each process keeps its part."""
+    """Put what `state_of` returned in place, whole or in the shards of its parameters; of a whole each keeps its part."""
     moments = {index: {key: _whole(value) for key, value in own.items()} for index, own in state["state"].items()}
     indices = [index for group in state["param_groups"] for index in group["params"]]
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for index, p in zip(indices, parameters, strict=False):  # another number of them is refused by the optimizer
+    for index, p in zip(
+        indices, parameters(optimizer), strict=False
+    ):  # another number of them is refused by the optimizer
         for key, value in moments.get(index, {}).items():
             if isinstance(value, torch.Tensor) and value.shape == p.shape:
                 moments[index][key] = weights.placed_as(value, p)

@@ -32,8 +32,7 @@ else:
     tuners_utils = lazy("peft.tuners.tuners_utils")
 
 EMBEDDINGS = tuple(f"{name}.weight" for name in ("embed_tokens", "wte", "word_embeddings", "tok_embeddings"))
-
-
+AVERAGE, REFERENCE = "average.", "reference."  # what the names of their tensors begin with
 # The attention projections of language models.
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "attn_out")
 # The attention projections of diffusers' transformers, of the image and of the text stream.
@@ -186,24 +185,10 @@ class Weights:
         """The trained tensors, their average and a moving reference, by name."""
         tensors = {name: p.data for name, p in self.named.items()}
         if self.ema is not None:
-            tensors |= {f"average.{name}": slow for name, slow in zip(self.named, self.ema, strict=True)}
+            tensors |= {f"{AVERAGE}{name}": slow for name, slow in zip(self.named, self.ema, strict=True)}
         if self._refresh is not None:
-            tensors |= {f"reference.{name}": kept for name, kept in zip(self.named, self._reference, strict=True)}
+            tensors |= {f"{REFERENCE}{name}": kept for name, kept in zip(self.named, self._reference, strict=True)}
         return tensors
-
-    @torch.no_grad()
-    def load(self, tensors: dict[str, torch.Tensor], updates: int) -> None:
-        """Take over what `tensors` returned, after `updates` optimizer steps.
-
-        Raises:
-            InputError: the names or shapes are of another run.
-        """
-        expected = self.tensors()
-        if {k: v.shape for k, v in expected.items()} != {k: v.shape for k, v in tensors.items()}:
-            raise InputError("the checkpoint's weights are not of this model and LoRA configuration")
-        for name, tensor in expected.items():
-            tensor.copy_(placed_as(tensors[name], tensor))
-        self.updates = updates
 
     def adapter_state(self, module: str) -> dict[str, torch.Tensor]:
         """The LoRA tensors of one module under peft's names, as diffusers saves them."""

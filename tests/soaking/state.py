@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from runs import from_shards, weights
 
 KINDS = ("flip", "cut", "empty", "zero", "delete", "noise")
 UNLIKE = ("time/", "memory/")  # beginnings of metrics that no two runs share
@@ -26,7 +26,8 @@ def left(folder: Path) -> dict[str, Any]:
         "samples": _lines(folder / "samples" / "manifest.jsonl"),
         "last": last.name,
         "state": {key: value for key, value in state.items() if key not in ("files", "digest")},
-        "weights": load_file(last / "weights.safetensors"),
+        "weights": weights(folder, int(last.name.removeprefix("step-"))),
+        "shards": from_shards(last),
         **{name: torch.load(last / f"{name}.pt", weights_only=True) for name in ("optimizer", "random")},
     }
 

@@ -21,7 +21,7 @@ DYING = """
 import os, signal
 from pathlib import Path
 from flowgrpo.flow.trainer import Trainer
-from flowgrpo.training import checkpoint, scorer
+from flowgrpo.training import scorer, snapshot
 
 def die():
     if os.environ["RANK"] == os.environ["DIES"] and not Path("died").exists():
@@ -37,7 +37,7 @@ def dying(owner, name):
     setattr(owner, name, call)
 
 if "DIES" in os.environ:
-    where = {"rollout": (Trainer, "rollout"), "update": (Trainer, "_update_part"), "checkpoint": (checkpoint, "_write")}
+    where = {"rollout": (Trainer, "rollout"), "update": (Trainer, "_update_part"), "checkpoint": (snapshot, "_write")}
     if os.environ["IN"] in where:
         dying(*where[os.environ["IN"]])
 

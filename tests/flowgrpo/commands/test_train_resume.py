@@ -13,7 +13,7 @@ from runs import background, metrics, wait_for, weights
 
 from flowgrpo import config
 from flowgrpo.cli import main
-from flowgrpo.training import checkpoint, folders, random_states
+from flowgrpo.training import folders, random_states, snapshot
 from flowgrpo.training.weights import Weights
 
 
@@ -106,8 +106,7 @@ def test_a_resume_reads_its_calibration_before_its_model(workplace, unloaded, ca
     (folder / "calibration.json").unlink()
     weights = Weights({"net": torch.nn.Linear(3, 2)}, None)
     optimizer, scaler = torch.optim.AdamW(weights.parameters), torch.amp.GradScaler("cpu", enabled=False)
-    checkpoint.save(
-        folder / "checkpoints",
+    taken = snapshot.take(
         1,
         weights=weights,
         optimizer=optimizer,
@@ -115,8 +114,8 @@ def test_a_resume_reads_its_calibration_before_its_model(workplace, unloaded, ca
         random_states=[random_states.random_state()],
         beta=0.0,
         prompt_stats={},
-        keep=1,
     )
+    snapshot.write(folder / "checkpoints", taken, keep=1)
     assert main(["train", "tiny.yaml", *DENSE]) == 2
     assert "calibration.json is missing, which holds the noise levels" in capsys.readouterr().err
 

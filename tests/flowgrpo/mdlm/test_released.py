@@ -27,6 +27,7 @@ from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.released import TYPES
 from flowgrpo.mdlm.setup import policy_and_weights
+from flowgrpo.training import checkpoint
 
 VECTORS = json.loads((Path(__file__).parents[2] / "data" / "released_logits.json").read_text())
 IDS = torch.tensor(VECTORS["ids"])
@@ -147,7 +148,7 @@ def test_a_run_of_each_is_sound_and_its_export_loads_back(folders, settings, mon
     assert [line["policy/skipped_updates"] for line in done.metrics if line["phase"] == "train"] == [0, 0]
     assert main(["export", str(done.folder), "--out", "out"]) == 0
     policy, weights = policy_and_weights(chosen, torch.device("cpu"))
-    weights.load(load_file(max((done.folder / "checkpoints").iterdir()) / "weights.safetensors"), 2)
+    checkpoint.load_weights(max((done.folder / "checkpoints").iterdir()), weights)
     with torch.no_grad(), weights.averaged():
         trained = policy.predictor.logits(IDS)
     fresh, _ = load_predictor(str(folder) if lora else "out")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flowgrpo.errors import InputError
-from flowgrpo.training import checkpoint, random_states
+from flowgrpo.training import checkpoint, random_states, snapshot
 from flowgrpo.training.weights import Weights
 
 
@@ -18,15 +18,14 @@ def parts():
     return weights, torch.optim.AdamW(weights.parameters), torch.amp.GradScaler("cpu", enabled=False)
 
 
-def saved(folder, step=1, keep=2, fill=0.5, **options):
+def saved(folder, step=1, keep=2, fill=0.5, *, sound=True):
     weights, optimizer, scaler = parts()
     weights.parameters[0].data.fill_(fill)
     weights.parameters[0].grad = torch.ones(2, 3)
     optimizer.step()
     history = {"3": [1.0, 0.5, 0]}
     states = [random_states.random_state()]
-    return checkpoint.save(
-        folder,
+    taken = snapshot.take(
         step,
         weights=weights,
         optimizer=optimizer,
@@ -34,9 +33,8 @@ def saved(folder, step=1, keep=2, fill=0.5, **options):
         random_states=states,
         beta=0.0,
         prompt_stats=history,
-        keep=keep,
-        **options,
     )
+    return snapshot.write(folder, taken, keep=keep, sound=lambda: sound)
 
 
 def load(place):

@@ -222,8 +222,6 @@ def test_steps_on_all_weights_are_those_of_one_process(tmp_path):
     with torch.no_grad(), weights.averaged():
         torch.testing.assert_close(zero["averaged"], nets["net1"](rows(0)), rtol=1e-5, atol=1e-6)
     for each in (zero, one):
-        assert each["again"]
-        assert each["moment"]
         assert each["here"] == sum(p.numel() for p in weights.parameters) / 2
 
 

@@ -6,6 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import Ema, Lora
+from flowgrpo.training import checkpoint, snapshot
 from flowgrpo.training.saved_tensors import SavedTensorMeter
 from flowgrpo.training.weights import Weights, adapter_size, lora_config
 
@@ -251,7 +252,7 @@ def test_the_moving_reference_of_lora_is_the_adapter_as_it_was():
 
 
 @pytest.mark.parametrize("with_lora", [False, True])
-def test_a_moving_reference_is_kept_and_loads_back(with_lora):
+def test_a_moving_reference_is_kept_and_loads_back(with_lora, tmp_path):
     def fresh(reference="moving"):
         modules = module()
         lora = lora_config(2, 4, ["0", "2"], modules) if with_lora else None
@@ -264,11 +265,22 @@ def test_a_moving_reference_is_kept_and_loads_back(with_lora):
     assert set(tensors) == {*names, *(f"average.{name}" for name in names), *(f"reference.{name}" for name in names)}
     for name in names:
         torch.testing.assert_close(tensors[f"reference.{name}"], tensors[name] - 1)  # as it was after the third
+    taken = snapshot.take(
+        1,
+        weights=weights,
+        optimizer=torch.optim.AdamW(weights.parameters),
+        scaler=torch.amp.GradScaler("cpu", enabled=False),
+        random_states=[],
+        beta=0.0,
+        prompt_stats={},
+    )
+    place = snapshot.write(tmp_path, taken, keep=1)
     loaded = fresh()
-    loaded.load(tensors, 4)
+    checkpoint.load_weights(place, loaded)
+    assert loaded.updates == 4
     assert torch.equal(of_reference(loaded), tensors[f"reference.{names[0]}"])
     _, sixth, _ = moved_on(loaded, 3)  # the fifth, the sixth, which refreshes, and the seventh
     assert torch.equal(of_reference(loaded), sixth)
     assert not any(name.startswith("reference.") for name in fresh("fixed").tensors())
     with pytest.raises(InputError, match="not of this model"):
-        fresh("fixed").load(tensors, 4)
+        checkpoint.load_weights(place, fresh("fixed"))
