@@ -70,16 +70,15 @@ def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool
         with policy.call_overrides(**settings.eval.call):
             policy.prepare(rows, "eval.call")
 
-    policy, weights = setup.policy_and_weights(lora_files.kept(settings, run), device, encode)
-    step = checkpoint.load_weights(found, weights)
+    policy, weights = setup.policy_and_weights(lora_files.kept(settings, run), device, encode, learns=False)
+    step = checkpoint.load_averaged(found, weights)
     out.mkdir(parents=True, exist_ok=True)
-    with weights.averaged():
-        write_weights(policy, weights, out)
-        also = names.write(weights, out, settings.run.name) if comfyui else []
-        with policy.call_overrides(**settings.eval.call):
-            call = policy.call
-            samples = policy.generate(rows)
-            told = sampler_settings(policy, settings, weights.lora)
+    write_weights(policy, weights, out)
+    also = names.write(weights, out, settings.run.name) if comfyui else []
+    with policy.call_overrides(**settings.eval.call):
+        call = policy.call
+        samples = policy.generate(rows)
+        told = sampler_settings(policy, settings, weights.lora)
     rates = sampling_rate(policy.pipe) or SAMPLING_RATE, frame_rate(policy.pipe, call)
     files = [save_sample(sample, out / f"sample-{row.seed}", *rates) for row, sample in zip(rows, samples, strict=True)]
     kind = "full" if weights.lora is None else "lora"

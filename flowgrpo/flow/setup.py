@@ -167,12 +167,15 @@ def policy_and_weights(
     device: torch.device,
     encode: Callable[[DiffusersPolicy], object] | None = None,
     begun: Mapping[str, Adapter] | None = None,
+    *,
+    learns: bool = True,
 ) -> tuple[DiffusersPolicy, Weights]:
     """Return the policy of a config, with its switches set, and its trainable weights.
 
     Args:
         encode: prepares the rows to come, before the networks are loaded; see `load_policy`.
         begun: what `start.adapters` returned, if it was asked before.
+        learns: whether the weights go on to change, and have an average and a reference beside them.
     """
     model = config.model
     check_switches(model, device)
@@ -193,10 +196,11 @@ def policy_and_weights(
         refuse_dynamic(network)
     set_switches(model, policy, torch.empty(0, device=device).device)  # with its index, as weights say it
     kl = config.algorithm.objective.kl
-    reference = kl.reference if kl.beta > 0 else None
+    reference = kl.reference if learns and kl.beta > 0 else None
+    ema = config.train.ema if learns else None
 
     def make() -> Weights:
-        made = trainable(model, policy, ema=config.train.ema, reference=reference, refresh=kl.refresh, begun=begun)
+        made = trainable(model, policy, ema=ema, reference=reference, refresh=kl.refresh, begun=begun)
         if distributed.is_initialized() and config.run.context_parallel > 1:  # a doctor or an export is alone
             context.share_calls(policy.modules, config.run.context_parallel, device)
         return made

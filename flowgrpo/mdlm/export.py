@@ -59,17 +59,16 @@ def export(settings: TextConfig, run: Path, found: Path, out: Path, *, comfyui: 
     Args:
         comfyui: always false, as `check` has seen to.
     """
-    policy, weights = policy_and_weights(lora_files.kept(settings, run), default_device())
-    step = checkpoint.load_weights(found, weights)
+    policy, weights = policy_and_weights(lora_files.kept(settings, run), default_device(), learns=False)
+    step = checkpoint.load_averaged(found, weights)
     out.mkdir(parents=True, exist_ok=True)
     chosen = prompts.load_split(settings.prompts, "eval")[:SAMPLES]
     rows = [Row(prompt.text, i, prompt.columns) for i, prompt in enumerate(chosen)]
-    with weights.averaged():
-        write_weights(settings.model, policy, weights, out)
-        decoder = settings.eval.decoder.build(policy.length, policy.eos_id, "eval.decoder", predictor=policy.predictor)
-        if "schedule" in weights.extra_modules and settings.eval.decoder.name == "scheduled":
-            decoder = scheduled(decoder, weights.extra_modules["schedule"].typical(1))
-        answers = [answer(policy, row, decoder) for row in rows]
+    write_weights(settings.model, policy, weights, out)
+    decoder = settings.eval.decoder.build(policy.length, policy.eos_id, "eval.decoder", predictor=policy.predictor)
+    if "schedule" in weights.extra_modules and settings.eval.decoder.name == "scheduled":
+        decoder = scheduled(decoder, weights.extra_modules["schedule"].typical(1))
+    answers = [answer(policy, row, decoder) for row in rows]
     files = [save_sample(text, out / f"sample-{row.seed}").name for row, text in zip(rows, answers, strict=True)]
     kind = "full" if weights.lora is None else "lora"
     note = _names_note(policy.predictor.model, settings.model, weights)

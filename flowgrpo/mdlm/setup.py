@@ -55,10 +55,15 @@ def load_text_policy(model: TextModel, device: torch.device) -> TextPolicy:
     return TextPolicy(predictor, tokenizer, model.length, model.chat)
 
 
-def policy_and_weights(settings: TextConfig, device: torch.device) -> tuple[TextPolicy, Weights]:
+def policy_and_weights(
+    settings: TextConfig, device: torch.device, *, learns: bool = True
+) -> tuple[TextPolicy, Weights]:
     """The model of a config and what of it is trained; a learned schedule is the module `schedule` of the weights.
 
     One that processes are to share is asked what it can do in host memory, and goes to the device in parts.
+
+    Args:
+        learns: whether the weights go on to change, and have an average and a reference beside them.
 
     Raises:
         InputError: there is no such model, it has no gradient checkpointing and is asked for it, or `model.lora.path` is
@@ -80,10 +85,10 @@ def policy_and_weights(settings: TextConfig, device: torch.device) -> tuple[Text
     )
     schedule = algorithm.schedule.policy(model.length)
     extra_modules = {} if schedule is None else {"schedule": schedule.to(device)}
-    reference = algorithm.objective.kl.reference
+    kept = {"ema": settings.train.ema, "reference": algorithm.objective.kl.reference} if learns else {}
     weights = sharding.shard(
         modules,
-        lambda: Weights(modules, lora, ema=settings.train.ema, reference=reference, extra_modules=extra_modules),
+        lambda: Weights(modules, lora, extra_modules=extra_modules, **kept),
         form=settings.run.sharding,
         device=device,
         full=lora is None,
