@@ -1,0 +1,114 @@
+"""Runs that train all weights in shards: their checkpoints go on anywhere, and are there as a whole or not at all."""
+
+import shutil
+import signal
+
+import pytest
+import torch
+from runs import background, from_shards, metrics, weights
+
+OPTIONS = [
+    "tiny.yaml",
+    "model.lora=null",
+    "train.updates=1",
+    "train.ema=0.9",
+    "train.optimizer.eps=1",  # steps along the gradient, however small a number of it is
+    "train.learning_rate=1",
+    "run.checkpoint={every: 1, keep: 3}",
+]
+ALONE = ["run.processes=1", "run.sharding=none"]
+SHARDED = ["run.processes=2", "run.sharding=fsdp2"]
+
+# The second process is killed when its part of the second checkpoint is written and nothing sealed, or has no room for it.
+DISTURBED = """
+import os, resource, signal
+from pathlib import Path
+from flowgrpo.training import digests
+
+def second():
+    return os.environ.get("RANK") == "1" and Path("runs/t/checkpoints/step-000001").exists()
+
+real = digests.of_files
+def of_files(paths):
+    if second() and Path("kill").exists():
+        Path("kill").unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(paths)
+digests.of_files = of_files
+
+def redness(images, prompts):
+    if second() and Path("limit").exists():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    return images[:, 0].mean((1, 2))
+"""
+
+
+def train(name, *options):
+    process = background("train", *OPTIONS, f"run.name={name}", *options)
+    _, said = process.communicate(timeout=300)
+    return process.returncode, said
+
+
+def steps(run):
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+def test_a_run_in_shards_goes_on_to_the_bit_in_as_many_processes_and_closely_in_others(workplace):
+    runs = workplace / "runs"
+    for name, options in (
+        ("whole", [*SHARDED, "train.iterations=2"]),
+        ("same", [*SHARDED, "train.iterations=1"]),
+        ("spread", [*ALONE, "train.iterations=1"]),
+    ):
+        assert train(name, *options)[0] == 0
+    shutil.copytree(runs / "same", runs / "alone")
+    for name, options in (("same", SHARDED), ("alone", ALONE), ("spread", SHARDED)):
+        status, said = train(name, *options, "train.iterations=2", "run.resume=true")
+        assert status == 0, said
+    places = {name: runs / name / "checkpoints" / "step-000002" for name in ("whole", "same", "alone", "spread")}
+    assert [any(place.glob("shard-*")) for place in places.values()] == [True, True, False, True]
+
+    whole, same = from_shards(places["whole"]), from_shards(places["same"])
+    assert {name.partition(".")[0] for name in whole} == {"weights", "moments"}
+    assert whole.keys() == same.keys()
+    assert all(torch.equal(whole[name], same[name]) for name in whole)
+    assert metrics(runs / "same", "eval")[-1]["reward/mean"] == metrics(runs / "whole", "eval")[-1]["reward/mean"]
+
+    start, end = weights(runs / "whole", 1), weights(runs / "whole", 2)
+    moved = sum(float((end[name] - start[name]).square().sum()) for name in end) ** 0.5
+    for name in ("alone", "spread"):
+        other = weights(runs / name, 2)
+        apart = sum(float((end[key] - other[key]).square().sum()) for key in end) ** 0.5
+        assert apart < 1e-4 * moved
+
+
+@pytest.fixture
+def disturbed(workplace):
+    (workplace / "mine.py").write_text(DISTURBED)
+    return workplace
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_before_whole(disturbed):
+    run = disturbed / "runs" / "t"
+    assert train("whole", *SHARDED, "train.iterations=3")[0] == 0
+    (disturbed / "kill").touch()
+    status, said = train("t", *SHARDED, "train.iterations=3")
+    assert status == 128 + signal.SIGKILL, said
+    assert "process 1 of 2 was ended by SIGKILL; a checkpoint of step 1 is there, go on with: flowgrpo train" in said
+    assert "step-000002" not in steps(run)
+    assert train("t", *SHARDED, "train.iterations=3", "run.resume=true")[0] == 0
+    assert steps(run) == ["step-000001", "step-000002", "step-000003"]
+    whole, again = (from_shards(disturbed / "runs" / name / "checkpoints" / "step-000003") for name in ("whole", "t"))
+    assert whole.keys() == again.keys()
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+def test_a_process_without_room_for_its_shards_ends_the_run_in_a_sentence(disturbed):
+    (disturbed / "limit").touch()
+    status, said = train("t", *SHARDED, "train.iterations=4")
+    assert status == 1, said
+    assert "Traceback" not in said
+    (sentence,) = [line for line in said.splitlines() if "cannot be written to" in line]
+    assert sentence.startswith("stopped, runs/t cannot be written to (File too large; ")
+    assert "; a checkpoint of step 1 is there, go on, once there is room, with: flowgrpo train" in sentence
+    assert steps(disturbed / "runs" / "t") == ["step-000001"]
