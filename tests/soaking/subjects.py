@@ -82,7 +82,7 @@ SUBJECTS = (
     Subject("tiny", "vgpo", ("algorithm.tree.root=true", "algorithm.kernel.calibrate={rounds: 1}")),
     Subject("text", "diffu_grpo", processes=2, sharding="fsdp2"),
     Subject("tiny", "flow_grpo", ("run.checkpoint.keep=1",), processes=2),
-    Subject("tiny", "flow_grpo", (LORA, "run.generators=1", "run.staleness=1"), processes=2),
+    Subject("text", "diffu_grpo", (LORA, "run.generators=1", "run.staleness=1"), processes=2),
 )
 
 
