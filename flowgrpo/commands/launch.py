@@ -82,6 +82,15 @@ def check_environment(environment: Mapping[str, str]) -> None:
         )
 
 
+def shares_store(environment: Mapping[str, str]) -> bool:
+    """Whether torchrun may start this run again with the store of the attempt before, as torch 2.15 does.
+
+    The new processes then find addresses of those that have ended there, and wait for them or are refused.
+    """
+    restarts = int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+    return restarts > 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def needed(processes: int) -> bool:
     """Whether this process should start others: several are asked for, and no launcher has started this one."""
     return processes > 1 and "WORLD_SIZE" not in os.environ

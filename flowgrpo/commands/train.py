@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -50,6 +51,11 @@ if TYPE_CHECKING:  # a run has one of them
     from flowgrpo.flow.pipeline.policy import DiffusersPolicy
     from flowgrpo.mdlm.policy import TextPolicy
 
+LOGGER = logging.getLogger(__name__)
+SHARED_STORE = (
+    "torchrun may start this run again, and torch hands it the store of the attempt before, where processes look for "
+    "those that have ended; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where torchrun is called"
+)
 MAY_DIFFER = (
     "train.iterations",
     "eval.",
@@ -134,6 +140,8 @@ def _ran_out(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
 def _train(settings: RunConfig, source: Path | None, display: progress.Display) -> Run:
     folder = settings.run.folder
     launch.check_environment(os.environ)
+    if launch.shares_store(os.environ) and launch.is_main():
+        LOGGER.warning(SHARED_STORE)
     optimizers.check(settings.train.optimizer.name, default_device())
     quantise_libraries.check(settings.model.quantise, diffuses=settings.kind == "flow")
     _check_folder(settings, folder)

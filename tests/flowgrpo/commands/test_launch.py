@@ -232,3 +232,12 @@ def test_a_launch_config_asks_for_nothing_that_a_run_does_not_get(name, machines
     launch.check_environment(environment)
     assert asked.num_machines == machines
     assert getattr(asked, "nproc_per_node", None) in (of_each, str(of_each))
+
+
+@pytest.mark.parametrize(
+    ("restarts", "shares", "said"),
+    [("3", "True", True), ("3", "False", False), ("0", "True", False), (None, None, False)],
+)
+def test_a_store_that_attempts_share_is_told(restarts, shares, said):
+    environment = {"TORCHELASTIC_MAX_RESTARTS": restarts, "TORCHELASTIC_USE_AGENT_STORE": shares}
+    assert launch.shares_store({k: v for k, v in environment.items() if v is not None}) == said
