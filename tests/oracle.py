@@ -21,6 +21,7 @@ from operator import mul
 from typing import Any
 
 import torch
+from field import credit, step_in_place
 from gaussian_flow import REWARDS, Gradient, Step, cosine, gradient, schedule, step, velocity, whole_gradient
 
 from flowgrpo import config
@@ -28,7 +29,7 @@ from flowgrpo.data.prompts import Prompt
 from flowgrpo.flow.methods.presets import PRESETS
 from flowgrpo.flow.pipeline.field import FieldPolicy
 from flowgrpo.flow.trainer import Trainer
-from flowgrpo.flow.update import Credited, update_part
+from flowgrpo.flow.update import Credited
 from flowgrpo.training.weights import Weights
 from rewards import Reward
 from samplers.trees import Tree
@@ -116,22 +117,8 @@ def batch(run: Trainer, reward: str, iteration: int) -> Seen:
     """Roll out, credit and replay a batch, and take no step."""
     run.done, before = iteration, run.evaluations
     rolled = run.rollout(iteration, run.groups(iteration))
-    units = run.units(rolled)
-    advantages, trained, _ = run.advantages(units, rolled)
-    credited = run.credit_edges(rolled, units, advantages, trained)
-    field = run.policy.modules["field"]
-    update_part(
-        run.policy,
-        credited,
-        0,
-        weights=run.weights,
-        optimizer=torch.optim.SGD(run.weights.parameters, lr=0.0),
-        scaler=run.scaler,
-        objective=run.config.algorithm.objective,
-        max_grad_norm=math.inf,
-        sum_shares=run.exchange.sum_shares,
-        sum_processes=run.exchange.sum,
-    )
+    credited, field = credit(run, rolled), run.policy.modules["field"]
+    step_in_place(run, credited)
     weight, scaled = _weights(credited)
     total = sum(weight.values())
     chain, ode = paths(rolled.tree)
@@ -186,22 +173,22 @@ def expectation(
 ) -> dict[int, Gradient] | None:
     """What the signal of each stochastic step is in expectation; None where the edges' weights depend on the reward."""
     algorithm, size = settings.algorithm, settings.train.group_size
-    credit, own = algorithm.credit, [i for i, each in enumerate(chain) if each.noise > 0]
+    rule, own = algorithm.credit, [i for i, each in enumerate(chain) if each.noise > 0]
 
     def seen(i: int, before: Sequence[Step], after: Sequence[Step]) -> Gradient:
         return gradient(before, chain[i], after, reward)
 
     whole = {i: seen(i, chain[:i], chain[i + 1 :]) for i in own}
-    if credit.name == "terminal":
+    if rule.name == "terminal":
         found = {i: _times(whole[i], 1 - 1 / size) for i in own}
-    elif credit.name == "depthwise":
+    elif rule.name == "depthwise":
         found = {i: _times(whole[i], factor) for i, factor in depth_factors(algorithm.tree, tree).items()}
-    elif credit.name == "siblings":
+    elif rule.name == "siblings":
         branches = algorithm.tree.branches
         found = {i: _times(seen(i, ode[:i], finish(i + 1, algorithm.tree.finish)), 1 - 1 / branches) for i in own}
-    elif credit.name == "step_gain":
+    elif rule.name == "step_gain":
         valued = {i: seen(i, chain[:i], finish(i + 1, algorithm.tree.length)) for i in own}
-        if credit.compare == "step":
+        if rule.compare == "step":
             found = {i: _times(valued[i], 1 - 1 / size) for i in own}
         else:
             share = 1 / (size * len(own))
