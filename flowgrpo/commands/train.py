@@ -43,7 +43,7 @@ from flowgrpo.training.out_of_memory import OutOfMemory, last_resort
 from flowgrpo.training.parts import check_geometry
 from flowgrpo.training.phases import phase
 from flowgrpo.training.run_data import RunData
-from flowgrpo.training.stopped import DiskFull, RanOutOfMemory, Stopped
+from flowgrpo.training.stopped import DiskFull, Lost, RanOutOfMemory, Stopped
 from rewards.base import last_part, matches, nearest
 from rewards.compute import default_device
 
@@ -150,6 +150,8 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
     eval_prompts = prompts.load_split(settings.prompts, "eval")[: settings.eval.prompts]
     _check_only(settings.rewards, train_prompts, "rewards", "training")
     _check_only(settings.eval_rewards, eval_prompts, "eval_rewards", "held-out")
+    if settings.run.evaluators and not eval_prompts:
+        raise InputError("run.evaluators: there are no held-out prompts; set it to 0, or prompts.eval and eval.prompts")
     rewards, eval_rewards = scorer.rewards(settings.rewards, settings.eval_rewards)
     if settings.prompts.pick.by == "variance" and settings.train.groups > len(train_prompts):
         raise InputError(
@@ -191,10 +193,10 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
     try:
         trackers.start(accelerator, settings, folder, trainer.done)
         trainer.run()
-    except Stopped:  # on every process
+    except Stopped as stopped:  # on every process, but where one is lost
         if accelerator.is_main_process:
             _write_gallery(folder)
-        trackers.finish(accelerator)
+        trackers.finish(accelerator, together=not isinstance(stopped, Lost))
         raise
     finally:
         accelerator.end_training()

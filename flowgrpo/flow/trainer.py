@@ -49,7 +49,7 @@ from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.replay import replayed
 from flowgrpo.flow.rollout import Batch, drafted, rollout, score_leaves
 from flowgrpo.flow.update import Credited, update_part
-from flowgrpo.training import checkpoint, random_states
+from flowgrpo.training import random_states
 from flowgrpo.training.baseline import Units, combined
 from flowgrpo.training.deal import Deal, parts_of, pool_of
 from flowgrpo.training.evaluate import evaluate
@@ -184,12 +184,8 @@ class Trainer(Loop):
             problem = str(error)
         problems = [each for each in self.exchange.gather([problem]) if each is not None]
         if problems:
-            if self.done and checkpoint.latest(self.checkpoints) != self.done:
-                self.exchange.wait()  # until all have looked for it
-                self.save_checkpoint()
-            raise EngineLost(
-                f"stopped after step {self.done}: {problems[0]}", checkpoint.rest(self.checkpoints, self.done)
-            )
+            self.keep_what_is_done()
+            raise EngineLost(f"stopped after step {self.done}: {problems[0]}", self.rest())
         return answer
 
     @override

@@ -18,13 +18,14 @@ from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
+from torch import distributed
 
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import checkpoint, metrics, random_states, trackers
 from flowgrpo.training.background import Background
 from flowgrpo.training.evaluate import overoptimized
 from flowgrpo.training.exchange import Exchange
-from flowgrpo.training.post import End, Post, packed
+from flowgrpo.training.post import PATIENCE, End, Post, packed
 from flowgrpo.training.report import Report
 from flowgrpo.training.roles import Roles
 from flowgrpo.training.samples import Sample, SampleFolder
@@ -89,6 +90,7 @@ class Evaluating:
         self.evaluates = roles.evaluates(self._rank)
         if self._ranks:  # a thread waits for answers while questions are sent, so each way has a group of its own
             self._questions, self._answers = (Post(loop.accelerator.device) for _ in range(2))
+            self._trainers = distributed.new_group(range(roles.trainers), backend="gloo", timeout=PATIENCE)
 
     def evaluate(self) -> None:
         """Evaluate the averaged weights, or have them evaluated; only the latter goes on before there are samples."""
@@ -98,7 +100,7 @@ class Evaluating:
                 if self._rank == 0:
                     self._ask()
                     loop.background.submit(self._answered)
-                return
+                return distributed.barrier(group=self._trainers)  # the first may wait longer than a GPU's group does
             with random_states.random_state_kept():  # how often one looks must not change what is trained
                 found = self._evaluation()
         self._tell(found)

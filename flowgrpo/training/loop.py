@@ -142,6 +142,7 @@ class Loop(ABC):
                     self.evaluate()
                 with stop_requests() as stop:  # before, there is nothing to save, and Ctrl-C ends at once
                     self._iterations(stop)
+                    self.background.wait()  # here, too, a SIGTERM does not break what is being written
 
     def _iterations(self, stop: StopRequest) -> None:
         """Take iterations until the last one, or until something stops the run; see `run`."""
@@ -162,9 +163,9 @@ class Loop(ABC):
                 self.save_checkpoint()
             if tired:
                 reason = f"nothing to learn since step {self.done - empty}, {idle.why(line)}"
-                raise NothingToLearn(f"stopped after step {self.done}: {reason}", self._rest())
+                raise NothingToLearn(f"stopped after step {self.done}: {reason}", self.rest())
             if stopping and not last:
-                raise Interrupted(f"interrupted after step {self.done}", self._rest())
+                raise Interrupted(f"interrupted after step {self.done}", self.rest())
         lines = [line for line in self.report.lines if line["phase"] == "train"]
         if run.patience is not None and lines and all(idle.is_idle(line) for line in lines):
             reason = f"nothing to learn in any of its {self.done} steps, {idle.why(lines[-1])}"
@@ -330,7 +331,7 @@ class Loop(ABC):
         broken = sum(not bool(local(tensor).isfinite().all()) for tensor in self.weights.tensors().values())
         if self.exchange.sum(torch.tensor(float(broken))) > 0:
             self.report.warn(f"step {self.done}: the trained weights are not finite")
-            raise Diverged(f"stopped after step {self.done}: the trained weights are not finite", self._rest())
+            raise Diverged(f"stopped after step {self.done}: the trained weights are not finite", self.rest())
         states = self.exchange.gather([random_states.random_state()])
         taken = snapshot.take(
             self.done,
@@ -348,7 +349,15 @@ class Loop(ABC):
     def _sound(self, step: int) -> bool:
         return idle.is_sound([line for line in self.report.lines if line["step"] == step])
 
-    def _rest(self) -> str:
+    def keep_what_is_done(self) -> None:
+        """Begin to write a checkpoint of the iterations that are done, unless there is one; on all processes together."""
+        self.background.wait()
+        there, *_ = self.exchange.gather([checkpoint.latest(self.checkpoints) == self.done])
+        if self.done and not there:
+            self.save_checkpoint()
+
+    def rest(self) -> str:
+        """Which checkpoint a resume goes on from, once it is written, as the head of the command."""
         self.background.wait()
         return checkpoint.rest(self.checkpoints, self.done)
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TypeVar
 
 import torch
 from torch import distributed
 
+from flowgrpo.training.post import PATIENCE
+
 Result = TypeVar("Result")
-# For which one waits for the others: writing may take long, and one that has died is noticed at once.
-PATIENCE = timedelta(hours=6)
 
 
 @dataclass(frozen=True)

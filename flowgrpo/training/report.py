@@ -11,6 +11,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -59,6 +60,7 @@ class Report:
         self.display: Display | None = None
         self._started, self._first, self._end = 0.0, 0, None
         self._entered = ExitStack()
+        self._logging = threading.Lock()  # evaluations may come from another thread
 
     def forget_after(self, step: int) -> None:
         """Drop the lines of steps after a checkpoint's."""
@@ -102,9 +104,10 @@ class Report:
         with self.path.open("a") as file:
             file.write(json.dumps({k: _finite(v) for k, v in line.items()}) + "\n")
         numbers = {f"{line['phase']}/{k}": v for k, v in line.items() if isinstance(v, (int, float)) and k != "step"}
-        self.newest = max(self.newest, line["step"])
-        for tracker in self.accelerator.trackers:
-            tracker.log(numbers, **place(tracker, line["step"], self.newest))
+        with self._logging:
+            self.newest = max(self.newest, line["step"])
+            for tracker in self.accelerator.trackers:
+                tracker.log(numbers, **place(tracker, line["step"], self.newest))
         self._show(line)
 
     def warn(self, sentence: str) -> None:

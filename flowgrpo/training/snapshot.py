@@ -130,8 +130,8 @@ def write(
             shards.write(partial, snapshot.shards, peers)
         found = peers.together(lambda: _written(partial, snapshot, peers))
         files = {name: digest for own in found for name, digest in own.items()}
-        state = snapshot.state | {"sound": sound()}
-        peers.together(lambda: _end(partial, target, state, files) if peers.first else None)
+        state = snapshot.state
+        peers.together(lambda: _end(partial, target, state | {"sound": sound()}, files) if peers.first else None)
         peers.together(lambda: checkpoint.prune(folder, keep) if peers.first else None)
     except BaseException:  # of a full disk, above all: what is half written takes the room that others need
         if peers.first and partial.exists():

@@ -109,12 +109,17 @@ def start(accelerator: Accelerator, settings: RunConfig, folder: Path, done: int
         replace_text(file, json.dumps(begun, indent=1) + "\n")
 
 
-def finish(accelerator: Accelerator) -> None:
-    """End the trackers, some of which send what they have left, while the other processes wait."""
+def finish(accelerator: Accelerator, together: bool = True) -> None:
+    """End the trackers, some of which send what they have left, while the other processes wait.
+
+    Args:
+        together: whether all processes are there.
+    """
     for tracker in accelerator.trackers:
         tracker.finish()
     accelerator.trackers = []
-    accelerator.wait_for_everyone()
+    if together:
+        accelerator.wait_for_everyone()
 
 
 def _options(name: str, use: Tracker, run: str) -> dict[str, Any]:

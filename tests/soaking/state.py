@@ -17,10 +17,13 @@ UNLIKE = ("time/", "memory/")  # beginnings of metrics that no two runs share
 
 
 def left(folder: Path) -> dict[str, Any]:
-    """The metrics without times, the manifest of samples, and all that is in the last checkpoint."""
+    """The metrics without times, the manifest of samples, and all that is in the last checkpoint.
+
+    Metrics are in the order of their steps: evaluations that other processes make come when they are done.
+    """
     last = max((folder / "checkpoints").glob("step-*"))
     state = json.loads((last / "state.json").read_text())
-    lines = _lines(folder / "metrics.jsonl")
+    lines = sorted(_lines(folder / "metrics.jsonl"), key=lambda line: line["step"])
     return {
         "metrics": [{k: v for k, v in line.items() if not k.startswith(UNLIKE)} for line in lines],
         "samples": _lines(folder / "samples" / "manifest.jsonl"),

@@ -83,6 +83,7 @@ SUBJECTS = (
     Subject("text", "diffu_grpo", processes=2, sharding="fsdp2"),
     Subject("tiny", "flow_grpo", ("run.checkpoint.keep=1",), processes=2),
     Subject("text", "diffu_grpo", (LORA, "run.generators=1", "run.staleness=1"), processes=2),
+    Subject("text", "coupled_grpo", (LORA, "run.evaluators=1"), processes=2),
 )
 
 

@@ -116,7 +116,8 @@ class Adapters:
         client.set_adapters(url, files)
         after = client.checksums(url, list(files))
         for network, (nickname, _) in files.items():
-            last = self._checksums.get(url, {}).get(network)
+            moved = nickname != (self._named or {}).get(network)
+            last = self._checksums.get(url, {}).get(network) if moved else None
             if after[network] in (before[network], last):
                 raise EngineError(
                     f"{url} answered that it merged {nickname}, but its {network} has the checksum of before; it may know "

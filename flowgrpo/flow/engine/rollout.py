@@ -191,9 +191,9 @@ def _picture(written: Any, pipeline: type, shape: Sequence[int]) -> torch.Tensor
     else:
         sent = wire.tensor(written, "generated_output", shape, kinds)
     picture = sent.float() / (255 if sent.dtype == torch.uint8 else 1)
-    if bool((picture < -0.01).any() | (picture > 1.01).any()):
+    if not bool(((picture > -0.01) & (picture < 1.01)).all()):  # nor NaN
         raise EngineError("sent a generated_output with values outside of 0 to 1")
-    return picture
+    return picture.clamp(0, 1)
 
 
 def _of_nodes(tree: Tree, root_of: Sequence[int], log_probs: torch.Tensor, dimensions: int) -> torch.Tensor:

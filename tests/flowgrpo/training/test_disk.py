@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from flowgrpo.training import checkpoint, disk
+from flowgrpo.training import disk, snapshot
 
 
 def test_errors_of_the_system_are_told_by_their_number():
@@ -36,7 +36,7 @@ def write_too_much(way, file):
 
 
 @pytest.mark.parametrize(
-    "way", [checkpoint._write, lambda file, tensors: save_file(tensors, file)], ids=["torch", "safetensors"]
+    "way", [snapshot._write, lambda file, tensors: save_file(tensors, file)], ids=["torch", "safetensors"]
 )
 def test_what_the_libraries_make_of_it_is_told_too(tmp_path, way):
     pid = os.fork()
