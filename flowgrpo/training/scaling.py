@@ -197,7 +197,7 @@ _MOST = {
     "rollout": "sampling takes the most",
     "decode": "decoding takes the most",
     "update": "the update takes the most",
-    "evaluate": "evaluations take the most, once in eval.every iterations (run.evaluators takes them off the path)",
+    "evaluate": "evaluations take the most, once in eval.every iterations; run.evaluators (not planned) spares them",
     "traffic": "waiting for other GPUs takes the most",
     "fixed": "the fixed part takes the most",
 }

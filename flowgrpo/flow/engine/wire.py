@@ -3,7 +3,7 @@
 Nothing that was sent is run: no pickle is read, and what a tensor may be is said before it is looked at. The formats are
 those of sgl-project/sglang, python/sglang/multimodal_gen/runtime/entrypoints/post_training: rollout_api.py at 078e5e2a and
 io_struct.py at 00e1106f (a list of one map for each sample), utils.py at 067e8f42 (a tensor is a map with `__tensor__`,
-`data`, `shape` and `dtype`; later states send `data` as bytes). Read in November 2026; no engine was at hand.
+`data`, `shape` and `dtype`; later states send `data` as bytes). Not run against an engine.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def test_the_next_checkpoint_waits_for_the_one_before_and_gets_its_error(tmp_pat
     monkeypatch.setattr(snapshot, "_write_whole", lambda *options: may.wait(60) and real(*options))
     parts = trained(None)
     before = held(*parts)
-    with Background() as background:
+    with pytest.raises(OSError, match="full"), Background() as background:  # noqa: PT012
         writer = Writer(tmp_path, background, keep=2, peers=Peers())
         writer.wait()
         writer.begin(taken(*parts), lambda: True)

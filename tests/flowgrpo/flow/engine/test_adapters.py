@@ -135,3 +135,38 @@ def test_networks_and_biases_that_an_engine_leaves_out_are_refused(adapters, wei
         InputError, match=r"^run.engine: adapters can be pushed for transformer and transformer_2, not for unet"
     ):
         again()
+
+
+class TwoNetworks:
+    """An engine of two networks, as its client sees it."""
+
+    urls = ("http://engine",)
+
+    def __init__(self):
+        self.merged = {}
+
+    def remove_adapters(self, url):
+        self.merged = {}
+
+    def set_adapters(self, url, files):
+        self.merged = {network: nickname for network, (nickname, _) in files.items()}
+
+    def checksums(self, url, networks):
+        return {network: f"{network} {self.merged.get(network)}" for network in networks}
+
+    def active(self, url):
+        return {network: [nickname] for network, nickname in self.merged.items()}
+
+
+def test_of_two_networks_one_may_stay_as_it_was(adapters, monkeypatch):
+    """Only the experts of a window's noise levels move in an iteration."""
+    tensors = {network: {"layer.lora_B.weight": torch.ones(2, 2)} for network in ("transformer", "transformer_2")}
+    monkeypatch.setattr(adapters, "_tensors", lambda: tensors)
+    adapters.client = TwoNetworks()
+    adapters.push()
+    before = dict(adapters.client.merged)
+    tensors["transformer"] = {"layer.lora_B.weight": torch.full((2, 2), 2.0)}
+    adapters.push()
+    after = adapters.client.merged
+    assert before["transformer"] != after["transformer"]
+    assert before["transformer_2"] == after["transformer_2"]
