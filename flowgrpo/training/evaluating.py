@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -124,13 +124,18 @@ class Evaluating:
     @contextmanager
     def ended(self) -> Iterator[None]:
         """Wait for all evaluations when this context ends, and let the evaluators end."""
-        stopped = None
+        stopped, loop = None, self._loop
         try:
             yield
+            if self._ranks:
+                loop.background.wait()
         except Stopped as error:
             stopped = error
-        if self._ranks and self._rank == 0:
-            self._loop.background.wait()
+        if isinstance(stopped, Lost):
+            with suppress(Lost):
+                loop.background.wait()  # a checkpoint may be under way
+            stopped.rest = checkpoint.rest(loop.checkpoints, loop.done)
+        elif self._ranks and self._rank == 0:
             self._post(End(stopped), behind=0)
         if stopped is not None:
             raise stopped
@@ -187,4 +192,4 @@ class Evaluating:
             yield
         except RuntimeError as error:
             said = f"process {evaluator}, which evaluated, has ended ({' '.join(str(error).split())[:160]})"
-            raise Lost(f"stopped, {said}", checkpoint.rest(self._loop.checkpoints, self._loop.done)) from error
+            raise Lost(f"stopped, {said}", "") from error  # `ended` says what is left, once it is written
