@@ -151,7 +151,7 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
     _check_only(settings.rewards, train_prompts, "rewards", "training")
     _check_only(settings.eval_rewards, eval_prompts, "eval_rewards", "held-out")
     if settings.run.evaluators and not eval_prompts:
-        raise InputError("run.evaluators: there are no held-out prompts; set it to 0, or prompts.eval and eval.prompts")
+        raise InputError("run.evaluators: there are no held-out prompts; name some in prompts.eval, or set it to 0")
     rewards, eval_rewards = scorer.rewards(settings.rewards, settings.eval_rewards)
     if settings.prompts.pick.by == "variance" and settings.train.groups > len(train_prompts):
         raise InputError(
