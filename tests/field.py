@@ -73,9 +73,14 @@ def trainer(
 ):
     """A run of a configuration, in its folder; the first prompts are evaluated too. Options as of `Loop`."""
     policy = FieldPolicy(field or Network(), (2,), linear_sigmas(steps, 3.0))
-    kl = chosen.algorithm.objective.kl
+    algorithm = chosen.algorithm
     weights = Weights(
-        policy.modules, None, ema=chosen.train.ema, reference=kl.reference if kl.beta > 0 else None, refresh=kl.refresh
+        policy.modules,
+        None,
+        ema=chosen.train.ema,
+        reference=algorithm.reference,
+        refresh=algorithm.objective.kl.refresh,
+        old=algorithm.old,
     )
     rows = [prompts.Prompt(text) for text in texts]
     chosen.run.folder.mkdir(parents=True, exist_ok=True)

@@ -54,6 +54,12 @@ CASES = {
         },
         [("closeness", closeness), ("ranked", ranked)],
     ),
+    "final samples, noised": (CHAIN | {"algorithm": {"preset": "nft"}}, [("closeness", closeness)]),
+    "final samples about their mean": (CHAIN | {"algorithm": {"preset": "crd"}}, [("closeness", closeness)]),
+    "final samples in pairs": (
+        CHAIN | {"algorithm": {"preset": "dpo"}, "train__groups": 4, "train__updates": 1, "train__split": "groups"},
+        [("closeness", closeness)],
+    ),
     "groups of unequal sizes": (
         {
             "train__groups": 2,

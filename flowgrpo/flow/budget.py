@@ -17,7 +17,8 @@ from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline import loading, weightless
 from flowgrpo.flow.pipeline.switches import DECODERS
 from flowgrpo.flow.pipeline.traits import ENCODERS, is_network
-from flowgrpo.flow.plan import call_and_branches, kept
+from flowgrpo.flow.plan import call_and_branches
+from flowgrpo.flow.predicted import kept
 from flowgrpo.flow.trial import Sampling, Trial, trial
 from flowgrpo.schema.sections import Lora
 from flowgrpo.training import quantise, quantise_libraries
@@ -99,7 +100,7 @@ class FlowBudget(Budget):
         resident = sum(size for name, size in shared.items() if model.lora or name not in trial.shapes) - away
         stay = {
             "weights": resident if model.text_encoders == "keep" else resident - encoders,
-            **learnt(self.config, trial.trained, reference=self._has_reference(), among=among),
+            **learnt(self.config, trial.trained, copies=self._copies(), among=among),
             "states": -(-self.states // shares) * trial.state,
         }
         of_group, degree = self.group * trial.rollout.sample, self.config.run.context_parallel
@@ -177,11 +178,12 @@ class FlowBudget(Budget):
         tiled = sampling.decode_tiled if self.config.model.vae_tiling else None
         return tiled or sampling.decode
 
-    def _has_reference(self) -> bool:
-        """Whether the reference of the divergence is a copy of what is learned."""
-        kl, lora = self.config.algorithm.objective.kl, self.config.model.lora
-        begun = lora is None or (lora.path is not None and kl.reference == "fixed")  # as something else than the base
-        return kl.beta > 0 and (begun or kl.reference == "moving")
+    def _copies(self) -> int:
+        """How many other policies are copies of what is learned: the reference perhaps, and the old one."""
+        algorithm, lora = self.config.algorithm, self.config.model.lora
+        reference = algorithm.reference
+        begun = lora is None or (lora.path is not None and reference == "fixed")  # as something else than the base
+        return (reference is not None and (begun or reference == "moving")) + (algorithm.old is not None)
 
 
 def fit(config: Config, gpu_bytes: int) -> dict[str, Any]:

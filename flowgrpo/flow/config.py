@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from flowgrpo.errors import InputError
+from flowgrpo.flow import elbo
 from flowgrpo.flow.methods import CHOICES, presets
 from flowgrpo.flow.pipeline.backends import AttentionBackend, refuse_lossy_attention
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
 from flowgrpo.schema.sections import Eval, Lora, Quantised, RewardUse, RunConfig, Train, check_quantised
 from flowgrpo.training import roles
+from flowgrpo.training.decay import Decay
 from flowgrpo.training.parts import check_geometry
+
+if TYPE_CHECKING:
+    from samplers.kernels import Kernel
+    from samplers.trees import Plan
 
 
 class Model(Strict):
@@ -61,7 +68,7 @@ class Model(Strict):
 
 
 class Algorithm(Strict):
-    """A preset with any of its five axes replaced; see `flowgrpo.flow.methods.presets`."""
+    """A preset with any of its six axes replaced; see `flowgrpo.flow.methods.presets`."""
 
     preset: str
     """The method: a row of the table of presets."""
@@ -69,6 +76,8 @@ class Algorithm(Strict):
     """Which latents are visited."""
     kernel: SerializeAsAny[Choice]
     """How one step moves."""
+    likelihood: SerializeAsAny[Choice]
+    """What the policy makes more or less likely: the steps of trajectories, or final samples."""
     credit: SerializeAsAny[Choice]
     """Which edge earned the reward."""
     baseline: SerializeAsAny[Choice]
@@ -85,14 +94,56 @@ class Algorithm(Strict):
         """Number of initial states of a group of `group_size` trained trajectories."""
         return self.tree.roots(group_size)
 
+    def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
+        """The plan of an iteration's trees, with what of it the update needs; arguments and errors as of the tree's."""
+        return self.likelihood.plan(self.tree.plan(kernels, group_size, seed, iteration))
+
     @property
     def keeps_groups_whole(self) -> str | None:
         """The setting, as it is written, for which all samples of a group must lie on one process; None if none does."""
-        return self.tree.keeps_groups_whole
+        coupled = f"algorithm.objective={self.objective.name}" if self.objective.couples == "group" else None
+        return self.tree.keeps_groups_whole or coupled
+
+    @property
+    def sampler(self) -> str:
+        """The policy that rolls out."""
+        return self.likelihood.sampler if self.likelihood.name == "elbo" else "live"
+
+    @property
+    def solver(self) -> str | None:
+        """The multistep solver that walks chains to their ends; None where a tree is grown."""
+        solver = getattr(self.kernel, "solver", "euler")
+        return None if solver == "euler" else solver
+
+    @property
+    def old(self) -> Decay | None:
+        """How the old policy follows the live one; None where nothing asks for it."""
+        asked = self.likelihood.name == "elbo" and "old" in self.likelihood.policies | self.objective.policies
+        return self.likelihood.old if asked else None
+
+    @property
+    def reference(self) -> str | None:
+        """What the reference is, see `training.weights.Weights`; None where nothing asks for it."""
+        asked = "reference" in self.likelihood.policies | self.objective.policies
+        return self.objective.kl.reference if asked else None
 
     @model_validator(mode="after")
     def _agree(self) -> Algorithm:
         objective, form = self.objective.name, self.kernel.log_prob
+        if self.likelihood.name not in self.objective.likelihoods:
+            raise InputError(
+                f"algorithm.objective: {objective} needs algorithm.likelihood={self.objective.likelihoods[0]}; by "
+                f"{self.likelihood.name} there are clip, soft_gate, gradient and proximal"
+            )
+        if self.reference is None and self.objective.kl.reference != "fixed":
+            raise InputError("algorithm.objective.kl.beta: 0 switches a base or moving reference off, raise it")
+        if self.likelihood.name == "elbo":
+            elbo.check(self)
+        elif self.kernel.name == "ode":
+            raise InputError(
+                "algorithm.kernel: steps of ode have no log-probability; take algorithm.likelihood=elbo, or a kernel with "
+                "noise, flow_sde say"
+            )
         if objective == "normalised_ratio" and form != "mean":
             raise InputError(f"algorithm.kernel.log_prob: normalised_ratio normalises mean, not {form}; take mean")
         if self.objective.step_weights == "noise_aware" and form == "constant_free":
@@ -167,6 +218,8 @@ class Config(RunConfig):
             trainers = self.run.trainers(self.run.processes)
         check_geometry(self.train, self.algorithm, trainers, sharing=sharing, generators=self.run.generators)
         self._check_prefix()
+        if self.algorithm.likelihood.name == "elbo":
+            elbo.check_run(self)
         if self.train.draft is not None and self.algorithm.tree.start == "shared":
             raise InputError("train.draft: it chooses the starts of a group, set algorithm.tree.start=independent")
         if self.prompts.pick.budget == "knapsack" and roots == 1:

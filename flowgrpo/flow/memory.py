@@ -44,7 +44,7 @@ def memory_estimate(
     Raises:
         InputError: there is no such model.
     """
-    model, train, kl = config.model, config.train, config.algorithm.objective.kl
+    model, train, reference = config.model, config.train, config.algorithm.reference
     components = component_shapes(model.path) if components is None else components
     width = torch.finfo(DTYPES[model.dtype]).bits // 8
     numel = {name: sum(math.prod(s) for s in own.values()) for name, own in components.items()}
@@ -56,14 +56,14 @@ def memory_estimate(
             frozen -= count
             away += count if not resting or model.text_encoders == "offload" else 0
     whole = {name: own for name, own in components.items() if name.startswith(TRAINED)}
-    copies = 2 + (train.ema is not None)  # the weight, its gradient, the average
+    copies = 2 + (train.ema is not None) + (config.algorithm.old is not None)  # the weight, its gradient, and those
     if model.lora is None:
         trained = sum(numel[name] for name in whole)
         frozen -= trained  # trained in float32 instead
-        copies += kl.beta > 0
+        copies += reference is not None
     else:
         begun = start.adapters(model) if begun is None else begun
-        copies += kl.beta > 0 and (kl.reference == "moving" or (kl.reference == "fixed" and bool(begun)))
+        copies += reference == "moving" or (reference == "fixed" and bool(begun))
         tensors = {f"{name}.{key}": shape for name, own in whole.items() for key, shape in own.items()}
         trained = sum(each.size for each in begun.values()) if begun else adapter_size(tensors, model.lora)
     moments = OPTIMIZERS[train.optimizer.name].bytes_per_number

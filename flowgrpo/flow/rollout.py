@@ -22,6 +22,7 @@ from flowgrpo.training.share import WHOLE, Share
 from rewards import Reward
 from samplers import noise
 from samplers.batches import batched
+from samplers.solvers import solve
 from samplers.trees import Plan, Root, Tree, grow
 
 
@@ -71,6 +72,7 @@ def rollout(
     micro_batch: int,
     seed: int,
     iteration: int,
+    solver: str | None = None,
     keep_means: bool = False,
     deal: Deal | None = None,
     gather: Gather | None = None,
@@ -82,6 +84,7 @@ def rollout(
         roots: this process's; their rows are `Row`s.
         micro_batch: rows in one call of the model.
         seed: of the run; with `iteration`, the head of every noise address.
+        solver: a multistep one (`samplers.solvers`) that walks chains to their ends, instead of the plan; None: the plan.
         keep_means: whether trained edges keep the mean of their step.
         deal, gather, share: see `score_pieces`.
     """
@@ -92,7 +95,10 @@ def rollout(
     def edge_noise(shape, *address):
         return noise.noise(shape, seed, "edge", iteration, *address)
 
-    tree = grow(plan, policy.sigmas, roots, start, policy.velocity, edge_noise, micro_batch, keep_means)
+    if solver is None:
+        tree = grow(plan, policy.sigmas, roots, start, policy.velocity, edge_noise, micro_batch, keep_means)
+    else:
+        tree = solve(solver, policy.sigmas, roots, start, policy.velocity, micro_batch)
 
     def decode(leaves: Sequence[int], own: Sequence[Row]) -> torch.Tensor:
         return policy.decode(tuple(x[list(leaves)] for x in tree.samples), own)

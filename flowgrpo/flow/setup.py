@@ -29,11 +29,13 @@ from flowgrpo.flow.pipeline.loading import load_policy, pipeline_class
 from flowgrpo.flow.pipeline.modality import expected_shape, frame_rate, sampling_rate
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.pipeline.switches import checkpoint_gradients, compile_blocks, decoders, offload, tile
-from flowgrpo.flow.plan import call_and_branches, predicted
+from flowgrpo.flow.plan import call_and_branches
+from flowgrpo.flow.predicted import predicted
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.schema.sections import Ema
 from flowgrpo.training import checkpoint, sharding
 from flowgrpo.training.adapters import Adapter
+from flowgrpo.training.decay import Decay
 from flowgrpo.training.offload_activations import offload_activations
 from flowgrpo.training.optimizers import check_compiler
 from flowgrpo.training.quantise import refuse_dynamic
@@ -195,12 +197,13 @@ def policy_and_weights(
     for network in policy.modules.values():
         refuse_dynamic(network)
     set_switches(model, policy, torch.empty(0, device=device).device)  # with its index, as weights say it
-    kl = config.algorithm.objective.kl
-    reference = kl.reference if learns and kl.beta > 0 else None
-    ema = config.train.ema if learns else None
+    algorithm = config.algorithm
+    kept = (
+        {"ema": config.train.ema, "reference": algorithm.reference, "old": algorithm.old} if learns else {"ema": None}
+    )
 
     def make() -> Weights:
-        made = trainable(model, policy, ema=ema, reference=reference, refresh=kl.refresh, begun=begun)
+        made = trainable(model, policy, **kept, refresh=algorithm.objective.kl.refresh, begun=begun)
         if distributed.is_initialized() and config.run.context_parallel > 1:  # a doctor or an export is alone
             context.share_calls(policy.modules, config.run.context_parallel, device)
         return made
@@ -223,6 +226,7 @@ def trainable(
     ema: Ema | None,
     reference: str | None = None,
     refresh: int = 1,
+    old: Decay | None = None,
     begun: Mapping[str, Adapter] = MappingProxyType({}),
 ) -> Weights:
     """Unfreeze and return what a config trains: adapters on the policy's modules, or all their weights; see `Weights`.
@@ -231,7 +235,7 @@ def trainable(
         begun: what `start.adapters` returned.
     """
     lora = begun or (model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, policy.modules))
-    return Weights(policy.modules, lora, ema=ema, reference=reference, refresh=refresh)
+    return Weights(policy.modules, lora, ema=ema, reference=reference, refresh=refresh, old=old)
 
 
 def with_sampling_rate(prompts: Sequence[Prompt], policy: DiffusersPolicy) -> list[Prompt]:

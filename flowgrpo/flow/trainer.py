@@ -1,6 +1,6 @@
-"""The loop over a flow model: trees grown by a policy, credited and updated by the five axes.
+"""The loop over a flow model: trees grown by a policy, credited and updated by the six axes.
 
-The policy gives velocities, the five axes the plan of the trees, units, advantages and the loss; nothing here asks which
+The policy gives velocities, the six axes the plan of the trees, units, advantages and the loss; nothing here asks which
 method is running. How the loop departs from those of the papers' released code (how a method departs from its source stands
 above its row in `flow.methods.presets`):
 
@@ -44,6 +44,7 @@ from flowgrpo.flow.engine.rollout import EngineRollout
 from flowgrpo.flow.engine.wire import EngineError
 from flowgrpo.flow.methods.credit import calibrated, step_signs
 from flowgrpo.flow.methods.kernel import Preserving
+from flowgrpo.flow.noised import Noised, calls_of, taken
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.replay import replayed
@@ -128,22 +129,24 @@ class Trainer(Loop):
         """Grow this process's trees; their leaves are the samples."""
         config, algorithm = self.config, self.config.algorithm
         kernels = algorithm.kernel.kernels(len(self.policy.sigmas) - 1, self.levels)
-        plan = algorithm.tree.plan(kernels, config.train.group_size, config.run.seed, iteration)
+        plan = algorithm.plan(kernels, config.train.group_size, config.run.seed, iteration)
         if self.engine is not None:
             return self._by_engine(iteration, groups, plan)
-        tree, scores = rollout(
-            self.policy,
-            plan,
-            self._roots(iteration, groups),
-            rewards=self.rewards,
-            micro_batch=config.train.rollout_rows,
-            seed=config.run.seed,
-            iteration=iteration,
-            keep_means=algorithm.objective.needs_old_means,
-            deal=self.deal(iteration, groups),
-            gather=self.gather_rolled,
-            share=self.share,
-        )
+        with self.weights.policy(algorithm.sampler):
+            tree, scores = rollout(
+                self.policy,
+                plan,
+                self._roots(iteration, groups),
+                rewards=self.rewards,
+                micro_batch=config.train.rollout_rows,
+                seed=config.run.seed,
+                iteration=iteration,
+                solver=algorithm.solver,
+                keep_means=algorithm.objective.needs_old_means,
+                deal=self.deal(iteration, groups),
+                gather=self.gather_rolled,
+                share=self.share,
+            )
         return Batch(groups, tree, scores, len(self._pool(iteration, groups).own))
 
     def _by_engine(self, iteration: int, groups: Groups, plan: Plan) -> Batch:
@@ -214,7 +217,8 @@ class Trainer(Loop):
 
     @override
     def on_updated(self, moved: dict[str, Any]) -> None:
-        """Adapt the coefficient of the divergence (`beta`), where it has a target."""
+        """Adapt the coefficient of the divergence (`beta`), where it has a target, and let the old policy follow."""
+        self.weights.after_iteration()
         self.beta = self.config.algorithm.objective.kl.adapted(self.beta, moved["policy/kl"])
 
     @override
@@ -237,6 +241,8 @@ class Trainer(Loop):
         algorithm, tree = self.config.algorithm, batch.tree
         known = units.values.isfinite().any(1)
         units = replace(units, weight=units.weight.where(known, 0.0))  # a lost sample's edges weigh nothing
+        if algorithm.likelihood.name == "elbo":
+            return self._noised(batch, units, advantages=advantages, trained=trained & known)
         return Credited(
             tree=replayed(
                 self.config,
@@ -252,6 +258,34 @@ class Trainer(Loop):
             beta=self.beta,
             group_weight=batch.groups.weights[units.comparison[:, 0]],
             correction=None if batch.engine is None else self._corrections(batch),
+        )
+
+    def _noised(self, batch: Batch, units: Units, *, advantages: torch.Tensor, trained: torch.Tensor) -> Credited:
+        """The samples that the update scores, for `likelihood: elbo`; arguments as of `credit_edges`."""
+        config, tree = self.config, batch.tree
+        leaves, address = tree.leaves, (config.run.seed, "elbo", self.done)
+        keep = units.to_edges(trained.double())[leaves] > 0
+        keep &= torch.stack([x.flatten(1).isfinite().all(1).cpu() for x in tree.samples]).all(0)
+        of_leaves = units.to_edges(advantages)[leaves]
+        keep = taken(config.algorithm.objective, tree, of_leaves, keep)
+        likelihood, group_weight = config.algorithm.likelihood, batch.groups.weights[units.comparison[:, 0]]
+        noised = Noised(
+            likelihood=likelihood,
+            tree=tree,
+            calls=calls_of(likelihood, tree, keep, micro_batch=config.train.micro_batch, address=address),
+            advantages=of_leaves,
+            weights=units.to_edges(units.weight)[leaves],
+            factors=units.to_edges(group_weight)[leaves],
+            address=address,
+        )
+        return Credited(
+            tree=tree,
+            units=units,
+            advantages=advantages,
+            step_weights={},
+            beta=self.beta,
+            group_weight=group_weight,
+            noised=noised,
         )
 
     def _corrections(self, batch: Batch) -> torch.Tensor:

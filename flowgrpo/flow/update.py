@@ -1,13 +1,14 @@
-"""The update: replay the evaluations of a rollout with gradient, and take one optimizer step per part."""
+"""The update: replay a rollout's evaluations, or score its samples, with gradient, and take one optimizer step per part."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from flowgrpo.flow.methods.objective import LossInputs, PolicyGradient, TrainedStep
+from flowgrpo.flow.noised import Matching, Noised
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.prefix import PathRatios
 from flowgrpo.training.baseline import Units
@@ -19,7 +20,7 @@ from samplers.trees import Edges, Evaluation, Tree, edge_transition
 
 @dataclass(frozen=True, kw_only=True)
 class Credited:
-    """A rollout's tree, with the advantages and the weights in the loss of its edges.
+    """A rollout's tree, with the advantages and the weights in the loss of its edges, or of its samples.
 
     Attributes:
         tree: its trained edges are those of the update.
@@ -28,6 +29,7 @@ class Credited:
         step_weights: weight in the loss of each trained (kernel, sigma, sigma_next).
         beta: coefficient of the divergence.
         group_weight: (U,) weight of each unit's group; it multiplies the loss, and the mean does not divide by it.
+        noised: the samples as the update scores them, by likelihood elbo; None where it replays the tree.
         correction: (nodes,) weight of the edge to each node for having been rolled out by another policy, which multiplies
             the loss likewise; None where the trained policy rolled out.
     """
@@ -39,6 +41,7 @@ class Credited:
     beta: float
     group_weight: torch.Tensor
     correction: torch.Tensor | None = None
+    noised: Noised | None = None
 
     def of_edges(self, nodes: torch.Tensor) -> torch.Tensor:
         """Advantages (E,) of the edges that lead to `nodes`; 0 for edges without a unit."""
@@ -82,21 +85,44 @@ def update_part(
         sum_shares: sum of a tensor over the shares of the data.
         sum_processes: sum over all processes; those of one share have each a part of its gradient.
     """
-    evaluations = [e for e in credited.tree.evaluations if e.part == part and e.trained]
-    local = sum(float(credited.weights(edges).sum()) for e in evaluations for edges in e.trained)
-    total = float(sum_shares(torch.tensor(local, dtype=torch.float64)))
     stats = UpdateStats()
+    evaluations = [e for e in credited.tree.evaluations if e.part == part and e.trained]
+    if credited.noised is None:
+        local = sum(float(credited.weights(edges).sum()) for e in evaluations for edges in e.trained)
+    else:
+        local = credited.noised.weight(part)
+    total = float(sum_shares(torch.tensor(local, dtype=torch.float64)))
     if total == 0:
         return stats
     optimizer.zero_grad(set_to_none=True)
-    paths = PathRatios(credited.tree) if objective.needs_prefix else None
-    for evaluation in evaluations:
-        loss = _loss(policy, weights, objective, credited=credited, evaluation=evaluation, paths=paths, stats=stats)
+    if credited.noised is None:
+        losses = _replayed(policy, weights, objective, credited=credited, evaluations=evaluations, stats=stats)
+    else:
+        matching = Matching(
+            policy=policy, weights=weights, objective=objective, noised=credited.noised, beta=credited.beta
+        )
+        losses = matching.losses(part, stats, sum_shares)
+    for loss in losses:
         weights.lockstep.backward(scaler.scale(loss / total))
     optimizer_step(
         weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=max_grad_norm, reduce=sum_processes
     )
     return stats
+
+
+def _replayed(
+    policy: Policy,
+    weights: Weights,
+    objective: PolicyGradient,
+    *,
+    credited: Credited,
+    evaluations: Sequence[Evaluation],
+    stats: UpdateStats,
+) -> Iterator[torch.Tensor]:
+    """Yield the weighted sum of the loss of each evaluation's edges."""
+    paths = PathRatios(credited.tree) if objective.needs_prefix else None
+    for evaluation in evaluations:
+        yield _loss(policy, weights, objective, credited=credited, evaluation=evaluation, paths=paths, stats=stats)
 
 
 def _loss(
@@ -113,7 +139,7 @@ def _loss(
     beta, state, sigma = credited.beta, evaluation.state, evaluation.sigma
     reference = None
     if beta > 0:
-        with torch.no_grad(), weights.reference():
+        with torch.no_grad(), weights.policy("reference"):
             reference = policy.velocity(state, sigma, evaluation.rows)
     velocity = policy.velocity(state, sigma, evaluation.rows)
     loss = torch.zeros((), device=state[0].device)
@@ -130,7 +156,7 @@ def _loss(
             stats.kl = (stats.kl or 0.0) + float(divergence.detach().sum())
         weight = credited.weights(edges) * credited.factors(edges)
         loss = loss + (per_edge * weight.to(per_edge)).sum()
-        _measure(inputs, objective, stats)
+        stats.measure(inputs.log_prob - inputs.old_log_prob, objective.clipped(inputs))
     return loss
 
 
@@ -153,13 +179,3 @@ def _loss_inputs(
         reference_mean=None if reference is None else edge_transition(edges, sigma, state, reference, cap)[0],
         reference_velocity=None if reference is None else tuple(v[rows] for v in reference),
     )
-
-
-@torch.no_grad()
-def _measure(inputs: LossInputs, objective: PolicyGradient, stats: UpdateStats) -> None:
-    gap = (inputs.log_prob - inputs.old_log_prob).abs()
-    stats.edges += len(gap)
-    before = -1.0 if stats.max_abs_log_ratio is None else stats.max_abs_log_ratio
-    stats.max_abs_log_ratio = float(torch.tensor([before, gap.max()]).max())  # unlike Python's max, this keeps NaN
-    stats.sum_abs_log_ratio += float(gap.sum())
-    stats.clipped += int(objective.clipped(inputs).sum())

@@ -75,7 +75,7 @@ class TextBudget(Budget):
         begun = whole or (model.lora.path is not None and kl.reference == "fixed")  # as something else than the base
         stay = {
             "weights": self.rewards + (0 if whole else -(-base // among)),
-            **learnt(self.config, trial.trained, reference=begun and kl.reference is not None, among=among),
+            **learnt(self.config, trial.trained, copies=int(begun and kl.reference is not None), among=among),
         }
         kept = 0 if model.gradient_checkpointing else quantise_libraries.kept(trial.shapes, trial.width, form)
         checkpointed = trial.update_checkpointed if model.gradient_checkpointing else None

@@ -86,6 +86,8 @@ class Baseline(Choice):
     """0 divides its sum of squares by n, 1 by n - 1."""
     clip: float = Field(5.0, gt=0)
     """Advantages are cut to -+ it."""
+    scale: float = Field(1.0, gt=0)
+    """Advantages are multiplied by it, once they are cut."""
     combine: Literal["sum", "per_reward", "decoupled"] = "sum"
     """Several rewards: sum, compare their weighted sum; per_reward, add advantages of each; decoupled, normalised again."""
     drop_zero: bool = False
@@ -121,7 +123,7 @@ class Baseline(Choice):
             advantages = whitened(advantages.where(total.isfinite(), torch.nan), self.eps, self.ddof)
         if anchor is not None:
             advantages = advantages + anchor * total.nan_to_num()
-        return advantages.clamp(-self.clip, self.clip)
+        return advantages.clamp(-self.clip, self.clip) * self.scale
 
     @abstractmethod
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
@@ -272,7 +274,37 @@ class Absolute(Baseline):
         return deviation / (spread + self.eps)
 
 
-BASELINES = named(GroupMean, LeaveOneOut, Median, Tracker, Absolute)
+class Raw(Baseline):
+    """Nothing: the reward itself is the advantage, as in reward-weighted regression."""
+
+    name: Literal["none"] = "none"
+
+    @override
+    def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
+        return values.nan_to_num()
+
+
+def best(values: Tensor, comparison: Tensor) -> Tensor:
+    """Advantages (U,): 1 for the best of a set, all of them where several tie, and 0 for the others and for equal sets."""
+    _, index = comparison.unique(dim=0, return_inverse=True)
+    known = values.where(values.isfinite(), -torch.inf)
+    top = values.new_full((int(index.max()) + 1,), -torch.inf).scatter_reduce(0, index, known, "amax")
+    return ((known == top[index]) & values.isfinite() & varied(values, comparison)).to(values)
+
+
+class Best(Baseline):
+    """Only the best of the set is learned from, as in fine-tuning on the best of N samples."""
+
+    name: Literal["best"] = "best"
+    drop_zero: bool = True
+    """Whether edges of advantage 0, all but those of the best, leave the update."""
+
+    @override
+    def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
+        return best(values, comparison)
+
+
+BASELINES = named(GroupMean, LeaveOneOut, Median, Tracker, Absolute, Raw, Best)
 
 
 def zero_std_fraction(values: Tensor, comparison: Tensor) -> float:

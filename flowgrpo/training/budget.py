@@ -193,21 +193,21 @@ def gathered(tensors: Mapping[str, Shape], size: Callable[[Mapping[str, Shape]],
     return outside + round(GATHERED * max(map(size, blocks.values()), default=0))
 
 
-def learnt(config: RunConfig, trained: int, *, reference: bool, among: int) -> dict[str, int]:
+def learnt(config: RunConfig, trained: int, *, copies: int, among: int) -> dict[str, int]:
     """Bytes of what is learned: the weights with their copies, the optimizer's moments, and gradients.
 
-    Copies are the average, the reference and the versions of `run.staleness`.
+    Beside `copies` there are the average and the versions of `run.staleness`.
 
     Gradients are freed when the next update begins, so that they are there in all phases.
 
     Args:
         trained: how many numbers are trained.
-        reference: whether a copy of them is the reference of a divergence.
+        copies: of them that are other policies, as the reference of a divergence.
         among: how many processes share the networks.
     """
     trained = trained if config.model.lora else -(-trained // among)
     versions = config.run.staleness + 1 if config.run.staleness else 0
-    copies = 1 + (config.train.ema is not None) + reference + versions
+    copies += 1 + (config.train.ema is not None) + versions
     moments = OPTIMIZERS[config.train.optimizer.name].bytes_per_number
     return {"trained": 4 * copies * trained, "optimizer": round(moments * trained), "gradients": 4 * trained}
 

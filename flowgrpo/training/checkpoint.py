@@ -30,7 +30,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.training import digests, optimizers, random_states, shards
 from flowgrpo.training.report import is_number
 from flowgrpo.training.versions import Versions
-from flowgrpo.training.weights import AVERAGE, REFERENCE, Weights, local, placed_as
+from flowgrpo.training.weights import AVERAGE, OLD, REFERENCE, Weights, local, placed_as
 from rewards.memory import is_out_of_memory
 
 WHOLE = "weights.safetensors"
@@ -227,7 +227,7 @@ def load_averaged(checkpoint: Path, weights: Weights) -> int:
     with _told(checkpoint):
         written = _shapes(checkpoint)
         kind = AVERAGE if any(name.startswith(AVERAGE) for name in written) else ""
-        others = tuple({AVERAGE, REFERENCE} - {kind})
+        others = tuple({AVERAGE, REFERENCE, OLD} - {kind})
         used = {name: shape for name, shape in written.items() if name.startswith(kind) and not name.startswith(others)}
         _read_weights(checkpoint, {f"{kind}{name}": p.detach() for name, p in weights.named.items()}, used)
     return state["step"]

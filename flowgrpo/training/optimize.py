@@ -37,6 +37,25 @@ class UpdateStats:
     taken: int = 0
     skipped: int = 0
 
+    @torch.no_grad()
+    def measure(self, log_ratio: torch.Tensor, clipped: torch.Tensor, *, exact: bool = True) -> None:
+        """Count edges in.
+
+        Args:
+            log_ratio: (E,) of each.
+            clipped: (E,) bool, which the objective stops.
+            exact: whether the ratio is to be 1 before the first update of an iteration; only then the largest is kept.
+        """
+        gap = log_ratio.abs()
+        self.edges += len(gap)
+        if exact:
+            before = -1.0 if self.max_abs_log_ratio is None else self.max_abs_log_ratio
+            self.max_abs_log_ratio = float(
+                torch.tensor([before, gap.max()]).max()
+            )  # unlike Python's max, this keeps NaN
+        self.sum_abs_log_ratio += float(gap.sum())
+        self.clipped += int(clipped.sum())
+
 
 def optimizer_step(
     weights: Weights,

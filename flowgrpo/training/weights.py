@@ -1,4 +1,4 @@
-"""The weights being trained: LoRA adapters or whole networks, their average, and the reference they are held to."""
+"""The weights being trained: LoRA adapters or whole networks, their average, the reference and the old policy."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.sections import Ema, Lora
 from flowgrpo.training.adapters import Adapter
+from flowgrpo.training.decay import Decay
 from flowgrpo.training.hub import Shape
 from flowgrpo.training.lockstep import Lockstep
 
@@ -32,7 +33,7 @@ else:
     tuners_utils = lazy("peft.tuners.tuners_utils")
 
 EMBEDDINGS = tuple(f"{name}.weight" for name in ("embed_tokens", "wte", "word_embeddings", "tok_embeddings"))
-AVERAGE, REFERENCE = "average.", "reference."  # what the names of their tensors begin with
+AVERAGE, REFERENCE, OLD = "average.", "reference.", "old."  # what the names of their tensors begin with
 # The attention projections of language models.
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "attn_out")
 # The attention projections of diffusers' transformers, of the image and of the text stream.
@@ -54,6 +55,7 @@ class Weights:
         reference: what `reference()` will be: `fixed` weights as they started (a copy is kept, unless they are adapters that
             started as none), the `base` without adapters, or `moving` ones, a copy of the live weights taken every `refresh`
             optimizer steps; None if it will not be needed.
+        old: how the old policy follows the live one; None if it will not be needed.
         extra_modules: further small modules by name, of which every weight is trained.
 
     Attributes:
@@ -69,6 +71,7 @@ class Weights:
         ema: Ema | None = None,
         reference: str | None = None,
         refresh: int = 1,
+        old: Decay | None = None,
         extra_modules: Mapping[str, torch.nn.Module] = MappingProxyType({}),
     ):
         self.modules, self.extra_modules, self._ema_config = modules, extra_modules, ema
@@ -96,13 +99,16 @@ class Weights:
             self._refresh is not None or (reference == "fixed" and started) or (reference == "base" and lora is None)
         )
         self._reference = [p.detach().clone() for p in self.parameters] if copied else None
+        self._decay = old
+        self._old = [p.detach().clone() for p in self.parameters] if old is not None else None
 
     def to(self, device: torch.device) -> None:
-        """Put the trained tensors, their average and the reference's copy, none of them shards, on a device."""
+        """Put the trained tensors and the copies beside them, none of them shards, on a device."""
         for p in self.parameters:
             p.data = p.data.to(device)
         self.ema = None if self.ema is None else [slow.to(device) for slow in self.ema]
         self._reference = None if self._reference is None else [kept.to(device) for kept in self._reference]
+        self._old = None if self._old is None else [kept.to(device) for kept in self._old]
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -120,6 +126,14 @@ class Weights:
         if self._refresh is not None and self.updates % self._refresh == 0:
             for kept, p in zip(self._reference, self.parameters, strict=True):
                 kept.copy_(p)
+
+    @torch.no_grad()
+    def after_iteration(self) -> None:
+        """Let the old policy follow, when the optimizer steps of an iteration are taken."""
+        if self._old is not None:
+            decay = self._decay.at(self.updates)
+            for kept, p in zip(self._old, self.parameters, strict=True):
+                kept.lerp_(p, 1 - decay) if decay else kept.copy_(p)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -147,6 +161,12 @@ class Weights:
         finally:
             for layer in layers:
                 layer.enable_adapters(True)
+
+    def policy(self, name: str) -> AbstractContextManager[None]:
+        """A context in which to compute, without gradient, as the `live` policy, the `old` one or the `reference`."""
+        if name == "live":
+            return nullcontext()
+        return self.reference() if name == "reference" else self.swapped(self._old)
 
     def as_reference(self) -> AbstractContextManager[None]:
         """A context with the reference's copy in place, for which no other process is asked."""
@@ -182,12 +202,14 @@ class Weights:
             p.copy_(value)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The trained tensors, their average and a moving reference, by name."""
+        """The trained tensors, their average, a moving reference and the old policy, by name."""
         tensors = {name: p.data for name, p in self.named.items()}
         if self.ema is not None:
             tensors |= {f"{AVERAGE}{name}": slow for name, slow in zip(self.named, self.ema, strict=True)}
         if self._refresh is not None:
             tensors |= {f"{REFERENCE}{name}": kept for name, kept in zip(self.named, self._reference, strict=True)}
+        if self._old is not None:
+            tensors |= {f"{OLD}{name}": kept for name, kept in zip(self.named, self._old, strict=True)}
         return tensors
 
     def adapter_state(self, module: str) -> dict[str, torch.Tensor]:

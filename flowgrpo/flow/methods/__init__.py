@@ -1,9 +1,20 @@
-"""The five axes: every choice a method can make, with its options, their defaults and, beside it, its mathematics."""
+"""The six axes: every choice a method can make, with its options, their defaults and, beside it, its mathematics."""
 
 from __future__ import annotations
 
 from flowgrpo.flow.methods.credit import Depthwise, DiscountedValue, Siblings, StepGain, Terminal
-from flowgrpo.flow.methods.kernel import CPS, DDIMSDE, DanceSDE, FlowSDE, Manifold
+from flowgrpo.flow.methods.kernel import CPS, DDIMSDE, DanceSDE, FlowSDE, Manifold, Ode
+from flowgrpo.flow.methods.likelihood import Elbo, Trajectory
+from flowgrpo.flow.methods.matching import (
+    Centred,
+    Gradient,
+    GroupSigmoid,
+    PairPreference,
+    PlackettLuce,
+    Proximal,
+    TwoBranch,
+    VelocityTarget,
+)
 from flowgrpo.flow.methods.objective import Clip, NormalisedRatio, SoftGate
 from flowgrpo.flow.methods.prefix import PrefixRatio
 from flowgrpo.flow.methods.tree import Branch, BranchWindow, Brush, Chain, Custom, Twigs, Window
@@ -12,8 +23,22 @@ from flowgrpo.training.baseline import BASELINES
 
 CHOICES: dict[str, dict[str, type[Choice]]] = {
     "tree": named(Chain, Window, Brush, Branch, BranchWindow, Twigs, Custom),
-    "kernel": named(FlowSDE, DanceSDE, CPS, DDIMSDE, Manifold),
+    "kernel": named(FlowSDE, DanceSDE, CPS, DDIMSDE, Manifold, Ode),
+    "likelihood": named(Trajectory, Elbo),
     "credit": named(Terminal, Siblings, Depthwise, StepGain, DiscountedValue),
     "baseline": BASELINES,
-    "objective": named(Clip, NormalisedRatio, SoftGate, PrefixRatio),
+    "objective": named(
+        Clip,
+        NormalisedRatio,
+        SoftGate,
+        PrefixRatio,
+        Gradient,
+        Proximal,
+        TwoBranch,
+        VelocityTarget,
+        Centred,
+        PairPreference,
+        GroupSigmoid,
+        PlackettLuce,
+    ),
 }

@@ -66,6 +66,28 @@ class Stochastic(Choice):
         return tuple(kernels.Kernel(self.name, level, self.log_prob) for level in each)
 
 
+class Ode(Choice):
+    """No noise: the probability flow, for rollouts of which final samples are trained on (likelihood elbo)."""
+
+    name: Literal["ode"] = "ode"
+    solver: Literal["euler", "dpm2", "unipc"] = "euler"
+    """euler; or a multistep solver of diffusers, dpm2 (DPM-Solver++ of second order) or unipc, at one evaluation a step."""
+
+    @property
+    def log_prob(self) -> str:
+        """That of any kernel; nothing of it is used."""
+        return "mean"
+
+    @property
+    def calibrate(self) -> None:
+        """There is no level to search."""
+        return
+
+    def kernels(self, num_steps: int, levels: Sequence[float] | None = None) -> tuple[Kernel, ...]:
+        """Return the kernel of each step."""
+        return (kernels.ODE,) * num_steps
+
+
 Levels = Positive | Annotated[list[Positive], Field(min_length=1)]
 UnitLevel = Annotated[float, Field(gt=0, le=1)]
 UnitLevels = UnitLevel | Annotated[list[UnitLevel], Field(min_length=1)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import override
@@ -30,12 +30,16 @@ TrainedStep = tuple["Kernel", float, float]  # kernel, sigma, sigma_next
 
 @dataclass(frozen=True, kw_only=True)
 class LossInputs:
-    """What a loss of E edges of one evaluation is computed from; gradients come through `log_prob`, `mean` and `velocity`.
+    """What a loss is computed from: of E edges of one evaluation, or of E noised samples, of which each is an edge here.
+
+    Gradients come through `log_prob`, `mean`, `velocity` and `error`.
 
     Attributes:
-        log_prob: (E,) of the stored next state under the policy as it is.
-        old_log_prob: (E,) as the rollout recorded it.
+        log_prob: (E,) of the stored next state, or of the sample, under the policy as it is.
+        old_log_prob: (E,) as the rollout recorded it; of a sample under the likelihood's anchor.
         advantage: (E,) of each edge's unit.
+
+    Of edges alone:
         mean, std: of the step; tensors (E, ...), and one number.
         step_size: sigma - sigma_next, positive.
         velocity: tensors (E, ...).
@@ -45,21 +49,36 @@ class LossInputs:
         earlier: (E,) sum of the log ratios of the trained steps before each edge on its path, without gradient.
         position: (E,) int64, which of the trained steps of its path each edge is, from 1. None, and `earlier` too, if the
             objective does not ask for its prefix.
+
+    Of noised samples alone (likelihood elbo):
+        error: (E, D) velocity minus its target.
+        anchor_error, old_error, reference_error: the same of other policies, without gradient; None where nothing asks for
+            them.
+        score: what takes an error to a log-probability (E,).
+        coefficient: (E,) derivative of the loss in each log-probability, for objectives that couple samples.
+        centre: means of the log ratio and of the optimality over the optimizer step, for the one that asks for them.
     """
 
     log_prob: Tensor
     old_log_prob: Tensor
     advantage: Tensor
-    mean: State
-    std: Tensor
-    step_size: float
-    velocity: State
+    mean: State | None = None
+    std: Tensor | None = None
+    step_size: float | None = None
+    velocity: State | None = None
     diffuses: bool = True
     old_mean: State | None = None
     reference_mean: State | None = None
     reference_velocity: State | None = None
     earlier: Tensor | None = None
     position: Tensor | None = None
+    error: Tensor | None = None
+    anchor_error: Tensor | None = None
+    old_error: Tensor | None = None
+    reference_error: Tensor | None = None
+    score: Callable[[Tensor], Tensor] | None = None
+    coefficient: Tensor | None = None
+    centre: tuple[float, float] | None = None
 
 
 def noise_aware(steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
@@ -105,6 +124,8 @@ def flow_grpo_kl(inputs: LossInputs) -> Tensor:
 
 def velocity_kl(inputs: LossInputs) -> Tensor:
     """Squared distance (E,) of the velocities, averaged over dimensions; knows nothing of the kernel."""
+    if inputs.error is not None:  # of one target
+        return (inputs.error - inputs.reference_error).square().mean(1)
     return _mean_square(inputs.velocity, inputs.reference_velocity)
 
 
@@ -112,7 +133,12 @@ KL = {"exact": exact_kl, "flow_grpo": flow_grpo_kl, "velocity": velocity_kl}
 
 
 def previous_kl(inputs: LossInputs) -> Tensor:
-    """KL (E,) of the step from the one of the policy that made the rollout, averaged over dimensions."""
+    """KL (E,) of the step from the one of the policy that made the rollout, averaged over dimensions.
+
+    Of noised samples: the squared distance of the velocity from the old policy's.
+    """
+    if inputs.error is not None:
+        return (inputs.error - inputs.old_error).square().mean(1)
     return _mean_square(inputs.mean, inputs.old_mean) / (2 * inputs.std**2)
 
 
@@ -152,7 +178,8 @@ class Divergence(Strict):
     refresh: int = Field(10, ge=1)
     """Optimizer steps between two copies of a moving reference."""
     previous: float = Field(0.0, ge=0)
-    """Multiple of the KL from the policy that made the rollout, on top; 0 in an iteration's first update."""
+    """Multiple of the KL from the policy that made the rollout, on top; 0 in an iteration's first update. By elbo of the
+    squared distance from the old policy's velocity."""
     target: Positive | None = None
     """Divergence towards which the coefficient adapts after each iteration; null: it stays."""
     max_beta: Positive | None = None
@@ -164,10 +191,8 @@ class Divergence(Strict):
             raise InputError(
                 "algorithm.objective.kl: to adapt the coefficient give target and max_beta, with 0 < beta <= max_beta"
             )
-        if self.beta == 0 and (self.previous or self.target or self.reference != "fixed"):
-            raise InputError(
-                "algorithm.objective.kl.beta: 0 switches previous, target and a base or moving reference off, raise it"
-            )
+        if self.beta == 0 and (self.previous or self.target):
+            raise InputError("algorithm.objective.kl.beta: 0 switches previous and target off, raise it")
         return self
 
     def adapted(self, beta: float, measured: float | None) -> float:
@@ -179,6 +204,11 @@ class Divergence(Strict):
 
 class PolicyGradient(Choice):
     """Options of objectives of the ratio: weights of the steps, and divergences, which the weights do not touch."""
+
+    likelihoods: ClassVar[Sequence[str]] = ("trajectory", "elbo")
+    """Of which likelihoods it is an objective."""
+    couples: ClassVar[Literal["nothing", "group", "step"]] = "nothing"
+    """What a sample's loss depends on beside itself: its group, or all samples of the optimizer step."""
 
     step_weights: Literal["none", "noise_aware", "equalised"] = "none"
     """Weights of the steps in the loss: none, noise_aware (std over its mean) or equalised (all pull alike)."""
@@ -192,6 +222,15 @@ class PolicyGradient(Choice):
     @abstractmethod
     def clipped(self, inputs: LossInputs) -> Tensor:
         """Which edges (E,) bool the objective stops: their gradient is zero."""
+
+    @property
+    def policies(self) -> set[str]:
+        """The policies beside the live one, and the likelihood's anchor, that it asks for."""
+        return {name for name, asked in (("reference", self.kl.beta), ("old", self.kl.previous)) if asked}
+
+    def takes(self, advantage: Tensor) -> Tensor:
+        """Which samples (K,) bool of a group, of the given advantages, have a part in the loss; by default all."""
+        return torch.ones_like(advantage, dtype=torch.bool)
 
     @property
     def needs_old_means(self) -> bool:
@@ -225,7 +264,7 @@ class PolicyGradient(Choice):
 
 
 def plain_ratio(inputs: LossInputs) -> Tensor:
-    """exp(log_prob - old_log_prob) (E,): how much likelier the policy has made the step."""
+    """exp(log_prob - old_log_prob) (E,): how much likelier the policy has made the step, or the sample."""
     return bounded_exp(inputs.log_prob - inputs.old_log_prob)
 
 
@@ -266,6 +305,8 @@ def normalised_ratio(inputs: LossInputs) -> Tensor:
 
 class NormalisedRatio(Clipped):
     """GRPO-Guard: a ratio of equal variance at every step, clipped; the loss is divided by the step's size."""
+
+    likelihoods: ClassVar[Sequence[str]] = ("trajectory",)
 
     name: Literal["normalised_ratio"] = "normalised_ratio"
     clip_range: ClipRange = 2e-6

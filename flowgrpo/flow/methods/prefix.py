@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -28,6 +29,8 @@ class PrefixRatio(PolicyGradient):
     A ratio of one step supposes that the policy of the rollout and the present one visit the same states, which they do not
     where rollouts are stale; the prefix has the ratio of the states, too.
     """
+
+    likelihoods: ClassVar[Sequence[str]] = ("trajectory",)
 
     name: Literal["prefix_ratio"] = "prefix_ratio"
     clip_range: ClipRange = [1e-4, 2e-4]

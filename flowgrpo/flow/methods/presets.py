@@ -1,4 +1,4 @@
-"""The table of methods: each is five words over the axes and a few numbers.
+"""The table of methods: each is six words over the axes and a few numbers.
 
 To add a method, add a row. Any word of a row, and any number, can be replaced by the user; nothing else in the code may ask
 which method is running. Above each row stand its source and, numbered, where the row departs from that. What
@@ -10,12 +10,15 @@ all rows share, beside what `flow.trainer` lists:
     leaves them out.
  3. Windows and trained steps are drawn once an iteration, for all samples; Flow-GRPO's code draws a window in each call of
     the pipeline, DanceGRPO's the trained steps of each sample.
+
+Here stand the rows of trajectories' likelihood; those of final samples' (`likelihood: elbo`) are in `sample_presets`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from flowgrpo.flow.methods import sample_presets
 from flowgrpo.schema.choose import PresetRow
 
 _GROUP_STD = {"name": "group_mean", "std": "group", "eps": 1e-8, "ddof": 1}
@@ -41,7 +44,7 @@ _BRANCH = {
 }
 _FLOW_KL = {"form": "flow_grpo", "beta": 0.04}
 
-PRESETS: dict[str, PresetRow] = {
+_ROWS: dict[str, PresetRow] = {
     # Flow-GRPO: arXiv 2505.05470 and its code.
     # 1. The last step is ODE, as in the newer code; the older one drew noise there and did not train it.
     # 2. beta 0.04 is that of GenEval and OCR; PickScore has 0.01.
@@ -206,6 +209,12 @@ PRESETS: dict[str, PresetRow] = {
     },
 }
 
+_TRAJECTORY: PresetRow = {"likelihood": {"name": "trajectory"}}
+PRESETS: dict[str, PresetRow] = {
+    **{name: {**_TRAJECTORY, **row} for name, row in _ROWS.items()},
+    **sample_presets.PRESETS,
+}
+
 _FLOW_GRPO_LOOP = {
     "model.call.num_inference_steps": 10,
     "train.groups": 48,
@@ -270,4 +279,5 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "train.split": "groups",
         "train.learning_rate": 1e-6,
     },
+    **sample_presets.PUBLISHED,
 }

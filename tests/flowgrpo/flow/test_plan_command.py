@@ -11,7 +11,7 @@ from runs import metrics
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.flow.methods.presets import PRESETS, PUBLISHED
-from flowgrpo.flow.plan import predicted
+from flowgrpo.flow.predicted import predicted
 
 
 def test_a_plan_of_shared_calls_asks_whether_they_can_be(workplace, capsys):

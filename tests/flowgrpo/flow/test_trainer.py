@@ -20,19 +20,30 @@ from field import (
 from flowgrpo.flow.methods.presets import PRESETS
 from rewards import Reward
 
+# What they sample is the start's, and what they learn a step away from it.
+OF_THE_START = ("rwr", "sft_best", "dpo", "gdro")
 # Of the same method as another preset; a plain run leaves them out.
 VARIANTS = ("branch_grpo_mix", "flow_grpo_window", "tempflow_fast")
 
 
 @pytest.mark.parametrize(
-    "preset", [pytest.param(preset, marks=pytest.mark.zoo if preset in VARIANTS else ()) for preset in PRESETS]
+    "preset",
+    [
+        pytest.param(preset, marks=pytest.mark.zoo if preset in VARIANTS else ())
+        for preset in PRESETS
+        if preset not in OF_THE_START
+    ],
 )
 def test_a_flow_in_the_plane_learns_its_known_optimum(tmp_path, preset):
     """The expected reward -|x - target|^2 of N(mean, STD^2) is largest where mean = target."""
     held = PRESETS[preset]["objective"].get("kl", {})
+    objective = {"kl": {} if held.keys() & {"target", "previous"} else {"beta": 0.0}}
+    if "clip_range" in PRESETS[preset]["objective"]:
+        objective["clip_range"] = 0.2
+    few = {"likelihood": {"draws": 3}} if preset in ("awm", "dgpo") else {}
     chosen = settings(
         tmp_path,
-        algorithm={"preset": preset, "objective": {"clip_range": 0.2, "kl": {} if "target" in held else {"beta": 0.0}}},
+        algorithm={"preset": preset, "objective": objective, **few},
         train__iterations=50,
         train__groups=2,
         train__group_size=12,
@@ -47,7 +58,7 @@ def test_a_flow_in_the_plane_learns_its_known_optimum(tmp_path, preset):
     assert (learnt - TARGET).norm() < 0.25
     assert lines(run, "eval")[0]["reward/closeness/mean"] < -2
     assert lines(run, "eval")[-1]["reward/closeness/mean"] > -0.4
-    assert all(line["policy/max_abs_log_ratio"] == 0 for line in lines(run))
+    assert all(line["policy/max_abs_log_ratio"] in (0, None) for line in lines(run))
 
 
 def test_a_pull_to_the_reference_holds_the_policy_back(tmp_path):

@@ -152,12 +152,12 @@ def test_an_optimizer_step_takes_the_flat_gradient_and_what_is_learned_its_copie
 
     assert step(run(), 100, among=1).of(9) == 400
     assert step(run(run={"processes": 2}), 100, among=1).of(1) == 800
-    assert learnt(run(train={"ema": None}), 100, reference=False, among=1) == {
+    assert learnt(run(train={"ema": None}), 100, copies=0, among=1) == {
         "trained": 400,
         "optimizer": 800,
         "gradients": 400,
     }
-    assert learnt(run(), 100, reference=True, among=1)["trained"] == 1200
+    assert learnt(run(), 100, copies=1, among=1)["trained"] == 1200
 
 
 def test_the_weights_of_rewards_are_those_that_their_cards_name():

@@ -11,7 +11,7 @@ from field import credit, lines, step_in_place, trainer, weights_of
 
 from flowgrpo import config
 from flowgrpo.errors import InputError
-from flowgrpo.flow.plan import predicted
+from flowgrpo.flow.predicted import predicted
 from flowgrpo.schema.sections import Train
 from flowgrpo.training import parts
 from flowgrpo.training.deal import Deal

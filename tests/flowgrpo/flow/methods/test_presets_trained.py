@@ -13,13 +13,15 @@ from field import Network, credit, lines, nearness, step_in_place, weights_of
 
 from flowgrpo import config
 from flowgrpo.errors import InputError
+from flowgrpo.flow.methods import sample_presets
 from flowgrpo.flow.methods.presets import PRESETS
 from samplers.trees import pruned
 
-ONE_ROUND = {"kernel": {"calibrate": {"rounds": 1}}}
+FEW_DRAWS = {"likelihood": {"draws": 3}}  # of a schedule of six steps
+SMALLER = {"dense_grpo": {"kernel": {"calibrate": {"rounds": 1}}}, "awm": FEW_DRAWS, "dgpo": FEW_DRAWS}
 RULES = ("parent_top1", "extremes", "depth")
 METHODS = {
-    **{name: {"preset": name, **(ONE_ROUND if name == "dense_grpo" else {})} for name in PRESETS},
+    **{name: {"preset": name, **SMALLER.get(name, {})} for name in PRESETS},
     **{rule: {"preset": "branch_grpo", "tree": {"prune": {"rule": rule}}} for rule in RULES},
     "summed": {"preset": "flow_grpo", "kernel": {"log_prob": "sum"}},  # in float64
     "prefix": {"preset": "branch_grpo", "objective": "prefix_ratio"},  # of paths that share their first steps
@@ -80,7 +82,11 @@ def test_the_update_meets_the_rollout_s_log_probabilities(finished, method):
         assert len(told) == 2
         for line in told:
             assert line["policy/grad_norm"] > 0
-            assert line["policy/max_abs_log_ratio"] <= (1e-6 if method in GATHERED else 0.0)
+            drift = line["policy/max_abs_log_ratio"]
+            if method in sample_presets.PRESETS:  # an old policy that follows slowly, or none, is not the rollout's
+                assert drift is None
+            else:
+                assert drift <= (1e-6 if method in GATHERED else 0.0)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,0 +1,85 @@
+"""What does not go with `likelihood: elbo`, said before anything is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowgrpo.errors import InputError
+
+CHAINS = ("chain", "window")
+
+
+def check(algorithm: Any) -> None:
+    """Refuse axes that have no meaning for final samples.
+
+    Args:
+        algorithm: the choices of a flow model's axes.
+
+    Raises:
+        InputError: names the axis and what it can be.
+    """
+    tree, objective, likelihood = algorithm.tree, algorithm.objective, algorithm.likelihood
+    if tree.name not in CHAINS:
+        raise InputError(f"algorithm.tree: elbo trains on the ends of chains, {tree.name} has others; take chain")
+    if algorithm.credit.name != "terminal":
+        raise InputError(
+            f"algorithm.credit: elbo trains on final samples, {algorithm.credit.name} gives steps their own; take terminal"
+        )
+    if tree.start == "shared" and algorithm.kernel.name == "ode":
+        raise InputError(
+            "algorithm.tree.start: shared gives a group one start, and ode adds no noise, so that its samples are equal; "
+            "take independent"
+        )
+    if algorithm.solver is not None and tree.name != "chain":
+        raise InputError(
+            f"algorithm.kernel.solver: {algorithm.solver} walks whole chains, not {tree.name}; take euler, or tree chain"
+        )
+    if algorithm.kernel.calibrate is not None:
+        raise InputError(
+            "algorithm.kernel.calibrate: it counts the gains of steps, which elbo does not train; take null"
+        )
+    if objective.step_weights != "none":
+        raise InputError(
+            f"algorithm.objective.step_weights: {objective.step_weights} weighs a kernel's steps; elbo has "
+            "algorithm.likelihood.weight, take none"
+        )
+    if objective.kl.form != "velocity" and (objective.kl.beta or objective.kl.previous):
+        raise InputError(
+            f"algorithm.objective.kl.form: {objective.kl.form} is of a kernel's noise; by elbo there is velocity, take that"
+        )
+    if objective.couples == "group" and likelihood.noise != "group":
+        raise InputError(
+            f"algorithm.likelihood.noise: {objective.name} compares samples at one noise level with one noise; take group"
+        )
+
+
+def check_run(config: Any) -> None:
+    """Refuse what a run does with rollouts that are kept for their steps.
+
+    Args:
+        config: of a flow model's run.
+
+    Raises:
+        InputError: names the key and what it can be.
+    """
+    run, train, algorithm = config.run, config.train, config.algorithm
+    if train.split == "edges":
+        raise InputError("train.split: elbo trains on samples, which edges would tear apart; take groups or samples")
+    if algorithm.objective.couples == "group" and train.split != "groups" and train.updates > 1:
+        raise InputError(
+            f"train.split: {algorithm.objective.name} compares the samples of a group in one optimizer step; take groups"
+        )
+    if run.engine is not None:
+        raise InputError(
+            "run.engine: an engine's trajectories are scored step by step; take algorithm.likelihood=trajectory"
+        )
+    if run.staleness or run.generators:
+        raise InputError(
+            "run.staleness: what is behind by elbo is algorithm.likelihood.old, the policy that samples; take 0, and no "
+            "run.generators"
+        )
+    if run.sharding != "none" and config.model.lora is None and algorithm.old is not None:
+        raise InputError(
+            "run.sharding: of a network that is trained whole in shards no old policy is kept; take model.lora={}, or "
+            "algorithm.likelihood.sampler=live and anchor=live"
+        )

@@ -1,0 +1,217 @@
+"""The rows of the table of methods that train on final samples (`likelihood: elbo`); see `presets`.
+
+Above each row stand its source and, numbered, where the row departs from that. What all of them share, beside what
+`presets` lists:
+
+ 1. The sampler's times reach the model as they are; the released code of DiffusionNFT and of the study of likelihoods
+    rounds those of rollouts to integers of 1,000.
+ 2. Where several optimizer steps of an iteration are taken, samples are dealt to them; noise is drawn once for each sample.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowgrpo.schema.choose import PresetRow
+
+_DPM2 = {"name": "ode", "solver": "dpm2"}
+_EULER = {"name": "ode"}
+_SHARED = {"tree": {"name": "chain"}, "credit": {"name": "terminal"}}
+_GLOBAL_STD = {"name": "group_mean", "std": "global", "eps": 1e-4, "ddof": 0}
+_RISING = {"slope": 0.001, "most": 0.5}  # the old policy's decay
+_LATE = {"flat": 75, "slope": 0.0075, "most": 0.999}
+_STUDY = {"name": "elbo", "weight": "adaptive", "sampler": "old", "anchor": "old", "old": _RISING}
+_PREFERENCE = {"name": "elbo", "times": "logit_normal", "weight": "velocity", "sampler": "reference"}
+
+
+def _kl(beta: float, **options: Any) -> dict[str, Any]:
+    return {"form": "velocity", "beta": beta, **options}
+
+
+PRESETS: dict[str, PresetRow] = {
+    # EPG of the study "Rethinking diffusion RL": arXiv 2602.04663 and its code, GenEval scripts with ODE rollouts.
+    # 1. Advantages are cut at 5 before they are multiplied by 0.1; the code has no bound, and rewards of 0 to 1 do not
+    #    reach it.
+    "epg": {
+        **_SHARED,
+        "kernel": _DPM2,
+        "likelihood": _STUDY,
+        "baseline": {"name": "group_mean", "std": "none", "scale": 0.1},
+        "objective": {"name": "gradient", "kl": _kl(1e-4)},
+    },
+    # PEPG of the same study. Its PAR has this gradient, too, for the released code detaches the ratio there.
+    # 1. as in epg.
+    "pepg": {
+        **_SHARED,
+        "kernel": _DPM2,
+        "likelihood": _STUDY,
+        "baseline": {"name": "group_mean", "std": "none", "scale": 0.1},
+        "objective": {"name": "proximal", "kl": _kl(1e-4)},
+    },
+    # GRPO of final samples, of the same study.
+    "elbo_grpo": {
+        **_SHARED,
+        "kernel": _DPM2,
+        "likelihood": _STUDY,
+        "baseline": _GLOBAL_STD,
+        "objective": {"name": "clip", "clip_range": 1e-3, "kl": _kl(1e-4)},
+    },
+    # DiffusionNFT: arXiv 2509.16117 and its code, the default config (OCR has beta 0.1 and the decay 0 for 75 steps, then
+    # rising by 0.0075 to 0.999; several rewards have beta 0.1).
+    "nft": {
+        **_SHARED,
+        "kernel": _DPM2,
+        "likelihood": _STUDY,
+        "baseline": _GLOBAL_STD,
+        "objective": {"name": "two_branch", "beta": 1.0, "kl": _kl(1e-4)},
+    },
+    # AWM: arXiv 2509.25050 and its code, the GenEval config.
+    # 1. Rollouts are by dpm2; the code has SA-Solver, whose noise (0.4 on sigmas of 0.3 to 0.9) diffusers cannot walk here.
+    # 2. Each sample draws its strata; there a micro-batch shares them.
+    # 3. `previous` is in multiples of beta: 1 in all, towards the policy that follows with decay 0.3 at most.
+    # 4. Its first two epochs are trained on; the code leaves them out, for its sampler's groups are wrong there.
+    "awm": {
+        **_SHARED,
+        "kernel": _DPM2,
+        "likelihood": {
+            "name": "elbo",
+            "draws": 6,
+            "times": "strata",
+            "steps": [1, -2],
+            "weight": "power",
+            "power": 0.25,
+            "anchor": "live",
+            "old": {"slope": 0.001, "most": 0.3},
+        },
+        "baseline": {**_GLOBAL_STD, "scale": 0.2},
+        "objective": {"name": "gradient", "ratio": False, "kl": _kl(0.001, previous=1000.0)},
+    },
+    # RAM (Reinforce Adjoint Matching): arXiv 2605.10759 by its abstract, and the port in the study's code.
+    # 1. Sampler, noise levels and decay are the port's; the paper's were not at hand.
+    "ram": {
+        **_SHARED,
+        "kernel": _DPM2,
+        "likelihood": {**_STUDY, "weight": "velocity"},
+        "baseline": _GLOBAL_STD,
+        "objective": {"name": "velocity_target", "scale": 1.0},
+    },
+    # CRD: arXiv 2603.14128, and Flow-Factory's port.
+    # 1. One old policy samples and anchors; the port has a second for the anchor, of decay 0.25 rising by 0.005 to 0.999.
+    # 2. The reference of the divergence is guided as training is; there by a scale of 4.5.
+    # 3. Steps are drawn without repeats; the port's 20 of a schedule of 10 repeat.
+    "crd": {
+        **_SHARED,
+        "kernel": _EULER,
+        "likelihood": {**_STUDY, "weight": "adaptive_velocity", "old": _LATE},
+        "baseline": _GLOBAL_STD,
+        "objective": {"name": "centred", "beta": 1.0, "adaptive_kl": 0.001, "kl": _kl(0.1)},
+    },
+    # Reward-weighted regression: train_sd3_sft of Flow-GRPO's code. Nothing bounds the push away of a negative reward.
+    # 1. Rewards are cut at 5.
+    # 2. Noise levels are drawn from the density, and are those of all samples of a group; there they are indices into the
+    #    shifted 1,000 steps, one for each inner step.
+    "rwr": {
+        **_SHARED,
+        "kernel": _EULER,
+        "likelihood": {**_PREFERENCE, "anchor": "live", "shift": 3.0},
+        "baseline": {"name": "none"},
+        "objective": {"name": "gradient", "ratio": False},
+    },
+    # Fine-tuning on the best of each group: the same script.
+    # 1. A group of equal rewards is left out; there all of it is trained on.
+    # 2. as in rwr.
+    "sft_best": {
+        **_SHARED,
+        "kernel": _EULER,
+        "likelihood": {**_PREFERENCE, "anchor": "live", "shift": 3.0},
+        "baseline": {"name": "best"},
+        "objective": {"name": "gradient", "ratio": False},
+    },
+    # Online DPO: train_sd3_dpo of Flow-GRPO's code, with its reference copied every 40 optimizer steps.
+    # 1. A group of equal rewards teaches nothing; there its first two samples are a pair.
+    # 2. as in rwr.
+    "dpo": {
+        **_SHARED,
+        "kernel": _EULER,
+        "likelihood": {**_PREFERENCE, "anchor": "reference", "shift": 3.0, "noise": "group"},
+        "baseline": _GLOBAL_STD,
+        "objective": {"name": "pair_preference", "beta": 100.0, "kl": {"reference": "moving", "refresh": 40}},
+    },
+    # DGPO: arXiv 2510.08425 and its code, without guidance.
+    # 1. The live policy samples throughout; there the old one does after 200 iterations.
+    # 2. The reference is as training is; there it is guided by 4.5, or is the old policy with beta 2,000 to 5,000.
+    # 3. The old policy follows once an iteration; there at every optimizer step.
+    # 4. A group's noise levels are its own; there they are those of all.
+    "dgpo": {
+        **_SHARED,
+        "kernel": _EULER,
+        "likelihood": {
+            "name": "elbo",
+            "draws": 4,
+            "steps": [0, -3],
+            "noise": "group",
+            "weight": "velocity",
+            "anchor": "reference",
+            "old": {"slope": 0.001, "most": 0.3},
+        },
+        "baseline": {"name": "group_mean", "std": "group", "eps": 1e-4, "ddof": 0},
+        "objective": {"name": "group_sigmoid", "beta": 100.0, "clip_range": 1e-3, "kl": _kl(1e-3)},
+    },
+    # GDRO: arXiv 2601.02036, without code; the OCR numbers (GenEval has beta 6 and best 1).
+    # 1. It trains on stored groups of the reference's samples; here the reference samples as the run goes.
+    # 2. All samples of a group are ranked; there 6 of 16.
+    # 3. Noise and noise levels are shared in a group; what the paper does is not known. Four are drawn: our choice.
+    "gdro": {
+        **_SHARED,
+        "kernel": _EULER,
+        "likelihood": {
+            "name": "elbo",
+            "draws": 4,
+            "times": "uniform",
+            "noise": "group",
+            "weight": "velocity",
+            "sampler": "reference",
+            "anchor": "reference",
+        },
+        "baseline": {"name": "none"},
+        "objective": {"name": "plackett_luce", "beta": 12.0, "temperature": 0.05, "best": 0.5},
+    },
+}
+
+_STUDY_LOOP = {
+    "model.call.num_inference_steps": 10,
+    "train.groups": 48,
+    "train.group_size": 24,
+    "train.updates": 1,
+    "train.learning_rate": 3e-4,
+    "train.max_grad_norm": 5.0,
+    "train.ema": {"decay": 0.9, "every": 1},
+}
+_FLOW_GRPO_LOOP = {"model.call.num_inference_steps": 40, "train.groups": 48, "train.group_size": 24}
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "epg": _STUDY_LOOP,
+    "pepg": _STUDY_LOOP,
+    "elbo_grpo": _STUDY_LOOP,
+    "nft": {**_STUDY_LOOP, "train.max_grad_norm": 1.0},
+    "awm": {
+        "model.call.num_inference_steps": 14,
+        "train.groups": 72,
+        "train.group_size": 24,
+        "train.updates": 1,
+        "train.learning_rate": 3e-4,
+        "train.ema": {"decay": 0.99, "every": 1},
+    },
+    "ram": {"model.call.num_inference_steps": 10},
+    "crd": {
+        "model.call.num_inference_steps": 10,
+        "train.groups": 48,
+        "train.group_size": 24,
+        "train.updates": 2,
+    },
+    "rwr": _FLOW_GRPO_LOOP,
+    "sft_best": _FLOW_GRPO_LOOP,
+    "dpo": _FLOW_GRPO_LOOP,
+    "dgpo": {"model.call.num_inference_steps": 10, "train.groups": 24, "train.group_size": 24},
+    "gdro": {"train.group_size": 16, "train.learning_rate": 3e-4},
+}

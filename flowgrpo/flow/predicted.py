@@ -1,0 +1,147 @@
+"""What an iteration of a run evaluates, keeps and trains on: the real tree, grown on states of one number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+
+from flowgrpo.errors import InputError
+from flowgrpo.flow.config import Config
+from flowgrpo.flow.methods.credit import step_signs
+from flowgrpo.flow.noised import calls_of, taken
+from flowgrpo.flow.replay import replayed
+from flowgrpo.training import selection
+from flowgrpo.training.parts import of_roots
+from samplers.schedule import linear_sigmas
+from samplers.trees import Root, Tree, grow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Counts of one iteration on all processes: rows through the model, samples decoded, edges and batches of the update.
+
+    `with_gradient` are the rows of the update that a backward pass follows; the others are of the reference.
+    """
+
+    rollout: int
+    update: int
+    with_gradient: int
+    decoded: int
+    trained_edges: int
+    update_batches: int
+
+
+def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
+    """The cost of an iteration, for a model that evaluates each row once.
+
+    The real tree is grown on states of one number, credited with made-up rewards and pruned, so that whatever its axes
+    cannot do together comes out here.
+
+    Raises:
+        InputError: the axes do not fit each other or the schedule.
+    """
+    train, algorithm = config.train, config.algorithm
+    replays = train.rollout_rows == train.micro_batch  # the update may have the rollout's own calls
+    tree = _grown(config, num_steps, iteration, train.rollout_rows if replays else train.groups * train.group_size)
+    if any(not kernel.stochastic for kernel, _, _ in tree.trained_steps):
+        raise InputError("algorithm.tree: the plan trains a deterministic step, which has no log-probability")
+    of_samples = algorithm.likelihood.name == "elbo"
+    if not tree.leaves or not (of_samples or tree.trained_steps):
+        raise InputError("algorithm.tree: the plan trains no step, or leads to no sample")
+    rewards, weights = torch.arange(len(tree.leaves), dtype=torch.float64) ** 2, torch.ones(1, dtype=torch.float64)
+    units = algorithm.credit.units(tree, rewards[:, None], weights)
+    if units.anchor is None and len(units.comparison.unique(dim=0)) == len(units.comparison):
+        raise InputError("algorithm.credit: every edge would be compared with itself alone, which teaches nothing")
+    unseen = torch.full((len(units.values),), torch.nan, dtype=torch.float64)
+    advantages, trained = selection.normalize_advantages(
+        units, weights, expected=unseen, baseline=algorithm.baseline, select=train.select
+    )
+    algorithm.objective.weights(tree.trained_steps, tree.sigma_cap)
+    if algorithm.kernel.calibrate is not None:
+        _check_calibration(tree, rewards)
+    algorithm.tree.check(tree)
+    if of_samples:
+        keep = units.to_edges(trained.double())[tree.leaves] > 0
+        return _of_samples(
+            config, tree, taken(algorithm.objective, tree, units.to_edges(advantages)[tree.leaves], keep)
+        )
+    left = replayed(
+        config, tree, units=units, advantages=torch.zeros(len(units.values)), trained=trained, iteration=iteration
+    )
+    evaluations = [e for e in left.evaluations if e.trained]
+    forwards = sum(len(e.rows) for e in evaluations)
+    states = forwards // train.groups
+    if train.split == "edges" and states < train.updates:
+        raise InputError(
+            f"train.updates: {train.updates} parts, but the trained edges of a group leave {states} states, take {states}"
+        )
+    return Cost(  # what an engine walked is only scored here
+        rollout=sum(len(e.rows) for e in tree.evaluations if e.trained or config.run.engine is None),
+        update=forwards * (2 if algorithm.objective.kl.beta > 0 else 1),
+        with_gradient=forwards,
+        decoded=len(tree.leaves),
+        trained_edges=sum(len(edges.nodes) for e in evaluations for edges in e.trained),
+        update_batches=len(evaluations),
+    )
+
+
+def _of_samples(config: Config, tree: Tree, trained: torch.Tensor) -> Cost:
+    """The cost of an iteration whose update scores final samples, see `flowgrpo.flow.noised`."""
+    algorithm = config.algorithm
+    calls = calls_of(
+        algorithm.likelihood, tree, trained, micro_batch=config.train.micro_batch, address=(config.run.seed, "elbo", 0)
+    )
+    forwards = sum(len(call.draws) for call in calls)
+    anchor = {algorithm.likelihood.anchor} - {"live"}
+    looks = 0  # before the samples are coupled, at the policy and its anchor
+    if algorithm.objective.couples != "nothing":
+        looks = 2
+    asked = algorithm.objective.policies | (anchor if algorithm.objective.couples != "group" else set())
+    return Cost(
+        rollout=sum(len(e.rows) for e in tree.evaluations),
+        update=forwards * (1 + len(asked) + looks),
+        with_gradient=forwards,
+        decoded=len(tree.leaves),
+        trained_edges=forwards,
+        update_batches=len(calls),
+    )
+
+
+def _grown(config: Config, num_steps: int, iteration: int, rows: int) -> Tree:
+    """The trees of an iteration on states of one number, in evaluations of at most so many rows."""
+    train, algorithm = config.train, config.algorithm
+    size = algorithm.roots(train.group_size)
+    parts = of_roots(train, size, [size] * train.groups, seed=config.run.seed, iteration=iteration)
+    roots = [Root(group, index, None, part) for group, own in enumerate(parts) for index, part in enumerate(own)]
+    return grow(
+        algorithm.plan(algorithm.kernel.kernels(num_steps), train.group_size, config.run.seed, iteration),
+        linear_sigmas(num_steps).tolist(),
+        roots,
+        (torch.zeros(len(roots), 1),),
+        lambda state, sigma, rows: state,
+        lambda shape, *address: torch.zeros(shape),
+        rows,
+        algorithm.objective.needs_old_means,
+    )
+
+
+def kept(config: Config, num_steps: int) -> tuple[int, int]:
+    """What the rollout of an iteration keeps: how many latent states on all processes, and samples of its largest group."""
+    tree = _grown(config, num_steps, 0, config.train.groups * config.train.group_size)
+    states = {id(x): x.numel() for e in tree.evaluations for x in e.state or ()}
+    for edges in (edges for e in tree.evaluations for edges in e.edges):
+        states |= {id(x): x.numel() for state in (edges.next_state, edges.mean) for x in state or ()}
+    groups = Counter(tree.nodes[leaf].root.group for leaf in tree.leaves)
+    return sum(states.values()) + len(tree.leaves), max(groups.values())
+
+
+def _check_calibration(tree: Tree, rewards: torch.Tensor) -> None:
+    try:
+        step_signs(tree, rewards)
+    except InputError:
+        raise InputError(
+            "algorithm.kernel.calibrate: it counts the gains of steps, for which every state needs a value; take the tree "
+            "twigs with root: true"
+        ) from None

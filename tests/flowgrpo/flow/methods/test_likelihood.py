@@ -1,0 +1,168 @@
+"""The weights of the error against numbers of another program, noise levels and the old policy's decay."""
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from gaussian_flow import schedule, velocity
+from pydantic import ValidationError
+
+from flowgrpo.errors import InputError
+from flowgrpo.flow.methods.likelihood import ERRORS, LEAST, Elbo
+from flowgrpo.training.decay import Decay
+
+SEEN = json.loads((Path(__file__).parents[3] / "data" / "sample_losses.json").read_text())
+NAMES = {"adaptive_v": "adaptive_velocity", "ghuber": "power"}  # there and here
+SCHEDULE = tuple(schedule())
+
+
+def errors(own, of="v"):
+    """Velocity minus target (4, 3) of the four samples of a case, float64."""
+    v, x0, eps = (torch.tensor(own[key], dtype=torch.float64) for key in (of, "x0", "eps"))
+    return v - (eps - x0)
+
+
+@pytest.mark.parametrize("of", ["v", "v_old"])
+@pytest.mark.parametrize("there", [name for name in SEEN["elbo"] if name != "exact_released"])
+def test_a_weighted_error_is_the_other_program_s(there, of):
+    case, told = SEEN["group"], SEEN["elbo"][there]["current" if of == "v" else "old"]
+    likelihood = Elbo(weight=NAMES.get(there, there))
+    for error, sigma, value in zip(errors(case, of), case["sigma"], told, strict=True):
+        assert likelihood.log_prob(error[None], sigma).item() == pytest.approx(value, rel=1e-9)
+
+
+@pytest.mark.parametrize("weight", ERRORS)
+def test_the_gradient_of_a_weighted_error_is_the_finite_difference_but_for_what_is_detached(weight):
+    likelihood, sigma = Elbo(weight=weight, power=0.4), 0.7
+    error = torch.tensor([[0.3, -0.8, 0.1]], dtype=torch.float64)
+
+    def value(moved):
+        found = likelihood.log_prob(moved, sigma)
+        if not weight.startswith("adaptive"):
+            return found
+        return found * moved.abs().mean() / error.abs().mean()  # its divisor has no gradient
+
+    leaf = error.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(likelihood.log_prob(leaf, sigma).sum(), leaf)
+    for i in range(3):
+        step = torch.zeros_like(error)
+        step[0, i] = 1e-6
+        difference = (value(error + step) - value(error - step)) / 2e-6
+        assert slope[0, i].item() == pytest.approx(difference.item(), rel=1e-6)
+
+
+def test_the_mean_error_of_a_gaussian_flow_is_its_closed_form():
+    """E over noise of e^2 at x0 = 1.3, by quadrature; and the integral of the true weight is a difference of KLs."""
+    told = SEEN["gaussian"]
+
+    def mean_error(sigma, x0=1.3):
+        slope, shift = velocity(sigma)
+        z = torch.linspace(-9, 9, 4001, dtype=torch.float64)
+        density = torch.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+        e = slope * ((1 - sigma) * x0 + sigma * z) + shift - (z - x0)
+        return float((density * e**2).sum() * (z[1] - z[0]))
+
+    assert [mean_error(s) for s in SCHEDULE[:9]] == pytest.approx(told["error_at_1.3"], rel=1e-6)
+    points = torch.linspace(0.02, 0.98, 961, dtype=torch.float64).tolist()
+    exact = Elbo(weight="exact")
+    values = [-exact.log_prob(torch.tensor([[mean_error(s) ** 0.5]]).double(), s).item() for s in points]
+    weights = [1, *[4, 2] * 479, 4, 1]  # Simpson's
+    integral = sum(w * v for w, v in zip(weights, values, strict=True)) * (points[1] - points[0]) / 3
+    assert integral == pytest.approx(told["integral"], rel=1e-5)
+
+
+def test_steps_of_the_schedule_are_drawn_without_repeats_and_by_address():
+    likelihood = Elbo()
+    drawn = [likelihood.sigmas(SCHEDULE, 7, "here", i) for i in range(200)]
+    assert all(len(own) == len(set(own)) == 9 and set(own) < set(SCHEDULE[:-1]) for own in drawn)
+    assert drawn == [likelihood.sigmas(SCHEDULE, 7, "here", i) for i in range(200)]
+    missing = [next(s for s in SCHEDULE[:-1] if s not in own) for own in drawn]
+    assert set(missing) == set(SCHEDULE[:-1])  # any of the ten is left out
+
+
+def test_strata_are_one_step_of_each_run():
+    drawn = [Elbo(draws=3, times="strata", steps=[1, -3]).sigmas(SCHEDULE, i) for i in range(100)]
+    seen = [{own[k] for own in drawn} for k in range(3)]
+    assert seen == [set(SCHEDULE[1:3]), set(SCHEDULE[3:5]), set(SCHEDULE[5:7])]
+
+
+def test_densities_cover_what_they_say():
+    uniform = [s for i in range(300) for s in Elbo(times="uniform", steps=[2, 6], draws=4).sigmas(SCHEDULE, i)]
+    low, high = SCHEDULE[6], SCHEDULE[2]
+    assert low < min(uniform) < low + 0.01
+    assert high - 0.01 < max(uniform) < high
+    assert sum(uniform) / len(uniform) == pytest.approx((low + high) / 2, abs=0.01)
+    shifted = sorted(s for i in range(300) for s in Elbo(times="logit_normal", shift=3.0, draws=5).sigmas(SCHEDULE, i))
+    assert shifted[len(shifted) // 2] == pytest.approx(
+        0.75, abs=0.02
+    )  # the median of a standard normal's, shifted by 3
+    assert min(shifted) >= LEAST
+
+
+def test_a_shift_moves_the_same_draws():
+    plain, shifted = (Elbo(times="logit_normal", shift=shift, draws=6).sigmas(SCHEDULE, 1) for shift in (1.0, 4.0))
+    assert [4 * s / (1 + 3 * s) for s in plain] == pytest.approx(shifted, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"draws": 11},
+            r"algorithm\.likelihood\.draws: 11 of 10 steps cannot be drawn without repeats, take 10 or less",
+        ),
+        ({"steps": [3, 12]}, r"algorithm\.likelihood\.steps: \[3, 12\] are not steps of the schedule, take \[0, 10\]"),
+        ({"steps": [4, -6]}, r"algorithm\.likelihood\.steps: \[4, -6\] are not steps"),
+    ],
+)
+def test_steps_that_a_schedule_has_not_are_refused(options, said):
+    with pytest.raises(InputError, match=said):
+        Elbo(**options).sigmas(SCHEDULE, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"shift": 2.0}, r"algorithm\.likelihood\.shift: it shifts logit_normal sigmas"),
+        (
+            {"times": "logit_normal", "steps": [0, 3]},
+            r"algorithm\.likelihood\.steps: logit_normal draws from all sigmas",
+        ),
+    ],
+)
+def test_options_without_a_meaning_are_refused(options, said):
+    with pytest.raises(ValidationError, match=said):
+        Elbo(**options)
+
+
+@pytest.mark.parametrize(
+    ("decay", "told"),
+    [
+        ({}, [0, 0, 0, 0, 0, 0]),
+        ({"slope": 0.001, "most": 0.5}, [0, 0.001, 0.074, 0.075, 0.076, 0.5]),
+        ({"flat": 75, "slope": 0.0075, "most": 0.999}, [0, 0, 0, 0, 0.0075, 0.999]),
+        ({"flat": 10, "slope": 0.01, "most": 0.5}, [0, 0, 0.5, 0.5, 0.5, 0.5]),
+        ({"start": 0.25, "slope": 0.005, "most": 0.999}, [0.25, 0.255, 0.62, 0.625, 0.63, 0.999]),
+        ({"start": 0.9, "most": 0.9}, [0.9] * 6),
+    ],
+)
+def test_the_decay_of_the_old_policy(decay, told):
+    assert [Decay(**decay).at(step) for step in (0, 1, 74, 75, 76, 10_000)] == pytest.approx(told)
+    assert Decay(**decay).copies == (not decay)
+
+
+@pytest.mark.parametrize(
+    "decay", [{"slope": 0.1}, {"start": 0.5, "most": 0.4}, {"start": 0.5, "most": 0.5, "slope": 0.1}]
+)
+def test_a_decay_that_rises_nowhere_is_refused(decay):
+    with pytest.raises(ValidationError, match=r"algorithm\.likelihood\.old\.most: .* is no bound of a decay"):
+        Decay(**decay)
+
+
+def test_every_pair_of_steps_is_drawn_from_when_the_schedule_is_short():
+    assert Elbo().sigmas((1.0, 0.0), 0) == [1.0]
+    assert {tuple(Elbo().sigmas((1.0, 0.5, 0.0), i)) for i in range(20)} == {(1.0,), (0.5,)}
+    assert all(a > b for a, b in pairwise(SCHEDULE))
