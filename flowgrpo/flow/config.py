@@ -15,6 +15,7 @@ from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
 from flowgrpo.schema.sections import Eval, Lora, Quantised, RewardUse, RunConfig, Train, check_quantised
 from flowgrpo.training import roles
+from flowgrpo.training.baseline import NESTED
 from flowgrpo.training.decay import Decay
 from flowgrpo.training.parts import check_geometry
 
@@ -151,6 +152,8 @@ class Algorithm(Strict):
                 "algorithm.objective.step_weights: noise_aware takes back a 1 / std that constant_free has not; take "
                 "equalised, or algorithm.kernel.log_prob=mean"
             )
+        if self.credit.name == "nested" and self.baseline.name != "leave_one_out":
+            raise InputError(NESTED)
         if self.objective.needs_prefix:
             self._check_prefix()
         return self

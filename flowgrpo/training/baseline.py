@@ -13,6 +13,11 @@ from typing_extensions import override
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, named
 from flowgrpo.schema.heavy import Tensor, torch
+from flowgrpo.training.nested import NestedSets, nested_leave_one_out
+from flowgrpo.training.sets import scaled, set_medians, set_statistics
+
+NESTED = "algorithm.baseline: credit nested compares with the mean of the others, take leave_one_out"
+
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,7 @@ class Units:
         of_edge: (nodes,) unit that the edge to each node belongs to, -1 for none.
         root: (U,) index in its group of the root, or the answer, that it belongs to.
         anchor: (U,) float64; anchor x value is added to the unit's advantage. None adds nothing.
+        nested: further sets that units are compared in, within those of `comparison`; None for those of it alone.
     """
 
     values: Tensor
@@ -35,6 +41,7 @@ class Units:
     _: KW_ONLY
     root: Tensor
     anchor: Tensor | None = None
+    nested: NestedSets | None = None
 
     def to_edges(self, values: Tensor) -> Tensor:
         """Return the values (U,) of units for the edge to each node, (nodes,); 0 for edges without a unit."""
@@ -62,6 +69,7 @@ class Units:
             torch.empty(0, dtype=torch.long),
             root=root[order],
             anchor=every("anchor"),
+            nested=None if parts[0].nested is None else NestedSets.joined([part.nested for part in parts], order),
         )
         return joined, list(order.argsort().split([len(part.values) for part in parts]))
 
@@ -101,6 +109,7 @@ class Baseline(Choice):
         *,
         anchor: Tensor | None = None,
         expected: Tensor | None = None,
+        nested: NestedSets | None = None,
     ) -> Tensor:
         """Advantages (U,) of units within their sets.
 
@@ -110,12 +119,22 @@ class Baseline(Choice):
             comparison: (U, C) integers.
             anchor: (U,) multiple of the value that comes on top.
             expected: (U,) the prompt's mean reward before this iteration, NaN if unknown; for baselines that remember.
+            nested: sets within the sets; None for none.
+
+        Raises:
+            InputError: units of this kind cannot be compared so.
         """
+
+        def relative(column: Tensor) -> Tensor:
+            if nested is None:
+                return self.relative(column, comparison, expected)
+            return self.within(column, comparison, nested)
+
         total = combined(values, weights)
         if self.combine == "sum":
-            advantages = self.relative(total, comparison, expected)
+            advantages = relative(total)
         else:
-            columns = torch.stack([self.relative(column, comparison, expected) for column in values.unbind(1)], 1)
+            columns = torch.stack([relative(column) for column in values.unbind(1)], 1)
             advantages = columns @ weights
             # What cancels up to a rounding error would be blown up by a later normalisation.
             advantages = advantages.where(advantages.abs() > 1e-12 * (columns.abs() @ weights.abs()), 0.0)
@@ -137,6 +156,14 @@ class Baseline(Choice):
             InputError: units of this kind cannot be compared so.
         """
 
+    def within(self, values: Tensor, comparison: Tensor, nested: NestedSets) -> Tensor:
+        """Advantages (U,) as of `relative`, of units that are compared in sets within sets.
+
+        Raises:
+            InputError: this baseline is not the mean of the others.
+        """
+        raise InputError(NESTED)
+
 
 def group_mean(
     values: Tensor, comparison: Tensor, *, std: str = "group", eps: float = 1e-4, ddof: int = 0, min_std: float = 0.0
@@ -151,8 +178,8 @@ def group_mean(
         comparison: (U,) or (U, C) integers, equal (in all columns) for units of one set.
         min_std: sets of a smaller standard deviation have advantage 0.
     """
-    deviation, _, _ = _set_statistics(values, comparison)
-    return _scaled(deviation, values, comparison, std=std, eps=eps, ddof=ddof, min_std=min_std)
+    deviation, _, _ = set_statistics(values, comparison)
+    return scaled(deviation, values, comparison, std=std, eps=eps, ddof=ddof, min_std=min_std)
 
 
 class GroupMean(Baseline):
@@ -174,8 +201,8 @@ def leave_one_out(values: Tensor, comparison: Tensor, *, std: str = "none", eps:
 
     Its baseline does not depend on the unit's own action, so without a std the gradient is unbiased.
     """
-    deviation, count, _ = _set_statistics(values, comparison)
-    return _scaled(deviation * count / (count - 1).clamp(min=1), values, comparison, std=std, eps=eps, ddof=ddof)
+    deviation, count, _ = set_statistics(values, comparison)
+    return scaled(deviation * count / (count - 1).clamp(min=1), values, comparison, std=std, eps=eps, ddof=ddof)
 
 
 class LeaveOneOut(Baseline):
@@ -189,6 +216,10 @@ class LeaveOneOut(Baseline):
     def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
         return leave_one_out(values, comparison, std=self.std, eps=self.eps, ddof=self.ddof)
 
+    @override
+    def within(self, values: Tensor, comparison: Tensor, nested: NestedSets) -> Tensor:
+        return nested_leave_one_out(values, comparison, nested, std=self.std, eps=self.eps, ddof=self.ddof)
+
 
 def median(values: Tensor, comparison: Tensor, *, std: str = "group", eps: float = 1e-4, ddof: int = 0) -> Tensor:
     """Advantages (U,): value minus the median of its set, over the spread (MC-GRPO, arXiv 2601.22582).
@@ -199,11 +230,11 @@ def median(values: Tensor, comparison: Tensor, *, std: str = "group", eps: float
     Args:
         std: as for the others, or `mad`: the median of the absolute deviations within the set.
     """
-    middle, known = _set_medians(values, comparison), values.isfinite()
+    middle, known = set_medians(values, comparison), values.isfinite()
     deviation = (values - middle).where(known, 0.0)
     if std == "mad":
-        return deviation / (_set_medians(deviation.abs().where(known, torch.nan), comparison) + eps).where(known, 1.0)
-    return _scaled(deviation, values, comparison, std=std, eps=eps, ddof=ddof)
+        return deviation / (set_medians(deviation.abs().where(known, torch.nan), comparison) + eps).where(known, 1.0)
+    return scaled(deviation, values, comparison, std=std, eps=eps, ddof=ddof)
 
 
 class Median(Baseline):
@@ -316,42 +347,5 @@ def zero_std_fraction(values: Tensor, comparison: Tensor) -> float:
 
 def varied(values: Tensor, comparison: Tensor) -> Tensor:
     """Whether (U,) the values of a unit's set differ at all."""
-    _, _, square = _set_statistics(values, comparison)
+    _, _, square = set_statistics(values, comparison)
     return square > 0
-
-
-def _set_medians(values: Tensor, comparison: Tensor) -> Tensor:
-    """Median (U,) of each unit's set: the mean of the two middle values where their number is even, NaN without values."""
-    _, index = comparison.unique(dim=0, return_inverse=True)
-    medians = values.new_full((int(index.max()) + 1,), torch.nan)
-    for i in range(len(medians)):
-        members = values[(index == i) & values.isfinite()]
-        if len(members):
-            medians[i] = members.quantile(0.5)
-    return medians[index]
-
-
-def _scaled(
-    deviation: Tensor, values: Tensor, comparison: Tensor, *, std: str, eps: float, ddof: int, min_std: float = 0.0
-) -> Tensor:
-    if std == "none":
-        return deviation
-    everyone = comparison if std == "group" else torch.zeros(len(values), dtype=torch.long)
-    _, count, square = _set_statistics(values, everyone)
-    spread = torch.sqrt(square / (count - ddof).clamp(min=1))
-    # The first also where all are equal and eps is 0.
-    return (deviation / (spread + eps)).where((deviation != 0) & (spread >= min_std), 0.0)
-
-
-def _set_statistics(values: Tensor, comparison: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Deviation of each unit from its set's mean (0 where the value is NaN), and its set's count and squared deviations."""
-    _, index = comparison.unique(dim=0, return_inverse=True)
-    known = values.isfinite()
-    zeros = values.new_zeros(int(index.max()) + 1)
-    count = zeros.index_add(0, index, known.to(values))
-    mean = zeros.index_add(0, index, values.where(known, 0.0)) / count.clamp(min=1)
-    deviation = (values - mean[index]).where(known, 0.0)
-    # The mean of equal values is off by a rounding error, which a small eps would blow up into an advantage.
-    deviation = deviation.where(deviation.abs() > 1e-12 * values.abs(), 0.0)
-    square = zeros.index_add(0, index, deviation**2)
-    return deviation, count[index], square[index]

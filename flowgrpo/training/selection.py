@@ -99,7 +99,9 @@ def normalize_advantages(
     trained = select_units(combined(units.values, weights), units.comparison, select)
     left_out = select is not None and select.statistics == "kept"
     values = units.values.where(trained[:, None], torch.nan) if left_out else units.values
-    advantages = baseline.advantages(values, weights, units.comparison, anchor=units.anchor, expected=expected)
+    advantages = baseline.advantages(
+        values, weights, units.comparison, anchor=units.anchor, expected=expected, nested=units.nested
+    )
     return advantages, trained & (advantages != 0) if baseline.drop_zero else trained
 
 

@@ -15,6 +15,7 @@ from flowgrpo.flow.methods.matching import (
     TwoBranch,
     VelocityTarget,
 )
+from flowgrpo.flow.methods.nested import Nested
 from flowgrpo.flow.methods.objective import Clip, NormalisedRatio, SoftGate
 from flowgrpo.flow.methods.prefix import PrefixRatio
 from flowgrpo.flow.methods.tree import Branch, BranchWindow, Brush, Chain, Custom, Twigs, Window
@@ -25,7 +26,7 @@ CHOICES: dict[str, dict[str, type[Choice]]] = {
     "tree": named(Chain, Window, Brush, Branch, BranchWindow, Twigs, Custom),
     "kernel": named(FlowSDE, DanceSDE, CPS, DDIMSDE, Manifold, Ode),
     "likelihood": named(Trajectory, Elbo),
-    "credit": named(Terminal, Siblings, Depthwise, StepGain, DiscountedValue),
+    "credit": named(Terminal, Siblings, Depthwise, Nested, StepGain, DiscountedValue),
     "baseline": BASELINES,
     "objective": named(
         Clip,
