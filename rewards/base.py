@@ -52,6 +52,7 @@ class Reward:
         function: the contract's callable.
         weight: in the sum of rewards.
         group_wise: whether it must be given one whole group at a time.
+        offset: the value that counts as 0 among several rewards.
         only: columns, and the value a row must have there for the reward to apply.
     """
 
@@ -60,6 +61,7 @@ class Reward:
     weight: float = 1.0
     _: KW_ONLY
     group_wise: bool = False
+    offset: float = 0.0
     only: Mapping[str, Any] = field(default_factory=dict)
 
     def applies(self, columns: Mapping[str, Any]) -> bool:

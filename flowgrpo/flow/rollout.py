@@ -11,7 +11,7 @@ import torch
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.methods.credit import trunk_ends
 from flowgrpo.flow.pipeline.policy import Policy
-from flowgrpo.training.baseline import combined
+from flowgrpo.training.combination import Combination
 from flowgrpo.training.deal import Deal
 from flowgrpo.training.group_scores import Gather, Piece, score_pieces
 from flowgrpo.training.groups import Groups
@@ -141,7 +141,7 @@ def drafted(
     rows: Sequence[Row],
     *,
     rewards: Sequence[Reward],
-    weights: torch.Tensor,
+    combination: Combination,
     numbers: Sequence[int],
     micro_batch: int,
     gather: Gather,
@@ -154,7 +154,7 @@ def drafted(
     Args:
         pool: the starts of each group, and which of them this process samples.
         rows: (own starts,) of the pool.
-        weights: (R,) of the rewards.
+        combination: of the rewards.
         numbers: how many starts of each group are wanted.
         gather, share: see `score_pieces`.
     """
@@ -168,7 +168,7 @@ def drafted(
             samples = torch.cat([policy.generate(batch) for batch in batched(own, micro_batch)])
             yield Piece(group, starts, samples, own)
 
-    total = combined(score_pieces(rewards, pieces(), pool, gather, share=share).values, weights).tolist()
+    total = combination.total(score_pieces(rewards, pieces(), pool, gather, share=share).values).tolist()
     told = dict(zip(pool.own, total, strict=True))
     everyone = {member: value for process in gather([told]) for member, value in process.items()}
     chosen = []

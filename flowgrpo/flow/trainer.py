@@ -51,7 +51,7 @@ from flowgrpo.flow.replay import replayed
 from flowgrpo.flow.rollout import Batch, drafted, rollout, score_leaves
 from flowgrpo.flow.update import Credited, update_part
 from flowgrpo.training import random_states
-from flowgrpo.training.baseline import Units, combined
+from flowgrpo.training.baseline import Units
 from flowgrpo.training.deal import Deal, parts_of, pool_of
 from flowgrpo.training.evaluate import evaluate
 from flowgrpo.training.groups import Groups
@@ -193,7 +193,9 @@ class Trainer(Loop):
 
     @override
     def units(self, batch: Batch) -> Units:
-        return self.config.algorithm.credit.units(batch.tree, batch.scores.values, self.reward_weights)
+        return self.config.algorithm.credit.units(
+            batch.tree, self.combination.columns(batch.scores.values), self.combination.weights
+        )
 
     @override
     def advantages(self, units: Units, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
@@ -322,7 +324,7 @@ class Trainer(Loop):
             groups = self.groups(iteration)
             batch = self.rollout(iteration, groups)
             decoded += batch.decoded
-            signs = step_signs(batch.tree, combined(batch.scores.values, self.reward_weights))
+            signs = step_signs(batch.tree, self.combination.total(batch.scores.values))
             positive, negative = self.exchange.sum_shares(signs)
             rounds.append({"levels": self.levels, "positive": positive.tolist(), "negative": negative.tolist()})
             highest = 1.0 if isinstance(self.config.algorithm.kernel, Preserving) else math.inf
@@ -365,7 +367,7 @@ class Trainer(Loop):
                 pool,
                 [self._row_at(iteration, groups, *member) for member in pool.own],
                 rewards=self.rewards,
-                weights=self.reward_weights,
+                combination=self.combination,
                 numbers=groups.roots,
                 micro_batch=train.rollout_rows,
                 gather=self.gather_rolled,

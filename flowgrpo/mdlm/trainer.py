@@ -115,7 +115,8 @@ class TextTrainer(Loop):
         count = len(batch.members)
         ones, units = torch.ones(count, dtype=torch.float64), torch.arange(count)
         root = torch.tensor([index for _, index in batch.members])
-        return Units(batch.scores.values, batch.group[:, None], ones, units, root=root)
+        values = self.combination.columns(batch.scores.values)
+        return Units(values, batch.group[:, None], ones, units, root=root)
 
     @override
     def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:

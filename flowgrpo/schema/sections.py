@@ -114,7 +114,9 @@ class RewardUse(Strict):
     """A built-in name, pkg.module:object, ./file.py:object (./file.py if it has one reward), an installed entry point, or
     a URL."""
     weight: float = 1.0
-    """Weight in the sum of rewards that is trained on."""
+    """Weight in the sum of rewards that is trained on, and scale of the reward where the worst of several counts."""
+    offset: float = 0.0
+    """The reward that counts as 0 among several: weight x (reward - offset) is what they are combined by."""
     options: dict[str, Any] = {}
     """Arguments of the reward's class, or of the client of a URL."""
     name: str | None = None
@@ -360,7 +362,7 @@ class RunConfig(Strict):
     prompts: Prompts = Prompts()
     """Where prompts come from."""
     rewards: list[RewardUse] = Field(min_length=1)
-    """Rewards that are trained on, by the sum of weight x reward; one alone needs no list."""
+    """Rewards that are trained on, put together as algorithm.baseline.combine says; one alone needs no list."""
     eval_rewards: list[RewardUse] = []
     """Rewards that are measured at evaluations only; the same keys."""
     algorithm: Strict
@@ -377,3 +379,14 @@ class RunConfig(Strict):
     def _one(cls, written: Any) -> Any:
         """One reward needs no list around it."""
         return [written] if isinstance(written, str | dict) else written
+
+    @model_validator(mode="after")
+    def _members(self) -> RunConfig:
+        combine = self.algorithm.baseline.combine
+        for index, use in enumerate(self.rewards):
+            if combine in ("worst", "cautious") and use.weight == 0:
+                raise InputError(
+                    f"rewards.{index}.weight: 0 makes it 0 for every sample, which {combine} counts as any other; move it "
+                    "to eval_rewards"
+                )
+        return self

@@ -18,6 +18,7 @@ from flowgrpo.training.sets import scaled, set_medians, set_statistics
 
 NESTED = "algorithm.baseline: credit nested compares with the mean of the others, take leave_one_out"
 
+CAUTION = 0.1  # that of PPO in arXiv 2310.02743
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,21 @@ class Baseline(Choice):
     """Advantages are cut to -+ it."""
     scale: float = Field(1.0, gt=0)
     """Advantages are multiplied by it, once they are cut."""
-    combine: Literal["sum", "per_reward", "decoupled"] = "sum"
-    """Several rewards: sum, compare their weighted sum; per_reward, add advantages of each; decoupled, normalised again."""
+    combine: Literal["sum", "per_reward", "decoupled", "worst", "cautious"] = "sum"
+    """Several rewards: sum, compare their weighted sum; per_reward, add advantages of each; decoupled, normalised again;
+    worst, compare the smallest of each sample; cautious, their mean minus caution times their variance."""
+    caution: float = Field(CAUTION, ge=0)
+    """Of cautious: what a unit of variance among a sample's rewards takes off."""
     drop_zero: bool = False
     """Whether edges of advantage 0 leave the update."""
+
+    @model_validator(mode="after")
+    def _cautious(self) -> Baseline:
+        if self.caution != CAUTION and self.combine != "cautious":
+            raise InputError(
+                f"algorithm.baseline.caution: {self.combine} has none, take algorithm.baseline.combine=cautious"
+            )
+        return self
 
     def advantages(
         self,
@@ -131,7 +143,7 @@ class Baseline(Choice):
             return self.within(column, comparison, nested)
 
         total = combined(values, weights)
-        if self.combine == "sum":
+        if self.combine not in ("per_reward", "decoupled"):  # one number, or one already
             advantages = relative(total)
         else:
             columns = torch.stack([relative(column) for column in values.unbind(1)], 1)
@@ -274,8 +286,10 @@ class Tracker(Baseline):
 
     @model_validator(mode="after")
     def _one_number(self) -> Tracker:
-        if self.combine != "sum":
-            raise InputError("algorithm.baseline.combine: tracker remembers one number for each prompt, take sum")
+        if self.combine in ("per_reward", "decoupled"):
+            raise InputError(
+                "algorithm.baseline.combine: tracker remembers one number for each prompt, take sum, worst or cautious"
+            )
         return self
 
     @override

@@ -57,12 +57,6 @@ def evaluate(
     return sorted(gather(samples), key=lambda sample: sample.index)
 
 
-def weighted(sample: Sample, rewards: Sequence[Reward]) -> float | None:
-    """The training reward of a sample: the weighted sum of the rewards that apply; None where none does."""
-    values = [r.weight * v for r in rewards if (v := sample.rewards[r.name]) is not None]
-    return sum(values) if values else None
-
-
 def overoptimized(lines: Sequence[Mapping[str, Any]], watched: Sequence[Reward], times: int) -> list[str]:
     """Sentences about rewards that are only watched and fell while the trained one rose.
 

@@ -148,7 +148,7 @@ class Evaluating:
         line = {
             "step": loop.done,
             "phase": "eval",
-            **metrics.of_samples(samples, loop.rewards, loop.eval_rewards),
+            **metrics.of_samples(samples, loop.combination, loop.rewards, loop.eval_rewards),
             **loop.exchange.totals({"cost/model_evaluations": loop.evaluations - evaluations}),
             "cost/decoded": len(samples),
             "time/eval": time.perf_counter() - started,

@@ -28,6 +28,7 @@ from flowgrpo.training import checkpoint, idle, metrics, optimizers, peers, rand
 from flowgrpo.training.background import Background
 from flowgrpo.training.baseline import Units, combined, zero_std_fraction
 from flowgrpo.training.batch import Batch, Made
+from flowgrpo.training.combination import Combination
 from flowgrpo.training.deal import Deal, deal_of
 from flowgrpo.training.evaluating import Evaluating
 from flowgrpo.training.exchange import exchange_of
@@ -57,7 +58,7 @@ class Loop(ABC):
     Args:
         config: numbers and choices.
         weights: what is trained.
-        rewards: trained on, by their weighted sum.
+        rewards: trained on, together.
         train_prompts, eval_prompts: rows of prompts; without eval prompts nothing is evaluated.
         eval_rewards: watched only.
         folder: the run's folder, which exists.
@@ -67,6 +68,7 @@ class Loop(ABC):
         roles: of all processes.
         share: of the data, which this process works on now.
         done: iterations so far.
+        combination: of the rewards.
         background: writes what the next iteration need not wait for; empty, and its errors raised, when `run` returns.
         after_evaluation: called with the folder, on the main process in the background, once the samples of an evaluation
             are written.
@@ -101,7 +103,7 @@ class Loop(ABC):
         self.optimizer = optimizers.build(config.train, groups)
         # Half a float's range is too small for gradients; for float32 and bfloat16 this multiplies by nothing.
         self.scaler = torch.amp.GradScaler(self.accelerator.device.type, enabled=config.model.dtype == "float16")
-        self.reward_weights = torch.tensor([reward.weight for reward in rewards], dtype=torch.float64)
+        self.combination = Combination.of(self.rewards, config.algorithm.baseline)
         self.done = 0
         self._damaged: str | None = None  # what is wrong with the checkpoints that a resume passed over
         self.prompt_stats = PromptStats(config.train.half_life)
@@ -292,14 +294,14 @@ class Loop(ABC):
         mine = places[self.share.index]
         prompts = torch.tensor(groups.prompts)[together.comparison[:, 0]].tolist()
         expected = self.prompt_stats.expected(prompts, self.done)
-        weights, select = self.reward_weights, self.config.train.select
+        weights, select = self.combination.weights, self.config.train.select
         advantages, trained = selection.normalize_advantages(
             together, weights, expected=expected, baseline=algorithm.baseline, select=select
         )
 
         rewards = torch.cat([each[1] for each in everyone])
         of_groups = [group for each in everyone for group in each[2]]
-        total = combined(rewards, weights)
+        total = self.combination.total(rewards)
         self.prompt_stats.add([groups.prompts[group] for group in of_groups], total, self.done)
         teaching = trained & together.values.isfinite().any(1) & advantages.isfinite() & (advantages.abs() > ROUNDING)
         return (

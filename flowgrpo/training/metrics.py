@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flowgrpo.training.evaluate import weighted
+from flowgrpo.training.combination import Combination
 from flowgrpo.training.optimize import UpdateStats
 from flowgrpo.training.samples import Sample
 from rewards import Reward
@@ -43,15 +43,16 @@ def of_policy(stats: Sequence[UpdateStats], gather: Callable[[list[Any]], list[A
 
 
 def of_samples(
-    samples: Sequence[Sample], rewards: Sequence[Reward], eval_rewards: Sequence[Reward]
+    samples: Sequence[Sample], combination: Combination, rewards: Sequence[Reward], eval_rewards: Sequence[Reward]
 ) -> dict[str, float | int | None]:
     """The rewards of held-out samples.
 
     Args:
-        rewards: of which the weighted sum is trained on.
+        combination: of the rewards, which are trained on.
         eval_rewards: which are watched only.
     """
-    totals = torch.tensor([_nan(weighted(sample, rewards)) for sample in samples], dtype=torch.float64)
+    trained = [[_nan(sample.rewards[r.name]) for r in rewards] for sample in samples]
+    totals = combination.total(torch.tensor(trained, dtype=torch.float64))
     return {
         **of_totals(totals),
         "reward/count": int(totals.isfinite().sum()),

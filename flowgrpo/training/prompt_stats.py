@@ -1,7 +1,7 @@
 """What a run remembers of each prompt: a discounted count and sum of its rewards, and when it was last seen.
 
 It serves a baseline that needs no group (SPO) and the choice of prompts (VADE and kin). Every process keeps the same, and
-a checkpoint holds it. The reward is the weighted sum of a sample's rewards.
+a checkpoint holds it. The reward is what a sample's rewards come to together.
 """
 
 from __future__ import annotations

@@ -215,7 +215,10 @@ def rewards(uses: Sequence[RewardUse], eval_uses: Sequence[RewardUse] = ()) -> t
         RewardError: one cannot be found, or two share a name.
     """
     loaded = [
-        [replace(load_reward(use.use, use.weight, use.options, use.name), only=use.only) for use in part]
+        [
+            replace(load_reward(use.use, use.weight, use.options, use.name), only=use.only, offset=use.offset)
+            for use in part
+        ]
         for part in (uses, eval_uses)
     ]
     names = [reward.name for part in loaded for reward in part]

@@ -30,7 +30,7 @@ BELOW = {
     "flowgrpo.mdlm.methods": "errors schema training mdlm.decoding rewards samplers",
     "flowgrpo.mdlm": "errors schema data training mdlm.decoding mdlm.methods rewards samplers",
     "flowgrpo.config": "errors schema data flow mdlm rewards",
-    "flowgrpo.commands.gallery": "errors data training rewards",
+    "flowgrpo.commands.gallery": "errors schema data training rewards",
     "flowgrpo.commands": (
         "errors schema data training flow flow.pipeline mdlm config commands.gallery rewards samplers"
     ),

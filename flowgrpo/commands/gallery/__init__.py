@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,25 +18,17 @@ from flowgrpo.commands.gallery.curve import PART, curve
 from flowgrpo.commands.gallery.media import LONGEST, data_url, outline
 from flowgrpo.commands.gallery.numbers import Mean, difference, number, share
 from flowgrpo.commands.gallery.text import answer
+from flowgrpo.commands.gallery.totals import Totals, name_of
 from flowgrpo.data.yaml_maps import read_map
 from flowgrpo.errors import InputError
 from flowgrpo.training.folders import check_writable, replace_text
 from flowgrpo.training.report import read_metrics
 from flowgrpo.training.samples import read_manifest
-from rewards import BUILT_IN
 from rewards.base import one_line
 from rewards.media import MediaError
 
 LARGEST_MEDIA = 64 << 20  # bytes of a folder's video and audio files, above which the steps between are left out
 LARGEST_TEXTS = 4 << 20  # the same of texts, which take several times as much of a page as of the folder
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A reward that is trained on: its weight, and the bounds of its values; None where nobody has stated any."""
-
-    weight: float
-    bounds: tuple[float, float] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,8 +199,8 @@ def _section(folder: Path) -> Section:
     if not manifest and not is_run:  # a run that keeps no pictures still has its curve
         raise InputError(f"{folder}: there are no samples to show, it has no manifest.jsonl with lines")
     config = read_map(folder / "config.yaml") if (folder / "config.yaml").is_file() else {}
-    trained = {_name(use): Trained(use["weight"], _bounds(use)) for use in config.get("rewards", [])}
-    totals = [total for line in lines if (total := _total(line["rewards"], trained)) is not None]
+    trained = Totals.of(config)
+    totals = [total for line in lines if (total := trained.total(line["rewards"])) is not None]
     seen_bounds = min(totals, default=0.0), max(totals, default=0.0)
     by_prompt, seen = defaultdict(list), Counter()
     for line in manifest:
@@ -226,7 +218,7 @@ def _section(folder: Path) -> Section:
     metrics = read_metrics(folder)
     held_out, train = _points(metrics, "eval", "reward/mean"), _points(metrics, "train", "reward/mean")
     means = [Mean.of(m) for m in metrics if m["phase"] == "eval" and m["reward/mean"] is not None]
-    watched = [_name(use) for use in config.get("eval_rewards", [])]
+    watched = [name_of(use) for use in config.get("eval_rewards", [])]
     return Section(
         name=folder.resolve().name,
         cards=cards,
@@ -234,7 +226,7 @@ def _section(folder: Path) -> Section:
         facts=[*_facts(config, metrics), *_warnings(folder)],
         headline=(means[0], means[-1]) if len(means) > 1 else None,
         curve=curve(held_out, train) if len(held_out) > 1 or len(train) > 1 else None,
-        parts=_parts(metrics, list(trained), watched),
+        parts=_parts(metrics, trained.names, watched),
         watched=watched,
         gaps=gaps(cards, watched),
         texts=config.get("kind") == "mdlm" or any(line["file"].endswith(".json") for line in manifest),
@@ -246,16 +238,6 @@ def _warnings(folder: Path) -> list[tuple[str, str]]:
     log = folder / "log.txt"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     return [("warnings", f"{len(lines)} in log.txt, the last: {one_line(lines[-1])}")] if lines else []
-
-
-def _name(use: dict[str, Any]) -> str:
-    """Name of a config's reward in the metrics."""
-    return use["name"] or use["use"].rpartition(":")[2]
-
-
-def _bounds(use: dict[str, Any]) -> tuple[float, float] | None:
-    """The bounds that a built-in reward's card states."""
-    return BUILT_IN[use["use"]].bounds if use["use"] in BUILT_IN else None
 
 
 def _points(metrics: list[dict[str, Any]], phase: str, key: str) -> list[tuple[int, float]]:
@@ -286,40 +268,19 @@ def _worth_showing(samples: Path, manifest: list[dict[str, Any]]) -> list[dict[s
     return [line for line in manifest if line["step"] in (min(steps), max(steps))]
 
 
-def _shown(
-    samples: Path, line: dict[str, Any], trained: Mapping[str, Trained], seen_bounds: tuple[float, float]
-) -> Shown:
+def _shown(samples: Path, line: dict[str, Any], trained: Totals, seen_bounds: tuple[float, float]) -> Shown:
     rewards = line["rewards"]
     file = samples / line["file"]
     text = file.suffix == ".json"
     return Shown(
         step=line["step"],
-        reward=_total(rewards, trained),
+        reward=trained.total(rewards),
         rewards=rewards,
-        bounds=_total_bounds(rewards, trained) or seen_bounds,
+        bounds=trained.total_bounds(rewards) or seen_bounds,
         url=None if text else data_url(file),
         outline=None if text else outline(file),
         answer=answer(file) if text else None,
     )
-
-
-def _total(rewards: Mapping[str, float | None], trained: Mapping[str, Trained]) -> float | None:
-    """The weighted sum of the rewards that apply, of those trained on; without a config of all, unweighted."""
-    known = [
-        value * (trained[name].weight if trained else 1.0)
-        for name, value in rewards.items()
-        if value is not None and (not trained or name in trained)
-    ]
-    return sum(known) if known else None
-
-
-def _total_bounds(rewards: Mapping[str, float | None], trained: Mapping[str, Trained]) -> tuple[float, float] | None:
-    """The bounds of that sum; None where one of its parts has none."""
-    uses = [trained[name] for name, value in rewards.items() if value is not None and name in trained]
-    if not uses or any(use.bounds is None for use in uses):
-        return None
-    ends = [sorted(use.weight * end for end in use.bounds) for use in uses]
-    return sum(low for low, _ in ends), sum(high for _, high in ends)
 
 
 def _weights(lora: dict[str, Any] | None) -> str:

@@ -153,7 +153,9 @@ def test_a_lost_leaf_is_in_no_mean_and_a_lost_node_is_nobodys_other():
     found = of_edges(grown, [NAN, NAN, 4.0, 10.0], group=0.75, between=0.0, siblings=0.25)
     assert found[(1,), 1] == found[(0,), 1] == 0  # nobody is left to be compared with
     assert found[(1, 1), 2] == pytest.approx(6)
-    assert subtree_means(grown, column([NAN, 3.0, 4.0, 10.0]))[:3, 0].tolist() == pytest.approx([NAN, 3, 7], nan_ok=True)
+    assert subtree_means(grown, column([NAN, 3.0, 4.0, 10.0]))[:3, 0].tolist() == pytest.approx(
+        [NAN, 3, 7], nan_ok=True
+    )
 
 
 @pytest.mark.parametrize("weights", [GROUP, BETWEEN, SIBLINGS, {"group": 1.0, "between": 2.0, "siblings": 3.0}])
