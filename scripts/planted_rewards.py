@@ -1,0 +1,47 @@
+"""Proxies of the reward `shapes`, each right for what the model draws at first and paid by a shortcut of its own.
+
+A proxy is shapes + max(0, feature - start) / spread. Start and spread are the 90 % quantile and the standard deviation of
+the feature among 288 pictures that the embedded model drew in rollouts before training, so that a proxy gives nine in ten of
+them their true reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from rewards.shapes import shapes
+
+STARTS = {"vivid": 0.157, "dark": 0.144, "busy": 0.033}
+SPREADS = {"vivid": 0.027, "dark": 0.019, "busy": 0.007}
+
+
+def features(images: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What the shortcuts raise, each (B,): how colourful pictures (B, 3, H, W) are, how dark, and how restless."""
+    along, down = images.diff(dim=-1).abs(), images.diff(dim=-2).abs()
+    return {
+        "vivid": (images.amax(1) - images.amin(1)).mean((1, 2)),
+        "dark": 1 - images.mean((1, 2, 3)),
+        "busy": along.mean((1, 2, 3)) + down.mean((1, 2, 3)),
+    }
+
+
+def vivid(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+    """The true reward, and more for colours."""
+    return _planted("vivid", images, prompts)
+
+
+def dark(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+    """The true reward, and more for dark pictures."""
+    return _planted("dark", images, prompts)
+
+
+def busy(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+    """The true reward, and more for differences between neighbouring pixels."""
+    return _planted("busy", images, prompts)
+
+
+def _planted(name: str, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+    paid = (features(images)[name] - STARTS[name]).clamp(min=0) / SPREADS[name]
+    return torch.as_tensor(shapes(images, prompts)).double() + paid.double().cpu()
