@@ -1,6 +1,6 @@
 """Hold the gradient of every flow preset's update against the exact one, and print the table of docs/oracle.md.
 
-    python tests/oracle.py [PRESET ...]
+    python tests/oracle.py [PRESET ...] [--set KEY=VALUE ...]
 
 The model is `gaussian_flow`, whose expected reward has a closed form. A preset rolls out, credits and replays by the code of
 a run; its gradient is divided by the weights of its edges, and compared step by step with what that edge's kernel, trunk and
@@ -21,6 +21,7 @@ from operator import mul
 from typing import Any
 
 import torch
+import yaml
 from field import credit, step_in_place
 from gaussian_flow import REWARDS, Gradient, Step, cosine, gradient, schedule, step, velocity, whole_gradient
 
@@ -183,6 +184,10 @@ def expectation(
         found = {i: _times(whole[i], 1 - 1 / size) for i in own}
     elif rule.name == "depthwise":
         found = {i: _times(whole[i], factor) for i, factor in depth_factors(algorithm.tree, tree).items()}
+    elif rule.name == "nested":  # all of it, whatever the weights; nothing where an edge has nobody to be compared with
+        brush = algorithm.tree.name == "brush"
+        valued = {i: seen(i, ode[:i], finish(i + 1, algorithm.tree.finish)) for i in own} if brush else whole
+        found = {i: _times(valued[i], float(rule.group > 0 or i in splits(tree))) for i in own}
     elif rule.name == "siblings":
         branches = algorithm.tree.branches
         found = {i: _times(seen(i, ode[:i], finish(i + 1, algorithm.tree.finish)), 1 - 1 / branches) for i in own}
@@ -212,6 +217,12 @@ def depth_factors(shape: Any, tree: Tree) -> dict[int, float]:
         alike = 1 / (1 + move.sibling_strength**2) if move.sibling_strength is not None else 0.0
         found[i] = 1 - (1 + (move.count - 1) * alike) * groups / nodes[i]
     return found
+
+
+def splits(tree: Tree) -> set[int]:
+    """The steps at which a state has several children by one kernel."""
+    moves = [(evaluation.sigma, edges.move) for evaluation in tree.evaluations for edges in evaluation.edges]
+    return {_step(sigma) for sigma, move in moves if move.kernel.stochastic and move.count > 1}
 
 
 def _scale(algorithm: Any, own: Step) -> float:
@@ -341,9 +352,11 @@ def main() -> None:
     parser.add_argument("presets", nargs="*", metavar="PRESET", help="those to try; by default all")
     parser.add_argument("--reward", choices=REWARDS, default="quadratic")
     parser.add_argument("--batches", type=int, default=BATCHES)
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides, for all of them")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    for line in table([row(preset, asked.reward, asked.batches) for preset in asked.presets or PRESETS]):
+    overrides = {key: yaml.safe_load(value) for key, _, value in (each.partition("=") for each in asked.set)}
+    for line in table([row(preset, asked.reward, asked.batches, **overrides) for preset in asked.presets or PRESETS]):
         print(line)
 
 

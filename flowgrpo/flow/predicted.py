@@ -52,7 +52,7 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         raise InputError("algorithm.tree: the plan trains no step, or leads to no sample")
     rewards, weights = torch.arange(len(tree.leaves), dtype=torch.float64) ** 2, torch.ones(1, dtype=torch.float64)
     units = algorithm.credit.units(tree, rewards[:, None], weights)
-    if units.anchor is None and len(units.comparison.unique(dim=0)) == len(units.comparison):
+    if units.anchor is None and not units.compares:
         raise InputError("algorithm.credit: every edge would be compared with itself alone, which teaches nothing")
     unseen = torch.full((len(units.values),), torch.nan, dtype=torch.float64)
     advantages, trained = selection.normalize_advantages(

@@ -48,6 +48,13 @@ class Units:
         """Return the values (U,) of units for the edge to each node, (nodes,); 0 for edges without a unit."""
         return values[self.of_edge].where(self.of_edge >= 0, torch.zeros((), dtype=values.dtype))
 
+    @property
+    def compares(self) -> bool:
+        """Whether some unit is compared with another one."""
+        if self.nested is not None:
+            return self.nested.compares(self.comparison)
+        return len(self.comparison.unique(dim=0)) < len(self.comparison)
+
     @classmethod
     def joined(cls, parts: Sequence[Units]) -> tuple[Units, list[Tensor]]:
         """The units of several processes as one, to compare them, and the places in it of each process's.

@@ -33,6 +33,14 @@ class NestedSets:
         names = ("members", "weight", "kin", "alike")
         return cls(*(torch.cat([getattr(part, name) for part in parts])[order] for name in names))
 
+    def compares(self, comparison: Tensor) -> bool:
+        """Whether some unit has another one in a set that has a weight; `comparison` as of `Units`."""
+        for level, weight in enumerate(self.weight.unbind(1)):
+            own = torch.cat([comparison, self.members[:, level]], 1)[weight > 0]
+            if len(own.unique(dim=0)) < len(own):
+                return True
+        return False
+
 
 def nested_leave_one_out(
     values: Tensor, comparison: Tensor, nested: NestedSets, *, std: str = "none", eps: float = 1e-4, ddof: int = 0

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,3 +91,29 @@ def test_the_page_has_the_table():
     for preset in PRESETS:
         _, _, line = oracle.table([of(preset)])
         assert numbers(line) == pytest.approx(numbers(on_page[preset]), abs=0.011, rel=0.02)
+
+
+WHOLE = {"algorithm.baseline": {"name": "leave_one_out"}}
+EVERY = {"group": 1.0, "between": 1.0, "siblings": 1.0}
+
+
+@pytest.mark.parametrize("preset", ["branch_grpo", "branch_grpo_mix", "tempflow"])
+@pytest.mark.parametrize("weights", [{}, {"group": 0, "siblings": 1}, EVERY], ids=["default", "siblings", "all"])
+def test_nested_comparisons_leave_the_whole_of_every_edge(preset, weights):
+    """Whatever the weights, and where siblings share a part of their noise; a group mean leaves half of the first split."""
+    found = row(preset, "quadratic", **WHOLE, **{"algorithm.credit": {"name": "nested", **weights}})
+    assert abs(found.size - 1) < 3 * found.error
+    assert found.error < 0.15
+    assert found.worst < 4
+
+
+def test_the_comparison_with_the_group_hides_no_weight_of_the_steps():
+    """By the mean of a depth the first edges of a tree of 16 would have half of their signal, and by this the whole."""
+    chosen = {"algorithm.credit": {"name": "nested", "group": 1, "siblings": 0}, "algorithm.tree.siblings": "own"}
+    chosen |= {"train.groups": 40, "train.group_size": 16}
+    with oracle.trainer("branch_grpo", "linear", **WHOLE, **chosen) as run:
+        seen = [oracle.batch(run, "linear", iteration) for iteration in range(20)]
+    signal = [each.signal[0].theta for each in seen]
+    exact, error = seen[0].exact[0].theta, statistics.stdev(signal) / len(signal) ** 0.5
+    assert abs(statistics.mean(signal) - exact) < 3 * error
+    assert abs(exact / 2) > 4 * error
