@@ -229,7 +229,7 @@ def parsed(methods: list[str]) -> dict[str, list[str]]:
     for method in methods:
         name, _, rest = method.partition("=")
         preset, *overrides = shlex.split(rest) if rest else [name]
-        found[name] = [f"algorithm.preset={preset}", *overrides]
+        found[name] = [f"algorithm={{preset: {preset}}}", *overrides]  # without what the config says of another
     return found
 
 

@@ -127,8 +127,8 @@ def test_a_report_at_more_evaluations_than_some_method_made_says_so(two_folders,
 
 def test_a_method_is_a_preset_or_a_name_for_one_with_options():
     assert compare.parsed(["tempflow", "short=tempflow algorithm.tree.finish=2 'algorithm.tree.profile=[6, 6]'"]) == {
-        "tempflow": ["algorithm.preset=tempflow"],
-        "short": ["algorithm.preset=tempflow", "algorithm.tree.finish=2", "algorithm.tree.profile=[6, 6]"],
+        "tempflow": ["algorithm={preset: tempflow}"],
+        "short": ["algorithm={preset: tempflow}", "algorithm.tree.finish=2", "algorithm.tree.profile=[6, 6]"],
     }
 
 

@@ -13,7 +13,7 @@ from flowgrpo import config
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.presets import PRESETS
 from flowgrpo.flow.picture import draw_tree
-from flowgrpo.flow.plan import picture, plan, sigma_table, table, uneven
+from flowgrpo.flow.plan import picture, sigma_table, uneven
 from flowgrpo.flow.predicted import predicted
 from samplers.kernels import Kernel
 from samplers.trees import TRUNK, Move
@@ -72,11 +72,7 @@ LEDGER = [
     ("vgpo", {}, 24, 10, (240, 2 * 216, 24 * 9, 216)),
     ("vgpo", {"last_step": "sde"}, 24, 10, (240, 2 * 240, 24 * 10, 240)),
     # 24 samples at 9 of the 10 steps; the update evaluates policy, old policy and reference
-    ("epg", {}, 24, 10, (240, 3 * 216, 24, 216)),
-    ("pepg", {}, 24, 10, (240, 3 * 216, 24, 216)),
-    ("elbo_grpo", {}, 24, 10, (240, 3 * 216, 24, 216)),
-    ("nft", {}, 24, 10, (240, 3 * 216, 24, 216)),
-    ("ram", {}, 24, 10, (240, 3 * 216, 24, 216)),
+    *((name, {}, 24, 10, (240, 3 * 216, 24, 216)) for name in ("epg", "pepg", "elbo_grpo", "nft", "ram")),
     ("awm", {}, 24, 10, (240, 3 * 24 * 6, 24, 24 * 6)),
     ("crd", {}, 24, 10, (240, 5 * 216, 24, 216)),  # policy and old policy also before, for the means
     ("rwr", {}, 24, 10, (240, 216, 24, 216)),
@@ -401,11 +397,3 @@ def test_a_normalised_ratio_pulls_alike_at_every_step():
     steps = [(kernel, *pair) for kernel, pair in zip(settings.algorithm.kernel.kernels(10), pairwise(SD3), strict=True)]
     found = settings.algorithm.objective.pulls(steps[1:9], SD3[1])
     assert found == pytest.approx([1 + 0.7**2 / 2] * 8, rel=1e-3)
-
-
-def test_the_memory_beside_the_devices_is_told_for_all_processes():
-    planned = plan(config.validated({"model": {"path": "shapes", "call": {}}, "run": {"processes": 2}}))
-    planned["memory"] = {"gpu_bytes": 5 << 30, "host_bytes": 3 << 30}
-    assert dict(table(planned))["memory"].startswith(
-        "5.00 GiB on the device, 3.00 beside it (6.00 for 2 processes), and "
-    )

@@ -11,6 +11,7 @@ from runs import metrics
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.flow.methods.presets import PRESETS, PUBLISHED
+from flowgrpo.flow.plan import plan, table
 from flowgrpo.flow.predicted import predicted
 
 
@@ -95,3 +96,11 @@ def test_a_model_that_reads_its_numbers_cannot_be_planned_and_says_so(workplace,
     assert main(["plan", "tiny.yaml", "--gpu-memory", "24"]) == 2
     said = capsys.readouterr().err
     assert "cannot be planned without its weights: a value of () numbers that do not exist is read" in said
+
+
+def test_the_memory_beside_the_devices_is_told_for_all_processes():
+    planned = plan(config.validated({"model": {"path": "shapes", "call": {}}, "run": {"processes": 2}}))
+    planned["memory"] = {"gpu_bytes": 5 << 30, "host_bytes": 3 << 30}
+    assert dict(table(planned))["memory"].startswith(
+        "5.00 GiB on the device, 3.00 beside it (6.00 for 2 processes), and "
+    )
