@@ -1,19 +1,25 @@
 """A flow whose expected reward and whose gradient are known exactly, for any sampler: one Gaussian number.
 
 Data are N(mean, std^2), and the velocity is the exact one of their law, k x + b, plus a shift theta_i and a slope phi_i at
-each step i, all 0. Every kernel's step is x' = carry x + push v + noise xi, so that means and variances are products and
-sums: nothing here calls the project's samplers, which are held against it.
+each step i, 0 unless a step says otherwise. Every kernel's step is x' = carry x + push v + noise xi, so that means and
+variances are products and sums: nothing here calls the project's samplers, which are held against it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from operator import mul
+from statistics import NormalDist
 
 MEAN, STD = 0.7, 0.5  # of the data
-REWARDS = {"linear": lambda x: x, "quadratic": lambda x: -((x - 2) ** 2)}
+THRESHOLD = 1.2  # above which a sample is a success
+REWARDS = {
+    "linear": lambda x: x,
+    "quadratic": lambda x: -((x - 2) ** 2),
+    "success": lambda x: (x > THRESHOLD) * 1.0,
+}
 
 
 def schedule(steps: int = 10, shift: float = 3.0) -> list[float]:
@@ -24,17 +30,31 @@ def schedule(steps: int = 10, shift: float = 3.0) -> list[float]:
 
 @dataclass(frozen=True)
 class Step:
-    """x' = carry x + push v + noise xi, from sigma to the next."""
+    """x' = carry x + push v + noise xi, from sigma to the next.
+
+    Attributes:
+        theta, phi: added to the shift and to the slope of the velocity.
+        heat: of the noise that is drawn, by which it is larger than the kernel's.
+    """
 
     sigma: float
     carry: float
     push: float
     noise: float
+    _: KW_ONLY
+    theta: float = 0.0
+    phi: float = 0.0
+    heat: float = 1.0
 
     @property
     def slope(self) -> float:
         """How x' moves with x, the velocity moving with it."""
-        return self.carry + self.push * velocity(self.sigma)[0]
+        return self.carry + self.push * (velocity(self.sigma)[0] + self.phi)
+
+    @property
+    def shift(self) -> float:
+        """What x' is where x is 0, but for the noise."""
+        return self.push * (velocity(self.sigma)[1] + self.theta)
 
 
 @dataclass(frozen=True)
@@ -80,15 +100,29 @@ def moments(steps: Sequence[Step]) -> tuple[float, float]:
     """Mean and variance after some steps from standard noise."""
     mean, variance = 0.0, 1.0
     for each in steps:
-        mean = each.slope * mean + each.push * velocity(each.sigma)[1]
-        variance = each.slope**2 * variance + each.noise**2
+        mean = each.slope * mean + each.shift
+        variance = each.slope**2 * variance + (each.heat * each.noise) ** 2
     return mean, variance
 
 
 def expected(steps: Sequence[Step], reward: str) -> float:
     """The expected reward of what some steps lead to."""
     mean, variance = moments(steps)
-    return mean if reward == "linear" else -((mean - 2) ** 2 + variance)
+    if reward == "linear":
+        return mean
+    if reward == "quadratic":
+        return -((mean - 2) ** 2 + variance)
+    return NormalDist(mean, math.sqrt(variance)).cdf(2 * mean - THRESHOLD)
+
+
+def derivatives(mean: float, variance: float, reward: str) -> tuple[float, float]:
+    """Of the expected reward of a Gaussian, by its mean and by its variance."""
+    if reward == "linear":
+        return 1.0, 0.0
+    if reward == "quadratic":
+        return -2 * (mean - 2), -1.0
+    density = NormalDist(mean, math.sqrt(variance)).pdf(THRESHOLD)
+    return density, density * (THRESHOLD - mean) / (2 * variance)
 
 
 def gradient(before: Sequence[Step], own: Step, after: Sequence[Step], reward: str) -> Gradient:
@@ -98,9 +132,8 @@ def gradient(before: Sequence[Step], own: Step, after: Sequence[Step], reward: s
     sees, whatever kernels come before and after.
     """
     mean, variance = moments(before)
-    end, _ = moments([*before, own, *after])
     follows = math.prod(each.slope for each in after)
-    of_mean, of_variance = (1.0, 0.0) if reward == "linear" else (-2 * (end - 2), -1.0)
+    of_mean, of_variance = derivatives(*moments([*before, own, *after]), reward)
     theta = of_mean * own.push * follows
     return Gradient(theta, theta * mean + 2 * of_variance * own.slope * own.push * variance * follows**2)
 

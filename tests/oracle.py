@@ -1,4 +1,4 @@
-"""Hold the gradient of every flow preset's update against the exact one, and print the table of docs/oracle.md.
+"""Hold the gradient of each trajectory preset's update against the exact one, and print the table of docs/oracle.md.
 
     python tests/oracle.py [PRESET ...] [--set KEY=VALUE ...]
 
@@ -13,9 +13,9 @@ import argparse
 import math
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import mul
 from typing import Any
@@ -27,14 +27,16 @@ from gaussian_flow import REWARDS, Gradient, Step, cosine, gradient, schedule, s
 
 from flowgrpo import config
 from flowgrpo.data.prompts import Prompt
-from flowgrpo.flow.methods.presets import PRESETS
+from flowgrpo.flow.methods import presets
 from flowgrpo.flow.pipeline.field import FieldPolicy
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.flow.update import Credited
+from flowgrpo.training.batch import Made
 from flowgrpo.training.weights import Weights
 from rewards import Reward
 from samplers.trees import Tree
 
+PRESETS = [name for name, row in presets.PRESETS.items() if row["likelihood"]["name"] == "trajectory"]
 SIZES = {"tempflow": 12, "tempflow_fast": 12, "branch_grpo": 16, "branch_grpo_mix": 16}  # of a group; of the others 8
 BATCHES, GROUPS = 40, 4
 SIGMAS = schedule()
@@ -84,8 +86,17 @@ def _step(sigma: float) -> int:
 
 
 @contextmanager
-def trainer(preset: str, reward: str, *, groups: int = GROUPS, **overrides: Any) -> Iterator[Trainer]:
-    """A run of a preset on the Gaussian flow."""
+def trainer(
+    preset: str,
+    reward: str,
+    *,
+    groups: int = GROUPS,
+    model: torch.nn.Module | None = None,
+    earned: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    **overrides: Any,
+) -> Iterator[Trainer]:
+    """A run of a preset, on the Gaussian flow and its rewards unless others are given."""
+    earned = earned or REWARDS[reward]
     with tempfile.TemporaryDirectory() as folder:
         written = {
             "model": {"path": "field", "lora": None},
@@ -108,32 +119,39 @@ def trainer(preset: str, reward: str, *, groups: int = GROUPS, **overrides: Any)
             place[last] = value
         chosen = config.validated(written)
         chosen.run.folder.mkdir()
-        policy = FieldPolicy(Shifted(), (1,), SIGMAS)
+        policy = FieldPolicy(model or Shifted(), (1,), SIGMAS)
         weights = Weights(policy.modules, None, ema=None, reference=None)
-        called = Reward(reward, lambda samples, prompts: REWARDS[reward](samples[:, 0]))
+        called = Reward(reward, lambda samples, prompts: earned(samples[:, 0]))
         yield Trainer(chosen, policy, weights, train_prompts=[Prompt("")], rewards=[called])
 
 
-def batch(run: Trainer, reward: str, iteration: int) -> Seen:
-    """Roll out, credit and replay a batch, and take no step."""
-    run.done, before = iteration, run.evaluations
-    rolled = run.rollout(iteration, run.groups(iteration))
-    credited, field = credit(run, rolled), run.policy.modules["field"]
+def batch(run: Trainer, reward: str, iteration: int, made: Made | None = None) -> Seen:
+    """Roll out, unless a batch is given, credit and replay, and take no step."""
+    run.done = iteration
+    made = made or run.made(iteration)
+    before, tree = run.evaluations, made.batch.tree
+    signal, weight = replay(run, made)
+    chain, ode = paths(tree)
+    return Seen(
+        signal=signal,
+        exact=expectation(run.config, tree, chain, ode, reward=reward),
+        weight=weight,
+        chain=whole_gradient(chain, reward),
+        ode=whole_gradient(ode, reward),
+        evaluations=(made.evaluations + run.evaluations - before) / run.config.train.groups,
+    )
+
+
+def replay(run: Trainer, made: Made) -> tuple[dict[int, Gradient], dict[int, float]]:
+    """`signal` and `weight` of `Seen`, of a batch that is credited and replayed; no step is taken."""
+    credited, field = credit(run, made.batch), run.policy.modules["field"]
     step_in_place(run, credited)
     weight, scaled = _weights(credited)
     total = sum(weight.values())
-    chain, ode = paths(rolled.tree)
-    return Seen(
-        signal={
-            i: Gradient(*(float(-p.grad[i]) * total / each for p in (field.theta, field.phi)))
-            for i, each in scaled.items()
-        },
-        exact=expectation(run.config, rolled.tree, chain, ode, reward=reward),
-        weight={i: each / total for i, each in scaled.items()},
-        chain=whole_gradient(chain, reward),
-        ode=whole_gradient(ode, reward),
-        evaluations=(run.evaluations - before) / run.config.train.groups,
-    )
+    signal = {
+        i: Gradient(*(float(-p.grad[i]) * total / each for p in (field.theta, field.phi))) for i, each in scaled.items()
+    }
+    return signal, {i: each / total for i, each in scaled.items()}
 
 
 def _weights(credited: Credited) -> tuple[dict[int, float], dict[int, float]]:
@@ -155,10 +173,13 @@ def paths(tree: Tree) -> tuple[list[Step], list[Step]]:
     for evaluation in tree.evaluations:
         for edges in evaluation.edges:
             if edges.move.kernel.stochastic:
-                found[_step(evaluation.sigma)] = edges.move.kernel.name, edges.move.kernel.level
+                found[_step(evaluation.sigma)] = edges.move
     pairs = list(pairwise(SIGMAS))
-    noisy = [step(*found.get(i, ("ode", 0.0)), *pair, SIGMAS[1]) for i, pair in enumerate(pairs)]
-    return noisy, [step("ode", 0.0, *pair, SIGMAS[1]) for pair in pairs]
+    noisy = ode = [step("ode", 0.0, *pair, SIGMAS[1]) for pair in pairs]
+    for i, move in found.items():
+        own = step(move.kernel.name, move.kernel.level, *pairs[i], SIGMAS[1])
+        noisy = [*noisy[:i], replace(own, heat=move.noise_scale), *noisy[i + 1 :]]
+    return noisy, ode
 
 
 def finish(first: int, most: int | None) -> list[Step]:
@@ -204,7 +225,10 @@ def expectation(
 
 
 def depth_factors(shape: Any, tree: Tree) -> dict[int, float]:
-    """What is left of an edge's signal when the mean over the nodes of its depth is taken off, itself and siblings in it."""
+    """What is left of an edge's signal when the mean over the nodes of its depth is taken off, itself and siblings in it.
+
+    Noise that is drawn larger than the log-probability supposes is in the reward and in its gradient, so that it is squared.
+    """
     nodes, stochastic = Counter(), {}
     for evaluation in tree.evaluations:
         for edges in evaluation.edges:
@@ -215,7 +239,7 @@ def depth_factors(shape: Any, tree: Tree) -> dict[int, float]:
     found = {}
     for i, move in stochastic.items():
         alike = 1 / (1 + move.sibling_strength**2) if move.sibling_strength is not None else 0.0
-        found[i] = 1 - (1 + (move.count - 1) * alike) * groups / nodes[i]
+        found[i] = move.noise_scale**2 * (1 - (1 + (move.count - 1) * alike) * groups / nodes[i])
     return found
 
 
@@ -268,15 +292,15 @@ def row(preset: str, reward: str, batches: int = BATCHES, **overrides: Any) -> R
         groups = run.config.train.groups
     steps = range(len(SIGMAS) - 1)
     update = [[each.weight.get(i, 0.0) * _theta(each.signal.get(i)) for i in steps] for each in seen]
-    mean, spread = _moments(update)
+    mean, spread = mean_and_std(update)
     known = seen[0].exact is not None
     aim = [[each.weight.get(i, 0.0) * _theta(each.exact.get(i)) for i in steps] for each in seen] if known else update
-    direction = _moments(aim)[0]
+    direction = mean_and_std(aim)[0]
     size = error = worst = None
     distances = _distances(seen) if known else []
     if known:
-        along = [_along(own, each) for own, each in zip(update, aim, strict=True)]
-        (size,), (error,) = _moments([[each] for each in along])
+        lengths = [along(own, each) for own, each in zip(update, aim, strict=True)]
+        (size,), (error,) = mean_and_std([[each] for each in lengths])
         error, worst = error / math.sqrt(batches), max(map(abs, distances))
     return Row(
         preset=preset,
@@ -299,18 +323,18 @@ def _distances(seen: Sequence[Seen]) -> list[float]:
         for name in ("theta", "phi"):
             gaps = [[getattr(s.signal[i], name) - getattr(s.exact[i], name)] for s in seen if i in s.signal]
             if len(gaps) > 2 and any(abs(getattr(s.exact[i], name)) > 1e-12 for s in seen if i in s.signal):
-                (mean,), (spread,) = _moments(gaps)
+                (mean,), (spread,) = mean_and_std(gaps)
                 found.append(mean / (spread / math.sqrt(len(gaps))))
     return found
 
 
-def _moments(rows: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
+def mean_and_std(rows: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
     """Means and standard deviations over rows."""
     table = torch.tensor(rows, dtype=torch.float64)
     return table.mean(0).tolist(), table.std(0, correction=1).tolist()
 
 
-def _along(own: Sequence[float], aim: Sequence[float]) -> float:
+def along(own: Sequence[float], aim: Sequence[float]) -> float:
     """The length of a vector along another, of which that one has 1."""
     return sum(map(mul, own, aim)) / sum(map(mul, aim, aim))
 
@@ -320,7 +344,7 @@ def _theta(found: Gradient | None) -> float:
 
 
 def _mean_theta(gradients: Sequence[Sequence[Gradient]]) -> list[float]:
-    return _moments([[each.theta for each in own] for own in gradients])[0]
+    return mean_and_std([[each.theta for each in own] for own in gradients])[0]
 
 
 HEADS = ("preset", "evaluations", "size", "steps", "to chain", "to ODE", "noise", "of 1,000")

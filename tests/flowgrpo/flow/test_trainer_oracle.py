@@ -1,14 +1,13 @@
 """Every flow preset's update, by the code of a run, against the exact gradient."""
 
 import functools
-import re
 import statistics
 from dataclasses import replace
-from pathlib import Path
 
 import oracle
 import pytest
 from oracle import PRESETS, row
+from oracle_page import numbers, on_page
 
 from flowgrpo.flow.methods import CHOICES
 from flowgrpo.training import loop
@@ -79,18 +78,13 @@ def test_a_sign_that_is_wrong_anywhere_is_seen(monkeypatch, preset, change):
     assert found.size < 0 < 1 - found.size - 4 * found.error
 
 
-def numbers(line):
-    return [float(word) for word in re.findall(r"\d+(?:\.\d+)?", line.split("|", 2)[2])]
-
-
 def test_the_page_has_the_table():
     """Its numbers come of fixed seeds, so they are the same but for rounding."""
-    text = (Path(__file__).parents[3] / "docs" / "oracle.md").read_text()
-    on_page = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
-    assert on_page.keys() == PRESETS.keys()
+    there = on_page("All flow presets")
+    assert there.keys() == {f"`{preset}`" for preset in PRESETS}
     for preset in PRESETS:
         _, _, line = oracle.table([of(preset)])
-        assert numbers(line) == pytest.approx(numbers(on_page[preset]), abs=0.011, rel=0.02)
+        assert numbers(line) == pytest.approx(numbers(there[f"`{preset}`"]), abs=0.011, rel=0.02)
 
 
 WHOLE = {"algorithm.baseline": {"name": "leave_one_out"}}
