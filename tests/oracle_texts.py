@@ -1,0 +1,261 @@
+"""Hold the gradient of every text preset's update against the exact one, and print the table of docs/oracle.md.
+
+    python tests/oracle_texts.py [PRESET ...]
+
+The model is the table of `tiny_texts`, of which every canvas can be counted. A preset decodes, scores, credits and updates
+by the code of a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+import tiny_texts
+import torch
+from tiny_texts import Decoding, Exact, Table, normal_temperatures
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from flowgrpo import config
+from flowgrpo.data.prompts import Prompt
+from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+from flowgrpo.mdlm.methods.presets import PRESETS
+from flowgrpo.mdlm.policy import TextPolicy
+from flowgrpo.mdlm.trainer import TextTrainer
+from flowgrpo.training.weights import Weights
+from rewards import Reward
+
+GROUPS, SIZE, BATCHES = 16, 8, 12
+WORDS = ("a", "b", "<end>", "<mask>")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A preset, as it stands or with changes; and what is exact for it.
+
+    Attributes:
+        decoding: what its decoder does, as `tiny_texts` counts it.
+        own: the estimate of `Exact` that its likelihood is by definition, whose gradient is the expected one; None where it
+            is only compared.
+    """
+
+    preset: str
+    decoding: Decoding
+    own: str | None = None
+    _: KW_ONLY
+    name: str | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _drawn(temperature: float, order: str = "confidence") -> Decoding:
+    return Decoding(order, temperatures=((temperature, 1.0),))
+
+
+_NO_HINTS = {"algorithm.hints": {"name": "none"}}
+VARIANTS = (
+    Variant("diffu_grpo", _drawn(0.9)),
+    Variant("diffu_grpo_fast", _drawn(1.0), "by_one_step"),
+    Variant("coupled_grpo", Decoding("entropy", (0, 1))),
+    Variant("gdpo", _drawn(1.0)),
+    Variant("bgpo", _drawn(0.6)),
+    Variant("cj_grpo", _drawn(1.0), "by_trajectory"),
+    Variant("just_grpo", _drawn(1.0, "left_to_right"), "by_trajectory"),
+    Variant("igpo", _drawn(1.2), changes={"algorithm.hints.success": 2.0}),
+    Variant("spg", _drawn(0.9)),
+    Variant("trace_rl", _drawn(0.8), "by_one_step"),
+    Variant("co_grpo", Decoding("gumbel", temperatures=normal_temperatures(0.8, 0.3, top=2.0)), "by_trajectory"),
+    Variant("igpo", _drawn(1.2), "by_one_step", name="igpo, no hints", changes=_NO_HINTS),
+    Variant(
+        "cj_grpo",
+        _drawn(1.0, "random"),
+        "by_trajectory",
+        name="cj_grpo, random",
+        changes={"algorithm.decoder": {"name": "random"}},
+    ),
+    Variant(
+        "cj_grpo",
+        Decoding("entropy", (0, 1)),
+        name="cj_grpo, entropy",
+        changes={"algorithm.decoder": {"name": "entropy"}},
+    ),
+    Variant(
+        "cj_grpo",
+        Decoding("entropy", (0, 1)),
+        "by_trajectory",
+        name="cj_grpo, entropy, token_mean",
+        changes={"algorithm.decoder": {"name": "entropy"}, "algorithm.aggregation": "token_mean"},
+    ),
+    Variant(
+        "trace_rl",
+        _drawn(1.0, "left_to_right"),
+        "by_trajectory",
+        name="trace_rl, left_to_right, unmerged",
+        changes={"algorithm.decoder": {"name": "left_to_right"}, "algorithm.likelihood.shrink": 1},
+    ),
+    Variant(
+        "bgpo",
+        _drawn(1.0, "random"),
+        name="bgpo, random, temperature 1",
+        changes={"algorithm.decoder": {"name": "random"}},
+    ),
+)
+
+
+@contextmanager
+def trainer(variant: Variant) -> Iterator[TextTrainer]:
+    """A run of a preset on the table of three letters."""
+    with tempfile.TemporaryDirectory() as folder:
+        written = {
+            "kind": "mdlm",
+            "model": {"path": "table", "length": tiny_texts.LENGTH, "lora": None},
+            "algorithm": {"preset": variant.preset, "baseline": {"std": "none"}},
+            "rewards": ["table"],
+            "train": {
+                "groups": GROUPS,
+                "group_size": SIZE,
+                "updates": 1,
+                "micro_batch": 1 << 20,
+                "ema": None,
+                "max_grad_norm": 1e9,
+            },
+            "run": {"dir": folder, "name": "run"},
+        }
+        if PRESETS[variant.preset]["objective"].get("kl"):
+            written["algorithm"]["objective"] = {"kl": {"beta": 0.0}}
+        for key, value in variant.changes.items():
+            config._set(written, key, value)
+        chosen = config.validated(written)
+        chosen.run.folder.mkdir()
+        table = Table()
+        policy = TextPolicy(MaskPredictor(table, tiny_texts.MASK), _tokenizer(), tiny_texts.LENGTH)
+        schedule = chosen.algorithm.schedule.policy(tiny_texts.LENGTH)
+        extra = {} if schedule is None else {"schedule": schedule}
+        weights = Weights({"model": table}, None, extra_modules=extra, ema=None, reference=None)
+        earned = Reward("table", lambda texts, prompts, **columns: [tiny_texts.REWARDS[(*text,)] for text in texts])
+        prompt = Prompt(WORDS[tiny_texts.PROMPT], {"completion": "aba"})
+        run = TextTrainer(chosen, policy, weights, schedule=schedule, train_prompts=[prompt], rewards=[earned])
+        run.learning_rates = [0.0] * len(run.learning_rates)  # the gradients stay, and nothing moves
+        yield run
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token=WORDS[-1]))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Split(Regex("."), "isolated"), decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, mask_token="<mask>", eos_token="<end>")
+
+
+def batch(run: TextTrainer, iteration: int) -> tuple[torch.Tensor, float, list[str]]:
+    """The ascent of a batch (P,), the evaluations of a group, and the texts."""
+    run.done, before = iteration, run.evaluations
+    rolled = run.made(iteration).batch
+    units = run.units(rolled)
+    advantages, trained, _ = run.advantages(units, rolled)
+    run.update(rolled, units, advantages, trained)
+    ascent = torch.cat([-p.grad.flatten().double() for p in run.policy.predictor.model.parameters()])
+    return ascent, (run.evaluations - before) / run.config.train.groups, rolled.completions.texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What a variant's update was.
+
+    Attributes:
+        size, error: its length along the exact gradient of what its decoder earns, times what the baseline leaves of it and
+            over the letters, of which that has 1; and its standard error.
+        cosine: to that gradient, its own noise taken off.
+        worst: the largest distance of a parameter's update from that of the estimate it is by definition, in standard
+            errors, and of how many; None where there is no such estimate.
+        exact: cosine of that estimate to the exact gradient, None likewise.
+        noise: of a group's update over its length.
+        drawn: the largest distance of a text's frequency from its chance, in standard errors.
+    """
+
+    name: str
+    evaluations: float
+    size: float
+    error: float
+    cosine: float
+    worst: float | None
+    compared: int
+    exact: float | None
+    noise: float
+    drawn: float
+
+
+def row(variant: Variant, batches: int = BATCHES) -> Row:
+    """Try a variant on so many batches."""
+    with trainer(variant) as run:
+        found = [batch(run, iteration) for iteration in range(batches)]
+        own = run.config.algorithm.baseline.name == "leave_one_out"
+    exact = Exact(Table(), variant.decoding)
+    share = (1.0 if own else 1 - 1 / SIZE) / tiny_texts.LENGTH
+    aim, seen = exact.gradient * share, torch.stack([each for each, _, _ in found])
+    mean, spread = seen.mean(0), seen.std(0) / math.sqrt(batches)
+    along = seen @ aim / (aim @ aim)
+    length = math.sqrt(max(float(mean @ mean - spread @ spread), 1e-12))
+    definition = None if variant.own is None else getattr(exact, variant.own) * share
+    moved = spread > 1e-9
+    return Row(
+        name=variant.name or variant.preset,
+        evaluations=found[0][1],
+        size=float(along.mean()),
+        error=float(along.std()) / math.sqrt(batches),
+        cosine=float(mean @ aim) / float(aim.norm()) / length,
+        worst=None if definition is None else float(((mean - definition) / spread)[moved].abs().max()),
+        compared=int(moved.sum()),
+        exact=None if definition is None else float(definition @ aim / definition.norm() / aim.norm()),
+        noise=float(spread.norm()) * math.sqrt(batches * GROUPS) / length,
+        drawn=_drawn_apart(exact, [text for _, _, texts in found for text in texts]),
+    )
+
+
+def _drawn_apart(exact: Exact, texts: Sequence[str]) -> float:
+    """The largest distance of a text's frequency from its chance, in standard errors."""
+    apart = 0.0
+    for text, chance in exact.texts().items():
+        share = texts.count("".join(WORDS[token] for token in text)) / len(texts)
+        apart = max(apart, abs(share - chance) / math.sqrt(chance * (1 - chance) / len(texts)))
+    return apart
+
+
+HEADS = ("preset", "decoder", "evaluations", "size", "cosine", "by its definition", "parameters", "noise", "of 1,000")
+
+
+def table(rows: Sequence[Row], variants: Sequence[Variant]) -> Iterator[str]:
+    """The rows as a table of Markdown."""
+    yield "| " + " | ".join(HEADS) + " |"
+    yield "|---" * len(HEADS) + "|"
+    for each, variant in zip(rows, variants, strict=True):
+        cells = [
+            f"`{each.name}`",
+            variant.decoding.order,
+            f"{each.evaluations:.0f}",
+            f"{each.size:.2f} ± {each.error:.2f}",
+            f"{each.cosine:.3f}",
+            "-" if each.exact is None else f"{each.exact:.3f}",
+            "-" if each.worst is None else f"{each.worst:.1f} of {each.compared}",
+            f"{each.noise:.2f}",
+            f"{each.noise * math.sqrt(each.evaluations / 1000):.2f}",
+        ]
+        yield "| " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    """Print the table of the presets that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("presets", nargs="*", metavar="PRESET", help="those to try; by default all")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    chosen = [each for each in VARIANTS if not asked.presets or each.preset in asked.presets]
+    for line in table([row(each) for each in chosen], chosen):
+        print(line)
+
+
+if __name__ == "__main__":
+    main()
