@@ -1,7 +1,7 @@
-# make demo | test | test-all | test-lowest | lint | dist | constraints. Each makes .venv if it is missing; nothing here touches a model hub.
+# make demo | test | test-all | test-lowest | oracle | lint | dist | constraints. Each makes .venv if it is missing; nothing here touches a model hub.
 PY := .venv/bin/python
 PARALLEL := -n 2 --dist loadfile
-.PHONY: demo test test-all test-lowest lint dist constraints clean
+.PHONY: demo test test-all test-lowest oracle lint dist constraints clean
 
 .venv/installed: pyproject.toml
 	test -x $(PY) || python3 -m venv .venv
@@ -30,6 +30,10 @@ test-lowest: .venv-lowest/installed
 	$(PY) -m uv venv --quiet --clear --seed --python $(PY) .venv-lowest
 	$(PY) -m uv pip install --quiet --resolution lowest-direct --python .venv-lowest/bin/python -e '.[test]'
 	touch $@
+
+# Prints the tables of docs/oracle.md.
+oracle: .venv/installed
+	@for table in oracle oracle_effects oracle_mixture oracle_texts; do OMP_NUM_THREADS=1 $(PY) tests/$$table.py || exit; done
 
 lint: .venv/installed
 	$(PY) -m ruff check .
