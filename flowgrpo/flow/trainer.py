@@ -27,9 +27,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from typing_extensions import override
@@ -39,9 +39,7 @@ from flowgrpo.flow import calibration
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.encoding import encode_run, eval_call, longest_and_shortest, rows_of
 from flowgrpo.flow.engine import correction
-from flowgrpo.flow.engine.request import seed_of
 from flowgrpo.flow.engine.rollout import EngineRollout
-from flowgrpo.flow.engine.wire import EngineError
 from flowgrpo.flow.methods.credit import calibrated, step_signs
 from flowgrpo.flow.methods.kernel import Preserving
 from flowgrpo.flow.noised import Noised, calls_of, taken
@@ -53,19 +51,17 @@ from flowgrpo.flow.update import Credited, update_part
 from flowgrpo.training import random_states
 from flowgrpo.training.baseline import Units
 from flowgrpo.training.deal import Deal, parts_of, pool_of
+from flowgrpo.training.engine.asking import answered, on_main, told
+from flowgrpo.training.engine.seeds import seed_of
 from flowgrpo.training.evaluate import evaluate
 from flowgrpo.training.groups import Groups
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.optimize import UpdateStats
 from flowgrpo.training.phases import phase
 from flowgrpo.training.samples import Sample
-from flowgrpo.training.stopped import EngineLost
 from flowgrpo.training.weights import Weights
 from samplers import noise
 from samplers.trees import Plan, Root
-
-T = TypeVar("T")
-FAR = 0.01  # nats per dimension between engine and trained policy, from which a line of metrics has a warning
 
 
 class Trainer(Loop):
@@ -156,17 +152,18 @@ class Trainer(Loop):
             EngineLost: an engine is gone, or did something else; on all processes, with a checkpoint of what is done.
         """
         config = self.config
-        self._with_engine(self.engine.adapters.push if self.accelerator.is_main_process else lambda: None)
+        on_main(self, self.engine.adapters.push)
         roots = self._roots(iteration, groups)
-        rolled = self._with_engine(
+        rolled = answered(
+            self,
             lambda: self.engine.roll_out(
                 plan,
                 roots,
                 micro_batch=config.train.rollout_rows,
                 keep_means=config.algorithm.objective.needs_old_means,
-            )
+            ),
         )
-        self._with_engine(self.engine.adapters.verify if self.accelerator.is_main_process else lambda: None)
+        on_main(self, self.engine.adapters.verify)
         scores = score_leaves(
             rolled.tree,
             lambda leaves, rows: rolled.samples[list(leaves)],
@@ -177,19 +174,6 @@ class Trainer(Loop):
             share=self.share,
         )
         return Batch(groups, rolled.tree, scores, 0, engine=rolled.engine)
-
-    def _with_engine(self, ask: Callable[[], T]) -> T:
-        """What is asked of the engine; where it fails for some process, all of them write a checkpoint and stop."""
-        answer, problem = None, None
-        try:
-            answer = ask()
-        except EngineError as error:
-            problem = str(error)
-        problems = [each for each in self.exchange.gather([problem]) if each is not None]
-        if problems:
-            self.keep_what_is_done()
-            raise EngineLost(f"stopped after step {self.done}: {problems[0]}", self.rest())
-        return answer
 
     @override
     def units(self, batch: Batch) -> Units:
@@ -203,13 +187,8 @@ class Trainer(Loop):
         if batch.engine is None:
             return advantages, trained, seen
         own = correction.mismatch(batch.tree, batch.engine, self.config.run.engine.truncate)
-        told = correction.metrics(self.exchange.gather_shares([own]))
-        if (gap := told["engine/mean_abs_log_ratio"]) is not None and gap > FAR:
-            self.report.warn(
-                f"step {self.done + 1}: the engine's log-probabilities are {gap:.3g} nats per dimension from ours; are its "
-                "model, precision and guidance the same?"
-            )
-        return advantages, trained, seen | told
+        metrics = told(self, own, unit="dimension", same="model, precision and guidance")
+        return advantages, trained, seen | metrics
 
     @override
     def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:

@@ -22,10 +22,13 @@ BELOW = {
     "flowgrpo.data": "errors shapes schema rewards samplers",
     "flowgrpo.conditions": "data",
     "flowgrpo.training": "errors schema data rewards samplers",
+    "flowgrpo.training.engine": "errors schema training rewards samplers",
     "flowgrpo.flow.methods": "errors schema training rewards samplers",
     "flowgrpo.flow.pipeline": "errors schema data training rewards samplers",
-    "flowgrpo.flow.engine": "errors schema data training flow.pipeline rewards samplers",
-    "flowgrpo.flow": "errors schema data training flow.methods flow.pipeline flow.engine rewards samplers",
+    "flowgrpo.flow.engine": "errors schema data training training.engine flow.pipeline rewards samplers",
+    "flowgrpo.flow": (
+        "errors schema data training training.engine flow.methods flow.pipeline flow.engine rewards samplers"
+    ),
     "flowgrpo.mdlm.decoding": "errors schema training rewards samplers",
     "flowgrpo.mdlm.methods": "errors schema training mdlm.decoding rewards samplers",
     "flowgrpo.mdlm": "errors schema data training mdlm.decoding mdlm.methods rewards samplers",

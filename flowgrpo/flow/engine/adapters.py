@@ -8,95 +8,54 @@ skips names that it does not know without a word, so checksums are compared befo
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from safetensors.torch import save_file
+from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.engine.client import Client
-from flowgrpo.flow.engine.wire import KEY, EngineError
+from flowgrpo.training.engine.failures import KEY, EngineError
+from flowgrpo.training.engine.pushes import Pushes, Tensors
 from flowgrpo.training.weights import Weights
 
 NETWORKS = ("transformer", "transformer_2")  # what an engine calls those that take adapters
 PREFIX = "transformer."  # diffusers' before the layers of a file
 
-Tensors = dict[str, torch.Tensor]
 
-
-class Adapters:
-    """The adapters of a run, as its engines have them.
+class Adapters(Pushes):
+    """The adapters of a flow model; arguments and errors as of `Pushes`, and
 
     Args:
         client: of the engines.
-        weights: whose adapters are pushed.
-        folder: where their files lie, seen by the engines under the same path.
-        name: of the run, with which nicknames begin.
-
-    Raises:
-        InputError: an engine would leave out a part of them.
     """
 
+    suffix = ".safetensors"
+
     def __init__(self, client: Client, weights: Weights, folder: Path, name: str):
-        self.client, self.weights, self.folder, self.name = client, weights, folder, name
         others = [network for network in weights.modules if network not in NETWORKS]
         if others:
             raise InputError(f"{KEY}: adapters can be pushed for {' and '.join(NETWORKS)}, not for {others[0]}")
-        if any(key.endswith(".bias") for network in weights.modules for key in weights.adapter_state(network)):
-            raise InputError("model.lora.path: its adapters have biases, which an engine leaves out; start from others")
-        self._named: dict[str, str] | None = None  # the nickname of each network's, as they were pushed last
+        super().__init__(client.urls, weights, folder, name)
+        self.client = client
         self._wrapped: set[str] = set()  # engines whose layers are known to be named as with adapters
         self._checksums: dict[str, dict[str, str]] = {}  # of each engine, after the last push
 
-    def push(self) -> None:
-        """Bring the adapters to every engine, if they are others than the last time; delete the files of before.
-
-        Raises:
-            EngineError: an engine has not taken them.
-        """
-        versions = {network: tensors for network, tensors in self._tensors().items() if _acts(tensors)}
-        named = {network: f"{self.name}-{network}-{_digest(tensors)}" for network, tensors in versions.items()}
-        if named == self._named:
-            return self.verify()
-        files = {network: self.folder / f"{nickname}.safetensors" for network, nickname in named.items()}
-        for network, file in files.items():
-            _write(file, versions[network])
-        for url in self.client.urls:
-            self._set(url, {network: (named[network], str(file.resolve())) for network, file in files.items()})
-        self._named = named
-        self.verify()
-        self._delete_all_but(set(files.values()))
-
-    def verify(self) -> None:
-        """Ask every engine whether it still computes with the adapters that were pushed last, and no others.
-
-        Raises:
-            EngineError: one does not.
-        """
-        wanted = {network: [nickname] for network, nickname in (self._named or {}).items()}
-        for url in self.client.urls:
-            active = self.client.active(url)
-            if active != wanted:
-                raise EngineError(
-                    f"{url} has the adapters {_words(active)}, not those that were pushed, {_words(wanted)}"
-                )
-
+    @override
     def release(self) -> None:
-        """Take the adapters out of every engine."""
-        for url in self.client.urls:
-            self.client.remove_adapters(url)
-        self._named, self._checksums = None, {}
+        super().release()
+        self._checksums = {}
 
-    def _delete_all_but(self, files: set[Path]) -> None:
-        """Delete the files of versions before, of this run alone: others may have theirs beside them."""
-        ours = re.compile(rf"{re.escape(self.name)}-({'|'.join(NETWORKS)})-[0-9a-f]{{16}}\.safetensors")
-        for file in self.folder.iterdir() if self.folder.is_dir() else ():
-            if ours.fullmatch(file.name) and file not in files:
-                file.unlink()
+    @override
+    def _active(self, url: str) -> dict[str, list[str]]:
+        return self.client.active(url)
 
+    @override
+    def _remove(self, url: str) -> None:
+        self.client.remove_adapters(url)
+
+    @override
     def _set(self, url: str, files: Mapping[str, tuple[str, str]]) -> None:
         """Merge the adapters into one engine, and compare the checksums of its networks before and after.
 
@@ -116,7 +75,7 @@ class Adapters:
         client.set_adapters(url, files)
         after = client.checksums(url, list(files))
         for network, (nickname, _) in files.items():
-            moved = nickname != (self._named or {}).get(network)
+            moved = nickname != (self.named or {}).get(network)
             last = self._checksums.get(url, {}).get(network) if moved else None
             if after[network] in (before[network], last):
                 raise EngineError(
@@ -125,6 +84,7 @@ class Adapters:
                 )
         self._checksums[url] = after
 
+    @override
     def _tensors(self) -> dict[str, Tensors]:
         """The matrices of each network, scaled so that their alpha is their rank; float32, on the host."""
         found = {}
@@ -137,27 +97,9 @@ class Adapters:
             found[network] = state
         return found
 
-
-def _acts(tensors: Tensors) -> bool:
-    """Whether adapters change anything: new ones do not."""
-    return any(bool(tensor.any()) for key, tensor in tensors.items() if ".lora_B." in key)
-
-
-def _digest(tensors: Tensors) -> str:
-    """A short name of what adapters are, the same for the same numbers."""
-    digest = hashlib.sha256()
-    for key in sorted(tensors):
-        digest.update(key.encode() + tensors[key].numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _write(file: Path, tensors: Tensors) -> None:
-    """Write adapters as diffusers names them, without an alpha, which then is the rank."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.partial")
-    save_file({PREFIX + key: tensor for key, tensor in tensors.items()}, partial, {"format": "pt"})
-    partial.replace(file)
-
-
-def _words(active: Mapping[str, list[str]]) -> str:
-    return ", ".join(f"{network}: {'+'.join(names)}" for network, names in sorted(active.items())) or "none"
+    @override
+    def _write(self, file: Path, tensors: Tensors) -> None:
+        """Write them as diffusers names them, without an alpha, which then is the rank."""
+        partial = file.with_name(f".{file.name}.partial")
+        save_file({PREFIX + key: tensor for key, tensor in tensors.items()}, partial, {"format": "pt"})
+        partial.replace(file)

@@ -6,20 +6,13 @@ The paths are those of sgl-project/sglang, python/sglang/multimodal_gen/runtime/
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from flowgrpo.errors import InputError
 from flowgrpo.flow.engine import wire
-from flowgrpo.flow.engine.wire import KEY, EngineError, naming
 from flowgrpo.schema.engine import Engine
-from rewards.base import RewardError
-from rewards.endpoint import Endpoint
-
-GREETING = 20.0  # seconds in which an engine must answer before a run begins
+from flowgrpo.training.engine.failures import EngineError, naming
+from flowgrpo.training.engine.service import Service
 
 ROLLOUT = "/rollout/generate"
 
@@ -41,12 +34,8 @@ class Client:
     """
 
     def __init__(self, section: Engine):
-        try:
-            self._endpoint = Endpoint(section.url, section.timeout, section.retries, section.token_env)
-        except RewardError as error:
-            raise InputError(f"{KEY}.{'url' if 'address' in str(error) else 'token_env'}: {error}") from None
-        self.urls, self._requests = self._endpoint.urls, section.requests
-        self.place = f"{' or '.join(self.urls)} at {ROLLOUT}"
+        self._service = Service(section)
+        self.urls, self.place = self._service.urls, self._service.place(ROLLOUT)
 
     def greet(self) -> None:
         """Ask each engine for its adapters, before anything expensive happens.
@@ -55,11 +44,7 @@ class Client:
             InputError: one is not there, or takes no adapters; or what reads its answers is not installed.
         """
         wire.check_installed()
-        for url in self.urls:
-            try:
-                self.active(url, time.monotonic() + GREETING)
-            except EngineError as error:
-                raise InputError(f"{KEY}.url: {error}") from None
+        self._service.greet(self.active)
 
     def rollouts(self, requests: Sequence[Request], most_bytes: int) -> list[list[dict[str, Any]]]:
         """The samples of each request, some of which are under way at once.
@@ -73,17 +58,11 @@ class Client:
 
         def asked(request: Request) -> list[dict[str, Any]]:
             count = request["num_outputs_per_prompt"]
-            content = self._ask("POST", ROLLOUT, json=dict(request), most_bytes=count * most_bytes)
+            content = self._service.ask("POST", ROLLOUT, json=dict(request), most_bytes=count * most_bytes)
             with naming(self.place):
                 return wire.samples(content, count)
 
-        with ThreadPoolExecutor(self._requests, "rollouts") as pool:
-            jobs = [pool.submit(asked, request) for request in requests]
-            try:
-                return [job.result() for job in jobs]
-            except EngineError:
-                pool.shutdown(cancel_futures=True)
-                raise
+        return self._service.together(asked, requests)
 
     def set_adapters(self, url: str, files: Mapping[str, tuple[str, str]]) -> None:
         """Merge adapters into the networks of an engine.
@@ -112,7 +91,7 @@ class Client:
         Args:
             deadline: see `Endpoint.ask`.
         """
-        found = self._map(url, "GET", "/v1/list_loras", deadline=deadline).get("active")
+        found = self._service.json(url, "GET", "/v1/list_loras", deadline=deadline).get("active")
         with naming(f"{url}/v1/list_loras"):
             if not isinstance(found, dict):
                 raise EngineError("answered without a map of what is active")
@@ -126,7 +105,7 @@ class Client:
     def checksums(self, url: str, networks: Sequence[str]) -> dict[str, str]:
         """The checksums of the weights of networks, as they stand in an engine."""
         path = "/get_weights_checksum"
-        found = self._map(url, "POST", path, json={"module_names": list(networks)})
+        found = self._service.json(url, "POST", path, json={"module_names": list(networks)})
         with naming(url + path):
             for network in networks:
                 if not isinstance(found.get(network), str) or found[network] == "not_found":
@@ -134,22 +113,6 @@ class Client:
         return {network: found[network] for network in networks}
 
     def _done(self, url: str, path: str, body: Mapping[str, Any]) -> None:
-        status = self._map(url, "POST", path, json=dict(body)).get("status")
+        status = self._service.json(url, "POST", path, json=dict(body)).get("status")
         if status != "ok":
             raise EngineError(f"{url}{path} answered with the status {str(status)[:80]!r}, not 'ok'")
-
-    def _map(self, url: str, method: str, path: str, **content: Any) -> dict[str, Any]:
-        answered = self._ask(method, path, only=url, **content)
-        try:
-            found = json.loads(answered)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            raise EngineError(f"{url}{path} answered with something else than a JSON object")
-        return found
-
-    def _ask(self, method: str, path: str, *, most_bytes: int | None = None, **content: Any) -> bytes:
-        try:
-            return self._endpoint.ask(method, path, most_bytes=most_bytes, **content).content
-        except RewardError as error:
-            raise EngineError(str(error)) from None

@@ -17,14 +17,15 @@ from typing import Any
 from flowgrpo.data import embedded
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow.engine.wire import KEY
 from flowgrpo.flow.pipeline.call import RESERVED
 from flowgrpo.flow.pipeline.guidance import guidance_branches
 from flowgrpo.flow.pipeline.modality import modality_of
 from flowgrpo.schema.engine import Engine
 from flowgrpo.schema.sections import RunConfig
+from flowgrpo.training.engine import checks
+from flowgrpo.training.engine.checks import INSTEAD
+from flowgrpo.training.engine.failures import KEY
 from rewards.base import nearest
-from samplers import noise
 from samplers.batches import batched
 from samplers.kernels import Kernel
 from samplers.trees import TRUNK, Plan, Root
@@ -33,7 +34,6 @@ KINDS = {"flow_sde": "sde", "cps": "cps"}  # what an engine calls our kernels
 SIZES = ("height", "width", "num_inference_steps")
 CALL = (*SIZES, "num_frames", "guidance_scale", "true_cfg_scale", "negative_prompt")
 NEAR_ONE = (0.999, 1 - 1e-5)  # sigmas in between are 1 to our kernel, and not to the engine's
-SEEDS = 2**48  # so that a seed with the number of a sample stays a small integer in any language
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,25 +66,18 @@ def check(config: RunConfig, pipeline: type, prompts: Sequence[Prompt] = ()) -> 
         InputError: it cannot; the sentence says what to set instead.
     """
     run, algorithm, kernel = config.run, config.algorithm, config.algorithm.kernel
-    instead = f"or set {KEY}=null"
     if run.context_parallel > 1:
-        raise InputError(f"run.context_parallel: an engine shares calls by itself; set it to 1, {instead}")
-    for key, value in (("run.generators", run.generators), ("run.staleness", run.staleness)):
-        if value:
-            raise InputError(f"{key}: an engine rolls out by the weights as they stand; set it to 0, {instead}")
-    if run.sharding != "none":
-        raise InputError(f"run.sharding: adapters are pushed from whole networks; set it to none, {instead}")
-    if config.model.lora is None:
-        raise InputError(f"model.lora: an engine is pushed adapters, not whole networks; give it a rank, {instead}")
+        raise InputError(f"run.context_parallel: an engine shares calls by itself; set it to 1, {INSTEAD}")
+    checks.check(config)
     if config.train.draft is not None:
-        raise InputError(f"train.draft: the starts are the engine's own, none can be chosen; set it to null, {instead}")
+        raise InputError(f"train.draft: the starts are the engine's own, none can be chosen; set it to null, {INSTEAD}")
     if algorithm.tree.start == "shared":
-        raise InputError(f"algorithm.tree.start: an engine draws a start for each sample; take independent, {instead}")
+        raise InputError(f"algorithm.tree.start: an engine draws a start for each sample; take independent, {INSTEAD}")
     if kernel.name not in KINDS:
-        raise InputError(f"algorithm.kernel: an engine has no {kernel.name}, take {' or '.join(KINDS)}, {instead}")
+        raise InputError(f"algorithm.kernel: an engine has no {kernel.name}, take {' or '.join(KINDS)}, {INSTEAD}")
     if kernel.calibrate is not None:
         raise InputError(
-            f"algorithm.kernel.calibrate: an engine has one level for all steps; set it to null, {instead}"
+            f"algorithm.kernel.calibrate: an engine has one level for all steps; set it to null, {INSTEAD}"
         )
     call = config.model.call
     for name in run.engine.untold:
@@ -94,14 +87,14 @@ def check(config: RunConfig, pipeline: type, prompts: Sequence[Prompt] = ()) -> 
         if name not in (*CALL, *run.engine.untold):
             raise InputError(
                 f"model.call.{name}: an engine cannot be told it; start it with the same and name it in {KEY}.untold, "
-                f"{instead}"
+                f"{INSTEAD}"
             )
     taken = {*inspect.signature(inspect.unwrap(pipeline.__call__)).parameters} - {*RESERVED, "negative_prompt"}
     for name in dict.fromkeys(
         name for prompt in prompts for name, value in prompt.columns.items() if value is not None
     ):
         if name in taken:
-            raise InputError(f"prompts.train: an engine is not sent the column {name}; remove it, {instead}")
+            raise InputError(f"prompts.train: an engine is not sent the column {name}; remove it, {INSTEAD}")
     count = _sizes(pipeline, {**embedded.call_of(config.model.path), **call})["num_inference_steps"]
     steps_of(algorithm.tree.plan(kernel.kernels(count), config.train.group_size, run.seed, 0), count)
 
@@ -189,15 +182,6 @@ def _sizes(pipeline: type, call: Mapping[str, Any]) -> dict[str, int]:
             raise InputError(f"model.call.{name}: an engine must be told it, give a number")
         told[name] = size
     return told
-
-
-def seed_of(seed: int, iteration: int, group: int) -> int:
-    """The seed of the first sample of a group; sample i has it plus i, whatever request it is in.
-
-    Args:
-        seed: of the run.
-    """
-    return int(noise.generator(seed, "engine", iteration, group).integers(SEEDS))
 
 
 def requests_of(

@@ -15,10 +15,10 @@ from flowgrpo.flow.engine import request, wire
 from flowgrpo.flow.engine.adapters import Adapters
 from flowgrpo.flow.engine.request import Steps
 from flowgrpo.flow.engine.trajectory import chains_of
-from flowgrpo.flow.engine.wire import KEY, EngineError
 from flowgrpo.flow.pipeline.modality import expected_shape, modality_of
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.schema.engine import Engine
+from flowgrpo.training.engine.failures import KEY, EngineError, naming
 from flowgrpo.training.phases import phase
 from samplers.kernels import State
 from samplers.trees import Plan, Root, Tree
@@ -89,7 +89,7 @@ class EngineRollout:
 
         Args:
             plan: of the iteration.
-            roots: whose rows have the seeds of their samples; see `request.seed_of`.
+            roots: whose rows have the seeds of their samples; see `training.engine.seeds`.
             micro_batch: most rows of one call of our model.
             keep_means: see `samplers.trees.grow`.
 
@@ -133,7 +133,7 @@ class EngineRollout:
         samples, log_probs = [None] * len(roots), [None] * len(roots)
         for (own, asked), answer in zip(requests, answers, strict=True):
             for i, sample in zip(own, answer, strict=True):
-                with wire.naming(self.client.place):
+                with naming(self.client.place):
                     if sample.get("prompt") != asked["prompt"] or sample.get("seed") != asked["seed"]:
                         raise EngineError("answered for another prompt or seed than was asked for")
                     latents = self._states(sample, steps, like)

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -21,29 +20,16 @@ from safetensors.torch import load
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.lazy import lazy
+from flowgrpo.training.engine.failures import KEY, EngineError
 
 if TYPE_CHECKING:
     import msgpack
 else:
     msgpack = lazy("msgpack")
 
-KEY = "run.engine"
 TENSOR = "__tensor__"
 NAME = "t"  # of the one tensor in a file
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-
-
-class EngineError(Exception):
-    """An engine is not there, or did not do what it was asked; the message is one sentence."""
-
-
-@contextmanager
-def naming(place: str) -> Iterator[None]:
-    """Begin what is wrong with an answer with the place that it came from."""
-    try:
-        yield
-    except EngineError as error:
-        raise EngineError(f"{place} {error}") from None
 
 
 def check_installed() -> None:

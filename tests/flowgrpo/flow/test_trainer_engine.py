@@ -12,10 +12,10 @@ import torch
 
 from flowgrpo.cli import main
 from flowgrpo.flow import rollout
-from flowgrpo.flow.engine.request import seed_of
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.flow.update import Credited
+from flowgrpo.training.engine.seeds import seed_of
 
 LIGHT = ["eval={every: 9, prompts: 1, save: 0}", "train.iterations=3"]
 

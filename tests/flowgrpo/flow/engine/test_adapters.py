@@ -7,9 +7,9 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.engine.adapters import Adapters
 from flowgrpo.flow.engine.client import Client
-from flowgrpo.flow.engine.wire import EngineError
 from flowgrpo.schema.engine import Engine
 from flowgrpo.training import lora_files
+from flowgrpo.training.engine.failures import EngineError
 
 ROWS = [Row("a red circle", 1), Row("two blue square", 2)]
 

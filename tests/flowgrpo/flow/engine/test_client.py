@@ -9,8 +9,8 @@ import pytest
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.engine.client import Client
-from flowgrpo.flow.engine.wire import EngineError
 from flowgrpo.schema.engine import Engine
+from flowgrpo.training.engine.failures import EngineError
 
 DATA = Path(__file__).parents[3] / "data" / "engine"
 

@@ -159,13 +159,6 @@ def test_samples_of_a_group_share_requests_of_neighbouring_seeds():
     assert len(request.requests_of(roots, steps, lambda row: {}, Engine())) == 3
 
 
-def test_seeds_differ_by_group_iteration_and_run_and_are_the_same_again():
-    seeds = {request.seed_of(*address) for address in [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)]}
-    assert len(seeds) == 4
-    assert all(0 <= seed < 2**48 for seed in seeds)
-    assert request.seed_of(0, 0, 0) in seeds
-
-
 def test_the_form_and_the_kernel_are_told():
     def asked(kernel):
         steps = request.steps_of(chain([kernel] * 4, [1], [1]), 4)

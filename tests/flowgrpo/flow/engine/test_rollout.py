@@ -14,9 +14,9 @@ from flowgrpo.flow.engine import rollout as rollouts
 from flowgrpo.flow.engine.adapters import Adapters
 from flowgrpo.flow.engine.client import Client
 from flowgrpo.flow.engine.rollout import EngineRollout
-from flowgrpo.flow.engine.wire import EngineError
 from flowgrpo.flow.pipeline.loading import load_policy
 from flowgrpo.schema.engine import Engine
+from flowgrpo.training.engine.failures import EngineError
 from flowgrpo.training.weights import Weights, lora_config
 from samplers.kernels import Kernel
 from samplers.plans import chain
@@ -34,7 +34,7 @@ def rollout(url, policy, weights, tmp_path):
 
 def gaps(rolled):
     told = correction.mismatch(rolled.tree, rolled.engine, 2.0)
-    return told.per_dimension.abs()
+    return told.each.abs()
 
 
 @pytest.mark.parametrize(

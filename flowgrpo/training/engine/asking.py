@@ -1,0 +1,53 @@
+"""A run that asks engines: what ends it, on all processes together, and what it says of their log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from flowgrpo.training.engine.failures import EngineError
+from flowgrpo.training.engine.mismatch import FAR, Mismatch, metrics
+from flowgrpo.training.loop import Loop
+from flowgrpo.training.stopped import EngineLost
+
+T = TypeVar("T")
+
+
+def answered(loop: Loop, ask: Callable[[], T]) -> T:
+    """What is asked of an engine; where it fails for some process, all of them write a checkpoint and stop.
+
+    Raises:
+        EngineLost: it failed.
+    """
+    answer, problem = None, None
+    try:
+        answer = ask()
+    except EngineError as error:
+        problem = str(error)
+    problems = [each for each in loop.exchange.gather([problem]) if each is not None]
+    if problems:
+        loop.keep_what_is_done()
+        raise EngineLost(f"stopped after step {loop.done}: {problems[0]}", loop.rest())
+    return answer
+
+
+def on_main(loop: Loop, ask: Callable[[], T]) -> T | None:
+    """What the main process alone asks of an engine, None on the others; failures as of `answered`."""
+    return answered(loop, ask if loop.accelerator.is_main_process else lambda: None)
+
+
+def told(loop: Loop, own: Mismatch, *, unit: str, same: str) -> dict[str, Any]:
+    """The metrics of the mismatch on all processes, of which a large one is warned of.
+
+    Args:
+        own: of this process.
+        unit: of which `Mismatch.each` is one.
+        same: what of an engine may differ.
+    """
+    found = metrics(loop.exchange.gather_shares([own]))
+    if (gap := found["engine/mean_abs_log_ratio"]) is not None and gap > FAR:
+        loop.report.warn(
+            f"step {loop.done + 1}: the engine's log-probabilities are {gap:.3g} nats per {unit} from ours; are its {same} "
+            "the same?"
+        )
+    return found

@@ -1,0 +1,101 @@
+"""Requests to one engine, or to several that take turns, each within its time, and the JSON that they answer."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from flowgrpo.errors import InputError
+from flowgrpo.schema.engine import Engine
+from flowgrpo.training.engine.failures import KEY, EngineError
+from rewards.base import RewardError
+from rewards.endpoint import Endpoint
+
+GREETING = 20.0  # seconds in which an engine must answer before a run begins
+
+T = TypeVar("T")
+Request = TypeVar("Request")
+
+
+class Service:
+    """The engines of a run.
+
+    Args:
+        section: `run.engine`.
+
+    Attributes:
+        urls: of the engines.
+
+    Raises:
+        InputError: an address is not valid, or the variable with the key is not set.
+    """
+
+    def __init__(self, section: Engine):
+        try:
+            self._endpoint = Endpoint(section.url, section.timeout, section.retries, section.token_env)
+        except RewardError as error:
+            raise InputError(f"{KEY}.{'url' if 'address' in str(error) else 'token_env'}: {error}") from None
+        self.urls, self._requests = self._endpoint.urls, section.requests
+
+    def place(self, path: str) -> str:
+        """Where something is asked for, in errors."""
+        return f"{' or '.join(self.urls)} at {path}"
+
+    def greet(self, ask: Callable[[str, float], object]) -> None:
+        """Ask each engine something by its address and a deadline, before anything expensive happens.
+
+        Raises:
+            InputError: one is not there, or answers something else.
+        """
+        for url in self.urls:
+            try:
+                ask(url, time.monotonic() + GREETING)
+            except EngineError as error:
+                raise InputError(f"{KEY}.url: {error}") from None
+
+    def together(self, ask: Callable[[Request], T], requests: Sequence[Request]) -> list[T]:
+        """What `ask` returns of each request, some of which are under way at once; the first error ends all.
+
+        Raises:
+            EngineError: `ask` did.
+        """
+        with ThreadPoolExecutor(self._requests, "rollouts") as pool:
+            jobs = [pool.submit(ask, request) for request in requests]
+            try:
+                return [job.result() for job in jobs]
+            except EngineError:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def ask(self, method: str, path: str, **content: Any) -> bytes:
+        """The content of an answer; options as of `Endpoint.ask`.
+
+        Raises:
+            EngineError: there was none, or one that is not a success.
+        """
+        try:
+            return self._endpoint.ask(method, path, **content).content
+        except RewardError as error:
+            raise EngineError(str(error)) from None
+
+    def json(self, url: str, method: str, path: str, **content: Any) -> dict[str, Any]:
+        """The JSON object that one engine answers.
+
+        Raises:
+            EngineError: it is something else.
+        """
+        found = parsed(self.ask(method, path, only=url, **content))
+        if not isinstance(found, dict):
+            raise EngineError(f"{url}{path} answered with something else than a JSON object")
+        return found
+
+
+def parsed(content: bytes) -> Any:
+    """What JSON says; None where it is none."""
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return None
