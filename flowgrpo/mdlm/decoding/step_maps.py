@@ -29,11 +29,12 @@ def rollout_of(
     fill_id: int,
     attention_mask: Tensor | None = None,
     micro_batch: int | None = None,
+    scored: bool = True,
 ) -> Rollout:
     """Return the rollout that decoding would have returned, with log-probabilities of our model at temperature 1.
 
-    One evaluation for each row and step, of the tokens that were committed there. Where a completion ends before `length`,
-    its row had stopped, and `fill_id` stands behind it.
+    Where these are wanted, one evaluation for each row and step, of the tokens that were committed there. Where a completion
+    ends before `length`, its row had stopped, and `fill_id` stands behind it.
 
     Args:
         prompt: (B, P) tokens, padded on the left.
@@ -44,6 +45,7 @@ def rollout_of(
         fill_id: the token behind the end, mostly that of the end.
         attention_mask: (B, P), 0 or False at padding; None where there is none.
         micro_batch: most rows that are scored together; None for all.
+        scored: whether our model is asked for log-probabilities, which are 0 otherwise.
 
     Raises:
         InputError: tokens and steps are not of the same rows, too many, or no tokens or steps.
@@ -55,7 +57,7 @@ def rollout_of(
     step_map = torch.full_like(tokens, GIVEN)
     taken = torch.zeros(len(prompt), dtype=torch.long, device=prompt.device)
     for row, (own, at) in enumerate(zip(completions, steps, strict=True)):
-        _check(row, own, at, length=length, predictor=predictor)
+        check(f"row {row}", own, at, length=length, predictor=predictor)
         order = {step: place for place, step in enumerate(sorted({step for step in at if step != GIVEN}))}
         taken[row] = len(order)
         step_map[row] = len(order)  # where the row had stopped
@@ -69,7 +71,8 @@ def rollout_of(
         nfe=taken.clone(),
         steps=taken,
     )
-    for rows in batched(torch.arange(len(prompt), device=prompt.device), micro_batch or len(prompt)):
+    every = torch.arange(len(prompt) if scored else 0, device=prompt.device)
+    for rows in batched(every, micro_batch or len(prompt)):
         for step in range(int(taken[rows].max())):
             _score(predictor, rollout, rows[taken[rows] > step], step)
     return rollout
@@ -87,23 +90,26 @@ def _score(predictor: MaskPredictor, rollout: Rollout, rows: Tensor, step: int) 
     rollout.commit_logp[rows[place[:, 0]], place[:, 1]] = scored
 
 
-def _check(row: int, tokens: Sequence[int], steps: Sequence[int], *, length: int, predictor: MaskPredictor) -> None:
-    """Refuse a row that no decode could have left.
+def check(row: str, tokens: Sequence[int], steps: Sequence[int], *, length: int, predictor: MaskPredictor) -> None:
+    """Refuse tokens and steps that no decode could have left.
+
+    Args:
+        row: which they are, in errors.
 
     Raises:
-        InputError: it is one, and the sentence names it.
+        InputError: they are such, and the sentence names the row.
     """
     if len(tokens) != len(steps):
-        raise InputError(f"steps: row {row} has {len(tokens)} tokens and {len(steps)} steps")
+        raise InputError(f"steps: {row} has {len(tokens)} tokens and {len(steps)} steps")
     if len(tokens) > length:
-        raise InputError(f"completions: row {row} has {len(tokens)} tokens, more than its {length} columns")
+        raise InputError(f"completions: {row} has {len(tokens)} tokens, more than its {length} columns")
     for name, values, least in (("completions", tokens, 0), ("steps", steps, GIVEN)):
-        odd = next((value for value in values if not _is_integer(value) or value < least), None)
-        if odd is not None:
-            raise InputError(f"{name}: row {row} has {odd!r}, not an integer of at least {least}")
+        for value in values:
+            if not _is_integer(value) or value < least:
+                raise InputError(f"{name}: {row} has {repr(value)[:40]}, not an integer of at least {least}")
     wrong = next((token for token in tokens if token >= predictor.vocab_size or token == predictor.mask_id), None)
     if wrong is not None:
-        raise InputError(f"completions: row {row} has the token {wrong}, which no step of this model commits")
+        raise InputError(f"completions: {row} has the token {wrong}, which no step of this model commits")
 
 
 def _is_integer(value: object) -> bool:

@@ -106,6 +106,7 @@ def test_what_was_committed_later_was_masked_when_a_token_is_scored(predictor):
         ([[1], [1], [-3]], [[0]] * 3, "completions: row 2 has -3, not an integer of at least 0"),
         ([[1]] * 3, [[0], [0.5], [0]], "steps: row 1 has 0.5, not an integer of at least -1"),
         ([[1]] * 3, [[0], [True], [0]], "steps: row 1 has True, not an integer of at least -1"),
+        ([[1]] * 3, [[0], [None], [0]], "steps: row 1 has None, not an integer of at least -1"),
         ([[1], [99], [1]], [[0]] * 3, "completions: row 1 has the token 99, which no step of this model commits"),
         ([[1], [predictors.MASK], [1]], [[0]] * 3, "completions: row 1 has the token 15, which no step"),
     ],
