@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
+from flowgrpo.mdlm.adapters import layers, write_adapter
 from flowgrpo.mdlm.architectures import copy_beside, released_paths
 from flowgrpo.mdlm.config import DIGITS, TextConfig, TextModel
 from flowgrpo.mdlm.decoding.decode import Decoder
@@ -25,7 +25,6 @@ from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.released import is_released
 from flowgrpo.mdlm.setup import policy_and_weights
 from flowgrpo.training import card, checkpoint, lora_files
-from flowgrpo.training.adapters import renamed
 from flowgrpo.training.card import SAMPLES, Exported, Shown
 from flowgrpo.training.hub import without_progress_bars
 from flowgrpo.training.samples import Text, save_sample
@@ -88,34 +87,11 @@ def write_weights(model: TextModel, policy: TextPolicy, weights: Weights, out: P
     network = policy.predictor.model
     with without_progress_bars("transformers"):
         if weights.lora is not None:
-            _write_adapter(model, network, weights, out)
+            write_adapter(model, network, weights, out)
         else:
             _write_model(model, policy, out)
     if "schedule" in weights.extra_modules:
         _write_schedule(weights.extra_modules["schedule"], out / SCHEDULE_FILE)
-
-
-def _write_adapter(model: TextModel, network: torch.nn.Module, weights: Weights, out: Path) -> None:
-    """The adapter in peft's format, under the names of the released code where each of its layers has one there."""
-    lora, state = copy(weights.lora["model"]), weights.adapter_state("model")
-    released = released_paths(network, _layers(weights))
-    if released:
-        lora = renamed(lora, released)
-        state = {released[_layer(key)] + key.removeprefix(_layer(key)): value for key, value in state.items()}
-    lora.base_model_name_or_path, lora.inference_mode = model.path, True
-    lora.save_pretrained(str(out))
-    state = {f"base_model.model.{key}": value.float().cpu().contiguous() for key, value in state.items()}
-    save_file(state, out / "adapter_model.safetensors", {"format": "pt"})
-
-
-def _layers(weights: Weights) -> set[str]:
-    """Paths of the layers that have adapters."""
-    return {_layer(key) for key in weights.adapter_state("model")}
-
-
-def _layer(key: str) -> str:
-    """The path of the layer that a tensor of an adapter belongs to."""
-    return key.partition(".lora_")[0]
 
 
 def _write_model(model: TextModel, policy: TextPolicy, out: Path) -> None:
@@ -160,7 +136,7 @@ def _names_note(network: torch.nn.Module, model: TextModel, weights: Weights) ->
         return ""
     if weights.lora is None:
         return "Names, config.json and code are those of the base model, for its own code and for flowgrpo.\n"
-    if released_paths(network, _layers(weights)):
+    if released_paths(network, layers(weights)):
         return (
             "The adapter's names are those of the base model's own code; there `PeftModel.from_pretrained` loads it.\n"
         )
