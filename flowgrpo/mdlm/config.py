@@ -177,8 +177,6 @@ class TextConfig(RunConfig):
             raise InputError(
                 "run.context_parallel: a language model's calls are not shared, remove it; run.sharding shares its weights"
             )
-        if self.run.engine is not None:
-            raise InputError("run.engine: it rolls out for flow models, set it to null")
         if self.run.processes > 1:
             roles.check(self.run, self.run.processes)
         check_geometry(self.train, self.algorithm, self.run.shares, generators=self.run.generators)

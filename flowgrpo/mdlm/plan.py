@@ -20,6 +20,7 @@ from flowgrpo.mdlm.decoding.committers import Ascending, Even, Remaining
 from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.decoding.step import DecodeStep
+from flowgrpo.mdlm.engine import request
 from flowgrpo.mdlm.loading import block_size_of, model_paths
 from flowgrpo.mdlm.methods.answers import Answers
 from flowgrpo.mdlm.methods.hints import check_solutions
@@ -72,8 +73,10 @@ def _plan(config: TextConfig) -> dict[str, Any]:
     train, algorithm = config.train, config.algorithm
     check_solutions(algorithm.hints, [prompt.columns for prompt in prompts.load_split(config.prompts, "train")])
     scorer.rewards(config.rewards, config.eval_rewards)
-    walk = walked(training_decoder(config))
-    cost = predicted(config)
+    decoder = training_decoder(config)
+    if config.run.engine is not None:
+        request.check(config, decoder)
+    walk, cost = walked(decoder), predicted(config)
     held_out = min(config.eval.prompts, len(prompts.load_split(config.prompts, "eval")))
     evaluation = walked(evaluation_decoder(config))
     samples = train.groups * train.group_size
@@ -300,7 +303,8 @@ def predicted(config: TextConfig) -> Cost:
     decoder = training_decoder(config)
     walk = walked(decoder)
     samples = train.groups * train.group_size
-    rollout = samples * walk.evaluations
+    own = config.run.engine is None  # what an engine wrote is scored at each of its steps, if at all
+    rollout = samples * (walk.evaluations if own else request.scored(config, decoder) * walk.steps)
     trained, all_trained = _trained(config)
     likelihood = algorithm.likelihood
     objective, kl = algorithm.objective, algorithm.objective.kl
@@ -316,7 +320,7 @@ def predicted(config: TextConfig) -> Cost:
         given = train.groups * int(algorithm.hints.replace * train.group_size)
         rollout, update, fixed = 2 * rollout, update + given, (False, False)
     else:
-        fixed = walk.fixed, views_fixed and all_trained
+        fixed = walk.fixed if own else rollout == 0, views_fixed and all_trained
     return Cost(
         rollout=rollout,
         update=update,

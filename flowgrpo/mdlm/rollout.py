@@ -13,6 +13,7 @@ import torch
 from flowgrpo.data.prompts import Row
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
+from flowgrpo.mdlm.engine.rollout import Rolled
 from flowgrpo.mdlm.methods.hints import draw_hints, failed_groups, replace_failed
 from flowgrpo.mdlm.methods.learned_schedule import Actions, SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import Completions, TextPolicy
@@ -44,6 +45,7 @@ class Batch:
         actions: of the schedule, or None.
         unhelped: (B, R) the rewards before hints changed anything.
         hinted: how many completions were replaced by ones that were given parts of a solution; None without hints.
+        engine: (B, L) log-probability of each token under the engine that drew it, NaN where it has none; None without.
     """
 
     iteration: int
@@ -56,6 +58,7 @@ class Batch:
     actions: Actions | None
     unhelped: Tensor
     hinted: int | None
+    engine: Tensor | None = None
 
     @property
     def group(self) -> Tensor:
@@ -89,6 +92,7 @@ def rollout(
     rewards: Sequence[Reward],
     decoder: Decoder,
     schedule: SchedulePolicy | None,
+    rolled: Rolled | None = None,
     deal: Deal | None = None,
     gather: Gather | None = None,
 ) -> Batch:
@@ -97,12 +101,16 @@ def rollout(
     Args:
         members: (B,) group of each row, and its index in the group; rows of one group follow each other.
         schedule: the policy of the decoder's numbers, or None.
+        rolled: what an engine decoded of the rows in the place of the policy; None where none did.
         deal, gather: see `score_pieces`.
     """
     seeds = [(config.run.seed, "answer", iteration, *member) for member in members]
     actions = None if schedule is None else schedule.draw(seeds)
     acting = decoder if actions is None else scheduled(decoder, actions)
-    completions = policy.generate([row.prompt for row in rows], acting, seeds, config.train.rollout_rows)
+    if rolled is None:
+        completions = policy.generate([row.prompt for row in rows], acting, seeds, config.train.rollout_rows)
+    else:
+        completions = Completions(rolled.rollout, policy.texts(rolled.rollout.completion))
     scores = _score(rewards, completions, rows, members, deal=deal, gather=gather)
     batch = Batch(
         iteration=iteration,
@@ -115,6 +123,7 @@ def rollout(
         actions=actions,
         unhelped=scores.values,
         hinted=None,
+        engine=None if rolled is None else rolled.engine,
     )
     if config.algorithm.hints.name == "none":
         return batch

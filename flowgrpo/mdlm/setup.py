@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from accelerate import Accelerator
 
 from flowgrpo.mdlm import memory, start
+from flowgrpo.mdlm.adapters import write_adapter
 from flowgrpo.mdlm.checkpointing import checkpoint_gradients
 from flowgrpo.mdlm.config import TextConfig, TextModel
+from flowgrpo.mdlm.engine import request
+from flowgrpo.mdlm.engine.adapters import Adapters
+from flowgrpo.mdlm.engine.client import Client
+from flowgrpo.mdlm.engine.rollout import EngineRollout
 from flowgrpo.mdlm.loading import load_predictor
 from flowgrpo.mdlm.methods.hints import check_solutions
 from flowgrpo.mdlm.policy import TextPolicy
@@ -15,6 +22,7 @@ from flowgrpo.mdlm.trainer import TextTrainer
 from flowgrpo.training import sharding
 from flowgrpo.training.offload_activations import offload_activations
 from flowgrpo.training.quantise import refuse_dynamic
+from flowgrpo.training.roles import roles_of
 from flowgrpo.training.run_data import RunData
 from flowgrpo.training.scorer import tried
 from flowgrpo.training.weights import Weights, lora_config
@@ -27,11 +35,17 @@ def check(settings: TextConfig, data: RunData) -> None:
     """Refuse what can be refused without the model.
 
     Raises:
-        InputError: hints are wanted, and no training prompt has a solution, or `model.lora.path` is no LoRA.
+        InputError: hints are wanted, and no training prompt has a solution, `model.lora.path` is no LoRA, or the engine of
+            `run.engine` is not there, or cannot do what is asked of it.
         RewardError: a reward fails on a synthetic text.
     """
     sharding.check(settings)
     start.read(settings.model)
+    if settings.run.engine is not None:
+        model = settings.model
+        decoder = settings.algorithm.decoder.build(model.length, 0, "algorithm.decoder", block_size=model.block_size)
+        request.check(settings, decoder)
+        Client(settings.run.engine).greet()
     check_solutions(settings.algorithm.hints, [prompt.columns for prompt in data.train_prompts])
     both = [*data.rewards, *data.eval_rewards]
     met = [*tried(data.rewards, data.train_prompts), *tried(both, data.eval_prompts)]
@@ -100,7 +114,8 @@ def trainer(settings: TextConfig, accelerator: Accelerator, data: RunData) -> Te
     """The loop with its model.
 
     Raises:
-        InputError: there is no such model, it predicts no masked tokens, or does not fit into memory.
+        InputError: there is no such model, it predicts no masked tokens, or does not fit into memory, or the engine of
+            `run.engine` does not tell what a rollout needs.
     """
     memory.check(settings, accelerator.device)
     policy, weights = policy_and_weights(settings, accelerator.device)
@@ -108,6 +123,7 @@ def trainer(settings: TextConfig, accelerator: Accelerator, data: RunData) -> Te
     if weights.lockstep.active:
         with torch.no_grad(), weights.lockstep.meeting():
             policy.predictor.logits(*policy.prompts([data.train_prompts[0].text]))
+    evaluates = roles_of(settings.run, accelerator.num_processes).evaluates(accelerator.process_index)
     return TextTrainer(
         settings,
         policy,
@@ -115,4 +131,26 @@ def trainer(settings: TextConfig, accelerator: Accelerator, data: RunData) -> Te
         **vars(data),
         accelerator=accelerator,
         schedule=weights.extra_modules.get("schedule"),
+        engine=None if evaluates else _engine(settings, policy, weights, data.train_prompts[0].text),
     )
+
+
+def _engine(settings: TextConfig, policy: TextPolicy, weights: Weights, prompt: str) -> EngineRollout | None:
+    """What completes prompts in the policy's place, once it was seen to tell tokens and steps; None without `run.engine`.
+
+    Raises:
+        InputError: it does not, or does not answer.
+    """
+    section, run, predictor = settings.run.engine, settings.run, policy.predictor
+    if section is None:
+        return None
+    folder = run.folder / "engine" if section.folder is None else Path(section.folder)
+
+    def write(out: Path) -> None:
+        write_adapter(settings.model, predictor.model, weights, out)
+
+    adapters = Adapters(Client(section), weights, folder, run.name, write=write)
+    decoder = settings.algorithm.decoder.build(policy.length, policy.eos_id, "algorithm.decoder", predictor=predictor)
+    made = EngineRollout(section, predictor, decoder, adapters)
+    made.try_out(policy.prompts([prompt]))
+    return made

@@ -8,7 +8,7 @@ the loop departs from those of the papers' released code (how a method departs f
     device's micro-batch, and then over those means.
  2. Tokens and masks are drawn for each completion at an address of its own (seed of the run, iteration, group, index; masks
     also by the pass), so that they are the same in any batch, on any number of processes and after a resume; there one seed
-    serves a batch.
+    serves a batch. With `run.engine` only the seeds are addressed, and what is drawn from them is the engine's.
  3. The old log-probabilities are the decoder's own numbers where the likelihood has them, and are not computed where an
     iteration has one optimizer step, for the policy is then still the old one. Where the views are the same in every pass,
     the log-probabilities of the old policy and of the reference are computed once for all passes.
@@ -34,16 +34,21 @@ from typing_extensions import override
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.mdlm.config import TextConfig
+from flowgrpo.mdlm.engine import request
+from flowgrpo.mdlm.engine.correction import mismatch
+from flowgrpo.mdlm.engine.rollout import EngineRollout, Rolled
 from flowgrpo.mdlm.methods.learned_schedule import SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollout import Batch, rollout
-from flowgrpo.mdlm.update import UpdateBatch, update_batches, update_on
+from flowgrpo.mdlm.update import UpdateBatch, scored_tokens, update_batches, update_on
 from flowgrpo.training.baseline import Units
 from flowgrpo.training.deal import parts_of
+from flowgrpo.training.engine.asking import answered, on_main, told
 from flowgrpo.training.evaluate import evaluate
 from flowgrpo.training.groups import Groups
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.optimize import UpdateStats
+from flowgrpo.training.parts import Member
 from flowgrpo.training.samples import Sample, Text
 from flowgrpo.training.weights import Weights
 
@@ -54,6 +59,7 @@ class TextTrainer(Loop):
     Args:
         policy: the model with its tokenizer.
         schedule: the policy of the decoder's numbers, one of the trained modules, or None.
+        engine: that rolls out; None where the policy does.
     """
 
     def __init__(
@@ -63,9 +69,10 @@ class TextTrainer(Loop):
         weights: Weights,
         *,
         schedule: SchedulePolicy | None = None,
+        engine: EngineRollout | None = None,
         **options: Any,
     ):
-        self.policy, self.schedule = policy, schedule
+        self.policy, self.schedule, self.engine = policy, schedule, engine
         super().__init__(config, weights, **options)
         self.decoder, self.eval_decoder = (
             decoder.build(policy.length, policy.eos_id, place, predictor=policy.predictor)
@@ -95,6 +102,7 @@ class TextTrainer(Loop):
         deal = self.deal(iteration, groups)
         members = list(deal.own)
         prompts = [self.train_prompts[groups.prompts[group]] for group, _ in members]
+        texts = [prompt.text for prompt in prompts]
         return rollout(
             self.config,
             self.policy,
@@ -105,9 +113,34 @@ class TextTrainer(Loop):
             rewards=self.rewards,
             decoder=self.decoder,
             schedule=self.schedule,
+            rolled=None if self.engine is None else self._by_engine(iteration, members, texts),
             deal=deal,
             gather=self.gather_rolled,
         )
+
+    def _by_engine(self, iteration: int, members: Sequence[Member], texts: Sequence[str]) -> Rolled:
+        """Push the weights, and let the engine complete this process's prompts; scored here where somebody asks for it.
+
+        Raises:
+            EngineLost: an engine is gone, or did something else; on all processes, with a checkpoint of what is done.
+        """
+        engine, config = self.engine, self.config
+        on_main(self, engine.adapters.push)
+        adapter, *_ = self.exchange.gather([engine.adapters.pushed])  # which the main process knows
+        rolled = answered(
+            self,
+            lambda: engine.roll_out(
+                self.policy.prompts(texts),
+                members,
+                seed=config.run.seed,
+                iteration=iteration,
+                adapter=adapter,
+                scored=request.scored(config, self.decoder),
+                micro_batch=config.train.rollout_rows,
+            ),
+        )
+        on_main(self, engine.adapters.verify)
+        return rolled
 
     @override
     def units(self, batch: Batch) -> Units:
@@ -117,6 +150,15 @@ class TextTrainer(Loop):
         root = torch.tensor([index for _, index in batch.members])
         values = self.combination.columns(batch.scores.values)
         return Units(values, batch.group[:, None], ones, units, root=root)
+
+    @override
+    def advantages(self, units: Units, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+        advantages, trained, seen = super().advantages(units, batch)
+        if batch.engine is None:
+            return advantages, trained, seen
+        logp, scored = batch.completions.rollout.commit_logp, scored_tokens(self.config, self.policy, batch)
+        own = mismatch(logp, batch.engine, scored, self.config.run.engine.truncate)
+        return advantages, trained, seen | told(self, own, unit="token", same="model, precision and blocks")
 
     @override
     def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:

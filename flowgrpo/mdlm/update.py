@@ -10,6 +10,7 @@ import torch
 
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import GIVEN, Rollout
+from flowgrpo.mdlm.engine.correction import token_weights
 from flowgrpo.mdlm.methods.answers import Answers, in_scope
 from flowgrpo.mdlm.methods.backward import Outcome, backward
 from flowgrpo.mdlm.methods.estimate import estimate
@@ -39,6 +40,7 @@ class UpdateBatch:
         views: of which their likelihood is estimated.
         old: (n, B, L) log p of the policy that made them, None for that of the present one.
         reference: (n, B, L) log p of the reference, None where none is needed.
+        correction: (B, L) weight of each token for having been drawn by an engine, None where none told how likely it was.
     """
 
     rows: Tensor
@@ -48,6 +50,7 @@ class UpdateBatch:
     views: Views
     old: Tensor | None
     reference: Tensor | None
+    correction: Tensor | None = None
 
     def finite(self) -> UpdateBatch:
         """It without completions that have a log-probability which is not finite: 0 x NaN is NaN in every gradient."""
@@ -64,6 +67,7 @@ class UpdateBatch:
             views=self.views.of(index),
             old=None if self.old is None else self.old[:, index],
             reference=None if self.reference is None else self.reference[:, index],
+            correction=None if self.correction is None else self.correction[index],
         )
 
 
@@ -89,9 +93,12 @@ def update_batches(
         versions: of the policy, one of which made the completions.
     """
     train, likelihood, rollout = config.train, config.algorithm.likelihood, batch.completions.rollout
-    scored = _scored_tokens(config, policy, batch)
+    scored = scored_tokens(config, policy, batch)
     mask_draws = 1 if likelihood.fixed else train.passes
     kl = config.algorithm.objective.kl
+    correction = None
+    if batch.engine is not None:
+        correction = token_weights(rollout.commit_logp, batch.engine, config.run.engine.truncate)
     batches = []
     for number in range(mask_draws):
         for part in range(train.updates):
@@ -114,6 +121,7 @@ def update_batches(
                     views=likelihood.views(answers),
                     old=None,
                     reference=None,
+                    correction=None if correction is None else correction[rows.to(scored.device)],
                 )
             )
             if kl.reference is not None:
@@ -162,6 +170,8 @@ def update_on(
     # Not of what the views happen to score: a weight must not depend on the masks.
     token_weight = algorithm.aggregation.weights(answers.scored, advantage, views.first, reduce)
     token_weight = token_weight * update_batch.weight.float()[:, None]  # not divided out again
+    if update_batch.correction is not None:  # nor this
+        token_weight = token_weight * update_batch.correction.to(token_weight)
     scored = views.scored.any(0)
     total, tokens = reduce(torch.tensor([float(len(update_batch.rows)), float(scored.sum())])).tolist()
     stats, objective = UpdateStats(max_abs_log_ratio=None), algorithm.objective
@@ -190,7 +200,7 @@ def update_on(
     return stats
 
 
-def _scored_tokens(config: TextConfig, policy: TextPolicy, batch: Batch) -> Tensor:
+def scored_tokens(config: TextConfig, policy: TextPolicy, batch: Batch) -> Tensor:
     """Which tokens (B, L) bool of the completions are trained on."""
     rollout, algorithm = batch.completions.rollout, config.algorithm
     scope = in_scope(rollout.completion, policy.eos_id, algorithm.likelihood.scope)

@@ -1,4 +1,4 @@
-"""The section of an engine outside, which rolls out for a run of a flow model (`run.engine`)."""
+"""The section of an engine outside, which rolls out for a run (`run.engine`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from flowgrpo.schema.base import Positive, Strict
 
 
 class Engine(Strict):
-    """An SGLang-Diffusion server that rolls out; `flowgrpo.flow.engine` talks to it."""
+    """A server that rolls out: SGLang-Diffusion (`flowgrpo.flow.engine`), or one of texts that tells step maps
+    (`flowgrpo.mdlm.engine`)."""
 
     url: Annotated[list[str], Field(min_length=1)] = ["http://127.0.0.1:30000"]
     """Address of the engine, or a list of several, which take turns."""
@@ -26,7 +27,10 @@ class Engine(Strict):
     """Environment variable with the engine's API key; null: it wants none."""
     truncate: float = Field(2.0, ge=1)
     """Most that an edge weighs by the ratio of the trained policy's probability to the engine's, in the form of
-    algorithm.kernel.log_prob; 1 only takes weight away."""
+    algorithm.kernel.log_prob, or a token by that of its own; 1 only takes weight away."""
+    log_probs: bool = False
+    """Ask an engine of texts for the log-probability of each token, by which the mismatch is told and corrected. One of a
+    flow model always tells them."""
     folder: str | None = None
     """Folder for the adapters that are pushed, which the engine sees under the same path; null: engine in the run's."""
     untold: list[str] = []

@@ -315,7 +315,8 @@ class Run(Strict):
     staleness: int = Field(0, ge=0, le=64)
     """Roll out with the weights of so many iterations before, which generators have while the later ones are made."""
     engine: Engine | None = None
-    """An engine outside, SGLang-Diffusion, that rolls out chains of a flow model; null: this program does."""
+    """An engine outside that rolls out: chains of a flow model, by SGLang-Diffusion, or texts with step maps; null: this
+    program does."""
     trackers: dict[str, Tracker] = {}
     """Trackers of accelerate that get metrics and pictures: [tensorboard, wandb], or a map with options of each."""
     resume: bool = False

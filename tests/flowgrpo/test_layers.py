@@ -31,7 +31,10 @@ BELOW = {
     ),
     "flowgrpo.mdlm.decoding": "errors schema training rewards samplers",
     "flowgrpo.mdlm.methods": "errors schema training mdlm.decoding rewards samplers",
-    "flowgrpo.mdlm": "errors schema data training mdlm.decoding mdlm.methods rewards samplers",
+    "flowgrpo.mdlm.engine": "errors schema training training.engine mdlm.decoding samplers",
+    "flowgrpo.mdlm": (
+        "errors schema data training training.engine mdlm.decoding mdlm.methods mdlm.engine rewards samplers"
+    ),
     "flowgrpo.config": "errors schema data flow mdlm rewards",
     "flowgrpo.commands.gallery": "errors schema data training rewards",
     "flowgrpo.commands": (

@@ -69,6 +69,8 @@ def check(config: RunConfig, pipeline: type, prompts: Sequence[Prompt] = ()) -> 
     if run.context_parallel > 1:
         raise InputError(f"run.context_parallel: an engine shares calls by itself; set it to 1, {INSTEAD}")
     checks.check(config)
+    if run.engine.log_probs:
+        raise InputError(f"{KEY}.log_probs: an engine of flow models always tells them, remove it")
     if config.train.draft is not None:
         raise InputError(f"train.draft: the starts are the engine's own, none can be chosen; set it to null, {INSTEAD}")
     if algorithm.tree.start == "shared":

@@ -60,6 +60,10 @@ def test_a_chain_and_a_window_can_be_rolled_out():
             {"model__call": {**SIZES, "guidance_scale_2": 2.0}},
             "model.call.guidance_scale_2: an engine cannot be told it",
         ),
+        (
+            {"run__engine__log_probs": True},
+            "run.engine.log_probs: an engine of flow models always tells them, remove it",
+        ),
         ({"run__engine__untold": ["hight"]}, "run.engine.untold: 'hight' is not in model.call, .*height"),
         ({"model__call": {"num_inference_steps": 4, "width": 64}}, "model.call.height: an engine must be told it"),
     ],
@@ -69,11 +73,9 @@ def test_what_an_engine_cannot_do_is_refused_in_a_sentence(overrides, said):
         request.check(settings(**overrides), SD3)
 
 
-def test_conditions_are_refused_and_texts_have_no_engine():
+def test_conditions_are_refused():
     with pytest.raises(InputError, match="^prompts.train: an engine is not sent the column image; remove it"):
         request.check(settings(), diffusers.QwenImageEditPipeline, [Prompt("a", {"image": "fox.png"})])
-    with pytest.raises(InputError, match="^run.engine: it rolls out for flow models, set it to null$"):
-        config.validated({"kind": "mdlm", "model": {"path": "digits"}, "run": {"engine": {}}})
 
 
 def test_untold_arguments_of_a_call_are_allowed_and_left_out():
