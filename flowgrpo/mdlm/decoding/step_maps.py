@@ -109,7 +109,7 @@ def check(row: str, tokens: Sequence[int], steps: Sequence[int], *, length: int,
                 raise InputError(f"{name}: {row} has {repr(value)[:40]}, not an integer of at least {least}")
     wrong = next((token for token in tokens if token >= predictor.vocab_size or token == predictor.mask_id), None)
     if wrong is not None:
-        raise InputError(f"completions: {row} has the token {wrong}, which no step of this model commits")
+        raise InputError(f"completions: {row} has the token {str(wrong)[:20]}, which no step of this model commits")
 
 
 def _is_integer(value: object) -> bool:

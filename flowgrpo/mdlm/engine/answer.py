@@ -7,7 +7,6 @@ of a completion cuts off some may be, since what the engine wrote behind it does
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.training.engine.failures import EngineError
 
-ABOVE = 1e-3  # by which a log-probability may be above 0: rounding of a sum in half precision
+RANGE = (-1e6, 1e-3)  # of a log-probability: a sum in half precision may be rounded to a little more than 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +129,7 @@ def over_all(name: str, steps: Sequence[int], blocks: Sequence[tuple[int, int, i
         whole = start + len(own) == beyond
         numbers = [list(range(first, first + len(order))) for first in (1, taken + 1)]
         if own and order[0] < 1:
-            raise EngineError(f"sent the step {order[0]} of {name}; they are counted from 1")
+            raise EngineError(f"sent the step {str(order[0])[:20]} of {name}; they are counted from 1")
         if whole and order not in numbers:
             raise EngineError(
                 f"sent steps of {name} that leave some out: its tokens {start} to {end - 1} have {_few(order)}, not "
@@ -144,7 +143,7 @@ def over_all(name: str, steps: Sequence[int], blocks: Sequence[tuple[int, int, i
 
 def _few(numbers: Sequence[int]) -> str:
     """Numbers, of which many are cut off in the middle."""
-    words = list(map(str, numbers))
+    words = [str(number)[:20] for number in numbers]
     return ", ".join(words if len(words) < 9 else [*words[:4], "...", words[-1]])
 
 
@@ -157,7 +156,9 @@ def _log_probs(name: str, written: Any, tokens: Sequence[int]) -> list[float]:
     for token, each in zip(tokens, written, strict=True):
         if not isinstance(each, list) or len(each) < 2 or each[1] != token:
             raise EngineError(f"sent output_token_logprobs of {name} that are not of its tokens")
-        if not isinstance(each[0], int | float) or not math.isfinite(each[0]) or each[0] > ABOVE:
-            raise EngineError(f"sent the log-probability {str(each[0])[:40]} of {name}, not a number of at most 0")
+        if not isinstance(each[0], int | float) or not RANGE[0] <= each[0] <= RANGE[1]:  # nor NaN
+            raise EngineError(
+                f"sent the log-probability {str(each[0])[:40]} of {name}, not a finite number of at most 0"
+            )
         found.append(float(each[0]))
     return found

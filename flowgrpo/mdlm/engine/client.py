@@ -13,6 +13,7 @@ The paths and fields are SGLang's (sgl-project/sglang, python/sglang/srt): `/gen
  - adapters: turned off with a warning (`handle_dllm_inference`, which sets `enable_lora` to False).
 
 So this is the smallest exchange that a patched engine, or a server over a decoder of one's own, can answer: docs/engines.md.
+Not run against an engine.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 import json
 import re
+import threading
 from dataclasses import replace
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import fake_engine
@@ -212,10 +214,12 @@ def test_an_engine_that_skips_a_push_ends_the_run_before_it_learns_from_old_weig
     assert (folder() / "checkpoints/step-000001").is_dir()
 
 
-def test_two_processes_ask_for_their_own_texts_and_learn_as_one(serving):
+@pytest.mark.parametrize("evaluators", [0, 1])
+def test_two_processes_ask_for_their_own_texts_and_learn_as_one(serving, evaluators):
     url, _ = serving
     chosen = [*options(url, log_probs=True), "train.iterations=2"]
-    process = runs.background("train", "run.yaml", *chosen, "run.processes=2", "run.name=two")
+    beside = ["run.processes=2", f"run.evaluators={evaluators}", "run.name=two"]
+    process = runs.background("train", "run.yaml", *chosen, *beside)
     _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert main(["train", "run.yaml", *chosen, "run.name=one"]) == 0
@@ -275,3 +279,27 @@ def test_the_correction_multiplies_the_gradient_and_its_mean_does_not_divide_by_
     assert plain.norm() > 0
     torch.testing.assert_close(halved, plain / 2)
     assert 0 < first.norm() < halved.norm()
+
+
+def test_the_server_of_the_page_rolls_out_for_a_run(serving, monkeypatch):
+    """All of it but its last line, which serves it at a port that may be taken."""
+    page = (Path(__file__).parents[3] / "docs" / "engines.md").read_text()
+    code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "HTTPServer" in block)
+    *lines, last = code.strip().splitlines()
+    assert last.startswith("HTTPServer(")
+    names = {}
+    monkeypatch.setattr("sys.argv", ["text_engine.py", "digits", "0"])
+    exec("\n".join(lines), names)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), names["Handler"])
+    monkeypatch.setattr(names["Handler"], "log_message", lambda *words: None)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    whole = "algorithm.decoder={name: low_confidence, eos_early_stop: true}"
+    try:
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        assert main(["train", "run.yaml", *options(url, log_probs=True, requests=1), whole]) == 0
+    finally:
+        server.shutdown()
+        server.server_close()
+    for line in runs.metrics(folder()):
+        assert line["engine/max_abs_log_ratio"] < 1e-4
+    assert names["loaded"].keys() > {None}

@@ -4,6 +4,8 @@ import math
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
 
 from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.engine import answer
@@ -25,13 +27,13 @@ STOPS = decoder(eos_early_stop=True)
 GOES_ON = decoder()
 
 
-def said(tokens, steps, **more):
+def sent(tokens, steps, **more):
     about = {"id": "t-0-1-2", "prompt_tokens": 3, "step_maps": steps, **more}
     return {"text": "", "output_ids": tokens, "meta_info": about}
 
 
 def read(tokens, steps, by=GOES_ON, *, predictor=PREDICTOR, log_probs=False, **more):
-    return answer.read(said(tokens, steps, **more), ASKED, decoder=by, predictor=predictor, log_probs=log_probs)
+    return answer.read(sent(tokens, steps, **more), ASKED, decoder=by, predictor=predictor, log_probs=log_probs)
 
 
 TOKENS = [1, 2, 3, 4, 6, 7, 8, 9]
@@ -122,11 +124,35 @@ def test_one_of_another_prompt_or_without_steps_is_one_sentence(more, why):
         (None, "sent no output_token_logprobs of t-0-1-2 for its 8 tokens"),
         ([[-1.0, 1]], "sent 1 output_token_logprobs of t-0-1-2 for its 8 tokens"),
         ([[-1.0, 1]] * 8, "sent output_token_logprobs of t-0-1-2 that are not of its tokens"),
-        ([[math.nan, token] for token in TOKENS], "sent the log-probability nan of t-0-1-2, not a number of at most 0"),
+        (
+            [[math.nan, token] for token in TOKENS],
+            "sent the log-probability nan of t-0-1-2, not a finite number of at most",
+        ),
         ([[0.5, token] for token in TOKENS], "sent the log-probability 0.5 of t-0-1-2"),
         ([[None, token] for token in TOKENS], "sent the log-probability None of t-0-1-2"),
+        ([[-(10**400), token] for token in TOKENS], "sent the log-probability -1000*, "[:-2]),
     ],
 )
 def test_log_probabilities_that_are_none_are_one_sentence(pairs, why):
     with pytest.raises(EngineError, match=why):
         read(TOKENS, [1] * 8, log_probs=True, output_token_logprobs=pairs)
+
+
+NUMBERS = some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=3)
+LISTS = some.lists(NUMBERS | some.integers(-1, 16), max_size=9)
+ANYTHING = LISTS | NUMBERS | some.lists(LISTS, max_size=9)
+
+
+@settings(max_examples=300, deadline=None)
+@given(tokens=LISTS | ANYTHING, steps=some.lists(some.integers(-1, 9), max_size=9) | ANYTHING, pairs=ANYTHING)
+def test_whatever_is_sent_is_a_completion_or_one_sentence(tokens, steps, pairs):
+    try:
+        found = read(tokens, steps, STOPS, log_probs=True, output_token_logprobs=pairs)
+    except EngineError as error:
+        said = str(error)
+    else:
+        said = ""
+        assert sorted(set(found.steps)) == list(range(len(set(found.steps))))
+        assert len(found.tokens) == len(found.steps) == len(found.log_probs)
+    assert len(said) < 400
+    assert "\n" not in said
