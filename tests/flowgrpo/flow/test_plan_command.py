@@ -40,7 +40,7 @@ def test_plan_predicts_what_a_run_counts(workplace, capsys):
             assert planned["geometry"]["trained_edges"] == line["cost/trained_edges"]
             assert planned["decoded"] == line["cost/decoded"]
         assert planned["preset"] == preset
-        assert set(planned["axes"]) == {"tree", "kernel", "credit", "baseline", "objective"}
+        assert set(planned["axes"]) == {"tree", "kernel", "likelihood", "credit", "baseline", "objective"}
         assert planned["reward_calls"] == 8
 
 
@@ -49,7 +49,8 @@ SHAPES = Path(__file__).parents[3] / "configs" / "shapes.yaml"
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_method_can_be_planned_on_the_embedded_model(capsys, preset):
-    options = [f"algorithm.preset={preset}", "train.group_size=24", "--format", "json"]
+    # a map, without the clip range that the config has for its own method
+    options = [f"algorithm={{preset: {preset}}}", "train.group_size=24", "--format", "json"]
     assert main(["plan", str(SHAPES), *options]) == 0
     planned = json.loads(capsys.readouterr().out)
     assert planned["preset"] == preset
