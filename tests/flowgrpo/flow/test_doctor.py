@@ -59,6 +59,12 @@ def test_the_embedded_model_gets_a_clean_bill(capsys):
     assert all(check["ok"] for check in checks.values())
 
 
+def test_a_method_without_noise_is_examined_by_steps_that_have_some(workplace, capsys):
+    checks = examined(capsys, "tiny.yaml", "algorithm={preset: nft}")
+    assert list(checks) == NAMES
+    assert checks["drift"]["value"].startswith("0.0e+00")
+
+
 def test_an_edit_model_alone_is_told_what_it_lacks(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     SPECIMENS["FluxControlPipeline"].build().save_pretrained("model")

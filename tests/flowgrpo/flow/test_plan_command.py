@@ -44,6 +44,22 @@ def test_plan_predicts_what_a_run_counts(workplace, capsys):
         assert planned["reward_calls"] == 8
 
 
+@pytest.mark.parametrize(
+    ("preset", "options"),
+    [("nft", ["model.call.guidance_scale=2.0"]), ("dpo", []), ("awm", ["algorithm.likelihood.draws=1"])],
+)
+def test_adapters_learn_from_final_samples_as_planned(workplace, capsys, preset, options):
+    """Of a pipeline of diffusers, guided too: sigmas between the steps of its schedule, and adapters of an old policy."""
+    options = [f"algorithm={{preset: {preset}}}", "train.updates=1", *options]
+    assert main(["plan", "tiny.yaml", *options, "--format", "json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert main(["train", "tiny.yaml", *options, f"run.name={preset}", "train.iterations=2", "eval.every=9"]) == 0
+    for line in metrics(workplace / "runs" / preset):
+        assert planned["model_evaluations"]["rollout"] == line["cost/rollout_evaluations"]
+        assert planned["model_evaluations"]["update"] == line["cost/update_evaluations"]
+        assert line["policy/grad_norm"] > 0
+
+
 SHAPES = Path(__file__).parents[3] / "configs" / "shapes.yaml"
 
 
