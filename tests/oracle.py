@@ -120,7 +120,8 @@ def trainer(
         chosen = config.validated(written)
         chosen.run.folder.mkdir()
         policy = FieldPolicy(model or Shifted(), (1,), SIGMAS)
-        weights = Weights(policy.modules, None, ema=None, reference=None)
+        algorithm = chosen.algorithm
+        weights = Weights(policy.modules, None, reference=algorithm.reference, old=algorithm.old)
         called = Reward(reward, lambda samples, prompts: earned(samples[:, 0]))
         yield Trainer(chosen, policy, weights, train_prompts=[Prompt("")], rewards=[called])
 
@@ -290,7 +291,12 @@ def row(preset: str, reward: str, batches: int = BATCHES, **overrides: Any) -> R
     with trainer(preset, reward, **overrides) as run:
         seen = [batch(run, reward, iteration) for iteration in range(batches)]
         groups = run.config.train.groups
-    steps = range(len(SIGMAS) - 1)
+    return summary(preset, reward, seen, groups)
+
+
+def summary(preset: str, reward: str, seen: Sequence[Seen], groups: int) -> Row:
+    """What batches of so many groups say of a preset."""
+    batches, steps = len(seen), range(len(SIGMAS) - 1)
     update = [[each.weight.get(i, 0.0) * _theta(each.signal.get(i)) for i in steps] for each in seen]
     mean, spread = mean_and_std(update)
     known = seen[0].exact is not None

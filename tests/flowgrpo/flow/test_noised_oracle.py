@@ -1,0 +1,61 @@
+"""What updates by final samples climb, against closed forms: every preset, and signs that are changed."""
+
+import pytest
+from oracle import table
+from oracle_page import numbers, on_page
+from oracle_samples import PRESETS, RANKED, row
+
+from flowgrpo.flow.methods import CHOICES, sample_presets
+from flowgrpo.flow.methods.likelihood import Elbo
+from flowgrpo.training import baseline
+
+EXACT = [name for name in PRESETS if name not in RANKED]
+
+
+@pytest.mark.parametrize("preset", EXACT)
+def test_the_update_is_the_gradient_that_is_expected(preset):
+    seen = row(preset, "quadratic", 12)
+    assert abs(seen.size - 1) < 3 * seen.error < 0.4
+    assert seen.worst < 4  # of many
+
+
+@pytest.mark.parametrize("preset", RANKED)
+def test_ranks_point_the_way_that_rewards_do(preset):
+    assert row(preset, "linear", 4).to_ode > 0.7
+
+
+def test_the_true_weight_turns_the_update_to_the_exact_gradient():
+    """The weight of noise levels is a part of what is climbed: (1 - s) / s, 1 and s^2."""
+    found = {}
+    for weight in ("exact", "velocity", "x0"):
+        changed = {"algorithm.likelihood.weight": weight, "algorithm.kernel": "ode"}
+        found[weight] = row("epg", "linear", 3, **changed).to_ode
+    assert found == pytest.approx({"exact": 0.988, "velocity": 0.843, "x0": 0.537}, abs=0.03)
+
+
+def test_the_table_is_the_page_s():
+    """Of three presets, so that the suite stays short; `make oracle` prints all."""
+    page = on_page("All presets of final samples")
+    assert page.keys() == {f"`{name}`" for name in PRESETS}
+    for preset in ("nft", "dpo"):
+        (line,) = list(table([row(preset, "quadratic")]))[2:]
+        assert numbers(line) == pytest.approx(numbers(page[f"`{preset}`"]), abs=0.02)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("part", ["baseline", "objective", "likelihood"])
+def test_a_changed_sign_is_seen(preset, part, monkeypatch):
+    if part == "baseline":
+        honest = baseline.Baseline.advantages
+        monkeypatch.setattr(baseline.Baseline, "advantages", lambda *a, **k: -honest(*a, **k))
+    elif part == "objective":
+        kind = CHOICES["objective"][sample_presets.PRESETS[preset]["objective"]["name"]]
+        own = kind.loss
+        monkeypatch.setattr(kind, "loss", lambda self, inputs: -own(self, inputs))
+    elif preset == "ram":
+        pytest.skip("its loss is of velocities, and asks for no likelihood")
+    else:
+        scored = Elbo.log_prob
+        monkeypatch.setattr(Elbo, "log_prob", lambda self, error, sigma: -scored(self, error, sigma))
+    seen = row(preset, "linear", 3)
+    assert (seen.to_ode if seen.size is None else seen.size) < -0.2
