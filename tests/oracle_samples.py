@@ -100,15 +100,14 @@ def batch(run: Trainer, reward: str, iteration: int) -> Seen:
     )
 
 
-def row(preset: str, reward: str, batches: int = BATCHES, **overrides: Any) -> Row:
+def row(preset: str, reward: str, batches: int = BATCHES, *, groups: int = GROUPS, **overrides: Any) -> Row:
     """Try a preset on so many batches."""
     baseline = sample_presets.PRESETS[preset]["baseline"]
     plain: dict[str, Any] = {} if "std" in baseline else {"algorithm.baseline": {**baseline, "clip": 1e9}}
     if preset != "awm":
         plain |= SCHEDULE
-    with trainer(preset, reward, groups=GROUPS, **{**plain, **SEED, **overrides}) as run:
+    with trainer(preset, reward, groups=groups, **{**plain, **SEED, **overrides}) as run:
         seen = [batch(run, reward, iteration) for iteration in range(batches)]
-        groups = run.config.train.groups
     return summary(preset, reward, seen, groups)
 
 

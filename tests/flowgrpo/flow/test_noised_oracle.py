@@ -14,8 +14,8 @@ EXACT = [name for name in PRESETS if name not in RANKED]
 
 @pytest.mark.parametrize("preset", EXACT)
 def test_the_update_is_the_gradient_that_is_expected(preset):
-    seen = row(preset, "quadratic", 12)
-    assert abs(seen.size - 1) < 3 * seen.error < 0.4
+    seen = row(preset, "quadratic", 12, groups=8)
+    assert abs(seen.size - 1) < 3 * seen.error < 0.5
     assert seen.worst < 4  # of many
 
 
@@ -57,5 +57,5 @@ def test_a_changed_sign_is_seen(preset, part, monkeypatch):
     else:
         scored = Elbo.log_prob
         monkeypatch.setattr(Elbo, "log_prob", lambda self, error, sigma: -scored(self, error, sigma))
-    seen = row(preset, "linear", 3)
+    seen = row(preset, "linear", 3, groups=5)
     assert (seen.to_ode if seen.size is None else seen.size) < -0.2
