@@ -1,0 +1,315 @@
+"""Groups of samples on disk: their final latents, and a table of prompts, seeds and rewards.
+
+A folder is written in parts, `latents-00000.safetensors` with the rows of its samples in `part-00000.parquet`; at the end
+the rows of all parts become `groups.parquet`, and `manifest.json` says that the folder is whole. One without it was cut off,
+and is gone on with where the last whole part ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from flowgrpo.data import prompts, tables
+from flowgrpo.data.prompts import Prompt
+from flowgrpo.errors import InputError
+from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.sections import RunConfig
+from rewards.base import nearest
+from samplers.kernels import State
+
+if TYPE_CHECKING:
+    import safetensors
+    from safetensors import torch as safetensors_torch
+else:
+    safetensors = lazy("safetensors")
+    safetensors_torch = lazy("safetensors.torch")
+
+MANIFEST, BEGUN, TABLE = "manifest.json", "begun.json", "groups.parquet"
+FORMAT = 1
+SHARD = 64 << 20  # bytes of latents after which a part is written
+KEY = "data.groups"
+REWARD = "reward/"  # before the name of a reward's column
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """K samples of one prompt.
+
+    Attributes:
+        seeds: of each.
+        rewards: (K, R) float64, NaN where one does not apply or was lost.
+        lost: (K,) whether some reward failed.
+    """
+
+    prompt: Prompt
+    seeds: Sequence[int]
+    rewards: torch.Tensor
+    lost: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """A whole folder.
+
+    Attributes:
+        manifest: what it says of the model, the call and the files.
+        groups: in their order.
+        places: of each group the file of its latents, and the row of its first sample there.
+    """
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    groups: Sequence[Group]
+    places: Sequence[tuple[str, int]]
+
+    @property
+    def rewards(self) -> list[str]:
+        """Names of the rewards, in the order of their columns."""
+        return self.manifest["rewards"]
+
+    def latents(self, members: Sequence[tuple[int, int]]) -> State:
+        """The final latents, tensors (B, ...), of members of groups: the group's number, and the sample's among its own.
+
+        Raises:
+            InputError: a file cannot be read.
+        """
+        by_file: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for at, (group, member) in enumerate(members):
+            file, first = self.places[group]
+            by_file[file].append((at, first + member))
+        found: dict[int, State] = {}
+        for file, wanted in by_file.items():
+            try:
+                with safetensors.safe_open(self.folder / file, "pt") as opened:
+                    slices = [opened.get_slice(name) for name in sorted(opened.keys())]
+                    found |= {at: tuple(each[row] for each in slices) for at, row in wanted}
+            except (OSError, safetensors.SafetensorError, IndexError) as error:
+                raise InputError(f"{KEY}: {self.folder / file} cannot be read ({error})") from None
+        return tuple(torch.stack(column) for column in zip(*(found[at] for at in range(len(members))), strict=True))
+
+
+class Writer:
+    """Writes a folder, or the rest of one that was cut off.
+
+    Args:
+        folder: made if it is not there.
+        about: what the samples are, plain JSON; a folder that was begun must have the same.
+        rewards: names of the columns of rewards.
+
+    Attributes:
+        done: groups that are written.
+
+    Raises:
+        InputError: the folder is whole already, was begun for other samples, or pyarrow is missing.
+    """
+
+    def __init__(self, folder: Path, about: Mapping[str, Any], rewards: Sequence[str]):
+        self.folder, self._rewards = folder, list(rewards)
+        self._about = {"format": FORMAT, **json.loads(json.dumps(about)), "rewards": self._rewards}
+        self._waiting: list[tuple[Group, State]] = []
+        check_parquet("--groups", folder)
+        if (folder / MANIFEST).exists():
+            raise InputError(f"--groups {folder}: holds groups already ({MANIFEST}), choose another folder")
+        if (folder / BEGUN).exists():
+            _check_same(folder, tables.document(folder / BEGUN), self._about)
+        elif folder.exists() and any(folder.iterdir()):
+            raise InputError(f"--groups {folder}: holds other files, choose another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        _replace(folder / BEGUN, lambda path: path.write_text(json.dumps(self._about, indent=1) + "\n"))
+        self._rows = self._found()
+        self._parts = len({row["file"] for row in self._rows})
+        self.done = len({row["group"] for row in self._rows})
+
+    @property
+    def number(self) -> int:
+        """Groups that are written, or wait for the others of their part."""
+        return self.done + len(self._waiting)
+
+    def add(self, groups: Sequence[tuple[Group, State]]) -> None:
+        """Add groups with their latents, tensors (K, ...); a part is written once there is enough for one.
+
+        Raises:
+            InputError: a column of a prompt is not plain data.
+        """
+        self._waiting += [(group, tuple(x.detach().cpu() for x in latents)) for group, latents in groups]
+        if sum(x.nbytes for _, latents in self._waiting for x in latents) >= SHARD:
+            self._flush()
+
+    def finish(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """Write what is left, the whole table and the manifest, which is returned.
+
+        Args:
+            found: what was not known when the folder was begun.
+        """
+        self._flush()
+        files = list(dict.fromkeys(row["file"] for row in self._rows))
+        sizes = {file: (self.folder / file).stat().st_size for file in files}
+        manifest = {**self._about, **json.loads(json.dumps(found)), "files": sizes}
+        _replace(self.folder / TABLE, lambda path: _write_table(self._rows, path))
+        _replace(self.folder / MANIFEST, lambda path: path.write_text(json.dumps(manifest, indent=1) + "\n"))
+        for path in (self.folder / BEGUN, *self.folder.glob("part-*.parquet")):
+            path.unlink()
+        return manifest
+
+    def _found(self) -> list[dict[str, Any]]:
+        """The rows of the parts that are whole; a part's table is written after its latents."""
+        rows: list[dict[str, Any]] = []
+        for number in count():
+            path = self.folder / _part(number)
+            if not path.exists():
+                return rows
+            rows += [row for _, row in tables.rows(path, "--groups")]
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        file, rows = f"latents-{self._parts:05d}.safetensors", []
+        for number, (group, _) in enumerate(self._waiting, start=self.done):
+            columns = _plain(group.prompt)
+            for member, (seed, values, lost) in enumerate(
+                zip(group.seeds, group.rewards.tolist(), group.lost.tolist(), strict=True)
+            ):
+                told = {REWARD + n: None if v != v else v for n, v in zip(self._rewards, values, strict=True)}
+                place = {"group": number, "member": member, "file": file, "row": len(rows)}
+                text = {"prompt": group.prompt.text, "columns": columns, "seed": seed, "lost": bool(lost)}
+                rows.append(place | text | told)
+        latents = [torch.cat(column).contiguous() for column in zip(*(x for _, x in self._waiting), strict=True)]
+        tensors = {f"latents.{i:02d}": x for i, x in enumerate(latents)}
+        _replace(self.folder / file, lambda path: safetensors_torch.save_file(tensors, path))
+        _replace(self.folder / _part(self._parts), lambda path: _write_table(rows, path))
+        self._rows += rows
+        self._parts += 1
+        self.done, self._waiting = self.number, []
+
+
+def read(folder: Path, key: str = KEY) -> Stored:
+    """The groups of a whole folder.
+
+    Args:
+        key: the place named in errors.
+
+    Raises:
+        InputError: there is no such folder, it was cut off, or a file of it is missing or another.
+    """
+    if not (folder / MANIFEST).is_file():
+        cut = "was cut off before it was whole; go on with the same command" if (folder / BEGUN).is_file() else ""
+        raise InputError(
+            f"{key}: {folder} {cut or f'holds no groups, it has no {MANIFEST}; flowgrpo sample writes some'}"
+        )
+    manifest = tables.document(folder / MANIFEST)
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise InputError(f"{key}: {folder / MANIFEST} is not a manifest of groups of format {FORMAT}")
+    for file, size in manifest["files"].items():
+        there = (folder / file).stat().st_size if (folder / file).is_file() else None
+        if there != size:
+            raise InputError(f"{key}: {folder / file} has {'no' if there is None else there} bytes, not {size}")
+    together: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for _, row in tables.rows(folder / TABLE, key):
+        together[row["group"]].append(row)
+    rows = [sorted(together[number], key=lambda row: row["member"]) for number in sorted(together)]
+    return Stored(
+        folder=folder,
+        manifest=manifest,
+        groups=[_group(own, manifest["rewards"]) for own in rows],
+        places=[(own[0]["file"], own[0]["row"]) for own in rows],
+    )
+
+
+def train_prompts(config: RunConfig) -> list[Prompt]:
+    """What a run trains on: the prompts of its stored groups, one of each, or those of `prompts.train`.
+
+    Raises:
+        InputError: there are no such groups or prompts.
+    """
+    if config.stored_groups is None:
+        return prompts.load_split(config.prompts, "train")
+    return [group.prompt for group in read(Path(config.stored_groups)).groups]
+
+
+def check_parquet(key: str, path: Path) -> None:
+    """Refuse what needs pyarrow where it is not installed.
+
+    Raises:
+        InputError: it is not.
+    """
+    try:
+        import pyarrow  # noqa: F401 - whether it is there
+    except ModuleNotFoundError:
+        raise InputError(f"{key}: {path} needs pyarrow to be written, pip install 'flowgrpo[parquet]'") from None
+
+
+def column_of(names: Sequence[str], name: str, key: str) -> int:
+    """Which column of rewards a name is.
+
+    Args:
+        key: the place named in errors.
+
+    Raises:
+        InputError: none is.
+    """
+    if name not in names:
+        raise InputError(f"{key}: the stored groups have no reward {name!r}, {nearest(name, names)}")
+    return list(names).index(name)
+
+
+def _group(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Group:
+    values = [[torch.nan if row[REWARD + name] is None else row[REWARD + name] for name in names] for row in rows]
+    return Group(
+        prompt=Prompt(rows[0]["prompt"], json.loads(rows[0]["columns"])),
+        seeds=[row["seed"] for row in rows],
+        rewards=torch.tensor(values, dtype=torch.float64).view(len(rows), len(names)),
+        lost=torch.tensor([row["lost"] for row in rows]),
+    )
+
+
+def _check_same(folder: Path, before: Any, now: Mapping[str, Any]) -> None:
+    before = before if isinstance(before, dict) else {}
+    for key in dict.fromkeys([*before, *now]):
+        if before.get(key) != now.get(key):
+            raise InputError(
+                f"--groups {folder}: was begun with {key} {_short(before.get(key))}, which is {_short(now.get(key))} now; "
+                "go on as it was begun, or choose another folder"
+            )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _plain(prompt: Prompt) -> str:
+    try:
+        return json.dumps(prompt.columns)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"prompts: a column of {prompt.text[:40]!r} cannot be stored ({error})") from None
+
+
+def _part(number: int) -> str:
+    return f"part-{number:05d}.parquet"
+
+
+def _write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    of_rewards = [(name, pyarrow.float64()) for name in rows[0] if name.startswith(REWARD)]
+    kinds = {"group": "int64", "member": "int64", "file": "string", "row": "int64", "prompt": "string"}
+    kinds |= {"columns": "string", "seed": "int64", "lost": "bool_"}
+    schema = pyarrow.schema([(name, getattr(pyarrow, kind)()) for name, kind in kinds.items()] + of_rewards)
+    parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema=schema), path)
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file all at once."""
+    partial = path.with_name(f"{path.name}.partial")
+    write(partial)
+    os.replace(partial, path)

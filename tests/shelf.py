@@ -1,0 +1,25 @@
+"""Folders of stored groups, written by hand."""
+
+import torch
+
+from flowgrpo.data import stored
+from flowgrpo.data.prompts import Prompt
+
+
+def group(text, rewards, *, first_seed=0, lost=(), **columns):
+    """A group of a prompt, of as many samples as rewards (K, R)."""
+    values = torch.tensor(rewards, dtype=torch.float64)
+    values = values[:, None] if values.ndim == 1 else values
+    return stored.Group(
+        prompt=Prompt(text, columns),
+        seeds=[first_seed + i for i in range(len(values))],
+        rewards=values,
+        lost=torch.tensor([i in lost for i in range(len(values))]),
+    )
+
+
+def write(folder, groups, names=("closeness",), **about):
+    """Store groups, each with its latents."""
+    writer = stored.Writer(folder, {"kind": "samples", **about}, names)
+    writer.add(groups)
+    return writer.finish({})
