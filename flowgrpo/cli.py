@@ -16,7 +16,7 @@ import typer
 from rich.table import Table
 
 from flowgrpo import config
-from flowgrpo.commands import mdlm, options
+from flowgrpo.commands import mdlm, options, sampling
 from flowgrpo.commands.terminal import Commands, Format, out, say
 from flowgrpo.data import configs
 from flowgrpo.errors import InputError, UploadFailed
@@ -141,56 +141,7 @@ def plan(
         command.show_meaning(settings, explain, form)
 
 
-@app.command()
-def sample(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="built-in name, local folder or hub id")],
-    out_folder: Annotated[Path, typer.Option("--out", metavar="DIR")],
-    *,
-    call: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="arguments of the pipeline's call; of a language model length, decoder and so on",
-            metavar="[KEY=VALUE ...]",
-        ),
-    ] = None,
-    prompt: Annotated[list[str] | None, typer.Option("--prompt", metavar="TEXT")] = None,
-    prompts_file: options.PromptsFile = None,
-    column: options.Column = "prompt",
-    adapter: Annotated[Path | None, typer.Option("--adapter", metavar="DIR", help="what flowgrpo export wrote")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="prompt i starts from seed + i")] = 0,
-    batch_size: options.SampleBatch = 16,
-    dtype: options.Dtype = "float32",
-    quantise: options.Quantise = None,
-    text_encoders: options.TextEncoders = "offload",
-    vae: options.Vae = "keep",
-    vae_tiling: options.VaeTiling = False,
-    attention: options.Attention = None,
-    compile_blocks: options.Compile = False,
-    form: Format = "human",
-) -> None:
-    """Sample pictures, or the answers of a language model, into a folder with a manifest."""
-    if (prompt is None) == (prompts_file is None):
-        raise InputError("give either --prompt TEXT (once or more) or --prompts FILE")
-    arguments = dict(config.override(text) for text in call or [])
-    from flowgrpo.commands.endings import remedied
-    from flowgrpo.commands.sample import asked, sample_to_folder
-    from flowgrpo.training.samples import ModelUse, Switches
-
-    switches = Switches(text_encoders, vae, vae_tiling, attention=attention, compile=compile_blocks)
-    use = ModelUse(path=model, call=arguments, adapter=adapter, dtype=dtype, quantise=quantise, switches=switches)
-    rows = asked(prompt, prompts_file, seed, column)
-    spare = {
-        f"--batch-size {batch_size // 2}": batch_size > 1,
-        "--dtype bfloat16": dtype == "float32",
-        "--vae-tiling": not vae_tiling,
-        "--quantise int8": quantise is None,
-    }
-    with remedied(spare):
-        lines = sample_to_folder(use, rows, out_folder, batch_size)
-    if form == "json":
-        print(json.dumps({"folder": str(out_folder), "samples": lines}, indent=1))
-    else:
-        out.print(f"{len(lines)} samples in {out_folder}", soft_wrap=True)
+app.command()(sampling.sample)
 
 
 @app.command()

@@ -1,0 +1,45 @@
+"""Groups of samples, or of preferred pictures, written to a folder that `data.groups` of a run names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flowgrpo.commands.endings import advised
+from flowgrpo.data import prompts
+from flowgrpo.data.prompts import Prompt, Row
+from flowgrpo.errors import InputError
+from flowgrpo.flow import group_sampling
+from flowgrpo.flow import pairs as preference_pairs
+from flowgrpo.schema.sections import RunConfig
+from flowgrpo.training import folders, scorer
+from flowgrpo.training.phases import phase
+from flowgrpo.training.progress import shown
+
+
+def write(settings: RunConfig, rows: Sequence[Row] | None, folder: Path, pairs: Path | None) -> dict[str, Any]:
+    """Write groups by a configuration, or go on where it was cut off; return the folder's manifest.
+
+    Args:
+        rows: of whose prompts; None takes those of `prompts.train`.
+        pairs: preference pairs, of which the groups are made in place of samples.
+
+    Raises:
+        InputError: the model is a language model, or there is nothing to sample, or the folder holds something else.
+        RewardError: a reward cannot be found, or fails on synthetic samples.
+    """
+    if settings.kind != "flow":
+        raise InputError(
+            f"--groups: samples of {settings.model.path} are texts, which have no latents; take a flow model"
+        )
+    folders.check_writable(folder, "--groups")
+    with shown(), advised(settings), phase("loading"):
+        if pairs is not None:
+            return preference_pairs.store_pairs(settings, pairs, folder)
+        if rows is None:
+            chosen = prompts.load_split(settings.prompts, "train")
+        else:
+            chosen = [Prompt(row.prompt, row.columns) for row in rows]
+        rewards, _ = scorer.rewards(settings.rewards)
+        return group_sampling.sample_groups(settings, chosen, rewards, folder)
