@@ -20,7 +20,7 @@ from flowgrpo.commands import inputs, launch
 from flowgrpo.commands.gallery import check_readable, write_gallery
 from flowgrpo.commands.kinds import KINDS
 from flowgrpo.commands.remedies import remedy
-from flowgrpo.data import config_paths, configs, prompts, tables
+from flowgrpo.data import config_paths, configs, prompts, stored, tables
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.schema import sections
@@ -146,7 +146,7 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
     quantise_libraries.check(settings.model.quantise, diffuses=settings.kind == "flow")
     _check_folder(settings, folder)
     trackers.check(settings.run.trackers)
-    train_prompts = prompts.load_split(settings.prompts, "train")
+    train_prompts = stored.train_prompts(settings)
     eval_prompts = prompts.load_split(settings.prompts, "eval")[: settings.eval.prompts]
     _check_only(settings.rewards, train_prompts, "rewards", "training")
     _check_only(settings.eval_rewards, eval_prompts, "eval_rewards", "held-out")

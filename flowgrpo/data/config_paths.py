@@ -20,7 +20,7 @@ from flowgrpo.schema.sections import Prompts
 
 _CODE = re.compile(r"(?P<path>(?!https?://).+\.py)(?P<after>:\w+)?")
 _PROMPT_FILES = (".txt", *tables.SUFFIXES)
-_FOLDERS = ("model.path", "model.lora.path", "prompts.folder")
+_FOLDERS = ("model.path", "model.lora.path", "prompts.folder", "data.groups")
 _CODES = ("algorithm.tree.function",)
 
 

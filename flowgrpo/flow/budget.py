@@ -11,7 +11,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from flowgrpo.data import prompts
+from flowgrpo.data import stored
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline import loading, weightless
@@ -199,7 +199,7 @@ def fit(config: Config, gpu_bytes: int) -> dict[str, Any]:
 @contextmanager
 def budget_of(config: Config, of_node: int = OF_NODE) -> Iterator[FlowBudget]:
     """The memory of a run whose machines have so many GPUs, as long as the context is open; see `fit`."""
-    longest = max(prompts.load_split(config.prompts, "train"), key=lambda p: len(p.text))
+    longest = max(stored.train_prompts(config), key=lambda p: len(p.text))
     rewards = rewards_of(config)[0]
     with weightless.configs(config.model.path) as folder, few_objects():
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
+from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow import elbo
@@ -201,15 +202,38 @@ class FlowEval(Eval):
     """Arguments over model.call while held-out prompts are sampled."""
 
 
+class Data(Strict):
+    """What is trained on, where it is not sampled as the run goes."""
+
+    groups: str | None = None
+    """Folder that flowgrpo sample --groups wrote: groups of samples that are trained on in place of rollouts, by a method of
+    final samples; null: the run samples its own."""
+    rewards: dict[str, float] = {}
+    """Stored rewards that are trained on, with their weights; {}: those of the section rewards, by name."""
+
+    @model_validator(mode="after")
+    def _together(self) -> Data:
+        if self.rewards and self.groups is None:
+            raise InputError("data.rewards: it names rewards of data.groups, which is not given")
+        return self
+
+
 class Config(RunConfig):
     """The configuration of one run of a flow model."""
 
     kind: Literal["flow"] = "flow"
     model: Model
+    data: Data = Data()
+    """What is trained on, where it is not sampled as the run goes."""
     rewards: list[RewardUse] = Field([RewardUse(use="shapes")], min_length=1)
     algorithm: Algorithm = Field(default_factory=lambda: Algorithm.model_validate({}))
     train: FlowTrain = FlowTrain()
     eval: FlowEval = FlowEval()
+
+    @property
+    @override
+    def stored_groups(self) -> str | None:
+        return self.data.groups
 
     @model_validator(mode="after")
     def _geometry(self) -> Config:
@@ -223,6 +247,8 @@ class Config(RunConfig):
         self._check_prefix()
         if self.algorithm.likelihood.name == "elbo":
             elbo.check_run(self)
+        if self.data.groups is not None:
+            elbo.check_stored(self)
         if self.train.draft is not None and self.algorithm.tree.start == "shared":
             raise InputError("train.draft: it chooses the starts of a group, set algorithm.tree.start=independent")
         if self.prompts.pick.budget == "knapsack" and roots == 1:

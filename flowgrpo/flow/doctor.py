@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from flowgrpo.data import conditions, prompts
+from flowgrpo.data import conditions, prompts, stored
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
@@ -142,9 +142,10 @@ def _examined(
 
 def _prompts(settings: Config, rewards: Sequence[Reward]) -> list[prompts.Prompt]:
     """Prompts to sample: the longest, one for each reward that applies to neither end, and the shortest."""
-    if settings.prompts.train in prompts.SMALL and settings.model.path not in EMBEDDED:
+    own = settings.data.groups is not None
+    if not own and settings.prompts.train in prompts.SMALL and settings.model.path not in EMBEDDED:
         return [prompts.Prompt(text) for text in DEFAULT_PROMPTS]
-    longest_first = sorted(prompts.load_split(settings.prompts, "train"), key=lambda p: -len(p.text))
+    longest_first = sorted(stored.train_prompts(settings), key=lambda p: -len(p.text))
     ends = longest_first[0], longest_first[-1]
     left = [reward for reward in rewards if not any(reward.applies(p.columns) for p in ends)]
     return [longest_first[0], *(prompt for _, prompt in scorer.tried(left, longest_first)), longest_first[-1]]

@@ -83,3 +83,36 @@ def check_run(config: Any) -> None:
             "run.sharding: of a network that is trained whole in shards no old policy is kept; take model.lora={}, or "
             "algorithm.likelihood.sampler=live and anchor=live"
         )
+
+
+def check_stored(config: Any) -> None:
+    """Refuse what a run does with samples that it does not make (`data.groups`).
+
+    A method may anchor at the reference, which may have made the samples, or at the live policy, whose ratio is 1. At an old
+    policy that follows the live one it may not: that policy made none of the samples, so a ratio to it weighs them by
+    nothing, and the mirror image of a velocity about its own is no negative of the law that they are of.
+
+    Args:
+        config: of a flow model's run.
+
+    Raises:
+        InputError: names the key and what it can be.
+    """
+    train, likelihood = config.train, config.algorithm.likelihood
+    if likelihood.name != "elbo":
+        raise InputError(
+            f"algorithm.likelihood: {likelihood.name} needs the steps of rollouts, and data.groups has final samples; take "
+            "algorithm.preset=gdro, dpo, rwr or awm, say"
+        )
+    for role in ("sampler", "anchor"):
+        if getattr(likelihood, role) == "old":
+            raise InputError(
+                f"algorithm.likelihood.{role}: old is a policy that follows the live one, which made none of data.groups; "
+                f"take algorithm.likelihood.{role}=reference or live"
+            )
+    if train.draft is not None:
+        raise InputError(
+            "train.draft: it chooses the starts of rollouts, and data.groups is sampled already; take null"
+        )
+    if config.prompts.pick.budget == "knapsack":
+        raise InputError("prompts.pick.budget: data.groups has groups of one size, which do not grow; take equal")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flowgrpo.data import embedded, known, prompts
+from flowgrpo.data import embedded, known, prompts, stored
 from flowgrpo.errors import InputError
-from flowgrpo.flow import memory
+from flowgrpo.flow import memory, offline
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.engine import request
 from flowgrpo.flow.methods import CHOICES, presets
@@ -63,7 +63,7 @@ def _plan(config: Config) -> dict[str, Any]:
     if config.run.engine is not None:
         request.check(config, planned_class(config.model.path))
     train, algorithm = config.train, config.algorithm
-    columns = prompts.load_split(config.prompts, "train")[0].columns
+    columns = stored.train_prompts(config)[0].columns
     unguided = config.model.guidance == "none"
     over = guidance.unguided(planned_class(config.model.path)) if unguided else None
     call, branches = call_and_branches(config, over, {} if unguided else columns)
@@ -71,6 +71,8 @@ def _plan(config: Config) -> dict[str, Any]:
     if call["num_inference_steps"] is None:
         raise InputError("model.call.num_inference_steps: this pipeline decides it while it runs, set it to plan")
     scorer.rewards(config.rewards, config.eval_rewards)
+    offline.source_of(config)
+    offline.check_model(config, call)
     cost = predicted(config, call["num_inference_steps"])
     drafts, draft_evaluations = _draft(config, {**(over or {}), **(train.draft.call if train.draft else {})}, columns)
     rounds = 0 if algorithm.kernel.calibrate is None else algorithm.kernel.calibrate.rounds
@@ -93,7 +95,7 @@ def _plan(config: Config) -> dict[str, Any]:
             "trained_edges": cost.trained_edges,
             "update_batches": cost.update_batches,
         },
-        "picture": picture(config, call["num_inference_steps"]),
+        "picture": [] if config.data.groups else picture(config, call["num_inference_steps"]),
         "model_evaluations": {
             "rollout": branches * cost.rollout + draft_evaluations,
             "update": branches * cost.update,
@@ -158,7 +160,7 @@ def _memory(estimate: dict[str, int] | None, processes: int) -> str:
 
 def drawn(planned: dict[str, Any]) -> list[str]:
     """The plan's tree for people, and what its signs mean."""
-    return [*planned["picture"], LEGEND]
+    return [*planned["picture"], LEGEND] if planned["picture"] else []
 
 
 def _with_call(config: Config, call: dict[str, Any]) -> dict[str, Any]:

@@ -100,10 +100,10 @@ def _of_samples(config: Config, tree: Tree, trained: torch.Tensor) -> Cost:
         looks = 2
     asked = algorithm.objective.policies | (anchor if algorithm.objective.couples != "group" else set())
     return Cost(
-        rollout=sum(len(e.rows) for e in tree.evaluations),
+        rollout=0 if config.data.groups else sum(len(e.rows) for e in tree.evaluations),
         update=forwards * (1 + len(asked) + looks),
         with_gradient=forwards,
-        decoded=len(tree.leaves),
+        decoded=0 if config.data.groups else len(tree.leaves),
         trained_edges=forwards,
         update_batches=len(calls),
     )

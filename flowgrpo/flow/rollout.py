@@ -36,6 +36,7 @@ class Batch:
         scores: in the order of `tree.leaves`.
         drafts: samples that were decoded to choose the roots.
         engine: (nodes,) log-probability of each trained edge under the engine that rolled it out; None without one.
+        stored: whether the samples were there before, so that nothing was decoded.
     """
 
     groups: Groups
@@ -44,6 +45,7 @@ class Batch:
     drafts: int
     _: KW_ONLY
     engine: torch.Tensor | None = None
+    stored: bool = False
 
     @property
     def outcomes(self) -> tuple[torch.Tensor, list[int]]:
@@ -54,7 +56,7 @@ class Batch:
     @property
     def decoded(self) -> int:
         """How many samples were decoded for it."""
-        return len(self.tree.leaves) + self.drafts
+        return 0 if self.stored else len(self.tree.leaves) + self.drafts
 
     @property
     def counts(self) -> dict[str, int]:

@@ -15,7 +15,7 @@ from torch import distributed
 from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow import calibration, context, memory, start
+from flowgrpo.flow import calibration, context, memory, offline, start
 from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.encoding import encode_run, longest_and_shortest, rows_of
 from flowgrpo.flow.engine import request
@@ -66,7 +66,10 @@ def check(settings: Config, data: RunData) -> None:
         request.check(settings, pipeline_class(settings.model.path), data.train_prompts)
         Client(settings.run.engine).greet()
     start.adapters(settings.model)  # refuses a LoRA that is not for the model
-    steps = call_and_branches(settings)[0]["num_inference_steps"]
+    call = call_and_branches(settings)[0]
+    offline.source_of(settings)  # refuses groups that the run cannot take
+    offline.check_model(settings, call)
+    steps = call["num_inference_steps"]
     if steps is not None:  # otherwise the pipeline decides, and is asked later
         predicted(settings, steps)  # refuses axes that do not fit each other
     shape = expected_shape(pipeline_class(settings.model.path), settings.model.call)
@@ -122,7 +125,10 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
             if weights.lockstep.active:
                 _refuse_pins(policy)
     data = replace(data, train_prompts=train_prompts, eval_prompts=eval_prompts)
-    made = Trainer(settings, policy, weights, **vars(data), accelerator=accelerator, shares=shares, engine=engine)
+    source = offline.source_of(settings)
+    made = Trainer(
+        settings, policy, weights, **vars(data), accelerator=accelerator, shares=shares, engine=engine, source=source
+    )
     made.samples.frame_rate = frame_rate(policy.pipe, policy.call | settings.eval.call)
     return made
 

@@ -43,6 +43,7 @@ from flowgrpo.flow.engine.rollout import EngineRollout
 from flowgrpo.flow.methods.credit import calibrated, step_signs
 from flowgrpo.flow.methods.kernel import Preserving
 from flowgrpo.flow.noised import Noised, calls_of, taken
+from flowgrpo.flow.offline import Source
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.replay import replayed
@@ -70,13 +71,23 @@ class Trainer(Loop):
     Args:
         policy: what is trained; its modules have adapters or are unfrozen.
         engine: that rolls out; None where the policy does.
+        source: of samples that were made before; None where they are rolled out.
     """
 
     def __init__(
-        self, config: Config, policy: Policy, weights: Weights, *, engine: EngineRollout | None = None, **options: Any
+        self,
+        config: Config,
+        policy: Policy,
+        weights: Weights,
+        *,
+        engine: EngineRollout | None = None,
+        source: Source | None = None,
+        **options: Any,
     ):
         super().__init__(config, weights, **options)
-        self.policy, self.engine = policy, engine
+        self.policy, self.engine, self.source = policy, engine, source
+        if source is not None:
+            self.reward_names, self.credited = source.names, source.combination
         self.training_call = guidance.training_call(config.model.guidance, policy)
         self.eval_call = eval_call(config, policy)
         self.levels: list[float] | None = None  # of the kernel's noise, where they are calibrated
@@ -122,8 +133,11 @@ class Trainer(Loop):
 
     @override
     def rollout(self, iteration: int, groups: Groups) -> Batch:
-        """Grow this process's trees; their leaves are the samples."""
+        """Grow this process's trees, whose leaves are the samples; or take stored ones."""
         config, algorithm = self.config, self.config.algorithm
+        if self.source is not None:
+            deal, sigmas = self.deal(iteration, groups), self.policy.sigmas
+            return self.source.batch(groups, deal, sigmas, iteration=iteration, device=self.accelerator.device)
         kernels = algorithm.kernel.kernels(len(self.policy.sigmas) - 1, self.levels)
         plan = algorithm.plan(kernels, config.train.group_size, config.run.seed, iteration)
         if self.engine is not None:
@@ -178,7 +192,7 @@ class Trainer(Loop):
     @override
     def units(self, batch: Batch) -> Units:
         return self.config.algorithm.credit.units(
-            batch.tree, self.combination.columns(batch.scores.values), self.combination.weights
+            batch.tree, self.credited.columns(batch.scores.values), self.credited.weights
         )
 
     @override

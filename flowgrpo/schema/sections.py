@@ -375,6 +375,11 @@ class RunConfig(Strict):
     run: Run = Run()
     """The run's folder, seed, processes and checkpoints."""
 
+    @property
+    def stored_groups(self) -> str | None:
+        """The folder of the groups that are trained on; None where the run samples its own."""
+        return None
+
     @field_validator("rewards", "eval_rewards", mode="before")
     @classmethod
     def _one(cls, written: Any) -> Any:

@@ -104,6 +104,8 @@ class Loop(ABC):
         # Half a float's range is too small for gradients; for float32 and bfloat16 this multiplies by nothing.
         self.scaler = torch.amp.GradScaler(self.accelerator.device.type, enabled=config.model.dtype == "float16")
         self.combination = Combination.of(self.rewards, config.algorithm.baseline)
+        # What is trained on, which a kind may take from elsewhere; the rewards are those of evaluations, too.
+        self.reward_names, self.credited = [reward.name for reward in self.rewards], self.combination
         self.done = 0
         self._damaged: str | None = None  # what is wrong with the checkpoints that a resume passed over
         self.prompt_stats = PromptStats(config.train.half_life)
@@ -294,14 +296,14 @@ class Loop(ABC):
         mine = places[self.share.index]
         prompts = torch.tensor(groups.prompts)[together.comparison[:, 0]].tolist()
         expected = self.prompt_stats.expected(prompts, self.done)
-        weights, select = self.combination.weights, self.config.train.select
+        weights, select = self.credited.weights, self.config.train.select
         advantages, trained = selection.normalize_advantages(
             together, weights, expected=expected, baseline=algorithm.baseline, select=select
         )
 
         rewards = torch.cat([each[1] for each in everyone])
         of_groups = [group for each in everyone for group in each[2]]
-        total = self.combination.total(rewards)
+        total = self.credited.total(rewards)
         self.prompt_stats.add([groups.prompts[group] for group in of_groups], total, self.done)
         teaching = trained & together.values.isfinite().any(1) & advantages.isfinite() & (advantages.abs() > ROUNDING)
         return (
@@ -309,7 +311,7 @@ class Loop(ABC):
             trained[mine],
             {
                 **metrics.of_totals(total),
-                **{f"reward/{r.name}/mean": metrics.mean(rewards[:, k]) for k, r in enumerate(self.rewards)},
+                **{f"reward/{name}/mean": metrics.mean(rewards[:, k]) for k, name in enumerate(self.reward_names)},
                 "reward/lost": int(sum(each[3].sum() for each in everyone)),
                 "groups/zero_std_fraction": zero_std_fraction(combined(together.values, weights), together.comparison),
                 "groups/left_out_fraction": float((~trained).double().mean()),
