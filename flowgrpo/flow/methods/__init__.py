@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flowgrpo.flow.methods.credit import Depthwise, DiscountedValue, Siblings, StepGain, Terminal
 from flowgrpo.flow.methods.kernel import CPS, DDIMSDE, DanceSDE, FlowSDE, Manifold, Ode
+from flowgrpo.flow.methods.kl_mask import KlMask
 from flowgrpo.flow.methods.likelihood import Elbo, Trajectory
 from flowgrpo.flow.methods.matching import (
     Centred,
@@ -33,6 +34,7 @@ CHOICES: dict[str, dict[str, type[Choice]]] = {
         NormalisedRatio,
         SoftGate,
         PrefixRatio,
+        KlMask,
         Gradient,
         Proximal,
         TwoBranch,

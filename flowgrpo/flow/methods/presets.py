@@ -207,6 +207,17 @@ _ROWS: dict[str, PresetRow] = {
         "baseline": {"name": "group_mean", "std": "group", "eps": 1e-6, "ddof": 1},
         "objective": {"name": "prefix_ratio", "clip_range": [1e-4, 2e-4], "power": 0.5, "dual": 1.0},
     },
+    # Flow-DPPO: arXiv 2606.11025, by the code of UniRL (flowdppo.py), whose numbers these are; verl-omni's port has a window
+    # of 2 and the level 1.2.
+    # 1. Advantages are cut at 5; there they are not.
+    # 2. The window is drawn once an iteration, in the first half of the steps as there.
+    "flow_dppo": {
+        "tree": {"name": "window", "size": 3, "move": "random"},
+        "kernel": {"name": "flow_sde", "level": 0.7},
+        "credit": _TERMINAL,
+        "baseline": _GLOBAL_STD,
+        "objective": {"name": "kl_mask", "limit": 1e-5},
+    },
 }
 
 _TRAJECTORY: PresetRow = {"likelihood": {"name": "trajectory"}}
@@ -279,5 +290,6 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "train.split": "groups",
         "train.learning_rate": 1e-6,
     },
+    "flow_dppo": {"model.call.num_inference_steps": 10, "train.group_size": 16, "train.updates": 2},
     **sample_presets.PUBLISHED,
 }
