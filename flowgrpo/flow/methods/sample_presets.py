@@ -158,8 +158,9 @@ PRESETS: dict[str, PresetRow] = {
         "objective": {"name": "group_sigmoid", "beta": 100.0, "clip_range": 1e-3, "kl": _kl(1e-3)},
     },
     # GDRO: arXiv 2601.02036, without code; the OCR numbers (GenEval has beta 6 and best 1).
-    # 1. It trains on stored groups of the reference's samples; here the reference samples as the run goes.
-    # 2. All samples of a group are ranked; there 6 of 16.
+    # 1. It trains on stored groups of the reference's samples; here the reference samples as the run goes, unless
+    #    data.groups names a folder.
+    # 2. All samples of a group are ranked; there 6 of 16, as train.group_size=6 draws them of stored groups of 16.
     # 3. Noise and noise levels are shared in a group; what the paper does is not known. Four are drawn: our choice.
     "gdro": {
         **_SHARED,

@@ -11,6 +11,8 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow import offline
 from flowgrpo.flow import trainer as trainers
 from flowgrpo.flow.predicted import predicted
+from flowgrpo.training.deal import deal_of
+from flowgrpo.training.share import Share
 from rewards import Reward
 
 ISSUE = ["gdro", "dpo", "rwr", "awm"]
@@ -59,6 +61,32 @@ def test_offline_training_never_calls_a_rollout(tmp_path, monkeypatch, preset):
     assert {line["cost/decoded"] for line in told} == {0}
     assert all(line["policy/updates"] == 1 for line in told)
     assert any(not torch.equal(a, b) for a, b in zip(before, run.weights.parameters, strict=True))
+
+
+@pytest.mark.parametrize("preset", ["epg", "pepg", "elbo_grpo", "nft", "ram", "crd"])
+def test_methods_of_an_old_policy_train_where_the_reference_stands_for_it(tmp_path, preset):
+    likelihood = {"sampler": "reference", "anchor": "reference"}
+    run = offline_run(tmp_path, preset, algorithm={"preset": preset, "likelihood": likelihood}, train__iterations=2)
+    before = [p.clone() for p in run.weights.parameters]
+    run.run()
+    assert all(line["policy/updates"] == 1 for line in lines(run))
+    assert any(not torch.equal(a, b) for a, b in zip(before, run.weights.parameters, strict=True))
+
+
+def test_processes_take_their_parts_of_an_iteration(tmp_path):
+    run = offline_run(tmp_path, "rwr", train__split="samples")
+    groups, places = run.groups(3), {"iteration": 3, "device": torch.device("cpu")}
+    whole = run.rollout(3, groups)
+    deals = [deal_of(run.config, groups, iteration=3, share=Share(index, 2)) for index in range(2)]
+    parts = [run.source.batch(groups, deal, run.policy.sigmas, **places) for deal in deals]
+    assert [len(part.tree.leaves) for part in parts] == [6, 6]
+    found = {}
+    for batch in (whole, *parts):
+        for leaf, x, value in zip(batch.tree.leaves, batch.tree.samples[0], batch.scores.values, strict=True):
+            root = batch.tree.nodes[leaf].root
+            found.setdefault((root.group, root.index), []).append((root.row, root.part, x.tolist(), value.tolist()))
+    assert len(found) == 12
+    assert all(first == second for first, second in found.values())
 
 
 @pytest.mark.parametrize("preset", ISSUE)
