@@ -20,6 +20,7 @@ def group(text, rewards, *, first_seed=0, lost=(), **columns):
 
 def write(folder, groups, names=("closeness",), **about):
     """Store groups, each with its latents."""
-    writer = stored.Writer(folder, {"kind": "samples", **about}, names)
+    whole = {"kind": "samples", "model": "field", "fingerprint": "none", "dtype": "float32", "call": {}, **about}
+    writer = stored.Writer(folder, whole, names)
     writer.add(groups)
     return writer.finish({})

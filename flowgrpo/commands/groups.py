@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flowgrpo.commands.endings import advised
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
@@ -34,7 +33,7 @@ def write(settings: RunConfig, rows: Sequence[Row] | None, folder: Path, pairs: 
             f"--groups: samples of {settings.model.path} are texts, which have no latents; take a flow model"
         )
     folders.check_writable(folder, "--groups")
-    with shown(), advised(settings), phase("loading"):
+    with shown(), phase("loading"):
         if pairs is not None:
             return preference_pairs.store_pairs(settings, pairs, folder)
         if rows is None:

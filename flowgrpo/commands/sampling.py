@@ -74,12 +74,22 @@ def sample(
     if groups is None and (named := [name for name, value in of_groups.items() if value is not None]):
         raise InputError(f"{named[0]}: it is for --groups DIR, say that too")
     if groups is not None and _is_config(model):
-        return _write_groups(_of_config(context, model, call or []), None, groups, pairs=pairs, form=form)
+        settings = _of_config(context, model, call or [])
+        from flowgrpo.commands.endings import advised
+
+        with advised(settings):
+            return _write_groups(settings, None, groups, pairs=pairs, form=form)
     if pairs is None and (prompt is None) == (prompts_file is None):
         raise InputError("give either --prompt TEXT (once or more) or --prompts FILE")
     arguments = dict(config.override(text) for text in call or [])
     switches: dict[str, Any] = {"text_encoders": text_encoders, "vae": vae, "vae_tiling": vae_tiling}
     switches |= {"attention": attention, "compile": compile_blocks}
+    spare = {
+        f"--batch-size {batch_size // 2}": batch_size > 1,
+        "--dtype bfloat16": dtype == "float32",
+        "--vae-tiling": not vae_tiling,
+        "--quantise int8": quantise is None,
+    }
     from flowgrpo.commands.endings import remedied
     from flowgrpo.commands.sample import asked, sample_to_folder
     from flowgrpo.training.samples import ModelUse, Switches
@@ -102,17 +112,12 @@ def sample(
             del written["rewards"]
         settings = config.validated(written)
         rows = None if pairs is not None else asked(prompt, prompts_file, 0, column)
-        return _write_groups(settings, rows, groups, pairs=pairs, form=form)
+        with remedied(spare):
+            return _write_groups(settings, rows, groups, pairs=pairs, form=form)
     use = ModelUse(
         path=model, call=arguments, adapter=adapter, dtype=dtype, quantise=quantise, switches=Switches(**switches)
     )
     rows = asked(prompt, prompts_file, seed, column)
-    spare = {
-        f"--batch-size {batch_size // 2}": batch_size > 1,
-        "--dtype bfloat16": dtype == "float32",
-        "--vae-tiling": not vae_tiling,
-        "--quantise int8": quantise is None,
-    }
     with remedied(spare):
         lines = sample_to_folder(use, rows, out_folder, batch_size)
     if form == "json":

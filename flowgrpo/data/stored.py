@@ -38,6 +38,16 @@ FORMAT = 1
 SHARD = 64 << 20  # bytes of latents after which a part is written
 KEY = "data.groups"
 REWARD = "reward/"  # before the name of a reward's column
+COLUMNS = {  # of the table, beside the rewards
+    "group": "int64",
+    "member": "int64",
+    "file": "string",
+    "row": "int64",
+    "prompt": "string",
+    "columns": "string",
+    "seed": "int64",
+    "lost": "bool_",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,12 +218,23 @@ def read(folder: Path, key: str = KEY) -> Stored:
     manifest = tables.document(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise InputError(f"{key}: {folder / MANIFEST} is not a manifest of groups of format {FORMAT}")
+    if missing := [
+        name for name in ("rewards", "files", "model", "fingerprint", "dtype", "call") if name not in manifest
+    ]:
+        raise InputError(f"{key}: {folder / MANIFEST} has no {missing[0]!r}, which flowgrpo sample writes")
     for file, size in manifest["files"].items():
+        if Path(file).name != file:
+            raise InputError(f"{key}: {folder / MANIFEST} names {file!r}, which is not a file of that folder")
         there = (folder / file).stat().st_size if (folder / file).is_file() else None
         if there != size:
             raise InputError(f"{key}: {folder / file} has {'no' if there is None else there} bytes, not {size}")
     together: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for _, row in tables.rows(folder / TABLE, key):
+    columns = [*COLUMNS, *(REWARD + name for name in manifest["rewards"])]
+    for place, row in tables.rows(folder / TABLE, key):
+        if missing := [name for name in columns if name not in row]:
+            raise InputError(f"{place}: the row has no {missing[0]!r}, which flowgrpo sample writes")
+        if row["file"] not in manifest["files"]:
+            raise InputError(f"{place}: its latents are in {row['file']!r}, which {MANIFEST} does not name")
         together[row["group"]].append(row)
     rows = [sorted(together[number], key=lambda row: row["member"]) for number in sorted(together)]
     return Stored(
@@ -302,9 +323,7 @@ def _write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     from pyarrow import parquet
 
     of_rewards = [(name, pyarrow.float64()) for name in rows[0] if name.startswith(REWARD)]
-    kinds = {"group": "int64", "member": "int64", "file": "string", "row": "int64", "prompt": "string"}
-    kinds |= {"columns": "string", "seed": "int64", "lost": "bool_"}
-    schema = pyarrow.schema([(name, getattr(pyarrow, kind)()) for name, kind in kinds.items()] + of_rewards)
+    schema = pyarrow.schema([(name, getattr(pyarrow, kind)()) for name, kind in COLUMNS.items()] + of_rewards)
     parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema=schema), path)
 
 

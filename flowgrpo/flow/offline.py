@@ -107,18 +107,19 @@ def source_of(config: Config) -> Source | None:
     )
 
 
-def check_model(config: Config, call: dict[str, Any]) -> None:
+def check_model(config: Config, source: Source | None, call: dict[str, Any]) -> None:
     """Refuse a model, a precision or a call that is not that of the stored samples.
 
     Args:
+        source: the stored groups; None where the run samples its own.
         call: the whole call of the run.
 
     Raises:
         InputError: one differs.
     """
-    if config.data.groups is None:
+    if source is None:
         return
-    told, place = stored.read(Path(config.data.groups)).manifest, f"{KEY}: {config.data.groups} has samples of"
+    told, place = source.stored.manifest, f"{KEY}: {config.data.groups} has samples of"
     if told["fingerprint"] != fingerprint(config.model.path):
         raise InputError(
             f"{place} another model ({told['model']}) than {config.model.path}; train that, or sample this one"

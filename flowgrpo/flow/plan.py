@@ -71,8 +71,7 @@ def _plan(config: Config) -> dict[str, Any]:
     if call["num_inference_steps"] is None:
         raise InputError("model.call.num_inference_steps: this pipeline decides it while it runs, set it to plan")
     scorer.rewards(config.rewards, config.eval_rewards)
-    offline.source_of(config)
-    offline.check_model(config, call)
+    offline.check_model(config, offline.source_of(config), call)
     cost = predicted(config, call["num_inference_steps"])
     drafts, draft_evaluations = _draft(config, {**(over or {}), **(train.draft.call if train.draft else {})}, columns)
     rounds = 0 if algorithm.kernel.calibrate is None else algorithm.kernel.calibrate.rounds

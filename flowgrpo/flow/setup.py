@@ -67,8 +67,7 @@ def check(settings: Config, data: RunData) -> None:
         Client(settings.run.engine).greet()
     start.adapters(settings.model)  # refuses a LoRA that is not for the model
     call = call_and_branches(settings)[0]
-    offline.source_of(settings)  # refuses groups that the run cannot take
-    offline.check_model(settings, call)
+    offline.check_model(settings, offline.source_of(settings), call)
     steps = call["num_inference_steps"]
     if steps is not None:  # otherwise the pipeline decides, and is asked later
         predicted(settings, steps)  # refuses axes that do not fit each other

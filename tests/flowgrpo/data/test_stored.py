@@ -47,7 +47,7 @@ def test_groups_are_read_as_they_were_stored(tmp_path):
 
 def test_files_are_cut_by_size_and_the_table_says_where_a_sample_lies(tmp_path, monkeypatch):
     monkeypatch.setattr(stored, "SHARD", 1)
-    writer = stored.Writer(tmp_path / "o", {}, ("one", "two"))
+    writer = stored.Writer(tmp_path / "o", dict.fromkeys(("model", "fingerprint", "dtype", "call")), ("one", "two"))
     for each in three():
         writer.add([each])
     manifest = writer.finish({})
@@ -120,6 +120,29 @@ def test_a_folder_that_is_not_whole_is_one_sentence(tmp_path):
     manifest = tmp_path / "o" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 2}))
     with pytest.raises(InputError, match="is not a manifest of groups of format 1"):
+        stored.read(tmp_path / "o")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"files": {"../latents.safetensors": 1}}, r"names '\.\./latents\.safetensors', which is not a file of that"),
+        (
+            {"files": {}},
+            r"groups\.parquet:1: its latents are in 'latents-00000\.safetensors', which manifest\.json does",
+        ),
+        (
+            {"rewards": ["one", "three"]},
+            r"groups\.parquet:1: the row has no 'reward/three', which flowgrpo sample writes",
+        ),
+        ({"call": None}, r"manifest\.json has no 'call', which flowgrpo sample writes"),
+    ],
+)
+def test_a_manifest_that_is_not_that_of_the_table_is_one_sentence(tmp_path, change, said):
+    manifest = shelf.write(tmp_path / "o", three(), ("one", "two")) | change
+    written = {name: value for name, value in manifest.items() if value is not None}
+    (tmp_path / "o" / "manifest.json").write_text(json.dumps(written))
+    with pytest.raises(InputError, match=said):
         stored.read(tmp_path / "o")
 
 
