@@ -275,7 +275,8 @@ def _time(
         + cost["model_evaluations"]["update"] * per_row["update"]
         + cost["decoded"] * per_row["decode"]
     )
-    return Check("time", True, f"about {total:.1f} s an iteration of {cost['decoded']} samples, without the rewards")
+    samples = cost["decoded"] or cost["geometry"]["samples"]  # none are decoded that are stored
+    return Check("time", True, f"about {total:.1f} s an iteration of {samples} samples, without the rewards")
 
 
 def _reload(policy: DiffusersPolicy, weights: Weights, row: Row, settings: Config) -> Check:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from rewards import Reward
 from rewards.compute import default_device
 from samplers import noise
 from samplers.batches import batched
+from samplers.kernels import State
 from samplers.trees import Root, Tree
 
 
@@ -144,7 +145,7 @@ def _roots(config: Config, prompt: Prompt, number: int) -> list[Root]:
     return [Root(number, index, Row(prompt.text, own, prompt.columns)) for index, own in enumerate(seeds)]
 
 
-def _groups(tree: Tree, scores: Scores, prompts: Sequence[Prompt]):
+def _groups(tree: Tree, scores: Scores, prompts: Sequence[Prompt]) -> Iterator[tuple[stored.Group, State]]:
     """The groups of a tree, with their latents."""
     by_group: dict[int, list[int]] = defaultdict(list)
     for leaf, node in enumerate(tree.leaves):
