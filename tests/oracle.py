@@ -37,7 +37,8 @@ from rewards import Reward
 from samplers.trees import Tree
 
 PRESETS = [name for name, row in presets.PRESETS.items() if row["likelihood"]["name"] == "trajectory"]
-SIZES = {"tempflow": 12, "tempflow_fast": 12, "branch_grpo": 16, "branch_grpo_mix": 16}  # of a group; of the others 8
+# Of a group; of the others 8.
+SIZES = {"tempflow": 12, "tempflow_fast": 12, "adaptive": 12, "branch_grpo": 16, "branch_grpo_mix": 16}
 BATCHES, GROUPS = 40, 4
 SIGMAS = schedule()
 # What all presets are tried without: the division by a std, which has no closed form, and pulls, which are 0 at the start.
@@ -211,8 +212,8 @@ def expectation(
         valued = {i: seen(i, ode[:i], finish(i + 1, algorithm.tree.finish)) for i in own} if brush else whole
         found = {i: _times(valued[i], float(rule.group > 0 or i in splits(tree))) for i in own}
     elif rule.name == "siblings":
-        branches = algorithm.tree.branches
-        found = {i: _times(seen(i, ode[:i], finish(i + 1, algorithm.tree.finish)), 1 - 1 / branches) for i in own}
+        left = 1.0 if algorithm.baseline.name == "leave_one_out" else 1 - 1 / algorithm.tree.branches
+        found = {i: _times(seen(i, ode[:i], finish(i + 1, algorithm.tree.finish)), left) for i in own}
     elif rule.name == "step_gain":
         valued = {i: seen(i, chain[:i], finish(i + 1, algorithm.tree.length)) for i in own}
         if rule.compare == "step":

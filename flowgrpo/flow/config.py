@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow import elbo
-from flowgrpo.flow.methods import CHOICES, presets
+from flowgrpo.flow.methods import CHOICES, adaptive, presets
 from flowgrpo.flow.pipeline.backends import AttentionBackend, refuse_lossy_attention
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
@@ -157,6 +157,8 @@ class Algorithm(Strict):
             raise InputError(NESTED)
         if self.objective.needs_prefix:
             self._check_prefix()
+        if self.tree.adapts:
+            adaptive.check(self)
         return self
 
     def _check_prefix(self) -> None:

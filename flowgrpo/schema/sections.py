@@ -231,7 +231,8 @@ class Train(Strict):
     optimizer: Optimizer = Optimizer()
     """Which AdamW, and its numbers beside the learning rate; a word is its name."""
     half_life: float = Field(8.0, gt=0)
-    """Iterations after which a prompt's rewards count half, in prompts.pick and the baseline tracker."""
+    """Iterations after which rewards count half: a prompt's in prompts.pick and the baseline tracker, a step's in the tree
+    adaptive."""
     select: Select | None = None
     """Train on a part of the units that are compared; null: on all."""
 

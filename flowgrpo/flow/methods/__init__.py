@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flowgrpo.flow.methods.adaptive import Adaptive
 from flowgrpo.flow.methods.credit import Depthwise, DiscountedValue, Siblings, StepGain, Terminal
 from flowgrpo.flow.methods.kernel import CPS, DDIMSDE, DanceSDE, FlowSDE, Manifold, Ode
 from flowgrpo.flow.methods.kl_mask import KlMask
@@ -24,7 +25,7 @@ from flowgrpo.schema.base import Choice, named
 from flowgrpo.training.baseline import BASELINES
 
 CHOICES: dict[str, dict[str, type[Choice]]] = {
-    "tree": named(Chain, Window, Brush, Branch, BranchWindow, Twigs, Custom),
+    "tree": named(Chain, Window, Brush, Adaptive, Branch, BranchWindow, Twigs, Custom),
     "kernel": named(FlowSDE, DanceSDE, CPS, DDIMSDE, Manifold, Ode),
     "likelihood": named(Trajectory, Elbo),
     "credit": named(Terminal, Siblings, Depthwise, Nested, StepGain, DiscountedValue),

@@ -78,7 +78,7 @@ class Terminal(Credit):
         return terminal(tree, rewards)
 
 
-def siblings(tree: Tree, rewards: Tensor, within: str = "seed") -> Units:
+def siblings(tree: Tree, rewards: Tensor, within: str = "seed", weights: str = "edges") -> Units:
     """Each stochastic edge that ODE steps finish has the value of its child; edges of one step are compared.
 
     TempFlow-GRPO (arXiv 2508.04324, process reward): A = (r - mean) / std over the children of one state.
@@ -86,6 +86,8 @@ def siblings(tree: Tree, rewards: Tensor, within: str = "seed") -> Units:
     Args:
         within: `seed` compares the edges that leave one start's states at a step, in a brush the children of one state;
             `prompt` those of all starts of the group (the paper's "prompt group").
+        weights: `edges` weighs all edges alike, so that a step of more children has more of the update; `steps` gives each
+            of K children of a state 1 / K, so that the expected update does not depend on their numbers (ours).
 
     Raises:
         InputError: some stochastic edge is not finished by ODE steps.
@@ -96,7 +98,12 @@ def siblings(tree: Tree, rewards: Tensor, within: str = "seed") -> Units:
         raise InputError("algorithm.credit: siblings needs a tree whose branches are finished by ODE, such as brush")
     nodes = [tree.nodes[i] for i in edges]
     comparison = [(node.root.group, node.root.index if within == "seed" else 0, node.step) for node in nodes]
-    return _per_edge(tree, edges, value.of[edges], comparison)
+    units = _per_edge(tree, edges, value.of[edges], comparison)
+    if weights == "edges":
+        return units
+    states = torch.tensor([node.parent for node in nodes])
+    _, own, sizes = states.unique(return_inverse=True, return_counts=True)
+    return replace(units, weight=1 / sizes[own].double())
 
 
 class Siblings(Credit):
@@ -105,10 +112,12 @@ class Siblings(Credit):
     name: Literal["siblings"] = "siblings"
     within: Literal["seed", "prompt"] = "seed"
     """Compare the children of one state (seed), or all children of a step of the prompt."""
+    weights: Literal["edges", "steps"] = "edges"
+    """What weighs alike in the update: edges, or steps, whatever their numbers of children."""
 
     @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> Units:
-        return siblings(tree, rewards, self.within)
+        return siblings(tree, rewards, self.within, self.weights)
 
 
 def depthwise(tree: Tree, rewards: Tensor, weights: str = "uniform", beta: float = 1.0) -> Units:

@@ -110,6 +110,15 @@ _ROWS: dict[str, PresetRow] = {
         "tree": {"name": "brush", "branches": 6, "profile": [6, 6, 6], "finish": 4},
         **_TEMPFLOW,
     },
+    # Ours: TempFlow-GRPO with as many children of each step as its rewards ask for, and as many evaluations.
+    # 1. Siblings are compared with the mean of the others, over the std of all, so that steps keep their proportion whatever
+    #    their numbers of children are; a std of a step's own would take away what the numbers follow.
+    "adaptive": {
+        **_TEMPFLOW,
+        "tree": {"name": "adaptive", "branches": 6},
+        "credit": {"name": "siblings", "within": "seed", "weights": "steps"},
+        "baseline": {"name": "leave_one_out", "std": "global", "eps": 1e-4, "ddof": 0},
+    },
     # BranchGRPO: arXiv 2509.06040, and the FLUX script of its code. A group is 16 leaves of 20 steps, split at 0, 3, 6, 9.
     # 1. Siblings' noise is the paper's, which keeps the marginals; the code's is 4 times as large (siblings: hot).
     # 2. The last step is ODE and not trained; the code trains an edge whose noise its clean estimate leaves out.
@@ -257,6 +266,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         )
     },
     "tempflow_fast": {},  # ours
+    "adaptive": {},  # ours
     "branch_grpo": {
         "model.call.num_inference_steps": 20,
         "train.group_size": 16,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -39,6 +39,8 @@ else:
 class Rooted(Choice):
     """Options of every tree."""
 
+    adapts: ClassVar[bool] = False
+    """Whether its shape is chosen anew as a run goes, see `flowgrpo.flow.shaping`."""
     start: Literal["independent", "shared"] = "independent"
     """independent: an initial noise for each root; shared: one for a group."""
     last_step: Literal["ode", "sde"] = "ode"
@@ -169,7 +171,7 @@ class Brush(Rooted):
 
     @override
     def roots(self, group_size: int) -> int:
-        return _divided(group_size, self.branches, "algorithm.tree.branches children of each seed")
+        return divided(group_size, self.branches, "algorithm.tree.branches children of each seed")
 
     @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
@@ -221,7 +223,7 @@ class Branching(Rooted):
     @override
     def roots(self, group_size: int) -> int:
         leaves = self.factor ** self._count(group_size)
-        return _divided(group_size, leaves, f"leaves of a tree with algorithm.tree.factor {self.factor}")
+        return divided(group_size, leaves, f"leaves of a tree with algorithm.tree.factor {self.factor}")
 
     @override
     def pruned(self, tree: Tree, advantages: Tensor) -> Tensor | None:
@@ -330,7 +332,7 @@ class Custom(Rooted):
 
     @override
     def roots(self, group_size: int) -> int:
-        return _divided(group_size, self.trajectories, "algorithm.tree.trajectories of each root")
+        return divided(group_size, self.trajectories, "algorithm.tree.trajectories of each root")
 
     @override
     def check(self, tree: Tree) -> None:
@@ -389,7 +391,8 @@ def _located(function: str, folder: Path) -> Callable[..., Plan]:
     return locate(function, f"algorithm.tree.function {function!r}")
 
 
-def _divided(group_size: int, by: int, what: str) -> int:
+def divided(group_size: int, by: int, what: str) -> int:
+    """How many roots a group has that grow `by` each; raises InputError where that does not divide."""
     if group_size % by:
         below = group_size // by * by
         nearest = " or ".join(str(n) for n in (below, below + by) if n)
