@@ -21,6 +21,7 @@ CASES = {
         "algorithm": {"preset": "tempflow", "tree": {"branches": 2}},
         "prompts__pick": {"by": "variance", "robust": 1.0, "worst": -9.0},
     },
+    "trees that adapt": {"algorithm": {"preset": "adaptive", "tree": {"branches": 4, "every": 1}}},
     "budgets by what is known": {"prompts__pick": {"by": "variance", "budget": "knapsack", "worst": -9.0}},
     "an average and a reference that follows": {
         "algorithm": {"preset": "flow_grpo", "objective": {"kl": {"beta": 0.2, "reference": "moving", "refresh": 3}}},
@@ -134,3 +135,23 @@ def unreadable(rank):
 
         run.generating._post.unpacked = unpacked
     run.run()
+
+
+def adapted(folder):
+    """The shapes of a run whose tree adapts."""
+    run = begun(
+        folder,
+        algorithm={"preset": "adaptive", "tree": {"branches": 4, "every": 2}},
+        train__group_size=8,
+        train__learning_rate=1e-3,
+        train__updates=1,
+    )
+    run.run()
+    return run.shaping.state()["shapes"]
+
+
+def adapting(rank):
+    """The same on processes that train together."""
+    box = [tempfile.mkdtemp()]
+    distributed.broadcast_object_list(box)
+    return adapted(Path(box[0]))

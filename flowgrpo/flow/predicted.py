@@ -129,6 +129,10 @@ def _grown(config: Config, num_steps: int, iteration: int, rows: int) -> Tree:
 
 def kept(config: Config, num_steps: int) -> tuple[int, int]:
     """What the rollout of an iteration keeps: how many latent states on all processes, and samples of its largest group."""
+    if config.algorithm.tree.adapts:  # to the shape of most samples, which a run may come to
+        widest = config.algorithm.tree.widest(config.algorithm.kernel.kernels(num_steps))
+        algorithm = config.algorithm.model_copy(update={"tree": widest})
+        config = config.model_copy(update={"algorithm": algorithm})
     tree = _grown(config, num_steps, 0, config.train.groups * config.train.group_size)
     states = {id(x): x.numel() for e in tree.evaluations for x in e.state or ()}
     for edges in (edges for e in tree.evaluations for edges in e.edges):

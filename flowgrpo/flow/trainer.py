@@ -48,6 +48,7 @@ from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.replay import replayed
 from flowgrpo.flow.rollout import Batch, drafted, rollout, score_leaves
+from flowgrpo.flow.shaping import Shaping
 from flowgrpo.flow.update import Credited, update_part
 from flowgrpo.training import random_states
 from flowgrpo.training.baseline import Units
@@ -91,6 +92,7 @@ class Trainer(Loop):
         self.training_call = guidance.training_call(config.model.guidance, policy)
         self.eval_call = eval_call(config, policy)
         self.levels: list[float] | None = None  # of the kernel's noise, where they are calibrated
+        self.shaping = Shaping(config) if config.algorithm.tree.adapts else None
 
     @override
     def run(self) -> None:
@@ -123,21 +125,31 @@ class Trainer(Loop):
                 self._calibrate()
 
     @override
-    def rollout_state(self) -> list[float] | None:
-        """The noise levels, where they are calibrated."""
-        return self.levels
+    def rollout_state(self) -> Any:
+        """The noise levels, where they are calibrated, or the shapes of a tree that adapts."""
+        return self.levels if self.shaping is None else self.shaping.state()
 
     @override
-    def take_rollout_state(self, state: list[float] | None) -> None:
-        self.levels = state
+    def take_rollout_state(self, state: Any) -> None:
+        if self.shaping is None:
+            self.levels = state
+        else:
+            self.shaping.restore(state)
+
+    @override
+    def on_compared(self, units: Units) -> None:
+        """Learn what the siblings of each step tell, where the tree adapts."""
+        if self.shaping is not None:
+            self.shaping.learn(units, self.reward_weights, self.policy.sigmas, self.done)
 
     @override
     def rollout(self, iteration: int, groups: Groups) -> Batch:
         """Grow this process's trees, whose leaves are the samples; or take stored ones."""
-        config, algorithm = self.config, self.config.algorithm
+        config = self.config
         if self.source is not None:
             deal, sigmas = self.deal(iteration, groups), self.policy.sigmas
             return self.source.batch(groups, deal, sigmas, iteration=iteration, device=self.accelerator.device)
+        algorithm = config.algorithm if self.shaping is None else self.shaping.algorithm(iteration)
         kernels = algorithm.kernel.kernels(len(self.policy.sigmas) - 1, self.levels)
         plan = algorithm.plan(kernels, config.train.group_size, config.run.seed, iteration)
         if self.engine is not None:

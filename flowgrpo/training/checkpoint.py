@@ -262,6 +262,15 @@ def _read_weights(checkpoint: Path, tensors: Mapping[str, torch.Tensor], written
         raise ValueError("its tensors are not finite, the run has diverged")
 
 
+def rollout_state(checkpoint: Path) -> Any:
+    """Return what the rollouts of a run depend on beside its weights and prompt stats; None where there is no such thing.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    return _state(checkpoint).get("rollout")
+
+
 def load(
     checkpoint: Path,
     *,

@@ -274,6 +274,10 @@ class Loop(ABC):
         """Adapt to the policy's metrics after the optimizer steps of an iteration; by default nothing."""
         return
 
+    def on_compared(self, units: Units) -> None:
+        """Learn from the units of all processes, once their advantages are known; by default nothing."""
+        return
+
     def groups(self, iteration: int) -> Groups:
         """The groups of an iteration, on all processes, by what was known of the prompts when its weights stood."""
         return groups_of(
@@ -305,6 +309,7 @@ class Loop(ABC):
         of_groups = [group for each in everyone for group in each[2]]
         total = self.credited.total(rewards)
         self.prompt_stats.add([groups.prompts[group] for group in of_groups], total, self.done)
+        self.on_compared(together)
         teaching = trained & together.values.isfinite().any(1) & advantages.isfinite() & (advantages.abs() > ROUNDING)
         return (
             advantages[mine],
@@ -346,6 +351,7 @@ class Loop(ABC):
             beta=self.beta,
             prompt_stats=self.prompt_stats.state(),
             versions=self.versions,
+            rollout=self.rollout_state(),
             first=self._writer.peers.first,
         )
         self._writer.begin(taken, partial(self._sound, self.done))
@@ -372,8 +378,9 @@ class Loop(ABC):
         if len({*gather_object([step])}) > 1:
             raise InputError(f"run.resume: processes see different checkpoints in {self.checkpoints}; look at its disk")
         if step is not None:
+            place = checkpoint.find(self.checkpoints, step)
             self.done, self.beta, prompt_stats = checkpoint.load(
-                checkpoint.find(self.checkpoints, step),
+                place,
                 weights=self.weights,
                 optimizer=self.optimizer,
                 scaler=self.scaler,
@@ -381,6 +388,7 @@ class Loop(ABC):
                 process=self.accelerator.process_index,
             )
             self.prompt_stats.restore(prompt_stats)
+            self.take_rollout_state(checkpoint.rollout_state(place))
         self.accelerator.wait_for_everyone()  # nobody deletes a checkpoint before all have looked at it
         self.report.forget_after(self.done if self.done else -1)
         if self.accelerator.is_main_process:

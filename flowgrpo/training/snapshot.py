@@ -6,6 +6,7 @@ writes, of what lies in shards each its own.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -60,6 +61,7 @@ def take(
     beta: float,
     prompt_stats: dict[str, Any],
     versions: Versions | None = None,
+    rollout: Any = None,
     first: bool = True,
 ) -> Snapshot:
     """Copy what the checkpoint of a step is to hold to the host; what is trained may change from here on.
@@ -69,6 +71,7 @@ def take(
         beta: coefficient of the divergence, which may adapt.
         prompt_stats: what is remembered of each prompt, as JSON; `history` in the file.
         versions: by which later iterations are rolled out.
+        rollout: what rollouts depend on beside these, as JSON; None for nothing, which is not written.
         first: whether this is the process that writes what is whole; the others copy their shards alone.
     """
     trained, moments = weights.tensors(), optimizers.state_of(optimizer)
@@ -77,6 +80,8 @@ def take(
         older = {f"{i}.{name}": t for i, own in versions.tensors().items() for name, t in own.items()}
         older_stats = {str(i): version.prompt_stats for i, version in versions.kept.items()}
     state = {"step": step, "updates": weights.updates, "beta": beta, "history": prompt_stats}
+    if rollout is not None:
+        state["rollout"] = copy.deepcopy(rollout)  # it is written while the run goes on
     parts: dict[str, torch.Tensor] = {}
     if shards.any_in(trained.values()):
         parts = {f"{WEIGHTS}{name}": t for name, t in trained.items()}
