@@ -17,7 +17,7 @@ from rich.table import Table
 
 from flowgrpo import config
 from flowgrpo.commands import mdlm, options, sampling
-from flowgrpo.commands.terminal import Commands, Format, out, say
+from flowgrpo.commands.terminal import Commands, Format, out, say, table_lines
 from flowgrpo.data import configs
 from flowgrpo.errors import InputError, UploadFailed
 from flowgrpo.training.out_of_memory import OutOfMemory
@@ -115,7 +115,7 @@ def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Ov
 
 @app.command()
 def plan(
-    path: Annotated[Path, typer.Argument(metavar="CONFIG")],
+    path: Annotated[Path, typer.Argument(metavar="CONFIG|RUN")],
     overrides: Overrides = None,
     *,
     explain: Annotated[
@@ -131,9 +131,11 @@ def plan(
     form: Format = "human",
 ) -> None:
     """Show the resolved config, the axes, the batch geometry and the model evaluations, without any training."""
-    settings = config.load(path, overrides or [])
+    is_run = (path / "config.yaml").is_file()
+    settings = None if is_run else config.load(path, overrides or [])  # refused before anything heavy is imported
     from flowgrpo.commands import plan as command
 
+    settings = settings or command.of_run(path, overrides or [])
     asked = {"--gpu-type": gpu_type, "--gpus-per-node": gpus_per_node, "--fixed-seconds": fixed_seconds}
     if explain is None:
         command.show(settings, gpu_memory, command.machines(gpus, asked), form)
@@ -294,6 +296,8 @@ def doctor(
                 out.print(check.value, soft_wrap=True)
                 if not check.ok:
                     out.print(f"     {check.advice}", soft_wrap=True)
+                for line in table_lines(check.table):
+                    out.print(f"     {line}")
     ok = all(check.ok for check in checks)
     if form == "json":
         print(json.dumps({"ok": ok, "checks": [asdict(check) for check in checks]}, indent=1))

@@ -21,7 +21,8 @@ class Kind:
 
     Attributes:
         setup: `check`, what can be refused without the model, before training; `trainer`, the loop with its model.
-        plan: `plan`, the plan of a run, and `table`, its lines for people, and `drawn`, its picture.
+        plan: `plan`, the plan of a run, and `table`, its lines for people, and `drawn`, its picture; `reached`, the config
+            of a run after a step.
         budget: `fit`, whether a run fits a GPU, `lines`, the same for people, and `budget_of`, the memory it takes.
         cost: `work`, what an iteration computes and sends.
         export: `check`, what can be refused of one without the model; `export`, a checkpoint's weights, written.

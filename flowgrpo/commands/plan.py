@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -16,7 +18,7 @@ from flowgrpo.commands.kinds import KINDS
 from flowgrpo.commands.terminal import out
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training import budget, layout, scaling, sharding
+from flowgrpo.training import budget, checkpoint, layout, scaling, sharding
 from flowgrpo.training.cost import FIXED
 from flowgrpo.training.gpus import gpu_of
 
@@ -62,6 +64,21 @@ def machines(gpus: int | None, asked: dict[str, Any]) -> Machines | None:
     if not math.isfinite(found.fixed):
         raise InputError(f"--fixed-seconds: {found.fixed} is not a number of seconds, take {FIXED:.0f}, say")
     return found
+
+
+def of_run(folder: Path, overrides: Iterable[str]) -> RunConfig:
+    """The configuration of a run's folder as its last checkpoint left it, with overrides applied.
+
+    Raises:
+        InputError: there is no run, or it cannot be read, or the overrides are wrong.
+    """
+    settings = config.overridden(config.of_run(folder).model_dump(), overrides)
+    checkpoints = folder / "checkpoints"
+    step = checkpoint.chosen(checkpoints).step
+    if step is None:
+        return settings
+    rollout = checkpoint.rollout_state(checkpoint.find(checkpoints, step))
+    return KINDS[settings.kind].plan.reached(settings, step, rollout)
 
 
 def show(settings: RunConfig, gpu_memory: float | None, machines: Machines | None, form: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import typer
@@ -33,6 +34,15 @@ class _Readable(Console):
 
 
 out = _Readable(highlight=False, markup=False, emoji=False)
+
+
+def table_lines(rows: Sequence[Mapping[str, str | float]]) -> list[str]:
+    """Rows of the same keys as lines of equal columns, below their keys; none without rows."""
+    if not rows:
+        return []
+    cells = [list(rows[0]), *([v if isinstance(v, str) else f"{v:.3f}" for v in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
 
 
 def say(sentence: str) -> None:

@@ -19,7 +19,7 @@ from flowgrpo.data import conditions, prompts, stored
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow import budget, memory, setup, start
+from flowgrpo.flow import budget, memory, setup, spectrum, start
 from flowgrpo.flow.certificate import replay, rolled_out
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.export import encoders_to_save, write_weights
@@ -135,6 +135,9 @@ def _examined(
     policy.prepare(rows)
     policy.offload()
     yield _spread(policy, rewards, chosen, settings.train.rollout_rows)
+    ends = [Row(p.text, 0, p.columns) for p in dict.fromkeys((chosen[0], chosen[-1]))]
+    kernels = settings.algorithm.kernel.kernels(len(policy.sigmas) - 1)
+    yield spectrum.check(policy, rewards, ends, kernels=kernels, size=settings.train.rollout_rows)
     yield _time(policy, weights, rows, settings=settings, cost=cost)
     yield memory_left(device, REMEDY, lambda room: budget.fit(settings, room))
     yield _reload(policy, weights, rows[0], settings)

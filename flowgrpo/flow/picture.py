@@ -54,5 +54,6 @@ def _edge(move: Move, step: int, row: int, lines: list[list[str]]) -> tuple[int,
         lines[row][column] = sign
     if move.count > 1:
         count = str(move.count)
-        lines[row][WIDTH * step + 2 : WIDTH * step + 2 + len(count)] = count
+        column = WIDTH * step + (2 if len(count) < WIDTH - 1 else 1)
+        lines[row][column : column + len(count)] = count
     return following, tuple(remaining)

@@ -20,6 +20,7 @@ from flowgrpo.flow.pipeline.call import checked_call
 from flowgrpo.flow.pipeline.guidance import guidance_branches
 from flowgrpo.flow.pipeline.loading import planned_class
 from flowgrpo.flow.predicted import predicted
+from flowgrpo.flow.shaping import Shaping
 from flowgrpo.schema import published
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.training import scorer
@@ -111,6 +112,22 @@ def _plan(config: Config) -> dict[str, Any]:
         "warnings": uneven(config, sigma_table(config.model.path, call["num_inference_steps"])),
         "config": config.model_dump(mode="json"),
     }
+
+
+def reached(config: Config, step: int, rollout: Any) -> Config:
+    """The configuration of a run as it stands after a step: with a tree that adapts in the shape that comes next.
+
+    Args:
+        rollout: what its checkpoint holds of that, see `flow.shaping`.
+
+    Raises:
+        InputError: it holds something else.
+    """
+    if not config.algorithm.tree.adapts:
+        return config
+    shaping = Shaping(config)
+    shaping.restore(rollout)
+    return config.model_copy(update={"algorithm": shaping.algorithm(step)})
 
 
 def table(planned: dict[str, Any]) -> list[tuple[str, str]]:

@@ -114,6 +114,11 @@ def _plan(config: TextConfig) -> dict[str, Any]:
     }
 
 
+def reached(config: TextConfig, step: int, rollout: Any) -> TextConfig:
+    """The configuration of a run as it stands after a step, which for texts is as it began."""
+    return config
+
+
 def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     """The plan's lines for people: labels and words."""
     g, cost, evaluation = planned["geometry"], planned["model_evaluations"], planned["evaluation"]

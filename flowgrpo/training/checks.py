@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import psutil
@@ -19,12 +19,18 @@ from rewards import Reward
 
 @dataclass(frozen=True)
 class Check:
-    """One line of a certificate: what was measured, whether it is as it must be, and what to do if not."""
+    """One line of a certificate: what was measured, whether it is as it must be, and what to do if not.
+
+    Attributes:
+        table: what is told beside `value`, rows of the same keys.
+    """
 
     name: str
     ok: bool
     value: str
     advice: str = ""
+    _: KW_ONLY
+    table: Sequence[dict[str, Any]] = ()
 
 
 def gap_of(a: torch.Tensor, b: torch.Tensor) -> float:

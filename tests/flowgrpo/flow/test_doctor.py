@@ -10,7 +10,18 @@ from zoo import SPECIMENS
 from flowgrpo.cli import main
 from flowgrpo.flow.pipeline import loading
 
-NAMES = ["runs", "conditioning", "times", "drift", "gradients", "group_spread", "time", "memory", "lora_reload"]
+NAMES = [
+    "runs",
+    "conditioning",
+    "times",
+    "drift",
+    "gradients",
+    "group_spread",
+    "spectrum",
+    "time",
+    "memory",
+    "lora_reload",
+]
 
 
 def examined(capsys, *arguments):
@@ -41,6 +52,20 @@ def test_a_sound_model_gets_a_clean_bill(workplace, capsys):
     assert list(checks) == NAMES
     assert all(check["ok"] and check["advice"] == "" for check in checks.values())
     assert checks["drift"]["value"].startswith("0.0e+00")
+    spectrum = checks["spectrum"]["table"]
+    assert [row["of"] for row in spectrum] == ["start", *(f"step {i}" for i in range(len(spectrum) - 1))]
+    assert sum(row["share"] for row in spectrum) == pytest.approx(1)
+    assert all(checks[name]["table"] == [] for name in NAMES if name != "spectrum")
+
+
+def test_the_shares_of_steps_are_shown_as_a_table(workplace, capsys):
+    assert main(["doctor", "tiny.yaml"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    begin = next(i for i, line in enumerate(told) if line.startswith("ok   spectrum"))
+    assert told[begin + 1].split() == ["of", "share", "error"]
+    assert told[begin + 2].split()[0] == "start"
+    assert told[begin + 3].split()[:2] == ["step", "0"]
+    assert -1 < float(told[begin + 3].split()[2]) < 2
 
 
 def test_overrides_reach_a_config_and_a_model_alone(workplace, tiny_model, capsys):
