@@ -378,9 +378,8 @@ class Loop(ABC):
         if len({*gather_object([step])}) > 1:
             raise InputError(f"run.resume: processes see different checkpoints in {self.checkpoints}; look at its disk")
         if step is not None:
-            place = checkpoint.find(self.checkpoints, step)
             self.done, self.beta, prompt_stats = checkpoint.load(
-                place,
+                checkpoint.find(self.checkpoints, step),
                 weights=self.weights,
                 optimizer=self.optimizer,
                 scaler=self.scaler,
@@ -388,7 +387,7 @@ class Loop(ABC):
                 process=self.accelerator.process_index,
             )
             self.prompt_stats.restore(prompt_stats)
-            self.take_rollout_state(checkpoint.rollout_state(place))
+            self.take_rollout_state(checkpoint.rollout_state(checkpoint.find(self.checkpoints, step)))
         self.accelerator.wait_for_everyone()  # nobody deletes a checkpoint before all have looked at it
         self.report.forget_after(self.done if self.done else -1)
         if self.accelerator.is_main_process:
