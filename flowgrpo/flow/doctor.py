@@ -137,7 +137,14 @@ def _examined(
     yield _spread(policy, rewards, chosen, settings.train.rollout_rows)
     ends = [Row(p.text, 0, p.columns) for p in dict.fromkeys((chosen[0], chosen[-1]))]
     kernels = settings.algorithm.kernel.kernels(len(policy.sigmas) - 1)
-    yield spectrum.check(policy, rewards, ends, kernels=kernels, size=settings.train.rollout_rows)
+    yield spectrum.check(
+        policy,
+        rewards,
+        ends,
+        baseline=settings.algorithm.baseline,
+        kernels=kernels,
+        size=settings.train.rollout_rows,
+    )
     yield _time(policy, weights, rows, settings=settings, cost=cost)
     yield memory_left(device, REMEDY, lambda room: budget.fit(settings, room))
     yield _reload(policy, weights, rows[0], settings)

@@ -68,7 +68,7 @@ class Shaping:
 
         Args:
             units: of all processes.
-            reward_weights: (R,) of the rewards' sum.
+            reward_weights: (R,) of the units' columns.
             sigmas: the schedule.
         """
         algorithm, train = self._config.algorithm, self._config.train

@@ -20,8 +20,9 @@ import torch
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.rollout import rollout
-from flowgrpo.training.baseline import combined
+from flowgrpo.training.baseline import Baseline
 from flowgrpo.training.checks import Check, warnings_heard
+from flowgrpo.training.combination import Combination
 from flowgrpo.training.phases import phase
 from rewards import Reward
 from samplers.trees import TRUNK, Move, Plan, Root, Tree
@@ -108,12 +109,19 @@ def spectrum(tree: Tree, rewards: torch.Tensor) -> tuple[list[Share], float]:
 
 
 def check(
-    policy: Policy, rewards: Sequence[Reward], rows: Sequence[Row], *, kernels: Sequence[Kernel], size: int
+    policy: Policy,
+    rewards: Sequence[Reward],
+    rows: Sequence[Row],
+    *,
+    baseline: Baseline,
+    kernels: Sequence[Kernel],
+    size: int,
 ) -> Check:
     """Tell the spectrum of a model; it judges nothing.
 
     Args:
         rows: one of each prompt.
+        baseline: by which several rewards are put together.
         kernels: of each step of the schedule.
         size: most rows of a call.
     """
@@ -129,8 +137,7 @@ def check(
     with phase("measuring steps"), warnings_heard():  # of rewards that fail `group_spread` tells
         plan = nested(kernels, splits)
         tree, scores = rollout(policy, plan, roots, rewards=rewards, micro_batch=size, seed=0, iteration=0)
-    weights = torch.tensor([reward.weight for reward in rewards], dtype=torch.float64)
-    shares, variance = spectrum(tree, combined(scores.values, weights))
+    shares, variance = spectrum(tree, Combination.of(rewards, baseline).total(scores.values))
     cost = f"{policy.evaluations - before} evaluations, {len(tree.leaves)} samples"
     if not shares:
         return Check("spectrum", True, f"the reward has no variance to share out ({cost})")

@@ -140,7 +140,7 @@ class Trainer(Loop):
     def on_compared(self, units: Units) -> None:
         """Learn what the siblings of each step tell, where the tree adapts."""
         if self.shaping is not None:
-            self.shaping.learn(units, self.reward_weights, self.policy.sigmas, self.done)
+            self.shaping.learn(units, self.combination.weights, self.policy.sigmas, self.done)
 
     @override
     def rollout(self, iteration: int, groups: Groups) -> Batch:

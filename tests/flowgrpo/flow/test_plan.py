@@ -54,16 +54,7 @@ LEDGER = [
     ("tempflow", {"finish": 5}, 24, 10, (4 * (9 + 6 * (5 * 5 + 4 + 3 + 2 + 1)), 2 * 4 * 9, 4 * 6 * 9, 4 * 6 * 9)),
     # 3 states that branch, and branches of 4 ODE steps
     ("tempflow_fast", {}, 24, 10, (4 * (3 + 3 * 6 * 4), 2 * 4 * 3, 4 * 6 * 3, 4 * 6 * 3)),
-    # as tempflow, whose shape is its first, whatever a child's sample costs; later shapes cost as much at most
     ("adaptive", {}, 24, 10, (4 * (9 + 6 * 45), 2 * 4 * 9, 4 * 6 * 9, 4 * 6 * 9)),
-    ("adaptive", {"sample_cost": 1.5}, 24, 10, (4 * (9 + 6 * 45), 2 * 4 * 9, 4 * 6 * 9, 4 * 6 * 9)),
-    (
-        "adaptive",
-        {"profile": [9, 2, 2, 2, 2, 2, 2, 2, 40]},
-        24,
-        10,
-        (4 * (9 + 9 * 9 + 2 * 35 + 40), 2 * 4 * 9, 4 * 63, 4 * 63),
-    ),
     # a tree that doubles after steps 0, 3, 6, 9: states 1, 2 x 3, 4 x 3, 8 x 3, 16 x 10; the last edges are ODE
     ("branch_grpo", {}, 16, 20, (203, 203 - 16, 16, 218 - 16)),
     ("branch_grpo", {"splits": [0, 4, 8, 12]}, 16, 20, (169, 169 - 16, 16, 184 - 16)),
@@ -244,16 +235,6 @@ def test_steps_that_a_chain_does_not_have_are_refused(steps):
 
 
 PICTURES = [
-    (
-        {"preset": "adaptive", "tree": {"profile": [3, 12, 108]}},
-        """
-0   1   2   3   4
-o---o---o
-|   |   +108o---*
-|   +~12o---o---*
-+~3~o---o---o---*
-""",
-    ),
     (
         {"preset": "dance_grpo", "tree": {"train_fraction": 1.0}},
         """

@@ -11,6 +11,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.field import FieldPolicy
 from flowgrpo.flow.rollout import rollout
 from flowgrpo.flow.spectrum import EVALUATIONS, FEWEST, check, geometry, nested, spectrum
+from flowgrpo.training.baseline import GroupMean
 from rewards import Reward
 from samplers.kernels import ODE, Kernel
 from samplers.trees import Root, grow
@@ -112,12 +113,12 @@ def test_a_check_tells_a_table_and_what_it_took():
     policy = FieldPolicy(Exact(), (1,), SIGMAS)
     linear = Reward("linear", lambda samples, prompts: samples[:, 0])
     policy.start([Row("", 0, {})])
-    told = check(policy, [linear], [Row("a", 0, {}), Row("b", 0, {})], kernels=[SDE] * 6, size=64)
+    told = check(policy, [linear], [Row("a", 0, {}), Row("b", 0, {})], baseline=GroupMean(), kernels=[SDE] * 6, size=64)
     assert (told.ok, told.name) == (True, "spectrum")
     assert sum(row["share"] for row in told.table) == pytest.approx(1)
     assert [row["of"] for row in told.table] == ["start", *(f"step {i}" for i in range(5))]
     # of each of 2 prompts 14 starts, whose chains have 6 evaluations and those that part 5 + 4 + 3 + 2 + 1
     assert "588 evaluations, 168 samples" in told.value
-    still = check(policy, [linear], [Row("a", 0, {})], kernels=[ODE] * 6, size=64)
+    still = check(policy, [linear], [Row("a", 0, {})], baseline=GroupMean(), kernels=[ODE] * 6, size=64)
     assert still.table == ()
     assert "ode adds no noise" in still.value

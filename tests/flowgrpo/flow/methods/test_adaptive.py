@@ -8,6 +8,8 @@ import pytest
 from flowgrpo import config
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.adaptive import LEAST, neyman
+from flowgrpo.flow.picture import draw_tree
+from flowgrpo.flow.predicted import predicted
 from samplers.kernels import Kernel
 
 KERNELS = [Kernel("flow_sde", 0.7)] * 5
@@ -72,6 +74,20 @@ def test_a_later_shape_costs_what_the_first_did_at_most():
     own = tree(branches=6, profile=[2, 2, 2, 30])
     assert cost([4, 3, 2, 1], own.reshaped(KERNELS, [1.0] * 4)) <= 48
     assert tree(branches=6).widest(KERNELS).profile == [2, 2, 2, 42]
+
+
+def test_a_shape_costs_what_its_own_numbers_do_and_is_drawn_with_them():
+    written = {"preset": "adaptive", "tree": {"profile": [9, *[2] * 7, 40]}}
+    numbers = {"groups": 1, "updates": 1, "group_size": 6}
+    run = config.validated({"model": {"path": "field", "lora": None}, "algorithm": written, "train": numbers})
+    cost = predicted(run, 10)
+    assert (cost.rollout, cost.decoded) == (9 + 9 * 9 + 2 * 35 + 40, 63)
+    assert draw_tree(tree(profile=[3, 12, 108]).plan(KERNELS[:4], 24, 0, 0), 4)[1:] == [
+        "o---o---o",
+        "|   |   +108o---*",
+        "|   +~12o---o---*",
+        "+~3~o---o---o---*",
+    ]
 
 
 @pytest.mark.parametrize(
