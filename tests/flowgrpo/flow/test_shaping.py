@@ -10,8 +10,10 @@ from pair import pair
 from tree_variance import adaptive, exact_brush, exact_chain, price, target
 
 from flowgrpo.errors import InputError
+from flowgrpo.flow.plan import reached
 from flowgrpo.flow.predicted import kept, predicted
 from flowgrpo.flow.shaping import Shaping, sibling_squares
+from flowgrpo.training import checkpoint
 
 ADAPTIVE = {
     "algorithm": {"preset": "adaptive", "tree": {"branches": 4, "every": 2}},
@@ -68,6 +70,10 @@ def test_a_resume_has_the_shapes_of_the_run_that_was_never_stopped(tmp_path):
     assert shapes_of(rest)[0] == told[3:]
     assert told[4] not in (None, told[2])  # it went on learning
     assert rest.shaping.state() == whole.shaping.state()
+    held = checkpoint.rollout_state(checkpoint.find(tmp_path / "b" / "r" / "checkpoints", 6))
+    assert (
+        reached(rest.config, 6, held).algorithm.tree.profile == held["shapes"]["6"]
+    )  # what a plan of its folder draws
     assert lines(rest) == lines(whole)
     for name, tensor in weights_of(whole).items():
         assert torch.equal(tensor, weights_of(rest)[name])
