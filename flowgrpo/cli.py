@@ -131,7 +131,7 @@ def plan(
     form: Format = "human",
 ) -> None:
     """Show the resolved config, the axes, the batch geometry and the model evaluations, without any training."""
-    is_run = (path / "config.yaml").is_file()
+    is_run = path.is_dir() and (path / "config.yaml").is_file()
     settings = None if is_run else config.load(path, overrides or [])  # refused before anything heavy is imported
     from flowgrpo.commands import plan as command
 

@@ -304,9 +304,7 @@ class Loop(ABC):
         advantages, trained = selection.normalize_advantages(
             together, weights, expected=expected, baseline=algorithm.baseline, select=select
         )
-
-        rewards = torch.cat([each[1] for each in everyone])
-        of_groups = [group for each in everyone for group in each[2]]
+        rewards, of_groups = torch.cat([each[1] for each in everyone]), [group for each in everyone for group in each[2]]
         total = self.credited.total(rewards)
         self.prompt_stats.add([groups.prompts[group] for group in of_groups], total, self.done)
         self.on_compared(together)

@@ -42,8 +42,7 @@ LEDGER = [
     ("dance_grpo", {}, 24, 10, (240, 24 * 4, 24, 24 * 4)),  # int(0.6 * 8) of the stochastic steps
     ("dance_grpo", {"steps": None}, 24, 10, (240, 24 * 5, 24, 24 * 5)),
     ("dance_grpo", {"steps": [1, 4], "train_fraction": 1.0}, 24, 10, (240, 24 * 3, 24, 24 * 3)),
-    ("grpo_guard", {}, 24, 10, (240, 216, 24, 216)),
-    ("ctpo", {}, 24, 10, (240, 216, 24, 216)),
+    *((name, {}, 24, 10, (240, 216, 24, 216)) for name in ("grpo_guard", "ctpo")),
     ("flow_dppo", {}, 24, 10, (240, 24 * 3, 24, 24 * 3)),
     ("sage_grpo", {}, 24, 10, (240, 2 * 240, 24, 240)),
     # 4 trunks of 9 or 10 states, and 6 children of each that walk on alone: 6 x (9 + 8 + ... + 0)
