@@ -38,9 +38,10 @@ def solve(
         micro_batch: most rows of one evaluation; those of one evaluation are of one part.
     """
     tree = Tree(tuple(sigmas), [Node(None, root, (root.index,), TRUNK, sigmas[0], 0) for root in roots])
-    by_part = sorted(range(len(roots)), key=lambda i: roots[i].part)
-    parts = sorted({root.part for root in roots})
-    batches = [b for part in parts for b in batched([i for i in by_part if roots[i].part == part], micro_batch)]
+    by_part = [
+        [i for i, root in enumerate(roots) if root.part == part] for part in sorted({root.part for root in roots})
+    ]
+    batches = [batch for own in by_part for batch in batched(own, micro_batch)]
     ends: dict[int, State] = {}
     for batch in batches:
         rows = [roots[i].row for i in batch]

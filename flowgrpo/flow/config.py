@@ -14,6 +14,7 @@ from flowgrpo.flow.methods import CHOICES, adaptive, presets
 from flowgrpo.flow.pipeline.backends import AttentionBackend, refuse_lossy_attention
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
+from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.sections import Eval, Lora, Quantised, RewardUse, RunConfig, Train, check_quantised
 from flowgrpo.training import roles
 from flowgrpo.training.baseline import NESTED
@@ -21,8 +22,11 @@ from flowgrpo.training.decay import Decay
 from flowgrpo.training.parts import check_geometry
 
 if TYPE_CHECKING:
+    from samplers import plans
     from samplers.kernels import Kernel
     from samplers.trees import Plan
+else:
+    plans = lazy("samplers.plans")
 
 
 class Model(Strict):
@@ -98,6 +102,8 @@ class Algorithm(Strict):
 
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
         """The plan of an iteration's trees, with what of it the update needs; arguments and errors as of the tree's."""
+        if self.kernel.name == "ode":
+            return plans.chain(kernels, (), ())
         return self.likelihood.plan(self.tree.plan(kernels, group_size, seed, iteration))
 
     @property
@@ -133,9 +139,10 @@ class Algorithm(Strict):
     def _agree(self) -> Algorithm:
         objective, form = self.objective.name, self.kernel.log_prob
         if self.likelihood.name not in self.objective.likelihoods:
+            fitting = [name for name, kind in CHOICES["objective"].items() if self.likelihood.name in kind.likelihoods]
             raise InputError(
                 f"algorithm.objective: {objective} needs algorithm.likelihood={self.objective.likelihoods[0]}; by "
-                f"{self.likelihood.name} there are clip, soft_gate, gradient and proximal"
+                f"{self.likelihood.name} there are {', '.join(fitting)}"
             )
         if self.reference is None and self.objective.kl.reference != "fixed":
             raise InputError("algorithm.objective.kl.beta: 0 switches a base or moving reference off, raise it")

@@ -280,9 +280,10 @@ def _time(
         p.grad = None
     branches = cost["geometry"]["guidance_branches"]
     per_row = {"rollout": forward / size / branches, "update": update / trained / branches, "decode": decoding / size}
+    learnt = cost["with_gradient"]
     total = (
-        cost["model_evaluations"]["rollout"] * per_row["rollout"]
-        + cost["model_evaluations"]["update"] * per_row["update"]
+        (sum(cost["model_evaluations"].values()) - learnt) * per_row["rollout"]
+        + learnt * per_row["update"]
         + cost["decoded"] * per_row["decode"]
     )
     samples = cost["decoded"] or cost["geometry"]["samples"]  # none are decoded that are stored

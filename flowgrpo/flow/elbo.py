@@ -47,10 +47,27 @@ def check(algorithm: Any) -> None:
         raise InputError(
             f"algorithm.objective.kl.form: {objective.kl.form} is of a kernel's noise; by elbo there is velocity, take that"
         )
+    _check_effects(algorithm)
     if objective.couples == "group" and likelihood.noise != "group":
         raise InputError(
             f"algorithm.likelihood.noise: {objective.name} compares samples at one noise level with one noise; take group"
         )
+
+
+def _check_effects(algorithm: Any) -> None:
+    """Refuse options that would change nothing."""
+    tree, objective, likelihood = algorithm.tree, algorithm.objective, algorithm.likelihood
+    if algorithm.kernel.name == "ode" and (tree.name == "window" or tree.steps is not None or tree.train_fraction < 1):
+        raise InputError(
+            "algorithm.tree: which steps are stochastic says nothing of ode, which has none; take chain alone"
+        )
+    if likelihood.anchor == "live" and (objective.couples != "nothing" or hasattr(objective, "clip_range")):
+        raise InputError(
+            f"algorithm.likelihood.anchor: the ratio to the live policy is 1, of which {objective.name} makes nothing; take "
+            "old or reference"
+        )
+    if likelihood.weight != "power" and likelihood.power != type(likelihood).model_fields["power"].default:
+        raise InputError(f"algorithm.likelihood.power: the weight {likelihood.weight} has no power; take weight=power")
 
 
 def check_run(config: Any) -> None:
@@ -80,8 +97,8 @@ def check_run(config: Any) -> None:
         )
     if run.sharding != "none" and config.model.lora is None and algorithm.old is not None:
         raise InputError(
-            "run.sharding: of a network that is trained whole in shards no old policy is kept; take model.lora={}, or "
-            "algorithm.likelihood.sampler=live and anchor=live"
+            "run.sharding: of a network that is trained whole in shards no old policy is kept; take model.lora={}, or an "
+            "algorithm that asks for none by likelihood.sampler, likelihood.anchor, objective.clip_range or kl.previous"
         )
 
 

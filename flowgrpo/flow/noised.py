@@ -255,11 +255,8 @@ class Matching:
 
     def _centre(self, ratios: dict[Draw, Tensor], sum_shares: Sum) -> None:
         self.weights.lockstep.join()  # before processes meet in another way
-        most = self.objective.most
-        sums = torch.zeros(3, dtype=torch.float64)
-        for draw, ratio in ratios.items():
-            sums += torch.tensor(
-                [float(ratio), float(optimality(self.noised.advantages[draw.leaf], most)), 1.0]
-            ).double()
+        good = optimality(self.noised.advantages[[draw.leaf for draw in ratios]].double(), self.objective.most)
+        own = torch.stack(list(ratios.values())).double().cpu() if ratios else good
+        sums = torch.stack([own.sum(), good.sum(), torch.tensor(float(len(ratios)), dtype=torch.float64)])
         ratio, good, count = sum_shares(sums).tolist()
         self.centre = ratio / max(count, 1.0), good / max(count, 1.0)

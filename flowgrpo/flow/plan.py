@@ -204,7 +204,7 @@ def forwards(config: Config) -> int | None:
     if call["num_inference_steps"] is None:
         return None
     cost = predicted(config, call["num_inference_steps"])
-    return branches * (cost.rollout + BACKWARD * cost.update)
+    return branches * (cost.rollout + cost.update + (BACKWARD - 1) * cost.with_gradient)
 
 
 def sigma_table(path: str, num_steps: int) -> list[float]:

@@ -93,6 +93,11 @@ def _of_samples(config: Config, tree: Tree, trained: torch.Tensor) -> Cost:
     calls = calls_of(
         algorithm.likelihood, tree, trained, micro_batch=config.train.micro_batch, address=(config.run.seed, "elbo", 0)
     )
+    if not calls:
+        raise InputError(
+            f"algorithm.baseline: {algorithm.baseline.name} leaves no sample that {algorithm.objective.name} could learn "
+            "from; take group_mean"
+        )
     forwards = sum(len(call.draws) for call in calls)
     anchor = {algorithm.likelihood.anchor} - {"live"}
     looks = 0  # before the samples are coupled, at the policy and its anchor

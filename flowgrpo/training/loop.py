@@ -304,9 +304,9 @@ class Loop(ABC):
         advantages, trained = selection.normalize_advantages(
             together, weights, expected=expected, baseline=algorithm.baseline, select=select
         )
-        rewards, of_groups = torch.cat([each[1] for each in everyone]), [group for each in everyone for group in each[2]]
+        rewards = torch.cat([each[1] for each in everyone])
         total = self.credited.total(rewards)
-        self.prompt_stats.add([groups.prompts[group] for group in of_groups], total, self.done)
+        self.prompt_stats.add([groups.prompts[group] for each in everyone for group in each[2]], total, self.done)
         self.on_compared(together)
         teaching = trained & together.values.isfinite().any(1) & advantages.isfinite() & (advantages.abs() > ROUNDING)
         return (

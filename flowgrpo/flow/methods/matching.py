@@ -195,8 +195,8 @@ class PairPreference(Coupled):
 class GroupSigmoid(Coupled):
     """DGPO (arXiv 2510.08425): -A L of each sample, weighed by how far the group is from being told apart.
 
-    The weight is sigmoid(-beta / K sum A ell), without gradient. Samples that the old policy has left behind by more than
-    the clip range have no gradient: where A > 0 above, else below.
+    The weight is sigmoid(-beta / K sum A ell), without gradient. Samples of which the policy has gone further from the
+    old one than the clip range have no gradient: where A > 0 upwards, else downwards.
     """
 
     name: Literal["group_sigmoid"] = "group_sigmoid"
@@ -242,6 +242,11 @@ class PlackettLuce(Coupled):
     """Of the softmax over advantages; near 0 the ranking is hard."""
     best: NotNegative = Field(0.5)
     """Coefficient of the pull to the group's best sample."""
+
+    @override
+    def takes(self, advantage: Tensor) -> Tensor:
+        """All; none of a group of equals, in which nothing is the best."""
+        return super().takes(advantage) & (advantage.max() > advantage.min())
 
     @override
     def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:

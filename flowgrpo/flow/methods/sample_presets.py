@@ -5,7 +5,8 @@ Above each row stand its source and, numbered, where the row departs from that. 
 
  1. The sampler's times reach the model as they are; the released code of DiffusionNFT and of the study of likelihoods
     rounds those of rollouts to integers of 1,000.
- 2. Where several optimizer steps of an iteration are taken, samples are dealt to them; noise is drawn once for each sample.
+ 2. The log-likelihood of the study's code is divided by the guidance scale; here it is not, which is the same at scale 1.
+ 3. Where several optimizer steps of an iteration are taken, samples are dealt to them; noise is drawn once for each sample.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ _DPM2 = {"name": "ode", "solver": "dpm2"}
 _EULER = {"name": "ode"}
 _SHARED = {"tree": {"name": "chain"}, "credit": {"name": "terminal"}}
 _GLOBAL_STD = {"name": "group_mean", "std": "global", "eps": 1e-4, "ddof": 0}
+_UNCUT = {"name": "none", "clip": 1e9}  # rewards themselves
 _RISING = {"slope": 0.001, "most": 0.5}  # the old policy's decay
 _LATE = {"flat": 75, "slope": 0.0075, "most": 0.999}
 _STUDY = {"name": "elbo", "weight": "adaptive", "sampler": "old", "anchor": "old", "old": _RISING}
@@ -107,19 +109,18 @@ PRESETS: dict[str, PresetRow] = {
         "objective": {"name": "centred", "beta": 1.0, "adaptive_kl": 0.001, "kl": _kl(0.1)},
     },
     # Reward-weighted regression: train_sd3_sft of Flow-GRPO's code. Nothing bounds the push away of a negative reward.
-    # 1. Rewards are cut at 5.
-    # 2. Noise levels are drawn from the density, and are those of all samples of a group; there they are indices into the
+    # 1. Noise levels are drawn from the density, and are those of all samples of a group; there they are indices into the
     #    shifted 1,000 steps, one for each inner step.
     "rwr": {
         **_SHARED,
         "kernel": _EULER,
         "likelihood": {**_PREFERENCE, "anchor": "live", "shift": 3.0},
-        "baseline": {"name": "none"},
+        "baseline": _UNCUT,
         "objective": {"name": "gradient", "ratio": False},
     },
     # Fine-tuning on the best of each group: the same script.
     # 1. A group of equal rewards is left out; there all of it is trained on.
-    # 2. as in rwr.
+    # 2. as 1. of rwr.
     "sft_best": {
         **_SHARED,
         "kernel": _EULER,
@@ -129,7 +130,7 @@ PRESETS: dict[str, PresetRow] = {
     },
     # Online DPO: train_sd3_dpo of Flow-GRPO's code, with its reference copied every 40 optimizer steps.
     # 1. A group of equal rewards teaches nothing; there its first two samples are a pair.
-    # 2. as in rwr.
+    # 2. as 1. of rwr.
     "dpo": {
         **_SHARED,
         "kernel": _EULER,
@@ -138,7 +139,7 @@ PRESETS: dict[str, PresetRow] = {
         "objective": {"name": "pair_preference", "beta": 100.0, "kl": {"reference": "moving", "refresh": 40}},
     },
     # DGPO: arXiv 2510.08425 and its code, without guidance.
-    # 1. The live policy samples throughout; there the old one does after 200 iterations.
+    # 1. The live policy samples throughout; there the old one does after 200 optimizer steps (GenEval: 500).
     # 2. The reference is as training is; there it is guided by 4.5, or is the old policy with beta 2,000 to 5,000.
     # 3. The old policy follows once an iteration; there at every optimizer step.
     # 4. A group's noise levels are its own; there they are those of all.
@@ -174,7 +175,7 @@ PRESETS: dict[str, PresetRow] = {
             "sampler": "reference",
             "anchor": "reference",
         },
-        "baseline": {"name": "none"},
+        "baseline": _UNCUT,
         "objective": {"name": "plackett_luce", "beta": 12.0, "temperature": 0.05, "best": 0.5},
     },
 }
@@ -209,6 +210,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "train.groups": 48,
         "train.group_size": 24,
         "train.updates": 2,
+        "train.learning_rate": 3e-4,
+        "train.max_grad_norm": 1.0,
     },
     "rwr": _FLOW_GRPO_LOOP,
     "sft_best": _FLOW_GRPO_LOOP,

@@ -199,6 +199,14 @@ def test_groups_are_looked_at_one_by_one(tmp_path):
         assert [leaf for leaf in kept if groups[leaf] == group] == [own[0], own[-1]]
 
 
+def test_a_model_of_one_step_learns_too(tmp_path):
+    written = {"preset": "nft", "kernel": "ode"}
+    chosen = settings(tmp_path, algorithm=written, train__iterations=1, train__updates=1)
+    run = trainer(chosen, steps=1)
+    run.run()
+    assert lines(run)[0]["policy/grad_norm"] > 0
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -210,6 +218,16 @@ def test_groups_are_looked_at_one_by_one(tmp_path):
         ({"objective": {"kl": {"form": "exact"}}}, r"algorithm\.objective\.kl\.form: exact is of a kernel's noise"),
         ({"objective": "normalised_ratio"}, r"algorithm\.objective: normalised_ratio needs algorithm\.likelihood=traj"),
         ({"objective": "plackett_luce"}, r"algorithm\.likelihood\.noise: plackett_luce compares samples"),
+        ({"tree": {"train_fraction": 0.5}}, r"algorithm\.tree: which steps are stochastic says nothing of ode"),
+        (
+            {"objective": "centred", "likelihood": {"anchor": "live"}},
+            r"algorithm\.likelihood\.anchor: the ratio to the live",
+        ),
+        (
+            {"objective": "clip", "likelihood": {"anchor": "live"}},
+            r"algorithm\.likelihood\.anchor: the ratio to the live",
+        ),
+        ({"likelihood": {"power": 0.5}}, r"algorithm\.likelihood\.power: the weight adaptive has no power"),
         ({"likelihood": "trajectory"}, r"algorithm\.objective: two_branch needs algorithm\.likelihood=elbo"),
         ({"likelihood": "trajectory", "objective": "clip"}, r"algorithm\.kernel: steps of ode have no log-probability"),
     ],

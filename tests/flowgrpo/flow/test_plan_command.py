@@ -121,3 +121,8 @@ def test_the_memory_beside_the_devices_is_told_for_all_processes():
     assert dict(table(planned))["memory"].startswith(
         "5.00 GiB on the device, 3.00 beside it (6.00 for 2 processes), and "
     )
+
+
+def test_a_plan_in_which_no_sample_is_left_to_learn_from_is_refused(workplace, capsys):
+    assert main(["plan", "tiny.yaml", "algorithm={preset: dpo, baseline: best}", "train.updates=1"]) == 2
+    assert "algorithm.baseline: best leaves no sample that pair_preference could learn from" in capsys.readouterr().err

@@ -184,17 +184,20 @@ def test_coefficients_are_finite_differences_of_the_group_s_loss(objective):
         assert found[i].item() == pytest.approx(difference.item(), rel=1e-6, abs=1e-9)
 
 
-@pytest.mark.parametrize("objective", [PairPreference(), GroupSigmoid()])
+@pytest.mark.parametrize("objective", [PairPreference(), GroupSigmoid(), PlackettLuce()])
 def test_a_group_of_equals_teaches_nothing(objective):
     equal = torch.zeros(4).double()
     if objective.name == "pair_preference":
         assert objective.takes(equal).tolist() == [False] * 4
         assert objective.takes(torch.tensor([0.1, 0.5, 0.5, -1.0])).tolist() == [False, True, False, True]
+    elif objective.name == "plackett_luce":
+        assert objective.takes(equal).tolist() == [False] * 4
+        assert objective.takes(torch.tensor([0.1, 0.5, 0.5, -1.0])).tolist() == [True] * 4
     else:
         assert objective.coefficients(torch.tensor([0.1, 0.2, -0.1, 0.4]).double(), equal).tolist() == [0.0] * 4
 
 
-def test_what_the_old_policy_has_left_behind_is_clipped():
+def test_what_has_gone_too_far_from_the_old_policy_is_clipped():
     """Samples with A > 0 above 1 + c, those with A <= 0 below 1 - c, have no gradient."""
     objective = GroupSigmoid(beta=2.0, clip_range=0.05)
     v = numbers("shared", "v").clone().requires_grad_()
