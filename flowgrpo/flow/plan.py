@@ -74,7 +74,7 @@ def _plan(config: Config) -> dict[str, Any]:
     scorer.rewards(config.rewards, config.eval_rewards)
     offline.check_model(config, offline.source_of(config), call)
     cost = predicted(config, call["num_inference_steps"])
-    drafts, draft_evaluations = _draft(config, {**(over or {}), **(train.draft.call if train.draft else {})}, columns)
+    drafts, draft_evaluations = _draft(config, over or {}, columns)
     rounds = 0 if algorithm.kernel.calibrate is None else algorithm.kernel.calibrate.rounds
     held_out = min(config.eval.prompts, len(prompts.load_split(config.prompts, "eval")))
     eval_evaluations = held_out * eval_call["num_inference_steps"] * eval_branches
@@ -186,11 +186,15 @@ def _with_call(config: Config, call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _draft(config: Config, over: dict[str, Any], columns: dict[str, Any]) -> tuple[int, int]:
-    """Samples that an iteration drafts and their model evaluations, a part of the rollout's; zeros without a draft."""
+    """Samples that an iteration drafts and their model evaluations, a part of the rollout's; zeros without a draft.
+
+    Args:
+        over: what switches guidance off in training.
+    """
     train = config.train
     if train.draft is None:
         return 0, 0
-    call, branches = call_and_branches(config, over, columns)
+    call, branches = call_and_branches(config, {**over, **train.draft.call}, columns, key="train.draft.call")
     drafts = train.groups * config.algorithm.tree.roots(train.group_size) * train.draft.pool
     return drafts, drafts * branches * call["num_inference_steps"]
 
@@ -198,13 +202,13 @@ def _draft(config: Config, over: dict[str, Any], columns: dict[str, Any]) -> tup
 def forwards(config: Config) -> int | None:
     """Model evaluations of an iteration, counted in forward passes: one with its backward pass is about 3. None: unknown."""
     unguided = config.model.guidance == "none"
-    call, branches = call_and_branches(
-        config, guidance.unguided(planned_class(config.model.path)) if unguided else None
-    )
+    over = guidance.unguided(planned_class(config.model.path)) if unguided else {}
+    call, branches = call_and_branches(config, over)
     if call["num_inference_steps"] is None:
         return None
     cost = predicted(config, call["num_inference_steps"])
-    return branches * (cost.rollout + cost.update + (BACKWARD - 1) * cost.with_gradient)
+    _, of_draft = _draft(config, over, {})
+    return branches * (cost.rollout + cost.update + (BACKWARD - 1) * cost.with_gradient) + of_draft
 
 
 def sigma_table(path: str, num_steps: int) -> list[float]:
@@ -279,13 +283,18 @@ def picture(config: Config, num_steps: int) -> list[str]:
 
 
 def call_and_branches(
-    config: Config, over: dict[str, Any] | None = None, columns: dict[str, Any] | None = None
+    config: Config,
+    over: dict[str, Any] | None = None,
+    columns: dict[str, Any] | None = None,
+    *,
+    key: str = "eval.call",
 ) -> tuple[dict[str, Any], int]:
     """The pipeline's call arguments with `num_inference_steps` filled in, and how many samples a guided step evaluates.
 
     Args:
         over: what goes over `model.call`: `eval.call`, or what switches guidance off.
         columns: of a prompt row; those that the pipeline takes may guide (a negative prompt).
+        key: where `over` is written.
     """
     pipeline = planned_class(config.model.path)
     call = {
@@ -293,7 +302,7 @@ def call_and_branches(
         **config.model.call,
     }
     checked_call(pipeline, call)
-    checked_call(pipeline, over or {}, "eval.call")
+    checked_call(pipeline, over or {}, key)
     call = {k: v for k, v in {**call, **(over or {})}.items() if v is not None}
     parameters = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
     call.setdefault("num_inference_steps", parameters["num_inference_steps"].default)

@@ -11,13 +11,11 @@ import torch
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.methods.credit import trunk_ends
 from flowgrpo.flow.pipeline.policy import Policy
-from flowgrpo.training.combination import Combination
 from flowgrpo.training.deal import Deal
 from flowgrpo.training.group_scores import Gather, Piece, score_pieces
 from flowgrpo.training.groups import Groups
 from flowgrpo.training.phases import phase
 from flowgrpo.training.scorer import Scores
-from flowgrpo.training.selection import extremes
 from flowgrpo.training.share import WHOLE, Share
 from rewards import Reward
 from samplers import noise
@@ -35,6 +33,8 @@ class Batch:
         tree: the trees, as one.
         scores: in the order of `tree.leaves`.
         drafts: samples that were decoded to choose the roots.
+        draft_rewards: (roots,) of each group, total reward of each root's start in the draft that chose it, NaN if it was
+            lost; None without a draft.
         engine: (nodes,) log-probability of each trained edge under the engine that rolled it out; None without one.
         stored: whether the samples were there before, so that nothing was decoded.
     """
@@ -44,6 +44,7 @@ class Batch:
     scores: Scores
     drafts: int
     _: KW_ONLY
+    draft_rewards: Sequence[torch.Tensor] | None = None
     engine: torch.Tensor | None = None
     stored: bool = False
 
@@ -134,54 +135,6 @@ def score_leaves(
     scores = score_pieces(rewards, _decoded(decode, tree, by_group, micro_batch), deal, gather, share=share)
     order = torch.tensor([index for own in by_group.values() for index in own]).argsort()
     return Scores(scores.values[order], scores.lost[order], scores.seconds)
-
-
-@torch.no_grad()
-def drafted(
-    policy: Policy,
-    pool: Deal,
-    rows: Sequence[Row],
-    *,
-    rewards: Sequence[Reward],
-    combination: Combination,
-    numbers: Sequence[int],
-    micro_batch: int,
-    gather: Gather,
-    share: Share = WHOLE,
-) -> list[list[int]]:
-    """Sample a pool of starts by ODE; return which of each group have the best and the worst rewards (Sol-RL).
-
-    Starts whose reward was lost rank in the middle.
-
-    Args:
-        pool: the starts of each group, and which of them this process samples.
-        rows: (own starts,) of the pool.
-        combination: of the rewards.
-        numbers: how many starts of each group are wanted.
-        gather, share: see `score_pieces`.
-    """
-
-    def pieces() -> Iterator[Piece]:
-        by_group = defaultdict(list)
-        for (group, start), row in zip(pool.own, rows, strict=True):
-            by_group[group].append((start, row))
-        for group, found in by_group.items():
-            starts, own = zip(*found, strict=True)
-            samples = torch.cat([policy.generate(batch) for batch in batched(own, micro_batch)])
-            yield Piece(group, starts, samples, own)
-
-    total = combination.total(score_pieces(rewards, pieces(), pool, gather, share=share).values).tolist()
-    told = dict(zip(pool.own, total, strict=True))
-    everyone = {member: value for process in gather([told]) for member, value in process.items()}
-    chosen = []
-    for group, number in enumerate(numbers):
-        values = torch.tensor([value for member, value in sorted(everyone.items()) if member[0] == group]).double()
-        if not len(values):  # a group that no process here has a part of
-            chosen.append([])
-            continue
-        middle = values[values.isfinite()].median() if values.isfinite().any() else 0.0
-        chosen.append(extremes(values.nan_to_num(float(middle)), number).tolist())
-    return chosen
 
 
 def _decoded(

@@ -112,6 +112,9 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
             guidance.check_unguided(policy, train_ends)
         if len(policy.sigmas) - 1 != steps:  # some pipelines walk another number of steps than they are asked for
             predicted(settings, len(policy.sigmas) - 1)
+        if settings.train.draft is not None:
+            with policy.call_overrides(**settings.train.draft.call):
+                policy.check(train_ends, "train.draft.call")
         if weights.lockstep.active:
             _refuse_pins(policy)
             with weights.lockstep.meeting():

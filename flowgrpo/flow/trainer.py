@@ -37,6 +37,7 @@ from typing_extensions import override
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow import calibration
 from flowgrpo.flow.config import Config
+from flowgrpo.flow.draft import Chosen, agreement, drafted, first, foretold
 from flowgrpo.flow.encoding import encode_run, eval_call, longest_and_shortest, rows_of
 from flowgrpo.flow.engine import correction
 from flowgrpo.flow.engine.rollout import EngineRollout
@@ -47,7 +48,7 @@ from flowgrpo.flow.offline import Source
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.replay import replayed
-from flowgrpo.flow.rollout import Batch, drafted, rollout, score_leaves
+from flowgrpo.flow.rollout import Batch, rollout, score_leaves
 from flowgrpo.flow.shaping import Shaping
 from flowgrpo.flow.update import Credited, update_part
 from flowgrpo.training import random_states
@@ -154,11 +155,12 @@ class Trainer(Loop):
         plan = algorithm.plan(kernels, config.train.group_size, config.run.seed, iteration)
         if self.engine is not None:
             return self._by_engine(iteration, groups, plan)
-        with self.weights.policy(algorithm.sampler):
+        with self.weights.policy(algorithm.sampler):  # who samples, drafts
+            starts = self._starts(iteration, groups)
             tree, scores = rollout(
                 self.policy,
                 plan,
-                self._roots(iteration, groups),
+                self._roots(iteration, groups, starts.starts),
                 rewards=self.rewards,
                 micro_batch=config.train.rollout_rows,
                 seed=config.run.seed,
@@ -169,7 +171,7 @@ class Trainer(Loop):
                 gather=self.gather_rolled,
                 share=self.share,
             )
-        return Batch(groups, tree, scores, len(self._pool(iteration, groups).own))
+        return Batch(groups, tree, scores, len(self._pool(iteration, groups).own), draft_rewards=starts.rewards)
 
     def _by_engine(self, iteration: int, groups: Groups, plan: Plan) -> Batch:
         """Push the weights, let the engine walk this process's chains, and score them as they stand here.
@@ -179,7 +181,7 @@ class Trainer(Loop):
         """
         config = self.config
         on_main(self, self.engine.adapters.push)
-        roots = self._roots(iteration, groups)
+        roots = self._roots(iteration, groups, first(groups.roots).starts)  # a draft is refused
         rolled = answered(
             self,
             lambda: self.engine.roll_out(
@@ -210,6 +212,9 @@ class Trainer(Loop):
     @override
     def advantages(self, units: Units, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
         advantages, trained, seen = super().advantages(units, batch)
+        if batch.draft_rewards is not None:
+            pairs = foretold(batch.tree, self.combination.total(batch.scores.values), batch.draft_rewards)
+            seen |= agreement([pair for own in self.exchange.gather_shares([pairs]) for pair in own])
         if batch.engine is None:
             return advantages, trained, seen
         own = correction.mismatch(batch.tree, batch.engine, self.config.run.engine.truncate)
@@ -347,9 +352,9 @@ class Trainer(Loop):
             calibration.write(self.folder, calibration.Calibration(self.levels, line), rounds)
         self.report.write(line)
 
-    def _roots(self, iteration: int, groups: Groups) -> list[Root]:
-        """This process's roots of the iteration; groups are integers."""
-        of_roots, starts = parts_of(self.config, groups, iteration), self._starts(iteration, groups)
+    def _roots(self, iteration: int, groups: Groups, starts: Sequence[Sequence[int]]) -> list[Root]:
+        """This process's roots of the iteration, from the starts of each group; groups are integers."""
+        of_roots = parts_of(self.config, groups, iteration)
         shared = self.config.algorithm.tree.start == "shared"
         return [
             Root(
@@ -361,11 +366,11 @@ class Trainer(Loop):
             for group, index in self.deal(iteration, groups).own
         ]
 
-    def _starts(self, iteration: int, groups: Groups) -> list[Sequence[int]]:
+    def _starts(self, iteration: int, groups: Groups) -> Chosen:
         """The starts of each group's roots: the first, or those that a draft chose."""
         train, pool = self.config.train, self._pool(iteration, groups)
         if train.draft is None:
-            return [range(number) for number in groups.roots]
+            return first(groups.roots)
         with self.policy.call_overrides(**train.draft.call):
             return drafted(
                 self.policy,

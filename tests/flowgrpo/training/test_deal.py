@@ -6,6 +6,7 @@ from pair import pair
 from shared_groups import CASES, runs
 
 EXACT = ("reward/mean", "reward/std", "reward/lost", "groups/teaching", "groups/zero_std_fraction")
+DRAFT = {"draft/rank_agreement", "draft/halves_kept"}
 COUNTS = ("cost/model_evaluations", "cost/trained_edges", "cost/decoded", "policy/updates")
 
 
@@ -29,5 +30,6 @@ def test_one_group_on_several_processes_gives_the_numbers_of_one(by_processes, c
             assert {key: line[key] for key in COUNTS} == {key: expected[key] for key in COUNTS}
             assert line["policy/max_abs_log_ratio"] == expected["policy/max_abs_log_ratio"]
             assert expected["policy/max_abs_log_ratio"] in (0.0, None)  # None where the old policy is another
-            for key in EXACT:
+            assert {key for key in line if key.startswith("draft/")} == (DRAFT if "draft" in case else set())
+            for key in (*EXACT, *sorted(DRAFT & line.keys())):
                 assert line[key] == pytest.approx(expected[key], abs=1e-6), key

@@ -1,0 +1,170 @@
+"""Drafts: starts that are sampled cheaply, so that the best and the worst of them are sampled as the run samples.
+
+A start is a seed, so a chosen one is sampled again from the very noise that the draft had, as if there had been no draft.
+Where the draft has another resolution, or another number of frames, the seed's noise has another shape, and is other noise.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from flowgrpo.data.prompts import Row
+from flowgrpo.flow.methods.credit import trunk_ends
+from flowgrpo.flow.pipeline.policy import Policy
+from flowgrpo.training.combination import Combination
+from flowgrpo.training.deal import Deal
+from flowgrpo.training.group_scores import Gather, Piece, score_pieces
+from flowgrpo.training.metrics import mean
+from flowgrpo.training.selection import extremes
+from flowgrpo.training.share import WHOLE, Share
+from rewards import Reward
+from samplers.batches import batched
+from samplers.trees import Tree
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The starts of each group's roots.
+
+    Attributes:
+        starts: of each group, in the order of its roots.
+        rewards: (roots,) of each group, their total rewards in the draft, NaN for the lost; None without a draft.
+    """
+
+    starts: Sequence[Sequence[int]]
+    rewards: Sequence[Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """One root: its group, the total reward of its start in the draft, and that of its samples."""
+
+    group: int
+    draft: float
+    final: float
+
+
+def first(numbers: Sequence[int]) -> Chosen:
+    """The first starts of groups, so many of each, where nothing was drafted."""
+    return Chosen([range(number) for number in numbers])
+
+
+@torch.no_grad()
+def drafted(
+    policy: Policy,
+    pool: Deal,
+    rows: Sequence[Row],
+    *,
+    rewards: Sequence[Reward],
+    combination: Combination,
+    numbers: Sequence[int],
+    micro_batch: int,
+    gather: Gather,
+    share: Share = WHOLE,
+) -> Chosen:
+    """Sample a pool of starts by ODE; return which of each group have the best and the worst rewards (Sol-RL, 2604.06916).
+
+    Starts whose reward was lost rank in the middle.
+
+    Args:
+        pool: the starts of each group, and which of them this process samples.
+        rows: (own starts,) of the pool.
+        combination: of the rewards.
+        numbers: how many starts of each group are wanted.
+        gather, share: see `score_pieces`.
+    """
+
+    def pieces() -> Iterator[Piece]:
+        by_group = defaultdict(list)
+        for (group, start), row in zip(pool.own, rows, strict=True):
+            by_group[group].append((start, row))
+        for group, found in by_group.items():
+            starts, own = zip(*found, strict=True)
+            samples = torch.cat([policy.generate(batch) for batch in batched(own, micro_batch)])
+            yield Piece(group, starts, samples, own)
+
+    total = combination.total(score_pieces(rewards, pieces(), pool, gather, share=share).values).tolist()
+    told = dict(zip(pool.own, total, strict=True))
+    everyone = {member: value for process in gather([told]) for member, value in process.items()}
+    starts, scores = [], []
+    for group, number in enumerate(numbers):
+        values = torch.tensor([value for member, value in sorted(everyone.items()) if member[0] == group]).double()
+        if not len(values):  # a group that no process here has a part of
+            starts.append([])
+            scores.append(values)
+            continue
+        middle = values[values.isfinite()].median() if values.isfinite().any() else 0.0
+        best_and_worst = extremes(values.nan_to_num(float(middle)), number)
+        starts.append(best_and_worst.tolist())
+        scores.append(values[best_and_worst])
+    return Chosen(starts, scores)
+
+
+def foretold(tree: Tree, total: Tensor, draft_rewards: Sequence[Tensor]) -> list[Foretold]:
+    """What the draft and the samples say of each root of a tree: of several samples, at the ends of its trunks, the mean.
+
+    Args:
+        total: (leaves,) total reward of each sample, NaN for the lost.
+        draft_rewards: (roots,) of each group.
+    """
+    by_root = defaultdict(list)
+    for end in trunk_ends(tree):
+        root = tree.nodes[tree.leaves[end]].root
+        by_root[root.group, root.index].append(float(total[end]))
+    found = []
+    for (group, index), finals in by_root.items():
+        final = mean(torch.tensor(finals, dtype=torch.float64))
+        found.append(Foretold(group, float(draft_rewards[group][index]), torch.nan if final is None else final))
+    return found
+
+
+def agreement(roots: Sequence[Foretold]) -> dict[str, float | None]:
+    """How well a draft ranked the roots of each group, as metrics; means over the groups, None where none has a value.
+
+    `draft/rank_agreement` is Spearman's correlation of the draft's rewards with those of the samples, `draft/halves_kept`
+    the share of roots that are in the half, the better or the worse, that the draft said. Roots of which one of the two was
+    lost are left out.
+    """
+    by_group = defaultdict(list)
+    for root in roots:
+        by_group[root.group].append((root.draft, root.final))
+    pairs = [torch.tensor(own, dtype=torch.float64) for _, own in sorted(by_group.items())]
+    pairs = [own[own.isfinite().all(1)].unbind(1) for own in pairs]
+    return {
+        "draft/rank_agreement": mean(torch.tensor([spearman(*own) for own in pairs])),
+        "draft/halves_kept": mean(torch.tensor([halves_kept(*own) for own in pairs])),
+    }
+
+
+def spearman(a: Tensor, b: Tensor) -> float:
+    """Spearman's correlation of two tensors (B,), equal values at the mean of their ranks; NaN where one is constant."""
+    a, b = (ranks - ranks.mean() for ranks in (_ranks(a), _ranks(b)))
+    return float((a * b).sum() / (a.square().sum() * b.square().sum()).sqrt())
+
+
+def halves_kept(a: Tensor, b: Tensor) -> float:
+    """Share of places that are in the same half of both tensors (B,), the better half rounded up; NaN for fewer than two.
+
+    Where equal values lie on both sides of the middle, it is what the share comes to if chance orders them.
+    """
+    a, b = _in_better_half(a), _in_better_half(b)
+    return float((a * b + (1 - a) * (1 - b)).mean()) if len(a) > 1 else torch.nan
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Ranks (B,) from 0, of equal values the mean."""
+    below, equal = values[:, None] > values, values[:, None] == values
+    return below.double().sum(1) + (equal.double().sum(1) - 1) / 2
+
+
+def _in_better_half(values: Tensor) -> Tensor:
+    """The chance (B,) of each to be in the better half, if chance orders equal values."""
+    above = (values > values[:, None]).double().sum(1)
+    equal = (values == values[:, None]).double().sum(1)
+    return (((len(values) + 1) // 2 - above) / equal).clamp(0, 1)

@@ -1,0 +1,285 @@
+"""Drafts: which starts they choose, that a chosen start is sampled as if there had been no draft, and what is told of it."""
+
+import json
+import math
+
+import pytest
+import tiny
+import torch
+from field import closeness, lines, settings, trainer, weights_of
+from runs import metrics
+
+from flowgrpo import config
+from flowgrpo.cli import main
+from flowgrpo.data.prompts import Prompt, Row
+from flowgrpo.errors import InputError
+from flowgrpo.flow.draft import Foretold, agreement, halves_kept, spearman
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.flow.plan import forwards, plan
+from flowgrpo.flow.rollout import rollout as rollout_of
+from flowgrpo.flow.trainer import Trainer
+from flowgrpo.training.weights import Weights, lora_config
+from rewards import Reward
+from samplers import noise
+from samplers.trees import Root
+
+DRAFT = {"train__draft": {"pool": 3, "call": {}}}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ([1, 2, 3, 4, 5], [5, 6, 7, 8, 7], 8 / math.sqrt(10 * 9.5)),  # ranks of b: 1, 2, 3.5, 5, 3.5
+        ([1, 2, 3], [1, 8, 900], 1.0),
+        ([1, 2, 3], [3, 2, 1], -1.0),
+        ([1, 2, 3, 4], [2, 1, 4, 3], 0.6),  # 1 - 6 * 4 / (4 * 15)
+        ([1, 1, 1], [1, 2, 3], math.nan),
+        ([1], [2], math.nan),
+        ([], [], math.nan),
+    ],
+)
+def test_the_correlation_of_ranks(a, b, expected):
+    assert spearman(*(torch.tensor(x).double() for x in (a, b))) == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ([4, 3, 2, 1], [9, 8, 1, 0], 1.0),
+        ([4, 3, 2, 1], [0, 1, 8, 9], 0.0),
+        ([4, 3, 2, 1], [9, 1, 8, 0], 0.5),
+        ([3, 2, 1], [3, 1, 2], 1 / 3),  # the better half of three is two
+        ([4, 3, 2, 1], [5, 5, 5, 5], 0.5),
+        ([4, 3, 2, 1], [9, 5, 5, 0], 0.75),  # of the two equal ones either, by chance
+        ([1], [1], math.nan),
+    ],
+)
+def test_the_share_of_halves_that_stay(a, b, expected):
+    assert halves_kept(*(torch.tensor(x).double() for x in (a, b))) == pytest.approx(expected, nan_ok=True)
+
+
+def test_groups_are_ranked_by_themselves_and_the_lost_left_out():
+    roots = [
+        *(Foretold(0, draft, final) for draft, final in ((1, 11), (2, 12), (3, 13), (math.nan, 0), (9, math.nan))),
+        *(Foretold(1, draft, final) for draft, final in ((101, 3), (102, 2), (103, 2.5))),
+        *(Foretold(2, 1, final) for final in (1, 2)),  # the draft tells nothing: no correlation
+    ]
+    told = agreement(roots)
+    assert told["draft/rank_agreement"] == pytest.approx((1 - 0.5) / 2)
+    assert told["draft/halves_kept"] == pytest.approx((1 + 1 / 3 + 0.5) / 3)
+    assert agreement([Foretold(0, math.nan, 1.0)]) == {"draft/rank_agreement": None, "draft/halves_kept": None}
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"preset": "nft", "kernel": {"name": "ode", "solver": "euler"}},
+        {"preset": "tempflow", "tree": {"branches": 2}},
+        {"preset": "branch_grpo", "tree": {"splits": [0, 2]}},
+    ],
+)
+def test_a_draft_composes_with_any_row_and_tells_how_it_ranked(tmp_path, algorithm):
+    run = trainer(settings(tmp_path, algorithm=algorithm, train__iterations=2, **DRAFT), held_out=0)
+    run.run()
+    for line in lines(run):
+        assert line["policy/grad_norm"] > 0
+        if algorithm["preset"] == "nft":  # the draft is what the rollout is
+            assert (line["draft/rank_agreement"], line["draft/halves_kept"]) == (pytest.approx(1), 1)
+        else:
+            assert -1 <= line["draft/rank_agreement"] <= 1
+            assert 0 <= line["draft/halves_kept"] <= 1
+
+
+def test_without_a_draft_nothing_is_told(tmp_path):
+    run = trainer(settings(tmp_path, train__iterations=1), held_out=0)
+    run.run()
+    assert not [key for key in lines(run)[0] if key.startswith("draft/")]
+
+
+def test_a_broken_draft_ranks_nothing_and_the_run_goes_on(tmp_path):
+    """The samples of a draft are equal: no order, no correlation, and halves as chance has them."""
+    calls = []
+
+    def blind(samples, prompts):
+        calls.append(len(samples))
+        return torch.zeros(len(samples)) if len(calls) == 1 else closeness(samples, prompts)
+
+    chosen = settings(tmp_path, train__iterations=1, train__groups=1, train__updates=1, **DRAFT)
+    run = trainer(chosen, held_out=0, rewards=[Reward("blind", blind, group_wise=True)])
+    run.run()
+    (line,) = lines(run)
+    assert (line["draft/rank_agreement"], line["draft/halves_kept"]) == (None, 0.5)
+
+
+def test_the_policy_that_samples_drafts(tmp_path):
+    """By nft that is the old policy, which after an iteration is not the live one: the draft still ranks to the digit."""
+    algorithm = {
+        "preset": "nft",
+        "kernel": {"name": "ode", "solver": "euler"},
+        "likelihood": {"old": {"flat": 0, "slope": 0.5, "most": 0.5}},
+    }
+    run = trainer(settings(tmp_path, algorithm=algorithm, train__iterations=3, **DRAFT), held_out=0)
+    apart = []
+    real = run._starts
+    swapped = run.weights.swapped
+
+    def starts(iteration, groups):
+        here = [p.detach().clone() for p in run.weights.parameters]
+        with torch.no_grad(), swapped(run.weights._old):
+            apart.append(max(float((p - q).abs().max()) for p, q in zip(here, run.weights.parameters, strict=True)))
+        return real(iteration, groups)
+
+    run._starts = starts
+    run.run()
+    assert apart[1] > 0
+    assert all(line["draft/rank_agreement"] == pytest.approx(1) for line in lines(run))
+
+
+def test_a_resumed_run_drafts_as_the_whole_one(tmp_path):
+    whole = trainer(settings(tmp_path / "whole", train__iterations=3, **DRAFT), held_out=0)
+    whole.run()
+    parts = trainer(settings(tmp_path / "parts", train__iterations=1, **DRAFT), held_out=0)
+    parts.run()
+    parts = trainer(settings(tmp_path / "parts", train__iterations=3, **DRAFT), held_out=0)
+    parts.resume()
+    parts.run()
+    assert lines(whole) == lines(parts)
+    assert all(torch.equal(tensor, weights_of(parts)[name]) for name, tensor in weights_of(whole).items())
+
+
+# Of four seeds by two: with fewer steps, and a picture of another size, whose noise has another shape.
+CALLS = [{"num_inference_steps": 2}, {"height": 8, "width": 8}, {"num_inference_steps": 2, "height": 8}]
+
+
+def pictures(tmp_path, call, **options):
+    """A run of the tiny SD3, whose rollouts are ODE chains."""
+    policy = DiffusersPolicy(tiny.sd3(), tiny.CALLS["sd3"])
+    written = {
+        "model": {"path": "model"},
+        "algorithm": {"preset": "nft", "kernel": {"name": "ode", "solver": "euler"}},
+        "train": {"iterations": 1, "groups": 2, "group_size": 2, "updates": 1, "micro_batch": 8, **options},
+        "eval": {"save": 0},
+        "run": {"name": "r", "dir": str(tmp_path)},
+    }
+    if call is not None:
+        written["train"]["draft"] = {"pool": 2, "call": call}
+    chosen = config.validated(written)
+    weights = Weights(
+        policy.modules,
+        lora_config(2, 4.0, "auto", policy.modules),
+        reference=chosen.algorithm.reference,
+        old=chosen.algorithm.old,
+    )
+    chosen.run.folder.mkdir(parents=True, exist_ok=True)
+    prompts = [Prompt("a red circle"), Prompt("a blue square of two circle")]
+    rewards = [Reward("mean", lambda images, prompts: [float(image.mean()) for image in images])]
+    run = Trainer(chosen, policy, weights, train_prompts=prompts, rewards=rewards)
+    return run
+
+
+@pytest.mark.parametrize("call", CALLS, ids=json.dumps)
+def test_a_chosen_start_is_sampled_as_if_there_had_been_no_draft(tmp_path, call):
+    run = pictures(tmp_path, call)
+    batches, sizes = [], []
+    rollout, generate = run.rollout, run.policy.generate
+
+    def watched(rows):
+        samples = generate(rows)
+        sizes.append(tuple(samples.shape[2:]))
+        return samples
+
+    run.rollout = lambda *args: batches.append(rollout(*args)) or batches[-1]
+    run.policy.generate = watched
+    run.run()
+    (batch,) = batches
+    assert set(sizes) == {(call.get("height", 16), call.get("width", 16))}
+    (line,) = lines(run)
+    assert line["cost/decoded"] == 4 + 8
+    steps = call.get("num_inference_steps", 4)
+    assert line["cost/rollout_evaluations"] == 4 * 4 + 8 * steps
+
+    roots = list(dict.fromkeys(batch.tree.nodes[leaf].root for leaf in batch.tree.leaves))
+    assert max(pool_place(root) for root in roots) > 1  # not merely the first, without a draft
+    plain = pictures(tmp_path / "plain", None)
+    texts = [run.train_prompts[batch.groups.prompts[root.group]].text for root in roots]
+    seeds = [noise.seed(0, "start", 0, root.group, pool_place(root)) for root in roots]
+    rows = [Row(text, seed) for text, seed in zip(texts, seeds, strict=True)]
+    plain.policy.start(rows)  # its sigmas are known from here on
+    direct, _ = rollout_of(
+        plain.policy,
+        plain.config.algorithm.plan(plain.config.algorithm.kernel.kernels(4), 2, 0, 0),
+        [Root(root.group, root.index, row) for root, row in zip(roots, rows, strict=True)],
+        rewards=plain.rewards,
+        micro_batch=8,
+        seed=0,
+        iteration=0,
+    )
+    assert torch.equal(direct.samples[0], batch.tree.samples[0])
+
+
+def pool_place(root):
+    """Which start of its group's pool a root has."""
+    seeds = [noise.seed(0, "start", 0, root.group, start) for start in range(4)]
+    return seeds.index(root.row.seed)
+
+
+def test_the_chosen_are_the_best_and_the_worst_of_the_pool_by_the_draft(tmp_path):
+    run = pictures(tmp_path, {"num_inference_steps": 2}, group_size=2)
+    batches, rollout = [], run.rollout
+    run.rollout = lambda *args: batches.append(rollout(*args)) or batches[-1]
+    run.run()
+    plain = pictures(tmp_path / "plain", None)
+    tree, groups = batches[0].tree, batches[0].groups
+    for group in range(2):
+        text = run.train_prompts[groups.prompts[group]].text
+        pool = [Row(text, noise.seed(0, "start", 0, group, start)) for start in range(4)]
+        with plain.policy.call_overrides(num_inference_steps=2):
+            drafts = torch.stack([plain.policy.generate([row])[0].mean() for row in pool])
+        expected = {pool[int(drafts.argmax())].seed, pool[int(drafts.argmin())].seed}
+        assert {
+            tree.nodes[leaf].root.row.seed for leaf in tree.leaves if tree.nodes[leaf].root.group == group
+        } == expected
+
+
+def test_a_plan_counts_what_a_draft_costs():
+    def planned(draft, **model):
+        chosen = config.validated(
+            {
+                "model": {"path": "shapes", **model},
+                "train": {"groups": 2, "group_size": 4, "draft": draft},
+                "algorithm": {"preset": "flow_grpo_window"},
+            }
+        )
+        return plan(chosen), forwards(chosen)
+
+    (plain, passes), (drafted, more) = (
+        planned(draft) for draft in (None, {"pool": 3, "call": {"num_inference_steps": 5}})
+    )
+    assert (plain["drafted"], drafted["drafted"]) == (0, 24)
+    assert drafted["model_evaluations"]["rollout"] - plain["model_evaluations"]["rollout"] == 24 * 5
+    assert drafted["decoded"] - plain["decoded"] == drafted["reward_calls"] - plain["reward_calls"] == 24
+    assert more - passes == 24 * 5
+    guided = {"call": {"guidance_scale": 4.0}}
+    (alone, _), (together, _) = (planned(d, **guided) for d in (None, {"pool": 3, "call": {"num_inference_steps": 5}}))
+    assert together["model_evaluations"]["rollout"] - alone["model_evaluations"]["rollout"] == 2 * 24 * 5
+
+
+def test_an_argument_that_a_draft_s_call_does_not_have_is_named_by_its_place():
+    written = {"model": {"path": "shapes"}, "train": {"draft": {"call": {"hight": 32}}}}
+    with pytest.raises(InputError, match=r"train.draft.call.hight: .* did you mean 'height'"):
+        plan(config.validated(written))
+
+
+def test_a_draft_that_the_model_cannot_make_is_refused_before_anything_is_sampled(workplace, capsys):
+    assert main(["train", "tiny.yaml", "train.draft={pool: 2, call: {height: 17}}"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "train.draft.call: StableDiffusion3Pipeline refuses it: `height` and `width` have to be" in said
+    assert not (workplace / "runs").exists()
+
+
+def test_a_run_by_command_drafts_at_a_lower_resolution_in_one_step(workplace):
+    draft = "train.draft={pool: 2, call: {height: 8, width: 8, num_inference_steps: 1}}"
+    assert main(["train", "tiny.yaml", "train.iterations=1", draft]) == 0
+    (line,) = metrics(next((workplace / "runs").iterdir()))
+    assert -1 <= line["draft/rank_agreement"] <= 1
+    assert line["policy/grad_norm"] > 0
