@@ -183,7 +183,7 @@ class FlowBudget(Budget):
         algorithm, lora = self.config.algorithm, self.config.model.lora
         reference = algorithm.reference
         begun = lora is None or (lora.path is not None and reference == "fixed")  # as something else than the base
-        return (reference is not None and (begun or reference == "moving")) + (algorithm.old is not None)
+        return (reference is not None and (begun or reference in ("moving", "teacher"))) + (algorithm.old is not None)
 
 
 def fit(config: Config, gpu_bytes: int) -> dict[str, Any]:

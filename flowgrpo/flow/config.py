@@ -38,6 +38,9 @@ class Model(Strict):
     """Type of the frozen weights and of the computation; trained weights are kept in float32."""
     lora: Lora | None = Lora()
     """Low-rank adapters; null trains every weight."""
+    teacher: str | None = None
+    """A LoRA over the same base whose policy is the reference `teacher`: a file, a folder, an export's or a run's, or a hub
+    id; null: none."""
     quantise: Quantised | None = None
     """Keep the linear layers of the frozen base in int8, fp8 (e4m3) or nf4, by layers of this package or by a library's
     (torchao_int8, torchao_fp8, bnb_nf4; flowgrpo[8bit]); needs adapters. null: as the files have them."""
@@ -258,6 +261,10 @@ class Config(RunConfig):
             elbo.check_run(self)
         if self.data.groups is not None:
             elbo.check_stored(self)
+        if self.model.teacher is not None and self.algorithm.reference != "teacher":
+            raise InputError(
+                "model.teacher: nobody asks it; set algorithm.objective.kl.reference=teacher with a beta, or take null"
+            )
         if self.train.draft is not None and self.algorithm.tree.start == "shared":
             raise InputError("train.draft: it chooses the starts of a group, set algorithm.tree.start=independent")
         if self.prompts.pick.budget == "knapsack" and roots == 1:

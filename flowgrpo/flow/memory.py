@@ -63,7 +63,7 @@ def memory_estimate(
         copies += reference is not None
     else:
         begun = start.adapters(model) if begun is None else begun
-        copies += reference == "moving" or (reference == "fixed" and bool(begun))
+        copies += reference in ("moving", "teacher") or (reference == "fixed" and bool(begun))
         tensors = {f"{name}.{key}": shape for name, own in whole.items() for key, shape in own.items()}
         trained = sum(each.size for each in begun.values()) if begun else adapter_size(tensors, model.lora)
     moments = OPTIMIZERS[train.optimizer.name].bytes_per_number

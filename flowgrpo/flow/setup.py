@@ -15,7 +15,7 @@ from torch import distributed
 from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow import calibration, context, memory, offline, start
+from flowgrpo.flow import calibration, context, memory, offline, start, teacher
 from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.encoding import encode_run, longest_and_shortest, rows_of
 from flowgrpo.flow.engine import request
@@ -66,6 +66,7 @@ def check(settings: Config, data: RunData) -> None:
         request.check(settings, pipeline_class(settings.model.path), data.train_prompts)
         Client(settings.run.engine).greet()
     start.adapters(settings.model)  # refuses a LoRA that is not for the model
+    teacher.adapters(settings)
     call = call_and_branches(settings)[0]
     offline.check_model(settings, offline.source_of(settings), call)
     steps = call["num_inference_steps"]
@@ -210,8 +211,12 @@ def policy_and_weights(
         {"ema": config.train.ema, "reference": algorithm.reference, "old": algorithm.old} if learns else {"ema": None}
     )
 
+    taught = teacher.adapters(config) if learns else {}
+
     def make() -> Weights:
         made = trainable(model, policy, **kept, refresh=algorithm.objective.kl.refresh, begun=begun)
+        if taught:
+            teacher.put(made, taught)
         if distributed.is_initialized() and config.run.context_parallel > 1:  # a doctor or an export is alone
             context.share_calls(policy.modules, config.run.context_parallel, device)
         return made

@@ -50,7 +50,7 @@ def adapters(model: Model) -> dict[str, Adapter]:
     for name, file in files.items():
         if name is not None and name not in layers:
             raise InputError(f"{KEY}: {model.path} has no network {name!r}, {nearest(name, layers)}")
-        found |= _adapters(file, layers if name is None else {name: layers[name]}, model.path)
+        found |= placed(file, layers if name is None else {name: layers[name]}, model.path)
     check_agrees(model.lora, found.values())
     return {name: found[name] if name in found else _new(name, found, shapes) for name, shapes in layers.items()}
 
@@ -74,8 +74,15 @@ def layer_shapes(path: str) -> dict[str, dict[str, Shape]]:
     return shapes
 
 
-def _adapters(file: LoraFile, layers: Layers, path: str) -> dict[str, Adapter]:
-    """The adapters by names as they are, or as the pipeline's own class translates them."""
+def placed(file: LoraFile, layers: Layers, path: str) -> dict[str, Adapter]:
+    """The adapters of a file by network, by names as they are or as the pipeline's own class translates them.
+
+    Args:
+        layers: of the model at `path`, see `layer_shapes`.
+
+    Raises:
+        InputError: they are not for this model.
+    """
     try:
         return lora_files.placed(file, lora_files.layers_of(file), layers, path)
     except InputError as error:

@@ -308,7 +308,9 @@ class Loop(ABC):
         total = self.credited.total(rewards)
         self.prompt_stats.add([groups.prompts[group] for each in everyone for group in each[2]], total, self.done)
         self.on_compared(together)
-        teaching = trained & together.values.isfinite().any(1) & advantages.isfinite() & (advantages.abs() > ROUNDING)
+        teaching = trained & together.values.isfinite().any(1)
+        if getattr(algorithm.objective, "rewarded", True):
+            teaching &= advantages.isfinite() & (advantages.abs() > ROUNDING)
         return (
             advantages[mine],
             trained[mine],

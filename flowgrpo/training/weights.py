@@ -53,8 +53,8 @@ class Weights:
         ema: which exponential moving average is kept, or None. Its decay is warmed up as min((1 + t) / (10 + t), decay) at
             optimizer step t, counted from 0, as in Flow-GRPO's code.
         reference: what `reference()` will be: `fixed` weights as they started (a copy is kept, unless they are adapters that
-            started as none), the `base` without adapters, or `moving` ones, a copy of the live weights taken every `refresh`
-            optimizer steps; None if it will not be needed.
+            started as none), the `base` without adapters, `moving` ones, a copy of the live weights taken every `refresh`
+            optimizer steps, or a `teacher`, to be put by `put_reference`; None if it will not be needed.
         old: how the old policy follows the live one; None if it will not be needed.
         extra_modules: further small modules by name, of which every weight is trained.
 
@@ -94,9 +94,12 @@ class Weights:
         self.updates = 0
         self.ema = [p.detach().clone() for p in self.parameters] if ema is not None else None
         self._refresh = refresh if reference == "moving" else None
+        self._taught = reference == "teacher"
         started = lora is None or isinstance(lora, Mapping)  # as something else than the base
         copied = (
-            self._refresh is not None or (reference == "fixed" and started) or (reference == "base" and lora is None)
+            reference in ("moving", "teacher")
+            or (reference == "fixed" and started)
+            or (reference == "base" and lora is None)
         )
         self._reference = [p.detach().clone() for p in self.parameters] if copied else None
         self._decay = old
@@ -201,12 +204,18 @@ class Weights:
         for p, value in zip(self.parameters, values, strict=True):
             p.copy_(value)
 
+    @torch.no_grad()
+    def put_reference(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Copy values, whole ones by the names of `named`, to the reference's copy."""
+        for kept, name in zip(self._reference, self.named, strict=True):
+            local(kept).copy_(local(placed_as(values[name], kept)))
+
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The trained tensors, their average, a moving reference and the old policy, by name."""
+        """The trained tensors, their average, a reference that moves or is a teacher, and the old policy, by name."""
         tensors = {name: p.data for name, p in self.named.items()}
         if self.ema is not None:
             tensors |= {f"{AVERAGE}{name}": slow for name, slow in zip(self.named, self.ema, strict=True)}
-        if self._refresh is not None:
+        if self._refresh is not None or self._taught:
             tensors |= {f"{REFERENCE}{name}": kept for name, kept in zip(self.named, self._reference, strict=True)}
         if self._old is not None:
             tensors |= {f"{OLD}{name}": kept for name, kept in zip(self.named, self._old, strict=True)}

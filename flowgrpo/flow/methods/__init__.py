@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flowgrpo.flow.methods.adaptive import Adaptive
 from flowgrpo.flow.methods.credit import Depthwise, DiscountedValue, Siblings, StepGain, Terminal
+from flowgrpo.flow.methods.distill import Distill
 from flowgrpo.flow.methods.kernel import CPS, DDIMSDE, DanceSDE, FlowSDE, Manifold, Ode
 from flowgrpo.flow.methods.kl_mask import KlMask
 from flowgrpo.flow.methods.likelihood import Elbo, Trajectory
@@ -44,5 +45,6 @@ CHOICES: dict[str, dict[str, type[Choice]]] = {
         PairPreference,
         GroupSigmoid,
         PlackettLuce,
+        Distill,
     ),
 }

@@ -172,9 +172,9 @@ class Divergence(Strict):
     """exact: KL of the step's Gaussians; flow_grpo: without the step in its variance; velocity: squared distance."""
     beta: float = Field(0.0, ge=0)
     """Coefficient of the divergence from the reference; 0 computes none."""
-    reference: Literal["fixed", "base", "moving"] = "fixed"
+    reference: Literal["fixed", "base", "moving", "teacher"] = "fixed"
     """fixed: the start of training, with the adapters of model.lora.path; base: the model without adapters; moving: the
-    policy itself, copied now and then."""
+    policy itself, copied now and then; teacher: the adapters of model.teacher."""
     refresh: int = Field(10, ge=1)
     """Optimizer steps between two copies of a moving reference."""
     previous: float = Field(0.0, ge=0)
@@ -209,6 +209,8 @@ class PolicyGradient(Choice):
     """Of which likelihoods it is an objective."""
     couples: ClassVar[Literal["nothing", "group", "step"]] = "nothing"
     """What a sample's loss depends on beside itself: its group, or all samples of the optimizer step."""
+    rewarded: ClassVar[bool] = True
+    """Whether the loss depends on the advantages."""
 
     step_weights: Literal["none", "noise_aware", "equalised"] = "none"
     """Weights of the steps in the loss: none, noise_aware (std over its mean) or equalised (all pull alike)."""

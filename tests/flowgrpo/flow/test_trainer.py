@@ -156,8 +156,8 @@ def test_updates_split_the_groups_and_each_takes_one_step(tmp_path):
 
 def test_a_revisited_prompt_gets_fresh_noise(tmp_path):
     run = trainer(settings(tmp_path, train__iterations=1), texts=("a",))
-    first = {root.row.seed for root in run._roots(0, run.groups(0))}
-    second = {root.row.seed for root in run._roots(1, run.groups(1))}
+    first = {root.row.seed for root in run._roots(0, run.groups(0), run._starts(0, run.groups(0)).starts)}
+    second = {root.row.seed for root in run._roots(1, run.groups(1), run._starts(1, run.groups(1)).starts)}
     assert len(first) == len(second) == 32
     assert not first & second
 
@@ -165,7 +165,7 @@ def test_a_revisited_prompt_gets_fresh_noise(tmp_path):
 def test_a_shared_start_is_one_noise_per_group(tmp_path):
     run = trainer(settings(tmp_path, algorithm={"preset": "dance_grpo"}))
     seeds = {}
-    for root in run._roots(0, run.groups(0)):
+    for root in run._roots(0, run.groups(0), run._starts(0, run.groups(0)).starts):
         seeds.setdefault(root.group, set()).add(root.row.seed)
     assert [len(own) for own in seeds.values()] == [1] * 4
     assert len(set.union(*seeds.values())) == 4

@@ -40,7 +40,7 @@ def test_a_sample_that_is_not_a_number_costs_itself_and_not_the_step(tmp_path, p
         if preset == "branch_grpo":
             chosen["algorithm"] = {"preset": preset, "tree": {"factor": 5, "splits": [0]}}
         run = trainer(settings(tmp_path / name, **chosen), Breaking(), reward, held_out=0)
-        start = run._roots(0, run.groups(0))
+        start = run._roots(0, run.groups(0), run._starts(0, run.groups(0)).starts)
         return run, start[len(start) // 2]
 
     broken, root = begin("broken")
