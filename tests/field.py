@@ -69,9 +69,19 @@ def settings(folder, **overrides):
 
 
 def trainer(
-    chosen, field=None, reward=closeness, texts=("a", "bb", "ccc", "dddd", "eeeee"), held_out=2, steps=6, **options
+    chosen,
+    field=None,
+    reward=closeness,
+    texts=("a", "bb", "ccc", "dddd", "eeeee"),
+    held_out=2,
+    steps=6,
+    teacher=lambda weight: weight + 0.1,
+    **options,
 ):
-    """A run of a configuration, in its folder; the first prompts are evaluated too. Options as of `Loop`."""
+    """A run of a configuration, in its folder; the first prompts are evaluated too. Options as of `Loop`.
+
+    Where it has a teacher, that is what `teacher` makes of each of the student's weights.
+    """
     policy = FieldPolicy(field or Network(), (2,), linear_sigmas(steps, 3.0))
     algorithm = chosen.algorithm
     weights = Weights(
@@ -82,6 +92,8 @@ def trainer(
         refresh=algorithm.objective.kl.refresh,
         old=algorithm.old,
     )
+    if algorithm.reference == "teacher":
+        weights.put_reference({name: teacher(p) for name, p in weights.named.items()})
     rows = [prompts.Prompt(text) for text in texts]
     chosen.run.folder.mkdir(parents=True, exist_ok=True)
     options = {"rewards": [Reward("closeness", reward)], "eval_prompts": rows[:held_out], **options}

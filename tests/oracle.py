@@ -36,7 +36,11 @@ from flowgrpo.training.weights import Weights
 from rewards import Reward
 from samplers.trees import Tree
 
-PRESETS = [name for name, row in presets.PRESETS.items() if row["likelihood"]["name"] == "trajectory"]
+PRESETS = [  # a distillation's update is in expectation nothing of the reward
+    name
+    for name, row in presets.PRESETS.items()
+    if row["likelihood"]["name"] == "trajectory" and row["objective"]["name"] != "distill"
+]
 # Of a group; of the others 8.
 SIZES = {"tempflow": 12, "tempflow_fast": 12, "adaptive": 12, "branch_grpo": 16, "branch_grpo_mix": 16}
 BATCHES, GROUPS = 40, 4

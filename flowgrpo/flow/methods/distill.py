@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from pydantic import model_validator
@@ -9,7 +10,7 @@ from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.matching import Unbounded
-from flowgrpo.flow.methods.objective import LossInputs
+from flowgrpo.flow.methods.objective import LossInputs, TrainedStep
 from flowgrpo.schema.heavy import Tensor, torch
 
 
@@ -35,6 +36,11 @@ class Distill(Unbounded):
                 "teacher"
             )
         return self
+
+    @override
+    def pulls(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
+        """None: no log-probability is in the loss."""
+        return [0.0] * len(steps)
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:

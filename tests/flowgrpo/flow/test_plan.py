@@ -44,6 +44,7 @@ LEDGER = [
     ("dance_grpo", {"steps": [1, 4], "train_fraction": 1.0}, 24, 10, (240, 24 * 3, 24, 24 * 3)),
     *((name, {}, 24, 10, (240, 216, 24, 216)) for name in ("grpo_guard", "ctpo")),
     ("flow_dppo", {}, 24, 10, (240, 24 * 3, 24, 24 * 3)),
+    ("opd", {}, 24, 10, (240, 2 * 24 * 3, 24, 24 * 3)),
     ("sage_grpo", {}, 24, 10, (240, 2 * 240, 24, 240)),
     # 4 trunks of 9 or 10 states, and 6 children of each that walk on alone: 6 x (9 + 8 + ... + 0)
     ("tempflow", {}, 24, 10, (4 * (9 + 6 * 45), 2 * 4 * 9, 4 * 6 * 9, 4 * 6 * 9)),

@@ -20,8 +20,8 @@ from field import (
 from flowgrpo.flow.methods.presets import PRESETS
 from rewards import Reward
 
-# What they sample is the start's, or they are drawn to where the start is tilted to: a step away from it.
-OF_THE_START = ("rwr", "sft_best", "dpo", "gdro", "ram")
+# What they sample is the start's, or they are drawn to where the start is tilted to, a step away from it, or to a teacher.
+OF_THE_START = ("rwr", "sft_best", "dpo", "gdro", "ram", "opd")
 LOOSE = {"crd": {"beta": 0.05}, "dgpo": {"beta": 0.5}}  # or their log ratios are soon as far as they are to go
 # Of the same method as another preset; a plain run leaves them out.
 VARIANTS = ("branch_grpo_mix", "flow_grpo_window", "tempflow_fast")

@@ -1,0 +1,215 @@
+"""On-policy distillation: the update is that of the KL from the teacher, and what a teacher may be."""
+
+import math
+from itertools import pairwise
+
+import field
+import pytest
+import tiny
+import torch
+from field import TARGET, GaussianFlow, credit, lines, settings, step_in_place
+from runs import metrics, weights
+
+from flowgrpo import config
+from flowgrpo.cli import main
+from flowgrpo.data.prompts import Row
+from flowgrpo.errors import InputError
+from flowgrpo.flow import teacher
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.training.adapters import Adapter, Matrices
+from flowgrpo.training.weights import Weights, lora_config
+
+SMALL = {"train__groups": 2, "train__group_size": 6, "train__updates": 1, "eval__every": 99}
+OPD = ["algorithm={preset: opd, tree: {size: 2}}", "train.iterations=1", "eval.save=0"]
+
+
+def equal(samples, prompts):
+    return torch.zeros(len(samples))
+
+
+def towards(mean):
+    return lambda weight: torch.as_tensor(mean).to(weight).expand_as(weight)
+
+
+def begun(folder, algorithm=(), mean=TARGET, **changes):
+    chosen = settings(folder, algorithm={"preset": "opd", **dict(algorithm)}, **{**SMALL, **changes})
+    return field.trainer(chosen, GaussianFlow(), reward=equal, held_out=0, teacher=towards(mean))
+
+
+def cps_kl(run, tree, mean):
+    """By hand: the mean over the trained edges of Q^2 (v - v_teacher)^2 / (2 S^2), at a mean of the student's flow."""
+    angle, total, count = 0.8 * math.pi / 2, 0.0, 0
+    following = dict(pairwise(run.policy.sigmas))
+    flows = []
+    for value in (mean, TARGET):
+        flow = GaussianFlow().double()
+        flow.mean.data = value.double()
+        flows.append(flow)
+    for evaluation in tree.evaluations:
+        s, t = evaluation.sigma, following[evaluation.sigma]
+        q = -s * (1 - t) + t * (1 - s) * math.cos(angle)
+        for edges in evaluation.trained:
+            x = evaluation.state[0][edges.rows].double()
+            v, aim = (flow(x, torch.full((len(x),), s).double(), None).detach() for flow in flows)
+            total += float((q * (v - aim) / (t * math.sin(angle))).square().mean(1).sum()) / 2
+            count += len(x)
+    return total / count
+
+
+def test_the_gradient_is_that_of_the_kl_by_finite_differences(tmp_path):
+    run = begun(tmp_path)
+    credited = credit(run, run.rollout(0, run.groups(0)))
+    stats = step_in_place(run, credited)
+    here, width = torch.zeros(2), 0.5  # the KL is a parabola in the mean, so any width will do
+    expected = [
+        (cps_kl(run, credited.tree, here + way) - cps_kl(run, credited.tree, here - way)) / (2 * width)
+        for way in torch.eye(2) * width
+    ]
+    (mean,) = run.weights.parameters
+    assert mean.grad.tolist() == pytest.approx(expected, rel=1e-4)
+    assert stats.kl / stats.edges == pytest.approx(cps_kl(run, credited.tree, here), rel=1e-4)
+
+
+@pytest.mark.parametrize("kernel", ["cps", "flow_sde", "dance_sde", "manifold"])
+def test_a_student_that_is_its_teacher_has_no_gradient(tmp_path, kernel):
+    run = begun(tmp_path, {"kernel": {"name": kernel}}, mean=(0.0, 0.0))
+    stats = step_in_place(run, credit(run, run.rollout(0, run.groups(0))))
+    (mean,) = run.weights.parameters
+    assert (stats.kl, mean.grad.abs().max()) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {},
+        {"tree": "chain", "kernel": {"name": "flow_sde", "level": 0.7}},
+        {
+            "tree": "chain",
+            "kernel": {"name": "ode"},
+            "likelihood": {"name": "elbo", "anchor": "live"},
+            "objective": {"kl": {"form": "velocity"}},
+        },
+    ],
+    ids=["window of cps", "chain of flow_sde", "samples of an ode"],
+)
+def test_a_flow_in_the_plane_learns_its_teacher_from_rewards_that_are_all_equal(tmp_path, algorithm):
+    run = begun(tmp_path, algorithm, train__iterations=80, run__patience=2, run__checkpoint__every=99)
+    run.run()
+    (mean,) = run.weights.parameters
+    assert (mean.detach() - TARGET).norm() < 0.1
+    for line in lines(run):
+        assert (line["groups/teaching"], line["groups/zero_std_fraction"]) == (2, 1)
+
+
+def test_a_teacher_is_in_the_checkpoints_and_a_resume_goes_on_with_it(tmp_path):
+    whole = begun(tmp_path / "whole", train__iterations=3)
+    whole.run()
+    begun(tmp_path / "parts", train__iterations=1).run()
+    parts = begun(tmp_path / "parts", mean=(9.0, 9.0), train__iterations=3)  # whatever its file says by now
+    parts.resume()
+    parts.run()
+    assert lines(whole) == lines(parts)
+
+
+def adapted(rank, alpha, network):
+    """A tiny SD3 whose student has adapters of a rank, with a teacher's place."""
+    policy = DiffusersPolicy(network, tiny.CALLS["sd3"])
+    return policy, Weights(policy.modules, lora_config(rank, alpha, "auto", policy.modules), reference="teacher")
+
+
+def some_adapter(network, *, rank, alpha, rslora=False, seed=3, only=""):
+    """Adapters of a teacher on the layers of a network that have some."""
+    generator = torch.Generator().manual_seed(seed)
+    layers = {}
+    for path, module in network.named_modules():
+        if hasattr(module, "lora_A") and path.endswith(only):
+            out, width = module.base_layer.weight.shape
+            down, up = (torch.randn(size, generator=generator) for size in ((rank, width), (out, rank)))
+            layers[path] = Matrices(down=down, up=up, bias=None, alpha=alpha)
+    return Adapter(layers, rslora)
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_a_teacher_of_another_rank_and_alpha_is_met_exactly(rslora):
+    policy, student = adapted(4, 3.0, tiny.sd3())
+    taught = some_adapter(policy.modules["transformer"], rank=2, alpha=8.0, rslora=rslora, only="to_q")
+    teacher.put(student, {"transformer": taught})
+    rows = [Row("a red circle", 0), Row("a red circle", 1)]
+    state = policy.start(rows)
+    with torch.no_grad():
+        before = policy.velocity(state, policy.sigmas[0], rows)[0]
+        with student.reference():
+            found = policy.velocity(state, policy.sigmas[0], rows)[0]
+    alone = DiffusersPolicy(tiny.sd3(), tiny.CALLS["sd3"])
+    Weights(alone.modules, {"transformer": taught})
+    alone.start(rows)
+    with torch.no_grad():
+        expected = alone.velocity(state, policy.sigmas[0], rows)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert (expected - before).abs().max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("rank", "only", "sentence"),
+    [
+        (
+            5,
+            "to_q",
+            "model.teacher: its adapter of transformer.transformer_blocks.0.attn.to_q has rank 5, the student's 4; ",
+        ),
+        (2, "", "where the student has none; add it to model.lora.targets"),
+    ],
+)
+def test_a_teacher_that_the_student_s_adapters_cannot_hold_is_refused(rank, only, sentence):
+    policy = DiffusersPolicy(tiny.sd3(), tiny.CALLS["sd3"])
+    student = Weights(policy.modules, lora_config(4, 4.0, ["to_q"], policy.modules), reference="teacher")
+    everywhere, _ = adapted(2, 2.0, tiny.sd3())
+    taught = some_adapter(everywhere.modules["transformer"], rank=rank, alpha=1.0, only=only)
+    with pytest.raises(InputError, match=sentence):
+        teacher.put(student, {"transformer": taught})
+
+
+def test_a_run_teaches_another_by_command(workplace):
+    assert main(["train", "tiny.yaml", "run.name=first", "train.iterations=2", "train.learning_rate=0.05"]) == 0
+    assert main(["train", "tiny.yaml", "run.name=second", "model.teacher=runs/first", *OPD, "train.updates=2"]) == 0
+    (line,) = metrics(workplace / "runs" / "second")
+    assert line["policy/kl"] > 0
+    assert line["policy/grad_norm"] > 0
+    kept = weights(workplace / "runs" / "second", 1)
+    first = weights(workplace / "runs" / "first", 2)
+    assert any(name.startswith("reference.") for name in kept)
+    assert any(name.startswith("average.") for name in first)
+    for name, tensor in first.items():  # whose average teaches
+        if name.startswith("average."):
+            assert torch.allclose(kept[name.replace("average.", "reference.")], tensor)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (OPD, "model.teacher: algorithm.objective.kl.reference=teacher needs one"),
+        ([*OPD, "model.teacher=nowhere"], "model.teacher: there is no file or folder 'nowhere'"),
+        ([*OPD, "model.teacher=nowhere", "model.lora=null"], "model.teacher: it is a LoRA over the student's base"),
+        (["model.teacher=nowhere"], "model.teacher: nobody asks it"),
+        (
+            [OPD[0].replace("}}", "}, objective: {kl: {reference: fixed}}}")],
+            "algorithm.objective.kl.reference: distill learns from a teacher, fixed is the student",
+        ),
+        (
+            [OPD[0].replace("}}", "}, objective: {kl: {beta: 0, reference: fixed}}}")],
+            "algorithm.objective.kl.beta: distill has no other loss than the divergence, raise it",
+        ),
+    ],
+)
+def test_what_is_no_distillation_is_refused_in_a_sentence(workplace, capsys, options, sentence):
+    assert main(["train", "tiny.yaml", *options]) == 2
+    assert sentence in " ".join(capsys.readouterr().err.split())
+    assert not (workplace / "runs").exists()
+
+
+def test_other_objectives_may_be_held_by_a_teacher(tmp_path):
+    kl = {"beta": 0.1, "reference": "teacher"}
+    chosen = config.validated(
+        {"model": {"path": "shapes", "teacher": "x"}, "algorithm": {"preset": "flow_grpo", "objective": {"kl": kl}}}
+    )
+    assert chosen.algorithm.reference == "teacher"
