@@ -190,7 +190,8 @@ def _of_run(path: str, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str,
     tensors, _ = _of_file(path, found / "weights.safetensors")
     averaged = {key: tensor for key, tensor in tensors.items() if key.startswith("average.")}
     tensors = {key.removeprefix("average."): tensor for key, tensor in (averaged or tensors).items()}
-    tensors = {key: tensor for key, tensor in tensors.items() if ".lora_" in key and not key.startswith("reference.")}
+    beside = ("reference.", "old.")  # of other policies
+    tensors = {key: tensor for key, tensor in tensors.items() if ".lora_" in key and not key.startswith(beside)}
     if lora.get("path") is not None:
         return tensors, _of_file(path, folder / START)[1]
     return tensors, {"": {"lora_alpha": lora.get("alpha")}}

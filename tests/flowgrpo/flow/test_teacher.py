@@ -184,6 +184,17 @@ def test_a_run_teaches_another_by_command(workplace):
             assert torch.allclose(kept[name.replace("average.", "reference.")], tensor)
 
 
+def test_a_run_that_keeps_an_old_policy_and_no_average_teaches_what_it_has_learnt(workplace):
+    first = ["algorithm={preset: nft, likelihood: {draws: 2}}", "train.ema=null", "train.iterations=1"]
+    assert main(["train", "tiny.yaml", "run.name=first", *first]) == 0
+    assert main(["train", "tiny.yaml", "run.name=second", "model.teacher=runs/first", *OPD]) == 0
+    learnt, kept = (weights(workplace / "runs" / name, 1) for name in ("first", "second"))
+    assert any(name.startswith("old.") for name in learnt)
+    for name, tensor in learnt.items():
+        if ".lora_" in name and not name.startswith(("old.", "reference.")):
+            assert torch.allclose(kept[f"reference.{name}"], tensor)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
