@@ -81,13 +81,8 @@ LEDGER = [
     ("sft_best", {}, 24, 10, (240, 9, 24, 9)),  # one sample
     # two samples; policy and reference before, for the coefficients
     ("dpo", {}, 24, 10, (240, 3 * 2 * 9, 24, 2 * 9)),
-    (
-        "dgpo",
-        {},
-        24,
-        10,
-        (240, 5 * 24 * 4, 24, 24 * 4),
-    ),  # and old policy and reference, for the clip and the divergence
+    # and old policy and reference, for the clip and the divergence
+    ("dgpo", {}, 24, 10, (240, 5 * 24 * 4, 24, 24 * 4)),
     ("gdro", {}, 24, 10, (240, 3 * 24 * 4, 24, 24 * 4)),
 ]
 
