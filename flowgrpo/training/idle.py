@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
+ROUNDING = 1e-9  # an advantage below it is what sums of equal rewards leave
+
 
 def is_idle(line: Mapping[str, Any]) -> bool:
     """Whether an iteration learnt nothing: no advantage was other than 0, or no update could be made."""
@@ -29,3 +33,10 @@ def why(line: Mapping[str, Any]) -> str:
         skipped = line["policy/skipped_updates"]
         return "no update had a gradient that is finite" if skipped else "nothing of its samples can be trained on"
     return "the rewards of each group are equal" + (f", and {lost} samples were lost" if lost else "")
+
+
+def teaches(objective: Any, advantages: torch.Tensor) -> torch.Tensor:
+    """Whether (U,) bool units of these advantages have something to teach: all, where the objective asks for no rewards."""
+    if not getattr(objective, "rewarded", True):
+        return torch.ones_like(advantages, dtype=torch.bool)
+    return advantages.isfinite() & (advantages.abs() > ROUNDING)

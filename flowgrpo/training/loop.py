@@ -49,8 +49,6 @@ from flowgrpo.training.versions import Versions
 from flowgrpo.training.weights import Weights, local
 from rewards import Reward
 
-ROUNDING = 1e-9  # an advantage below it is what sums of equal rewards leave
-
 
 class Loop(ABC):
     """The state of one run, and the order of its iterations.
@@ -308,9 +306,7 @@ class Loop(ABC):
         total = self.credited.total(rewards)
         self.prompt_stats.add([groups.prompts[group] for each in everyone for group in each[2]], total, self.done)
         self.on_compared(together)
-        teaching = trained & together.values.isfinite().any(1)
-        if getattr(algorithm.objective, "rewarded", True):
-            teaching &= advantages.isfinite() & (advantages.abs() > ROUNDING)
+        teaching = trained & together.values.isfinite().any(1) & idle.teaches(algorithm.objective, advantages)
         return (
             advantages[mine],
             trained[mine],
