@@ -13,7 +13,12 @@ from flowgrpo.cli import main
 from flowgrpo.flow.methods.presets import PRESETS
 from flowgrpo.training.stopped import NothingToLearn
 
-REWARDED = ("vgpo", "rwr", "gdro", "opd")  # the reward itself is in the advantage, or nothing of it: not counted as idle
+REWARDED = (
+    "vgpo",
+    "rwr",
+    "gdro",
+    "opd",
+)  # the reward itself is in the advantage, or nothing of it: not counted as idle
 
 
 def settings(folder, preset="flow_grpo", **overrides):
