@@ -70,6 +70,23 @@ def _check_effects(algorithm: Any) -> None:
         raise InputError(f"algorithm.likelihood.power: the weight {likelihood.weight} has no power; take weight=power")
 
 
+def check_policy(config: Any, policy: Any) -> None:
+    """Refuse a pipeline that pins a part of its states, once that is known.
+
+    Args:
+        config: of a flow model's run.
+        policy: with a row started.
+
+    Raises:
+        InputError: says what can be trained instead.
+    """
+    if config.algorithm.likelihood.name == "elbo" and policy.pins:
+        raise InputError(
+            "algorithm.likelihood: the pipeline puts parts of its own in place of what steps move to (a picture's, outside "
+            "a mask), which final samples cannot tell from what the model made; take trajectory"
+        )
+
+
 def check_run(config: Any) -> None:
     """Refuse what a run does with rollouts that are kept for their steps.
 

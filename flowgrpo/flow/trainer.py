@@ -35,7 +35,7 @@ import torch
 from typing_extensions import override
 
 from flowgrpo.data.prompts import Row
-from flowgrpo.flow import calibration
+from flowgrpo.flow import calibration, elbo
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.draft import Chosen, agreement, drafted, first, foretold
 from flowgrpo.flow.encoding import encode_run, eval_call, longest_and_shortest, rows_of
@@ -110,6 +110,7 @@ class Trainer(Loop):
             self.policy.start(
                 rows_of(longest_and_shortest(self.train_prompts)[:1])
             )  # the sigmas are known from here on
+            elbo.check_policy(self.config, self.policy)
             self.policy.offload()
             super().run()
 

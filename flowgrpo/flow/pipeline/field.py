@@ -34,7 +34,7 @@ class FieldPolicy:
         self.modules = {"field": field}
         self.shape = tuple(shape)
         self.sigmas = tuple(float(sigma) for sigma in sigmas)
-        self.evaluations = 0
+        self.evaluations, self.pins = 0, False
         self._decode = decode
 
     def prepare(self, rows: Sequence[Row], key: str = "model.call") -> None:

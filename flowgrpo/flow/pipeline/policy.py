@@ -28,11 +28,13 @@ class Policy(Protocol):
         modules: the networks that compute the velocity, by name; these are trained.
         sigmas: the schedule, float32 values from (about) 1 down to 0.
         evaluations: how many samples the modules have processed so far; a guided sample in two branches counts 2.
+        pins: whether something else stands in place of a part of each state; known once a row was started.
     """
 
     modules: dict[str, torch.nn.Module]
     sigmas: tuple[float, ...]
     evaluations: int
+    pins: bool
 
     def prepare(self, rows: Sequence[Row], key: str = "model.call") -> None:
         """Compute once what depends on the rows' conditions only (embeddings), before training starts.
@@ -99,6 +101,11 @@ class DiffusersPolicy:
     def evaluations(self) -> int:
         """How many samples the modules have processed so far; a guided sample in two branches counts 2."""
         return self.walk.evaluations
+
+    @property
+    def pins(self) -> bool:
+        """Whether the pipeline's loop puts something else in place of a part of what each step moved to; see `Walk`."""
+        return self.walk.pins
 
     def call_overrides(self, **call: Any) -> AbstractContextManager[None]:
         """Return a context in which the call has other arguments, as in evaluation; None removes one."""

@@ -199,6 +199,13 @@ def test_groups_are_looked_at_one_by_one(tmp_path):
         assert [leaf for leaf in kept if groups[leaf] == group] == [own[0], own[-1]]
 
 
+def test_a_pipeline_with_pins_is_refused(tmp_path):
+    run = run_of(tmp_path)
+    run.policy.pins = True
+    with pytest.raises(InputError, match=r"algorithm\.likelihood: the pipeline puts parts of its own"):
+        run.run()
+
+
 def test_a_model_of_one_step_learns_too(tmp_path):
     written = {"preset": "nft", "kernel": "ode"}
     chosen = settings(tmp_path, algorithm=written, train__iterations=1, train__updates=1)
