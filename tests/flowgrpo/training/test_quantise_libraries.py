@@ -13,8 +13,9 @@ import torch
 from released import released
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from flowgrpo import cli, config
+from flowgrpo import config
 from flowgrpo.cli import main
+from flowgrpo.commands import sampling
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.loading import load_policy
@@ -138,7 +139,7 @@ def test_bitsandbytes_through_diffusers_needs_a_gpu(monkeypatch):
 def test_the_words_are_those_of_the_config_and_of_the_command():
     words = {*FORMS, *LIBRARY_FORMS}
     assert set(get_args(Quantised)) == words
-    option, _ = get_args(get_type_hints(cli.sample)["quantise"])
+    option, _ = get_args(get_type_hints(sampling.sample)["quantise"])
     assert set(get_args(option)) == words
     asked = {"model": {"path": "shapes", "lora": None, "quantise": "torchao_int8"}}
     with pytest.raises(InputError, match=r"model\.quantise: only a frozen base can be quantised"):
