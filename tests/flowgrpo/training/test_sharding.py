@@ -51,6 +51,11 @@ CASES = {
         "model.quantise=int8",
         "train.updates=1",
     ],
+    "final samples, sampled and anchored by an old policy": [
+        "tiny.yaml",
+        "algorithm={preset: nft, likelihood: {old: {start: 0.5, slope: 0.0, most: 0.5}}}",
+        "train.updates=1",
+    ],
     "texts, in one pass and in two": [
         "texts.yaml",
         "algorithm.preset=cj_grpo",
@@ -87,6 +92,7 @@ WHOLE = {
         "model.dtype=bfloat16",
         "model.gradient_checkpointing=true",
     ],
+    "final samples in pairs, of the reference": ["tiny.yaml", "algorithm={preset: dpo}"],
     "texts held to a reference": [
         "texts.yaml",
         "algorithm.preset=gdpo",
