@@ -127,10 +127,10 @@ def _check_status(command: forked.Command, how: str, processes: int) -> None:
         raise Failed(f"a traceback after {how}: {said[-3000:]}")
     status = command.returncode
     allowed = {
-        "kill all": (-9,),
-        "kill launcher": (-9,),
-        # The one may have ended already, or the run with it.
-        "kill one": (-9,) if processes == 1 else (0, 137),
+        # 0: what SIGKILL reaches cannot say that, so the run had come to its end.
+        "kill all": (-9, 0),
+        "kill launcher": (-9, 0),
+        "kill one": (-9, 0) if processes == 1 else (0, 137),
         # Before the first step SIGTERM ends a process as it ends any other; of several the launcher tells 128 + 15.
         "SIGTERM": (0, 130, -15, 143),
         "SIGINT": (0, 130),
