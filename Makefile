@@ -33,7 +33,7 @@ test-lowest: .venv-lowest/installed
 
 # Prints the tables of docs/oracle.md.
 oracle: .venv/installed
-	@for table in oracle oracle_samples oracle_effects oracle_mixture oracle_texts; do OMP_NUM_THREADS=1 $(PY) tests/$$table.py || exit; done
+	$(PY) scripts/oracle_tables.py
 
 lint: .venv/installed
 	$(PY) -m ruff check .

@@ -1,6 +1,6 @@
 """What clip, baselines, selection, drafts, pruning, branch noise, values and stale rollouts make of an update, as a table.
 
-    python tests/oracle_effects.py
+    python scripts/oracle_tables.py effects
 
 Each row is a preset of `oracle` with something changed, held against the gradient that is exact for the preset.
 """
@@ -64,7 +64,3 @@ def main() -> None:
     torch.set_num_threads(1)
     for line in table([*rows()]):
         print(line)
-
-
-if __name__ == "__main__":
-    main()

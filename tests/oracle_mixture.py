@@ -1,6 +1,6 @@
 """Hold updates of chains, brushes and twigs on a mixture of two Gaussians against the exact gradient, as a table.
 
-    python tests/oracle_mixture.py
+    python scripts/oracle_tables.py mixture
 
 The model is `mixture_flow`, on which a rule of advantage may turn an update, as it cannot on one Gaussian.
 """
@@ -188,7 +188,3 @@ def main() -> None:
     torch.set_num_threads(1)
     for line in table([row for reward in REWARDS for family in FAMILIES for row in rows(family, reward)]):
         print(line)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Hold the gradient of each preset of final samples against its closed form, and print their table of docs/oracle.md.
 
-    python tests/oracle_samples.py [PRESET ...]
+    python scripts/oracle_tables.py samples [PRESET ...]
 
 At the anchor the update is the mean of a times the gradient of the samples' log-likelihood, of which the expectation is an
 integral over samples of the solver and over noise: both are Gaussian, so that it is a sum over a grid. Where samples are
@@ -27,7 +27,7 @@ from flowgrpo.flow.methods.likelihood import Elbo
 from flowgrpo.flow.trainer import Trainer
 
 PRESETS = tuple(sample_presets.PRESETS)
-RANKED = ("sft_best", "dpo", "gdro")
+RANKED = ("sft_best", "dpo", "seppo", "gdro")
 GRID = torch.linspace(-7, 7, 401, dtype=torch.float64)
 BATCHES, GROUPS = 20, 16
 DENSITY = torch.exp(-(GRID**2) / 2) / torch.exp(-(GRID**2) / 2).sum()
@@ -121,7 +121,3 @@ def main() -> None:
     torch.set_num_threads(1)
     for line in table([row(preset, asked.reward, asked.batches) for preset in asked.presets or PRESETS]):
         print(line)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Hold the gradient of every text preset's update against the exact one, and print the table of docs/oracle.md.
 
-    python tests/oracle_texts.py [PRESET ...]
+    python scripts/oracle_tables.py texts [PRESET ...]
 
 The model is the table of `tiny_texts`, of which every canvas can be counted. A preset decodes, scores, credits and updates
 by the code of a run.
@@ -255,7 +255,3 @@ def main() -> None:
     chosen = [each for each in VARIANTS if not asked.presets or each.preset in asked.presets]
     for line in table([row(each) for each in chosen], chosen):
         print(line)
-
-
-if __name__ == "__main__":
-    main()

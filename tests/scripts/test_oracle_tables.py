@@ -1,0 +1,27 @@
+"""The command of docs/oracle.md, as a reader calls it: from anywhere, with nothing told to Python."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "oracle_tables.py"
+
+
+def called(folder, *words):
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return subprocess.run([sys.executable, SCRIPT, *words], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_a_table_of_one_preset(tmp_path):
+    found = called(tmp_path, "flow", "tempflow_fast", "--batches", "8")
+    assert found.returncode == 0, found.stderr
+    head, _, row = found.stdout.splitlines()
+    assert head.startswith("| preset | evaluations | size |")
+    assert row.startswith("| `tempflow_fast` | 156 | ")  # of 2 seeds of 6 children: 2 x (3 + 72) and 6
+
+
+def test_a_table_that_is_not_there_is_one_sentence(tmp_path):
+    found = called(tmp_path, "flows")
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith("oracle_tables.py: there is no table 'flows', choose one of flow, samples, effects,")
