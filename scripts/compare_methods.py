@@ -4,14 +4,18 @@
     python scripts/compare_methods.py report OUT [OUT ...] [--picture curves.svg]
     python scripts/compare_methods.py run OUT --config configs/mdlm.yaml --work 50000 [--methods gdpo ...]
     python scripts/compare_methods.py report OUT --config configs/mdlm.yaml --work 50000
+    python scripts/compare_methods.py run OUT --seeds 0 1 2 --work 8000 --rates 3e-5 1e-4 3e-4 [--methods ...]
 
 `run` trains each method (a preset, or NAME='preset key=value ...') with each seed through the command line, one thread each,
 two at a time (--at-once), until its calibration, rollouts and updates have taken so many seconds, or so much work, which is
 model evaluations.
 Held-out evaluation, start-up and checkpoints do not count. A seed fixes the prompts for all methods alike. Runs that are
 complete are not run again. `report` reads the runs' own metrics and interpolates their held-out reward at the budget, and
-after a budget of seconds also at as many model evaluations as all of them have made, or at --evaluations. --picture needs
-matplotlib (pip install -e '.[docs]').
+after a budget of seconds also at as many model evaluations as all of them have made, or at --evaluations; --rise adds the
+evaluations that a rise of the reward took. --picture needs matplotlib (pip install -e '.[docs]').
+
+--rates gives each method a learning rate of its own: of those named, the one by which a run with --rates-seed, which is none
+of the table's, came furthest. Those runs are kept in OUT/rates, and are not run again.
 
 An idle machine is part of the method: the seconds are those of a clock.
 """
@@ -20,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import shutil
@@ -29,7 +34,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -42,6 +47,7 @@ from flowgrpo.mdlm.methods.presets import PRESETS as TEXT_PRESETS
 
 CONFIG = Path(__file__).parents[1] / "configs" / "shapes.yaml"
 Lines = Sequence[dict[str, Any]]
+Methods = dict[str, list[str]]  # names, and the settings of each
 ENDLESS = ("train.iterations=10000", "eval.save=0", "run.checkpoint.every=100000", "run.processes=1")
 SHAPES = (  # what all methods share; a method's own numbers stay as published, but for its clip range
     "train.groups=2",
@@ -91,6 +97,15 @@ def at(points: list[tuple[float, float]], cost: float) -> float:
     raise ValueError(f"a run ended at {points[-1][0]:.0f}, before {cost:.0f}")
 
 
+def reached(points: list[tuple[float, float]], rise: float) -> float | None:
+    """The cost at which a curve is first so far above its start; None where it never is."""
+    goal = points[0][1] + rise
+    for (before, low), (after, high) in pairwise(points):
+        if high >= goal:
+            return before + (after - before) * (goal - low) / (high - low)
+    return None
+
+
 @dataclass(frozen=True)
 class Budget:
     """How long a run goes on: its `amount`, what metric lines have `used` of it, and its word."""
@@ -129,11 +144,16 @@ def finished(folder: Path, budget: Budget) -> bool:
     return any(line["phase"] == "eval" and budget.used(lines[:i]) >= budget.amount for i, line in enumerate(lines))
 
 
-def train(name: str, path: Path, overrides: list[str], seed: int, budget: Budget, looks: int, out: Path) -> None:
-    """Train one run of a config to its budget, unless that was done before."""
+def train(name: str, path: Path, overrides: list[str], seed: int, budget: Budget, looks: int, out: Path) -> float:
+    """Train one run of a config to its budget, unless that was done before; its held-out reward there."""
     run = f"{name}-seed{seed}"
     if finished(out / run, budget):
-        return
+        rate = config.load(path, [*SETTINGS[config.load(path).kind], *overrides]).train.learning_rate
+        if rates_of([out / run]) != f"{rate:g}":
+            raise SystemExit(
+                f"{out / run} was trained by another learning rate than {rate:g}, take it away, or another folder"
+            )
+        return at(curve(read(out / run), budget.used), budget.amount)
     shutil.rmtree(out / run, ignore_errors=True)
     kind = config.load(path).kind
     clip = clip_range([*SETTINGS[kind], *overrides], path)
@@ -149,9 +169,33 @@ def train(name: str, path: Path, overrides: list[str], seed: int, budget: Budget
     if child.poll() is None:
         child.send_signal(signal.SIGTERM)
     if child.wait() not in (0, 130):
-        raise RuntimeError(f"{shlex.join(command)} failed: {log.read_text()[-2000:]}")
+        raise Failed(f"{shlex.join(command)} failed: {log.read_text()[-2000:]}")
     points = curve(read(out / run), budget.used)
     print(f"{run}: {points[0][1]:.3f} -> {at(points, budget.amount):.3f}", flush=True)
+    return at(points, budget.amount)
+
+
+class Failed(RuntimeError):
+    """A run ended before its budget, with the end of its log."""
+
+
+def with_rates(methods: Methods, rates: list[str], train_all: Callable[[Methods], dict[str, float]]) -> Methods:
+    """Each method with that of some learning rates by which it came furthest.
+
+    Args:
+        train_all: the rewards of methods after a run of each, minus infinity of those that ended early.
+    """
+    tried = {
+        f"{name}@{rate}": [*overrides, f"train.learning_rate={rate}"]
+        for name, overrides in methods.items()
+        for rate in rates
+    }
+    rewards = train_all(tried)
+    chosen = {name: max((f"{name}@{rate}" for rate in rates), key=rewards.__getitem__) for name in methods}
+    for name, best in chosen.items():
+        seen = ", ".join(f"{rewards[f'{name}@{rate}']:.3f} by {rate}" for rate in rates)
+        print(f"{best} of {seen}", flush=True)
+    return {name: tried[best] for name, best in chosen.items()}
 
 
 def spread(values: list[float]) -> str:
@@ -160,23 +204,41 @@ def spread(values: list[float]) -> str:
     return f"{statistics.mean(values):.3f} ± {error:.3f}"
 
 
-def report(folders: list[Path], budget: Budget, work: float | None, picture: Path | None) -> None:
-    """Print the table of all complete runs in some folders, and draw their curves."""
-    runs: dict[str, list[list[dict[str, Any]]]] = {}
+def runs_in(folders: list[Path], budget: Budget) -> dict[str, list[Path]]:
+    """The folders of complete runs, by the names of their methods."""
+    found: dict[str, list[Path]] = {}
     for folder in folders:
         for path in sorted(folder.iterdir()):
             if path.is_dir() and finished(path, budget):
-                runs.setdefault(path.name.rpartition("-seed")[0], []).append(read(path))
-    if not runs:
+                found.setdefault(path.name.rpartition("-seed")[0], []).append(path)
+    if not found:
         places = ", ".join(map(str, folders))
         sys.exit(f"no run in {places} has been evaluated at or after {budget.amount:g} {budget.word}")
+    return found
+
+
+def rates_of(paths: list[Path]) -> str:
+    """The learning rates of runs, as their own copies of the config have them."""
+    return ", ".join(sorted({f"{config.load(path / 'config.yaml').train.learning_rate:g}" for path in paths}))
+
+
+def report(folders: list[Path], budget: Budget, *, work: float | None = None, rise: float | None = None) -> None:
+    """Print the table of all complete runs in some folders.
+
+    Args:
+        work: model evaluations of the second comparison, by default as many as all runs made.
+        rise: of the reward, whose evaluations are told.
+    """
+    paths = runs_in(folders, budget)
+    runs = {name: [read(path) for path in own] for name, own in paths.items()}
     spent = {name: [curve(lines, budget.used) for lines in own] for name, own in runs.items()}
     by_work = {name: [curve(lines, evaluations) for lines in own] for name, own in runs.items()}
     timed = budget.used is trained_seconds
-    work = work or min(points[-1][0] for own in by_work.values() for points in own)
+    work = work or least_work(by_work)
     also = [f"after {work / 1000:.0f}k evaluations"] if timed else []
+    also += [] if rise is None else [f"evaluations to +{rise:g}"]
     after = f"after {budget.amount:.0f} s" if timed else f"after {budget.amount / 1000:.0f}k evaluations"
-    header = ["method", "seeds", "before", after, "gain", *also, "iterations"]
+    header = ["method", "learning rate", "seeds", "before", after, "gain", *also, "iterations"]
     print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}")
     final = {name: [at(points, budget.amount) for points in own] for name, own in spent.items()}
     for name in sorted(final, key=lambda name: -statistics.mean(final[name])):
@@ -185,8 +247,13 @@ def report(folders: list[Path], budget: Budget, work: float | None, picture: Pat
         iterations = statistics.mean(within(lines, budget) for lines in runs[name])
         enough = all(points[-1][0] >= work for points in by_work[name])
         worked = [spread([at(points, work) for points in by_work[name]]) if enough else "made fewer"] if timed else []
+        if rise is not None:
+            met = [cost for points in by_work[name] if (cost := reached(points, rise)) is not None]
+            short = "" if len(met) == len(by_work[name]) else f" in {len(met)} of {len(by_work[name])}"
+            worked.append(f"{statistics.mean(met) / 1000:.1f}k{short}" if met else "more")
         cells = [
             f"`{name}`",
+            rates_of(paths[name]),
             len(final[name]),
             f"{before:.3f}",
             spread(final[name]),
@@ -195,31 +262,40 @@ def report(folders: list[Path], budget: Budget, work: float | None, picture: Pat
             f"{iterations:.0f}",
         ]
         print("| " + " | ".join(map(str, cells)) + " |")
-    if picture is not None:
-        draw(spent, by_work, budget.amount, work, picture)
 
 
-def draw(by_time: dict, by_work: dict, seconds: float, work: float, picture: Path) -> None:
-    """Mean curves over the seeds, by time and by work."""
+def least_work(by_work: dict[str, list[list[tuple[float, float]]]]) -> float:
+    """The evaluations that all curves have made."""
+    return min(points[-1][0] for own in by_work.values() for points in own)
+
+
+def draw(folders: list[Path], budget: Budget, work: float | None, picture: Path) -> None:
+    """Mean curves over the seeds, by the budget and by work."""
     import matplotlib.pyplot as plt
 
-    names = sorted(by_time, key=lambda name: -statistics.mean(at(points, seconds) for points in by_time[name]))
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
-    colours = plt.colormaps["tab20"].colors
-    for axis, data, limit, label in (
-        (axes[0], by_time, seconds, "seconds of rollout and update, one thread"),
-        (axes[1], by_work, work, "model evaluations"),
-    ):
-        for colour, name in zip(colours, names, strict=False):
+    runs = {name: [read(path) for path in own] for name, own in runs_in(folders, budget).items()}
+    spent = {name: [curve(lines, budget.used) for lines in own] for name, own in runs.items()}
+    by_work = {name: [curve(lines, evaluations) for lines in own] for name, own in runs.items()}
+    panels = [(by_work, work or least_work(by_work), "model evaluations")]
+    if budget.used is trained_seconds:
+        panels.insert(0, (spent, budget.amount, "seconds of rollout and update, one thread"))
+    names = sorted(spent, key=lambda name: -statistics.mean(at(points, budget.amount) for points in spent[name]))
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(5.5 * len(panels), 4.2), sharey=True, layout="constrained", squeeze=False
+    )
+    colours, styles = plt.colormaps["tab20"].colors, ("-", "--")
+    for axis, (data, limit, label) in zip(axes[0], panels, strict=True):
+        for place, name in enumerate(names):
             end = min([limit, *(points[-1][0] for points in data[name])])
             costs = [end * i / 40 for i in range(41)]
             means = [statistics.mean(at(points, cost) for points in data[name]) for cost in costs]
-            axis.plot(costs, means, color=colour, label=name, linewidth=1.6)
+            look = {"color": colours[place % len(colours)], "linestyle": styles[place // len(colours) % len(styles)]}
+            axis.plot(costs, means, label=name, linewidth=1.6, **look)
         axis.set_xlabel(label)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("held-out reward")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
+    axes[0][0].set_ylabel("held-out reward")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
     figure.savefig(picture)
 
 
@@ -246,25 +322,50 @@ def main() -> None:
     parser.add_argument("--evaluations", type=float, help="of a report's second comparison")
     parser.add_argument("--looks", type=int, default=3, help="held-out evaluations of a run after the first, at least")
     parser.add_argument("--at-once", type=int, default=2, help="runs side by side; one for each core")
+    parser.add_argument("--rise", type=float, help="of the held-out reward, whose evaluations a report tells")
+    parser.add_argument("--rates", nargs="+", metavar="RATE", help="learning rates to choose each method's from")
+    parser.add_argument("--rates-seed", type=int, default=7, help="the seed that chooses")
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
     budget = Budget(options.seconds, trained_seconds, "seconds")
     if options.work is not None:
         budget = Budget(options.work, evaluations, "evaluations")
     if options.command == "report":
-        report(options.folders, budget, options.evaluations, options.picture)
+        report(options.folders, budget, work=options.evaluations, rise=options.rise)
+        if options.picture is not None:
+            draw(options.folders, budget, options.evaluations, options.picture)
         return
     (out,) = options.folders
-    out.mkdir(parents=True, exist_ok=True)
     methods = parsed(options.methods or list(ALL[config.load(options.config).kind]))
-    with ThreadPoolExecutor(options.at_once) as pool:
-        jobs = [
-            pool.submit(train, name, options.config, overrides, seed, budget, options.looks, out)
-            for seed in options.seeds
-            for name, overrides in methods.items()
-        ]
-        for job in jobs:
-            job.result()
+
+    def reward(job: Future[float], may_fail: bool) -> float:
+        try:
+            return job.result()
+        except Failed as failed:
+            if not may_fail:
+                raise
+            print(failed, flush=True)
+            return -math.inf
+
+    def train_all(chosen: Methods, seeds: list[int], folder: Path, may_fail: bool = False) -> list[dict[str, float]]:
+        folder.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(options.at_once) as pool:
+            jobs = {
+                (seed, name): pool.submit(train, name, options.config, overrides, seed, budget, options.looks, folder)
+                for seed in seeds
+                for name, overrides in chosen.items()
+            }
+            return [{name: reward(jobs[seed, name], may_fail) for name in chosen} for seed in seeds]
+
+    if options.rates:
+        if options.rates_seed in options.seeds:
+            parser.error(f"--rates-seed {options.rates_seed}: it chooses the rates, take one that is not in --seeds")
+        methods = with_rates(
+            methods,
+            options.rates,
+            lambda tried: train_all(tried, [options.rates_seed], out / "rates", may_fail=True)[0],
+        )
+    train_all(methods, options.seeds, out)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,9 @@ def trained(seconds, evaluations):
     return {"phase": "train", "reward/mean": 1e6, "cost/model_evaluations": evaluations, **times}
 
 
-def written(folder, *lines):
+def written(folder, *lines, rate=1e-4):
     folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(f"model: {{path: shapes}}\ntrain: {{learning_rate: {rate}}}\n")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
@@ -88,7 +89,7 @@ def two_folders(tmp_path):
     """Two seeds of `calm` in two folders, one seed of `two-part` with a calibration, and a run that has just begun."""
     step = trained(50.0, 100_000)
     written(tmp_path / "a" / "calm-seed0", evaluated(0.2), step, evaluated(0.4), step, evaluated(0.6), step)
-    written(tmp_path / "b" / "calm-seed1", evaluated(0.3), step, evaluated(0.5), step, evaluated(0.9))
+    written(tmp_path / "b" / "calm-seed1", evaluated(0.3), step, evaluated(0.5), step, evaluated(0.9), rate=3e-5)
     slow = trained(90.0, 100_000)
     start = calibrated(10.0, 500_000), evaluated(0.1)
     written(tmp_path / "a" / "two-part-seed0", *start, slow, evaluated(0.3), slow, evaluated(0.5))
@@ -98,31 +99,57 @@ def two_folders(tmp_path):
 
 
 def test_a_report_has_a_row_for_each_method_best_first(two_folders, capsys):
-    compare.report(two_folders, budget(80.0), None, None)
+    compare.report(two_folders, budget(80.0))
     head, _, *rows = capsys.readouterr().out.splitlines()
-    assert head.startswith("| method | seeds | before | after 80 s | gain | after 200k evaluations |")
+    assert head.startswith("| method | learning rate | seeds | before | after 80 s | gain | after 200k evaluations |")
     # calm at 80 s: 0.4 + 0.2 * 30 / 50 and 0.5 + 0.4 * 30 / 50, whose standard error is half their difference
     assert [row.rsplit("|", 2)[0] for row in rows] == [
-        "| `calm` | 2 | 0.250 | 0.630 ± 0.110 | 0.380 ± 0.060 | 0.750 ± 0.150 ",
-        "| `two-part` | 1 | 0.100 | 0.256 ± nan | 0.156 ± nan | 0.100 ± nan ",
+        "| `calm` | 0.0001, 3e-05 | 2 | 0.250 | 0.630 ± 0.110 | 0.380 ± 0.060 | 0.750 ± 0.150 ",
+        "| `two-part` | 0.0001 | 1 | 0.100 | 0.256 ± nan | 0.156 ± nan | 0.100 ± nan ",
     ]
 
 
 def test_a_budget_of_evaluations_is_reported_alone(two_folders, capsys):
-    compare.report(two_folders, compare.Budget(150_000, compare.evaluations, "evaluations"), None, None)
+    compare.report(two_folders, compare.Budget(150_000, compare.evaluations, "evaluations"))
     head, _, calm, two_part = capsys.readouterr().out.splitlines()
-    assert head == "| method | seeds | before | after 150k evaluations | gain | iterations |"
+    assert head == "| method | learning rate | seeds | before | after 150k evaluations | gain | iterations |"
     # halfway between the first and the second evaluation after the start: (0.5 + 0.7) / 2, and the one iteration that fits
-    assert calm == "| `calm` | 2 | 0.250 | 0.600 ± 0.100 | 0.350 ± 0.050 | 1 |"
-    assert two_part.startswith("| `two-part` | 1 | 0.100 | 0.100")
+    assert calm == "| `calm` | 0.0001, 3e-05 | 2 | 0.250 | 0.600 ± 0.100 | 0.350 ± 0.050 | 1 |"
+    assert two_part.startswith("| `two-part` | 0.0001 | 1 | 0.100 | 0.100")
 
 
 def test_a_report_at_more_evaluations_than_some_method_made_says_so(two_folders, capsys):
-    compare.report(two_folders, budget(80.0), 550_000.0, None)
+    compare.report(two_folders, budget(80.0), work=550_000.0)
     head, _, calm, two_part = capsys.readouterr().out.splitlines()
     assert "after 550k evaluations" in head
-    assert calm.split(" | ")[5] == "made fewer"
-    assert two_part.split(" | ")[5] == "0.200 ± nan"
+    assert calm.split(" | ")[6] == "made fewer"
+    assert two_part.split(" | ")[6] == "0.200 ± nan"
+
+
+def test_a_report_tells_what_a_rise_of_the_reward_took(two_folders, capsys):
+    compare.report(two_folders, compare.Budget(150_000, compare.evaluations, "evaluations"), rise=0.3)
+    head, _, calm, two_part = capsys.readouterr().out.splitlines()
+    assert (
+        head
+        == "| method | learning rate | seeds | before | after 150k evaluations | gain | evaluations to +0.3 | iterations |"
+    )
+    assert calm.split(" | ")[6] == "137.5k"  # 150,000 of 0.2, 0.4, 0.6; 125,000 of 0.3, 0.5, 0.9
+    assert two_part.split(" | ")[6] == "650.0k"
+    compare.report(two_folders, compare.Budget(150_000, compare.evaluations, "evaluations"), rise=0.5)
+    _, _, calm, two_part = capsys.readouterr().out.splitlines()
+    assert calm.split(" | ")[6] == "175.0k in 1 of 2"
+    assert two_part.split(" | ")[6] == "more"
+
+
+def test_each_method_gets_the_rate_that_came_furthest(capsys):
+    rewards = {"a@1e-4": 0.5, "a@3e-4": 0.6, "b@1e-4": 0.3, "b@3e-4": 0.2}
+    asked = []
+    methods = {"a": ["x=1"], "b": []}
+    found = compare.with_rates(methods, ["1e-4", "3e-4"], lambda tried: (asked.append(tried), rewards)[1])
+    assert found == {"a": ["x=1", "train.learning_rate=3e-4"], "b": ["train.learning_rate=1e-4"]}
+    assert asked[0].keys() == rewards.keys()
+    assert asked[0]["a@1e-4"] == ["x=1", "train.learning_rate=1e-4"]
+    assert capsys.readouterr().out.splitlines()[0] == "a@3e-4 of 0.500 by 1e-4, 0.600 by 3e-4"
 
 
 def test_a_method_is_a_preset_or_a_name_for_one_with_options():
