@@ -91,6 +91,7 @@ def trainer(
         reference=algorithm.reference,
         refresh=algorithm.objective.kl.refresh,
         old=algorithm.old,
+        bank=algorithm.bank,
     )
     if algorithm.reference == "teacher":
         weights.put_reference({name: teacher(p) for name, p in weights.named.items()})

@@ -1,6 +1,6 @@
 """Hold the gradient of each trajectory preset's update against the exact one, and print the table of docs/oracle.md.
 
-    python tests/oracle.py [PRESET ...] [--set KEY=VALUE ...]
+    python scripts/oracle_tables.py flow [PRESET ...] [--set KEY=VALUE ...]
 
 The model is `gaussian_flow`, whose expected reward has a closed form. A preset rolls out, credits and replays by the code of
 a run; its gradient is divided by the weights of its edges, and compared step by step with what that edge's kernel, trunk and
@@ -42,7 +42,8 @@ PRESETS = [  # a distillation's update is in expectation nothing of the reward
     if row["likelihood"]["name"] == "trajectory" and row["objective"]["name"] != "distill"
 ]
 # Of a group; of the others 8.
-SIZES = {"tempflow": 12, "tempflow_fast": 12, "adaptive": 12, "branch_grpo": 16, "branch_grpo_mix": 16}
+SIZES = dict.fromkeys(("tempflow", "tempflow_fast", "adaptive"), 12)
+SIZES |= dict.fromkeys(("branch_grpo", "branch_grpo_mix"), 16)
 BATCHES, GROUPS = 40, 4
 SIGMAS = schedule()
 # What all presets are tried without: the division by a std, which has no closed form, and pulls, which are 0 at the start.
@@ -126,7 +127,7 @@ def trainer(
         chosen.run.folder.mkdir()
         policy = FieldPolicy(model or Shifted(), (1,), SIGMAS)
         algorithm = chosen.algorithm
-        weights = Weights(policy.modules, None, reference=algorithm.reference, old=algorithm.old)
+        weights = Weights(policy.modules, None, reference=algorithm.reference, old=algorithm.old, bank=algorithm.bank)
         called = Reward(reward, lambda samples, prompts: earned(samples[:, 0]))
         yield Trainer(chosen, policy, weights, train_prompts=[Prompt("")], rewards=[called])
 
@@ -393,7 +394,3 @@ def main() -> None:
     overrides = {key: yaml.safe_load(value) for key, _, value in (each.partition("=") for each in asked.set)}
     for line in table([row(preset, asked.reward, asked.batches, **overrides) for preset in asked.presets or PRESETS]):
         print(line)
-
-
-if __name__ == "__main__":
-    main()

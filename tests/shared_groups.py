@@ -60,6 +60,12 @@ CASES = {
         CHAIN | {"algorithm": {"preset": "dpo"}, "train__groups": 4, "train__updates": 1, "train__split": "groups"},
         [("closeness", closeness)],
     ),
+    "final samples in pairs of a snapshot": (
+        CHAIN
+        | {"algorithm": {"preset": "seppo", "likelihood": {"bank": {"every": 1, "keep": 2}}}}
+        | {"train__groups": 4, "train__updates": 1, "train__split": "groups"},
+        [("closeness", closeness)],
+    ),
     "groups of unequal sizes": (
         {
             "train__groups": 2,

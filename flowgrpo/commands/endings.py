@@ -14,6 +14,7 @@ from flowgrpo.commands.remedies import remedy
 from flowgrpo.commands.terminal import say
 from flowgrpo.schema.heavy import torch
 from flowgrpo.schema.sections import RunConfig
+from flowgrpo.training.lost import is_lost
 from flowgrpo.training.out_of_memory import OutOfMemory, last_resort
 from flowgrpo.training.stopped import DiskFull, RanOutOfMemory, Stopped
 
@@ -42,7 +43,7 @@ def stops_told(path: Path, overrides: Sequence[str]) -> Iterator[None]:
                 say(f"what each switch spares on this GPU says: {planned}")
         raise typer.Exit(stopped.status) from None
     except RuntimeError as error:
-        if not launch.is_lost(error):
+        if not is_lost(error):
             raise
         if launch.is_main():
             say("flowgrpo: another process of this run has ended, so this one ends too")

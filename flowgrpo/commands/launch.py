@@ -35,15 +35,6 @@ OURS = "FLOWGRPO_LAUNCHED"  # in the environment of processes that `relaunch` st
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 INTERRUPTED = 130  # the status of one that Ctrl-C ended
 LOST = 3  # the status of a process that ends because another has; `relaunch` never returns it
-# What gloo and NCCL say of a process that has gone, in a RuntimeError.
-GONE = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "remote process exited",
-    "Failed to recv",
-    "failed to recv",
-)
 
 OURS_ALONE = "there is run.sharding instead"
 OFF = ("", "0", "false", "no", "off", "n", "f")
@@ -111,11 +102,6 @@ def is_restarted(begun_by: str | None) -> bool:
     """
     again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     return again or (begun_by not in (None, "none") and begun_by == os.environ.get("TORCHELASTIC_RUN_ID"))
-
-
-def is_lost(error: RuntimeError) -> bool:
-    """Whether an error says that another process of this run has gone."""
-    return "WORLD_SIZE" in os.environ and any(words in str(error) for words in GONE)
 
 
 def is_main() -> bool:

@@ -21,7 +21,7 @@ from flowgrpo.flow.plan import call_and_branches
 from flowgrpo.flow.predicted import kept
 from flowgrpo.flow.trial import Sampling, Trial, trial
 from flowgrpo.schema.sections import Lora
-from flowgrpo.training import quantise, quantise_libraries
+from flowgrpo.training import low_precision, quantise, quantise_libraries
 from flowgrpo.training.budget import (
     ROLLOUT,
     UPDATE,
@@ -49,6 +49,7 @@ SWITCHES = (
     ("model.vae", "offload"),
     ("model.vae_tiling", True),
     ("model.gradient_checkpointing", True),
+    ("train.draft.precision", None),
     ("run.sharding", "fsdp2"),
     ("model.quantise", "int8"),
     ("model.quantise", "nf4"),
@@ -103,6 +104,11 @@ class FlowBudget(Budget):
             **learnt(self.config, trial.trained, copies=self._copies(), among=among),
             "states": -(-self.states // shares) * trial.state,
         }
+        if self.config.exchanges_base:
+            stay["weights"] += sum(loaded[name] for name in trial.shapes)
+        drafts = self._draft_copy()
+        stay["weights"] += drafts if model.lora else 0  # otherwise they are made while starts are drafted
+        while_drafted = stay | {"weights": stay["weights"] + (0 if model.lora else drafts)}
         of_group, degree = self.group * trial.rollout.sample, self.config.run.context_parallel
         waiting = min(-(-self.samples // shares), WAITING * self.group) * trial.rollout.sample
         layer, gathered, rows = (
@@ -118,7 +124,7 @@ class FlowBudget(Budget):
         update = (checkpointed or trial.update).shared(degree).beside(max(layer, kept) + with_gradients)
         update |= step(self.config, trial.trained, among=among)
         encode = {"weights": sum(loaded.values()) - networks}
-        decoding = stay | {"weights": stay["weights"] + away, "samples": waiting}
+        decoding = while_drafted | {"weights": while_drafted["weights"] + away, "samples": waiting}
         joined = stay | {"samples": waiting + of_group}  # a group, and its parts
         found = [
             Phase(name="encode", rows=1, key=None, fixed=encode, calls=Peaks(((0, trial.encode),))),
@@ -126,8 +132,8 @@ class FlowBudget(Budget):
                 name="rollout",
                 rows=rows,
                 key=ROLLOUT,
-                fixed=stay,
-                calls=trial.rollout.step.shared(degree).beside(layer + gathered),
+                fixed=while_drafted,
+                calls=trial.rollout.step.shared(degree).beside(max(layer, self._layer_of_drafts()) + gathered),
             ),
             Phase(name="decode", rows=rows, key=ROLLOUT, fixed=decoding, calls=self._decode(trial.rollout)),
             Phase(name="reward", rows=self.group, key=None, fixed=joined, calls=Peaks()),
@@ -146,14 +152,19 @@ class FlowBudget(Budget):
         impossible = {
             "model.vae_tiling": trial.rollout.decode_tiled is None,
             "model.gradient_checkpointing": trial.update_checkpointed is None,
-            "model.quantise": model.lora is None or model.quantise == "nf4" or not quantise.can(trial.shapes, "int8"),
+            "model.quantise": model.lora is None
+            or model.quantise == "nf4"
+            or low_precision.of_drafts(self.config) is not None
+            or self.config.exchanges_base
+            or not quantise.can(trial.shapes, "int8"),
             "model.text_encoders": model.text_encoders == "free",
             "run.sharding": not can_share(self.config),
+            "train.draft.precision": low_precision.of_drafts(self.config) is None,
         }
         return [
             (key, value)
             for key, value in SWITCHES
-            if at_key(self.config, key) != value and not impossible.get(key, False)
+            if not impossible.get(key, False) and at_key(self.config, key) != value
             if value != "nf4" or quantise.can(trial.shapes, "nf4")
         ]
 
@@ -174,16 +185,32 @@ class FlowBudget(Budget):
             return 0
         return quantise.made_anew(self.trial.shapes.values(), self.trial.width)
 
+    def _draft_copy(self) -> int:
+        """Bytes of the copy that drafts are sampled by."""
+        width, word = self._width_of_linear(), low_precision.of_drafts(self.config)
+        return sum(low_precision.size(shapes, width, word) for shapes in self.trial.shapes.values())
+
+    def _layer_of_drafts(self) -> int:
+        """Bytes of the weights that one layer of that copy makes anew."""
+        if low_precision.of_drafts(self.config) not in low_precision.MADE_ANEW:
+            return 0
+        return quantise.made_anew(self.trial.shapes.values(), self._width_of_linear())
+
+    def _width_of_linear(self) -> int:
+        """Bytes of a number of the networks: those that learn are float32."""
+        return self.trial.width if self.config.model.lora else 4
+
     def _decode(self, sampling: Sampling) -> Peaks:
         tiled = sampling.decode_tiled if self.config.model.vae_tiling else None
         return tiled or sampling.decode
 
     def _copies(self) -> int:
-        """How many other policies are copies of what is learned: the reference perhaps, and the old one."""
+        """How many other policies are copies of what is learned: the reference perhaps, the old one, and snapshots."""
         algorithm, lora = self.config.algorithm, self.config.model.lora
         reference = algorithm.reference
         begun = lora is None or (lora.path is not None and reference == "fixed")  # as something else than the base
-        return (reference is not None and (begun or reference in ("moving", "teacher"))) + (algorithm.old is not None)
+        copied = begun or reference == "moving" or (reference == "teacher" and not self.config.exchanges_base)
+        return (reference is not None and copied) + (algorithm.old is not None) + algorithm.snapshots
 
 
 def fit(config: Config, gpu_bytes: int) -> dict[str, Any]:

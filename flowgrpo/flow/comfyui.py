@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline.loading import index_of
-from flowgrpo.training.weights import Weights
+from flowgrpo.training.weights import AVERAGE, OTHER_POLICIES, Weights
 
 FOLDER = "comfyui"  # of an export; diffusers looks for a LoRA at its top only
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"  # peft's endings
@@ -199,7 +199,7 @@ def check(settings: Config, checkpoint: Path) -> None:
     with safe_open(checkpoint / "weights.safetensors", "pt") as file:
         layers = {key.partition(".lora_")[0] for key in file.keys() if ".lora_A." in key}  # noqa: SIM118
     for path in sorted(layers):
-        if path.startswith(("average.", "reference.")):
+        if path.startswith((AVERAGE, *OTHER_POLICIES)):
             continue
         network, _, layer = path.partition(".")
         _found(index[network][1], layer)

@@ -16,16 +16,20 @@ from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.sections import Eval, Lora, Quantised, RewardUse, RunConfig, Train, check_quantised
-from flowgrpo.training import roles
+from flowgrpo.training import low_precision, roles
+from flowgrpo.training.bank import Bank
 from flowgrpo.training.baseline import NESTED
 from flowgrpo.training.decay import Decay
+from flowgrpo.training.low_precision import Precision
 from flowgrpo.training.parts import check_geometry
 
 if TYPE_CHECKING:
+    from flowgrpo.flow.pipeline import loading
     from samplers import plans
     from samplers.kernels import Kernel
     from samplers.trees import Plan
 else:
+    loading = lazy("flowgrpo.flow.pipeline.loading")
     plans = lazy("samplers.plans")
 
 
@@ -39,8 +43,8 @@ class Model(Strict):
     lora: Lora | None = Lora()
     """Low-rank adapters; null trains every weight."""
     teacher: str | None = None
-    """A LoRA over the same base whose policy is the reference `teacher`: a file, a folder, an export's or a run's, or a hub
-    id; null: none."""
+    """Whose policy is the reference `teacher`: a LoRA over the same base (a file, a folder, an export's or a run's, or a hub
+    id), or a pipeline whose networks have the same shapes (a built-in name, a folder or a hub id); null: none."""
     quantise: Quantised | None = None
     """Keep the linear layers of the frozen base in int8, fp8 (e4m3) or nf4, by layers of this package or by a library's
     (torchao_int8, torchao_fp8, bnb_nf4; flowgrpo[8bit]); needs adapters. null: as the files have them."""
@@ -133,6 +137,16 @@ class Algorithm(Strict):
         return self.likelihood.old if asked else None
 
     @property
+    def bank(self) -> Bank | None:
+        """Which snapshots of the live policy are kept; None where nothing asks for them."""
+        return self.likelihood.bank if self.likelihood.name == "elbo" and "bank" in self.likelihood.policies else None
+
+    @property
+    def snapshots(self) -> int:
+        """How many snapshots are kept at most."""
+        return 0 if self.bank is None else self.bank.keep
+
+    @property
     def reference(self) -> str | None:
         """What the reference is, see `training.weights.Weights`; None where nothing asks for it."""
         asked = "reference" in self.likelihood.policies | self.objective.policies
@@ -198,6 +212,9 @@ class Draft(Strict):
     """How many starts are sampled, as a multiple of those that are needed."""
     call: dict[str, Any] = {"num_inference_steps": 6}
     """Arguments over model.call while the draft is sampled; few steps are enough to rank the starts."""
+    precision: Precision | None = None
+    """Sample the draft by a copy of the linear layers in low precision: weights alone in int8, fp8, nf4 or torchao_nvfp4, or
+    activations too (dynamic), by torchao (flowgrpo[8bit]); adapters act on it as they are. null: by the network as it is."""
 
 
 class FlowTrain(Train):
@@ -247,6 +264,12 @@ class Config(RunConfig):
     def stored_groups(self) -> str | None:
         return self.data.groups
 
+    @property
+    @override
+    def exchanges_base(self) -> bool:
+        teacher = self.model.teacher
+        return self.model.lora is not None and teacher is not None and loading.is_pipeline(teacher)
+
     @model_validator(mode="after")
     def _geometry(self) -> Config:
         roots = self.algorithm.tree.roots(self.train.group_size)
@@ -267,6 +290,8 @@ class Config(RunConfig):
             )
         if self.train.draft is not None and self.algorithm.tree.start == "shared":
             raise InputError("train.draft: it chooses the starts of a group, set algorithm.tree.start=independent")
+        if (word := low_precision.of_drafts(self)) is not None:
+            low_precision.check(word, self.model)
         if self.prompts.pick.budget == "knapsack" and roots == 1:
             raise InputError(
                 f"prompts.pick.budget: a group of {self.train.group_size} is one {self.algorithm.tree.name} tree, which "

@@ -64,7 +64,11 @@ def _check_effects(algorithm: Any) -> None:
     if likelihood.anchor == "live" and (objective.couples != "nothing" or hasattr(objective, "clip_range")):
         raise InputError(
             f"algorithm.likelihood.anchor: the ratio to the live policy is 1, of which {objective.name} makes nothing; take "
-            "old or reference"
+            "old, bank or reference"
+        )
+    if likelihood.bank != type(likelihood).model_fields["bank"].default and algorithm.bank is None:
+        raise InputError(
+            "algorithm.likelihood.bank: nobody asks for a snapshot; take algorithm.likelihood.sampler=bank, or leave it out"
         )
     if likelihood.weight != "power" and likelihood.power != type(likelihood).model_fields["power"].default:
         raise InputError(f"algorithm.likelihood.power: the weight {likelihood.weight} has no power; take weight=power")
@@ -112,10 +116,16 @@ def check_run(config: Any) -> None:
             "run.staleness: what is behind by elbo is algorithm.likelihood.old, the policy that samples; take 0, and no "
             "run.generators"
         )
-    if run.sharding != "none" and config.model.lora is None and algorithm.old is not None:
+    if algorithm.bank is not None and algorithm.bank.every < train.updates:
         raise InputError(
-            "run.sharding: of a network that is trained whole in shards no old policy is kept; take model.lora={}, or an "
-            "algorithm that asks for none by likelihood.sampler, likelihood.anchor, objective.clip_range or kl.previous"
+            f"algorithm.likelihood.bank.every: a snapshot is taken where an iteration ends, which has {train.updates} "
+            f"optimizer steps; take {train.updates} or more, or fewer train.updates"
+        )
+    if run.sharding != "none" and config.model.lora is None and (algorithm.old or algorithm.bank):
+        raise InputError(
+            "run.sharding: of a network that is trained whole in shards no old policy or snapshot is kept; take "
+            "model.lora={}, or an algorithm that asks for none by likelihood.sampler, likelihood.anchor, "
+            "objective.clip_range or kl.previous"
         )
 
 
@@ -124,7 +134,8 @@ def check_stored(config: Any) -> None:
 
     A method may anchor at the reference, which may have made the samples, or at the live policy, whose ratio is 1. At an old
     policy that follows the live one it may not: that policy made none of the samples, so a ratio to it weighs them by
-    nothing, and the mirror image of a velocity about its own is no negative of the law that they are of.
+    nothing, and the mirror image of a velocity about its own is no negative of the law that they are of. A
+    snapshot of the live one may be the anchor where it samples, too: beside a stored sample one of its own.
 
     Args:
         config: of a flow model's run.
@@ -137,6 +148,16 @@ def check_stored(config: Any) -> None:
         raise InputError(
             f"algorithm.likelihood: {likelihood.name} needs the steps of rollouts, and data.groups has final samples; take "
             "algorithm.preset=gdro, dpo, rwr or awm, say"
+        )
+    if likelihood.sampler == "bank" and not config.algorithm.objective.pairs:
+        raise InputError(
+            "algorithm.likelihood.sampler: beside data.groups a snapshot samples the worse one of a pair, and "
+            f"{config.algorithm.objective.name} has none; take sampler=reference, or objective=semi_policy"
+        )
+    if likelihood.anchor == "bank" and likelihood.sampler != "bank":
+        raise InputError(
+            "algorithm.likelihood.anchor: bank is of snapshots of the live policy, which made none of data.groups; take "
+            "algorithm.likelihood.sampler=bank, too, or anchor=reference"
         )
     for role in ("sampler", "anchor"):
         if getattr(likelihood, role) == "old":

@@ -1,7 +1,7 @@
 """Memory that a run needs at the least, from the sizes written in a model's files, without loading any weights.
 
-Counted are weights, gradients, optimizer, average and reference. Activations come on top and depend on the model's code:
-`flowgrpo doctor` measures them.
+Counted are weights, gradients, optimizer, average, reference and the copy that drafts are sampled by. Activations come on
+top and depend on the model's code: `flowgrpo doctor` measures them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline import loading
 from flowgrpo.flow.pipeline.traits import ENCODERS, TRAINED, is_network
 from flowgrpo.schema.sections import Lora
-from flowgrpo.training import hub, quantise, sharding
+from flowgrpo.training import hub, low_precision, quantise, sharding
 from flowgrpo.training.adapters import Adapter
 from flowgrpo.training.hub import Shape, refuse_too_large, shapes
 from flowgrpo.training.optimizers import OPTIMIZERS
@@ -57,21 +57,26 @@ def memory_estimate(
             away += count if not resting or model.text_encoders == "offload" else 0
     whole = {name: own for name, own in components.items() if name.startswith(TRAINED)}
     copies = 2 + (train.ema is not None) + (config.algorithm.old is not None)  # the weight, its gradient, and those
+    copies += config.algorithm.snapshots
     if model.lora is None:
         trained = sum(numel[name] for name in whole)
         frozen -= trained  # trained in float32 instead
         copies += reference is not None
     else:
         begun = start.adapters(model) if begun is None else begun
-        copies += reference in ("moving", "teacher") or (reference == "fixed" and bool(begun))
+        copies += reference == "moving" or (reference == "teacher" and not config.exchanges_base)
+        copies += reference == "fixed" and bool(begun)
+        frozen += sum(numel[name] for name in whole) * config.exchanges_base
         tensors = {f"{name}.{key}": shape for name, own in whole.items() for key, shape in own.items()}
         trained = sum(each.size for each in begun.values()) if begun else adapter_size(tensors, model.lora)
     moments = OPTIMIZERS[train.optimizer.name].bytes_per_number
     held = [quantise.size(own, width, model.quantise) // (among if model.lora else 1) for own in whole.values()]
     spared = sum(quantise.size(own, width, None) for own in whole.values()) - sum(held)
     learnt = frozen * width + round(trained * (4 * copies + moments)) // (1 if model.lora else among) - spared
+    word = low_precision.of_drafts(config)
+    drafts = sum(low_precision.size(own, width if model.lora else 4, word) for own in whole.values())
     return {
-        "gpu_bytes": max(loading_peak(config, components), learnt),
+        "gpu_bytes": max(loading_peak(config, components), learnt + drafts),
         "host_bytes": away * width,
     }
 
@@ -115,6 +120,12 @@ def check(config: Config, device: torch.device, begun: Mapping[str, Adapter] | N
 def smaller(config: Config) -> Iterator[tuple[str, Config]]:
     """Yield settings that may need less memory, as one writes them, and the config with each; some may be made already."""
     quantised = [("quantise", form) for form in quantise.FORMS] if config.model.lora else [("lora", Lora())]
+    if low_precision.of_drafts(config) is not None:  # which goes with no quantised base
+        quantised = [] if config.model.lora else quantised
+        draft = config.train.draft.model_copy(update={"precision": None})
+        train = config.train.model_copy(update={"draft": draft})
+        yield f"{low_precision.KEY}=null", config.model_copy(update={"train": train})
+    quantised = [] if config.exchanges_base else quantised
     encoders = [("text_encoders", word) for word in ("offload", "free")]
     for key, value in (*quantised, ("dtype", "bfloat16"), *encoders, ("vae", "offload")):
         model = config.model.model_copy(update={key: value})
@@ -126,13 +137,17 @@ def smaller(config: Config) -> Iterator[tuple[str, Config]]:
     yield "train.ema=null", config.model_copy(update={"train": train})
 
 
-def component_shapes(path: str) -> Components:
+def component_shapes(path: str, beginning: str | tuple[str, ...] = "") -> Components:
     """Shapes of all tensors, by component, as the headers of a model's safetensors say.
+
+    Args:
+        beginning: of the names of components.
 
     Raises:
         InputError: there is no such model.
     """
     components = [name for name, kind in loading.index_of(path).items() if isinstance(kind, (list, tuple)) and kind[0]]
+    components = [name for name in components if name.startswith(beginning)]
     source = embedded.place_of(path)
     with hub.one_sentence(path):
         by_component = {name: shapes(source, name) for name in components}

@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 
+from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods.likelihood import Elbo, flattened
 from flowgrpo.flow.methods.matching import Coupled, optimality
 from flowgrpo.flow.methods.objective import LossInputs, PolicyGradient
 from flowgrpo.flow.pipeline.policy import Policy
+from flowgrpo.training.baseline import Units
 from flowgrpo.training.optimize import UpdateStats
 from flowgrpo.training.weights import Weights
 from samplers import noise
@@ -116,6 +118,11 @@ def taken(objective: PolicyGradient, tree: Tree, advantages: Tensor, keep: Tenso
     return left
 
 
+def finite(tree: Tree) -> Tensor:
+    """Whether each sample (leaves,) bool of a tree is finite, on the host."""
+    return torch.stack([x.flatten(1).isfinite().all(1).cpu() for x in tree.samples]).all(0)
+
+
 def calls_of(likelihood: Elbo, tree: Tree, keep: Tensor, *, micro_batch: int, address: tuple[Any, ...]) -> list[Call]:
     """Deal the draws of the samples that are trained on to calls of the model, from noise to data.
 
@@ -148,13 +155,46 @@ def calls_of(likelihood: Elbo, tree: Tree, keep: Tensor, *, micro_batch: int, ad
     ]
 
 
+def noised_of(
+    config: Config,
+    tree: Tree,
+    units: Units,
+    *,
+    keep: Tensor,
+    advantages: Tensor,
+    group_weight: Tensor,
+    iteration: int,
+) -> Noised:
+    """What the update of an iteration computes.
+
+    Args:
+        units: to which the edges that lead to the leaves belong.
+        keep: (leaves,) bool, whether each sample has a part in the loss.
+        advantages: (leaves,) of the samples.
+        group_weight: (U,) weight of each unit's group.
+
+    Raises:
+        InputError: the likelihood asks for more steps than the schedule has.
+    """
+    likelihood, address = config.algorithm.likelihood, (config.run.seed, "elbo", iteration)
+    return Noised(
+        likelihood=likelihood,
+        tree=tree,
+        calls=calls_of(likelihood, tree, keep, micro_batch=config.train.micro_batch, address=address),
+        advantages=advantages,
+        weights=units.to_edges(units.weight)[tree.leaves],
+        factors=units.to_edges(group_weight)[tree.leaves],
+        address=address,
+    )
+
+
 @dataclass(kw_only=True)
 class Matching:
     """The losses of one optimizer step; see `losses`.
 
     Attributes:
-        told: of each draw its log-probability under the anchor, and the loss's derivative in its own; where samples are
-            coupled.
+        anchored: log-probability of each draw under the anchor, where samples are coupled: known before the first loss.
+        coefficients: of each draw the loss's derivative in its own log-probability, where a group is coupled.
         centre: means of log ratio and optimality over the step.
     """
 
@@ -163,7 +203,8 @@ class Matching:
     objective: PolicyGradient
     noised: Noised
     beta: float
-    told: dict[Draw, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    anchored: dict[Draw, Tensor] = field(default_factory=dict)
+    coefficients: dict[Draw, Tensor] = field(default_factory=dict)
     centre: tuple[float, float] | None = None
 
     def losses(self, part: int, stats: UpdateStats, sum_shares: Sum) -> Iterator[Tensor]:
@@ -195,14 +236,14 @@ class Matching:
         likelihood, rows = self.noised.likelihood, self.noised.rows(call)
         score = partial(likelihood.log_prob, sigma=call.sigma)
         asked = self.objective.policies
-        if not self.told and likelihood.anchor != "live":
+        if not self.anchored and likelihood.anchor != "live":
             asked = asked | {likelihood.anchor}
         others = {name: self._error(name, call, state, target) for name in sorted(asked)}
         error = flattened(self.policy.velocity(state, call.sigma, rows)) - target
         anchor_error = error.detach() if likelihood.anchor == "live" else others.get(likelihood.anchor)
-        log_prob, coefficient = score(error), None
-        if self.told:
-            old, coefficient = (torch.stack(each) for each in zip(*(self.told[d] for d in call.draws), strict=True))
+        log_prob, coefficients = score(error), [self.coefficients[d] for d in call.draws if d in self.coefficients]
+        if self.anchored:
+            old = torch.stack([self.anchored[draw] for draw in call.draws])
         else:
             old = log_prob.detach() if likelihood.anchor == "live" else score(anchor_error)
         return LossInputs(
@@ -214,7 +255,7 @@ class Matching:
             old_error=others.get("old"),
             reference_error=others.get("reference"),
             score=score,
-            coefficient=coefficient,
+            coefficient=torch.stack(coefficients) if coefficients else None,
             centre=self.centre,
         )
 
@@ -227,7 +268,6 @@ class Matching:
     def _look(self, part: int, sum_shares: Sum) -> None:
         """Compute the log ratios of a part without gradient, and from them what couples its samples."""
         ratios: dict[Draw, Tensor] = {}
-        anchors: dict[Draw, Tensor] = {}
         likelihood = self.noised.likelihood
         for call in self.noised.of_part(part):
             state, target = self.noised.noised(call)
@@ -236,12 +276,11 @@ class Matching:
                 for name in ("live", likelihood.anchor)
             )
             ratios |= dict(zip(call.draws, own - anchor, strict=True))
-            anchors |= dict(zip(call.draws, anchor, strict=True))
+            self.anchored |= dict(zip(call.draws, anchor, strict=True))
         if self.objective.couples == "step":
             self._centre(ratios, sum_shares)
-            self.told = {}
             return
-        self.told = {draw: (anchors[draw], 0 * own) for draw, own in ratios.items()}
+        self.coefficients = {draw: 0 * own for draw, own in ratios.items()}
         together = defaultdict(list)
         for draw in ratios:
             together[self.noised.group(draw), draw.number, draw.sign].append(draw)
@@ -251,7 +290,7 @@ class Matching:
                 ell = torch.stack([ratios[draw] for draw in draws])
                 advantage = self.noised.advantages[[draw.leaf for draw in draws]].to(ell)
                 for draw, found in zip(draws, objective.coefficients(ell, advantage), strict=True):
-                    self.told[draw] = anchors[draw], found
+                    self.coefficients[draw] = found
 
     def _centre(self, ratios: dict[Draw, Tensor], sum_shares: Sum) -> None:
         self.weights.lockstep.join()  # before processes meet in another way

@@ -99,14 +99,18 @@ def _of_samples(config: Config, tree: Tree, trained: torch.Tensor) -> Cost:
             "from; take group_mean"
         )
     forwards = sum(len(call.draws) for call in calls)
-    anchor = {algorithm.likelihood.anchor} - {"live"}
-    looks = 0  # before the samples are coupled, at the policy and its anchor
-    if algorithm.objective.couples != "nothing":
+    asked, looks = algorithm.objective.policies, 0
+    if algorithm.objective.couples == "nothing":
+        asked = asked | {algorithm.likelihood.anchor} - {"live"}
+    else:  # before the samples are coupled, at the policy and its anchor, whose log-probabilities are kept
         looks = 2
-    asked = algorithm.objective.policies | (anchor if algorithm.objective.couples != "group" else set())
+    beside = 0  # chains of a snapshot, in the place of the worse one of each stored pair
+    if config.data.groups and algorithm.sampler == "bank":
+        pairs = len({tree.nodes[tree.leaves[leaf]].root.group for leaf in trained.nonzero().flatten().tolist()})
+        beside = pairs * sum(len(e.rows) for e in tree.evaluations) // len(tree.leaves)
     return Cost(
         rollout=0 if config.data.groups else sum(len(e.rows) for e in tree.evaluations),
-        update=forwards * (1 + len(asked) + looks),
+        update=forwards * (1 + len(asked) + looks) + beside,
         with_gradient=forwards,
         decoded=0 if config.data.groups else len(tree.leaves),
         trained_edges=forwards,

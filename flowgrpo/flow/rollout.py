@@ -91,6 +91,36 @@ def rollout(
         keep_means: whether trained edges keep the mean of their step.
         deal, gather, share: see `score_pieces`.
     """
+    tree = walk(
+        policy,
+        plan,
+        roots,
+        micro_batch=micro_batch,
+        seed=seed,
+        iteration=iteration,
+        solver=solver,
+        keep_means=keep_means,
+    )
+
+    def decode(leaves: Sequence[int], own: Sequence[Row]) -> torch.Tensor:
+        return policy.decode(tuple(x[list(leaves)] for x in tree.samples), own)
+
+    return tree, score_leaves(tree, decode, rewards, micro_batch, deal=deal, gather=gather, share=share)
+
+
+@torch.no_grad()
+def walk(
+    policy: Policy,
+    plan: Plan,
+    roots: Sequence[Root],
+    *,
+    micro_batch: int,
+    seed: int,
+    iteration: int,
+    solver: str | None = None,
+    keep_means: bool = False,
+) -> Tree:
+    """Grow the trees of one iteration, as one; arguments as of `rollout`."""
     rows = [root.row for root in roots]
     parts = [policy.start(batch) for batch in batched(rows, micro_batch)]
     start = tuple(torch.cat(column) for column in zip(*parts, strict=True))
@@ -99,14 +129,8 @@ def rollout(
         return noise.noise(shape, seed, "edge", iteration, *address)
 
     if solver is None:
-        tree = grow(plan, policy.sigmas, roots, start, policy.velocity, edge_noise, micro_batch, keep_means)
-    else:
-        tree = solve(solver, policy.sigmas, roots, start, policy.velocity, micro_batch)
-
-    def decode(leaves: Sequence[int], own: Sequence[Row]) -> torch.Tensor:
-        return policy.decode(tuple(x[list(leaves)] for x in tree.samples), own)
-
-    return tree, score_leaves(tree, decode, rewards, micro_batch, deal=deal, gather=gather, share=share)
+        return grow(plan, policy.sigmas, roots, start, policy.velocity, edge_noise, micro_batch, keep_means)
+    return solve(solver, policy.sigmas, roots, start, policy.velocity, micro_batch)
 
 
 @torch.no_grad()

@@ -33,8 +33,9 @@ from flowgrpo.flow.plan import call_and_branches
 from flowgrpo.flow.predicted import predicted
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.schema.sections import Ema
-from flowgrpo.training import checkpoint, sharding
+from flowgrpo.training import checkpoint, low_precision, sharding
 from flowgrpo.training.adapters import Adapter
+from flowgrpo.training.bank import Bank
 from flowgrpo.training.decay import Decay
 from flowgrpo.training.offload_activations import offload_activations
 from flowgrpo.training.optimizers import check_compiler
@@ -61,12 +62,13 @@ def check(settings: Config, data: RunData) -> None:
         folder = settings.run.folder
         calibration.read(folder, begun=checkpoint.resumed(folder / "checkpoints") is not None)
     sharding.check(settings)
+    low_precision.check_installed(low_precision.of_drafts(settings))
     context.check(settings)
     if settings.run.engine is not None:
         request.check(settings, pipeline_class(settings.model.path), data.train_prompts)
         Client(settings.run.engine).greet()
     start.adapters(settings.model)  # refuses a LoRA that is not for the model
-    teacher.adapters(settings)
+    teacher.check(settings)
     call = call_and_branches(settings)[0]
     offline.check_model(settings, offline.source_of(settings), call)
     steps = call["num_inference_steps"]
@@ -207,16 +209,18 @@ def policy_and_weights(
         refuse_dynamic(network)
     set_switches(model, policy, torch.empty(0, device=device).device)  # with its index, as weights say it
     algorithm = config.algorithm
-    kept = (
-        {"ema": config.train.ema, "reference": algorithm.reference, "old": algorithm.old} if learns else {"ema": None}
-    )
+    kept = {"ema": None}
+    if learns:
+        kept = {"ema": config.train.ema} | {name: getattr(algorithm, name) for name in ("reference", "old", "bank")}
 
-    taught = teacher.adapters(config) if learns else {}
+    taught = teacher.check(config) if learns else {}
 
     def make() -> Weights:
         made = trainable(model, policy, **kept, refresh=algorithm.objective.kl.refresh, begun=begun)
         if taught:
             teacher.put(made, taught)
+        elif learns and model.teacher is not None:
+            teacher.put_pipeline(made, model.teacher)
         if distributed.is_initialized() and config.run.context_parallel > 1:  # a doctor or an export is alone
             context.share_calls(policy.modules, config.run.context_parallel, device)
         return made
@@ -240,6 +244,7 @@ def trainable(
     reference: str | None = None,
     refresh: int = 1,
     old: Decay | None = None,
+    bank: Bank | None = None,
     begun: Mapping[str, Adapter] = MappingProxyType({}),
 ) -> Weights:
     """Unfreeze and return what a config trains: adapters on the policy's modules, or all their weights; see `Weights`.
@@ -248,7 +253,7 @@ def trainable(
         begun: what `start.adapters` returned.
     """
     lora = begun or (model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, policy.modules))
-    return Weights(policy.modules, lora, ema=ema, reference=reference, refresh=refresh, old=old)
+    return Weights(policy.modules, lora, ema=ema, reference=reference, refresh=refresh, old=old, bank=bank)
 
 
 def with_sampling_rate(prompts: Sequence[Prompt], policy: DiffusersPolicy) -> list[Prompt]:

@@ -1,23 +1,30 @@
-"""The teacher of a distillation: a LoRA over the student's base, in the place of the reference."""
+"""The teacher of a distillation, in the place of the reference: a LoRA over the student's base, or a pipeline like it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
 
 import torch
 
+from flowgrpo.data.embedded import place_of
 from flowgrpo.errors import InputError
-from flowgrpo.flow import start
+from flowgrpo.flow import memory, start
 from flowgrpo.flow.config import Config
+from flowgrpo.flow.pipeline import loading
+from flowgrpo.flow.pipeline.traits import TRAINED
 from flowgrpo.training import lora_files
 from flowgrpo.training.adapters import Adapter, Matrices
+from flowgrpo.training.hub import one_sentence
 from flowgrpo.training.weights import Weights
 
 KEY = "model.teacher"
 
 
-def adapters(config: Config) -> dict[str, Adapter]:
-    """The teacher's adapters, by network; {} where nobody asks for a teacher.
+def check(config: Config) -> dict[str, Adapter]:
+    """The adapters of a teacher that is a LoRA, by network; {} of one that is a pipeline, or where nobody asks for one.
 
     Raises:
         InputError: there is none, or it is not for this model.
@@ -27,16 +34,83 @@ def adapters(config: Config) -> dict[str, Adapter]:
         return {}
     if model.teacher is None:
         raise InputError(
-            f"{KEY}: algorithm.objective.kl.reference=teacher needs one; name a LoRA over {model.path}, or a run's folder"
+            f"{KEY}: algorithm.objective.kl.reference=teacher needs one; name a LoRA over {model.path}, a run's folder, or "
+            "a pipeline like it"
         )
-    if model.lora is None:
-        raise InputError(
-            f"{KEY}: it is a LoRA over the student's base, and model.lora=null trains that; take model.lora={{}}"
-        )
-    try:
+    with _as_teacher():
+        if loading.is_pipeline(model.teacher):
+            _check_pipeline(config)
+            return {}
+        if model.lora is None:
+            loading.index_of(model.teacher)  # which says why it is no pipeline; a LoRA needs a base that stays
         return start.placed(lora_files.read(model.teacher), start.layer_shapes(model.path), model.path)
-    except InputError as error:  # that of a LoRA to start from
-        raise InputError(str(error).replace(lora_files.KEY, KEY)) from error
+
+
+@contextmanager
+def _as_teacher() -> Iterator[None]:
+    """Name the teacher where an error names what others read alike: a LoRA to start from, or a model."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(error).replace(lora_files.KEY, KEY).replace("model.path:", f"{KEY}:")) from error
+
+
+def _check_pipeline(config: Config) -> None:
+    """Refuse a pipeline whose networks cannot stand where the student's do."""
+    model = config.model
+    if model.lora is not None and model.quantise is not None:
+        raise InputError(
+            f"{KEY}: a pipeline's weights take the place of the student's, which model.quantise={model.quantise} has made "
+            "others of; set it to null, or name a LoRA"
+        )
+    if model.lora is not None and config.run.sharding != "none":
+        raise InputError(
+            f"{KEY}: a pipeline's weights take the place of the student's base, which lies in shards; set "
+            "run.sharding=none, or name a LoRA"
+        )
+    own, other = _built(model.path), _built(model.teacher)
+    for name, here in own.items():
+        if name not in other:
+            raise InputError(f"{KEY}: {model.teacher} has no {name}, as {model.path} has")
+        there = other[name]
+        odd = next((key for key in here if key in there and here[key] != there[key]), None)
+        if odd is not None:
+            raise InputError(
+                f"{KEY}: the {name} of {model.teacher} is not built as that of {model.path}: its {odd} is {there[odd]}, the "
+                f"student's {here[odd]}"
+            )
+
+
+def _built(path: str) -> dict[str, dict[str, Any]]:
+    """What each network of a pipeline is built by: its class, its config, which may leave some out, and shapes."""
+    built, shapes = {}, memory.component_shapes(path, TRAINED)
+    for name, kind in loading.index_of(path).items():
+        if name.startswith(TRAINED) and isinstance(kind, (list, tuple)) and kind[0] is not None:
+            with one_sentence(path):
+                config = getattr(import_module(kind[0]), kind[1]).load_config(place_of(path), subfolder=name)
+            written = {key: value for key, value in config.items() if not key.startswith("_")}
+            built[name] = {"class": kind[1], **written, **shapes.get(name, {})}
+    return built
+
+
+def put_pipeline(weights: Weights, path: str) -> None:
+    """Make the networks of a pipeline the reference: in place of trained weights, or of the base with adapters off.
+
+    Args:
+        weights: with a reference that is a teacher.
+        path: of the pipeline; its networks have the shapes of the student's, see `check`.
+    """
+    kinds, values = loading.index_of(path), {}
+    for name, network in weights.modules.items():
+        kind = getattr(import_module(kinds[name][0]), kinds[name][1])
+        dtype = next(p.dtype for at, p in network.named_parameters() if ".lora_" not in at)
+        with one_sentence(path, KEY):
+            loaded = kind.from_pretrained(place_of(path), subfolder=name, dtype=dtype)
+        values |= {f"{name}.{at}": tensor for at, tensor in loaded.state_dict().items()}
+    if weights.lora is None:
+        weights.put_reference(values)
+    else:
+        weights.put_base(values)
 
 
 def put(weights: Weights, teacher: Mapping[str, Adapter]) -> None:

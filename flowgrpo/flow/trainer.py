@@ -36,6 +36,7 @@ from typing_extensions import override
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow import calibration, elbo
+from flowgrpo.flow.beside import losers, resampled, root_of
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.draft import Chosen, agreement, drafted, first, foretold
 from flowgrpo.flow.encoding import encode_run, eval_call, longest_and_shortest, rows_of
@@ -43,7 +44,7 @@ from flowgrpo.flow.engine import correction
 from flowgrpo.flow.engine.rollout import EngineRollout
 from flowgrpo.flow.methods.credit import calibrated, step_signs
 from flowgrpo.flow.methods.kernel import Preserving
-from flowgrpo.flow.noised import Noised, calls_of, taken
+from flowgrpo.flow.noised import finite, noised_of, taken
 from flowgrpo.flow.offline import Source
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy
@@ -51,7 +52,7 @@ from flowgrpo.flow.replay import replayed
 from flowgrpo.flow.rollout import Batch, rollout, score_leaves
 from flowgrpo.flow.shaping import Shaping
 from flowgrpo.flow.update import Credited, update_part
-from flowgrpo.training import random_states
+from flowgrpo.training import low_precision, random_states
 from flowgrpo.training.baseline import Units
 from flowgrpo.training.deal import Deal, parts_of, pool_of
 from flowgrpo.training.engine.asking import answered, on_main, told
@@ -64,7 +65,7 @@ from flowgrpo.training.phases import phase
 from flowgrpo.training.samples import Sample
 from flowgrpo.training.weights import Weights
 from samplers import noise
-from samplers.trees import Plan, Root
+from samplers.trees import Plan, Root, Tree
 
 
 class Trainer(Loop):
@@ -94,6 +95,7 @@ class Trainer(Loop):
         self.eval_call = eval_call(config, policy)
         self.levels: list[float] | None = None  # of the kernel's noise, where they are calibrated
         self.shaping = Shaping(config) if config.algorithm.tree.adapts else None
+        self.draft_layers = low_precision.layers_of_drafts(config, policy.modules.values())
 
     @override
     def run(self) -> None:
@@ -107,9 +109,8 @@ class Trainer(Loop):
             rolls_out=not self.roles.evaluates(self.accelerator.process_index),
         )
         with self.policy.call_overrides(**self.training_call):
-            self.policy.start(
-                rows_of(longest_and_shortest(self.train_prompts)[:1])
-            )  # the sigmas are known from here on
+            # The sigmas are known from here on.
+            self.policy.start(rows_of(longest_and_shortest(self.train_prompts)[:1]))
             elbo.check_policy(self.config, self.policy)
             self.policy.offload()
             super().run()
@@ -148,6 +149,7 @@ class Trainer(Loop):
     def rollout(self, iteration: int, groups: Groups) -> Batch:
         """Grow this process's trees, whose leaves are the samples; or take stored ones."""
         config = self.config
+        self.weights.draw_snapshot(config.run.seed, "bank", iteration)
         if self.source is not None:
             deal, sigmas = self.deal(iteration, groups), self.policy.sigmas
             return self.source.batch(groups, deal, sigmas, iteration=iteration, device=self.accelerator.device)
@@ -230,7 +232,7 @@ class Trainer(Loop):
 
     @override
     def on_updated(self, moved: dict[str, Any]) -> None:
-        """Adapt the coefficient of the divergence (`beta`), where it has a target, and let the old policy follow."""
+        """Adapt the coefficient of the divergence (`beta`), where it has a target, and let earlier policies follow."""
         self.weights.after_iteration()
         self.beta = self.config.algorithm.objective.kl.adapted(self.beta, moved["policy/kl"])
 
@@ -276,30 +278,30 @@ class Trainer(Loop):
     def _noised(self, batch: Batch, units: Units, *, advantages: torch.Tensor, trained: torch.Tensor) -> Credited:
         """The samples that the update scores, for `likelihood: elbo`; arguments as of `credit_edges`."""
         config, tree = self.config, batch.tree
-        leaves, address = tree.leaves, (config.run.seed, "elbo", self.done)
-        keep = units.to_edges(trained.double())[leaves] > 0
-        keep &= torch.stack([x.flatten(1).isfinite().all(1).cpu() for x in tree.samples]).all(0)
-        of_leaves = units.to_edges(advantages)[leaves]
-        keep = taken(config.algorithm.objective, tree, of_leaves, keep)
-        likelihood, group_weight = config.algorithm.likelihood, batch.groups.weights[units.comparison[:, 0]]
-        noised = Noised(
-            likelihood=likelihood,
-            tree=tree,
-            calls=calls_of(likelihood, tree, keep, micro_batch=config.train.micro_batch, address=address),
-            advantages=of_leaves,
-            weights=units.to_edges(units.weight)[leaves],
-            factors=units.to_edges(group_weight)[leaves],
-            address=address,
-        )
+        keep, of_leaves = (units.to_edges(each.double())[tree.leaves] for each in (trained, advantages))
+        keep = taken(config.algorithm.objective, tree, of_leaves, (keep > 0) & finite(tree))
+        if batch.stored and config.algorithm.sampler == "bank":
+            tree = self._with_samples_of_bank(batch, losers(tree, of_leaves, keep))
+            keep &= finite(tree)
+        weight = batch.groups.weights[units.comparison[:, 0]]
         return Credited(
             tree=tree,
             units=units,
             advantages=advantages,
             step_weights={},
             beta=self.beta,
-            group_weight=group_weight,
-            noised=noised,
+            group_weight=weight,
+            noised=noised_of(
+                config, tree, units, keep=keep, advantages=of_leaves, group_weight=weight, iteration=self.done
+            ),
         )
+
+    def _with_samples_of_bank(self, batch: Batch, leaves: Sequence[int]) -> Tree:
+        """The tree of stored samples with those of the drawn snapshot in the place of some leaves'."""
+        roots = [root_of(batch.tree, leaf) for leaf in leaves]
+        rows = [self._row_at(self.done, batch.groups, root.group, root.index) for root in roots]
+        with self.weights.policy("bank"):
+            return resampled(self.config, self.policy, batch.tree, leaves, rows=rows, iteration=self.done)
 
     def _corrections(self, batch: Batch) -> torch.Tensor:
         return correction.edge_weights(batch.tree, batch.engine, self.config.run.engine.truncate)
@@ -372,7 +374,7 @@ class Trainer(Loop):
         train, pool = self.config.train, self._pool(iteration, groups)
         if train.draft is None:
             return first(groups.roots)
-        with self.policy.call_overrides(**train.draft.call):
+        with self.policy.call_overrides(**train.draft.call), self.draft_layers():
             return drafted(
                 self.policy,
                 pool,

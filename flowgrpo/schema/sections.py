@@ -52,9 +52,9 @@ def check_quantised(quantise: Quantised | None, lora: Lora | None) -> None:
         InputError: without adapters every weight is trained.
     """
     if quantise is not None and lora is None:
+        way_out = "give model.lora a rank, or set model.quantise=null"
         raise InputError(
-            "model.quantise: only a frozen base can be quantised, and model.lora=null trains it; give model.lora a rank, or "
-            "set model.quantise=null"
+            f"model.quantise: only a frozen base can be quantised, and model.lora=null trains it; {way_out}"
         )
 
 
@@ -334,10 +334,8 @@ class Run(Strict):
         """A list of names, of which some may be maps of a name to its options, is a map of all to their options."""
         if not isinstance(written, list):
             return written
-        named: dict[str, Any] = {}
-        for item in written:
-            named |= item if isinstance(item, dict) else {str(item): {}}
-        return named
+        maps = [item if isinstance(item, dict) else {str(item): {}} for item in written]
+        return {name: options for each in maps for name, options in each.items()}
 
     @property
     def folder(self) -> Path:
@@ -381,6 +379,11 @@ class RunConfig(Strict):
         """The folder of the groups that are trained on; None where the run samples its own."""
         return None
 
+    @property
+    def exchanges_base(self) -> bool:
+        """Whether another model takes the place of the frozen base at times, which must be as the files have it."""
+        return False
+
     @field_validator("rewards", "eval_rewards", mode="before")
     @classmethod
     def _one(cls, written: Any) -> Any:
@@ -389,11 +392,9 @@ class RunConfig(Strict):
 
     @model_validator(mode="after")
     def _members(self) -> RunConfig:
-        combine = self.algorithm.baseline.combine
-        for index, use in enumerate(self.rewards):
+        combine, way_out = self.algorithm.baseline.combine, "move it to eval_rewards"
+        for place, use in enumerate(self.rewards):
             if combine in ("worst", "cautious") and use.weight == 0:
-                raise InputError(
-                    f"rewards.{index}.weight: 0 makes it 0 for every sample, which {combine} counts as any other; move it "
-                    "to eval_rewards"
-                )
+                counted = f"0 makes it 0 for every sample, which {combine} counts as any other"
+                raise InputError(f"rewards.{place}.weight: {counted}; {way_out}")
         return self

@@ -28,9 +28,10 @@ from torch.distributed.tensor import DTensor
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
 from flowgrpo.training import digests, optimizers, random_states, shards
+from flowgrpo.training.lost import is_lost
 from flowgrpo.training.report import is_number
 from flowgrpo.training.versions import Versions
-from flowgrpo.training.weights import AVERAGE, OLD, REFERENCE, Weights, local, placed_as
+from flowgrpo.training.weights import AVERAGE, OTHER_POLICIES, Weights, local, placed_as
 from rewards.memory import is_out_of_memory
 
 WHOLE = "weights.safetensors"
@@ -212,8 +213,8 @@ def load_weights(checkpoint: Path, weights: Weights) -> int:
     """
     state = _state(checkpoint)
     with _told(checkpoint):
+        weights.begin_at(state["updates"])
         _read_weights(checkpoint, weights.tensors(), _shapes(checkpoint))
-        weights.updates = state["updates"]
     return state["step"]
 
 
@@ -227,7 +228,7 @@ def load_averaged(checkpoint: Path, weights: Weights) -> int:
     with _told(checkpoint):
         written = _shapes(checkpoint)
         kind = AVERAGE if any(name.startswith(AVERAGE) for name in written) else ""
-        others = tuple({AVERAGE, REFERENCE, OLD} - {kind})
+        others = OTHER_POLICIES if kind else (AVERAGE, *OTHER_POLICIES)
         used = {name: shape for name, shape in written.items() if name.startswith(kind) and not name.startswith(others)}
         _read_weights(checkpoint, {f"{kind}{name}": p.detach() for name, p in weights.named.items()}, used)
     return state["step"]
@@ -376,7 +377,7 @@ def _told(checkpoint: Path) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) or is_lost(error):
             raise
         words = " ".join(str(error).split())[:160]
         raise InputError(f"{checkpoint} cannot be loaded ({type(error).__name__}: {words}){TAKE_AWAY}") from error

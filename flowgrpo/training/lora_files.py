@@ -24,6 +24,7 @@ from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import checkpoint
 from flowgrpo.training.adapters import METADATA, Adapter, Matrices, alpha_in
 from flowgrpo.training.hub import HUB_ID, Shape, one_sentence
+from flowgrpo.training.weights import AVERAGE, OTHER_POLICIES
 
 if TYPE_CHECKING:
     import huggingface_hub
@@ -188,10 +189,9 @@ def _of_run(path: str, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str,
     found = checkpoint.find(folder / "checkpoints")
     checkpoint.check(found)
     tensors, _ = _of_file(path, found / "weights.safetensors")
-    averaged = {key: tensor for key, tensor in tensors.items() if key.startswith("average.")}
-    tensors = {key.removeprefix("average."): tensor for key, tensor in (averaged or tensors).items()}
-    beside = ("reference.", "old.")  # of other policies
-    tensors = {key: tensor for key, tensor in tensors.items() if ".lora_" in key and not key.startswith(beside)}
+    averaged = {key: tensor for key, tensor in tensors.items() if key.startswith(AVERAGE)}
+    tensors = {key.removeprefix(AVERAGE): tensor for key, tensor in (averaged or tensors).items()}
+    tensors = {key: tensor for key, tensor in tensors.items() if ".lora_" in key and not key.startswith(OTHER_POLICIES)}
     if lora.get("path") is not None:
         return tensors, _of_file(path, folder / START)[1]
     return tensors, {"": {"lora_alpha": lora.get("alpha")}}

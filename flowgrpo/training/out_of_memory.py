@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     import psutil
 
     from flowgrpo.schema.sections import RunConfig
-    from flowgrpo.training import sharding
+    from flowgrpo.training import low_precision, sharding
 else:
+    low_precision = lazy("flowgrpo.training.low_precision")
     psutil = lazy("psutil")
     sharding = lazy("flowgrpo.training.sharding")
 
@@ -28,8 +29,8 @@ SWITCHES = {
     "encoding": ("dtype",),
     "trial": ("vae_tiling", "text_encoders", "sharding", "quantise", "vae", "dtype"),
     "calibrating": ("rollout_batch", "text_encoders", "sharding", "quantise", "vae", "dtype"),
-    "rollout": ("rollout_batch", "text_encoders", "sharding", "quantise", "vae", "dtype"),
-    "decoding": ("vae_tiling", "rollout_batch", "text_encoders", "sharding", "quantise", "dtype"),
+    "rollout": ("rollout_batch", "text_encoders", "draft", "sharding", "quantise", "vae", "dtype"),
+    "decoding": ("vae_tiling", "rollout_batch", "text_encoders", "draft", "sharding", "quantise", "dtype"),
     "sampling": ("rollout_batch", "text_encoders", "quantise", "vae", "dtype"),
     "rewards": ("text_encoders", "sharding"),
     "update": (
@@ -37,6 +38,7 @@ SWITCHES = {
         "micro_batch",
         "text_encoders",
         "lora",
+        "draft",
         "sharding",
         "quantise",
         "vae",
@@ -85,6 +87,8 @@ def advice(
     """
     on_gpu = torch.cuda.is_available() if on_gpu is None else on_gpu
     values = _values(settings, on_gpu)
+    if phase == "update" and settings.model.lora is None:
+        values["draft"] = None  # the copy of weights that learn is made for each draft
     left = [value for name in SWITCHES.get(phase or "", ()) if (value := values[name]) is not None]
     return next((value for value in left if value.startswith(prefixes)), left[0] if left else None)
 
@@ -102,13 +106,16 @@ def _values(settings: RunConfig, on_gpu: bool) -> dict[str, str | None]:
         known = key in type(model).model_fields
         return f"model.{key}={value}" if known and getattr(model, key) not in already else None
 
-    base_is_whole = model.lora is not None and model.quantise is None
+    drafts = low_precision.of_drafts(settings)
+    base_is_whole = model.lora is not None and model.quantise is None and drafts is None
+    base_is_whole = base_is_whole and not settings.exchanges_base
 
     encoders = ("offload", ("offload", "free")) if on_gpu else ("free", ("free",))
     return {
         "dtype": unless("dtype", "bfloat16", ("bfloat16", "float16")),
         "lora": "model.lora={rank: 16}" if model.lora is None else None,
         "quantise": "model.quantise=int8" if base_is_whole else None,
+        "draft": None if drafts is None else f"{low_precision.KEY}=null",
         "sharding": "run.sharding=fsdp2" if _can_share(settings) else None,
         "text_encoders": unless("text_encoders", *encoders),
         "vae": unless("vae", "offload", ("offload",)) if on_gpu else None,

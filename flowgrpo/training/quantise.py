@@ -167,23 +167,42 @@ def quantise(module: torch.nn.Module, form: str) -> None:
     Raises:
         InputError: it has no such layers, is quantised already, or has a layer that cannot be.
     """
-    if getattr(module.config, "quantization_config", None) is not None:
-        raise InputError("model.quantise: the model's weights are quantised already in its files, set it to null")
-    layers = {path: m for path, m in module.named_modules() if type(m) is torch.nn.Linear and _quantised(path)}
-    if not layers:
-        raise InputError(
-            f"model.quantise: {type(module).__name__} has no linear layers in repeated blocks, set it to null"
-        )
-    for path, layer in layers.items():
-        shared = FORMS[form].shared
-        if shared is not None and layer.in_features % shared:
-            raise InputError(
-                f"model.quantise: {form} takes blocks of {shared} weights, {path} has rows of {layer.in_features}; take int8"
-            )
-        if not layer.weight.is_meta and not layer.weight.isfinite().all():  # a plan has weights without numbers
-            raise InputError(f"model.quantise: the weights of {path} are not finite")
+    for path, layer in layers_in_blocks(module, "model.quantise").items():
+        check_layer(path, layer, form, "model.quantise")
         parent, _, name = path.rpartition(".")
         setattr(module.get_submodule(parent), name, QuantisedLinear(layer, form))
+
+
+def layers_in_blocks(module: torch.nn.Module, key: str) -> dict[str, torch.nn.Linear]:
+    """The linear layers in the blocks of a network by their paths, without adapters.
+
+    Args:
+        key: of the config that asks for them to be quantised.
+
+    Raises:
+        InputError: it has none, or is quantised already.
+    """
+    if getattr(module.config, "quantization_config", None) is not None:
+        raise InputError(f"{key}: the model's weights are quantised already in its files, set it to null")
+    layers = {path: m for path, m in module.named_modules() if type(m) is torch.nn.Linear and _quantised(path)}
+    if not layers:
+        raise InputError(f"{key}: {type(module).__name__} has no linear layers in repeated blocks, set it to null")
+    return layers
+
+
+def check_layer(path: str, layer: torch.nn.Linear, form: str, key: str) -> None:
+    """Refuse a layer that cannot be quantised; arguments as of `layers_in_blocks`.
+
+    Raises:
+        InputError: its rows do not divide into blocks, or its weights are not finite.
+    """
+    shared = FORMS[form].shared
+    if shared is not None and layer.in_features % shared:
+        raise InputError(
+            f"{key}: {form} takes blocks of {shared} weights, {path} has rows of {layer.in_features}; take int8"
+        )
+    if not layer.weight.is_meta and not layer.weight.isfinite().all():  # a plan has weights without numbers
+        raise InputError(f"{key}: the weights of {path} are not finite")
 
 
 def _quantised(path: str) -> bool:
@@ -221,6 +240,11 @@ def size(tensors: Mapping[str, Shape], width: int, form: str | None) -> int:
 def _size(name: str, shape: Shape, width: int, form: str | None) -> int:
     if form is None or len(shape) != 2 or not IN_BLOCK.search(name):
         return math.prod(shape) * width
+    return layer_size(shape, width, form)
+
+
+def layer_size(shape: Shape, width: int, form: str) -> int:
+    """Bytes of a quantised layer's codes and scales; arguments as of `size`, and `form` one of `FORMS`."""
     scales = shape[0] * math.ceil(shape[1] / (FORMS[form].shared or shape[1]))
     return math.prod(shape) * FORMS[form].bits // 8 + scales * width
 
@@ -232,15 +256,16 @@ def made_anew(networks: Iterable[Mapping[str, Shape]], width: int) -> int:
         networks: shapes of each network's tensors, by name.
         width: bytes of a weight that is not quantised.
     """
-    return 2 * width * max((math.prod(shape) for own in networks for shape in _in_blocks(own)), default=0)
+    return 2 * width * max((math.prod(shape) for own in networks for shape in in_blocks(own)), default=0)
 
 
 def can(networks: Mapping[str, Mapping[str, Shape]], form: str) -> bool:
     """Whether networks, by name, can be quantised, as far as the shapes of their tensors tell."""
-    layers = [_in_blocks(own) for own in networks.values()]
+    layers = [in_blocks(own) for own in networks.values()]
     shared = FORMS[form].shared or 1
     return all(layers) and not any(shape[1] % shared for own in layers for shape in own)
 
 
-def _in_blocks(tensors: Mapping[str, Shape]) -> list[Shape]:
+def in_blocks(tensors: Mapping[str, Shape]) -> list[Shape]:
+    """Shapes of the weights that are quantised, of a network's tensors by name."""
     return [shape for name, shape in tensors.items() if len(shape) == 2 and IN_BLOCK.search(name)]

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
+from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.lazy import lazy
@@ -54,6 +55,16 @@ LIBRARY_FORMS = {
     "torchao_fp8": Form(library="torchao", bits=8, shared=None, beside=4, like="fp8"),
     "bnb_nf4": Form(library="bitsandbytes", bits=4, shared=64, beside=4, like="nf4"),
 }
+
+
+class MatrixLinear(torch.nn.Linear):
+    """A linear layer whose weight is a library's, and has a product with contiguous matrices, but not with every input."""
+
+    @override
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The product (..., out) with x (..., in)."""
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        return torch.nn.functional.linear(rows, self.weight, self.bias).reshape(*x.shape[:-1], -1)
 
 
 def check(word: str | None, *, diffuses: bool) -> None:

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training import quantise
+from flowgrpo.training import low_precision, quantise
 from flowgrpo.training.lockstep import Lockstep
 from flowgrpo.training.weights import Weights
 
@@ -32,13 +32,19 @@ def check(config: RunConfig) -> None:
     """Refuse what cannot be cut into shards.
 
     Raises:
-        InputError: another library quantises the base, activations are offloaded with it, or what trains all weights cannot
-            train shards.
+        InputError: another library quantises the base, drafts are sampled by a copy of it, activations are offloaded with
+            it, or what trains all weights cannot train shards.
     """
     if config.run.sharding == "none":
         return
     if config.model.lora is None:
         _check_full(config)
+    drafts = low_precision.of_drafts(config)
+    if drafts is not None:
+        raise InputError(
+            f"run.sharding: the copy of the network that {low_precision.KEY}={drafts} asks for cannot be cut; set "
+            f"run.sharding=none, or {low_precision.KEY}=null"
+        )
     form = config.model.quantise
     if form is not None and form not in quantise.FORMS:
         raise InputError(
@@ -53,7 +59,7 @@ def check(config: RunConfig) -> None:
 
 def can(config: RunConfig) -> bool:
     """Whether the networks of a run, now whole on every process, could be cut into shards."""
-    if config.run.sharding != "none" or config.run.generators or config.run.evaluators:
+    if config.run.sharding != "none" or config.run.generators or config.run.evaluators or config.exchanges_base:
         return False
     run = config.run.model_copy(update={"sharding": "fsdp2"})
     try:

@@ -1,4 +1,4 @@
-"""The weights being trained: LoRA adapters or whole networks, their average, the reference and the old policy."""
+"""The weights being trained: LoRA adapters or whole networks, their average, and earlier policies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
@@ -16,6 +16,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.sections import Ema, Lora
 from flowgrpo.training.adapters import Adapter
+from flowgrpo.training.bank import Bank, Snapshots
 from flowgrpo.training.decay import Decay
 from flowgrpo.training.hub import Shape
 from flowgrpo.training.lockstep import Lockstep
@@ -33,7 +34,8 @@ else:
     tuners_utils = lazy("peft.tuners.tuners_utils")
 
 EMBEDDINGS = tuple(f"{name}.weight" for name in ("embed_tokens", "wte", "word_embeddings", "tok_embeddings"))
-AVERAGE, REFERENCE, OLD = "average.", "reference.", "old."  # what the names of their tensors begin with
+AVERAGE, REFERENCE, OLD, BANK = "average.", "reference.", "old.", "bank."  # what the names of their tensors begin with
+OTHER_POLICIES = (REFERENCE, OLD, BANK)  # of other policies than what was learned
 # The attention projections of language models.
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "attn_out")
 # The attention projections of diffusers' transformers, of the image and of the text stream.
@@ -54,12 +56,14 @@ class Weights:
             optimizer step t, counted from 0, as in Flow-GRPO's code.
         reference: what `reference()` will be: `fixed` weights as they started (a copy is kept, unless they are adapters that
             started as none), the `base` without adapters, `moving` ones, a copy of the live weights taken every `refresh`
-            optimizer steps, or a `teacher`, to be put by `put_reference`; None if it will not be needed.
+            optimizer steps, or a `teacher`, to be put by `put_reference` or `put_base`; None if it will not be needed.
         old: how the old policy follows the live one; None if it will not be needed.
+        bank: which snapshots of the live policy are kept; None if none will be needed.
         extra_modules: further small modules by name, of which every weight is trained.
 
     Attributes:
         lora: peft's configuration of each module's adapters, or None.
+        snapshots: that the bank keeps.
         lockstep: the turns of processes that hold the modules in shards.
     """
 
@@ -72,6 +76,7 @@ class Weights:
         reference: str | None = None,
         refresh: int = 1,
         old: Decay | None = None,
+        bank: Bank | None = None,
         extra_modules: Mapping[str, torch.nn.Module] = MappingProxyType({}),
     ):
         self.modules, self.extra_modules, self._ema_config = modules, extra_modules, ema
@@ -102,8 +107,10 @@ class Weights:
             or (reference == "base" and lora is None)
         )
         self._reference = [p.detach().clone() for p in self.parameters] if copied else None
+        self._base: list[tuple[torch.Tensor, torch.Tensor]] = []  # frozen ones, and a teacher's in their places
         self._decay = old
         self._old = [p.detach().clone() for p in self.parameters] if old is not None else None
+        self.snapshots = Snapshots(bank, self.parameters)
 
     def to(self, device: torch.device) -> None:
         """Put the trained tensors and the copies beside them, none of them shards, on a device."""
@@ -112,6 +119,7 @@ class Weights:
         self.ema = None if self.ema is None else [slow.to(device) for slow in self.ema]
         self._reference = None if self._reference is None else [kept.to(device) for kept in self._reference]
         self._old = None if self._old is None else [kept.to(device) for kept in self._old]
+        self.snapshots.to(device)
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -132,11 +140,21 @@ class Weights:
 
     @torch.no_grad()
     def after_iteration(self) -> None:
-        """Let the old policy follow, when the optimizer steps of an iteration are taken."""
+        """Let the old policy follow, and take a snapshot where one is due, when an iteration's optimizer steps are taken."""
         if self._old is not None:
             decay = self._decay.at(self.updates)
             for kept, p in zip(self._old, self.parameters, strict=True):
                 kept.lerp_(p, 1 - decay) if decay else kept.copy_(p)
+        self.snapshots.fill(self.updates)
+
+    def draw_snapshot(self, *address: Any) -> None:
+        """Draw the snapshot that is the policy `bank` from here on, where there is a bank; see `Bank.draw`."""
+        self.snapshots.draw(self.updates, *address)
+
+    def begin_at(self, updates: int) -> None:
+        """Count so many optimizer steps as taken, and make room for the snapshots that are kept then."""
+        self.updates = updates
+        self.snapshots.fill(updates)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -151,6 +169,7 @@ class Weights:
             with self.as_reference(), self.lockstep.reference():
                 yield
             return
+        self._exchange_base()
         layers = [
             m
             for module in self.modules.values()
@@ -164,12 +183,15 @@ class Weights:
         finally:
             for layer in layers:
                 layer.enable_adapters(True)
+            self._exchange_base()
 
     def policy(self, name: str) -> AbstractContextManager[None]:
-        """A context in which to compute, without gradient, as the `live` policy, the `old` one or the `reference`."""
+        """A context in which to compute, without gradient, as the `live` policy, `old`, `reference`, or the `bank`'s."""
         if name == "live":
             return nullcontext()
-        return self.reference() if name == "reference" else self.swapped(self._old)
+        if name == "reference":
+            return self.reference()
+        return self.swapped(self._old if name == "old" else self.snapshots.drawn)
 
     def as_reference(self) -> AbstractContextManager[None]:
         """A context with the reference's copy in place, for which no other process is asked."""
@@ -210,8 +232,31 @@ class Weights:
         for kept, name in zip(self._reference, self.named, strict=True):
             local(kept).copy_(local(placed_as(values[name], kept)))
 
+    @torch.no_grad()
+    def put_base(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Make other weights of the frozen networks the reference, without adapters: they are copied beside the base.
+
+        Args:
+            values: by the names of networks and of tensors as they are without adapters.
+
+        Raises:
+            KeyError: one of the networks' parameters is not among them.
+        """
+        self._reference, self._taught = None, False  # it is no state of the run, but another base
+        for network, module in self.modules.items():
+            kept = {path for path in module.state_dict() if ".lora_" not in path}
+            for path, tensor in (*module.named_parameters(), *module.named_buffers()):
+                if path in kept:
+                    name = f"{network}.{path.replace('.base_layer', '')}"
+                    self._base.append((tensor, values[name].to(tensor)))
+
+    def _exchange_base(self) -> None:
+        """Exchange the frozen base with a teacher's, where there is one."""
+        for here, other in self._base:
+            here.data, other.data = other.data, here.data
+
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The trained tensors, their average, a reference that moves or is a teacher, and the old policy, by name."""
+        """The trained tensors, their average, a reference that moves or is a teacher, old policy and bank, by name."""
         tensors = {name: p.data for name, p in self.named.items()}
         if self.ema is not None:
             tensors |= {f"{AVERAGE}{name}": slow for name, slow in zip(self.named, self.ema, strict=True)}
@@ -219,6 +264,8 @@ class Weights:
             tensors |= {f"{REFERENCE}{name}": kept for name, kept in zip(self.named, self._reference, strict=True)}
         if self._old is not None:
             tensors |= {f"{OLD}{name}": kept for name, kept in zip(self.named, self._old, strict=True)}
+        for n, own in self.snapshots.kept.items():
+            tensors |= {f"{BANK}{n}.{name}": kept for name, kept in zip(self.named, own, strict=True)}
         return tensors
 
     def adapter_state(self, module: str) -> dict[str, torch.Tensor]:

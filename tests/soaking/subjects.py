@@ -84,6 +84,8 @@ SUBJECTS = (
     Subject("tiny", "flow_grpo", ("run.checkpoint.keep=1",), processes=2),
     Subject("text", "diffu_grpo", (LORA, "run.generators=1", "run.staleness=1"), processes=2),
     Subject("text", "coupled_grpo", (LORA, "run.evaluators=1"), processes=2),
+    Subject("tiny", "nft", (LORA, "train.updates=2")),
+    Subject("tiny", "dpo", (LORA, "algorithm.objective.kl.refresh=2"), processes=2),
 )
 
 

@@ -15,6 +15,7 @@ from flowgrpo.flow.methods.matching import (
     PairPreference,
     PlackettLuce,
     Proximal,
+    SemiPolicy,
     TwoBranch,
     VelocityTarget,
 )
@@ -43,6 +44,7 @@ CHOICES: dict[str, dict[str, type[Choice]]] = {
         VelocityTarget,
         Centred,
         PairPreference,
+        SemiPolicy,
         GroupSigmoid,
         PlackettLuce,
         Distill,

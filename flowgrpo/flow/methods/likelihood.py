@@ -23,6 +23,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, Count, Positive
 from flowgrpo.schema.heavy import Tensor, torch
 from flowgrpo.schema.lazy import lazy
+from flowgrpo.training.bank import Bank
 from flowgrpo.training.decay import Decay
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ else:
     np = lazy("numpy")
     noise = lazy("samplers.noise")
 
-PolicyName = Literal["live", "old", "reference"]
+PolicyName = Literal["live", "old", "reference", "bank"]
 SMALLEST = 1e-5  # that an adaptive weight divides by
 LEAST = 1e-3  # sigma that is drawn from a density
 SOFT = 1e-10  # under the roots of the Huber forms
@@ -153,6 +154,8 @@ class Elbo(Likelihood):
     """The policy in the ratio's denominator; live: the ratio is 1."""
     old: Decay = Decay()
     """How the old policy follows the live one."""
+    bank: Bank = Bank()
+    """Which earlier snapshots of the live policy are kept; of them an iteration draws the policy `bank`."""
 
     @model_validator(mode="after")
     def _means_something(self) -> Elbo:

@@ -174,6 +174,8 @@ class PairPreference(Coupled):
     A group of equal rewards teaches nothing; Flow-GRPO's code takes its first two samples as a pair.
     """
 
+    pairs: ClassVar[bool] = True
+
     name: Literal["pair_preference"] = "pair_preference"
     beta: Positive = 100.0
     """Sharpness of the preference."""
@@ -190,6 +192,24 @@ class PairPreference(Coupled):
     def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:
         best, worst = int(advantage.argmax()), int(advantage.argmin())
         return -torch.nn.functional.logsigmoid(self.beta / 2 * (ell[best] - ell[worst]))
+
+
+class SemiPolicy(PairPreference):
+    """SePPO (arXiv 2410.05255): the best of a group, and a sample beside it that is not taken to be the worse one.
+
+    With w the best and r the worst of a group the loss is -ln sigmoid(beta (ell_w - sgn(ell_w) ell_r)), the sign without
+    gradient. Where the anchor, which made r, denoises the best sample better than the policy does, ell_w < 0, r is one to
+    learn from, too; where both do alike, it has no part. The equation is put together from reviews of the paper.
+    """
+
+    name: Literal["semi_policy"] = "semi_policy"
+    beta: Positive = 50.0
+    """Sharpness of the preference, without the half of pair_preference."""
+
+    @override
+    def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:
+        best, worst = ell[int(advantage.argmax())], ell[int(advantage.argmin())]
+        return -torch.nn.functional.logsigmoid(self.beta * (best - best.detach().sign() * worst))
 
 
 class GroupSigmoid(Coupled):

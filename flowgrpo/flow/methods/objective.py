@@ -174,7 +174,7 @@ class Divergence(Strict):
     """Coefficient of the divergence from the reference; 0 computes none."""
     reference: Literal["fixed", "base", "moving", "teacher"] = "fixed"
     """fixed: the start of training, with the adapters of model.lora.path; base: the model without adapters; moving: the
-    policy itself, copied now and then; teacher: the adapters of model.teacher."""
+    policy itself, copied now and then; teacher: that of model.teacher."""
     refresh: int = Field(10, ge=1)
     """Optimizer steps between two copies of a moving reference."""
     previous: float = Field(0.0, ge=0)
@@ -209,6 +209,8 @@ class PolicyGradient(Choice):
     """Of which likelihoods it is an objective."""
     couples: ClassVar[Literal["nothing", "group", "step"]] = "nothing"
     """What a sample's loss depends on beside itself: its group, or all samples of the optimizer step."""
+    pairs: ClassVar[bool] = False
+    """Whether it compares the best sample of a group with the worst alone."""
     rewarded: ClassVar[bool] = True
     """Whether the loss depends on the advantages."""
 

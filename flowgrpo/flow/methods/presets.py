@@ -229,7 +229,8 @@ _ROWS: dict[str, PresetRow] = {
     },
     # On-policy distillation: verl-omni's recipe of `distill_kl` for SD3.5-M, by a note of it; its code was not at hand.
     # 1. The window lies in the first half of the steps, whatever their number; there in the first 5, of 10.
-    # 2. The teacher is a LoRA over the student's base (model.teacher); there a whole pipeline, and no LoRA.
+    # 2. The teacher (model.teacher) is a LoRA over the student's base, or a pipeline whose networks are built as the
+    #    student's; there any pipeline.
     # 3. The KL of cps is the exact one; of flow_sde it is the step times that, here as there.
     "opd": {
         "tree": {"name": "window", "size": 3, "move": "random"},

@@ -144,6 +144,19 @@ def index_of(path: str) -> dict[str, Any]:
         return index_map(diffusers.DiffusionPipeline.load_config(source))
 
 
+def is_pipeline(path: str) -> bool:
+    """Whether there is a pipeline of this built-in name, in this folder or of this hub id, with a model_index.json."""
+    try:
+        return _has_index(path)
+    except InputError:
+        return False
+
+
+@cache  # of a yes alone: what is not there may be there later
+def _has_index(path: str) -> bool:
+    return bool(index_of(path))
+
+
 @cache
 def stands_in(path: str) -> bool:
     """Whether the hub does not give a model's index, now, and the configs that are known here stand in; see `data.known`.

@@ -16,6 +16,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.batching import Capabilities, cut, join
 from flowgrpo.flow.pipeline.walk import Walk, check_equal_shapes
+from flowgrpo.training.lost import is_lost
 from rewards.memory import is_out_of_memory
 from samplers.kernels import State
 
@@ -47,7 +48,7 @@ def probe(walk: Walk, rows: Sequence[Row], key: str, known: Capabilities) -> Cap
 
 @contextmanager
 def refusals(walk: Walk, key: str) -> Iterator[None]:
-    """Context that turns what a pipeline raises into an `InputError`, but for a lack of memory.
+    """Context that turns what a pipeline raises into an `InputError`, but for a lack of memory or of another process.
 
     Args:
         key: the place of the call arguments in the config.
@@ -59,7 +60,7 @@ def refusals(walk: Walk, key: str) -> Iterator[None]:
     except (ValueError, TypeError) as error:
         raise InputError(f"{key}: {_refusal(walk, error)}") from error
     except Exception as error:  # whatever a pipeline raises that was made for another kind of scheduler
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) or is_lost(error):
             raise
         raise InputError(f"model.path: {_refusal(walk, error)}") from error
 
@@ -95,7 +96,7 @@ def _shares(
     try:
         together = join([walk.velocity(part, sigma, batch) for batch, part in batches])
     except Exception as error:  # each row alone has just run: it is their sharing that is refused
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) or is_lost(error):
             raise
         return False
     pairs = zip(together, alone, strict=True)

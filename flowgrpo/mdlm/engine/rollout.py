@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -96,9 +97,10 @@ class EngineRollout:
             EngineError: an engine did not answer, or not with what was asked for.
         """
         ids, seen = prompts
+        call = secrets.token_hex(4)  # an engine may still be at work on what was asked before this run was killed
         asked = [
             Asked(
-                name=f"{self.adapters.name}-{iteration}-{group}-{index}",
+                name=f"{self.adapters.name}-{iteration}-{group}-{index}-{call}",
                 prompt=ids[row][seen[row]].tolist(),
                 seed=seed_of(seed, iteration, group) + index,
             )

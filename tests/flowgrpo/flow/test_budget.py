@@ -136,6 +136,15 @@ def test_a_moving_reference_and_full_fine_tuning_are_copies():
     assert parts["weights"] == GIB  # the decoder's: what is trained is no frozen weight
 
 
+def test_snapshots_are_copies():
+    banks = [{"bank": {"keep": keep}} for keep in (1, 7)]
+    one, seven = (
+        phases(algorithm__preset="seppo", algorithm__likelihood=likelihood)["update"].parts["trained"]
+        for likelihood in banks
+    )
+    assert (one, seven) == (3 * GIB // 2, 9 * GIB // 2)  # what learns and its average, and the snapshots
+
+
 def test_switches_spare_what_they_are_for():
     assert phases(model__vae="offload")["update"].parts["weights"] == 10 * GIB
     assert phases(model__vae="offload")["decode"].parts["weights"] == 11 * GIB
@@ -157,6 +166,31 @@ def test_only_switches_that_are_not_set_are_offered():
     assert ("model.text_encoders", "offload") in budget(model__text_encoders="keep").switches()
     assert not [key for key, _ in budget(model__lora=None).switches() if key == "model.quantise"]
     assert not [key for key, _ in budget(model__quantise="nf4").switches() if key == "model.quantise"]
+
+
+def test_a_copy_that_drafts_are_sampled_by_is_counted_while_it_is_there():
+    """In int8 a byte for each weight of the block, and the scale of each row in the type of the weights."""
+    drafting = {"train__draft": {"precision": "int8"}}
+    frozen, learning = (1024 * 1024 + 1024 * width for width in (2, 4))
+    plain, found = phases(), phases(**drafting)
+    for name in ("rollout", "decode", "reward", "update"):
+        assert found[name].parts["weights"] - plain[name].parts["weights"] == frozen
+    assert found["encode"].parts == plain["encode"].parts
+    anew = found["rollout"].parts["activations"] - plain["rollout"].parts["activations"]
+    assert anew == 2 * 2 * 1024 * 1024  # of the layer that is made anew: values, and weights
+    plain, found = phases(model__lora=None), phases(model__lora=None, **drafting)
+    for name, more in (("rollout", learning), ("decode", learning), ("update", 0)):  # gone when the draft is sampled
+        assert found[name].parts["weights"] - plain[name].parts["weights"] == more
+
+
+def test_what_a_copy_of_drafts_does_not_go_with_is_not_offered():
+    drafting = budget(train__draft={"precision": "int8"}, run__processes=2)
+    keys = {key for key, _ in drafting.switches()}
+    assert "train.draft.precision" in keys
+    assert not keys & {"model.quantise", "run.sharding"}
+    without = {key for key, _ in drafting.switched("train.draft.precision", None).switches()}
+    assert without - keys == {"model.quantise", "run.sharding"}
+    assert "train.draft.precision" not in {key for key, _ in budget().switches()} | without
 
 
 def test_plan_says_whether_a_run_fits_and_what_to_set(workplace, capsys):

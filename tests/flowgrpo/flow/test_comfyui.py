@@ -183,6 +183,16 @@ def test_what_has_no_name_is_refused(tmp_path, kind, lora, layer, words):
         comfyui.check(settings, tmp_path)
 
 
+@pytest.mark.parametrize("beside", ["", "average.", "reference.", "old.", "bank.3."])
+def test_what_a_checkpoint_keeps_of_other_policies_needs_no_name(tmp_path, beside):
+    index = {"_class_name": "X", "transformer": ["diffusers", "SD3Transformer2DModel"]}
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    name = f"{beside}transformer.transformer_blocks.0.attn.to_q.lora_A.default.weight"
+    save_file({name: torch.zeros(1)}, tmp_path / "weights.safetensors")
+    settings = Config.model_validate({"model": {"path": str(tmp_path)}, "rewards": [{"use": "shapes"}]})
+    comfyui.check(settings, tmp_path)
+
+
 def test_the_command_writes_the_file_or_refuses_before_it_loads_the_model(workplace, capsys, monkeypatch):
     assert main(["train", "tiny.yaml"]) == 0
     capsys.readouterr()

@@ -18,6 +18,7 @@ from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.plan import forwards, plan
 from flowgrpo.flow.rollout import rollout as rollout_of
 from flowgrpo.flow.trainer import Trainer
+from flowgrpo.training.quantise import quantise
 from flowgrpo.training.weights import Weights, lora_config
 from rewards import Reward
 from samplers import noise
@@ -151,22 +152,23 @@ def test_a_resumed_run_drafts_as_the_whole_one(tmp_path):
 CALLS = [{"num_inference_steps": 2}, {"height": 8, "width": 8}, {"num_inference_steps": 2, "height": 8}]
 
 
-def pictures(tmp_path, call, **options):
+def pictures(tmp_path, call, *, precision=None, lora=True, likelihood=(), **options):
     """A run of the tiny SD3, whose rollouts are ODE chains."""
     policy = DiffusersPolicy(tiny.sd3(), tiny.CALLS["sd3"])
+    algorithm = {"preset": "nft", "kernel": {"name": "ode", "solver": "euler"}, "likelihood": dict(likelihood)}
     written = {
-        "model": {"path": "model"},
-        "algorithm": {"preset": "nft", "kernel": {"name": "ode", "solver": "euler"}},
+        "model": {"path": "model", **({} if lora else {"lora": None})},
+        "algorithm": algorithm,
         "train": {"iterations": 1, "groups": 2, "group_size": 2, "updates": 1, "micro_batch": 8, **options},
         "eval": {"save": 0},
         "run": {"name": "r", "dir": str(tmp_path)},
     }
     if call is not None:
-        written["train"]["draft"] = {"pool": 2, "call": call}
+        written["train"]["draft"] = {"pool": 2, "call": call, "precision": precision}
     chosen = config.validated(written)
     weights = Weights(
         policy.modules,
-        lora_config(2, 4.0, "auto", policy.modules),
+        lora_config(2, 4.0, "auto", policy.modules) if lora else None,
         reference=chosen.algorithm.reference,
         old=chosen.algorithm.old,
     )
@@ -177,9 +179,11 @@ def pictures(tmp_path, call, **options):
     return run
 
 
-@pytest.mark.parametrize("call", CALLS, ids=json.dumps)
-def test_a_chosen_start_is_sampled_as_if_there_had_been_no_draft(tmp_path, call):
-    run = pictures(tmp_path, call)
+@pytest.mark.parametrize(
+    ("call", "precision"), [*((call, None) for call in CALLS), ({}, "int8"), (CALLS[0], "fp8")], ids=json.dumps
+)
+def test_a_chosen_start_is_sampled_as_if_there_had_been_no_draft(tmp_path, call, precision):
+    run = pictures(tmp_path, call, precision=precision)
     batches, sizes = [], []
     rollout, generate = run.rollout, run.policy.generate
 
@@ -239,6 +243,102 @@ def test_the_chosen_are_the_best_and_the_worst_of_the_pool_by_the_draft(tmp_path
         assert {
             tree.nodes[leaf].root.row.seed for leaf in tree.leaves if tree.nodes[leaf].root.group == group
         } == expected
+
+
+def drafts_of(run):
+    """The samples of the drafts of a run, an iteration each, and the weights that sampled them."""
+    found, generate = [], run.policy.generate
+
+    def watched(rows):
+        samples = generate(rows)
+        if found and not found[-1]["rows"]:
+            found[-1] |= {"rows": rows, "samples": samples}
+        return samples
+
+    starts = run._starts
+
+    def watched_starts(iteration, groups):
+        kept = {name: p.detach().clone() for name, p in run.weights.named.items()}
+        found.append({"rows": None, "weights": kept})
+        return starts(iteration, groups)
+
+    run.policy.generate, run._starts = watched, watched_starts
+    run.run()
+    return found
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_the_weights_that_sample_draft_in_low_precision_as_they_are(tmp_path, lora):
+    """By nft these are the old policy's, from iteration to iteration others: each draft is what they are in int8."""
+    old = {"old": {"flat": 0, "slope": 0.5, "most": 0.5}}
+    options = {"groups": 1, "iterations": 3, "learning_rate": 0.01, "likelihood": old, "lora": lora}
+    drafts = drafts_of(pictures(tmp_path, {}, precision="int8", **options))
+    assert len(drafts) == 3
+    for last, draft in zip([None, *drafts], drafts, strict=False):
+        like = pictures(tmp_path / "like", None, lora=lora)
+        like.weights.put(list(draft["weights"].values()))
+        with torch.no_grad():
+            whole = like.policy.generate(draft["rows"])
+            for network in like.policy.modules.values():
+                quantise(network, "int8")
+            low = like.policy.generate(draft["rows"])
+        assert torch.equal(draft["samples"], low)
+        assert not torch.equal(low, whole)
+        if last is not None:
+            assert any(not torch.equal(p, draft["weights"][name]) for name, p in last["weights"].items())
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_a_precision_changes_which_starts_go_on_and_nothing_of_them(tmp_path, lora):
+    """Of starts that go on with either, the samples are the same to the bit."""
+    found = []
+    for precision in (None, "int8", "fp8"):
+        run = pictures(
+            tmp_path / str(precision), {}, precision=precision, lora=lora, group_size=6, groups=2, micro_batch=4
+        )
+        batches, rollout = [], run.rollout
+        run.rollout = lambda *args, batches=batches, rollout=rollout: batches.append(rollout(*args)) or batches[-1]
+        run.run()
+        tree = batches[0].tree
+        seeds = [tree.nodes[leaf].root.row.seed for leaf in tree.leaves]
+        found.append((dict(zip(seeds, tree.samples[0], strict=True)), batches[0].draft_rewards))
+    (plain, rewards), *others = found
+    for low, told in others:
+        assert not all(torch.equal(a, b) for a, b in zip(rewards, told, strict=True))
+        both = plain.keys() & low.keys()
+        assert len(both) >= 6
+        for seed in both:
+            torch.testing.assert_close(plain[seed], low[seed], rtol=0, atol=1e-6)  # in batches of other starts
+
+
+def test_a_run_by_command_drafts_in_low_precision_and_resumes_to_the_bit(workplace):
+    draft = "train.draft={pool: 2, call: {num_inference_steps: 2}, precision: int8}"
+    assert main(["train", "tiny.yaml", "train.iterations=2", "run.name=whole", draft]) == 0
+    assert main(["train", "tiny.yaml", "train.iterations=1", "run.name=parts", draft]) == 0
+    assert main(["train", "tiny.yaml", "train.iterations=2", "run.name=parts", "run.resume=true", draft]) == 0
+    whole, parts = (told(workplace / "runs" / name) for name in ("whole", "parts"))
+    assert whole == parts
+    assert all(-1 <= line["draft/rank_agreement"] <= 1 for line in whole)
+
+
+def told(folder):
+    """The training lines of a run without its times and its memory."""
+    found = [line for line in metrics(folder) if line["phase"] == "train"]
+    return [{k: v for k, v in line.items() if not k.startswith(("time/", "memory/"))} for line in found]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["model.quantise=int8"], "train.draft.precision: the base is quantised already, by model.quantise=int8"),
+        (["run.sharding=fsdp2"], "run.sharding: the copy of the network that train.draft.precision=int8"),
+    ],
+)
+def test_what_does_not_go_with_a_copy_is_refused_before_anything_is_loaded(workplace, capsys, overrides, said):
+    draft = "train.draft={pool: 2, precision: int8}"
+    assert main(["train", "tiny.yaml", draft, *overrides]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not (workplace / "runs").exists()
 
 
 def test_a_plan_counts_what_a_draft_costs():

@@ -11,6 +11,7 @@ from flowgrpo import config
 from flowgrpo.errors import InputError
 from flowgrpo.flow import memory, setup
 from flowgrpo.flow.pipeline import loading
+from flowgrpo.training.quantise import layers_in_blocks
 
 
 def settings(tiny_model, **model):
@@ -37,6 +38,23 @@ def test_full_fine_tuning_counts_every_copy(tiny_model):
     assert kept == {"gpu_bytes": need["gpu_bytes"] + need["host_bytes"], "host_bytes": 0}
 
 
+@pytest.mark.parametrize("lora", [{"rank": 2, "alpha": 4}, None])
+def test_the_copy_that_drafts_are_sampled_by_is_counted(tiny_model, lora):
+    """What the copies of the layers in the blocks keep: codes, and a scale for each row."""
+    model = {"path": str(tiny_model), "lora": lora, "dtype": "bfloat16"}
+    plain, drafting = (config.validated({"model": model, "train": {"draft": d}}) for d in (None, {"precision": "int8"}))
+    layers = layers_in_blocks(tiny.sd3().transformer, "model.quantise").values()
+    kept = sum(layer.weight.numel() + layer.out_features * (2 if lora else 4) for layer in layers)
+    need, more = memory.memory_estimate(plain), memory.memory_estimate(drafting)
+    assert more["gpu_bytes"] - need["gpu_bytes"] == kept > 0
+    assert more["host_bytes"] == need["host_bytes"]
+    tried = dict(memory.smaller(drafting))
+    assert tried["train.draft.precision=null"] == plain.model_copy(
+        update={"train": tried["train.draft.precision=null"].train}
+    )
+    assert not [key for key in tried if key.startswith("model.quantise")]
+
+
 def test_a_lora_counts_what_it_really_trains(tiny_model):
     chosen = settings(tiny_model, lora={"rank": 2, "alpha": 4}, dtype="bfloat16", text_encoders="keep")
     _, weights = setup.policy_and_weights(chosen, torch.device("cpu"))
@@ -45,6 +63,20 @@ def test_a_lora_counts_what_it_really_trains(tiny_model):
     every = [pipe.transformer, pipe.vae, pipe.text_encoder, pipe.text_encoder_2]
     frozen = count(every) + buffers(pipe.transformer)
     assert memory.memory_estimate(chosen)["gpu_bytes"] == 2 * frozen + 4 * 5 * trained
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4}])
+def test_every_snapshot_is_counted_as_a_copy(tiny_model, lora):
+    def need(keep):
+        written = {"preset": "seppo", "likelihood": {"bank": {"keep": keep}}}
+        model = {"path": str(tiny_model), "lora": lora, "text_encoders": "free"}
+        return config.validated({"model": model, "algorithm": written})
+
+    _, weights = setup.policy_and_weights(need(7), torch.device("cpu"))
+    trained = sum(p.numel() for p in weights.parameters)
+    most, least = (memory.memory_estimate(need(keep))["gpu_bytes"] for keep in (7, 2))
+    buffered = 0 if lora else buffers(weights.modules["transformer"])
+    assert most - least == 4 * 5 * (trained + buffered)
 
 
 def test_text_encoders_and_networks_are_never_on_the_device_together(tiny_model):

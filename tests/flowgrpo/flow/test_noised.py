@@ -6,15 +6,16 @@ from field import credit, lines, settings, step_in_place, trainer, weights_of
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods import sample_presets
-from flowgrpo.flow.noised import calls_of, taken
+from flowgrpo.flow.noised import Matching, calls_of, taken
+from flowgrpo.training.bank import Bank
 
 ROWS = sorted(sample_presets.PRESETS)
 FEW = {"awm": 3, "dgpo": 3}
 
 
-def run_of(folder, preset="nft", reward=None, likelihood=(), **overrides):
+def run_of(folder, preset="nft", reward=None, likelihood=(), objective=(), **overrides):
     written = {"draws": FEW[preset]} if preset in FEW else {}
-    algorithm = {"preset": preset, "likelihood": {**written, **dict(likelihood)}}
+    algorithm = {"preset": preset, "likelihood": {**written, **dict(likelihood)}, "objective": dict(objective)}
     sizes = {"train__group_size": 6, "train__groups": 2, "train__updates": 1, "train__iterations": 3}
     chosen = settings(folder, **{"algorithm": algorithm, **sizes, **overrides})
     return trainer(chosen, **({} if reward is None else {"reward": reward}))
@@ -162,6 +163,102 @@ def test_the_old_policy_samples_and_follows(tmp_path):
         assert torch.equal(run.rollout(1, run.groups(1)).tree.samples[0], by_old)
 
 
+SNAPSHOTS = {"bank": {"every": 2, "keep": 3}}
+
+
+def test_an_iteration_is_sampled_by_the_snapshot_that_its_address_draws(tmp_path):
+    run = run_of(tmp_path, "seppo", likelihood=SNAPSHOTS, train__iterations=9)
+    stood, drawn = [[p.detach().clone() for p in run.weights.parameters]], []
+    live = run_of(tmp_path / "live", "seppo", likelihood={"sampler": "live"})
+    for iteration in range(1, 10):
+        run.iterate()
+        run.done = iteration
+        stood.append([p.detach().clone() for p in run.weights.parameters])
+        drawn.append(Bank(every=2, keep=3).draw(iteration, run.config.run.seed, "bank", iteration))
+        samples = run.rollout(iteration, run.groups(iteration)).tree.samples[0]
+        live.weights.put(stood[2 * drawn[-1]])
+        assert torch.equal(samples, live.rollout(iteration, live.groups(iteration)).tree.samples[0])
+    assert len(set(drawn)) > 2
+
+
+def test_a_run_killed_between_snapshots_goes_on_with_the_same_ones(tmp_path):
+    """Over every checkpoint there is: what the bank holds, what it draws and what is learned are those of the whole run."""
+    whole = run_of(tmp_path / "a", "seppo", likelihood=SNAPSHOTS, train__iterations=8)
+    whole.run()
+    for done in (1, 3, 4, 7):
+        folder = tmp_path / str(done)
+        run_of(folder, "seppo", likelihood=SNAPSHOTS, train__iterations=done).run()
+        rest = run_of(folder, "seppo", likelihood=SNAPSHOTS, train__iterations=8)
+        rest.resume()
+        assert rest.done == done
+        rest.run()
+        assert lines(whole) == lines(rest)
+        kept, held = weights_of(rest), weights_of(whole)
+        assert kept.keys() == held.keys()
+        assert all(torch.equal(tensor, kept[name]) for name, tensor in held.items())
+        assert {name.split(".")[1] for name in kept if name.startswith("bank.")} == {"2", "3", "4"}
+
+
+def test_the_gradient_of_seppo_is_that_of_its_formula(tmp_path):
+    """-ln sigmoid(-beta (d_w - s d_r)) of each pair and noise level, d = e - e_ref, s = sgn(e_w^ref - e_w): the mean."""
+    run = run_of(tmp_path, "seppo", likelihood={"draws": 5}, algorithm__objective__beta=2.0)
+    batch = run.rollout(0, run.groups(0))
+    with torch.no_grad():  # away from the snapshot
+        for i, p in enumerate(run.weights.parameters):
+            p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(i)))
+    credited = credit(run, batch)
+    found, noised = gradient(run, credited), credited.noised
+    live, reference = {}, {}
+    for call in noised.calls:
+        state, target = noised.noised(call)
+        for errors, policy in ((live, "live"), (reference, "bank")):
+            with run.weights.policy(policy), torch.set_grad_enabled(policy == "live"):
+                (velocity,) = run.policy.velocity(state, call.sigma, noised.rows(call))
+                errors |= dict(zip(call.draws, (velocity - target).square().mean(1), strict=True))
+    pairs, losses, signs = {}, [], set()
+    for draw in live:
+        reward = float(batch.scores.values[draw.leaf, 0])
+        pairs.setdefault((noised.group(draw), draw.number), []).append((reward, draw.leaf, draw))
+    for own in pairs.values():
+        (*_, other), (*_, winner) = min(own), max(own)
+        d_w, d_r = (live[draw] - reference[draw] for draw in (winner, other))
+        sign = torch.sign(reference[winner] - live[winner]).detach()
+        signs.add(float(sign))
+        losses.append(-torch.nn.functional.logsigmoid(-2.0 * (d_w - sign * d_r)))
+    assert signs == {-1.0, 1.0}
+    assert len(losses) == 10
+    told = torch.autograd.grad(torch.stack(losses).mean(), run.weights.parameters)
+    torch.testing.assert_close(found, torch.cat([own.flatten() for own in told]), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("previous", "asked"),
+    [(0.0, {"live": 60, "old": 60, "reference": 60}), (0.5, {"live": 60, "old": 2 * 60, "reference": 60})],
+)
+def test_an_anchor_that_was_looked_at_is_asked_again_only_for_its_velocity(tmp_path, previous, asked, monkeypatch):
+    """12 samples at 5 noise levels by crd, whose old policy anchors; `live` is without the calls that learn."""
+    run = run_of(tmp_path, "crd", objective={"kl": {"previous": previous}})
+    _, credited = rolled(run)
+    drift, seen = [], dict.fromkeys(asked, 0)
+    error, inputs = Matching._error, Matching._inputs
+
+    def counted(self, name, call, state, target):
+        seen[name] += len(call.draws)
+        return error(self, name, call, state, target)
+
+    def compared(self, call, state, target):
+        found = inputs(self, call, state, target)
+        direct = self.noised.likelihood.log_prob(error(self, "old", call, state, target), call.sigma)
+        drift.append(torch.equal(found.old_log_prob, direct))
+        return found
+
+    monkeypatch.setattr(Matching, "_error", counted)
+    monkeypatch.setattr(Matching, "_inputs", compared)
+    step_in_place(run, credited)
+    assert seen == asked
+    assert drift == [True] * len(credited.noised.calls)
+
+
 def test_a_sample_whose_reward_was_lost_has_no_part(tmp_path):
     def lost(samples, prompts):
         value = -samples.square().sum(1)
@@ -234,6 +331,7 @@ def test_a_model_of_one_step_learns_too(tmp_path):
             {"objective": "clip", "likelihood": {"anchor": "live"}},
             r"algorithm\.likelihood\.anchor: the ratio to the live",
         ),
+        ({"likelihood": {"bank": {"keep": 3}}}, r"algorithm\.likelihood\.bank: nobody asks for a snapshot"),
         ({"likelihood": {"power": 0.5}}, r"algorithm\.likelihood\.power: the weight adaptive has no power"),
         ({"likelihood": "trajectory"}, r"algorithm\.objective: two_branch needs algorithm\.likelihood=elbo"),
         ({"likelihood": "trajectory", "objective": "clip"}, r"algorithm\.kernel: steps of ode have no log-probability"),
@@ -252,6 +350,16 @@ def test_what_does_not_go_together_is_one_sentence(tmp_path, options, said):
             "dpo",
             {"train__split": "samples", "train__updates": 2},
             r"train\.split: pair_preference compares the samples",
+        ),
+        (
+            "seppo",
+            {"train__updates": 4, "algorithm__likelihood__bank__every": 3},
+            r"algorithm\.likelihood\.bank\.every: a snapshot is taken where an iteration ends, .* 4 optimizer steps; take 4",
+        ),
+        (
+            "seppo",
+            {"run__processes": 2, "run__sharding": "fsdp2"},
+            r"run\.sharding: of a network that is trained whole in shards no old policy or snapshot is kept",
         ),
         ("nft", {"run__staleness": 1}, r"run\.staleness: what is behind by elbo is algorithm\.likelihood\.old"),
     ],

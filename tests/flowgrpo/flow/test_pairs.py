@@ -1,5 +1,6 @@
 """Preference pairs in Pick-a-Pic's columns: groups of two latents of the pictures, which a run trains on."""
 
+import json
 from io import BytesIO
 from pathlib import Path
 
@@ -72,6 +73,22 @@ def test_a_run_trains_on_pairs(workplace, tiny_model):
     assert [line["cost/rollout_evaluations"] for line in told] == [0, 0]
     assert told[1]["policy/mean_abs_log_ratio"] > told[0]["policy/mean_abs_log_ratio"] == 0
     assert metrics(Path("runs/t"), "eval")[-1]["reward/redness/mean"] is not None
+
+
+def test_snapshots_take_the_loser_s_place_in_pairs(workplace, tiny_model, capsys):
+    write(workplace / "p.parquet", [row(caption, 1.0) for caption in CAPTIONS])
+    assert main(command(tiny_model, "p.parquet")) == 0
+    options = ["algorithm={preset: seppo, likelihood: {bank: {every: 1, keep: 2}}}", "train.group_size=2"]
+    options += ["train.updates=1", "train.groups=3", "data={groups: o, rewards: {label: 1.0}}"]
+    capsys.readouterr()
+    assert main(["plan", "tiny.yaml", *options, "--format", "json"]) == 0
+    planned = json.loads(capsys.readouterr().out)["model_evaluations"]
+    assert main(["train", "tiny.yaml", *options]) == 0
+    told = metrics(Path("runs/t"))
+    assert [line["cost/update_evaluations"] for line in told] == [planned["update"]] * 2
+    assert [line["cost/rollout_evaluations"] for line in told] == [planned["rollout"]] * 2 == [0, 0]
+    assert told[1]["policy/mean_abs_log_ratio"] > 0
+    assert all(line["policy/grad_norm"] > 0 for line in told)
 
 
 def test_pairs_that_were_cut_off_are_gone_on_with(workplace, tiny_model, monkeypatch):

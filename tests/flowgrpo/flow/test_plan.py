@@ -76,11 +76,12 @@ LEDGER = [
     # 24 samples at 9 of the 10 steps; the update evaluates policy, old policy and reference
     *((name, {}, 24, 10, (240, 3 * 216, 24, 216)) for name in ("epg", "pepg", "elbo_grpo", "nft", "ram")),
     ("awm", {}, 24, 10, (240, 3 * 24 * 6, 24, 24 * 6)),
-    ("crd", {}, 24, 10, (240, 5 * 216, 24, 216)),  # policy and old policy also before, for the means
+    ("crd", {}, 24, 10, (240, 4 * 216, 24, 216)),  # policy and old policy before, for the means
     ("rwr", {}, 24, 10, (240, 216, 24, 216)),
     ("sft_best", {}, 24, 10, (240, 9, 24, 9)),  # one sample
     # two samples; policy and reference before, for the coefficients
     ("dpo", {}, 24, 10, (240, 3 * 2 * 9, 24, 2 * 9)),
+    ("seppo", {}, 24, 10, (240, 3 * 2 * 4, 24, 2 * 4)),  # and the snapshot for the reference
     # and old policy and reference, for the clip and the divergence
     ("dgpo", {}, 24, 10, (240, 5 * 24 * 4, 24, 24 * 4)),
     ("gdro", {}, 24, 10, (240, 3 * 24 * 4, 24, 24 * 4)),

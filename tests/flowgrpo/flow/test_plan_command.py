@@ -44,9 +44,12 @@ def test_plan_predicts_what_a_run_counts(workplace, capsys):
         assert planned["reward_calls"] == 8
 
 
+SEPPO = ("seppo", ["algorithm.likelihood.bank={every: 1, keep: 2}"])
+
+
 @pytest.mark.parametrize(
     ("preset", "options"),
-    [("nft", ["model.call.guidance_scale=2.0"]), ("dpo", []), ("awm", ["algorithm.likelihood.draws=1"])],
+    [("nft", ["model.call.guidance_scale=2.0"]), ("dpo", []), ("awm", ["algorithm.likelihood.draws=1"]), SEPPO],
 )
 def test_adapters_learn_from_final_samples_as_planned(workplace, capsys, preset, options):
     """Of a pipeline of diffusers, guided too: sigmas between the steps of its schedule, and adapters of an old policy."""

@@ -14,13 +14,18 @@ from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow import teacher
+from flowgrpo.flow import memory, teacher
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.training import out_of_memory
 from flowgrpo.training.adapters import Adapter, Matrices
 from flowgrpo.training.weights import Weights, lora_config
 
 SMALL = {"train__groups": 2, "train__group_size": 6, "train__updates": 1, "eval__every": 99}
 OPD = ["algorithm={preset: opd, tree: {size: 2}}", "train.iterations=1", "eval.save=0"]
+
+
+def settings_of(words):
+    return config.load("tiny.yaml", ["model.lora={rank: 4, alpha: 8}", *words])
 
 
 def equal(samples, prompts):
@@ -184,14 +189,105 @@ def test_a_run_teaches_another_by_command(workplace):
             assert torch.allclose(kept[name.replace("average.", "reference.")], tensor)
 
 
-def test_a_run_that_keeps_an_old_policy_and_no_average_teaches_what_it_has_learnt(workplace):
-    first = ["algorithm={preset: nft, likelihood: {draws: 2}}", "train.ema=null", "train.iterations=1"]
+def another(pipe):
+    """A pipeline with a transformer of the same shapes and other weights."""
+    generator = torch.Generator().manual_seed(5)
+    for p in pipe.transformer.parameters():
+        p.data += 0.1 * torch.randn(p.shape, generator=generator)
+    return pipe
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["adapters", "all weights"])
+def test_the_reference_is_the_pipeline_that_teaches(tmp_path, full):
+    policy = DiffusersPolicy(tiny.sd3(), tiny.CALLS["sd3"])
+    lora = None if full else lora_config(4, 4.0, "auto", policy.modules)
+    student = Weights(policy.modules, lora, reference="teacher")
+    if not full:  # which the teacher has none of
+        for p in student.parameters:
+            p.data += 0.1
+    another(tiny.sd3()).save_pretrained(tmp_path / "teacher")
+    teacher.put_pipeline(student, str(tmp_path / "teacher"))
+    rows = [Row("a red circle", 0), Row("a red circle", 1)]
+    state = policy.start(rows)
+    with torch.no_grad():
+        before = policy.velocity(state, policy.sigmas[0], rows)[0]
+        with student.reference():
+            found = policy.velocity(state, policy.sigmas[0], rows)[0]
+        after = policy.velocity(state, policy.sigmas[0], rows)[0]
+    alone = DiffusersPolicy(another(tiny.sd3()), tiny.CALLS["sd3"])
+    alone.start(rows)
+    with torch.no_grad():
+        assert torch.equal(found, alone.velocity(state, policy.sigmas[0], rows)[0])
+        with pytest.raises(ZeroDivisionError), student.reference():
+            raise ZeroDivisionError
+        assert torch.equal(policy.velocity(state, policy.sigmas[0], rows)[0], before)
+    assert torch.equal(before, after)
+    assert (found - before).abs().max() > 0.01
+    assert any(name.startswith("reference.") for name in student.tensors()) == full  # else it is loaded again
+
+
+@pytest.mark.parametrize("lora", ["model.lora={rank: 4}", "model.lora=null"])
+def test_a_pipeline_teaches_by_command_and_a_student_that_is_it_has_nothing_to_learn(workplace, lora):
+    another(tiny.sd3()).save_pretrained("other")
+    words = [*OPD, lora, "train.iterations=2", "train.optimizer={weight_decay: 0}"]
+    assert main(["train", "tiny.yaml", "run.name=taught", "model.teacher=other", *words]) == 0
+    assert main(["train", "tiny.yaml", "run.name=same", f"model.teacher={settings_of(()).model.path}", *words]) == 0
+    for line in metrics(workplace / "runs" / "taught"):
+        assert line["policy/kl"] > 0
+        assert line["policy/grad_norm"] > 0
+    for line in metrics(workplace / "runs" / "same"):
+        assert (line["policy/kl"], line["policy/grad_norm"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "words", "sentence"),
+    [
+        (
+            "shapes",
+            [],
+            "the transformer of shapes is not built as that of .*: its .* is .*, the student's",
+        ),
+        ("nowhere", ["model.lora=null"], "there is no folder 'nowhere' and no built-in model of that name"),
+        (None, ["model.quantise=int8"], "which model.quantise=int8 has made others of; set it to null, or name a LoRA"),
+        (None, ["run.processes=2", "run.sharding=fsdp2"], "lies in shards; set run.sharding=none, or name a LoRA"),
+    ],
+    ids=["of other shapes", "that is not there", "of a quantised student", "of a student in shards"],
+)
+def test_a_pipeline_that_cannot_teach_is_refused_in_a_sentence(workplace, path, words, sentence):
+    chosen = settings_of([f"model.teacher={path or settings_of(()).model.path}", *OPD, *words])
+    with pytest.raises(InputError, match=f"^model.teacher: .*{sentence}"):
+        teacher.check(chosen)
+
+
+def test_a_resume_learns_from_the_pipeline_as_the_whole_run_does(workplace):
+    another(tiny.sd3()).save_pretrained("other")
+    words = ["train", "tiny.yaml", "model.teacher=other", *OPD, "model.lora={rank: 4}", "run.checkpoint.every=1"]
+    assert main([*words, "run.name=whole", "train.iterations=2"]) == 0
+    assert main([*words, "run.name=parts"]) == 0
+    assert main([*words, "run.name=parts", "train.iterations=2", "run.resume=true"]) == 0
+    whole, parts = (weights(workplace / "runs" / name, 2) for name in ("whole", "parts"))
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())
+
+
+def test_the_estimate_counts_the_networks_of_a_pipeline_that_teaches(workplace):
+    own = settings_of(()).model.path
+    teachers = [settings_of([f"model.teacher={name}", *OPD]) for name in (own, "runs/t")]
+    whole, lora = (memory.memory_estimate(chosen)["gpu_bytes"] for chosen in teachers)
+    shapes = memory.component_shapes(own)["transformer"].values()
+    adapters = sum(p.numel() for p in adapted(4, 8.0, tiny.sd3())[1].parameters)
+    assert whole - lora == 4 * (sum(math.prod(shape) for shape in shapes) - adapters)
+
+
+@pytest.mark.parametrize(("preset", "kept_beside"), [("nft", "old."), ("seppo", "bank.")])
+def test_a_run_that_keeps_other_policies_and_no_average_teaches_what_it_has_learnt(workplace, preset, kept_beside):
+    first = [f"algorithm={{preset: {preset}, likelihood: {{draws: 2}}}}", "train.ema=null", "train.iterations=1"]
     assert main(["train", "tiny.yaml", "run.name=first", *first]) == 0
     assert main(["train", "tiny.yaml", "run.name=second", "model.teacher=runs/first", *OPD]) == 0
     learnt, kept = (weights(workplace / "runs" / name, 1) for name in ("first", "second"))
-    assert any(name.startswith("old.") for name in learnt)
+    assert any(name.startswith(kept_beside) for name in learnt)
     for name, tensor in learnt.items():
-        if ".lora_" in name and not name.startswith(("old.", "reference.")):
+        if ".lora_" in name and not name.startswith(("old.", "bank.", "reference.")):
             assert torch.allclose(kept[f"reference.{name}"], tensor)
 
 
@@ -200,7 +296,10 @@ def test_a_run_that_keeps_an_old_policy_and_no_average_teaches_what_it_has_learn
     [
         (OPD, "model.teacher: algorithm.objective.kl.reference=teacher needs one"),
         ([*OPD, "model.teacher=nowhere"], "model.teacher: there is no file or folder 'nowhere'"),
-        ([*OPD, "model.teacher=nowhere", "model.lora=null"], "model.teacher: it is a LoRA over the student's base"),
+        (
+            [*OPD, "model.teacher=nowhere", "model.lora=null"],
+            "model.teacher: there is no folder 'nowhere' and no built-in",
+        ),
         (["model.teacher=nowhere"], "model.teacher: nobody asks it"),
         (
             [OPD[0].replace("}}", "}, objective: {kl: {reference: fixed}}}")],
@@ -224,3 +323,24 @@ def test_other_objectives_may_be_held_by_a_teacher(tmp_path):
         {"model": {"path": "shapes", "teacher": "x"}, "algorithm": {"preset": "flow_grpo", "objective": {"kl": kl}}}
     )
     assert chosen.algorithm.reference == "teacher"
+
+
+def test_advice_names_nothing_that_a_pipeline_that_teaches_refuses(workplace):
+    own = settings_of(()).model.path
+    for path, quantises in ((own, False), ("runs/t", True)):
+        chosen = settings_of([f"model.teacher={path}", *OPD, "run.processes=2"])
+        named = {key for key, _ in memory.smaller(chosen)}
+        assert ("model.quantise=int8" in named) == quantises
+        assert ("run.sharding=fsdp2" in named) == quantises
+        values = out_of_memory._values(chosen, on_gpu=True)
+        assert (values["quantise"] is not None) == (values["sharding"] is not None) == quantises
+
+
+def test_a_pipeline_of_another_head_layout_is_refused_though_its_shapes_are_the_same(workplace):
+    other = tiny.sd3()
+    other.transformer.register_to_config(num_attention_heads=4, attention_head_dim=4)
+    other.save_pretrained("other")
+    with pytest.raises(
+        InputError, match=r"^model.teacher: the transformer of other is not built .*: its .*attention_head"
+    ):
+        teacher.check(settings_of(["model.teacher=other", *OPD]))

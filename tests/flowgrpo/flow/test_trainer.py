@@ -21,7 +21,7 @@ from flowgrpo.flow.methods.presets import PRESETS
 from rewards import Reward
 
 # What they sample is the start's, or they are drawn to where the start is tilted to, a step away from it, or to a teacher.
-OF_THE_START = ("rwr", "sft_best", "dpo", "gdro", "ram", "opd")
+OF_THE_START = ("rwr", "sft_best", "dpo", "seppo", "gdro", "ram", "opd")
 LOOSE = {"crd": {"beta": 0.05}, "dgpo": {"beta": 0.5}}  # or their log ratios are soon as far as they are to go
 # Of the same method as another preset; a plain run leaves them out.
 VARIANTS = ("branch_grpo_mix", "flow_grpo_window", "tempflow_fast")
@@ -61,6 +61,22 @@ def test_a_flow_in_the_plane_learns_its_known_optimum(tmp_path, preset):
     assert lines(run, "eval")[0]["reward/closeness/mean"] < -2
     assert lines(run, "eval")[-1]["reward/closeness/mean"] > -0.4
     assert all(line["policy/max_abs_log_ratio"] in (0, None) for line in lines(run))
+
+
+def test_seppo_learns_the_known_optimum_as_its_snapshots_follow(tmp_path):
+    chosen = settings(
+        tmp_path,
+        algorithm={"preset": "seppo", "objective": {"beta": 2.0}, "likelihood": {"bank": {"every": 5, "keep": 3}}},
+        train__iterations=100,
+        train__groups=2,
+        train__group_size=12,
+        train__updates=1,
+        eval__every=100,
+        run__checkpoint__every=100,
+    )
+    run = trainer(chosen, GaussianFlow())
+    run.run()
+    assert (run.policy.modules["field"].mean.detach() - TARGET).norm() < 0.25
 
 
 def test_a_pull_to_the_reference_holds_the_policy_back(tmp_path):

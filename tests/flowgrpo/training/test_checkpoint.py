@@ -9,6 +9,7 @@ import torch
 
 from flowgrpo.errors import InputError
 from flowgrpo.training import checkpoint, random_states, snapshot
+from flowgrpo.training.bank import Bank
 from flowgrpo.training.weights import Weights
 
 
@@ -221,3 +222,35 @@ def test_without_a_whole_checkpoint_a_resume_is_refused_in_one_sentence(tmp_path
         f"run.resume: no checkpoint is whole ({tmp_path}/step-000002 cannot be loaded (ValueError: its random.pt is not as "
         "it was written), and 1 more); put back a copy, or begin again with another run.name"
     )
+
+
+def test_a_checkpoint_with_snapshots_gives_back_the_trained_weights_alone(tmp_path):
+    """As an export reads it, which keeps no bank; and a bank of the run finds the snapshots that there were."""
+
+    def begun(bank):
+        return Weights({"net": torch.nn.Linear(3, 2)}, None, bank=bank)
+
+    bank = Bank(every=1, keep=2)
+    weights = begun(bank)
+    for number in range(1, 4):
+        weights.parameters[0].data.fill_(float(number))
+        weights.after_update()
+        weights.after_iteration()
+    optimizer = torch.optim.AdamW(weights.parameters)
+    taken = snapshot.take(
+        3,
+        weights=weights,
+        optimizer=optimizer,
+        scaler=torch.amp.GradScaler("cpu", enabled=False),
+        random_states=[random_states.random_state()],
+        beta=0.0,
+        prompt_stats={},
+    )
+    place = snapshot.write(tmp_path, taken, keep=1, sound=lambda: True)
+    exported = begun(None)
+    assert checkpoint.load_averaged(place, exported) == 3
+    assert (exported.parameters[0] == 3).all()
+    resumed = begun(bank)
+    assert checkpoint.load_weights(place, resumed) == 3
+    kept = {name: float(t[0, 0]) for name, t in resumed.tensors().items() if name.endswith("weight")}
+    assert kept == {"net.weight": 3, "bank.2.net.weight": 2, "bank.3.net.weight": 3}

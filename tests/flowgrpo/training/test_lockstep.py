@@ -4,8 +4,8 @@ import torch
 from in_shards import broken_stand_ins, failing, rows, unequal_calls, unequal_references, unequal_updates, whole
 from pair import pair
 
-from flowgrpo.commands.launch import GONE
 from flowgrpo.training.lockstep import Lockstep
+from flowgrpo.training.lost import GONE
 
 
 def test_calls_of_unequal_order_and_number_are_right(tmp_path):

@@ -190,6 +190,24 @@ def test_the_switch_that_helps_most_is_the_first_that_is_not_set(written, phase,
     assert advice(phase, run_of(**written), on_gpu) == switch
 
 
+@pytest.mark.parametrize("phase", ["rollout", "update"])
+def test_a_copy_of_the_base_goes_before_the_base_is_quantised(phase):
+    model = {"path": "shapes", "text_encoders": "free", "gradient_checkpointing": True}
+    drafting = {"micro_batch": 1, "draft": {"precision": "int8"}}
+    settings = config.validated({"model": model, "train": drafting})
+    assert advice(phase, settings, on_gpu=True) == "train.draft.precision=null"
+    settings = config.overridden(settings.model_dump(), ["train.draft.precision=null"])
+    assert advice(phase, settings, on_gpu=True) == "model.quantise=int8"
+
+
+def test_a_copy_of_weights_that_learn_is_there_while_drafts_are_sampled():
+    model = {"path": "shapes", "lora": None, "text_encoders": "free", "gradient_checkpointing": True}
+    drafting = {"micro_batch": 1, "draft": {"precision": "int8"}}
+    settings = config.validated({"model": model, "train": drafting})
+    assert advice("rollout", settings, on_gpu=True) == "train.draft.precision=null"
+    assert advice("update", settings, on_gpu=True) == "model.lora={rank: 16}"
+
+
 @pytest.mark.parametrize(
     ("written", "switch"),
     [

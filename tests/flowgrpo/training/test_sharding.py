@@ -20,6 +20,7 @@ from runs import background, metrics, weights
 from torch.distributed.fsdp import FSDPModule
 
 from flowgrpo import config
+from flowgrpo.cli import main
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import Ema
 from flowgrpo.training import sharding
@@ -56,6 +57,12 @@ CASES = {
         "algorithm={preset: nft, likelihood: {old: {start: 0.5, slope: 0.0, most: 0.5}}}",
         "train.updates=1",
     ],
+    "final samples in pairs, stored ones beside those of a snapshot": [
+        "tiny.yaml",
+        "algorithm={preset: seppo, likelihood: {bank: {every: 1, keep: 2}}}",
+        "data.groups=stored",
+        "train.updates=1",
+    ],
     "texts, in one pass and in two": [
         "texts.yaml",
         "algorithm.preset=cj_grpo",
@@ -67,6 +74,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_base_in_shards_trains_as_a_whole_one(case, workplace):
     (workplace / "texts.yaml").write_text(TEXTS)
+    if "data.groups=stored" in CASES[case]:
+        assert main(["sample", "tiny.yaml", "--groups", "stored", "algorithm.preset=rwr"]) == 0
     lines = {}
     for name in ("none", "fsdp2"):
         process = background("train", *CASES[case], f"run.name={name}", f"run.sharding={name}", "run.processes=2")
@@ -263,6 +272,12 @@ def chosen(**model):
 def test_what_cannot_be_cut_is_refused(model, said):
     with pytest.raises(InputError, match=said):
         sharding.check(chosen(**model))
+
+
+def test_a_copy_that_drafts_are_sampled_by_is_refused():
+    written = {"model": {"path": "shapes"}, "train": {"draft": {"precision": "int8"}}, "run": {"sharding": "fsdp2"}}
+    with pytest.raises(InputError, match=r"run\.sharding: the copy .* train\.draft\.precision=int8 .* cannot be cut"):
+        sharding.check(config.validated(written))
 
 
 def test_a_network_outside_of_blocks_is_refused():

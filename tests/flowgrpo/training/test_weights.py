@@ -7,8 +7,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import Ema, Lora
 from flowgrpo.training import checkpoint, snapshot
+from flowgrpo.training.bank import Bank
 from flowgrpo.training.saved_tensors import SavedTensorMeter
 from flowgrpo.training.weights import Weights, adapter_size, lora_config
+
+NAMES = {False: "net.0.weight", True: "net.0.lora_A.default.weight"}  # of the first tensor that is trained
 
 
 def module():
@@ -284,3 +287,28 @@ def test_a_moving_reference_is_kept_and_loads_back(with_lora, tmp_path):
     assert not any(name.startswith("reference.") for name in fresh("fixed").tensors())
     with pytest.raises(InputError, match="not of this model"):
         checkpoint.load_weights(place, fresh("fixed"))
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+def test_the_bank_keeps_the_policy_as_it_stood_where_iterations_ended(adapters):
+    """Two optimizer steps an iteration, each of which adds 1; a snapshot is due at every third step."""
+    modules = module()
+    weights = Weights(modules, lora_config(2, 4, ["0"], modules) if adapters else None, bank=Bank(every=3, keep=2))
+    first = weights.parameters[0]
+    start, kept = first.detach().clone(), []
+    for _ in range(6):
+        moved_on(weights, 2)
+        weights.after_iteration()
+        names = [name for name in weights.tensors() if name.startswith("bank.")]
+        snapshots = {
+            int(name.split(".")[1]): weights.tensors()[name] for name in names if name.endswith(NAMES[adapters])
+        }
+        kept.append({number: round(float((own - start).mean()), 5) for number, own in snapshots.items()})
+    assert kept == [{0: 0}, {0: 0, 1: 4}, {1: 4, 2: 6}, {1: 4, 2: 6}, {2: 6, 3: 10}, {3: 10, 4: 12}]
+    seen = set()
+    for iteration in range(20):
+        weights.draw_snapshot(0, "bank", iteration)
+        with weights.policy("bank"):
+            seen.add(round(float((first.detach() - start).mean()), 5))
+        assert round(float((first.detach() - start).mean()), 5) == 12
+    assert seen == {10, 12}

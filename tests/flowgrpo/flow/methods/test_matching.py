@@ -15,6 +15,7 @@ from flowgrpo.flow.methods.matching import (
     PairPreference,
     PlackettLuce,
     Proximal,
+    SemiPolicy,
     TwoBranch,
     VelocityTarget,
     optimality,
@@ -167,7 +168,33 @@ def test_dpo_at_equality_is_half_of_beta_over_two_each_way():
     assert slope.tolist() == pytest.approx([2.0, -2.0, 0.0])
 
 
-@pytest.mark.parametrize("objective", [PairPreference(beta=3.0), GroupSigmoid(beta=3.0), PlackettLuce(beta=2.0)])
+@pytest.mark.parametrize(("d_w", "d_r"), [(-0.4, 0.3), (-0.4, -0.7), (0.25, 0.3), (0.25, -0.7)])
+def test_seppo_is_the_formula_in_errors_of_both_policies(d_w, d_r):
+    """Derivatives of -ln sigmoid(-beta (d_w - s d_r)), s = sgn(e_w^ref - e_w^live), in the live errors, by hand."""
+    beta, s = 3.0, 1.0 if d_w < 0 else -1.0
+    ell, advantage = torch.tensor([0.0, -d_r, -d_w]).double(), torch.tensor([0.2, -1.0, 1.5]).double()
+    objective = SemiPolicy(beta=beta)
+    inside = beta * (d_w - s * d_r)
+    assert float(objective.group_loss(ell, advantage)) == pytest.approx(math.log1p(math.exp(inside)))
+    slope = beta / (1 + math.exp(-inside))  # in e_w; of minus e_w it is that of a log-probability
+    assert (objective.coefficients(ell, advantage) / 3).tolist() == pytest.approx([0.0, s * slope, -slope])
+
+
+def test_seppo_pushes_the_other_sample_away_only_where_the_policy_denoises_the_winner_better():
+    advantage = torch.tensor([1.0, -1.0]).double()
+    better, worse, equal = (
+        SemiPolicy(beta=8.0).coefficients(torch.tensor([ell, 0.1]).double(), advantage) for ell in (0.2, -0.2, 0.0)
+    )
+    assert better[0] < 0 < better[1]  # the loss falls as a log-probability with a negative derivative rises
+    assert worse[0] < 0
+    assert worse[1] < 0
+    assert (equal / 2).tolist() == pytest.approx([-4.0, 0.0])  # at the snapshot: -beta / 2 grad L of the winner alone
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [PairPreference(beta=3.0), SemiPolicy(beta=3.0), GroupSigmoid(beta=3.0), PlackettLuce(beta=2.0)],
+)
 def test_coefficients_are_finite_differences_of_the_group_s_loss(objective):
     ell, advantage = torch.tensor([0.3, -0.1, 0.2, -0.4]).double(), torch.tensor([0.2, 1.0, -0.7, 0.3]).double()
     found = objective.coefficients(ell, advantage) / 4
@@ -184,10 +211,10 @@ def test_coefficients_are_finite_differences_of_the_group_s_loss(objective):
         assert found[i].item() == pytest.approx(difference.item(), rel=1e-6, abs=1e-9)
 
 
-@pytest.mark.parametrize("objective", [PairPreference(), GroupSigmoid(), PlackettLuce()])
+@pytest.mark.parametrize("objective", [PairPreference(), SemiPolicy(), GroupSigmoid(), PlackettLuce()])
 def test_a_group_of_equals_teaches_nothing(objective):
     equal = torch.zeros(4).double()
-    if objective.name == "pair_preference":
+    if objective.name in ("pair_preference", "semi_policy"):
         assert objective.takes(equal).tolist() == [False] * 4
         assert objective.takes(torch.tensor([0.1, 0.5, 0.5, -1.0])).tolist() == [False, True, False, True]
     elif objective.name == "plackett_luce":

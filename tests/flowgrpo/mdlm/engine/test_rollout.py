@@ -84,7 +84,15 @@ def test_samples_of_a_group_share_a_request_up_to_the_most(url, engine, learner,
     roll(made(url, engine, learner, tmp_path, samples=1), engine.policy)
     asked = [body["rid"] for path, body in engine.asked if path == "/generate"]
     assert sorted(map(len, asked)) == [1, 1, 1, 1, 2, 2]
-    assert {name for rids in asked for name in rids} == {"t-5-0-0", "t-5-0-1", "t-5-1-0", "t-5-1-3"}
+    assert {name.rpartition("-")[0] for rids in asked for name in rids} == {"t-5-0-0", "t-5-0-1", "t-5-1-0", "t-5-1-3"}
+
+
+def test_what_is_asked_for_again_has_another_name(url, engine, learner, tmp_path):
+    by = made(url, engine, learner, tmp_path)
+    for _ in range(2):
+        roll(by, engine.policy)
+    names = [name for path, body in engine.asked if path == "/generate" for name in body["rid"]]
+    assert len({*names}) == len(names) == 2 * len(MEMBERS)
 
 
 @pytest.mark.parametrize(
@@ -106,5 +114,7 @@ def test_a_trial_refuses_an_engine_of_other_blocks_in_a_sentence_about_the_confi
     by = made(url, engine, learner, tmp_path)
     engine.decoder = {"name": "random", "steps": 20}
     engine.over_all = True
-    with pytest.raises(InputError, match=rf"^run.engine: {url} at /generate sent steps of t-0-0-0 that leave some out"):
+    with pytest.raises(
+        InputError, match=rf"^run.engine: {url} at /generate sent steps of t-0-0-0-\w+ that leave some out"
+    ):
         by.try_out(engine.policy.prompts(TEXTS[:1]))

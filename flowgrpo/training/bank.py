@@ -1,0 +1,82 @@
+"""Snapshots of a policy while it learns: which are kept, and which of them an iteration draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from flowgrpo.schema.base import Strict
+from flowgrpo.schema.heavy import Tensor, torch
+from flowgrpo.schema.lazy import lazy
+
+if TYPE_CHECKING:
+    from samplers import noise
+else:
+    noise = lazy("samplers.noise")
+
+
+class Bank(Strict):
+    """Snapshots of the live policy, of which each iteration draws one, all alike likely.
+
+    Snapshot n is the policy after n x `every` optimizer steps of the run, snapshot 0 its start. It is taken when the
+    iteration ends in which that step was, so that the one that an iteration has drawn is kept until then.
+    """
+
+    every: int = Field(30, ge=1)
+    """Optimizer steps between two snapshots."""
+    keep: int = Field(7, ge=1)
+    """How many of the latest snapshots are kept."""
+
+    def numbers(self, step: int) -> range:
+        """The numbers of the snapshots that are kept after so many optimizer steps of the run."""
+        newest = step // self.every
+        return range(max(0, newest + 1 - self.keep), newest + 1)
+
+    def draw(self, step: int, *address: Any) -> int:
+        """The number of a snapshot of those that are kept then.
+
+        Args:
+            address: of the draw, see `samplers.noise`.
+        """
+        numbers = self.numbers(step)
+        return numbers[int(noise.generator(*address).integers(len(numbers)))]
+
+
+class Snapshots:
+    """The snapshots that a bank keeps of trained tensors; none without a bank.
+
+    Args:
+        parameters: the trained tensors, as they start.
+
+    Attributes:
+        kept: by number, in the order of `parameters`.
+    """
+
+    def __init__(self, bank: Bank | None, parameters: Sequence[Tensor]):
+        self._bank, self._parameters, self._drawn = bank, parameters, 0
+        self.kept: dict[int, list[Tensor]] = {}
+        self.fill(0)
+
+    @property
+    def drawn(self) -> list[Tensor]:
+        """The snapshot that was drawn last."""
+        return self.kept[self._drawn]
+
+    def fill(self, step: int) -> None:
+        """Keep what the bank has after so many optimizer steps of the run: what is not there yet is taken, the rest goes."""
+        numbers = () if self._bank is None else self._bank.numbers(step)
+        self.kept = {n: self.kept[n] if n in self.kept else self._taken() for n in numbers}
+
+    def draw(self, step: int, *address: Any) -> None:
+        """Draw a snapshot of those that are kept then; see `Bank.draw`."""
+        if self._bank is not None:
+            self._drawn = self._bank.draw(step, *address)
+
+    def to(self, device: torch.device) -> None:
+        """Put them on a device."""
+        self.kept = {n: [x.to(device) for x in own] for n, own in self.kept.items()}
+
+    def _taken(self) -> list[Tensor]:
+        return [p.detach().clone() for p in self._parameters]
