@@ -15,7 +15,7 @@ after a budget of seconds also at as many model evaluations as all of them have 
 evaluations that a rise of the reward took. --picture needs matplotlib (pip install -e '.[docs]').
 
 --rates gives each method a learning rate of its own: of those named, the one by which a run with --rates-seed, which is none
-of the table's, came furthest. Those runs are kept in OUT/rates, and are not run again.
+of the table's, came furthest, after --rates-budget if that is given. Those runs are kept in OUT/rates, and not run again.
 
 An idle machine is part of the method: the seconds are those of a clock.
 """
@@ -35,7 +35,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -186,14 +186,14 @@ def with_rates(methods: Methods, rates: list[str], train_all: Callable[[Methods]
         train_all: the rewards of methods after a run of each, minus infinity of those that ended early.
     """
     tried = {
-        f"{name}@{rate}": [*overrides, f"train.learning_rate={rate}"]
+        f"{name}-lr{rate}": [*overrides, f"train.learning_rate={rate}"]
         for name, overrides in methods.items()
         for rate in rates
     }
     rewards = train_all(tried)
-    chosen = {name: max((f"{name}@{rate}" for rate in rates), key=rewards.__getitem__) for name in methods}
+    chosen = {name: max((f"{name}-lr{rate}" for rate in rates), key=rewards.__getitem__) for name in methods}
     for name, best in chosen.items():
-        seen = ", ".join(f"{rewards[f'{name}@{rate}']:.3f} by {rate}" for rate in rates)
+        seen = ", ".join(f"{rewards[f'{name}-lr{rate}']:.3f} by {rate}" for rate in rates)
         print(f"{best} of {seen}", flush=True)
     return {name: tried[best] for name, best in chosen.items()}
 
@@ -325,6 +325,7 @@ def main() -> None:
     parser.add_argument("--rise", type=float, help="of the held-out reward, whose evaluations a report tells")
     parser.add_argument("--rates", nargs="+", metavar="RATE", help="learning rates to choose each method's from")
     parser.add_argument("--rates-seed", type=int, default=7, help="the seed that chooses")
+    parser.add_argument("--rates-budget", type=float, help="of the runs that choose; by default as --work or --seconds")
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
     budget = Budget(options.seconds, trained_seconds, "seconds")
@@ -347,7 +348,9 @@ def main() -> None:
             print(failed, flush=True)
             return -math.inf
 
-    def train_all(chosen: Methods, seeds: list[int], folder: Path, may_fail: bool = False) -> list[dict[str, float]]:
+    def train_all(
+        chosen: Methods, seeds: list[int], folder: Path, budget: Budget = budget, may_fail: bool = False
+    ) -> list[dict[str, float]]:
         folder.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(options.at_once) as pool:
             jobs = {
@@ -360,10 +363,11 @@ def main() -> None:
     if options.rates:
         if options.rates_seed in options.seeds:
             parser.error(f"--rates-seed {options.rates_seed}: it chooses the rates, take one that is not in --seeds")
+        short = replace(budget, amount=options.rates_budget or budget.amount)
         methods = with_rates(
             methods,
             options.rates,
-            lambda tried: train_all(tried, [options.rates_seed], out / "rates", may_fail=True)[0],
+            lambda tried: train_all(tried, [options.rates_seed], out / "rates", short, may_fail=True)[0],
         )
     train_all(methods, options.seeds, out)
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from flowgrpo import config
+
 spec = importlib.util.spec_from_file_location(
     "compare_methods", Path(__file__).parents[2] / "scripts" / "compare_methods.py"
 )
@@ -142,14 +144,50 @@ def test_a_report_tells_what_a_rise_of_the_reward_took(two_folders, capsys):
 
 
 def test_each_method_gets_the_rate_that_came_furthest(capsys):
-    rewards = {"a@1e-4": 0.5, "a@3e-4": 0.6, "b@1e-4": 0.3, "b@3e-4": 0.2}
+    rewards = {"a-lr1e-4": 0.5, "a-lr3e-4": 0.6, "b-lr1e-4": 0.3, "b-lr3e-4": 0.2}
     asked = []
     methods = {"a": ["x=1"], "b": []}
     found = compare.with_rates(methods, ["1e-4", "3e-4"], lambda tried: (asked.append(tried), rewards)[1])
     assert found == {"a": ["x=1", "train.learning_rate=3e-4"], "b": ["train.learning_rate=1e-4"]}
     assert asked[0].keys() == rewards.keys()
-    assert asked[0]["a@1e-4"] == ["x=1", "train.learning_rate=1e-4"]
-    assert capsys.readouterr().out.splitlines()[0] == "a@3e-4 of 0.500 by 1e-4, 0.600 by 3e-4"
+    assert asked[0]["a-lr1e-4"] == ["x=1", "train.learning_rate=1e-4"]
+    assert capsys.readouterr().out.splitlines()[0] == "a-lr3e-4 of 0.500 by 1e-4, 0.600 by 3e-4"
+    for name in rewards:
+        config.load(compare.CONFIG, [f"run.name={name}-seed7"])  # a name that a run may have
+
+
+def run_by(monkeypatch, *arguments):
+    """The runs that a command line asks for, none of which is run: their folder, name, seed, rate and budget."""
+    asked = []
+
+    def train(name, path, overrides, seed, budget, looks, out):
+        rate = next((each.partition("=")[2] for each in overrides if "learning_rate" in each), None)
+        asked.append((out.name, name, seed, rate, budget.amount))
+        return {"1e-4": 0.5, "2e-4": 0.6}.get(rate, 0.0)
+
+    monkeypatch.setattr(compare, "train", train)
+    monkeypatch.setattr(sys, "argv", ["compare_methods.py", "run", *map(str, arguments)])
+    compare.main()
+    return sorted(asked)
+
+
+def test_the_runs_that_choose_a_rate_have_a_seed_a_folder_and_a_budget_of_their_own(monkeypatch, tmp_path):
+    chosen = ["--rates", "1e-4", "2e-4", "--rates-seed", 7, "--seeds", 0, 1]
+    shape = [tmp_path / "out", "--methods", "nft", "--work", 8000, *chosen]
+    table = [("out", "nft", 0, "2e-4", 8000.0), ("out", "nft", 1, "2e-4", 8000.0)]
+    assert run_by(monkeypatch, *shape, "--rates-budget", 4000) == [
+        *table,
+        ("rates", "nft-lr1e-4", 7, "1e-4", 4000.0),
+        ("rates", "nft-lr2e-4", 7, "2e-4", 4000.0),
+    ]
+    assert {run[-1] for run in run_by(monkeypatch, *shape)} == {8000.0}
+
+
+def test_a_seed_that_chooses_a_rate_is_none_of_the_table(monkeypatch, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run_by(monkeypatch, tmp_path / "out", "--methods", "nft", "--rates", "1e-4", "--rates-seed", 1, "--seeds", 0, 1)
+    assert "--rates-seed 1: it chooses the rates, take one that is not in --seeds" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_method_is_a_preset_or_a_name_for_one_with_options():
