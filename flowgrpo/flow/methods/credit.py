@@ -283,18 +283,19 @@ class StateValues:
 
 def state_values(tree: Tree, rewards: Tensor) -> StateValues:
     """Return each node's value, the reward of the sample that ODE leads to: a leaf's own, its twig's, its ODE child's."""
-    of = torch.full((len(tree.nodes), rewards.shape[1]), torch.nan, dtype=torch.float64)
-    known = torch.zeros(len(tree.nodes), dtype=torch.bool)
-    of[tree.leaves], known[tree.leaves] = rewards, True
-    stochastic = torch.zeros(len(tree.nodes), dtype=torch.bool)
-    stochastic[stochastic_edges(tree)] = True
-    by_twig = torch.zeros(len(tree.nodes), dtype=torch.bool)
+    source = {node: leaf for leaf, node in enumerate(tree.leaves)}  # node -> the leaf whose reward is its value
+    stochastic, by_twig = set(stochastic_edges(tree)), set()
     for i in range(len(tree.nodes) - 1, -1, -1):  # children before parents
         node = tree.nodes[i]
-        if node.parent is None or stochastic[i] or not known[i] or by_twig[node.parent]:
+        if node.parent is None or i in stochastic or i not in source or node.parent in by_twig:
             continue
-        of[node.parent], known[node.parent] = of[i], True
-        by_twig[node.parent] = node.role == trees.TWIG
+        source[node.parent] = source[i]
+        if node.role == trees.TWIG:
+            by_twig.add(node.parent)
+    of = torch.full((len(tree.nodes), rewards.shape[1]), torch.nan, dtype=torch.float64)
+    known = torch.zeros(len(tree.nodes), dtype=torch.bool)
+    nodes = list(source)
+    of[nodes], known[nodes] = rewards[list(source.values())].double(), True
     return StateValues(of, known)
 
 
