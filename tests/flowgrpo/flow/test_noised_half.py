@@ -17,7 +17,7 @@ from rewards import Reward
 from rewards.compute import DTYPES
 
 HALF = ("bfloat16", "float16")
-ANCHORS = {"old": ("nft", "elbo_grpo", "crd"), "live": ("awm", "rwr"), "reference": ("gdro", "dgpo", "dpo")}
+ANCHORS = {"old": ("nft", "elbo_grpo", "crd"), "live": ("awm", "rwr"), "reference": ("gdro", "dgpo", "dpo"), "bank": ("seppo",)}
 PRESETS = [preset for presets in ANCHORS.values() for preset in presets]
 # What the text's stream asks for in the last block nobody reads.
 UNREACHED = "transformer.transformer_blocks.1.attn.add_q_proj.lora_B.default.weight"
@@ -50,6 +50,7 @@ def run_of(folder, preset, dtype, *, likelihood=(), **train):
         reference=chosen.algorithm.reference,
         refresh=chosen.algorithm.objective.kl.refresh,
         old=chosen.algorithm.old,
+        bank=chosen.algorithm.bank,
     )
     chosen.run.folder.mkdir(parents=True, exist_ok=True)
     prompts = [Prompt("a red circle"), Prompt("a blue square of two circle")]
@@ -105,7 +106,7 @@ def moved(run):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_gradients_are_finite_and_near_those_of_float32(tmp_path, preset):
     """On the same final samples, scores and noise, rounded to the type."""
-    likelihood = COPIED if preset not in ("rwr", "dpo", "gdro") else ()
+    likelihood = COPIED if preset not in ("rwr", "dpo", "gdro", "seppo") else ()
     whole = run_of(tmp_path / "float32", preset, "float32", likelihood=likelihood)
     batch = whole.rollout(0, whole.groups(0))
     moved(whole)
