@@ -17,7 +17,12 @@ from rewards import Reward
 from rewards.compute import DTYPES
 
 HALF = ("bfloat16", "float16")
-ANCHORS = {"old": ("nft", "elbo_grpo", "crd"), "live": ("awm", "rwr"), "reference": ("gdro", "dgpo", "dpo"), "bank": ("seppo",)}
+ANCHORS = {
+    "old": ("nft", "elbo_grpo", "crd"),
+    "live": ("awm", "rwr"),
+    "reference": ("gdro", "dgpo", "dpo"),
+    "bank": ("seppo",),
+}
 PRESETS = [preset for presets in ANCHORS.values() for preset in presets]
 # What the text's stream asks for in the last block nobody reads.
 UNREACHED = "transformer.transformer_blocks.1.attn.add_q_proj.lora_B.default.weight"
