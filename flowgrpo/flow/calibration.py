@@ -1,16 +1,22 @@
-"""A calibration in a run's folder: the noise level of each step, and the metric line of the search for them."""
+"""The noise level of each step, found before a run begins and kept in its folder with the metric line of the search."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
+from flowgrpo.flow.methods.credit import calibrated, step_signs
+from flowgrpo.flow.methods.kernel import Preserving
+from flowgrpo.flow.rollout import Batch
 from flowgrpo.training.folders import replace_text
+from flowgrpo.training.loop import Loop
 from flowgrpo.training.report import is_number
 
 FILE = "calibration.json"
@@ -56,3 +62,33 @@ def write(folder: Path, calibration: Calibration, rounds: Sequence[dict[str, Any
     """Write a calibration to a run's folder in one atomic step, with the levels and counts of its rounds."""
     written = {"levels": calibration.levels, "rounds": rounds, "metrics": calibration.line}
     replace_text(folder / FILE, json.dumps(written, indent=1) + "\n")
+
+
+def search(loop: Loop, levels: list[float], roll_out: Callable[[int, list[float]], Batch]) -> Calibration:
+    """Find the noise level of each step, by rollouts before the first iteration, and write it to the run's folder.
+
+    Args:
+        levels: to begin with.
+        roll_out: by some levels, at a number of an iteration below 0, whose noise is its own.
+    """
+    settings, started = loop.config.algorithm.kernel.calibrate, time.perf_counter()
+    highest = 1.0 if isinstance(loop.config.algorithm.kernel, Preserving) else math.inf
+    evaluations, decoded, rounds = loop.evaluations, 0, []
+    for past in range(settings.rounds):
+        batch = roll_out(past - settings.rounds, levels)
+        decoded += batch.decoded
+        signs = step_signs(batch.tree, loop.combination.total(batch.scores.values))
+        positive, negative = loop.exchange.sum_shares(signs)
+        rounds.append({"levels": levels, "positive": positive.tolist(), "negative": negative.tolist()})
+        levels = calibrated(levels, positive, negative, step=settings.step, balance=settings.balance, highest=highest)
+    costs = {"cost/model_evaluations": loop.evaluations - evaluations, "cost/decoded": decoded}
+    line = {
+        "step": 0,
+        "phase": "calibration",
+        **loop.exchange.totals(costs),
+        "time/calibration": time.perf_counter() - started,
+    }
+    found = Calibration(levels, line)
+    if loop.accelerator.is_main_process:
+        write(loop.folder, found, rounds)
+    return found

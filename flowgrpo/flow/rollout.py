@@ -11,6 +11,7 @@ import torch
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.methods.credit import trunk_ends
 from flowgrpo.flow.pipeline.policy import Policy
+from flowgrpo.flow.portrait import Portrait
 from flowgrpo.training.deal import Deal
 from flowgrpo.training.group_scores import Gather, Piece, score_pieces
 from flowgrpo.training.groups import Groups
@@ -21,7 +22,7 @@ from rewards import Reward
 from samplers import noise
 from samplers.batches import batched
 from samplers.solvers import solve
-from samplers.trees import Plan, Root, Tree, grow
+from samplers.trees import Evaluate, Plan, Root, Tree, grow
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Batch:
             lost; None without a draft.
         engine: (nodes,) log-probability of each trained edge under the engine that rolled it out; None without one.
         stored: whether the samples were there before, so that nothing was decoded.
+        portraits: of the trees that are kept to be looked at.
     """
 
     groups: Groups
@@ -47,6 +49,7 @@ class Batch:
     draft_rewards: Sequence[torch.Tensor] | None = None
     engine: torch.Tensor | None = None
     stored: bool = False
+    portraits: Sequence[Portrait] = ()
 
     @property
     def outcomes(self) -> tuple[torch.Tensor, list[int]]:
@@ -80,6 +83,7 @@ def rollout(
     deal: Deal | None = None,
     gather: Gather | None = None,
     share: Share = WHOLE,
+    evaluate: Evaluate | None = None,
 ) -> tuple[Tree, Scores]:
     """Grow and score the trees of one iteration; return them as one tree, and the scores in the order of its leaves.
 
@@ -90,6 +94,7 @@ def rollout(
         solver: a multistep one (`samplers.solvers`) that walks chains to their ends, instead of the plan; None: the plan.
         keep_means: whether trained edges keep the mean of their step.
         deal, gather, share: see `score_pieces`.
+        evaluate: what trees grow by; None: the policy's velocity.
     """
     tree = walk(
         policy,
@@ -100,6 +105,7 @@ def rollout(
         iteration=iteration,
         solver=solver,
         keep_means=keep_means,
+        evaluate=evaluate,
     )
 
     def decode(leaves: Sequence[int], own: Sequence[Row]) -> torch.Tensor:
@@ -119,6 +125,7 @@ def walk(
     iteration: int,
     solver: str | None = None,
     keep_means: bool = False,
+    evaluate: Evaluate | None = None,
 ) -> Tree:
     """Grow the trees of one iteration, as one; arguments as of `rollout`."""
     rows = [root.row for root in roots]
@@ -128,9 +135,10 @@ def walk(
     def edge_noise(shape, *address):
         return noise.noise(shape, seed, "edge", iteration, *address)
 
+    evaluate = evaluate or policy.velocity
     if solver is None:
-        return grow(plan, policy.sigmas, roots, start, policy.velocity, edge_noise, micro_batch, keep_means)
-    return solve(solver, policy.sigmas, roots, start, policy.velocity, micro_batch)
+        return grow(plan, policy.sigmas, roots, start, evaluate, edge_noise, micro_batch, keep_means)
+    return solve(solver, policy.sigmas, roots, start, evaluate, micro_batch)
 
 
 @torch.no_grad()

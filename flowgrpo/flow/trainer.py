@@ -25,8 +25,6 @@ above its row in `flow.methods.presets`):
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -42,12 +40,12 @@ from flowgrpo.flow.draft import Chosen, agreement, drafted, first, foretold
 from flowgrpo.flow.encoding import encode_run, eval_call, longest_and_shortest, rows_of
 from flowgrpo.flow.engine import correction
 from flowgrpo.flow.engine.rollout import EngineRollout
-from flowgrpo.flow.methods.credit import calibrated, step_signs
-from flowgrpo.flow.methods.kernel import Preserving
+from flowgrpo.flow.kept import parts
 from flowgrpo.flow.noised import finite, noised_of, taken
 from flowgrpo.flow.offline import Source
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy
+from flowgrpo.flow.portrait import Portraits
 from flowgrpo.flow.replay import replayed
 from flowgrpo.flow.rollout import Batch, rollout, score_leaves
 from flowgrpo.flow.shaping import Shaping
@@ -59,6 +57,7 @@ from flowgrpo.training.engine.asking import answered, on_main, told
 from flowgrpo.training.engine.seeds import seed_of
 from flowgrpo.training.evaluate import evaluate
 from flowgrpo.training.groups import Groups
+from flowgrpo.training.keeping import keep_trees
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.optimize import UpdateStats
 from flowgrpo.training.phases import phase
@@ -95,6 +94,7 @@ class Trainer(Loop):
         self.eval_call = eval_call(config, policy)
         self.levels: list[float] | None = None  # of the kernel's noise, where they are calibrated
         self.shaping = Shaping(config) if config.algorithm.tree.adapts else None
+        self.portraits = Portraits(config, policy, self.rewards)
         self.draft_layers = low_precision.layers_of_drafts(config, policy.modules.values())
 
     @override
@@ -125,7 +125,7 @@ class Trainer(Loop):
         """Calibrate the noise of each step, where the kernel asks for it."""
         if self.config.algorithm.kernel.calibrate is not None:
             with phase("calibrating"), random_states.random_state_kept():  # a resume does not calibrate again
-                self._calibrate()
+                self.levels = self._calibrated()
 
     @override
     def rollout_state(self) -> Any:
@@ -160,10 +160,12 @@ class Trainer(Loop):
             return self._by_engine(iteration, groups, plan)
         with self.weights.policy(algorithm.sampler):  # who samples, drafts
             starts = self._starts(iteration, groups)
+            roots = self._roots(iteration, groups, starts.starts)
+            watched = self.portraits.watch(iteration, roots)
             tree, scores = rollout(
                 self.policy,
                 plan,
-                self._roots(iteration, groups, starts.starts),
+                roots,
                 rewards=self.rewards,
                 micro_batch=config.train.rollout_rows,
                 seed=config.run.seed,
@@ -173,8 +175,11 @@ class Trainer(Loop):
                 deal=self.deal(iteration, groups),
                 gather=self.gather_rolled,
                 share=self.share,
+                evaluate=watched,
             )
-        return Batch(groups, tree, scores, len(self._pool(iteration, groups).own), draft_rewards=starts.rewards)
+            portraits = self.portraits.of(tree, scores, watched)
+        drafts = len(self._pool(iteration, groups).own)
+        return Batch(groups, tree, scores, drafts, draft_rewards=starts.rewards, portraits=portraits)
 
     def _by_engine(self, iteration: int, groups: Groups, plan: Plan) -> Batch:
         """Push the weights, let the engine walk this process's chains, and score them as they stand here.
@@ -228,6 +233,9 @@ class Trainer(Loop):
     def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
         """Give each edge its unit's advantage, take an optimizer step on each part of them, and return their statistics."""
         credited = self.credit_edges(batch, units, advantages, trained)
+        keep_trees(
+            self, parts(self.config, self.credited, batch, credited, iteration=self.done, names=self.reward_names)
+        )
         return [self._update_part(credited, part) for part in range(self.config.train.updates)]
 
     @override
@@ -321,39 +329,22 @@ class Trainer(Loop):
             sum_processes=self.exchange.sum,
         )
 
-    def _calibrate(self) -> None:
-        """Find the noise level of each step, or take it from the run's folder, where it is kept."""
-        settings, started = self.config.algorithm.kernel.calibrate, time.perf_counter()
-        evaluations, kept = self.evaluations, calibration.read(self.folder, begun=self.done > 0)
-        if kept is not None:
-            self.levels = kept.levels
-            if not self.done:  # the line of a run that was killed before its first checkpoint was dropped
-                self.report.write(kept.line)
-            return
-        self.levels = [kernel.level for kernel in self.config.algorithm.kernel.kernels(len(self.policy.sigmas) - 1)]
-        rounds, decoded = [], 0
-        for past in range(settings.rounds):
-            iteration = past - settings.rounds  # before iteration 0, with noise of its own
-            groups = self.groups(iteration)
-            batch = self.rollout(iteration, groups)
-            decoded += batch.decoded
-            signs = step_signs(batch.tree, self.combination.total(batch.scores.values))
-            positive, negative = self.exchange.sum_shares(signs)
-            rounds.append({"levels": self.levels, "positive": positive.tolist(), "negative": negative.tolist()})
-            highest = 1.0 if isinstance(self.config.algorithm.kernel, Preserving) else math.inf
-            self.levels = calibrated(
-                self.levels, positive, negative, step=settings.step, balance=settings.balance, highest=highest
-            )
-        costs = {"cost/model_evaluations": self.evaluations - evaluations, "cost/decoded": decoded}
-        line = {
-            "step": 0,
-            "phase": "calibration",
-            **self.exchange.totals(costs),
-            "time/calibration": time.perf_counter() - started,
-        }
-        if self.accelerator.is_main_process:
-            calibration.write(self.folder, calibration.Calibration(self.levels, line), rounds)
-        self.report.write(line)
+    def _calibrated(self) -> list[float]:
+        """The noise level of each step: what the run's folder has, or what a search finds."""
+        kept = calibration.read(self.folder, begun=self.done > 0)
+        if kept is None:
+            kernels = self.config.algorithm.kernel.kernels(len(self.policy.sigmas) - 1)
+            kept = calibration.search(self, [kernel.level for kernel in kernels], self._rollout_at)
+        elif self.done:
+            return kept.levels
+        self.report.write(
+            kept.line
+        )  # also that of a run that was killed before its first checkpoint, which was dropped
+        return kept.levels
+
+    def _rollout_at(self, iteration: int, levels: list[float]) -> Batch:
+        self.levels = levels
+        return self.rollout(iteration, self.groups(iteration))
 
     def _roots(self, iteration: int, groups: Groups, starts: Sequence[Sequence[int]]) -> list[Root]:
         """This process's roots of the iteration, from the starts of each group; groups are integers."""

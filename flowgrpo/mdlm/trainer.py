@@ -33,6 +33,7 @@ import torch
 from typing_extensions import override
 
 from flowgrpo.data.prompts import Row
+from flowgrpo.mdlm import kept
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.engine import request
 from flowgrpo.mdlm.engine.correction import mismatch
@@ -46,6 +47,7 @@ from flowgrpo.training.deal import parts_of
 from flowgrpo.training.engine.asking import answered, on_main, told
 from flowgrpo.training.evaluate import evaluate
 from flowgrpo.training.groups import Groups
+from flowgrpo.training.keeping import keep_trees
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.optimize import UpdateStats
 from flowgrpo.training.parts import Member
@@ -163,6 +165,8 @@ class TextTrainer(Loop):
     @override
     def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
         """Take an optimizer step on each part of the completions in each pass."""
+        shown = {"units": units, "advantages": advantages, "trained": trained, "names": self.reward_names}
+        keep_trees(self, kept.parts(self.config, self.policy, self.combination, batch, **shown))
         parts = parts_of(self.config, batch.groups, batch.iteration)
         steps = update_batches(
             self.config,

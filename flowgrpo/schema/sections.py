@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Strict
 from flowgrpo.schema.engine import Engine
+from flowgrpo.schema.kept import Checkpoint, Tracker, Trees
 
 
 class Lora(Strict):
@@ -270,28 +271,6 @@ class Eval(Strict):
     """Warn after so many evaluations in a row in which an eval reward fell while the trained one rose."""
 
 
-class Checkpoint(Strict):
-    """Checkpoints."""
-
-    every: int = Field(5, ge=1)
-    """Iterations between two checkpoints; there is one after the last iteration, too."""
-    keep: int = Field(2, ge=1)
-    """How many are kept, the last ones; and beside them as many of the sound ones."""
-
-
-class Tracker(Strict):
-    """What a tracker is told of a run."""
-
-    project: str = Field("flowgrpo", min_length=1)
-    """Project that the run belongs to; of tensorboard the folder in the run's folder."""
-    name: str | None = None
-    """The run's name there; null: run.name."""
-    entity: str | None = None
-    """User or team that the project belongs to."""
-    tags: list[str] = []
-    """Words to find the run by."""
-
-
 class Run(Strict):
     """The run's folder, seed, processes and checkpoints."""
 
@@ -327,6 +306,8 @@ class Run(Strict):
     ends with status 1, too. Null: neither."""
     checkpoint: Checkpoint = Checkpoint()
     """When the run's state is written, and how much of it is kept."""
+    trees: Trees | None = None
+    """Which trees of the rollouts are kept, with a picture of every state, for the page of trees; null: none."""
 
     @field_validator("trackers", mode="before")
     @classmethod

@@ -35,6 +35,7 @@ from flowgrpo.training.exchange import exchange_of
 from flowgrpo.training.folders import free
 from flowgrpo.training.generating import Generating
 from flowgrpo.training.groups import Groups, groups_of
+from flowgrpo.training.kept_trees import TreeFolder
 from flowgrpo.training.optimize import UpdateStats
 from flowgrpo.training.phases import phase
 from flowgrpo.training.prompt_stats import PromptStats
@@ -110,7 +111,7 @@ class Loop(ABC):
         self.versions = Versions(weights, config.run.staleness)
         self.beta = config.algorithm.objective.kl.beta  # may adapt
         self.report = Report(self.folder, self.accelerator, config.train.iterations)
-        self.samples = SampleFolder(self.folder)
+        self.samples, self.trees = SampleFolder(self.folder), TreeFolder(self.folder)
         self.checkpoints = self.folder / "checkpoints"
         self.background = Background()
         group = peers.of_first(self.roles.trainers)
@@ -388,6 +389,7 @@ class Loop(ABC):
         self.report.forget_after(self.done if self.done else -1)
         if self.accelerator.is_main_process:
             self.samples.forget_after(self.done if self.done else -1)
+            self.trees.forget_after(self.done)
             checkpoint.forget_after(self.checkpoints, self.done)
 
     def _set_learning_rate(self, number: int) -> None:

@@ -20,7 +20,8 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_availa
 from PIL import Image
 
 from flowgrpo.errors import InputError
-from flowgrpo.schema.sections import RunConfig, Tracker
+from flowgrpo.schema.kept import Tracker
+from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.folders import replace_text
 from flowgrpo.training.report import place
 from flowgrpo.training.samples import Sample

@@ -1,0 +1,186 @@
+"""Pictures of the states of a rollout's trees.
+
+A state is shown by the clean sample that the model foretells from it, x - sigma v, in the evaluation that the rollout makes
+of it anyway; a leaf by its sample. Both are scored, so that it can be said at which step a reward came about.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+
+import numpy as np
+import torch
+from PIL import Image
+
+from flowgrpo.data.prompts import Row
+from flowgrpo.flow.config import Config
+from flowgrpo.flow.pipeline.policy import Policy
+from flowgrpo.training.scorer import Scorer, Scores
+from rewards import Reward
+from samplers.batches import batched
+from samplers.kernels import State
+from samplers.trees import Evaluate, Root, Tree
+
+BARS = 40  # of the loudness of a sound
+GREY = (127, 127, 127, 255)  # of them, which can be seen on light and on dark
+
+
+class Foretold:
+    """The model, and what it foretells of some rows while trees grow by it.
+
+    Attributes:
+        by_call: of each call in its order, the clean samples of those rows by their places in it.
+    """
+
+    def __init__(self, evaluate: Evaluate, rows: Sequence[Row]):
+        self._evaluate, self._rows = evaluate, {id(row) for row in rows}
+        self.by_call: list[dict[int, State]] = []
+
+    def __call__(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
+        """As the model."""
+        velocity = self._evaluate(state, sigma, rows)
+        seen = {}
+        for i in (i for i, row in enumerate(rows) if id(row) in self._rows):
+            seen[i] = tuple((x[i] - sigma * v[i].float()).to(x.dtype) for x, v in zip(state, velocity, strict=True))
+        self.by_call.append(seen)
+        return velocity
+
+
+@dataclass(frozen=True)
+class Portrait:
+    """A state as it is kept.
+
+    Attributes:
+        node: of the tree that it is; None of one that a solver passed on its way.
+        parent: its place among the portraits of its group.
+        step: how many steps of the schedule lie before it.
+        estimated: whether what is shown is foretold, not sampled.
+        state: what is shown, before it is decoded; None where nothing is known of it.
+        picture: uint8 (h, w, 4); None as `state`.
+        rewards: (R,) of what is shown, NaN for those not known.
+    """
+
+    node: int | None
+    parent: int | None
+    step: int
+    root: Root
+    _: KW_ONLY
+    estimated: bool
+    state: State | None = None
+    picture: np.ndarray | None = None
+    rewards: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Portraits:
+    """Makes the portraits of the trees that `run.trees` asks for."""
+
+    config: Config
+    policy: Policy
+    rewards: Sequence[Reward]
+
+    def watch(self, iteration: int, roots: Sequence[Root]) -> Foretold | None:
+        """What stands for the policy's velocity while the trees of an iteration grow; None where none of them is kept."""
+        asked = self.config.run.trees
+        if asked is None or iteration < 0 or not asked.due(iteration, self.config.train.iterations):
+            return None
+        return Foretold(self.policy.velocity, [root.row for root in roots if root.group < asked.prompts])
+
+    @torch.no_grad()
+    def of(self, tree: Tree, scores: Scores, foretold: Foretold | None) -> list[Portrait]:
+        """What the kept states look like, parents before children; nothing where nothing was watched."""
+        if foretold is None:
+            return []
+        asked = self.config.run.trees
+        found = [each for each in _states(tree, foretold) if each.root.group < asked.prompts]
+        leaves = {node: index for index, node in enumerate(tree.leaves)}
+        alone = [not reward.group_wise for reward in self.rewards]
+        with Scorer(self.rewards) as scorer:
+            for estimated in (True, False):
+                places = [i for i, each in enumerate(found) if each.state is not None and each.estimated == estimated]
+                for own in batched(places, self.config.train.rollout_rows):
+                    rows = [found[i].root.row for i in own]
+                    samples = self.policy.decode(_stacked([found[i].state for i in own]), rows)
+                    if estimated:
+                        rewards = scorer.submit(samples, rows, one_group=False, asked=alone)().values
+                    else:
+                        rewards = scores.values[[leaves[found[i].node] for i in own]]
+                    for i, sample, of_sample in zip(own, samples, rewards, strict=True):
+                        shown = {"state": None, "picture": tile(sample, asked.side), "rewards": of_sample}
+                        found[i] = replace(found[i], **shown)
+        return found
+
+
+def _states(tree: Tree, foretold: Foretold) -> list[Portrait]:
+    """All states of a tree, parents before children, with the states that a solver passed between two nodes."""
+    estimates = _estimates(tree, foretold)
+    leaves = {node: index for index, node in enumerate(tree.leaves)}
+    places: dict[int, int] = {}
+    found: list[Portrait] = []
+    by_group: dict[int, list[int]] = defaultdict(list)
+
+    def add(node: int | None, parent: int | None, step: int, root: Root, state: State | None) -> int:
+        own = by_group[root.group]
+        own.append(len(found))
+        found.append(Portrait(node, parent, step, root, estimated=node not in leaves, state=state))
+        return len(own) - 1
+
+    for i, node in enumerate(tree.nodes):
+        parent = None
+        if node.parent is not None:
+            parent = places[node.parent]
+            for step in range(tree.nodes[node.parent].step + 1, node.step):
+                if (node.parent, step) in estimates:
+                    parent = add(None, parent, step, node.root, estimates[node.parent, step])
+        state = tuple(x[leaves[i]] for x in tree.samples) if i in leaves else estimates.get((i, node.step))
+        places[i] = add(i, parent, node.step, node.root, state)
+    return found
+
+
+def _estimates(tree: Tree, foretold: Foretold) -> dict[tuple[int, int], State]:
+    """What was foretold, by the node that an evaluation was of, or that the chain left, and the step of the schedule."""
+    steps = {sigma: step for step, sigma in enumerate(tree.sigmas)}
+    roots = {id(node.root.row): i for i, node in enumerate(tree.nodes) if node.parent is None}
+    found = {}
+    for evaluation, seen in zip(tree.evaluations, foretold.by_call, strict=True):
+        nodes = {  # by row, of a tree that was grown
+            row: tree.nodes[child].parent
+            for edges in evaluation.edges
+            for row, child in zip(edges.rows.tolist(), edges.nodes.tolist(), strict=True)
+        }
+        for row, state in seen.items():
+            node = nodes[row] if nodes else roots[id(evaluation.rows[row])]
+            found[node, steps[evaluation.sigma]] = state
+    return found
+
+
+def _stacked(states: Sequence[State]) -> State:
+    return tuple(torch.stack(column) for column in zip(*states, strict=True))
+
+
+def tile(sample: torch.Tensor, side: int) -> np.ndarray:
+    """A small picture uint8 (h, w, 4) of a sample: of a video its middle frame, of a sound its loudness over time.
+
+    Args:
+        sample: as `training.samples.save_sample` takes it.
+        side: longest side, pixels; a smaller picture stays as it is.
+    """
+    sample = sample.detach().float().cpu().nan_to_num()
+    if sample.ndim == 2:
+        return _loudness(sample, side)
+    frame = sample[len(sample) // 2] if sample.ndim == 4 else sample
+    picture = Image.fromarray(frame.mul(255).round().clamp(0, 255).byte().movedim(0, -1).numpy()).convert("RGBA")
+    picture.thumbnail((side, side))
+    return np.asarray(picture)
+
+
+def _loudness(sound: torch.Tensor, side: int) -> np.ndarray:
+    """The peaks of a sound (C, N) as upright bars."""
+    canvas = np.zeros((side // 2, side, 4), dtype=np.uint8)
+    middle, width = side // 4, max(1, side // BARS)
+    for i, part in enumerate(np.array_split(sound.abs().amax(0).numpy(), side // width)):
+        height = max(1, round(middle * min(1.0, float(part.max(initial=0)))))
+        canvas[middle - height : middle + height, i * width : i * width + max(1, width - 1)] = GREY
+    return canvas

@@ -1,0 +1,44 @@
+"""Sections of what a run keeps of itself, and tells others."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from flowgrpo.schema.base import Strict
+
+
+class Checkpoint(Strict):
+    """Checkpoints."""
+
+    every: int = Field(5, ge=1)
+    """Iterations between two checkpoints; there is one after the last iteration, too."""
+    keep: int = Field(2, ge=1)
+    """How many are kept, the last ones; and beside them as many of the sound ones."""
+
+
+class Tracker(Strict):
+    """What a tracker is told of a run."""
+
+    project: str = Field("flowgrpo", min_length=1)
+    """Project that the run belongs to; of tensorboard the folder in the run's folder."""
+    name: str | None = None
+    """The run's name there; null: run.name."""
+    entity: str | None = None
+    """User or team that the project belongs to."""
+    tags: list[str] = []
+    """Words to find the run by."""
+
+
+class Trees(Strict):
+    """The trees that a run keeps to be looked at."""
+
+    every: int = Field(8, ge=1)
+    """Iterations from one whose trees are kept to the next; those of the first and the last iteration are kept, too."""
+    prompts: int = Field(2, ge=1)
+    """How many prompts of such an iteration: those of its first groups."""
+    side: int = Field(80, ge=16, le=512)
+    """Longest side of a kept picture, pixels; smaller ones are kept as they are."""
+
+    def due(self, iteration: int, iterations: int) -> bool:
+        """Whether the trees of an iteration, counted from 0, are kept."""
+        return iteration % self.every == 0 or iteration == iterations - 1
