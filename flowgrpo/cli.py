@@ -150,11 +150,19 @@ app.command()(sampling.sample)
 def gallery(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN|DIR ...")],
     out_file: Annotated[Path | None, typer.Option("--out", metavar="FILE")] = None,
+    trees: Annotated[bool, typer.Option("--trees", help="the trees that a run kept (run.trees), of one run")] = False,
 ) -> None:
-    """Write one self-contained page: before and after at the same seeds, rewards, curves."""
+    """Write one self-contained page: before and after at the same seeds, rewards, curves; or the trees of a run."""
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"{folder}: there is no such folder")
+    if trees:
+        if len(folders) > 1:
+            raise InputError(f"--trees: the page is of one run, and {len(folders)} are named; name one")
+        from flowgrpo.commands.gallery.trees import TREES, write_trees
+
+        out.print(str(write_trees(folders[0], out_file or folders[0] / TREES)), soft_wrap=True)
+        return
     from flowgrpo.commands.gallery import write_gallery
 
     out.print(str(write_gallery(folders, out_file or folders[0] / "gallery.html")), soft_wrap=True)

@@ -18,6 +18,7 @@ from accelerate.utils import set_seed
 from flowgrpo import config
 from flowgrpo.commands import inputs, launch
 from flowgrpo.commands.gallery import check_readable, write_gallery
+from flowgrpo.commands.gallery.trees import TREES, write_trees
 from flowgrpo.commands.kinds import KINDS
 from flowgrpo.commands.remedies import remedy
 from flowgrpo.data import config_paths, configs, prompts, stored, tables
@@ -39,6 +40,7 @@ from flowgrpo.training import (
     scorer,
     trackers,
 )
+from flowgrpo.training.kept_trees import TreeFolder
 from flowgrpo.training.out_of_memory import OutOfMemory, last_resort
 from flowgrpo.training.parts import check_geometry
 from flowgrpo.training.phases import phase
@@ -210,6 +212,8 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
 
 
 def _write_gallery(folder: Path) -> None:
+    if TreeFolder(folder).steps:
+        write_trees(folder, folder / TREES)
     write_gallery([folder], folder / "gallery.html")
 
 

@@ -6,19 +6,20 @@ import os
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, Template
 from markupsafe import Markup
 
 from flowgrpo.commands.gallery.curve import PART, curve
 from flowgrpo.commands.gallery.media import LONGEST, data_url, outline
 from flowgrpo.commands.gallery.numbers import Mean, difference, number, share
+from flowgrpo.commands.gallery.pages import template
 from flowgrpo.commands.gallery.text import answer
 from flowgrpo.commands.gallery.totals import Totals, name_of
+from flowgrpo.commands.gallery.trees import TREES
 from flowgrpo.data.yaml_maps import read_map
 from flowgrpo.errors import InputError
 from flowgrpo.training.folders import check_writable, replace_text
@@ -140,6 +141,7 @@ class Section:
     watched: list[str]  # rewards that nobody trains on
     gaps: list[float]  # of the cards
     texts: bool  # whether its samples are texts
+    trees: str | None  # the way to the page of its trees, if there is one
 
     @property
     def sounds(self) -> bool:
@@ -156,17 +158,11 @@ def write_gallery(folders: Sequence[Path], out: Path) -> Path:
     if out.exists() and not out.is_file():  # a folder, or a device, which would be replaced
         raise InputError(f"--out: {out} is there and no ordinary file; name one, such as gallery.html")
     check_writable(out.parent, str(out))
-    sections = [_read(Path(folder)) for folder in folders]
+    sections = [replace(_read(Path(folder)), trees=_way_to_trees(Path(folder), out)) for folder in folders]
     out.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(out, _page().render(sections=sections, longest=LONGEST, number=number, difference=difference))
+    page = template("page.html.jinja")
+    replace_text(out, page.render(sections=sections, longest=LONGEST, number=number, difference=difference))
     return out
-
-
-@cache
-def _page() -> Template:
-    """The template of the page, which takes a quarter of a second to compile."""
-    templates = Environment(loader=PackageLoader("flowgrpo.commands.gallery", "."), autoescape=True, trim_blocks=True)
-    return templates.get_template("page.html.jinja")
 
 
 def check_readable(folder: Path) -> None:
@@ -230,7 +226,14 @@ def _section(folder: Path) -> Section:
         watched=watched,
         gaps=gaps(cards, watched),
         texts=config.get("kind") == "mdlm" or any(line["file"].endswith(".json") for line in manifest),
+        trees=None,
     )
+
+
+def _way_to_trees(folder: Path, page: Path) -> str | None:
+    """The address of a run's page of trees, as one that stands in a page; None where there is none."""
+    trees = folder / TREES
+    return quote(os.path.relpath(trees, page.parent)) if trees.is_file() else None
 
 
 def _warnings(folder: Path) -> list[tuple[str, str]]:

@@ -1,0 +1,214 @@
+"""The page of trees: where nodes stand, what is said of them, and that nothing of a run can break it."""
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flowgrpo.cli import main
+from flowgrpo.commands.gallery import write_gallery
+from flowgrpo.commands.gallery.forest import Forest
+from flowgrpo.commands.gallery.trees import Drawing, write_trees
+from flowgrpo.errors import InputError
+from flowgrpo.training.kept_trees import KeptNode, KeptTree, Part, TreeFolder
+
+SIGMAS = (1.0, 0.8, 0.4, 0.0)
+
+
+def node(parent, step, total=None, **fields):
+    drawn = {"kernel": "flow_sde 0.7", "noise": 0.3, "trained": True, "updated": True} if "advantage" in fields else {}
+    rewards = () if total is None else (total,)
+    usual = {"estimated": step < 3, "rewards": rewards, "total": total, "role": "trunk", **drawn}
+    return KeptNode(parent=parent, step=step, sigma=SIGMAS[step], **{**usual, **fields})
+
+
+FIRST = (0, 1)  # a comparison set
+NODES = (
+    node(None, 0, 0.0, seed=5, tile=0),  # 0
+    node(0, 1, 0.1, advantage=1.0, unit=0, compared=FIRST, tile=1, weight=1.0, log_prob=-1.25),  # 1
+    node(0, 1, 0.2, advantage=-0.5, unit=1, compared=FIRST, tile=2, weight=1.0),  # 2
+    node(0, 1, 0.2, advantage=-0.5, unit=2, compared=FIRST, updated=False),  # 3, pruned
+    node(1, 2, 0.7, kernel="ode"),  # 4
+    node(4, 3, 0.9, kernel="ode", tile=3),  # 5
+    node(2, 3, 0.3, kernel="ode"),  # 6
+    node(3, 3, 0.3, kernel="ode"),  # 7
+    node(0, 3, 0.6, kernel="ode", role="twig"),  # 8
+)
+
+
+def tree(nodes=NODES, **fields):
+    usual = {"step": 1, "group": 0, "prompt": "a cat", "sigmas": SIGMAS, "names": ("mine",), "tile": (0, 0)}
+    return KeptTree(**{**usual, **fields}, nodes=tuple(nodes))
+
+
+def run_with(folder, *trees):
+    for each in trees:
+        pictures = [np.full((6, 6, 4), 40 * (i + 1), dtype=np.uint8) for i in range(4)]
+        TreeFolder(folder).write([Part(each, pictures)])
+    return folder
+
+
+def page_of(folder, *trees):
+    return write_trees(run_with(folder / "r", *trees), folder / "t.html").read_text()
+
+
+def facts(page):
+    """What the page tells of each node of its first tree."""
+    told = json.loads(re.search(r'<script type="application/json">(.*?)</script>', page, re.DOTALL).group(1))
+    return [dict(each["facts"]) for each in told]
+
+
+def test_ends_have_rows_of_their_own_and_parents_stand_in_their_middle():
+    forest = Forest(tree())
+    assert [forest.rows[i] for i in (5, 6, 7, 8)] == [0, 1, 2, 3]
+    assert [forest.rows[i] for i in (1, 4)] == [0, 0]
+    assert forest.rows[0] == 1.5
+
+
+def test_no_two_nodes_of_a_step_share_a_row():
+    nodes = [node(None, 0), *[node(0, 1) for _ in range(4)], *[node(1 + i // 3, 2) for i in range(12)]]
+    forest = Forest(tree(nodes))
+    for step in range(3):
+        rows = [forest.rows[i] for i, each in enumerate(nodes) if each.step == step]
+        assert len(set(rows)) == len(rows)
+
+
+def test_values_are_means_of_the_samples_beyond():
+    forest = Forest(tree())
+    assert forest.values[0] == pytest.approx((0.9 + 0.3 + 0.3 + 0.6) / 4)
+    assert forest.values[1] == 0.9
+    assert Forest(tree(NODES[:3])).values == [None] * 3
+
+
+def test_the_best_end_is_no_twig_and_its_largest_rise_is_found():
+    forest = Forest(tree())
+    assert forest.best == 5
+    rise = forest.largest_rise(5)
+    assert (rise.node, rise.before, rise.after) == (4, 0.1, 0.7)
+    falling = Forest(tree([node(None, 0, 0.9), node(0, 1, 0.4), node(1, 3, 0.1)]))
+    assert falling.largest_rise(2) is None
+    assert "rose" not in Drawing(falling, None).sentence
+
+
+def test_the_spread_among_siblings_is_their_standard_deviation():
+    (spread,) = Forest(tree()).spreads
+    assert (spread.step, spread.parents) == (0, 1)
+    assert spread.deviation == pytest.approx(np.std([0.9, 0.3, 0.3], ddof=1))
+    assert Forest(tree([node(None, 0), node(0, 3, 0.5), node(None, 0), node(2, 3, 0.1)])).spreads == []
+
+
+def test_the_page_tells_what_each_node_is_worth(tmp_path):
+    page = page_of(tmp_path, tree())
+    told = facts(page)
+    assert told[0] == {
+        "step": "0 of 3, σ 1.000",
+        "starts from": "seed 5",
+        "reward, foretold": "0.00",
+        "value": "0.525, mean of the samples beyond",
+    }
+    assert told[1]["came by"] == "flow_sde 0.7, noise 0.30"
+    assert told[1]["advantage"] == "+1.00"
+    assert told[1]["compared"] == "unit 0 with 2 others"
+    assert told[1]["weight in the loss"] == "1.00"
+    assert told[1]["log-probability"] == "−1.250"
+    assert told[3]["weight in the loss"] == "not trained on"
+    assert told[5] == {
+        "step": "3 of 3, σ 0.000",
+        "reward": "0.900",
+        "came by": "ode, no noise",
+        "credit": "none: nothing is compared here",
+    }
+    assert "The best of 3 samples has reward 0.900, their mean is 0.500." in page
+    assert "rose most in step 2: 0.100 → 0.700 (+0.600)" in page
+    assert "the noise of step 1 decides most: their rewards lie 0.35 from each other" in page
+
+
+def test_edges_have_the_sign_and_the_size_of_their_advantages(tmp_path):
+    drawn = re.findall(r'"edge (\w+)" data-n="(\d)" stroke-width="([\d.]+)"', page_of(tmp_path, tree()))
+    found = {n: (kind, float(width)) for kind, n, width in drawn}
+    assert found["1"] == ("plus", 5.0)
+    assert found["2"] == ("minus", 3.1)
+    assert found["3"] == ("pruned", 1.2)
+    assert {found[n] for n in "45678"} == {("plain", 1.2)}
+
+
+def test_pictures_are_there_once_for_each_tree(tmp_path):
+    page = page_of(tmp_path, tree(), tree(step=5, group=0), tree(step=5, group=1))
+    assert len(re.findall("data:image/webp;base64", page)) == 3
+    assert 'data-steps="1,5"' in page
+    assert re.findall(r'<section data-step="(\d)"( hidden)?', page) == [("1", ""), ("5", " hidden")]
+
+
+def test_the_page_is_self_contained_and_escapes_what_it_is_told(tmp_path):
+    wild = "</script><script>alert(1)</script>" + 4000 * "x"
+    named = tree([replace(each, kernel=wild) for each in NODES], prompt=wild, names=(wild,))
+    page = page_of(tmp_path, named)
+    assert "alert(1)</script>" not in page
+    assert not re.findall(r'(?:src|href)="(?!data:|#)', page)
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_canvases_of_texts_are_told_as_texts(tmp_path):
+    answer = node(0, 3, 1.0, tile=1, text="a ▢<i>", advantage=0.5, unit=0, compared=(0,))
+    page = page_of(tmp_path, tree([node(None, 0, tile=0, text="▢▢"), answer]))
+    assert "a cell for each token" in page
+    assert "foretells" not in page
+    assert "<i>" not in page
+    assert facts(page)[0]["step"] == "0 of 3, 100% masked"
+
+
+def test_a_run_without_trees_says_how_to_keep_them(tmp_path, capsys):
+    (tmp_path / "r").mkdir()
+    with pytest.raises(InputError, match=r"it kept no trees; train with run\.trees=\{every: 8\}"):
+        write_trees(tmp_path / "r", tmp_path / "t.html")
+    run_with(tmp_path / "s", tree())
+    assert main(["gallery", str(tmp_path / "s"), str(tmp_path / "r"), "--trees"]) == 2
+    assert "--trees: the page is of one run, and 2 are named" in capsys.readouterr().err
+    assert main(["gallery", str(tmp_path / "s"), "--trees"]) == 0
+    assert (tmp_path / "s/trees.html").is_file()
+
+
+def test_the_gallery_leads_to_the_trees(tmp_path):
+    folder = run_with(tmp_path / "a run", tree())
+    (folder / "metrics.jsonl").write_text("")
+    assert "How its trees grew" not in write_gallery([folder], folder / "gallery.html").read_text()
+    write_trees(folder, folder / "trees.html")
+    assert '<a href="trees.html">How its trees grew</a>' in write_gallery([folder], folder / "gallery.html").read_text()
+    assert '<a href="a%20run/trees.html">' in write_gallery([folder], tmp_path / "g.html").read_text()
+
+
+def test_eight_trees_of_sixteen_chains_of_twenty_steps_stay_below_ten_megabytes(tmp_path):
+    sigmas = tuple(1 - i / 20 for i in range(21))
+    places = [(row, step) for row in range(16) for step in range(21)]
+    edge = {"kernel": "flow_sde 0.7", "noise": 0.3, "trained": True, "updated": True, "log_prob": -1.23456789}
+    earned = {
+        "compared": FIRST,
+        "advantage": 0.123456789,
+        "weight": 1.0,
+        "rewards": (0.123456789,),
+        "total": 0.123456789,
+    }
+    nodes = [
+        KeptNode(
+            parent=place - 1 if step else None,
+            step=step,
+            sigma=sigmas[step],
+            role="trunk",
+            tile=place,
+            estimated=step < 20,
+            unit=row,
+            **edge,
+            **earned,
+        )
+        for place, (row, step) in enumerate(places)
+    ]
+    generator = np.random.default_rng(0)
+    blocks = generator.integers(0, 256, (len(nodes), 10, 10, 4)).astype(np.uint8)
+    pictures = [block.repeat(8, 0).repeat(8, 1) for block in blocks]
+    for picture in pictures:
+        picture[..., 3] = 255
+    for group in range(8):
+        TreeFolder(tmp_path / "r").write([Part(tree(nodes, sigmas=sigmas, group=group), pictures)])
+    assert write_trees(tmp_path / "r", tmp_path / "t.html").stat().st_size < 10e6
