@@ -212,7 +212,7 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
 
 
 def _write_gallery(folder: Path) -> None:
-    if TreeFolder(folder).steps:
+    if TreeFolder(folder).sizes():
         write_trees(folder, folder / TREES)
     write_gallery([folder], folder / "gallery.html")
 

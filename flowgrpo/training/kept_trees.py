@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -153,25 +154,32 @@ class TreeFolder:
 
     def forget_after(self, step: int) -> None:
         """Drop the trees of iterations after a checkpoint's step."""
-        for folder in self.folder.glob("step-*"):
-            if int(folder.name.removeprefix("step-")) > step:
-                for file in folder.iterdir():
-                    file.unlink()
-                folder.rmdir()
+        for kept, folder in self._folders().items():
+            if kept > step:
+                shutil.rmtree(folder)
 
-    @property
-    def steps(self) -> list[int]:
-        """The iterations, counted from 1, whose trees are kept."""
-        return sorted({int(file.parent.name.removeprefix("step-")) for file in self.folder.glob("step-*/*.json")})
+    def sizes(self) -> dict[int, int]:
+        """The iterations, counted from 1, whose trees are kept, and the bytes of their files."""
+        return {
+            step: sum(file.stat().st_size for file in folder.iterdir())
+            for step, folder in self._folders().items()
+            if any(folder.glob("*.json"))
+        }
 
-    def read(self) -> list[tuple[KeptTree, Path | None]]:
-        """The trees of all iterations, in their order, each with the file of its pictures.
+    def read(self, steps: Collection[int] | None = None) -> list[tuple[KeptTree, Path | None]]:
+        """The trees of some iterations, in their order, each with the file of its pictures; None: of all.
 
         Raises:
             InputError: a file is damaged.
         """
-        files = sorted(self.folder.glob("step-*/*.json"))
+        folders = [folder for step, folder in self._folders().items() if steps is None or step in steps]
+        files = [file for folder in folders for file in sorted(folder.glob("*.json"))]
         return [(_read(file), sheet if (sheet := file.with_suffix(".webp")).is_file() else None) for file in files]
+
+    def _folders(self) -> dict[int, Path]:
+        """The folders of the iterations, in their order."""
+        numbers = {folder: folder.name.removeprefix("step-") for folder in sorted(self.folder.glob("step-*"))}
+        return {int(number): folder for folder, number in numbers.items() if number.isdecimal() and folder.is_dir()}
 
 
 def _sheet(pictures: Sequence[np.ndarray]) -> Image.Image:

@@ -23,6 +23,7 @@ from flowgrpo.commands.gallery.trees import TREES
 from flowgrpo.data.yaml_maps import read_map
 from flowgrpo.errors import InputError
 from flowgrpo.training.folders import check_writable, replace_text
+from flowgrpo.training.kept_trees import TreeFolder
 from flowgrpo.training.report import read_metrics
 from flowgrpo.training.samples import read_manifest
 from rewards.base import one_line
@@ -166,12 +167,13 @@ def write_gallery(folders: Sequence[Path], out: Path) -> Path:
 
 
 def check_readable(folder: Path) -> None:
-    """Refuse a run's folder, or one of samples, that a page cannot be written of: its metrics, its manifest and their files.
+    """Refuse a folder that a page cannot be written of: its metrics, its manifest, their files, the trees that it kept.
 
     Raises:
         InputError: something there is damaged.
     """
     _read(folder)
+    TreeFolder(folder).read()
 
 
 def _read(folder: Path) -> Section:

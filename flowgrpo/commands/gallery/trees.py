@@ -16,6 +16,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.training.folders import check_writable, replace_text
 from flowgrpo.training.kept_trees import COLUMNS, KeptNode, TreeFolder
 
+LARGEST = 12 << 20  # bytes of kept trees, above which the page has fewer iterations than were kept
 TREES = "trees.html"  # in a run's folder
 SIDE = 56  # of a picture in a tree, pixels
 GAP = 30  # between two columns
@@ -244,6 +245,19 @@ class Iteration:
     drawings: Sequence[Drawing]
 
 
+def shown_steps(sizes: dict[int, int]) -> set[int]:
+    """The iterations to show, of those with their sizes in bytes: all, or as many, evenly apart, as a page can hold.
+
+    The first and the last are among them.
+    """
+    steps = sorted(sizes)
+    for count in range(len(steps), 2, -1):
+        chosen = {steps[round(i * (len(steps) - 1) / (count - 1))] for i in range(count)}
+        if sum(sizes[step] for step in chosen) <= LARGEST:
+            return chosen
+    return {steps[0], steps[-1]} if steps else set()
+
+
 def write_trees(run: Path, out: Path) -> Path:
     """Write the page of a run's trees to `out`, all at once.
 
@@ -252,7 +266,8 @@ def write_trees(run: Path, out: Path) -> Path:
     """
     if out.exists() and not out.is_file():  # a folder, or a device, which would be replaced
         raise InputError(f"--out: {out} is there and no ordinary file; name one, such as trees.html")
-    kept = TreeFolder(run).read()
+    folder = TreeFolder(run)
+    kept = folder.read(shown_steps(folder.sizes()))
     if not kept:
         raise InputError(
             f"{run}: it kept no trees; train with run.trees={{every: 8}}, and it keeps those of every 8th iteration"

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from flowgrpo.cli import main
-from flowgrpo.commands.gallery import write_gallery
+from flowgrpo.commands.gallery import check_readable, write_gallery
 from flowgrpo.commands.gallery.forest import Forest
-from flowgrpo.commands.gallery.trees import Drawing, write_trees
+from flowgrpo.commands.gallery.trees import Drawing, shown_steps, write_trees
 from flowgrpo.errors import InputError
 from flowgrpo.training.kept_trees import KeptNode, KeptTree, Part, TreeFolder
 
@@ -177,6 +177,26 @@ def test_the_gallery_leads_to_the_trees(tmp_path):
     write_trees(folder, folder / "trees.html")
     assert '<a href="trees.html">How its trees grew</a>' in write_gallery([folder], folder / "gallery.html").read_text()
     assert '<a href="a%20run/trees.html">' in write_gallery([folder], tmp_path / "g.html").read_text()
+
+
+def test_a_page_of_many_iterations_has_as_many_as_it_can_hold():
+    assert shown_steps({}) == set()
+    assert shown_steps({1: 100 << 20}) == {1}
+    assert shown_steps(dict.fromkeys(range(1, 13), 1 << 20)) == set(range(1, 13))
+    many = shown_steps(dict.fromkeys(range(1, 101), 1 << 20))
+    assert len(many) == 12
+    assert {1, 100} < many
+    assert max(np.diff(sorted(many))) <= 10
+    assert shown_steps(dict.fromkeys(range(1, 101), 9 << 20)) == {1, 100}
+
+
+def test_damaged_trees_are_told_before_a_run_goes_on(tmp_path):
+    folder = run_with(tmp_path / "r", tree())
+    (folder / "metrics.jsonl").write_text("")
+    check_readable(folder)
+    (folder / "trees/step-000001/0000.json").write_text("{")
+    with pytest.raises(InputError, match=r"0000\.json: it is not a tree"):
+        check_readable(folder)
 
 
 def test_eight_trees_of_sixteen_chains_of_twenty_steps_stay_below_ten_megabytes(tmp_path):

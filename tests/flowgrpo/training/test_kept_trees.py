@@ -45,7 +45,7 @@ def test_what_is_written_is_read_again_with_its_pictures(tmp_path):
     with Image.open(sheet) as image:
         assert image.size == (6, 2)
         assert np.abs(np.asarray(image.convert("RGBA"))[0, [0, 5]].astype(int) - [[10] * 4, [250] * 4]).max() < 12
-    assert TreeFolder(tmp_path).steps == [3]
+    assert list(TreeFolder(tmp_path).sizes()) == [3]
 
 
 def test_a_sheet_has_rows_of_tiles(tmp_path):
@@ -75,8 +75,9 @@ def test_trees_after_a_step_are_forgotten(tmp_path):
     folder.forget_after(0)  # a run that kept none yet
     for step in (1, 3, 4):
         folder.write([Part(replace(TREE, step=step), painted(1, 2))])
+    (tmp_path / "trees/step-of-mine").mkdir()
     folder.forget_after(3)
-    assert folder.steps == [1, 3]
+    assert list(folder.sizes()) == [1, 3]
     assert not (tmp_path / "trees/step-000004").exists()
 
 
