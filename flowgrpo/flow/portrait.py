@@ -59,7 +59,7 @@ class Portrait:
         estimated: whether what is shown is foretold, not sampled.
         state: what is shown, before it is decoded; None where nothing is known of it.
         picture: uint8 (h, w, 4); None as `state`.
-        rewards: (R,) of what is shown, NaN for those not known.
+        rewards: (R,) of what is shown; None where it was not scored.
     """
 
     node: int | None
@@ -89,24 +89,30 @@ class Portraits:
         return Foretold(self.policy.velocity, [root.row for root in roots if root.group < asked.prompts])
 
     @torch.no_grad()
-    def of(self, tree: Tree, scores: Scores, foretold: Foretold | None) -> list[Portrait]:
-        """What the kept states look like, parents before children; nothing where nothing was watched."""
+    def of(self, tree: Tree, scores: Scores, foretold: Foretold | None, *, leads: bool = True) -> list[Portrait]:
+        """What the kept states look like, parents before children; nothing where nothing was watched.
+
+        What is foretold is scored unless a reward compares the samples of a group, for it would need one of them.
+
+        Args:
+            leads: whether this process scores for those that make its samples with it.
+        """
         if foretold is None:
             return []
         asked = self.config.run.trees
         found = [each for each in _states(tree, foretold) if each.root.group < asked.prompts]
         leaves = {node: index for index, node in enumerate(tree.leaves)}
-        alone = [not reward.group_wise for reward in self.rewards]
+        scored = leads and not any(reward.group_wise for reward in self.rewards)
         with Scorer(self.rewards) as scorer:
             for estimated in (True, False):
                 places = [i for i, each in enumerate(found) if each.state is not None and each.estimated == estimated]
                 for own in batched(places, self.config.train.rollout_rows):
                     rows = [found[i].root.row for i in own]
                     samples = self.policy.decode(_stacked([found[i].state for i in own]), rows)
-                    if estimated:
-                        rewards = scorer.submit(samples, rows, one_group=False, asked=alone)().values
-                    else:
+                    if not estimated:
                         rewards = scores.values[[leaves[found[i].node] for i in own]]
+                    else:
+                        rewards = scorer.submit(samples, rows)().values if scored else [None] * len(own)
                     for i, sample, of_sample in zip(own, samples, rewards, strict=True):
                         shown = {"state": None, "picture": tile(sample, asked.side), "rewards": of_sample}
                         found[i] = replace(found[i], **shown)

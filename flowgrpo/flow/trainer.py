@@ -177,7 +177,7 @@ class Trainer(Loop):
                 share=self.share,
                 evaluate=watched,
             )
-            portraits = self.portraits.of(tree, scores, watched)
+            portraits = self.portraits.of(tree, scores, watched, leads=self.share.leads)
         drafts = len(self._pool(iteration, groups).own)
         return Batch(groups, tree, scores, drafts, draft_rewards=starts.rewards, portraits=portraits)
 
