@@ -211,11 +211,11 @@ def grow(
         arrived = pending.pop(sigma)
         if sigma == 0:
             tree.leaves = arrived
-            tree.samples = _stack([states.pop(i) for i in arrived]) if arrived else ()
+            tree.samples = stacked([states.pop(i) for i in arrived]) if arrived else ()
             continue
         moves = {i: moves for i in arrived if (moves := _moves(tree.nodes[i], plan))}
         for batch in _batches(moves, tree, micro_batch):
-            state = _stack([states[i] for i in batch])
+            state = stacked([states[i] for i in batch])
             for child, child_state in _evaluate(tree, batch, moves, state, sigma, evaluate, noise, keep_means):
                 states[child] = child_state
                 pending[tree.nodes[child].sigma].append(child)
@@ -356,21 +356,22 @@ def _gathered(rows: list[tuple[Evaluation, int]], part: int, keep: torch.Tensor)
         rows[0][0].sigma,
         [evaluation.rows[row] for evaluation, row in rows],
         part,
-        _stack([tuple(x[row] for x in evaluation.state) for evaluation, row in rows]),
+        stacked([tuple(x[row] for x in evaluation.state) for evaluation, row in rows]),
         [
             Edges(
                 move,
                 picks[0][1].sigma_next,
                 torch.tensor([new for new, _, _ in picks]),
                 torch.stack([edges.nodes[e] for _, edges, e in picks]),
-                _stack([tuple(x[e] for x in edges.next_state) for _, edges, e in picks]),
+                stacked([tuple(x[e] for x in edges.next_state) for _, edges, e in picks]),
                 torch.stack([edges.log_prob[e] for _, edges, e in picks]),
-                _stack([tuple(x[e] for x in edges.mean) for _, edges, e in picks]) if picks[0][1].mean else None,
+                stacked([tuple(x[e] for x in edges.mean) for _, edges, e in picks]) if picks[0][1].mean else None,
             )
             for move, picks in taken.items()
         ],
     )
 
 
-def _stack(states: list[State]) -> State:
+def stacked(states: Sequence[State]) -> State:
+    """States as one batch of them."""
     return tuple(torch.stack(column) for column in zip(*states, strict=True))

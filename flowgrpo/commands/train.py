@@ -212,8 +212,13 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
 
 
 def _write_gallery(folder: Path) -> None:
-    if TreeFolder(folder).sizes():
-        write_trees(folder, folder / TREES)
+    try:
+        if TreeFolder(folder).sizes():
+            write_trees(folder, folder / TREES)
+        else:
+            (folder / TREES).unlink(missing_ok=True)  # of trees that a resume has dropped
+    except InputError as error:
+        LOGGER.warning("the page of trees is not written: %s", error)
     write_gallery([folder], folder / "gallery.html")
 
 

@@ -17,11 +17,13 @@ from PIL import Image
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline.policy import Policy
-from flowgrpo.training.scorer import Scorer, Scores
+from flowgrpo.training.phases import phase
+from flowgrpo.training.random_states import random_state_kept
+from flowgrpo.training.scorer import Scorer, Scores, unheard
 from rewards import Reward
 from samplers.batches import batched
 from samplers.kernels import State
-from samplers.trees import Evaluate, Root, Tree
+from samplers.trees import Evaluate, Root, Tree, stacked
 
 BARS = 40  # of the loudness of a sound
 GREY = (127, 127, 127, 255)  # of them, which can be seen on light and on dark
@@ -31,7 +33,7 @@ class Foretold:
     """The model, and what it foretells of some rows while trees grow by it.
 
     Attributes:
-        by_call: of each call in its order, the clean samples of those rows by their places in it.
+        by_call: of each call in its order, the clean samples of those rows by their places in it, on the host.
     """
 
     def __init__(self, evaluate: Evaluate, rows: Sequence[Row]):
@@ -41,10 +43,9 @@ class Foretold:
     def __call__(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
         """As the model."""
         velocity = self._evaluate(state, sigma, rows)
-        seen = {}
-        for i in (i for i, row in enumerate(rows) if id(row) in self._rows):
-            seen[i] = tuple((x[i] - sigma * v[i].float()).to(x.dtype) for x, v in zip(state, velocity, strict=True))
-        self.by_call.append(seen)
+        own = [i for i, row in enumerate(rows) if id(row) in self._rows]
+        clean = [(x[own] - sigma * v[own].float()).to(x.dtype).cpu() for x, v in zip(state, velocity, strict=True)]
+        self.by_call.append({i: tuple(x[place] for x in clean) for place, i in enumerate(own)})
         return velocity
 
 
@@ -92,7 +93,8 @@ class Portraits:
     def of(self, tree: Tree, scores: Scores, foretold: Foretold | None, *, leads: bool = True) -> list[Portrait]:
         """What the kept states look like, parents before children; nothing where nothing was watched.
 
-        What is foretold is scored unless a reward compares the samples of a group, for it would need one of them.
+        What is foretold is scored unless a reward compares the samples of a group, for it would need one of them. Calls are
+        as large as those of the rollout.
 
         Args:
             leads: whether this process scores for those that make its samples with it.
@@ -100,48 +102,58 @@ class Portraits:
         if foretold is None:
             return []
         asked = self.config.run.trees
-        found = [each for each in _states(tree, foretold) if each.root.group < asked.prompts]
+        found = _states(tree, foretold, asked.prompts)
         leaves = {node: index for index, node in enumerate(tree.leaves)}
-        scored = leads and not any(reward.group_wise for reward in self.rewards)
-        with Scorer(self.rewards) as scorer:
-            for estimated in (True, False):
-                places = [i for i, each in enumerate(found) if each.state is not None and each.estimated == estimated]
-                for own in batched(places, self.config.train.rollout_rows):
+        scored = leads and asked.score and not any(reward.group_wise for reward in self.rewards)
+        shown: dict[tuple[int, bool], list[int]] = defaultdict(list)  # by group, and whether it is foretold
+        for place, each in enumerate(found):
+            if each.state is not None:
+                shown[each.root.group, each.estimated].append(place)
+        decoding = phase("decoding", sum(map(len, shown.values())))
+        # Rewards are asked for pictures alone: a failure loses no sample, and what they draw changes nothing.
+        with decoding as told, random_state_kept(), unheard(), Scorer(self.rewards) as scorer:
+            for (group, estimated), places in shown.items():
+                most = min(self.config.train.rollout_rows, max(1, len(shown[group, False])))
+                for own in batched(places, most):
                     rows = [found[i].root.row for i in own]
-                    samples = self.policy.decode(_stacked([found[i].state for i in own]), rows)
+                    state = tuple(x.to(tree.samples[0].device) for x in stacked([found[i].state for i in own]))
+                    samples = self.policy.decode(state, rows)
                     if not estimated:
                         rewards = scores.values[[leaves[found[i].node] for i in own]]
                     else:
                         rewards = scorer.submit(samples, rows)().values if scored else [None] * len(own)
                     for i, sample, of_sample in zip(own, samples, rewards, strict=True):
-                        shown = {"state": None, "picture": tile(sample, asked.side), "rewards": of_sample}
-                        found[i] = replace(found[i], **shown)
+                        found[i] = replace(found[i], state=None, picture=small(sample, asked.side), rewards=of_sample)
+                    told.advance(len(own))
         return found
 
 
-def _states(tree: Tree, foretold: Foretold) -> list[Portrait]:
-    """All states of a tree, parents before children, with the states that a solver passed between two nodes."""
+def _states(tree: Tree, foretold: Foretold, groups: int) -> list[Portrait]:
+    """The states of the first groups, parents before children, with those that a solver passed between two nodes."""
     estimates = _estimates(tree, foretold)
+    foretold.by_call.clear()
     leaves = {node: index for index, node in enumerate(tree.leaves)}
     places: dict[int, int] = {}
     found: list[Portrait] = []
-    by_group: dict[int, list[int]] = defaultdict(list)
+    counts: dict[int, int] = defaultdict(int)
 
-    def add(node: int | None, parent: int | None, step: int, root: Root, state: State | None) -> int:
-        own = by_group[root.group]
-        own.append(len(found))
-        found.append(Portrait(node, parent, step, root, estimated=node not in leaves, state=state))
-        return len(own) - 1
+    def add(portrait: Portrait) -> int:
+        found.append(portrait)
+        counts[portrait.root.group] += 1
+        return counts[portrait.root.group] - 1
 
     for i, node in enumerate(tree.nodes):
+        if node.root.group >= groups:
+            continue
         parent = None
         if node.parent is not None:
             parent = places[node.parent]
             for step in range(tree.nodes[node.parent].step + 1, node.step):
-                if (node.parent, step) in estimates:
-                    parent = add(None, parent, step, node.root, estimates[node.parent, step])
-        state = tuple(x[leaves[i]] for x in tree.samples) if i in leaves else estimates.get((i, node.step))
-        places[i] = add(i, parent, node.step, node.root, state)
+                if (passed := estimates.get((node.parent, step))) is not None:
+                    parent = add(Portrait(None, parent, step, node.root, estimated=True, state=passed))
+        leaf = leaves.get(i)
+        state = estimates.get((i, node.step)) if leaf is None else tuple(x[leaf].cpu() for x in tree.samples)
+        places[i] = add(Portrait(i, parent, node.step, node.root, estimated=leaf is None, state=state))
     return found
 
 
@@ -162,11 +174,7 @@ def _estimates(tree: Tree, foretold: Foretold) -> dict[tuple[int, int], State]:
     return found
 
 
-def _stacked(states: Sequence[State]) -> State:
-    return tuple(torch.stack(column) for column in zip(*states, strict=True))
-
-
-def tile(sample: torch.Tensor, side: int) -> np.ndarray:
+def small(sample: torch.Tensor, side: int) -> np.ndarray:
     """A small picture uint8 (h, w, 4) of a sample: of a video its middle frame, of a sound its loudness over time.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +50,8 @@ from flowgrpo.training.weights import Weights, lora_config
 from rewards import Reward
 from rewards.compute import DTYPES
 
+LOGGER = logging.getLogger(__name__)
+
 
 def check(settings: Config, data: RunData) -> None:
     """Refuse what can be refused without the model.
@@ -63,6 +66,8 @@ def check(settings: Config, data: RunData) -> None:
         calibration.read(folder, begun=checkpoint.resumed(folder / "checkpoints") is not None)
     sharding.check(settings)
     low_precision.check_installed(low_precision.of_drafts(settings))
+    if settings.run.trees is not None and (settings.run.engine is not None or settings.stored_groups is not None):
+        LOGGER.warning("run.trees: no trees are kept, for run.engine or data.groups makes the samples of this run")
     context.check(settings)
     if settings.run.engine is not None:
         request.check(settings, pipeline_class(settings.model.path), data.train_prompts)

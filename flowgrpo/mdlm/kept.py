@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollout import Batch
 from flowgrpo.training.baseline import Units
 from flowgrpo.training.combination import Combination
-from flowgrpo.training.kept_trees import KeptNode, KeptTree, Part, known
+from flowgrpo.training.kept_trees import KeptNode, KeptTree, encoded, known
 from flowgrpo.training.samples import Text
 
 MOMENTS = 8  # of a decoding that are shown, beside its start
@@ -34,10 +35,11 @@ def parts(
     advantages: torch.Tensor,
     trained: torch.Tensor,
     names: Iterable[str],
-) -> list[Part]:
+) -> list[KeptTree]:
     """What this process has of the answers that are kept of an iteration; nothing where none are.
 
-    A token counts as committed at the step of its last commit, also where a decoder had masked it again before.
+    Each has `MOMENTS` canvases beside its start, evenly apart in its own decoding. A token counts as committed at the step
+    of its last commit, also where a decoder had masked it again before.
 
     Args:
         combination: of the rewards, into what is trained on.
@@ -48,61 +50,69 @@ def parts(
     asked = config.run.trees
     if asked is None or not asked.due(batch.iteration, config.train.iterations):
         return []
-    totals, found = combination.total(batch.scores.values), []
-    texts = policy.as_samples(batch.completions)
-    steps = 1 + max((step for text in texts for step in text.steps), default=0)
-    moments = sorted({round(steps * k / MOMENTS) for k in range(MOMENTS + 1)})
     by_group: dict[int, list[int]] = defaultdict(list)
     for place, (group, _) in enumerate(batch.members):
         if group < asked.prompts:
             by_group[group].append(place)
+    texts, totals = policy.as_samples(batch.completions), combination.total(batch.scores.values).tolist()
+    rewards, advantages, trained = batch.scores.values.tolist(), advantages.tolist(), trained.tolist()
+    found = []
     for group, own in by_group.items():
         nodes: list[KeptNode] = []
-        pictures: list[np.ndarray] = []
         for place in own:
-            earned = {
-                "trained": True,
-                "updated": bool(trained[place] and units.values[place].isfinite().any()),
-                "unit": place,
-                "compared": (group,),
-                "advantage": known(float(advantages[place])),
-                "weight": float(batch.groups.weights[group]),
-            }
-            rewards = tuple(known(value) for value in batch.scores.values[place].tolist())
-            for column, moment in enumerate(moments):
-                last = column == len(moments) - 1
-                scored = {"rewards": rewards, "total": known(float(totals[place]))} if last else {}
-                nodes.append(
-                    KeptNode(
-                        parent=len(nodes) - 1 if column else None,
-                        step=column,
-                        sigma=1 - moment / steps,
-                        role="trunk",
-                        tile=len(pictures),
-                        estimated=not last,
-                        text=canvas(texts[place], moment),
-                        kernel=config.algorithm.decoder.name if column else None,
-                        **scored,
-                        **(earned if last else {}),
-                    )
-                )
-                pictures.append(cells(texts[place], moment, steps))
+            steps = max(1, 1 + max(texts[place].steps))
+            nodes += _chain(texts[place], steps, len(nodes), config.algorithm.decoder.name)
+            advantage = known(advantages[place])
+            nodes[-1] = replace(
+                nodes[-1],
+                estimated=False,
+                rewards=tuple(known(value) for value in rewards[place]),
+                total=known(totals[place]),
+                trained=True,
+                updated=trained[place] and advantage is not None and known(totals[place]) is not None,
+                unit=place,
+                compared=(group,),
+                advantage=advantage,
+                weight=float(batch.groups.weights[group]),
+            )
+        height, width = cells(texts[own[0]], 0, 1).shape[:2]
         tree = KeptTree(
             step=batch.iteration + 1,
             group=group,
             prompt=batch.rows[own[0]].prompt,
-            sigmas=tuple(1 - moment / steps for moment in moments),
+            sigmas=tuple(1 - moment / MOMENTS for moment in range(MOMENTS + 1)),
             names=tuple(names),
-            tile=(0, 0),
+            size=(width, height),
             nodes=tuple(nodes),
         )
-        found.append(Part(tree, pictures))
+        found.append(tree)
+    return found
+
+
+def _chain(text: Text, steps: int, first: int, decoder: str) -> list[KeptNode]:
+    """The canvases of a text that took so many steps; `first` is the place of the first of them."""
+    found = []
+    for column in range(MOMENTS + 1):
+        moment = round(steps * column / MOMENTS)
+        found.append(
+            KeptNode(
+                parent=first + column - 1 if column else None,
+                step=column,
+                sigma=sum(step >= moment for step in text.steps) / len(text.steps),
+                picture=encoded(cells(text, moment, steps)),
+                estimated=True,
+                text=canvas(text, moment),
+                kernel=decoder if column else None,
+            )
+        )
     return found
 
 
 def canvas(text: Text, moment: int) -> str:
-    """A text as it stood after so many steps, with a sign for each token that was still masked."""
-    return "".join(token if step < moment else MASKED for token, step in zip(text.tokens, text.steps, strict=True))
+    """A text as it stood after so many steps, `MASKED` for what was masked; equal tokens at its end are counted."""
+    tokens = [token if step < moment else MASKED for token, step in zip(text.tokens, text.steps, strict=True)]
+    alike = next((i for i, token in enumerate(reversed(tokens)) if token != tokens[-1]), len(tokens))
+    return "".join(tokens[: len(tokens) - alike + 1]) + (f" ×{alike}" if alike > 1 else "")
 
 
 def cells(text: Text, moment: int, steps: int) -> np.ndarray:

@@ -38,6 +38,8 @@ class Trees(Strict):
     """How many prompts of such an iteration: those of its first groups."""
     side: int = Field(80, ge=16, le=512)
     """Longest side of a kept picture, pixels; smaller ones are kept as they are."""
+    score: bool = True
+    """Whether what the model foretells of each state is scored, too, which asks the rewards once for each state."""
 
     def due(self, iteration: int, iterations: int) -> bool:
         """Whether the trees of an iteration, counted from 0, are kept."""

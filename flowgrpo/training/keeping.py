@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from flowgrpo.training.kept_trees import Part
+from flowgrpo.training.kept_trees import KeptTree
 from flowgrpo.training.loop import Loop
 
 
-def keep_trees(loop: Loop, parts: Sequence[Part]) -> None:
+def keep_trees(loop: Loop, parts: Sequence[KeptTree]) -> None:
     """Write the trees of an iteration that is due to a run's folder, in the background, from the parts of all processes."""
     asked = loop.config.run.trees
     if asked is None or not asked.due(loop.done, loop.config.train.iterations):

@@ -37,5 +37,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 def random_state_kept() -> Iterator[None]:
     """Context that leaves the global generators as it found them, for what must not change what is trained."""
     before = random_state()
-    yield
-    set_random_state(before)
+    try:
+        yield
+    finally:
+        set_random_state(before)

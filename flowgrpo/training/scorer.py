@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -116,6 +117,16 @@ class Scorer:
             return Scores(values, lost, spent)
 
         return wait
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Context that says nothing of rewards that fail, for samples that nobody loses with them."""
+    LOGGER.disabled = True
+    try:
+        yield
+    finally:
+        LOGGER.disabled = False
 
 
 def score(rewards: Sequence[Reward], samples: Samples, rows: Sequence[Row], one_group: bool = True) -> Scores:

@@ -19,11 +19,10 @@ from flowgrpo.commands.gallery.numbers import Mean, difference, number, share
 from flowgrpo.commands.gallery.pages import template
 from flowgrpo.commands.gallery.text import answer
 from flowgrpo.commands.gallery.totals import Totals, name_of
-from flowgrpo.commands.gallery.trees import TREES
+from flowgrpo.commands.gallery.trees import TREES, check_trees
 from flowgrpo.data.yaml_maps import read_map
 from flowgrpo.errors import InputError
 from flowgrpo.training.folders import check_writable, replace_text
-from flowgrpo.training.kept_trees import TreeFolder
 from flowgrpo.training.report import read_metrics
 from flowgrpo.training.samples import read_manifest
 from rewards.base import one_line
@@ -173,7 +172,7 @@ def check_readable(folder: Path) -> None:
         InputError: something there is damaged.
     """
     _read(folder)
-    TreeFolder(folder).read()
+    check_trees(folder)
 
 
 def _read(folder: Path) -> Section:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
@@ -45,7 +45,6 @@ class Forest:
     """
 
     tree: KeptTree
-    _: KW_ONLY
 
     @property
     def nodes(self) -> Sequence[KeptNode]:
@@ -89,22 +88,42 @@ class Forest:
         return [
             place
             for place, node in enumerate(self.nodes)
-            if not self.children[place] and not node.estimated and node.role != "twig" and node.total is not None
+            if not self.children[place] and not node.estimated and not node.twig and node.total is not None
         ]
 
     @cached_property
     def values(self) -> list[float | None]:
-        """Of each node: the mean reward of the samples that lie beyond it, its own of a sample; None where none is known."""
+        """Of each node: the mean reward of the ends beyond it, its own of an end; twigs count for nothing but themselves."""
         sums = [0.0] * len(self.nodes)
         counts = [0] * len(self.nodes)
         for place in range(len(self.nodes) - 1, -1, -1):
             node = self.nodes[place]
             if not self.children[place] and not node.estimated and node.total is not None:
                 sums[place], counts[place] = node.total, 1
-            if node.parent is not None:
+            if node.parent is not None and not node.twig:
                 sums[node.parent] += sums[place]
                 counts[node.parent] += counts[place]
         return [total / count if count else None for total, count in zip(sums, counts, strict=True)]
+
+    @cached_property
+    def ode_values(self) -> list[float | None]:
+        """Of each node: the reward of the sample that steps without noise lead to from it, by a twig where there is one."""
+        found: list[float | None] = [None] * len(self.nodes)
+        by_twig = [False] * len(self.nodes)
+        for place in range(len(self.nodes) - 1, -1, -1):
+            node = self.nodes[place]
+            if not self.children[place] and not node.estimated:
+                found[place] = node.total
+            if node.parent is None or node.noise > 0 or found[place] is None or by_twig[node.parent]:
+                continue
+            found[node.parent], by_twig[node.parent] = found[place], node.twig
+        return found
+
+    @cached_property
+    def mates(self) -> Counter[tuple[int, ...]]:
+        """How many units each comparison set has."""
+        units = {(node.compared, node.unit) for node in self.nodes if node.unit is not None}
+        return Counter(compared for compared, _ in units)
 
     @cached_property
     def bounds(self) -> tuple[float, float]:

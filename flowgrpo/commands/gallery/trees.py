@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from flowgrpo.commands.gallery.pages import template
 from flowgrpo.data.yaml_maps import read_map
 from flowgrpo.errors import InputError
 from flowgrpo.training.folders import check_writable, replace_text
-from flowgrpo.training.kept_trees import COLUMNS, KeptNode, TreeFolder
+from flowgrpo.training.kept_trees import KeptNode, TreeFolder
 
 LARGEST = 12 << 20  # bytes of kept trees, above which the page has fewer iterations than were kept
 TREES = "trees.html"  # in a run's folder
@@ -29,7 +28,8 @@ class Spot:
     """A node as it is drawn, in pixels.
 
     Attributes:
-        tile: of its picture, in the sheet; None without one.
+        level: how deep in its tree, from 1.
+        picture: WebP in base64; None without one.
         bar: how long the bar of its reward is, in percent; None without one.
         label: what a reader without eyes for it is told.
     """
@@ -38,7 +38,8 @@ class Spot:
     x: float
     y: float
     _: KW_ONLY
-    tile: tuple[int, int] | None
+    level: int
+    picture: str | None
     bar: int | None
     label: str
     kind: str
@@ -69,28 +70,13 @@ class Drawing:
     """A forest as it is drawn."""
 
     forest: Forest
-    sheet: Path | None
 
     @property
     def tile(self) -> tuple[float, float]:
         """Width and height of a picture on the page."""
-        width, height = self.forest.tree.tile
-        scale = SIDE / max(width, height, 1) if width else 1
-        return (width * scale, height * scale) if width else (SIDE, SIDE)
-
-    @property
-    def sheet_size(self) -> tuple[int, int]:
-        """Width and height of all its pictures."""
-        width, height = self.forest.tree.tile
-        count = sum(node.tile is not None for node in self.forest.nodes)
-        return min(count, COLUMNS) * width, -(-count // COLUMNS) * height
-
-    @property
-    def url(self) -> str | None:
-        """Its pictures."""
-        if self.sheet is None:
-            return None
-        return f"data:image/webp;base64,{base64.b64encode(self.sheet.read_bytes()).decode()}"
+        width, height = self.forest.tree.size
+        scale = SIDE / max(width, height)
+        return width * scale, height * scale
 
     def x(self, step: int) -> float:
         """The left side of a column."""
@@ -123,25 +109,21 @@ class Drawing:
     @property
     def spots(self) -> list[Spot]:
         """Its nodes."""
-        width, height = self.forest.tree.tile
         found = []
         for place, node in enumerate(self.forest.nodes):
-            tile = None
-            if node.tile is not None:
-                row, column = divmod(node.tile, COLUMNS)
-                tile = column * width, row * height
             what = "sample" if not node.estimated else "canvas" if self.texts else "foretold"
-            found.append(
-                Spot(
-                    place,
-                    self.x(node.step),
-                    self.y(place),
-                    tile=tile,
-                    bar=share(node.total, *self.forest.bounds),
-                    label=f"step {node.step}, {what}, reward {number(node.total)}",
-                    kind=f"{what}{' twig' if node.role == 'twig' else ''}{'' if tile else ' unseen'}",
-                )
+            earned = "" if node.advantage is None else f", advantage {number(node.advantage)}"
+            spot = Spot(
+                place,
+                self.x(node.step),
+                self.y(place),
+                level=len(self.forest.path(place)),
+                picture=node.picture,
+                bar=share(node.total, *self.forest.bounds),
+                label=f"step {node.step}, {what}, reward {number(node.total)}{earned}",
+                kind=f"{what}{' twig' if node.twig else ''}{'' if node.picture else ' unseen'}",
             )
+            found.append(spot)
         return found
 
     @property
@@ -166,18 +148,25 @@ class Drawing:
 
     @property
     def told(self) -> list[dict[str, Any]]:
-        """What the page tells of each node that is asked for, as pairs of words."""
-        return [
-            {
+        """What the page tells of each node that is asked for, and what of the way to it, in words."""
+        found = []
+        for place, node in enumerate(self.forest.nodes):
+            way, most = self.forest.rises(place), self.forest.largest_rise(place)
+            steps = [f"step {self.forest.nodes[rise.node].step}" for rise in way]
+            told = {
                 "parent": node.parent,
                 "step": node.step,
                 "row": self.forest.rows[place],
-                "reward": node.total,
                 "text": node.text,
                 "facts": self._facts(place, node),
+                "most": None if most is None else most.node,
+                "way": [
+                    [rise.node, step, number(rise.after), difference(rise.before, rise.after)]
+                    for rise, step in zip(way, steps, strict=True)
+                ],
             }
-            for place, node in enumerate(self.forest.nodes)
-        ]
+            found.append(told)
+        return found
 
     def _facts(self, place: int, node: KeptNode) -> list[tuple[str, str]]:
         forest = self.forest
@@ -186,25 +175,26 @@ class Drawing:
         if node.seed is not None:
             facts.append(("starts from", f"seed {node.seed}"))
         if node.total is not None:
-            word = "reward, foretold" if node.estimated else "reward"
-            facts.append((word, number(node.total)))
-            if len(forest.tree.names) > 1:
-                facts += [(name, number(reward)) for name, reward in zip(forest.tree.names, node.rewards, strict=True)]
-        if forest.children[place] and forest.values[place] is not None:
-            facts.append(("value", f"{number(forest.values[place])}, mean of the samples beyond"))
+            facts.append(("reward, foretold" if node.estimated else "reward", number(node.total)))
+        if len(forest.tree.names) > 1:
+            facts += [(name, number(reward)) for name, reward in zip(forest.tree.names, node.rewards, strict=False)]
+        if forest.children[place]:
+            value, mean = forest.ode_values[place], forest.values[place]
+            facts += [("value", f"{number(value)}, where ODE leads")] if value is not None and not self.texts else []
+            facts += [("mean beyond", number(mean))] if mean is not None else []
         if node.parent is None:
             return facts
-        noise = f"noise {number(node.noise, 2)}" if node.noise else "no noise"
-        facts.append(("came by", f"{node.kernel}" if self.texts else f"{node.kernel}, {noise}"))
+        noise = "" if self.texts else f", noise {number(node.noise, 2)}" if node.noise else ", no noise"
+        facts.append(("came by", f"{node.kernel}{noise}"))
         if node.log_prob is not None:
             facts.append(("log-probability", number(node.log_prob, 4)))
         if node.unit is None:
-            facts.append(("credit", "none: nothing is compared here"))
+            facts.append(("credit", "none of its own"))
             return facts
         if node.advantage is not None:
             facts.append(("advantage", f"{'+' if node.advantage > 0 else ''}{number(node.advantage)}"))
-        mates = {other.unit for other in forest.nodes if other.unit is not None and other.compared == node.compared}
-        facts.append(("compared", f"unit {node.unit} with {len(mates) - 1} others"))
+        others = forest.mates[node.compared] - 1
+        facts.append(("compared", f"unit {node.unit} with {others} other{'s' if others != 1 else ''}"))
         facts.append(("weight in the loss", number(node.weight) if node.updated else "not trained on"))
         return facts
 
@@ -223,14 +213,14 @@ class Drawing:
             return words
         step = forest.nodes[rise.node].step
         return (
-            f"{words} On its way the reward of the picture that the model foretells rose most in step {step}: "
+            f"{words} On its way the reward of what the model foretells rose most in step {step}: "
             f"{number(rise.before)} → {number(rise.after)} ({difference(rise.before, rise.after)})."
         )
 
 
 def _kind(node: KeptNode) -> str:
     """The class of an edge."""
-    if node.unit is None and not node.trained:
+    if not node.trained:
         return "plain"
     if not node.updated:
         return "pruned"
@@ -248,14 +238,26 @@ class Iteration:
 def shown_steps(sizes: dict[int, int]) -> set[int]:
     """The iterations to show, of those with their sizes in bytes: all, or as many, evenly apart, as a page can hold.
 
-    The first and the last are among them.
+    The first and the last are among them, however large they are.
     """
     steps = sorted(sizes)
-    for count in range(len(steps), 2, -1):
+    most = len(steps) if not sizes else min(len(steps), LARGEST // max(1, min(sizes.values())))
+    for count in range(most, 2, -1):
         chosen = {steps[round(i * (len(steps) - 1) / (count - 1))] for i in range(count)}
         if sum(sizes[step] for step in chosen) <= LARGEST:
             return chosen
     return {steps[0], steps[-1]} if steps else set()
+
+
+def check_trees(run: Path) -> None:
+    """Refuse a run of which the page of trees cannot be written.
+
+    Raises:
+        InputError: a file that the page shows is damaged.
+    """
+    folder = TreeFolder(run)
+    for step in shown_steps(folder.sizes()):
+        folder.read([step])
 
 
 def write_trees(run: Path, out: Path) -> Path:
@@ -270,18 +272,23 @@ def write_trees(run: Path, out: Path) -> Path:
     kept = folder.read(shown_steps(folder.sizes()))
     if not kept:
         raise InputError(
-            f"{run}: it kept no trees; train with run.trees={{every: 8}}, and it keeps those of every 8th iteration"
+            f"{run}: it kept no trees; train with run.trees={{every: 8}}, and it keeps those of every 8th iteration, unless "
+            "run.engine or data.groups make the samples of a flow model"
         )
     check_writable(out.parent, str(out))
     by_step: dict[int, list[Drawing]] = {}
-    for tree, sheet in kept:
-        by_step.setdefault(tree.step, []).append(Drawing(Forest(tree), sheet))
-    config = read_map(run / "config.yaml") if (run / "config.yaml").is_file() else {}
-    method = config.get("algorithm", {}).get("preset")
+    for tree in kept:
+        by_step.setdefault(tree.step, []).append(Drawing(Forest(tree)))
     iterations = [Iteration(step, drawings) for step, drawings in sorted(by_step.items())]
+    config = read_map(run / "config.yaml") if (run / "config.yaml").is_file() else {}
+    algorithm = config.get("algorithm")
+    asked = {
+        "name": run.resolve().name,
+        "method": algorithm.get("preset") if isinstance(algorithm, dict) else None,
+        "iterations": iterations,
+        "texts": iterations[0].drawings[0].texts,
+        "number": number,
+    }
     out.parent.mkdir(parents=True, exist_ok=True)
-    page, texts = template("trees.html.jinja"), iterations[0].drawings[0].texts
-    replace_text(
-        out, page.render(name=run.resolve().name, method=method, iterations=iterations, number=number, texts=texts)
-    )
+    replace_text(out, template("trees.html.jinja").render(asked))
     return out

@@ -6,48 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from planted import FIRST, NODES, node, run_with, shade, tree
 
 from flowgrpo.cli import main
 from flowgrpo.commands.gallery import check_readable, write_gallery
 from flowgrpo.commands.gallery.forest import Forest
 from flowgrpo.commands.gallery.trees import Drawing, shown_steps, write_trees
 from flowgrpo.errors import InputError
-from flowgrpo.training.kept_trees import KeptNode, KeptTree, Part, TreeFolder
-
-SIGMAS = (1.0, 0.8, 0.4, 0.0)
-
-
-def node(parent, step, total=None, **fields):
-    drawn = {"kernel": "flow_sde 0.7", "noise": 0.3, "trained": True, "updated": True} if "advantage" in fields else {}
-    rewards = () if total is None else (total,)
-    usual = {"estimated": step < 3, "rewards": rewards, "total": total, "role": "trunk", **drawn}
-    return KeptNode(parent=parent, step=step, sigma=SIGMAS[step], **{**usual, **fields})
-
-
-FIRST = (0, 1)  # a comparison set
-NODES = (
-    node(None, 0, 0.0, seed=5, tile=0),  # 0
-    node(0, 1, 0.1, advantage=1.0, unit=0, compared=FIRST, tile=1, weight=1.0, log_prob=-1.25),  # 1
-    node(0, 1, 0.2, advantage=-0.5, unit=1, compared=FIRST, tile=2, weight=1.0),  # 2
-    node(0, 1, 0.2, advantage=-0.5, unit=2, compared=FIRST, updated=False),  # 3, pruned
-    node(1, 2, 0.7, kernel="ode"),  # 4
-    node(4, 3, 0.9, kernel="ode", tile=3),  # 5
-    node(2, 3, 0.3, kernel="ode"),  # 6
-    node(3, 3, 0.3, kernel="ode"),  # 7
-    node(0, 3, 0.6, kernel="ode", role="twig"),  # 8
-)
-
-
-def tree(nodes=NODES, **fields):
-    usual = {"step": 1, "group": 0, "prompt": "a cat", "sigmas": SIGMAS, "names": ("mine",), "tile": (0, 0)}
-    return KeptTree(**{**usual, **fields}, nodes=tuple(nodes))
-
-
-def run_with(folder, *trees):
-    for each in trees:
-        pictures = [np.full((6, 6, 4), 40 * (i + 1), dtype=np.uint8) for i in range(4)]
-        TreeFolder(folder).write([Part(each, pictures)])
-    return folder
+from flowgrpo.training.kept_trees import KeptNode, TreeFolder, encoded
 
 
 def page_of(folder, *trees):
@@ -77,9 +43,16 @@ def test_no_two_nodes_of_a_step_share_a_row():
 
 def test_values_are_means_of_the_samples_beyond():
     forest = Forest(tree())
-    assert forest.values[0] == pytest.approx((0.9 + 0.3 + 0.3 + 0.6) / 4)
+    assert forest.values[0] == pytest.approx((0.9 + 0.3 + 0.3) / 3)  # without the twig
     assert forest.values[1] == 0.9
     assert Forest(tree(NODES[:3])).values == [None] * 3
+
+
+def test_the_value_of_a_state_is_that_of_the_sample_ode_leads_to():
+    forest = Forest(tree())
+    assert forest.ode_values[0] == 0.6  # the twig's
+    assert [forest.ode_values[i] for i in (1, 4, 2)] == [0.9, 0.9, 0.3]
+    assert Forest(tree(NODES[:8])).ode_values[0] is None  # only noisy steps leave it
 
 
 def test_the_best_end_is_no_twig_and_its_largest_rise_is_found():
@@ -89,7 +62,7 @@ def test_the_best_end_is_no_twig_and_its_largest_rise_is_found():
     assert (rise.node, rise.before, rise.after) == (4, 0.1, 0.7)
     falling = Forest(tree([node(None, 0, 0.9), node(0, 1, 0.4), node(1, 3, 0.1)]))
     assert falling.largest_rise(2) is None
-    assert "rose" not in Drawing(falling, None).sentence
+    assert "rose" not in Drawing(falling).sentence
 
 
 def test_the_spread_among_siblings_is_their_standard_deviation():
@@ -106,7 +79,8 @@ def test_the_page_tells_what_each_node_is_worth(tmp_path):
         "step": "0 of 3, σ 1.000",
         "starts from": "seed 5",
         "reward, foretold": "0.00",
-        "value": "0.525, mean of the samples beyond",
+        "value": "0.600, where ODE leads",
+        "mean beyond": "0.500",
     }
     assert told[1]["came by"] == "flow_sde 0.7, noise 0.30"
     assert told[1]["advantage"] == "+1.00"
@@ -118,7 +92,7 @@ def test_the_page_tells_what_each_node_is_worth(tmp_path):
         "step": "3 of 3, σ 0.000",
         "reward": "0.900",
         "came by": "ode, no noise",
-        "credit": "none: nothing is compared here",
+        "credit": "none of its own",
     }
     assert "The best of 3 samples has reward 0.900, their mean is 0.500." in page
     assert "rose most in step 2: 0.100 → 0.700 (+0.600)" in page
@@ -134,9 +108,9 @@ def test_edges_have_the_sign_and_the_size_of_their_advantages(tmp_path):
     assert {found[n] for n in "45678"} == {("plain", 1.2)}
 
 
-def test_pictures_are_there_once_for_each_tree(tmp_path):
+def test_a_page_has_each_picture_once_and_the_trees_of_each_iteration(tmp_path):
     page = page_of(tmp_path, tree(), tree(step=5, group=0), tree(step=5, group=1))
-    assert len(re.findall("data:image/webp;base64", page)) == 3
+    assert len(re.findall("data:image/webp;base64", page)) == 3 * 4
     assert 'data-steps="1,5"' in page
     assert re.findall(r'<section data-step="(\d)"( hidden)?', page) == [("1", ""), ("5", " hidden")]
 
@@ -151,11 +125,11 @@ def test_the_page_is_self_contained_and_escapes_what_it_is_told(tmp_path):
 
 
 def test_canvases_of_texts_are_told_as_texts(tmp_path):
-    answer = node(0, 3, 1.0, tile=1, text="a ▢<i>", advantage=0.5, unit=0, compared=(0,))
-    page = page_of(tmp_path, tree([node(None, 0, tile=0, text="▢▢"), answer]))
+    answer = node(0, 3, 1.0, picture=shade(9), text="a ▢<i>", advantage=0.5, unit=0, compared=(0,))
+    page = page_of(tmp_path, tree([node(None, 0, picture=shade(9), text="▢▢"), answer]))
     assert "a cell for each token" in page
     assert "foretells" not in page
-    assert "<i>" not in page
+    assert "<i>" not in page.partition("<main>")[2].partition("</main>")[0]
     assert facts(page)[0]["step"] == "0 of 3, 100% masked"
 
 
@@ -210,13 +184,17 @@ def test_eight_trees_of_sixteen_chains_of_twenty_steps_stay_below_ten_megabytes(
         "rewards": (0.123456789,),
         "total": 0.123456789,
     }
+    generator = np.random.default_rng(0)
+    blocks = generator.integers(0, 256, (len(places), 10, 10, 4)).astype(np.uint8)
+    pictures = [block.repeat(8, 0).repeat(8, 1) for block in blocks]
+    for picture in pictures:
+        picture[..., 3] = 255
     nodes = [
         KeptNode(
             parent=place - 1 if step else None,
             step=step,
             sigma=sigmas[step],
-            role="trunk",
-            tile=place,
+            picture=encoded(pictures[place]),
             estimated=step < 20,
             unit=row,
             **edge,
@@ -224,11 +202,6 @@ def test_eight_trees_of_sixteen_chains_of_twenty_steps_stay_below_ten_megabytes(
         )
         for place, (row, step) in enumerate(places)
     ]
-    generator = np.random.default_rng(0)
-    blocks = generator.integers(0, 256, (len(nodes), 10, 10, 4)).astype(np.uint8)
-    pictures = [block.repeat(8, 0).repeat(8, 1) for block in blocks]
-    for picture in pictures:
-        picture[..., 3] = 255
     for group in range(8):
-        TreeFolder(tmp_path / "r").write([Part(tree(nodes, sigmas=sigmas, group=group), pictures)])
+        TreeFolder(tmp_path / "r").write([tree(nodes, sigmas=sigmas, group=group)])
     assert write_trees(tmp_path / "r", tmp_path / "t.html").stat().st_size < 10e6

@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 from field import GaussianFlow, closeness, lines, nearness, settings, trainer, weights_of
-from PIL import Image
 
 from flowgrpo.flow import portrait
 from flowgrpo.flow.methods.presets import PRESETS
@@ -43,8 +42,8 @@ def run_of(folder, preset="flow_grpo", kept=True, resumed=False, **overrides):
 @pytest.fixture(autouse=True)
 def painted(monkeypatch):
     """Points are shown as grey pictures."""
-    tile = portrait.tile
-    monkeypatch.setattr(portrait, "tile", lambda point, side: tile(point[0].sigmoid().expand(3, 4, 4), side))
+    small = portrait.small
+    monkeypatch.setattr(portrait, "small", lambda point, side: small(point[0].sigmoid().expand(3, 4, 4), side))
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -55,9 +54,9 @@ def test_the_trees_of_every_preset_are_kept_and_change_nothing(tmp_path, preset)
     assert all(torch.equal(tensor, left[name]) for name, tensor in weights_of(run).items())
     assert not (plain.folder / "trees").exists()
     kept = TreeFolder(run.folder).read()
-    assert [tree.step for tree, _ in kept] == [1, 2, 3]
+    assert [tree.step for tree in kept] == [1, 2, 3]
     batches = [batch for batch in run.batches if batch.portraits]
-    for (tree, sheet), batch in zip(kept, batches, strict=True):
+    for tree, batch in zip(kept, batches, strict=True):
         assert tree.group == 0
         assert tree.sigmas == batch.tree.sigmas
         assert tree.names == tuple(reward.name for reward in run.rewards)
@@ -65,15 +64,13 @@ def test_the_trees_of_every_preset_are_kept_and_change_nothing(tmp_path, preset)
         samples = [node for node in tree.nodes if not node.estimated]
         assert sorted(node.rewards[0] for node in samples) == sorted(batch.scores.values[leaves, 0].tolist())
         assert all(node.sigma == 0 and node.step == STEPS for node in samples)
-        assert all(node.tile is not None and node.total is not None for node in tree.nodes)
-        assert [node.tile for node in tree.nodes] == list(range(len(tree.nodes)))
+        assert all(node.picture is not None and node.total is not None for node in tree.nodes)
+        assert tree.size == (4, 4)
         assert all(node.seed is not None for node in tree.nodes if node.parent is None)
         earned = [node for node in tree.nodes if node.unit is not None]
         assert earned
         assert all(node.compared[0] == 0 for node in earned)
         assert any(node.updated and node.advantage for node in earned) or preset in ("opd",)
-        with Image.open(sheet) as image:
-            assert image.size == (4 * min(16, len(tree.nodes)), 4 * -(-len(tree.nodes) // 16))
 
 
 def test_a_state_is_shown_by_what_the_model_foretells_from_it(tmp_path):
@@ -87,7 +84,7 @@ def test_a_state_is_shown_by_what_the_model_foretells_from_it(tmp_path):
     chosen = settings(tmp_path, run__trees={"every": 1}, run__patience=None, **sizes)
     run = trainer(chosen, Point(), steps=STEPS)
     run.run()
-    ((tree, _),) = TreeFolder(run.folder).read()
+    (tree,) = TreeFolder(run.folder).read()
     reward = float(closeness(torch.zeros(1, 2), [""]))
     assert sum(node.estimated for node in tree.nodes) == 4 * STEPS
     assert [node.total for node in tree.nodes if node.estimated] == pytest.approx([reward] * 4 * STEPS, abs=1e-4)
@@ -95,7 +92,7 @@ def test_a_state_is_shown_by_what_the_model_foretells_from_it(tmp_path):
 
 def test_a_node_knows_its_edge_and_what_it_earned(tmp_path):
     run = run_of(tmp_path, "tempflow_fast", train__updates=1)
-    (tree, _), *_ = TreeFolder(run.folder).read()
+    tree, *_ = TreeFolder(run.folder).read()
     edges = [node for node in tree.nodes if node.parent is not None]
     noisy = [node for node in edges if node.noise > 0]
     assert {node.kernel for node in noisy} == {"flow_sde 0.7"}
@@ -112,24 +109,24 @@ def test_a_node_knows_its_edge_and_what_it_earned(tmp_path):
 def test_pruned_edges_are_told_from_those_of_the_update(tmp_path):
     pruned = {"preset": "branch_grpo", "tree": {"prune": {"rule": "extremes", "fraction": 0.25}}}
     run = run_of(tmp_path, "branch_grpo", train__updates=1, algorithm=pruned)
-    kept = [node for tree, _ in TreeFolder(run.folder).read() for node in tree.nodes if node.trained]
+    kept = [node for tree in TreeFolder(run.folder).read() for node in tree.nodes if node.trained]
     assert any(node.updated for node in kept)
     assert any(not node.updated for node in kept)
 
 
 def test_a_solver_s_chain_has_a_state_for_every_step(tmp_path):
     run = run_of(tmp_path, "nft")
-    (tree, _), *_ = TreeFolder(run.folder).read()
+    tree, *_ = TreeFolder(run.folder).read()
     by_step = [sum(node.step == step for node in tree.nodes) for step in range(STEPS + 1)]
     assert by_step == [12] * (STEPS + 1)
     assert {node.kernel for node in tree.nodes if node.parent is not None} == {"dpm2"}
-    assert all(node.updated == (node.step == STEPS) for node in tree.nodes)
+    assert all(node.updated == node.trained == (node.unit is not None) == (node.step == STEPS) for node in tree.nodes)
 
 
 def test_only_the_iterations_and_prompts_that_were_asked_for_are_kept(tmp_path):
     chosen = {"train__iterations": 6, "run__trees": {"every": 4, "prompts": 5}}
     run = run_of(tmp_path, "flow_grpo", **chosen)
-    assert [(tree.step, tree.group) for tree, _ in TreeFolder(run.folder).read()] == [
+    assert [(tree.step, tree.group) for tree in TreeFolder(run.folder).read()] == [
         (1, 0), (1, 1), (5, 0), (5, 1), (6, 0), (6, 1),
     ]  # fmt: skip
 
@@ -140,7 +137,7 @@ def test_a_resumed_run_keeps_the_trees_of_one_that_was_never_stopped(tmp_path):
     (tmp_path / "b/r/trees/step-000009").mkdir()
     (tmp_path / "b/r/trees/step-000009/0000.json").write_text("of another life")
     rest = run_of(tmp_path / "b", resumed=True)
-    assert [tree for tree, _ in TreeFolder(rest.folder).read()] == [tree for tree, _ in TreeFolder(whole.folder).read()]
+    assert TreeFolder(rest.folder).read() == TreeFolder(whole.folder).read()
 
 
 def test_a_lost_reward_is_no_number(tmp_path):
@@ -152,6 +149,6 @@ def test_a_lost_reward_is_no_number(tmp_path):
     run.run()
     file = sorted((run.folder / "trees").glob("*/*.json"))[0]
     assert "NaN" not in file.read_text()
-    nodes = [node for tree, _ in TreeFolder(run.folder).read() for node in tree.nodes]
+    nodes = [node for tree in TreeFolder(run.folder).read() for node in tree.nodes]
     assert {node.total is None for node in nodes} == {True, False}
     assert json.loads(file.read_text())["step"] == 1

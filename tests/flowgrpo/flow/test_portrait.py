@@ -1,5 +1,7 @@
 """What states look like on their way: through real pipelines, and of every kind of sample."""
 
+import copy
+
 import numpy as np
 import pytest
 import tiny
@@ -8,7 +10,7 @@ from field import settings
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.flow.portrait import GREY, Portraits, tile
+from flowgrpo.flow.portrait import GREY, Portraits, small
 from flowgrpo.flow.rollout import rollout
 from rewards import Reward
 from samplers.kernels import Kernel
@@ -38,7 +40,10 @@ def test_the_last_state_foretells_the_sample_that_its_ode_step_leads_to(tmp_path
     plain, _ = rollout(policy, plan, roots, **made)
     assert all(torch.equal(x, y) for x, y in zip(tree.samples, plain.samples, strict=True))
     asked.clear()
+    again, again_too = copy.copy(watched), copy.copy(watched)
+    again.by_call, again_too.by_call = list(watched.by_call), list(watched.by_call)
     seen = portraits.of(tree, scores, watched)
+    assert watched.by_call == []  # nothing of it is held any longer
     assert sum(asked) == 2 * steps  # the leaves have been scored
     assert {each.root.group for each in seen} == {0}
     assert len(seen) == 2 * (steps + 1)
@@ -51,8 +56,8 @@ def test_the_last_state_foretells_the_sample_that_its_ode_step_leads_to(tmp_path
         assert float(last.rewards[0]) == pytest.approx(float(end.rewards[0]), abs=1e-5)
     assert (seen[0].picture != ends[0].picture).any()
     for unasked in (
-        portraits.of(tree, scores, watched, leads=False),
-        Portraits(chosen, policy, [Reward("mean", mean, group_wise=True)]).of(tree, scores, watched),
+        portraits.of(tree, scores, again_too, leads=False),
+        Portraits(chosen, policy, [Reward("mean", mean, group_wise=True)]).of(tree, scores, again),
     ):
         assert [each.rewards is None for each in unasked] == [each.estimated for each in unasked]
         assert all(each.picture is not None for each in unasked)
@@ -77,20 +82,20 @@ def test_nothing_is_watched_that_is_not_due(tmp_path):
 
 def test_a_picture_is_made_small_and_a_small_one_stays():
     generator = torch.Generator().manual_seed(0)
-    assert tile(torch.rand(3, 40, 80, generator=generator), 20).shape == (10, 20, 4)
-    small = torch.rand(3, 4, 6, generator=generator)
-    assert np.array_equal(tile(small, 20)[..., :3], (small * 255).round().byte().movedim(0, -1).numpy())
-    assert tile(torch.full((3, 2, 2), torch.nan), 20)[..., :3].max() == 0
+    assert small(torch.rand(3, 40, 80, generator=generator), 20).shape == (10, 20, 4)
+    tiny_one = torch.rand(3, 4, 6, generator=generator)
+    assert np.array_equal(small(tiny_one, 20)[..., :3], (tiny_one * 255).round().byte().movedim(0, -1).numpy())
+    assert small(torch.full((3, 2, 2), torch.nan), 20)[..., :3].max() == 0
 
 
 def test_a_video_is_shown_by_its_middle_frame():
     frames = torch.stack([torch.full((3, 4, 4), value) for value in (0.0, 1.0, 0.0)])
-    assert tile(frames, 8).min() == 255
+    assert small(frames, 8).min() == 255
 
 
 def test_a_sound_is_shown_by_its_loudness():
     sound = torch.cat([torch.zeros(2, 500), torch.ones(2, 500)], dim=1)
-    shown = tile(sound, 80)
+    shown = small(sound, 80)
     assert shown.shape == (40, 80, 4)
     heights = (shown[..., 3] > 0).sum(0)
     assert heights[0] == 2

@@ -1,5 +1,7 @@
 """Files of the trees that a run keeps."""
 
+import base64
+import io
 import json
 from dataclasses import replace
 
@@ -9,11 +11,11 @@ from PIL import Image
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.kept import Trees
-from flowgrpo.training.kept_trees import COLUMNS, KeptNode, KeptTree, Part, TreeFolder, joined
+from flowgrpo.training.kept_trees import KeptNode, KeptTree, TreeFolder, encoded, joined
 
 
 def node(parent, step, **fields):
-    return KeptNode(parent=parent, step=step, sigma=1 - step / 2, role="trunk", **fields)
+    return KeptNode(parent=parent, step=step, sigma=1 - step / 2, **fields)
 
 
 TREE = KeptTree(
@@ -22,59 +24,46 @@ TREE = KeptTree(
     prompt="a <b>",
     sigmas=(1.0, 0.5, 0.0),
     names=("one", "two"),
-    tile=(0, 0),
+    size=(3, 2),
     nodes=(
-        node(None, 0, seed=5, tile=0, estimated=True),
+        node(None, 0, seed=5, picture="UklG", estimated=True),
         node(
             0, 1, kernel="flow_sde 0.7", noise=0.3, trained=True, updated=True, unit=0, compared=(1, 2), advantage=-0.5
         ),
-        node(1, 2, tile=1, rewards=(0.25, None), total=0.25),
+        node(1, 2, picture="UklG", rewards=(0.25, None), total=0.25),
     ),
 )
 
 
-def painted(*reds):
-    return [np.full((2, 3, 4), red, dtype=np.uint8) for red in reds]
+def test_what_is_written_is_read_again(tmp_path):
+    TreeFolder(tmp_path).write([TREE])
+    assert TreeFolder(tmp_path).read() == [TREE]
+    file = tmp_path / "trees/step-000003/0001.json"
+    assert TreeFolder(tmp_path).sizes() == {3: file.stat().st_size}
 
 
-def test_what_is_written_is_read_again_with_its_pictures(tmp_path):
-    TreeFolder(tmp_path).write([Part(TREE, painted(10, 250))])
-    ((tree, sheet),) = TreeFolder(tmp_path).read()
-    assert tree == replace(TREE, tile=(3, 2))
-    assert sheet == tmp_path / "trees/step-000003/0001.webp"
-    with Image.open(sheet) as image:
-        assert image.size == (6, 2)
-        assert np.abs(np.asarray(image.convert("RGBA"))[0, [0, 5]].astype(int) - [[10] * 4, [250] * 4]).max() < 12
-    assert list(TreeFolder(tmp_path).sizes()) == [3]
-
-
-def test_a_sheet_has_rows_of_tiles(tmp_path):
-    TreeFolder(tmp_path).write([Part(TREE, painted(*range(COLUMNS + 1)))])
-    with Image.open(tmp_path / "trees/step-000003/0001.webp") as image:
-        assert image.size == (3 * COLUMNS, 4)
-
-
-def test_trees_without_pictures_have_no_sheet(tmp_path):
-    unseen = replace(TREE, nodes=tuple(replace(each, tile=None) for each in TREE.nodes))
-    TreeFolder(tmp_path).write([Part(unseen, [])])
-    assert TreeFolder(tmp_path).read() == [(unseen, None)]
+def test_a_picture_is_kept_as_it_looks():
+    picture = np.zeros((4, 6, 4), dtype=np.uint8)
+    picture[:, 3:] = [200, 40, 90, 255]
+    with Image.open(io.BytesIO(base64.b64decode(encoded(picture)))) as image:
+        shown = np.asarray(image.convert("RGBA")).astype(int)
+    assert np.abs(shown[:, 5] - [200, 40, 90, 255]).max() < 30
+    assert (shown[:, 0, 3] < 30).all()
 
 
 def test_parts_of_a_group_are_joined_with_their_numbers_moved_on():
-    other = replace(TREE, nodes=(node(None, 0, seed=6), replace(TREE.nodes[1], tile=0, unit=1)))
-    (part,) = joined([Part(TREE, painted(1, 2)), Part(other, painted(3))])
-    assert [each.parent for each in part.tree.nodes] == [None, 0, 1, None, 3]
-    assert [each.tile for each in part.tree.nodes] == [0, None, 1, None, 2]
-    assert [each.unit for each in part.tree.nodes] == [None, 0, None, None, 2]
-    assert [int(picture[0, 0, 0]) for picture in part.pictures] == [1, 2, 3]
-    assert [each.tree.group for each in joined([Part(TREE, []), Part(replace(TREE, group=0), [])])] == [0, 1]
+    other = replace(TREE, nodes=(node(None, 0, seed=6), replace(TREE.nodes[1], unit=1)))
+    (whole,) = joined([TREE, other])
+    assert [each.parent for each in whole.nodes] == [None, 0, 1, None, 3]
+    assert [each.unit for each in whole.nodes] == [None, 0, None, None, 2]
+    assert [each.group for each in joined([TREE, replace(TREE, group=0)])] == [0, 1]
 
 
 def test_trees_after_a_step_are_forgotten(tmp_path):
     folder = TreeFolder(tmp_path)
     folder.forget_after(0)  # a run that kept none yet
     for step in (1, 3, 4):
-        folder.write([Part(replace(TREE, step=step), painted(1, 2))])
+        folder.write([replace(TREE, step=step)])
     (tmp_path / "trees/step-of-mine").mkdir()
     folder.forget_after(3)
     assert list(folder.sizes()) == [1, 3]
@@ -90,12 +79,17 @@ def test_trees_after_a_step_are_forgotten(tmp_path):
         lambda tree: {**tree, "nodes": []},
         lambda tree: {**tree, "sigmas": None},
         lambda tree: {**tree, "names": [{}]},
+        lambda tree: {**tree, "names": ["one"]},
+        lambda tree: {**tree, "size": [0, 3]},
+        lambda tree: {**tree, "nodes": [*tree["nodes"], {**tree["nodes"][1], "step": 0}]},
+        lambda tree: {**tree, "nodes": [{**tree["nodes"][0], "total": float("nan")}]},
+        lambda tree: {**tree, "nodes": [{**tree["nodes"][0], "picture": "<svg>"}]},
         lambda tree: {**tree, "nodes": [{**tree["nodes"][0], "total": "a"}]},
         lambda tree: {**tree, "nodes": [{**tree["nodes"][0], "step": 9}]},
     ],
 )
 def test_a_damaged_file_is_one_sentence(tmp_path, change):
-    TreeFolder(tmp_path).write([Part(TREE, painted(1, 2))])
+    TreeFolder(tmp_path).write([TREE])
     file = tmp_path / "trees/step-000003/0001.json"
     file.write_text(json.dumps(change(json.loads(file.read_text()))))
     with pytest.raises(InputError, match=r"0001\.json: it is not a tree that a run kept \("):

@@ -1,0 +1,150 @@
+"""The pages in a real browser: light and dark, wide and on a phone, by keyboard, with what a prompt may hold."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from browsing import CHROMIUM, CONTRAST, MISSING, QUIET, opened
+from planted import NODES, run_with, tree
+
+from flowgrpo.commands.gallery import write_gallery
+from flowgrpo.commands.gallery.trees import write_trees
+from flowgrpo.training.samples import save_sample
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright, to open the pages in a browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
+
+WILD = "<img src=x onerror=alert(1)></script><script>alert(2)</script>&amp; " + 4000 * "w"
+LOOKS = [(width, scheme) for width in (1400, 390) for scheme in ("light", "dark")]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
+        yield browser
+        browser.close()
+
+
+def trained(folder):
+    """What a run leaves: samples at three steps, their rewards, two of them, and a curve."""
+    samples = folder / "samples"
+    samples.mkdir(parents=True)
+    lines = []
+    generator = torch.Generator().manual_seed(0)
+    for step in (0, 4, 8):
+        for index, prompt in enumerate(("a red circle", WILD)):
+            picture = torch.rand((3, 16, 16), generator=generator)
+            file = save_sample(picture, samples / f"{step}-{index}").name
+            rewards = {"mine": step / 10 - index / 5, "yours": 0.5}
+            lines.append({"file": file, "prompt": prompt, "seed": index, "step": step, "rewards": rewards})
+    (samples / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    told = [{"step": step, "phase": "eval", "reward/mean": step / 10} for step in (0, 4, 8)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+    trees = (tree(), tree(group=1, prompt=WILD, names=(WILD,)), tree(step=9, prompt="a later tree"))
+    return {
+        "gallery": write_gallery([trained(folder / "run")], folder / "gallery.html"),
+        "trees": write_trees(run_with(folder / "grown", *trees), folder / "trees.html"),
+    }
+
+
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
+@pytest.mark.parametrize("name", ["gallery", "trees"])
+def test_a_page_is_quiet_legible_and_not_wider_than_its_window(browser, pages, name, width, scheme):
+    with opened(browser, pages[name], width, scheme) as page:
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        ratio, whose = page.evaluate(CONTRAST)
+        assert ratio >= 4.5, whose
+        assert page.locator("script[src], link").count() == 0
+        assert page.told == []
+
+
+def test_arrow_keys_walk_a_tree(browser, pages):
+    with opened(browser, pages["trees"]) as page:
+        article = page.locator("article").first
+        told = article.locator("dl")
+        article.locator(".spot.now").focus()
+        assert "0.900" in told.inner_text()  # the best sample, which is chosen first
+        walked = []
+        for key in ("ArrowLeft", "ArrowLeft", "ArrowDown", "ArrowRight", "ArrowDown"):
+            page.keyboard.press(key)
+            walked.append(int(page.evaluate("document.activeElement.dataset.n")))
+        assert walked == [4, 1, 2, 6, 7]
+        assert "none of its own" in told.inner_text()
+        page.keyboard.press("ArrowRight")  # there is nothing beyond a sample
+        assert int(page.evaluate("document.activeElement.dataset.n")) == 7
+        on = article.locator(".spot.on").evaluate_all("spots => spots.map(spot => +spot.dataset.n)")
+        assert sorted(on) == [0, 3, 7]
+        assert page.told == []
+
+
+def test_one_state_of_each_tree_is_reached_by_tab(browser, pages):
+    with opened(browser, pages["trees"]) as page:
+        reached = []
+        for _ in range(5):
+            page.keyboard.press("Tab")
+            reached.append(page.evaluate("document.activeElement.getAttribute('role')"))
+        assert reached.count("treeitem") == 2, reached  # of two trees in the first iteration
+
+
+def test_a_look_tells_a_state_and_the_step_that_earned_most(browser, pages):
+    with opened(browser, pages["trees"]) as page:
+        article = page.locator("article").first
+        article.locator(".spot[data-n='1'] .frame").hover()
+        facts = article.locator("dl").inner_text()
+        for words in ("flow_sde 0.7, noise 0.30", "+1.00", "unit 0 with 2 others", "−1.250"):
+            assert words in facts
+        article.locator(".spot[data-n='5'] .frame").click()
+        assert article.locator("tr.most").inner_text().split() == ["step", "2", "0.700", "+0.600"]
+        assert article.locator(".spot[data-n='4'] .rise").count() == 1
+
+
+def test_the_slider_walks_the_iterations(browser, pages):
+    with opened(browser, pages["trees"]) as page:
+        assert page.locator("h2:visible").first.inner_text() == "a cat"
+        page.locator("#when").focus()
+        page.keyboard.press("ArrowRight")
+        assert page.locator("nav output").inner_text() == "9"
+        assert page.locator("h2:visible").all_inner_texts() == ["a later tree"]
+        page.keyboard.press("ArrowLeft")
+        assert page.locator("article:visible").count() == 2
+        assert page.told == []
+
+
+def test_the_gallery_s_slider_order_and_enlarged_pictures_work_by_keyboard(browser, pages):
+    with opened(browser, pages["gallery"]) as page:
+        page.locator(".scrub").focus()
+        page.keyboard.press("ArrowLeft")
+        assert page.locator("nav output").inner_text() == "4"
+        page.locator(".order").select_option("loss")
+        page.locator(".picture").first.focus()
+        page.keyboard.press("Enter")
+        assert page.locator("dialog[open] img").count() == 2
+        page.keyboard.press("Escape")
+        assert page.locator("dialog[open]").count() == 0
+        assert page.told == []
+
+
+def test_pictures_of_a_tree_are_drawn(browser, tmp_path):
+    """The tile of each state, cut out of the sheet that its tree has once."""
+    folder = run_with(
+        tmp_path / "r", tree([each for each in NODES if each.picture is not None or each.parent is None][:3])
+    )
+    with opened(browser, write_trees(folder, tmp_path / "t.html")) as page:
+        shades = []
+        for spot in page.locator(".spot image").all():
+            png = spot.screenshot(path=tmp_path / "spot.png")
+            assert png
+            from PIL import Image
+
+            shades.append(
+                int(np.asarray(Image.open(tmp_path / "spot.png").convert("L")).astype(int)[20:30, 20:30].mean())
+            )
+        assert len(set(shades)) == len(shades) == 3
