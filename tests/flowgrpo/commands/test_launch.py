@@ -14,6 +14,7 @@ from runs import background, interpreter, metrics, weights
 
 from flowgrpo.cli import main
 from flowgrpo.commands import launch
+from flowgrpo.training.kept_trees import TreeFolder
 
 ROOT = Path(__file__).parents[3]
 
@@ -142,7 +143,8 @@ def test_how_to_go_on_begins_as_the_command_did(monkeypatch, environment, begins
     ],
 )
 def test_two_processes_give_the_weights_of_one(workplace, method, drift):
-    options = ["train.groups=4", "train.micro_batch=4", "eval.every=2", "eval.save=0", *method]
+    kept = "run.trees={every: 1, prompts: 3}"  # on both processes
+    options = ["train.groups=4", "train.micro_batch=4", "eval.every=2", "eval.save=0", kept, *method]
     assert main(["train", "tiny.yaml", *options, "run.name=one"]) == 0
     begin = interpreter if "algorithm.preset=flow_grpo" in method else background
     process = begin("train", "tiny.yaml", *options, "run.name=two", "run.processes=2")
@@ -157,6 +159,12 @@ def test_two_processes_give_the_weights_of_one(workplace, method, drift):
         for key in ("reward/mean", "reward/std", "cost/model_evaluations", "cost/trained_edges", "cost/decoded"):
             assert b[key] == pytest.approx(a[key], abs=1e-4), key
     assert calibration(two) == calibration(one)
+    for a, b in zip(TreeFolder(one).read(), TreeFolder(two).read(), strict=True):
+        assert (a.step, a.group, a.prompt, a.sigmas) == (b.step, b.group, b.prompt, b.sigmas)
+        assert [(n.parent, n.step, n.seed, n.kernel, n.compared) for n in a.nodes] == [
+            (n.parent, n.step, n.seed, n.kernel, n.compared) for n in b.nodes
+        ]
+        assert [n.total for n in b.nodes] == pytest.approx([n.total for n in a.nodes], abs=1e-4)
     assert len(calibration(one)) == ("algorithm.preset=vgpo" in method)
 
 
