@@ -13,6 +13,7 @@ from flowgrpo.training.weights import Weights
 from rewards import Reward
 from samplers.schedule import linear_sigmas
 
+STRATA = ("awm", "awm_fast", "dgpo")  # presets that draw more steps than a short schedule has, unless they are told to
 TARGET = torch.tensor([1.5, -1.0])
 STD = 0.3
 

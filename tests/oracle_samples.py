@@ -104,7 +104,7 @@ def row(preset: str, reward: str, batches: int = BATCHES, *, groups: int = GROUP
     """Try a preset on so many batches."""
     baseline = sample_presets.PRESETS[preset]["baseline"]
     plain: dict[str, Any] = {} if "std" in baseline else {"algorithm.baseline": {**baseline, "clip": 1e9}}
-    if preset != "awm":
+    if preset not in ("awm", "awm_fast"):
         plain |= SCHEDULE
     with trainer(preset, reward, groups=groups, **{**plain, **SEED, **overrides}) as run:
         seen = [batch(run, reward, iteration) for iteration in range(batches)]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from field import GaussianFlow, closeness, lines, nearness, settings, trainer, weights_of
+from field import STRATA, GaussianFlow, closeness, lines, nearness, settings, trainer, weights_of
 
 from flowgrpo.flow import portrait
 from flowgrpo.flow.methods.presets import PRESETS
@@ -16,7 +16,7 @@ STEPS = 6
 
 def run_of(folder, preset="flow_grpo", kept=True, resumed=False, **overrides):
     """Three iterations of two groups in the plane, of which the trees of the first group are kept of each."""
-    few = {"likelihood": {"draws": 3}} if preset in ("awm", "dgpo") else {}
+    few = {"likelihood": {"draws": 3}} if preset in STRATA else {}
     chosen = settings(
         folder,
         **{

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from field import credit, lines, settings, step_in_place, trainer, weights_of
+from field import STRATA, credit, lines, settings, step_in_place, trainer, weights_of
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods import sample_presets
@@ -10,7 +10,7 @@ from flowgrpo.flow.noised import Matching, calls_of, taken
 from flowgrpo.training.bank import Bank
 
 ROWS = sorted(sample_presets.PRESETS)
-FEW = {"awm": 3, "dgpo": 3}
+FEW = dict.fromkeys(STRATA, 3)
 
 
 def run_of(folder, preset="nft", reward=None, likelihood=(), objective=(), **overrides):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
-from field import credit, lines, step_in_place, weights_of
+from field import STRATA, credit, lines, step_in_place, weights_of
 
 from flowgrpo import config
 from flowgrpo.data.prompts import Prompt
@@ -35,7 +35,7 @@ RANKED = {"bfloat16": 0.1, "float16": 0.03}
 
 def run_of(folder, preset, dtype, *, likelihood=(), **train):
     """A run of the tiny SD3 with adapters; of any type these are the same numbers."""
-    few = {"draws": 3} if preset in ("awm", "dgpo") else {}
+    few = {"draws": 3} if preset in STRATA else {}
     sizes = {"groups": 2, "group_size": 4, "updates": 1, "micro_batch": 8, "learning_rate": 0.01, "iterations": 3}
     chosen = config.validated(
         {

@@ -5,7 +5,7 @@ import re
 from itertools import pairwise
 
 import pytest
-from field import nearness, trainer
+from field import STRATA, nearness, trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,6 +76,7 @@ LEDGER = [
     # 24 samples at 9 of the 10 steps; the update evaluates policy, old policy and reference
     *((name, {}, 24, 10, (240, 3 * 216, 24, 216)) for name in ("epg", "pepg", "elbo_grpo", "nft", "ram")),
     ("awm", {}, 24, 10, (240, 3 * 24 * 6, 24, 24 * 6)),
+    ("awm_fast", {}, 24, 10, (240, 24 * 6, 24, 24 * 6)),
     ("crd", {}, 24, 10, (240, 4 * 216, 24, 216)),  # policy and old policy before, for the means
     ("rwr", {}, 24, 10, (240, 216, 24, 216)),
     ("sft_best", {}, 24, 10, (240, 9, 24, 9)),  # one sample
@@ -116,7 +117,7 @@ def assert_foreseen(settings, steps):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_run_of_every_preset_counts_what_was_predicted(tmp_path, preset):
-    few = {"likelihood": {"draws": 3}} if preset in ("awm", "dgpo") else {}
+    few = {"likelihood": {"draws": 3}} if preset in STRATA else {}
     assert_foreseen(chosen({"preset": preset, **few}, tmp_path, groups=4, updates=2, group_size=12), 6)
 
 

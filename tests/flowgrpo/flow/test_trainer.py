@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from field import (
+    STRATA,
     TARGET,
     GaussianFlow,
     Network,
@@ -24,7 +25,7 @@ from rewards import Reward
 OF_THE_START = ("rwr", "sft_best", "dpo", "seppo", "gdro", "ram", "opd")
 LOOSE = {"crd": {"beta": 0.05}, "dgpo": {"beta": 0.5}}  # or their log ratios are soon as far as they are to go
 # Of the same method as another preset; a plain run leaves them out.
-VARIANTS = ("branch_grpo_mix", "flow_grpo_window", "tempflow_fast")
+VARIANTS = ("awm_fast", "branch_grpo_mix", "flow_grpo_window", "tempflow_fast")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def test_a_flow_in_the_plane_learns_its_known_optimum(tmp_path, preset):
     if "clip_range" in PRESETS[preset]["objective"]:
         objective["clip_range"] = 0.2
     objective |= LOOSE.get(preset, {})
-    few = {"likelihood": {"draws": 3}} if preset in ("awm", "dgpo") else {}
+    few = {"likelihood": {"draws": 3}} if preset in STRATA else {}
     chosen = settings(
         tmp_path,
         algorithm={"preset": preset, "objective": objective, **few},

@@ -5,7 +5,7 @@ import math
 import re
 
 import pytest
-from field import closeness, lines, trainer
+from field import STRATA, closeness, lines, trainer
 from runs import background
 
 from flowgrpo import config
@@ -107,7 +107,7 @@ def test_whatever_leaves_nothing_to_learn_is_named(tmp_path, reward, why):
 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name not in REWARDED])
 def test_a_constant_teaches_no_method(tmp_path, preset):
-    written = {"preset": preset, "likelihood": {"draws": 3}} if preset in ("awm", "dgpo") else preset
+    written = {"preset": preset, "likelihood": {"draws": 3}} if preset in STRATA else preset
     run = trainer(settings(tmp_path, written), reward=lambda samples, prompts: [0.1] * len(prompts), held_out=0)
     with pytest.raises(NothingToLearn, match="stopped after step 2"):
         run.run()
