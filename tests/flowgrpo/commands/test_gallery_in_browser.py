@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from browsing import CHROMIUM, CONTRAST, MISSING, QUIET, opened
-from planted import NODES, run_with, tree
+from planted import NODES, node, run_with, shade, tree
 
 from flowgrpo.commands.gallery import write_gallery
 from flowgrpo.commands.gallery.trees import write_trees
@@ -45,6 +45,16 @@ def trained(folder):
     return folder
 
 
+def answer():
+    """A chain of canvases, the last of them with markup."""
+    earned = {"advantage": 0.5, "unit": 0, "compared": (0,), "weight": 1.0}
+    return [
+        node(None, 0, picture=shade(90), text="▢ ×9"),
+        node(0, 1, picture=shade(90), text="a▢ ×8"),
+        node(1, 3, 1.0, picture=shade(90), text=WILD, **earned),
+    ]
+
+
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
@@ -52,11 +62,12 @@ def pages(tmp_path_factory):
     return {
         "gallery": write_gallery([trained(folder / "run")], folder / "gallery.html"),
         "trees": write_trees(run_with(folder / "grown", *trees), folder / "trees.html"),
+        "texts": write_trees(run_with(folder / "answered", tree(answer())), folder / "texts.html"),
     }
 
 
 @pytest.mark.parametrize(("width", "scheme"), LOOKS)
-@pytest.mark.parametrize("name", ["gallery", "trees"])
+@pytest.mark.parametrize("name", ["gallery", "trees", "texts"])
 def test_a_page_is_quiet_legible_and_not_wider_than_its_window(browser, pages, name, width, scheme):
     with opened(browser, pages[name], width, scheme) as page:
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -129,6 +140,15 @@ def test_the_gallery_s_slider_order_and_enlarged_pictures_work_by_keyboard(brows
         assert page.locator("dialog[open] img").count() == 2
         page.keyboard.press("Escape")
         assert page.locator("dialog[open]").count() == 0
+        assert page.told == []
+
+
+def test_a_text_is_told_as_it_is(browser, pages):
+    with opened(browser, pages["texts"]) as page:
+        assert page.locator("aside pre").inner_text().startswith("<img src=x onerror=alert(1)>")
+        page.locator(".spot.now").focus()
+        page.keyboard.press("ArrowLeft")
+        assert page.locator("aside pre").inner_text() == "a▢ ×8"
         assert page.told == []
 
 
