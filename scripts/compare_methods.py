@@ -131,6 +131,12 @@ def clip_range(settings: Sequence[str], path: Path) -> list[str]:
     return [f"algorithm.objective.clip_range={next((CLIPS[word] for word in words if word in CLIPS), 1e-3)}"]
 
 
+def settings_of(overrides: Sequence[str], path: Path) -> list[str]:
+    """What a run of a method is told: what all share, its preset, its clip range, and what was asked for of it by name."""
+    shared, (preset, *asked) = SETTINGS[config.load(path).kind], overrides
+    return [*shared, preset, *clip_range([*shared, *overrides], path), *asked]
+
+
 def read(folder: Path) -> list[dict[str, Any]]:
     """The complete metric lines of a run."""
     path = folder / "metrics.jsonl"
@@ -147,18 +153,18 @@ def finished(folder: Path, budget: Budget) -> bool:
 def train(name: str, path: Path, overrides: list[str], seed: int, budget: Budget, looks: int, out: Path) -> float:
     """Train one run of a config to its budget, unless that was done before; its held-out reward there."""
     run = f"{name}-seed{seed}"
+    settings = settings_of(overrides, path)
     if finished(out / run, budget):
-        rate = config.load(path, [*SETTINGS[config.load(path).kind], *overrides]).train.learning_rate
+        rate = config.load(path, settings).train.learning_rate
         if rates_of([out / run]) != f"{rate:g}":
             raise SystemExit(
                 f"{out / run} was trained by another learning rate than {rate:g}, take it away, or another folder"
             )
         return at(curve(read(out / run), budget.used), budget.amount)
     shutil.rmtree(out / run, ignore_errors=True)
-    kind = config.load(path).kind
-    clip = clip_range([*SETTINGS[kind], *overrides], path)
-    settings = [*SETTINGS[kind], *clip, *overrides, f"run.seed={seed}", f"run.dir={out}", f"run.name={run}"]
-    cost = KINDS[kind].plan.plan(config.load(path, settings))
+    settings += [f"run.seed={seed}", f"run.dir={out}", f"run.name={run}"]
+    chosen = config.load(path, settings)
+    cost = KINDS[chosen.kind].plan.plan(chosen)
     every = max(1, round(budget.amount / looks / budget.iteration(cost)))
     command = [sys.executable, "-m", "flowgrpo", "train", str(path), *settings, f"eval.every={every}"]
     log = out / f"{run}.log"

@@ -206,6 +206,19 @@ def test_a_clip_range_belongs_to_a_form_of_the_ratio(preset, clip):
     assert compare.clip_range(chosen, compare.CONFIG) == [f"algorithm.objective.clip_range={clip}"]
 
 
+def test_a_run_has_its_preset_s_clip_range_unless_another_is_asked_for():
+    def clip_of(method):
+        (overrides,) = compare.parsed([method]).values()
+        objective = config.load(compare.CONFIG, compare.settings_of(overrides, compare.CONFIG)).algorithm.objective
+        return getattr(objective, "clip_range", None)
+
+    assert clip_of("tempflow_fast") == 1e-3
+    assert clip_of("grpo_guard") == 2e-5
+    assert clip_of("a=tempflow_fast algorithm.objective.clip_range=5e-4 train.groups=4") == 5e-4
+    assert clip_of("a=tempflow_fast algorithm.tree.finish=2") == 1e-3
+    assert clip_of("nft") is None
+
+
 def test_texts_and_gates_have_no_clip_of_flows():
     assert compare.clip_range(["algorithm.preset=gdpo"], compare.CONFIG.with_name("mdlm.yaml")) == []
     gate = ["algorithm.objective={name: soft_gate}", "train.group_size=24"]
