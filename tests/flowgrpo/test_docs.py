@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,24 @@ def test_the_questions_count_the_pipelines_that_were_tried():
     certified = sum(row["certified"] for row in tried)
     said = f"of {len(tried)} pipelines of diffusers that were tried, {certified} train as they are, and"
     assert f"{said} {len(tried) - certified} are refused" in " ".join((ROOT / "docs/faq.md").read_text().split())
+
+
+def options(page):
+    """The lines of options that stand in a page, each with what it goes behind."""
+    text = page.read_text()
+    behind = re.search(r"Each line goes behind\s+`flowgrpo plan configs/shapes\.yaml ([^`]*)`", text)
+    if behind is None:
+        return []
+    section = text[behind.end() :].partition("\n## ")[0].splitlines()
+    lines = [shlex.split(line, comments=True) for line in section if line.startswith("    ") and "flowgrpo" not in line]
+    return [[*shlex.split(behind[1]), *line] for line in lines if line and "=" in line[0]]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if options(page)], ids=lambda page: page.name)
+def test_options_of_a_method_are_taken(page):
+    for line in options(page):
+        config.load(ROOT / "configs" / "shapes.yaml", line)
+
+
+def test_most_pages_of_methods_have_options():
+    assert sum(len(options(page)) for page in PAGES) > 60
