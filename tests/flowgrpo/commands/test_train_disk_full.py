@@ -9,15 +9,17 @@ from flowgrpo.cli import main
 OPTIONS = ["train.iterations=4", "run.checkpoint={every: 1, keep: 2}", "eval={every: 500, prompts: 2, save: 2}"]
 
 # No file may grow beyond a number of bytes from some call on; the first two calls are on synthetic samples, the third is in
-# the first evaluation, and each iteration has two.
+# the first evaluation, and each iteration has two. The checkpoint before is written in the background until then.
 LIMITED = """
-import resource
+import resource, time
 from pathlib import Path
 calls = []
 def redness(images, prompts):
     calls.append(1)
     file = Path("limit")
     if file.exists() and len(calls) == 3 + 2 * 2 + 1:
+        while not Path("runs/t/checkpoints/step-000002").is_dir():
+            time.sleep(0.01)
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(file.read_text()),) * 2)
     return images[:, 0].mean((1, 2))
 """
