@@ -12,14 +12,27 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.random.bit_generator import ISeedSequence
+from typing_extensions import override
 
 Address = int | str | tuple["Address", ...]
+
+
+class _Key(ISeedSequence):
+    """Gives Philox its key of 16 bytes; by `Philox(key=...)` it would first ask the system for a seed that it drops."""
+
+    def __init__(self, key: bytes):
+        self.key = key
+
+    @override
+    def generate_state(self, n_words: int, dtype: type = np.uint64) -> np.ndarray:
+        return np.frombuffer(self.key, "<u8")
 
 
 def generator(*address: Address) -> np.random.Generator:
     """A fresh generator at `address`; the same address always starts the same stream."""
     key = hashlib.blake2b(repr(address).encode(), digest_size=16).digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+    return np.random.Generator(np.random.Philox(_Key(key)))
 
 
 def seed(*address: Address) -> int:

@@ -266,7 +266,7 @@ def _evaluate(tree, batch, moves, state, sigma, evaluate, noise, keep_means) -> 
         following, mean = _step(tree, edges, sigma, state, velocity, noise)
         if move.trained:
             evaluation.state, edges.next_state, edges.mean = state, following, mean if keep_means else None
-        children += [(child, tuple(x[e] for x in following)) for e, child in enumerate(ids)]
+        children += zip(ids, zip(*(x.unbind() for x in following), strict=True), strict=True)
     return children
 
 

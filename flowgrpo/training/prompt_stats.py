@@ -27,10 +27,9 @@ class PromptStats:
 
     def counts(self, prompts: Iterable[int], iteration: int) -> tuple[Tensor, Tensor]:
         """Discounted number (P,) and sum (P,) of the rewards of prompts, float64, as they count at an iteration."""
-        stats = [self.seen.get(i, (0.0, 0.0, iteration)) for i in prompts]
-        count, total, last = torch.tensor(stats, dtype=torch.float64).reshape(-1, 3).unbind(1)
-        kept = 0.5 ** ((iteration - last) / self.half_life)
-        return count * kept, total * kept
+        stats = [self._discounted(i, iteration) for i in prompts]
+        count, total = torch.tensor(stats, dtype=torch.float64).reshape(-1, 2).unbind(1)
+        return count, total
 
     def expected(self, prompts: Iterable[int], iteration: int) -> Tensor:
         """Mean reward (P,) float64 of each prompt so far; NaN where it has not been seen."""
@@ -41,8 +40,13 @@ class PromptStats:
         """Remember rewards (B,) of samples, NaN for those that were lost, of the prompts they belong to."""
         for prompt, reward in zip(prompts, rewards.tolist(), strict=True):
             if reward == reward:
-                count, total = (float(x) for x in self.counts([prompt], iteration))
+                count, total = self._discounted(prompt, iteration)
                 self.seen[prompt] = (count + 1, total + reward, iteration)
+
+    def _discounted(self, prompt: int, iteration: int) -> tuple[float, float]:
+        count, total, last = self.seen.get(prompt, (0.0, 0.0, iteration))
+        kept = 0.5 ** ((iteration - last) / self.half_life)
+        return count * kept, total * kept
 
     def state(self) -> dict[str, list[float]]:
         """What a checkpoint keeps, as JSON."""

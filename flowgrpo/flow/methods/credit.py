@@ -53,7 +53,7 @@ def terminal(tree: Tree, rewards: Tensor) -> Units:
     Raises:
         InputError: trajectories share an edge, so that no single end has earned its reward.
     """
-    of_edge = torch.full((len(tree.nodes),), -1)
+    of_edge = [-1] * len(tree.nodes)
     ends = trunk_ends(tree)
     for unit, index in enumerate(ends):
         for edge in tree.ancestry(tree.leaves[index]):
@@ -65,7 +65,7 @@ def terminal(tree: Tree, rewards: Tensor) -> Units:
             of_edge[edge] = unit
     roots = [tree.nodes[tree.leaves[index]].root for index in ends]
     group, index = torch.tensor([[root.group] for root in roots]), torch.tensor([root.index for root in roots])
-    return Units(rewards[ends], group, torch.ones(len(ends), dtype=torch.float64), of_edge, root=index)
+    return Units(rewards[ends], group, torch.ones(len(ends), dtype=torch.float64), torch.tensor(of_edge), root=index)
 
 
 class Terminal(Credit):
@@ -284,13 +284,13 @@ class StateValues:
 def state_values(tree: Tree, rewards: Tensor) -> StateValues:
     """Return each node's value, the reward of the sample that ODE leads to: a leaf's own, its twig's, its ODE child's."""
     source = {node: leaf for leaf, node in enumerate(tree.leaves)}  # node -> the leaf whose reward is its value
-    stochastic, by_twig = set(stochastic_edges(tree)), set()
+    stochastic, by_twig, twig = set(stochastic_edges(tree)), set(), trees.TWIG
     for i in range(len(tree.nodes) - 1, -1, -1):  # children before parents
         node = tree.nodes[i]
         if node.parent is None or i in stochastic or i not in source or node.parent in by_twig:
             continue
         source[node.parent] = source[i]
-        if node.role == trees.TWIG:
+        if node.role == twig:
             by_twig.add(node.parent)
     of = torch.full((len(tree.nodes), rewards.shape[1]), torch.nan, dtype=torch.float64)
     known = torch.zeros(len(tree.nodes), dtype=torch.bool)
