@@ -1,10 +1,10 @@
 """Print the tables of docs/oracle.md: updates by the code of a run, against exact gradients.
 
     python scripts/oracle_tables.py                # all of them but variance
-    python scripts/oracle_tables.py flow tempflow --reward linear
+    python scripts/oracle_tables.py presets tempflow --reward linear
     python scripts/oracle_tables.py TABLE --help
 
-TABLE is flow (presets of trajectories), samples (presets of final samples), effects, mixture, texts or variance.
+TABLE is presets (all of them), texts (of text presets, closer), effects, mixture or variance.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 TABLES = {  # modules of tests/
-    "flow": "oracle",
-    "samples": "oracle_samples",
+    "presets": "oracle_presets",
     "effects": "oracle_effects",
     "mixture": "oracle_mixture",
     "texts": "oracle_texts",

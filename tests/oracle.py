@@ -1,6 +1,4 @@
-"""Hold the gradient of each trajectory preset's update against the exact one, and print the table of docs/oracle.md.
-
-    python scripts/oracle_tables.py flow [PRESET ...] [--set KEY=VALUE ...]
+"""Hold the gradient of each trajectory preset's update against the exact one (docs/oracle.md).
 
 The model is `gaussian_flow`, whose expected reward has a closed form. A preset rolls out, credits and replays by the code of
 a run; its gradient is divided by the weights of its edges, and compared step by step with what that edge's kernel, trunk and
@@ -9,7 +7,6 @@ finish make of the reward, times the factor that its baseline leaves of it.
 
 from __future__ import annotations
 
-import argparse
 import math
 import tempfile
 from collections import Counter, defaultdict
@@ -21,7 +18,6 @@ from operator import mul
 from typing import Any
 
 import torch
-import yaml
 from field import credit, step_in_place
 from gaussian_flow import REWARDS, Gradient, Step, cosine, gradient, schedule, step, velocity, whole_gradient
 
@@ -357,40 +353,3 @@ def _theta(found: Gradient | None) -> float:
 
 def _mean_theta(gradients: Sequence[Sequence[Gradient]]) -> list[float]:
     return mean_and_std([[each.theta for each in own] for own in gradients])[0]
-
-
-HEADS = ("preset", "evaluations", "size", "steps", "to chain", "to ODE", "noise", "of 1,000")
-
-
-def table(rows: Sequence[Row]) -> Iterator[str]:
-    """The rows as a table of Markdown."""
-    yield "| " + " | ".join(HEADS) + " |"
-    yield "|---" * len(HEADS) + "|"
-    for each in rows:
-        size = "-" if each.size is None else f"{each.size:.2f} ± {each.error:.2f}"
-        worst = "-" if each.worst is None else f"{each.worst:.1f} of {each.compared}"
-        cells = [
-            f"`{each.preset}`",
-            f"{each.evaluations:.0f}",
-            size,
-            worst,
-            f"{each.to_chain:.3f}",
-            f"{each.to_ode:.3f}",
-            f"{each.noise:.1f}",
-            f"{each.noise * math.sqrt(each.evaluations / 1000):.2f}",
-        ]
-        yield "| " + " | ".join(cells) + " |"
-
-
-def main() -> None:
-    """Print the table of the presets that are asked for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("presets", nargs="*", metavar="PRESET", help="those to try; by default all")
-    parser.add_argument("--reward", choices=REWARDS, default="quadratic")
-    parser.add_argument("--batches", type=int, default=BATCHES)
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides, for all of them")
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    overrides = {key: yaml.safe_load(value) for key, _, value in (each.partition("=") for each in asked.set)}
-    for line in table([row(preset, asked.reward, asked.batches, **overrides) for preset in asked.presets or PRESETS]):
-        print(line)

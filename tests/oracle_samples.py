@@ -1,6 +1,4 @@
-"""Hold the gradient of each preset of final samples against its closed form, and print their table of docs/oracle.md.
-
-    python scripts/oracle_tables.py samples [PRESET ...]
+"""Hold the gradient of each preset of final samples against its closed form (docs/oracle.md).
 
 At the anchor the update is the mean of a times the gradient of the samples' log-likelihood, of which the expectation is an
 integral over samples of the solver and over noise: both are Gaussian, so that it is a sum over a grid. Where samples are
@@ -9,7 +7,6 @@ compared by their ranks there is no such form, and only the direction is told.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections import Counter
 from functools import cache
@@ -19,7 +16,7 @@ from typing import Any
 import torch
 from field import credit, step_in_place
 from gaussian_flow import MEAN, REWARDS, Gradient, moments, step, velocity, whole_gradient
-from oracle import SIGMAS, Row, Seen, summary, table, trainer
+from oracle import SIGMAS, Row, Seen, summary, trainer
 from oracle import _step as step_of
 
 from flowgrpo.flow.methods import sample_presets
@@ -109,15 +106,3 @@ def row(preset: str, reward: str, batches: int = BATCHES, *, groups: int = GROUP
     with trainer(preset, reward, groups=groups, **{**plain, **SEED, **overrides}) as run:
         seen = [batch(run, reward, iteration) for iteration in range(batches)]
     return summary(preset, reward, seen, groups)
-
-
-def main() -> None:
-    """Print the table of the presets that are asked for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("presets", nargs="*", metavar="PRESET", help="those to try; by default all")
-    parser.add_argument("--reward", choices=REWARDS, default="quadratic")
-    parser.add_argument("--batches", type=int, default=BATCHES)
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    for line in table([row(preset, asked.reward, asked.batches) for preset in asked.presets or PRESETS]):
-        print(line)

@@ -13,15 +13,16 @@ def called(folder, *words):
     return subprocess.run([sys.executable, SCRIPT, *words], cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def test_a_table_of_one_preset(tmp_path):
-    found = called(tmp_path, "flow", "tempflow_fast", "--batches", "8")
+def test_a_table_of_two_presets(tmp_path):
+    found = called(tmp_path, "presets", "tempflow_fast", "just_grpo", "--batches", "8")
     assert found.returncode == 0, found.stderr
-    head, _, row = found.stdout.splitlines()
+    head, _, row, of_text = found.stdout.splitlines()
     assert head.startswith("| preset | evaluations | size |")
     assert row.startswith("| `tempflow_fast` | 156 | ")  # of 2 seeds of 6 children: 2 x (3 + 72) and 6
+    assert of_text.startswith("| `just_grpo` | 48 | ")  # of 8 texts, 3 steps and 3 likelihoods
 
 
 def test_a_table_that_is_not_there_is_one_sentence(tmp_path):
     found = called(tmp_path, "flows")
     assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr.startswith("oracle_tables.py: there is no table 'flows', choose one of flow, samples, effects,")
+    assert found.stderr.startswith("oracle_tables.py: there is no table 'flows', choose one of presets, effects,")

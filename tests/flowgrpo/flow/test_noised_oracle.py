@@ -1,8 +1,10 @@
 """What updates by final samples climb, against closed forms: every preset, and signs that are changed."""
 
+import functools
+
 import pytest
-from oracle import table
 from oracle_page import numbers, on_page
+from oracle_presets import line
 from oracle_samples import PRESETS, RANKED, row
 
 from flowgrpo.flow.methods import CHOICES, sample_presets
@@ -12,9 +14,14 @@ from flowgrpo.training import baseline
 EXACT = [name for name in PRESETS if name not in RANKED]
 
 
+@functools.cache
+def of(preset):
+    return row(preset, "quadratic")
+
+
 @pytest.mark.parametrize("preset", EXACT)
 def test_the_update_is_the_gradient_that_is_expected(preset):
-    seen = row(preset, "quadratic", 12, groups=8)
+    seen = of(preset)
     assert abs(seen.size - 1) < 3 * seen.error < 0.5
     assert seen.worst < 4  # of many
 
@@ -33,13 +40,9 @@ def test_the_true_weight_turns_the_update_to_the_exact_gradient():
     assert found == pytest.approx({"exact": 0.988, "velocity": 0.843, "x0": 0.537}, abs=0.03)
 
 
-def test_the_table_is_the_page_s():
-    """Of three presets, so that the suite stays short; `make oracle` prints all."""
-    page = on_page("All presets of final samples")
-    assert page.keys() == {f"`{name}`" for name in PRESETS}
-    for preset in ("nft", "dpo"):
-        (line,) = list(table([row(preset, "quadratic")]))[2:]
-        assert numbers(line) == pytest.approx(numbers(page[f"`{preset}`"]), abs=0.02)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_page_has_the_row(preset):
+    assert numbers(line(of(preset))) == pytest.approx(numbers(on_page("All presets")[f"`{preset}`"]), abs=0.02)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -6,6 +6,7 @@ import oracle_texts
 import pytest
 import torch
 from oracle_page import numbers, on_page
+from oracle_presets import line
 from oracle_texts import PRESETS, VARIANTS, row
 from tiny_texts import Decoding, Exact, Table
 
@@ -113,10 +114,16 @@ def test_a_sign_that_is_wrong_anywhere_is_seen(monkeypatch, preset, change):
     assert found.size + 3 * found.error < 0.2
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_table_of_all_presets_has_the_row(preset):
+    row_there = on_page("All presets")[f"`{preset}`"]
+    assert numbers(line(of(preset))) == pytest.approx(numbers(row_there), abs=0.021, rel=0.03)
+
+
 def test_the_page_has_the_table():
     """Its numbers come of fixed seeds, so they are the same but for rounding."""
-    there = on_page("All text presets")
+    there = on_page("Text presets")
     assert there.keys() == {f"`{name}`" for name in NAMED}
     _, _, *lines = oracle_texts.table([of(name) for name in NAMED], VARIANTS)
-    for line in lines:
-        assert numbers(line) == pytest.approx(numbers(there[line.split("|")[1].strip()]), abs=0.021, rel=0.03)
+    for each in lines:
+        assert numbers(each) == pytest.approx(numbers(there[each.split("|")[1].strip()]), abs=0.021, rel=0.03)
