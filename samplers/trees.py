@@ -284,7 +284,7 @@ def _step(tree: Tree, edges: Edges, sigma: float, state: State, velocity: State,
     following = mean
     if kernel.stochastic:
         following = tuple(
-            m + std * _drawn(tree, edges, m.shape[1:], component, noise).to(m.device)
+            m + std * drawn_noise(tree, edges, m.shape[1:], component, noise).to(m.device)
             for component, m in enumerate(mean)
         )
     following = tuple(new.to(old.dtype) for new, old in zip(following, state, strict=True))
@@ -293,8 +293,11 @@ def _step(tree: Tree, edges: Edges, sigma: float, state: State, velocity: State,
     return following, mean
 
 
-def _drawn(tree: Tree, edges: Edges, shape: Sequence[int], component: int, noise: Noise) -> torch.Tensor:
-    """Noise (E, ...) of edges; what siblings share is drawn at their parent's own path, which leads to no edge."""
+def drawn_noise(tree: Tree, edges: Edges, shape: Sequence[int], component: int, noise: Noise) -> torch.Tensor:
+    """The noise (E, ...) that some edges have in one tensor of the state.
+
+    What siblings share is drawn at their parent's own path, which leads to no edge.
+    """
     move, drawn, shared = edges.move, [], {}
     for node in (tree.nodes[i] for i in edges.nodes.tolist()):
         parent = tree.nodes[node.parent]

@@ -130,7 +130,7 @@ class Portraits:
 
 def _states(tree: Tree, foretold: Foretold, groups: int) -> list[Portrait]:
     """The states of the first groups, parents before children, with those that a solver passed between two nodes."""
-    estimates = _estimates(tree, foretold)
+    estimates = estimates_by_state(tree, foretold)
     foretold.by_call.clear()
     leaves = {node: index for index, node in enumerate(tree.leaves)}
     places: dict[int, int] = {}
@@ -157,7 +157,7 @@ def _states(tree: Tree, foretold: Foretold, groups: int) -> list[Portrait]:
     return found
 
 
-def _estimates(tree: Tree, foretold: Foretold) -> dict[tuple[int, int], State]:
+def estimates_by_state(tree: Tree, foretold: Foretold) -> dict[tuple[int, int], State]:
     """What was foretold, by the node that an evaluation was of, or that the chain left, and the step of the schedule."""
     steps = {sigma: step for step, sigma in enumerate(tree.sigmas)}
     roots = {id(node.root.row): i for i, node in enumerate(tree.nodes) if node.parent is None}

@@ -22,7 +22,7 @@ from rewards import Reward
 from samplers import noise
 from samplers.batches import batched
 from samplers.solvers import solve
-from samplers.trees import Evaluate, Plan, Root, Tree, grow
+from samplers.trees import Evaluate, Noise, Plan, Root, Tree, grow
 
 
 @dataclass(frozen=True)
@@ -132,13 +132,16 @@ def walk(
     parts = [policy.start(batch) for batch in batched(rows, micro_batch)]
     start = tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
-    def edge_noise(shape, *address):
-        return noise.noise(shape, seed, "edge", iteration, *address)
-
     evaluate = evaluate or policy.velocity
     if solver is None:
-        return grow(plan, policy.sigmas, roots, start, evaluate, edge_noise, micro_batch, keep_means)
+        drawn = edge_noise(seed, iteration)
+        return grow(plan, policy.sigmas, roots, start, evaluate, drawn, micro_batch, keep_means)
     return solve(solver, policy.sigmas, roots, start, evaluate, micro_batch)
+
+
+def edge_noise(seed: int, iteration: int) -> Noise:
+    """The noise of the edges of an iteration's trees."""
+    return lambda shape, *address: noise.noise(shape, seed, "edge", iteration, *address)
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -53,15 +53,15 @@ class Share:
         return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
-def nested(kernels: Sequence[Kernel], splits: Iterable[int]) -> Plan:
-    """Chains that are stochastic at all steps but the last; a second one leaves each at the `splits`."""
-    last, parting = len(kernels) - 1, frozenset(splits)
+def nested(moves: Sequence[Move], splits: Iterable[int]) -> Plan:
+    """Chains that take a move at each step of the schedule; at the `splits` a second one leaves each, and goes on alike."""
+    parting = frozenset(splits)
 
-    def moves(role: str, step: int) -> tuple[Move, ...]:
-        onward = Move(kernels[step], role) if step < last else Move(role=role)
-        return (onward, Move(kernels[step], ASIDE)) if role == TRUNK and step in parting else (onward,)
+    def plan(role: str, step: int) -> tuple[Move, ...]:
+        onward = replace(moves[step], role=role)
+        return (onward, replace(onward, role=ASIDE)) if role == TRUNK and step in parting else (onward,)
 
-    return moves
+    return plan
 
 
 def geometry(steps: int, prompts: int) -> tuple[range, int]:
@@ -98,7 +98,7 @@ def spectrum(tree: Tree, rewards: torch.Tensor) -> tuple[list[Share], float]:
     total = sums.sum(0) * torch.tensor([0.5, *[1.0] * len(splits)], dtype=torch.float64)[:, None]
     if not total[0, 0] > 0:
         return [], 0.0
-    ends = [*splits[1:], len(tree.sigmas) - 2]
+    ends = [*splits[1:], max(len(tree.sigmas) - 2, splits[-1] + 1)]  # the last step has mostly no noise
     steps = [None, *zip(splits, ends, strict=True)]
     parts = _shares(total - sums)
     errors = ((len(parts) - 1) * (parts - parts.mean(0)).square().mean(0)).sqrt()
@@ -135,7 +135,7 @@ def check(
     ]
     before = policy.evaluations
     with phase("measuring steps"), warnings_heard():  # of rewards that fail `group_spread` tells
-        plan = nested(kernels, splits)
+        plan = nested([*map(Move, kernels[:-1]), Move()], splits)
         tree, scores = rollout(policy, plan, roots, rewards=rewards, micro_batch=size, seed=0, iteration=0)
     shares, variance = spectrum(tree, Combination.of(rewards, baseline).total(scores.values))
     cost = f"{policy.evaluations - before} evaluations, {len(tree.leaves)} samples"

@@ -14,7 +14,7 @@ from flowgrpo.flow.spectrum import EVALUATIONS, FEWEST, check, geometry, nested,
 from flowgrpo.training.baseline import GroupMean
 from rewards import Reward
 from samplers.kernels import ODE, Kernel
-from samplers.trees import Root, grow
+from samplers.trees import Move, Root, grow
 
 SIGMAS = schedule(6)
 SDE = Kernel("flow_sde", 0.7)
@@ -36,7 +36,7 @@ def grown(splits, starts, reward="linear", groups=1):
     policy = FieldPolicy(Exact(), (1,), SIGMAS)
     called = Reward(reward, lambda samples, prompts: REWARDS[reward](samples[:, 0]))
     roots = [Root(g, i, Row("", 1000 * g + i, {})) for g in range(groups) for i in range(starts)]
-    plan = nested([SDE] * (len(SIGMAS) - 1), splits)
+    plan = nested([Move(SDE)] * (len(SIGMAS) - 2) + [Move()], splits)
     tree, scores = rollout(policy, plan, roots, rewards=[called], micro_batch=4096, seed=0, iteration=0)
     return tree, scores.values[:, 0]
 
@@ -95,7 +95,9 @@ def counted(steps, splits, starts):
     """The tree on states of one number."""
     sigmas, roots = [1 - i / steps for i in range(steps + 1)], [Root(0, i, None) for i in range(starts)]
     still, flat = lambda x, *_: x, lambda shape, *_: torch.zeros(shape)
-    return grow(nested([SDE] * steps, splits), sigmas, roots, (torch.zeros(starts, 1),), still, flat, 64)
+    return grow(
+        nested([Move(SDE)] * (steps - 1) + [Move()], splits), sigmas, roots, (torch.zeros(starts, 1),), still, flat, 64
+    )
 
 
 @pytest.mark.parametrize("steps", [2, 4, 10, 28, 50, 100])
