@@ -119,9 +119,11 @@ class Explained:
         if not shared:
             return ["Other noise changes nothing: all samples from this start have the same reward."]
         most = max(shared, key=lambda row: row.step.share.share)
-        found = [
-            f"The noise of step {most.step.index + 1} decides most of the reward from this start: {most.share} of it."
-        ]
+        if most.step.share.share > 2 * most.step.share.error:
+            where = f"step {most.step.index + 1}"
+            found = [f"The noise of {where} decides most of the reward from this start: {most.share} of its variance."]
+        else:
+            found = ["No step stands out: the shares are small beside their errors, which more --chains make smaller."]
         chances = [(look.reward, row) for row in self.rows for look in row.step.redraws if look.reward is not None]
         best, row = max(chances, key=lambda each: each[0], default=(None, None))
         own = self.of.sample.reward

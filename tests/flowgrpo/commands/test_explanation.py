@@ -36,12 +36,13 @@ def test_a_step_s_row_orders_its_redraws_and_counts_the_better_ones():
 
 def test_sentences_name_the_step_that_decides_and_the_best_redraw():
     decides, best = explained(*SEVERAL).sentences
-    assert decides == "The noise of step 1 decides most of the reward from this start: 62% ± 12 of it."
+    assert decides == "The noise of step 1 decides most of the reward from this start: 62% ± 12 of its variance."
     assert best == (
         "The best of all redraws, other noise in step 1 alone, would have given reward 0.900 in place of 0.500."
     )
     (_, none) = explained(step(0, [0.1, 0.2], share=1.0)).sentences
     assert none == "No redraw of a single step is better than this sample, of reward 0.500."
+    assert explained(step(0, [0.1, 0.2], share=0.2)).sentences[0].startswith("No step stands out: ")
     same = explained(step(0, [0.5, 0.5]), variance=0.0, residual=None)
     assert same.sentences == ["Other noise changes nothing: all samples from this start have the same reward."]
     assert same.told["sum"] is None
@@ -57,6 +58,7 @@ def test_the_page_needs_nothing_beside_itself_and_shows_what_there_is():
     assert "http" not in page.replace("http-equiv", "")
     lent = explained(*SEVERAL, lent=True).page()
     assert "Method flow_grpo draws no noise" in lent
+    assert explained(step(0, [0.1, 0.2], share=0.2)).sentences[0].startswith("No step stands out: ")
     same = explained(step(0, [0.5, 0.5]), variance=0.0, residual=None).page()
     assert "add up" not in same
 
