@@ -20,8 +20,8 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.schema.readable import readable
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import origin
-from flowgrpo.training.report import read_metrics
-from flowgrpo.training.samples import read_manifest
+from flowgrpo.training.manifest import read_manifest
+from flowgrpo.training.metric_lines import read_metrics
 
 SAMPLES = 4
 

@@ -23,8 +23,8 @@ from flowgrpo.commands.gallery.trees import TREES, check_trees
 from flowgrpo.data.yaml_maps import read_map
 from flowgrpo.errors import InputError
 from flowgrpo.training.folders import check_writable, replace_text
-from flowgrpo.training.report import read_metrics
-from flowgrpo.training.samples import read_manifest
+from flowgrpo.training.manifest import read_manifest
+from flowgrpo.training.metric_lines import read_metrics
 from rewards.base import one_line
 from rewards.media import MediaError
 
