@@ -36,7 +36,7 @@ BELOW = {
         "errors schema data training training.engine mdlm.decoding mdlm.methods mdlm.engine rewards samplers"
     ),
     "flowgrpo.config": "errors schema data flow mdlm rewards",
-    "flowgrpo.commands.gallery": "errors schema data training rewards",
+    "flowgrpo.commands.gallery": "errors data training rewards",
     "flowgrpo.commands": (
         "errors schema data training flow flow.pipeline mdlm config commands.gallery rewards samplers"
     ),
