@@ -50,11 +50,11 @@ def serve(
     for package in PACKAGES:
         if find_spec(package) is None:
             raise InputError(f"flowgrpo serve needs the package {package}: pip install 'flowgrpo[serve]'")
-    from rewards import load, server
+    from rewards import guard, load, server
     from rewards.compute import default_device
 
     token = None if token_env is None else server.token_of(token_env)
-    listening = server.listen(host, port, token)
+    listening = guard.listen(host, port, token)
     device = device or default_device()
     served = [load(use.use, use.weight, use.options, use.name) for use in settings.rewards]
     for reward in served:
