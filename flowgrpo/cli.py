@@ -1,4 +1,4 @@
-"""Commands: `flowgrpo init | train | plan | sample | gallery | score | rewards | serve | export | doctor | models | mdlm`.
+"""Commands: init, train, plan, sample, gallery, report, watch, score, rewards, serve, export, doctor, models, mdlm.
 
 Exit status: 0 done; 2 the input is wrong (one sentence on stderr); 130 interrupted; 1 anything else, such as a run that had
 nothing to learn.
@@ -16,7 +16,7 @@ import typer
 from rich.table import Table
 
 from flowgrpo import config
-from flowgrpo.commands import mdlm, options, sampling
+from flowgrpo.commands import mdlm, options, reporting, sampling
 from flowgrpo.commands.terminal import Commands, Format, out, say, table_lines
 from flowgrpo.data import configs
 from flowgrpo.errors import InputError, UploadFailed
@@ -166,6 +166,10 @@ def gallery(
     from flowgrpo.commands.gallery import write_gallery
 
     out.print(str(write_gallery(folders, out_file or folders[0] / "gallery.html")), soft_wrap=True)
+
+
+app.command()(reporting.report)
+app.command()(reporting.watch)
 
 
 @app.command()
