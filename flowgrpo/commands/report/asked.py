@@ -39,9 +39,9 @@ def asked(config: Mapping[str, Any]) -> Facts:
         ("watched only", ", ".join(name_of(use) for use in config["eval_rewards"])),
         ("prompts", f"{config['prompts']['train']}; held out {config['prompts']['eval']}"),
         ("iterations", str(train["iterations"])),
-        ("batch", f"{train['groups']} prompts × {train['group_size']} samples, {train['updates']} updates"),
+        ("batch", f"{train['groups']} prompts × {train['group_size']} samples, {_count(train['updates'], 'update')}"),
         ("learning rate", f"{train['learning_rate']:g}, {train['optimizer']['name']}"),
-        ("held out", f"{evaluation['prompts']} prompts every {evaluation['every']} iterations"),
+        ("held out", f"{evaluation['prompts']} prompts each {_count(evaluation['every'], 'iteration')}"),
         ("seeds", f"run {run['seed']}; held-out prompt i starts from seed i"),
     ]
     return [(label, text) for label, text in facts if text]
@@ -59,6 +59,10 @@ def _objective(objective: Mapping[str, Any]) -> str:
     return ", ".join(said)
 
 
+def _count(number: int, word: str, ending: str = "s") -> str:
+    return f"{number} {word}{ending * (number != 1)}"
+
+
 def versions(run: Path) -> Facts:
     """Return what a run's environment.json tells, as pairs of a label and its text; nothing without the file.
 
@@ -74,7 +78,7 @@ def versions(run: Path) -> Facts:
             found["git_dirty"]
         )
         facts = [
-            ("device", f"{found['device']}, {found['processes']} process{'es' * (found['processes'] != 1)}"),
+            ("device", f"{found['device']}, {_count(found['processes'], 'process', 'es')}"),
             ("python", f"{found['python']} on {found['platform']}"),
             ("packages", ", ".join(f"{name} {version}" for name, version in found["versions"].items())),
             ("commit", commit or ""),
