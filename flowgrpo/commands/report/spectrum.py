@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from flowgrpo.commands.gallery.numbers import number
 from flowgrpo.training.kept_trees import TreeFolder
 
 WIDTH, HEIGHT, TOP, BOTTOM = 640, 180, 22, 40
+LABELS = 12  # below at most so many bars
 
 NO_TREES = (
     "The run kept no trees. With run.trees={every: 8} it keeps those of every 8th iteration, and this tells more."
@@ -54,11 +56,16 @@ class Spectrum:
             middle, top = (index + 0.5) * width, HEIGHT - BOTTOM - height
             thick = min(width * 0.7, 72)
             parts.append(
-                f'<rect class="bar" x="{middle - thick / 2:.1f}" y="{top:.1f}" width="{thick:.1f}" height="{height:.1f}"/>'
-                f'<text x="{middle:.1f}" y="{top - 6:.1f}" text-anchor="middle">{number(bar.deviation, 2)}</text>'
-                f'<text x="{middle:.1f}" y="{HEIGHT - BOTTOM + 17}" text-anchor="middle">step {bar.step}</text>'
-                f'<text x="{middle:.1f}" y="{HEIGHT - BOTTOM + 33}" text-anchor="middle">{bar.level}</text>'
+                f'<rect class="bar" x="{middle - thick / 2:.1f}" y="{top:.1f}" width="{thick:.1f}" height="{height:.1f}">'
+                f"<title>step {bar.step}: {number(bar.deviation, 2)}</title></rect>"
             )
+            if index % math.ceil(len(self.bars) / LABELS) == 0:
+                words = (
+                    (top - 6, number(bar.deviation, 2)),
+                    (HEIGHT - BOTTOM + 17, bar.step),
+                    (HEIGHT - BOTTOM + 35, bar.level),
+                )
+                parts += [f'<text x="{middle:.1f}" y="{y:.1f}" text-anchor="middle">{word}</text>' for y, word in words]
         parts.append("</svg>")
         return "".join(parts)
 
@@ -81,7 +88,7 @@ def spectrum(run: Path) -> Spectrum:
     if not deviations:
         return Spectrum([], NO_SIBLINGS)
     sigmas, texts = trees[0].sigmas, trees[0].nodes[0].text is not None
-    levels = [f"{sigma:.0%} masked" if texts else f"σ {sigma:.2f}" for sigma in sigmas]
+    levels = [f"{sigma:.0%}" if texts else f"σ {sigma:.2f}" for sigma in sigmas]
     bars = [Bar(step + 1, levels[step], sum(own) / len(own)) for step, own in sorted(deviations.items())]
     most = max(bars, key=lambda bar: bar.deviation)
     mean = f", mean of {len(trees)} trees" if len(trees) > 1 else ""

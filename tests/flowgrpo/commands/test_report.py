@@ -1,6 +1,7 @@
 """The report: what it says of planted runs, in numbers done by hand, and that nothing of a run can break it."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from flowgrpo.commands.report.curves import MOST, evaluations, total_curve
 from flowgrpo.commands.report.extremes import extremes
 from flowgrpo.commands.report.read import read
 from flowgrpo.commands.report.signals import signals
-from flowgrpo.commands.report.spectrum import NO_SIBLINGS, NO_TREES, spectrum
+from flowgrpo.commands.report.spectrum import NO_SIBLINGS, NO_TREES, Bar, Spectrum, spectrum
 from flowgrpo.commands.report.watched import NONE, verdict
 from flowgrpo.errors import InputError
 from flowgrpo.training.kept_trees import TreeFolder
@@ -134,6 +135,13 @@ def test_the_spectrum_is_the_mean_of_the_trees_of_the_last_kept_iteration(tmp_pa
     assert "mean of 2 trees of iteration 2" in found.sentence
     assert found.sentence.endswith("The noise of step 1 decides most.")
     assert f">{bar.deviation:.2f}</text>" in found.svg
+
+
+def test_many_bars_have_few_labels():
+    bars = [Bar(step, "σ 0.50", 0.1) for step in range(1, 41)]
+    svg = Spectrum(bars, "").svg
+    assert svg.count("<rect") == 40
+    assert re.findall(r">(\d+)</text>", svg) == [str(step) for step in range(1, 41, 4)]
 
 
 def test_a_run_without_a_spectrum_says_how_to_have_one(tmp_path):
