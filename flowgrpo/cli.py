@@ -16,7 +16,7 @@ import typer
 from rich.table import Table
 
 from flowgrpo import config
-from flowgrpo.commands import mdlm, options, sampling
+from flowgrpo.commands import mdlm, options, reporting, sampling
 from flowgrpo.commands.terminal import Commands, Format, out, say, table_lines
 from flowgrpo.data import configs
 from flowgrpo.errors import InputError, UploadFailed
@@ -166,6 +166,10 @@ def gallery(
     from flowgrpo.commands.gallery import write_gallery
 
     out.print(str(write_gallery(folders, out_file or folders[0] / "gallery.html")), soft_wrap=True)
+
+
+app.command()(reporting.report)
+app.command()(reporting.watch)
 
 
 @app.command()

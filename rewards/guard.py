@@ -7,7 +7,9 @@ are taken. Here a connection has `FIRST` seconds to bring a head; where all are 
 from __future__ import annotations
 
 import asyncio
+import errno
 import hmac
+import socket
 from collections import Counter
 from urllib.parse import urlsplit
 
@@ -17,6 +19,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from rewards.base import RewardError
 from rewards.endpoint import is_loopback
 
 HEAD = 16 << 10  # bytes of a request before its body
@@ -111,6 +114,26 @@ class Connection(H11Protocol):
 
     def _close_at(self, when: float) -> None:
         self.timeout_keep_alive_task = self.loop.call_at(when, self.timeout_keep_alive_handler)
+
+
+def listen(host: str, port: int, token: str | None) -> socket.socket:
+    """A socket that listens there.
+
+    Raises:
+        RewardError: the address can be reached from other machines and no token is asked for, or it cannot be had.
+    """
+    if token is None and not is_loopback(host):
+        raise RewardError(
+            f"--host: {host} can be reached from other machines, so name a variable with a token, --token-env NAME"
+        )
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.create_server((host, port), family=family)
+    except OSError as error:
+        option = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        raise RewardError(f"{option}: cannot listen on {host}:{port} ({error.strerror})") from None
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else each answer waits 40 ms for a delayed ACK
+    return listening
 
 
 def configured(application: Guard) -> uvicorn.Config:

@@ -13,7 +13,6 @@ A reward is called in one thread; requests that wait for it meanwhile are joined
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import math
 import os
@@ -36,7 +35,6 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
 from rewards.base import Reward, RewardError, nearest, one_line
-from rewards.endpoint import is_loopback
 from rewards.guard import Guard, configured
 from rewards.heap import keep_freed_memory
 from rewards.wire import CONTENT_TYPE, MOST_HEADER, NOT_FINITE, Batch, as_floats, decode, header_bytes
@@ -112,26 +110,6 @@ def app(
     application = Starlette(routes=routes, exception_handlers={HTTPException: fault})
     application.router.redirect_slashes = False  # to an address that the client names
     return Guard(application, token, refused)
-
-
-def listen(host: str, port: int, token: str | None) -> socket.socket:
-    """A socket that listens there.
-
-    Raises:
-        RewardError: the address can be reached from other machines and no token is asked for, or it cannot be had.
-    """
-    if token is None and not is_loopback(host):
-        raise RewardError(
-            f"--host: {host} can be reached from other machines, so name a variable with a token, --token-env NAME"
-        )
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.create_server((host, port), family=family)
-    except OSError as error:
-        option = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
-        raise RewardError(f"{option}: cannot listen on {host}:{port} ({error.strerror})") from None
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else each answer waits 40 ms for a delayed ACK
-    return listening
 
 
 def token_of(variable: str) -> str:

@@ -50,15 +50,17 @@ CONTRAST = """() => {
 
 @contextmanager
 def opened(browser, file, width=1400, scheme="light"):
-    """A page of a file; what it told on the console, and what it asked for elsewhere, are its `told`."""
+    """A page of a file, or at a URL; what it told on the console, and what it asked for elsewhere, are its `told`."""
+    url = file if isinstance(file, str) else file.as_uri()
+    own = ("file:", "data:", *([url] if url.startswith("http") else []))
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     try:
         page = context.new_page()
         page.told = []
         page.on("console", lambda message: page.told.append(message.text))
         page.on("pageerror", lambda error: page.told.append(str(error)))
-        page.on("request", lambda asked: asked.url.startswith(("file:", "data:")) or page.told.append(asked.url[:200]))
-        page.goto(file.as_uri())
+        page.on("request", lambda asked: asked.url.startswith(own) or page.told.append(asked.url[:200]))
+        page.goto(url)
         yield page
     finally:
         context.close()

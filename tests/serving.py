@@ -9,7 +9,7 @@ import uvicorn
 from safetensors.torch import save
 from starlette.testclient import TestClient
 
-from rewards import Reward, guard, server
+from rewards import Reward, guard
 from rewards.server import app
 from rewards.wire import encode
 
@@ -33,7 +33,7 @@ def tensors(samples, prompts='["a", "b"]', columns="{}"):
 @contextmanager
 def serving(reward, **options):
     """Serve a function from a thread; yields the address."""
-    with server.listen("127.0.0.1", 0, None) as listening:
+    with guard.listen("127.0.0.1", 0, None) as listening:
         own = uvicorn.Server(guard.configured(app([Reward("bright", reward)], **options)))
         thread = threading.Thread(target=own.run, args=([listening],))
         thread.start()

@@ -13,6 +13,17 @@ from flowgrpo.errors import InputError
 PACKAGES = ("uvicorn", "starlette", "h11")  # of the extra `serve`
 
 
+def check_packages(command: str) -> None:
+    """Refuse a command that serves where the packages of servers are not installed.
+
+    Raises:
+        InputError: one is not.
+    """
+    for package in PACKAGES:
+        if find_spec(package) is None:
+            raise InputError(f"flowgrpo {command} needs the package {package}: pip install 'flowgrpo[serve]'")
+
+
 def serve(
     uses: Sequence[str],
     *,
@@ -47,14 +58,12 @@ def serve(
                 raise InputError(
                     f"{use.use}: {key} belongs into the config of the run, a server scores what it is sent"
                 )
-    for package in PACKAGES:
-        if find_spec(package) is None:
-            raise InputError(f"flowgrpo serve needs the package {package}: pip install 'flowgrpo[serve]'")
-    from rewards import load, server
+    check_packages("serve")
+    from rewards import guard, load, server
     from rewards.compute import default_device
 
     token = None if token_env is None else server.token_of(token_env)
-    listening = server.listen(host, port, token)
+    listening = guard.listen(host, port, token)
     device = device or default_device()
     served = [load(use.use, use.weight, use.options, use.name) for use in settings.rewards]
     for reward in served:

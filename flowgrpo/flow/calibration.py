@@ -17,7 +17,7 @@ from flowgrpo.flow.methods.kernel import Preserving
 from flowgrpo.flow.rollout import Batch
 from flowgrpo.training.folders import replace_text
 from flowgrpo.training.loop import Loop
-from flowgrpo.training.report import is_number
+from flowgrpo.training.metric_lines import is_number
 
 FILE = "calibration.json"
 NUMBERS = ("step", "cost/model_evaluations", "cost/decoded", "time/calibration")  # of the metric line

@@ -20,7 +20,7 @@ from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.pipeline import loading, traits
 from flowgrpo.flow.pipeline.modality import frame_rate, modality_of, sampling_rate, task_of
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.training import card, checkpoint, lora_files
+from flowgrpo.training import card, checkpoint, lora_files, markdown
 from flowgrpo.training.card import SAMPLES, Exported, Shown
 from flowgrpo.training.quantise import FORMS
 from flowgrpo.training.quantise_libraries import LIBRARY_FORMS
@@ -188,7 +188,7 @@ def _notes(comfyui: list[str]) -> list[str]:
     lines = [f"For other programs `{SETTINGS}` lists the exact settings: Euler's method over its sigmas, and the call."]
     if comfyui:
         lines.append(
-            f"ComfyUI: put {', '.join(map(card.span, comfyui))} into `models/loras`, load with LoraLoaderModelOnly at "
+            f"ComfyUI: put {', '.join(map(markdown.span, comfyui))} into `models/loras`, load with LoraLoaderModelOnly at "
             "strength 1, and sample by `euler` over the same sigmas."
         )
     return ["", *lines, ""]

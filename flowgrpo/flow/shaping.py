@@ -21,7 +21,7 @@ import torch
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Algorithm, Config
 from flowgrpo.training.baseline import Units, combined
-from flowgrpo.training.report import is_number
+from flowgrpo.training.metric_lines import is_number
 
 Tensor = torch.Tensor
 

@@ -24,7 +24,7 @@ from flowgrpo.mdlm.methods.learned_schedule import SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.released import is_released
 from flowgrpo.mdlm.setup import policy_and_weights
-from flowgrpo.training import card, checkpoint, lora_files
+from flowgrpo.training import card, checkpoint, lora_files, markdown
 from flowgrpo.training.card import SAMPLES, Exported, Shown
 from flowgrpo.training.hub import without_progress_bars
 from flowgrpo.training.samples import Text, save_sample
@@ -161,7 +161,7 @@ def _card(
         command=_command(settings, kind, rows[0]),
         made="answer",
         samples=[
-            Shown(row, card.escaped(a.text), None if old is None else card.escaped(old))
+            Shown(row, markdown.escaped(a.text), None if old is None else markdown.escaped(old))
             for row, a, old in zip(rows, answers, befores, strict=True)
         ],
     )

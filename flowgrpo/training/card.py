@@ -1,7 +1,6 @@
 """A model card: how a run was made, what it scored, and lines that make its samples again.
 
-Prompts and answers are anybody's text. Here they stand in tables, code and commands so that they are shown, and run, as
-they were written.
+Prompts and answers are anybody's text. Here they stand in commands so that they run as they were written.
 """
 
 from __future__ import annotations
@@ -17,17 +16,15 @@ from typing import Any
 import yaml
 
 from flowgrpo.data.prompts import Row
-from flowgrpo.schema.readable import readable
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import origin
-from flowgrpo.training.report import read_metrics
-from flowgrpo.training.samples import read_manifest
+from flowgrpo.training.manifest import read_manifest
+from flowgrpo.training.markdown import escaped, fenced, span, table_row
+from flowgrpo.training.metric_lines import read_metrics
 
 SAMPLES = 4
 
 RELATIONS = {"lora": "adapter", "full": "finetune"}  # to the base model, in the hub's words
-
-PLAIN = set(" .,;?!'\"()=+-/%")  # punctuation that means nothing inside a line of Markdown
 
 
 @dataclass(frozen=True)
@@ -63,19 +60,15 @@ def text(
             fenced("sh", command),
             "",
             *notes,
-            _cells(columns),
-            _cells(["---"] * len(columns)),
+            table_row(columns),
+            table_row(["---"] * len(columns)),
             *(
-                _cells([escaped(s.row.prompt), str(s.row.seed), *([s.before or ""] if both else []), s.after])
+                table_row([escaped(s.row.prompt), str(s.row.seed), *([s.before or ""] if both else []), s.after])
                 for s in samples
             ),
             "",
         ]
     )
-
-
-def _cells(words: Sequence[str]) -> str:
-    return f"| {' | '.join(words)} |"
 
 
 def heading(
@@ -137,34 +130,6 @@ def before(run: Path, row: Row) -> Path | None:
             file = run / "samples" / line["file"]
             return file if file.is_file() else None
     return None
-
-
-def escaped(words: str) -> str:
-    """Return a text as one line of Markdown in which nothing is markup, also in a table's cell."""
-    lines = re.split("\r\n|\r|\n", words)
-    return "<br>".join("".join(_shown(character) for character in readable(line)) for line in lines)
-
-
-def _shown(character: str) -> str:
-    plain = character.isalnum() or character in PLAIN or ord(character) > 0x7F
-    return character if plain else f"&#{ord(character)};"
-
-
-def span(words: str) -> str:
-    """A text of one line as inline code."""
-    ticks, space = _ticks(words, 1), " " * ("`" in words)
-    return f"{ticks}{space}{words}{space}{ticks}"
-
-
-def fenced(language: str, code: str) -> str:
-    """A block of code that nothing in it can close."""
-    ticks = _ticks(code, 3)
-    return f"{ticks}{language}\n{code}\n{ticks}"
-
-
-def _ticks(words: str, least: int) -> str:
-    """Return `least` backticks, or more: one more than stand together anywhere in a text."""
-    return "`" * max([least, *(len(run) + 1 for run in re.findall("`+", words))])
 
 
 def command(words: Iterable[str]) -> str:

@@ -29,7 +29,7 @@ from flowgrpo.data import tables
 from flowgrpo.errors import InputError
 from flowgrpo.training import digests, optimizers, random_states, shards
 from flowgrpo.training.lost import is_lost
-from flowgrpo.training.report import is_number
+from flowgrpo.training.metric_lines import is_number
 from flowgrpo.training.versions import Versions
 from flowgrpo.training.weights import AVERAGE, OTHER_POLICIES, Weights, local, placed_as
 from rewards.memory import is_out_of_memory

@@ -1,10 +1,8 @@
-"""Held-out evaluation: samples of fixed prompts at fixed seeds, scored; and what to watch over evaluations."""
+"""Held-out evaluation: samples of fixed prompts at fixed seeds, scored."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -55,36 +53,3 @@ def evaluate(
                 shown = index < keep and is_finite(kept)
                 samples.append(Sample(index, row, named, kept if shown else None))
     return sorted(gather(samples), key=lambda sample: sample.index)
-
-
-def overoptimized(lines: Sequence[Mapping[str, Any]], watched: Sequence[Reward], times: int) -> list[str]:
-    """Sentences about rewards that are only watched and fell while the trained one rose.
-
-    Args:
-        lines: of metrics.
-        times: evaluations in a row from which on it is said.
-    """
-    lines = [line for line in lines if line["phase"] == "eval"]
-    trained = [line["reward/mean"] for line in lines]
-    sentences = []
-    for reward in watched:
-        streak = overoptimization_streak(trained, [line.get(f"reward/{reward.name}/mean") for line in lines])
-        if streak >= times:
-            sentences.append(
-                f"step {lines[-1]['step']}: the reward rose and {reward.name!r}, which is only watched, fell {streak} "
-                "evaluations in a row; look at the samples, the reward may be exploited"
-            )
-    return sentences
-
-
-def overoptimization_streak(trained: Sequence[float | None], watched: Sequence[float | None]) -> int:
-    """Over how many evaluations in a row, up to the last, the trained reward rose while the watched one fell.
-
-    Args:
-        trained, watched: held-out means at each evaluation; None where unknown, which ends a row.
-    """
-    count = 0
-    for (a, b), (c, d) in pairwise(zip(trained, watched, strict=True)):
-        known = None not in (a, b, c, d)
-        count = count + 1 if known and c > a and d < b else 0
-    return count

@@ -23,8 +23,8 @@ from torch import distributed
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import checkpoint, metrics, random_states, trackers
 from flowgrpo.training.background import Background
-from flowgrpo.training.evaluate import overoptimized
 from flowgrpo.training.exchange import Exchange
+from flowgrpo.training.overoptimization import overoptimized
 from flowgrpo.training.post import PATIENCE, End, Post, packed
 from flowgrpo.training.report import Report
 from flowgrpo.training.roles import Roles
@@ -166,7 +166,8 @@ class Evaluating:
     def _tell(self, found: Evaluation) -> None:
         loop = self._loop
         loop.report.write(found.line)
-        for sentence in overoptimized(loop.report.lines, loop.eval_rewards, loop.config.eval.watch):
+        watched = [reward.name for reward in loop.eval_rewards]
+        for sentence in overoptimized(loop.report.lines, watched, loop.config.eval.watch):
             loop.report.warn(sentence)
         trackers.log_pictures(loop.accelerator, found.samples, found.line["step"], newest=loop.report.newest)
 

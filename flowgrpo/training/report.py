@@ -23,11 +23,10 @@ from accelerate.tracking import GeneralTracker
 from rich.text import Text
 from typing_extensions import override
 
-from flowgrpo.data import tables
-from flowgrpo.errors import InputError
 from flowgrpo.schema.readable import one_line
 from flowgrpo.training import phases
 from flowgrpo.training.folders import replace_text
+from flowgrpo.training.metric_lines import read_metrics
 from flowgrpo.training.progress import Display, duration, shown
 
 LIBRARIES = ("flowgrpo", "torch", "diffusers", "transformers", "accelerate", "peft", "safetensors", "numpy")
@@ -192,29 +191,6 @@ def _finite(value: Any) -> Any:
 
 def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.3f}"
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The metric lines of a run; none if it has none. A last line that was cut off is left out, with a warning.
-
-    Raises:
-        InputError: a line is broken, or says what no metric line says.
-    """
-    return [_checked(line, place) for place, line in tables.log(folder / "metrics.jsonl")]
-
-
-def _checked(line: dict[str, Any], place: str) -> dict[str, Any]:
-    if not isinstance(line.get("step"), int) or not isinstance(line.get("phase"), str):
-        raise InputError(f"{place}: a line needs a step, a whole number, and a phase, a text")
-    for key, value in line.items():
-        if key != "phase" and value is not None and not is_number(value):
-            raise InputError(f"{place}: {key} is {value!r}, not a number or null")
-    return line
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value of JSON is a number that can be computed with: not infinite, not NaN, no integer beyond floats."""
-    return isinstance(value, int | float) and -1e300 < value < 1e300
 
 
 def environment(accelerator: Accelerator) -> dict[str, Any]:

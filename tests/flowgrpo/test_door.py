@@ -98,6 +98,9 @@ REFUSED = [
     ),
     (["sample", "shapes", "--out", "nowhere"], "give either --prompt TEXT"),
     (["gallery", "no/such/run"], "there is no such folder"),
+    (["report", "no/such/run"], "there is no such folder"),
+    (["report", "docs"], "it is not a run's folder"),
+    (["watch", "docs"], "it is not a run's folder"),
 ]
 
 

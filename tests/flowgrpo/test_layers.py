@@ -36,9 +36,10 @@ BELOW = {
         "errors schema data training training.engine mdlm.decoding mdlm.methods mdlm.engine rewards samplers"
     ),
     "flowgrpo.config": "errors schema data flow mdlm rewards",
-    "flowgrpo.commands.gallery": "errors schema data training rewards",
+    "flowgrpo.commands.gallery": "errors data training rewards",
+    "flowgrpo.commands.report": "errors data training commands.gallery rewards",
     "flowgrpo.commands": (
-        "errors schema data training flow flow.pipeline mdlm config commands.gallery rewards samplers"
+        "errors schema data training flow flow.pipeline mdlm config commands.gallery commands.report rewards samplers"
     ),
     "flowgrpo.cli": "errors data training config commands commands.gallery rewards",
     "flowgrpo": "flow.pipeline commands",

@@ -4,7 +4,8 @@ import threading
 
 from fuzzing.requests import NAMES, TOKEN
 from rewards.base import Reward
-from rewards.server import app, listen, run
+from rewards.guard import listen
+from rewards.server import app, run
 
 MOST = 4 << 20
 

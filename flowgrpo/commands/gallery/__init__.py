@@ -20,11 +20,12 @@ from flowgrpo.commands.gallery.pages import template
 from flowgrpo.commands.gallery.text import answer
 from flowgrpo.commands.gallery.totals import Totals, name_of
 from flowgrpo.commands.gallery.trees import TREES, check_trees
+from flowgrpo.commands.gallery.words import trained_weights
 from flowgrpo.data.yaml_maps import read_map
 from flowgrpo.errors import InputError
 from flowgrpo.training.folders import check_writable, replace_text
-from flowgrpo.training.report import read_metrics
-from flowgrpo.training.samples import read_manifest
+from flowgrpo.training.manifest import read_manifest
+from flowgrpo.training.metric_lines import read_metrics
 from rewards.base import one_line
 from rewards.media import MediaError
 
@@ -287,16 +288,6 @@ def _shown(samples: Path, line: dict[str, Any], trained: Totals, seen_bounds: tu
     )
 
 
-def _weights(lora: dict[str, Any] | None) -> str:
-    """What of the model is trained."""
-    if lora is None:
-        return "full"
-    path = lora.get("path")
-    if path is None:
-        return f"LoRA rank {lora['rank']}"
-    return f"LoRA from {path if isinstance(path, str) else ', '.join(path.values())}"
-
-
 def _facts(config: dict[str, Any], metrics: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Short facts of a run for the head of its section."""
     if not config:
@@ -307,7 +298,7 @@ def _facts(config: dict[str, Any], metrics: list[dict[str, Any]]) -> list[tuple[
         ("model", model["path"]),
         ("method", algorithm["preset"]),
         *([("decoder", f"{algorithm['decoder']['name']}, {model['length']} tokens")] if "decoder" in algorithm else []),
-        ("weights", _weights(model["lora"])),
+        ("weights", trained_weights(model["lora"])),
         (
             "batch",
             f"{train['groups']} prompts × {train['group_size']} samples, {train['updates']} updates",

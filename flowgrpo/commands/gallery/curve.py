@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from markupsafe import escape
 
 from flowgrpo.commands.gallery.numbers import number
 
@@ -13,16 +16,28 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 12, 14, 30  # the left margin holds labels of fiv
 LETTER = 7.5
 
 Points = Sequence[tuple[float, float]]
+Band = Sequence[tuple[float, float, float]]  # a place on the x axis, and a low and a high value there
+NO_BANDS: Mapping[str, Band] = MappingProxyType({})
 
 
-def curve(held_out: Points, train: Points, size: tuple[int, int] = (WIDTH, HEIGHT)) -> str:
+def curve(
+    held_out: Points,
+    train: Points,
+    size: tuple[int, int] = (WIDTH, HEIGHT),
+    *,
+    bands: Mapping[str, Band] = NO_BANDS,
+    label: str = "reward by training step",
+) -> str:
     """An SVG element of two series of (step, reward); colours come from the page's CSS variables.
 
     Args:
         size: its width and height in pixels, at which its letters are as large as the page's small ones.
+        bands: the spread of `train` and `held-out`, of the class `band`.
+        label: what a reader without eyes for it is told.
     """
     width, height = size
-    everything = [*held_out, *train]
+    edges = [(x, y) for band in bands.values() for x, *ends in band for y in ends]
+    everything = [*held_out, *train, *edges]
     ticks_x = _ticks(0, max(x for x, _ in everything), 6, whole=True)
     ticks_y = _ticks(min(y for _, y in everything), max(y for _, y in everything), 5)
     span_x = ticks_x[0], max(ticks_x[-1], max(x for x, _ in everything))
@@ -35,7 +50,7 @@ def curve(held_out: Points, train: Points, size: tuple[int, int] = (WIDTH, HEIGH
         v = (y - span_y[0]) / (span_y[1] - span_y[0])
         return left + u * (width - left - RIGHT), height - BOTTOM - v * (height - TOP - BOTTOM)
 
-    parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="reward by training step">']
+    parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">']
     for y in ticks_y:
         _, py = place(span_x[0], y)
         parts.append(f'<line class="grid" x1="{left:g}" x2="{width - RIGHT}" y1="{py:.1f}" y2="{py:.1f}"/>')
@@ -43,6 +58,11 @@ def curve(held_out: Points, train: Points, size: tuple[int, int] = (WIDTH, HEIGH
     for x in ticks_x:
         px, _ = place(x, span_y[0])
         parts.append(f'<text x="{px:.1f}" y="{height - 10}" text-anchor="middle">{x:g}</text>')
+    for name, band in bands.items():
+        if len(band) > 1:
+            around = [*((x, high) for x, _, high in band), *((x, low) for x, low, _ in reversed(band))]
+            path = " ".join(f"{px:.1f},{py:.1f}" for px, py in (place(*p) for p in around))
+            parts.append(f'<polygon class="band {name}" points="{path}"/>')
     for name, points in (("train", train), ("held-out", held_out)):
         if points:
             path = " ".join(f"{px:.1f},{py:.1f}" for px, py in (place(*p) for p in points))

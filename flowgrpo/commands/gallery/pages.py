@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, Template
 
 
 @cache
-def template(name: str) -> Template:
-    """A template of this package, which takes a quarter of a second to compile; what it is given is escaped."""
-    templates = Environment(loader=PackageLoader("flowgrpo.commands.gallery", "."), autoescape=True, trim_blocks=True)
+def template(name: str, package: str = "flowgrpo.commands.gallery") -> Template:
+    """A template of a package, which takes a quarter of a second to compile; what it is given is escaped."""
+    templates = Environment(loader=PackageLoader(package, "."), autoescape=True, trim_blocks=True)
     return templates.get_template(name)

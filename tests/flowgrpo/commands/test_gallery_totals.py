@@ -1,8 +1,10 @@
 """What the gallery shows of several rewards together."""
 
 import pytest
+import torch
 
 from flowgrpo.commands.gallery.totals import Totals
+from flowgrpo.training.combination import Combination
 
 USES = [
     {"use": "shapes", "name": None, "weight": 2.0, "offset": 0.5},
@@ -47,3 +49,17 @@ def test_samples_without_a_run_count_by_the_sum_of_all():
     assert Totals.of({}).total({"a": 1.0, "b": 2.5, "c": None}) == 3.5
     assert Totals.of({}).total({"a": None}) is None
     assert Totals.of({}).total_bounds({"a": 1.0}) is None
+
+
+@pytest.mark.parametrize("form", ["sum", "per_reward", "decoupled", "worst", "cautious"])
+def test_a_total_is_what_the_training_makes_of_the_same_rewards(form):
+    values = torch.randn(20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values[0, 1] = values[1] = torch.nan
+    scale, offset = torch.tensor([[2.0, 0.5], [0.5, 0.0]], dtype=torch.float64)
+    of_batch = Combination(form, 0.5, scale, offset).total(values).tolist()
+    rows = [{"shapes": a, "small": b} for a, b in values.tolist()]
+    known = [{name: value if value == value else None for name, value in row.items()} for row in rows]
+    totals = [of(form).total(row) for row in known]
+    assert totals[1] is None
+    assert of_batch[1] != of_batch[1]
+    assert totals[:1] + totals[2:] == pytest.approx(of_batch[:1] + of_batch[2:])

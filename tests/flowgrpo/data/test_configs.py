@@ -13,7 +13,7 @@ from zoo import SPECIMENS
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.data import configs, edits
-from flowgrpo.training.report import read_metrics
+from flowgrpo.training.metric_lines import read_metrics
 
 FLOW = {
     "flux1-24gb": "FluxPipeline",

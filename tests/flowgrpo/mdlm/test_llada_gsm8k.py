@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from flowgrpo import config
 from flowgrpo.cli import main
-from flowgrpo.training.report import read_metrics
+from flowgrpo.training.metric_lines import read_metrics
 
 CONFIG = "llada-8b"
 PROBLEMS = [

@@ -13,7 +13,7 @@ from flowgrpo.mdlm.decoding import predictor
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.training import selection
-from flowgrpo.training.report import read_metrics
+from flowgrpo.training.metric_lines import read_metrics
 from flowgrpo.training.stopped import NothingToLearn
 from rewards import RewardError
 

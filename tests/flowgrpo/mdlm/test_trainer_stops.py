@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from flowgrpo.cli import main
 from flowgrpo.commands import train as run
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
-from flowgrpo.training.report import read_metrics
+from flowgrpo.training.metric_lines import read_metrics
 from flowgrpo.training.stopped import Diverged, NothingToLearn
 from flowgrpo.training.weights import Weights
 from rewards.wire import decode

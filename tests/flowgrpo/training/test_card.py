@@ -10,7 +10,7 @@ from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.config import Config
-from flowgrpo.training import card
+from flowgrpo.training import card, markdown
 
 
 @pytest.mark.parametrize("prompt", HOSTILE)
@@ -22,7 +22,7 @@ def test_a_prompt_is_itself_in_table_code_and_command(prompt, tmp_path, monkeypa
         snippet=f"prompt = {prompt!r}",
         command=command,
         made="answer",
-        samples=[card.Shown(Row(prompt, 3), card.escaped(prompt))],
+        samples=[card.Shown(Row(prompt, 3), markdown.escaped(prompt))],
     )
     assert table(page) == [[as_shown(prompt), "3", as_shown(prompt)]]
     code, shell = blocks(page)["python"], blocks(page)["sh"]

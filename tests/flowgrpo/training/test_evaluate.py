@@ -9,8 +9,8 @@ from PIL import Image
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.training import videos
-from flowgrpo.training.evaluate import overoptimization_streak
-from flowgrpo.training.samples import Sample, SampleFolder, read_manifest, save_sample
+from flowgrpo.training.manifest import read_manifest
+from flowgrpo.training.samples import Sample, SampleFolder, save_sample
 
 
 def test_an_image_is_a_png_of_its_very_pixels(tmp_path):
@@ -135,19 +135,3 @@ def test_links_inside_of_a_folder_and_folders_that_are_links_are_fine(tmp_path):
     (tmp_path / "near").symlink_to(tmp_path / "far")
     manifest(tmp_path / "near")
     assert [line["file"] for line in read_manifest(tmp_path / "near")] == ["a.png", "b.png"]
-
-
-@pytest.mark.parametrize(
-    ("trained", "watched", "times"),
-    [
-        ([1, 2, 3, 4], [5, 4, 3, 2], 3),
-        ([1, 2, 3, 4], [5, 4, 3, 3], 0),  # the last did not fall
-        ([1, 2, 3, 4], [5, 6, 5, 4], 2),
-        ([1, 2, 2, 4], [5, 4, 3, 2], 1),  # once the trained one stood still
-        ([1, None, 3, 4], [5, 4, 3, 2], 1),
-        ([1], [1], 0),
-        ([], [], 0),
-    ],
-)
-def test_rewards_part_where_one_rises_and_the_other_falls(trained, watched, times):
-    assert overoptimization_streak(trained, watched) == times

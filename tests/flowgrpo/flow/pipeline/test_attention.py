@@ -13,7 +13,7 @@ from replayed import ROWS, policy_of, trained
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline import attention, backends
-from flowgrpo.training.report import read_metrics
+from flowgrpo.training.metric_lines import read_metrics
 
 needs_xformers = pytest.mark.skipif(find_spec("xformers") is None, reason="pip install 'flowgrpo[xformers]'")
 

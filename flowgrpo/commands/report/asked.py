@@ -1,0 +1,88 @@
+"""What was asked of a run: its model, its method, its rewards and its seeds, and with which versions it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flowgrpo.commands.gallery.totals import name_of
+from flowgrpo.commands.gallery.words import trained_weights
+from flowgrpo.data import tables
+from flowgrpo.errors import InputError
+
+Facts = list[tuple[str, str]]
+
+AXES = ("tree", "kernel", "likelihood", "decoder", "credit", "baseline", "objective")
+
+
+def asked(config: Mapping[str, Any]) -> Facts:
+    """Return what a run's config.yaml asks for, as pairs of a label and its text; nothing of an empty one.
+
+    Raises:
+        KeyError: it is not of a run.
+    """
+    if not config:
+        return []
+    model, train, algorithm, run = (config[key] for key in ("model", "train", "algorithm", "run"))
+    axes = [f"{axis} {algorithm[axis]['name']}" for axis in AXES if "name" in algorithm.get(axis, {})]
+    call = [f"{name} {value}" for name, value in model.get("call", {}).items()]
+    evaluation = config["eval"]
+    facts = [
+        ("model", f"{model['path']}, {model['dtype']}"),
+        ("weights", trained_weights(model["lora"])),
+        ("call", ", ".join(call)),
+        ("method", algorithm["preset"]),
+        ("axes", ", ".join(axes)),
+        ("clip and KL", _objective(algorithm.get("objective", {}))),
+        ("rewards", ", ".join(f"{name_of(use)} × {use['weight']:g}" for use in config["rewards"])),
+        ("watched only", ", ".join(name_of(use) for use in config["eval_rewards"])),
+        ("prompts", f"{config['prompts']['train']}; held out {config['prompts']['eval']}"),
+        ("iterations", str(train["iterations"])),
+        ("batch", f"{train['groups']} prompts × {train['group_size']} samples, {_count(train['updates'], 'update')}"),
+        ("learning rate", f"{train['learning_rate']:g}, {train['optimizer']['name']}"),
+        ("held out", f"{evaluation['prompts']} prompts each {_count(evaluation['every'], 'iteration')}"),
+        ("seeds", f"run {run['seed']}; held-out prompt i starts from seed i"),
+    ]
+    return [(label, text) for label, text in facts if text]
+
+
+def clips(config: Mapping[str, Any]) -> bool:
+    """Whether the objective of a run clips a ratio."""
+    return "clip_range" in config.get("algorithm", {}).get("objective", {})
+
+
+def _objective(objective: Mapping[str, Any]) -> str:
+    kl = objective.get("kl") or {}
+    said = [f"clip range {objective['clip_range']}"] if "clip_range" in objective else []
+    said += [f"KL {kl.get('form', '')} × {kl['beta']:g}".replace("  ", " ")] if kl.get("beta") else []
+    return ", ".join(said)
+
+
+def _count(number: int, word: str, ending: str = "s") -> str:
+    return f"{number} {word}{ending * (number != 1)}"
+
+
+def versions(run: Path) -> Facts:
+    """Return what a run's environment.json tells, as pairs of a label and its text; nothing without the file.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    file = run / "environment.json"
+    if not file.is_file():
+        return []
+    found = tables.document(file)
+    try:
+        commit = found["git"] and found["git"][:12] + ", with changes that were not committed" * bool(
+            found["git_dirty"]
+        )
+        facts = [
+            ("device", f"{found['device']}, {_count(found['processes'], 'process', 'es')}"),
+            ("python", f"{found['python']} on {found['platform']}"),
+            ("packages", ", ".join(f"{name} {version}" for name, version in found["versions"].items())),
+            ("commit", commit or ""),
+        ]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{file}: it is not of a run ({error!r})") from error
+    return [(label, text) for label, text in facts if text]

@@ -1,0 +1,155 @@
+"""The report as Markdown, for a model card or a pull request: the page's tables and sentences, without its curves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from flowgrpo.commands.gallery.numbers import Mean, difference, number
+from flowgrpo.commands.report.asked import Facts
+from flowgrpo.commands.report.cost import Cost
+from flowgrpo.commands.report.extremes import Extremes, Sample
+from flowgrpo.commands.report.read import Report
+from flowgrpo.commands.report.signals import Signal
+from flowgrpo.commands.report.watched import Verdict
+from flowgrpo.data import tables
+from flowgrpo.training.markdown import escaped, fenced, table_row
+
+LONGEST = 600  # characters of a text, of which the rest is left out
+PICTURES = (".png", ".webp")
+
+
+def markdown(report: Report, folder: Path) -> str:
+    """Return a report as Markdown.
+
+    Args:
+        folder: that it will lie in, where links to samples start.
+    """
+    return "\n".join(_lines(report, folder))
+
+
+def _lines(report: Report, folder: Path) -> Iterator[str]:
+    written = f", written {report.written}" if report.written else ""
+    yield f"# Report of {escaped(report.name)}\n\n{report.state}{written}\n"
+    if report.headline is not None:
+        before, after = report.headline
+        gain = difference(before.value, after.value)
+        yield f"Mean held-out reward: {_mean(before)} before training, **{_mean(after)}** now ({gain}).\n"
+    yield from _facts("What was asked", [*report.asked, *report.versions])
+    if report.config:
+        yield f"<details><summary>config.yaml</summary>\n\n{fenced('yaml', report.config.rstrip())}\n\n</details>\n"
+    if report.cost is not None:
+        yield from _cost(report.cost)
+    if report.evaluations:
+        head = ["iteration", "held-out reward", *(escaped(name) for name in report.names)]
+        rows = [[str(e.step), _mean(e.mean), *map(number, e.parts)] for e in report.evaluations]
+        yield from _table("Evaluations", head, rows)
+    if report.signals:
+        yield from _signals(report.signals)
+    yield from _verdict(report.verdict)
+    yield from _spectrum(report)
+    if report.extremes is not None:
+        yield from _extremes(report.extremes, folder)
+    yield from _warnings(report)
+
+
+def _mean(mean: Mean | None) -> str:
+    if mean is None:
+        return "–"
+    return number(mean.value) + (f" ± {number(mean.error, 2)}" if mean.error is not None else "")
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A section of one table, of cells in Markdown."""
+    yield f"## {title}\n"
+    yield table_row(head)
+    yield table_row(["---"] * len(head))
+    yield from map(table_row, rows)
+    yield ""
+
+
+def _facts(title: str, facts: Facts) -> Iterator[str]:
+    if facts:
+        yield from _table(title, ["", ""], [[label, escaped(text)] for label, text in facts])
+
+
+def _cost(cost: Cost) -> Iterator[str]:
+    rows = [
+        [p.name, f"{p.seconds:.1f}", f"{p.share}%", f"{p.evaluations:,}", f"{p.decoded:,}"]
+        for p in (*cost.phases, cost.total)
+    ]
+    yield from _table("What it cost", ["phase", "seconds", "share", "model evaluations", "samples decoded"], rows)
+    yield f"{cost.sentence}\n"
+
+
+def _signals(signals: Sequence[Signal]) -> Iterator[str]:
+    rows = [[signal.name, *signal.summary, signal.meaning] for signal in signals]
+    yield from _table("Groups and policy, by iteration", ["", "first", "mean", "last", "largest", "is"], rows)
+
+
+def _verdict(verdict: Verdict) -> Iterator[str]:
+    yield "## Watched rewards\n"
+    for alarm in verdict.alarms:
+        yield f"**{escaped(alarm)}**\n"
+    if not verdict.alarms:
+        yield f"{verdict.sentence}\n"
+    if verdict.watched:
+        yield table_row(["watched only", "first", "last", "falls in a row while the trained reward rises"])
+        yield table_row(["---"] * 4)
+        for each in verdict.watched:
+            yield table_row([escaped(each.name), number(each.first), number(each.last), str(each.streak)])
+        yield ""
+
+
+def _spectrum(report: Report) -> Iterator[str]:
+    yield f"## The spectrum of its trees\n\n{report.spectrum.sentence}\n"
+    if report.spectrum.bars:
+        yield table_row(["step", "noise", "standard deviation"])
+        yield table_row(["---"] * 3)
+        for bar in report.spectrum.bars:
+            yield table_row([str(bar.step), escaped(bar.level), number(bar.deviation, 2)])
+        yield ""
+
+
+def _extremes(extremes: Extremes, folder: Path) -> Iterator[str]:
+    for title, samples in (("Best samples", extremes.best), ("Worst samples", extremes.worst)):
+        if samples:
+            rows = [
+                [
+                    _shown(sample, folder),
+                    escaped(_cut(sample.prompt)),
+                    "–" if sample.seed is None else str(sample.seed),
+                    number(sample.total),
+                    ", ".join(f"{escaped(name)} {number(value)}" for name, value in sample.rewards.items()),
+                ]
+                for sample in samples
+            ]
+            yield from _table(
+                f"{title} of {extremes.count} after iteration {extremes.step}",
+                ["sample", "prompt", "seed", "reward", "rewards"],
+                rows,
+            )
+
+
+def _shown(sample: Sample, folder: Path) -> str:
+    """A sample in a cell: a text as it is, a picture or a link."""
+    if sample.is_text:
+        return escaped(_cut(str(tables.document(sample.file)["text"])))
+    link = quote(os.path.relpath(sample.file, folder))
+    return f"![sample]({link})" if sample.file.suffix in PICTURES else f"[sample]({link})"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+
+
+def _warnings(report: Report) -> Iterator[str]:
+    yield "## Open warnings\n"
+    if not report.warned:
+        yield "None in log.txt.\n"
+        return
+    left = f", the last {len(report.warnings)}" if report.warned > len(report.warnings) else ""
+    yield f"{report.warned} in log.txt{left}:\n"
+    yield fenced("text", "\n".join(report.warnings)) + "\n"

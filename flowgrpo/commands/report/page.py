@@ -1,0 +1,38 @@
+"""The report as one self-contained page."""
+
+from __future__ import annotations
+
+from flowgrpo.commands.gallery.media import LONGEST
+from flowgrpo.commands.gallery.numbers import difference, number
+from flowgrpo.commands.gallery.pages import template
+from flowgrpo.commands.report.read import Report
+
+PACKAGE = "flowgrpo.commands.report"
+
+
+def page(report: Report, *, live: str | None = None) -> str:
+    """Return the HTML of a report.
+
+    Args:
+        live: what names this state of the run, of a page that `flowgrpo watch` refreshes; None of one that stays.
+    """
+    signals = report.signals
+    return template("report.html.jinja", PACKAGE).render(
+        report=report,
+        drawn=[signal for signal in signals if not signal.constant],
+        constant=[signal for signal in signals if signal.constant],
+        live=live,
+        longest=LONGEST,
+        number=number,
+        difference=difference,
+    )
+
+
+def unreadable(name: str, sentence: str, live: str) -> str:
+    """Return the HTML of a live page whose run cannot be read now.
+
+    Args:
+        sentence: why.
+        live: what names this state of the run.
+    """
+    return template("report.html.jinja", PACKAGE).render(name=name, sentence=sentence, live=live)

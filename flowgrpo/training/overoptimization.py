@@ -1,0 +1,41 @@
+"""The watch for reward hacking: a reward that is only watched falls while the trained one rises."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+
+def overoptimized(lines: Sequence[Mapping[str, Any]], watched: Sequence[str], times: int) -> list[str]:
+    """Sentences about rewards that are only watched and fell while the trained one rose.
+
+    Args:
+        lines: of metrics.
+        watched: names of those rewards.
+        times: evaluations in a row from which on it is said.
+    """
+    lines = [line for line in lines if line["phase"] == "eval"]
+    trained = [line["reward/mean"] for line in lines]
+    sentences = []
+    for name in watched:
+        streak = overoptimization_streak(trained, [line.get(f"reward/{name}/mean") for line in lines])
+        if streak >= times:
+            sentences.append(
+                f"step {lines[-1]['step']}: the reward rose and {name!r}, which is only watched, fell {streak} "
+                "evaluations in a row; look at the samples, the reward may be exploited"
+            )
+    return sentences
+
+
+def overoptimization_streak(trained: Sequence[float | None], watched: Sequence[float | None]) -> int:
+    """Over how many evaluations in a row, up to the last, the trained reward rose while the watched one fell.
+
+    Args:
+        trained, watched: held-out means at each evaluation; None where unknown, which ends a row.
+    """
+    count = 0
+    for (a, b), (c, d) in pairwise(zip(trained, watched, strict=True)):
+        known = None not in (a, b, c, d)
+        count = count + 1 if known and c > a and d < b else 0
+    return count

@@ -1,0 +1,28 @@
+"""`flowgrpo watch` in a process of its own, ended by Ctrl-C."""
+
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+@contextmanager
+def watching(run, port=0):
+    """Serve a run's page; yields its URL. Afterwards the server was interrupted, and its status is 130."""
+    command = [sys.executable, "-u", "-m", "flowgrpo", "watch", str(run), "--port", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        line = server.stdout.readline()
+        url = re.search(r"http://127\.0\.0\.1:\d+/", line)
+        assert url, line + server.stderr.read()
+        yield url[0]
+        server.send_signal(signal.SIGINT)
+        told = server.communicate()
+        assert (server.returncode, *told) == (130, "", "flowgrpo: interrupted\n")
+    finally:
+        server.kill()
+        server.communicate()
