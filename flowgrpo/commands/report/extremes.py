@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,36 +18,26 @@ from flowgrpo.training.manifest import read_manifest
 MOST = 4  # of either
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One sample with its total reward, and the rewards by name."""
+    """One sample.
+
+    Attributes:
+        rewards: by name.
+        total: of those that are trained on.
+        url: of its data, a picture's (moving or not) or a sound's; None of a text.
+        outline: of a sound, as an SVG path; None of anything else.
+        answer: of a text, as HTML; None of anything else.
+    """
 
     file: Path
     prompt: str
     seed: int | None
-    _: KW_ONLY
     rewards: Mapping[str, float | None]
     total: float
-
-    @property
-    def is_text(self) -> bool:
-        """Whether it is a text."""
-        return self.file.suffix == ".json"
-
-    @property
-    def url(self) -> str:
-        """Of its data: of a picture, moving or not, or a sound."""
-        return data_url(self.file)
-
-    @property
-    def outline(self) -> str | None:
-        """Of a sound, as an SVG path; None of anything else."""
-        return outline(self.file)
-
-    @property
-    def answer(self) -> Markup:
-        """Of a text, as HTML."""
-        return answer(self.file)
+    url: str | None
+    outline: str | None
+    answer: Markup | None
 
 
 @dataclass(frozen=True)
@@ -66,25 +56,39 @@ def extremes(run: Path, config: Mapping[str, Any]) -> Extremes | None:
     No sample is among both.
 
     Raises:
-        InputError: the manifest is damaged, or names a file that is not there.
+        InputError: the manifest or a text is damaged, or names a file that is not there.
+        MediaError: a picture, a video or a sound is damaged.
     """
     folder = run / "samples"
     lines = read_manifest(folder)
     step = max((line.get("step", 0) for line in lines), default=0)
     totals = Totals.of(config)
-    samples = []
-    for line in lines:
-        rewards = line.get("rewards", {})
-        total = totals.total(rewards)
-        if line.get("step", 0) != step or total is None:
-            continue
-        file = folder / line["file"]
-        if not file.is_file():
-            raise InputError(f"{folder / 'manifest.jsonl'}: there is no file {file}")
-        samples.append(Sample(file, line["prompt"], line.get("seed"), rewards=rewards, total=total))
-    if not samples:
+    of_step = [(totals.total(line.get("rewards", {})), line) for line in lines if line.get("step", 0) == step]
+    ranked = sorted(((total, line) for total, line in of_step if total is not None), key=lambda each: -each[0])
+    if not ranked:
         return None
-    samples.sort(key=lambda sample: -sample.total)
-    best = samples[: min(MOST, (len(samples) + 1) // 2)]
-    worst = samples[::-1][: min(MOST, len(samples) // 2)]
-    return Extremes(step, len(samples), best, worst)
+    best = ranked[: min(MOST, (len(ranked) + 1) // 2)]
+    worst = ranked[::-1][: min(MOST, len(ranked) // 2)]
+    return Extremes(
+        step,
+        len(ranked),
+        best=[_sample(folder, line, total) for total, line in best],
+        worst=[_sample(folder, line, total) for total, line in worst],
+    )
+
+
+def _sample(folder: Path, line: Mapping[str, Any], total: float) -> Sample:
+    file = folder / line["file"]
+    if not file.is_file():
+        raise InputError(f"{folder / 'manifest.jsonl'}: there is no file {file}")
+    text = file.suffix == ".json"
+    return Sample(
+        file=file,
+        prompt=line["prompt"],
+        seed=line.get("seed"),
+        rewards=line["rewards"],
+        total=total,
+        url=None if text else data_url(file),
+        outline=None if text else outline(file),
+        answer=answer(file) if text else None,
+    )

@@ -135,7 +135,7 @@ def _extremes(extremes: Extremes, folder: Path) -> Iterator[str]:
 
 def _shown(sample: Sample, folder: Path) -> str:
     """A sample in a cell: a text as it is, a picture or a link."""
-    if sample.is_text:
+    if sample.answer is not None:
         return escaped(_cut(str(tables.document(sample.file)["text"])))
     link = quote(os.path.relpath(sample.file, folder))
     return f"![sample]({link})" if sample.file.suffix in PICTURES else f"[sample]({link})"

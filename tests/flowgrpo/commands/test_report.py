@@ -21,6 +21,7 @@ from flowgrpo.commands.report.read import read
 from flowgrpo.commands.report.signals import signals
 from flowgrpo.commands.report.spectrum import NO_SIBLINGS, NO_TREES, Bar, Spectrum, spectrum
 from flowgrpo.commands.report.watched import NONE, verdict
+from flowgrpo.commands.watch import Watched
 from flowgrpo.errors import InputError
 from flowgrpo.training.kept_trees import TreeFolder
 
@@ -238,6 +239,24 @@ def test_what_is_damaged_is_named_in_one_sentence(tmp_path, capsys, file, text, 
     assert said in told
     assert told.count("\n") == 1
     assert not (run / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("2-00.png", "2-00.png"), ("2-00.json", "is not a text as flowgrpo sample")]
+)
+def test_a_damaged_sample_is_named_in_one_sentence(tmp_path, capsys, name, said):
+    run = with_samples(run_of(tmp_path / "r"), [0.1])
+    manifest = run / "samples/manifest.jsonl"
+    manifest.write_text(manifest.read_text().replace("2-00.png", name))
+    (run / "samples" / name).write_text('{"text": 1}')
+    for file in ("r.html", "r.md"):
+        assert main(["report", str(run), "--out", str(tmp_path / file)]) == 2
+        told = capsys.readouterr().err
+        assert said in told
+        assert told.count("\n") == 1
+    page = Watched(run).page()
+    assert "The run cannot be read now" in page
+    assert said in page
 
 
 def test_the_command_writes_where_it_is_told(tmp_path, capsys):
