@@ -168,31 +168,10 @@ def gallery(
     out.print(str(write_gallery(folders, out_file or folders[0] / "gallery.html")), soft_wrap=True)
 
 
+app.command()(reporting.explain)
 app.command()(reporting.report)
 app.command()(reporting.watch)
-
-
-@app.command()
-def explain(
-    run: Annotated[Path, typer.Argument(metavar="RUN")],
-    *,
-    prompt: Annotated[int, typer.Option("--prompt", metavar="N", help="a held-out prompt, the first is 0")] = 0,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="S", help="by default the prompt's own, N")] = None,
-    redraws: Annotated[int, typer.Option("--redraws", metavar="K", min=2, help="of the noise of each step")] = 16,
-    chains: Annotated[int, typer.Option("--chains", min=3, help="that tell how much each step decides")] = 128,
-    step: Annotated[int | None, typer.Option("--step", help="a checkpoint's step; by default the last")] = None,
-    out_file: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="by default in RUN")] = None,
-    form: Format = "human",
-) -> None:
-    """Explain one sample: what other noise at each step would have given, what each decides, and what credit it got."""
-    from flowgrpo.commands import explained as command
-
-    told, page = command.explain(run, out_file, prompt=prompt, seed=seed, step=step, redraws=redraws, chains=chains)
-    if form == "json":
-        print(json.dumps({**told.told, "page": str(page)}, indent=1))
-        return
-    for line in (*told.sentences, *table_lines(command.lines(told)), str(page)):
-        out.print(line, soft_wrap=True)
+app.command()(reporting.vote)
 
 
 @app.command()

@@ -128,6 +128,13 @@ BUILT_IN: dict[str, Card] = {
         "rewards.judge:Judge", "video, prompt", "0 to 1", *_SERVED, {"style": "video_align_style"}
     ),
     "preference": Card("rewards.preference:Preference", "group, prompt", "0 to 1 (win rate)", *_SERVED),
+    "votes": Card(
+        "rewards.votes:Votes",
+        "image, prompt",
+        "log-odds, 0 is as good as the mean",
+        "those of the features",
+        "Apache-2.0",
+    ),
     "countdown": Card("rewards.text:countdown", "text, numbers, target", "0, 0.1 or 1", None, "Apache-2.0"),
     "sudoku": Card("rewards.text:sudoku", "text, puzzle, solution", "0 to 1", None, "Apache-2.0"),
     "arithmetic": Card("rewards.text:arithmetic", "text, answer", "0 or 1", None, "Apache-2.0"),

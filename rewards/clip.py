@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import normalize
 from transformers import CLIPModel
 
-from rewards.base import RewardError
+from rewards.base import RewardError, batched
 from rewards.model import PictureReward, encode_unique, pooled_features
 from rewards.video import check_videos
 
@@ -21,6 +22,16 @@ class _Clip(PictureReward):
     def _cosine(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
         seen = pooled_features(self.model.get_image_features(pixel_values=self.pixels(images)))
         return torch.cosine_similarity(seen.float(), encode_unique(self._encode, prompts).float())
+
+    @torch.no_grad()
+    def features(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+        """Features (B, 2 D) of pictures (`rewards.votes`): those of unit length, and each times that of the prompt's."""
+        found = []
+        for part, own in zip(batched(images, self.batch_size), batched(prompts, self.batch_size), strict=True):
+            seen = normalize(pooled_features(self.model.get_image_features(pixel_values=self.pixels(part))).float())
+            read = normalize(encode_unique(self._encode, own).float())
+            found.append(torch.cat([seen, seen * read], dim=1).cpu())
+        return torch.cat(found)
 
     def _encode(self, texts: list[str]) -> torch.Tensor:
         length = self.model.config.text_config.max_position_embeddings

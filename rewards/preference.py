@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rewards.base import RewardError, locate
+from rewards.base import RewardError, load, locate
 from rewards.chat import Chat, pictures, text
 from rewards.judge import filled
 
@@ -30,10 +30,12 @@ class Preference:
     A group of one, as in evaluation, has nothing to be compared with: None.
 
     Args:
-        endpoint: URL of an OpenAI-compatible endpoint; see `rewards.judge.Judge`. This, or `compare`.
+        endpoint: URL of an OpenAI-compatible endpoint; see `rewards.judge.Judge`. This, `compare` or `scores`.
         compare: a function of your own in the endpoint's place, `./file.py:function` or `pkg.module:function`, called with
             two samples and their prompt: 1 where the first is better, 0 where the second is, between these for degrees,
             None where it cannot tell.
+        scores: a reward whose scores are log-odds, such as `votes`, as a config uses it: a name, a path or a map of `use`
+            and `options`. A win is the probability sigmoid(s_first - s_second).
         both_orders: whether each pair is shown both ways.
         model, method, frames, options: see `rewards.judge.Judge`; `logprobs` makes a win the probability of it.
         template: the question, behind the pictures; {prompt} and the names of columns in braces are filled in.
@@ -54,6 +56,7 @@ class Preference:
         endpoint: str | None = None,
         compare: str | Callable[[torch.Tensor, torch.Tensor, str], float | None] | None = None,
         *,
+        scores: str | Mapping[str, Any] | None = None,
         both_orders: bool = True,
         model: str | None = None,
         method: str = "guided",
@@ -62,17 +65,29 @@ class Preference:
         answers: Mapping[str, float] | None = None,
         **options: Any,
     ):
-        if (endpoint is None) == (compare is None):
+        given = {"endpoint": endpoint, "compare": compare, "scores": scores}
+        given = [name for name, value in given.items() if value is not None]
+        if len(given) != 1:
             raise RewardError(
-                "preference needs either an endpoint or a function to compare, options: {endpoint: http://...}"
+                "preference needs either an endpoint or a function to compare, or scores: options: {endpoint: http://...}"
             )
-        if compare is not None and options:
-            raise RewardError(f"preference by compare asks no endpoint and takes no {', '.join(options)}")
+        if endpoint is None and options:
+            raise RewardError(f"preference by {given[0]} asks no endpoint and takes no {', '.join(options)}")
+        use = {"use": scores} if isinstance(scores, str) else dict(scores or {})
+        if scores is not None and (not isinstance(use.get("use"), str) or use.keys() - {"use", "options"}):
+            raise RewardError("preference: scores is a reward, a name or a map of use and options")
+        self.scores = None if scores is None else load(use["use"], options=use.get("options")).function
         self.compare = locate(compare, "compare") if isinstance(compare, str) else compare
         self.chat = Chat(answers or ANSWERS, endpoint, model=model, method=method, **options) if endpoint else None
         self.both_orders, self.frames, self.template = both_orders, frames, template
         self.remote = endpoint is not None  # waits for others, and tries again by itself
         self.rounds = self.undecided = 0
+
+    def to(self, device: torch.device | str) -> Preference:
+        """Move the model of `scores`, where there is one."""
+        if hasattr(self.scores, "to"):
+            self.scores.to(device)
+        return self
 
     def __call__(self, samples: torch.Tensor, prompts: Sequence[str], **columns: Sequence[Any]) -> list[float | None]:
         """Win rates of one group, images (G, 3, H, W) or videos (G, F, 3, H, W) in [0, 1] of one prompt.
@@ -89,9 +104,13 @@ class Preference:
         pairs = list(itertools.combinations(range(size), 2))
         shown = [*pairs, *((j, i) for i, j in pairs)] if self.both_orders else pairs
         row = {name: values[0] for name, values in columns.items()}
-        outcomes = (
-            self._asked(samples, prompts[0], row, shown) if self.chat else self._compared(samples, prompts[0], shown)
-        )
+        if self.chat:
+            outcomes = self._asked(samples, prompts[0], row, shown)
+        elif self.scores is not None:
+            odds = torch.as_tensor(self.scores(samples, prompts), dtype=torch.float64)
+            outcomes = [float(torch.sigmoid(odds[i] - odds[j])) for i, j in shown]
+        else:
+            outcomes = self._compared(samples, prompts[0], shown)
         self.rounds += len(shown)
         self.undecided += outcomes.count(None)
         wins = torch.zeros(size, dtype=torch.float64)

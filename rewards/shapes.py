@@ -213,3 +213,32 @@ def shapes(images: torch.Tensor, prompts: Sequence[str], caption: Sequence[str |
     captions = [parse(own or prompt) for own, prompt in zip(caption or [None] * len(prompts), prompts, strict=True)]
     found = detect(images.float().cpu().numpy())
     return [score(objects, caption) for objects, caption in zip(found, captions, strict=True)]
+
+
+def features(images: torch.Tensor, prompts: Sequence[str]) -> list[list[float]]:
+    """What a picture has of its caption (B, 5), which `rewards.votes` learns over.
+
+    Of the objects that are asked for the share that is there, that has its colour and that has its shape, those that are too
+    many over them, and whether the relation holds.
+
+    Args:
+        images, prompts: as of `shapes`.
+    """
+    check_images("shapes", images)
+    captions = [parse(prompt) for prompt in prompts]
+    return [_seen(found, own) for found, own in zip(detect(images.float().cpu().numpy()), captions, strict=True)]
+
+
+def _seen(found: list[Found], caption: Caption) -> list[float]:
+    asked = sum(caption.objects.values())
+    colours, shapes = Counter(), Counter()
+    for (colour, shape), count in caption.objects.items():
+        colours[colour] += count
+        shapes[shape] += count
+    right = Counter((f.colour, f.shape) for f in found) & caption.objects
+    coloured, shaped = Counter(f.colour for f in found) & colours, Counter(f.shape for f in found) & shapes
+    counts = [sum(each.values()) / asked for each in (right, coloured, shaped)]
+    return [*counts, max(0, len(found) - asked) / asked, float(_relation_holds(found, caption))]
+
+
+shapes.features = features

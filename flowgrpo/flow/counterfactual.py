@@ -159,7 +159,7 @@ def explain(
         fresh = config.run.seed, "redraw", iteration, row.seed
         seen = _redrawn(policy, scoring, row, own, redraws=redraws, fresh=fresh)
     with phase("measuring steps"):
-        roots = [Root(1, index, row) for index in range(chains)]  # group 0 is the method's
+        roots = [Root(1 + row.seed, index, row) for index in range(chains)]  # group 0 is the method's
         plan, seed = nested(own.moves, own.splits), config.run.seed
         tree = walk(policy, plan, roots, micro_batch=scoring.size, seed=seed, iteration=iteration)
         shares, variance = spectrum(tree, torch.tensor(scoring.totals(tree), dtype=torch.float64))
