@@ -98,6 +98,7 @@ REFUSED = [
     ),
     (["sample", "shapes", "--out", "nowhere"], "give either --prompt TEXT"),
     (["gallery", "no/such/run"], "there is no such folder"),
+    (["gallery", "docs", "./docs"], "docs: this folder is named twice; name each run once"),
 ]
 
 
