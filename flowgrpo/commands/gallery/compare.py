@@ -18,6 +18,10 @@ from flowgrpo.commands.gallery.totals import name_of
 
 # What any two runs differ in: what they are called, where they lie, and the process that started them.
 UNASKED = {"config": ("run.name", "run.dir"), "environment": ("folder", "torchrun")}
+WORDS = {
+    "config": ("setting", "settings"),
+    "environment": ("fact of the environment", "facts of the environment"),
+}
 HELD_OUT = {"prompts.eval", "eval.prompts"}  # what decides which prompts a held-out mean is of
 
 
@@ -34,11 +38,17 @@ class Curves:
     charts: dict[str, str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Table:
-    """What differs between the runs that have a file of the kind, and how much does not."""
+    """What differs between the runs that have a file of the kind, and how much does not.
 
-    word: str
+    Attributes:
+        one: the word for a key of it.
+        many: for several.
+    """
+
+    one: str
+    many: str
     runs: list[Run]
     differing: list[Difference]
     agreeing: int
@@ -54,7 +64,7 @@ def comparison(folders: Sequence[Path]) -> str:
     found = matches(runs)
     comparable = counts_alike(runs) and not redefined(runs)
     axes = _axes(runs)
-    tables = [_table(runs, "config", "settings"), _table(runs, "environment", "facts of the environment")]
+    tables = [_table(runs, "config"), _table(runs, "environment")]
     steps = shown_steps(found)
     finals = [column.final for match in found for column in match.columns if column.final]
     return template("compare.html.jinja").render(
@@ -112,13 +122,14 @@ def _chart(runs: Sequence[Run], reward: str, axis: str) -> str:
     return chart(series, PART if reward else (WIDTH, HEIGHT), axis)
 
 
-def _table(runs: Sequence[Run], file: str, word: str) -> Table | None:
+def _table(runs: Sequence[Run], file: str) -> Table | None:
     """What differs in a file of the runs; None where fewer than two have it."""
     having = [run for run in runs if getattr(run, file)]
     if len(having) < 2:
         return None
     found = differences([getattr(run, file) for run in having], UNASKED[file])
-    return Table(word, having, found.differing, found.agreeing)
+    one, many = WORDS[file]
+    return Table(one=one, many=many, runs=having, differing=found.differing, agreeing=found.agreeing)
 
 
 def _notes(runs: Sequence[Run], found: Sequence[Match], settings: Table | None) -> list[str]:
