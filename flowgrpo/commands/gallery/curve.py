@@ -88,18 +88,30 @@ def chart(series: Sequence[Series], size: tuple[int, int] = (WIDTH, HEIGHT), uni
                 f'<circle class="{each.kind}" cx="{px:.1f}" cy="{py:.1f}" r="3.5"><title>{told}</title></circle>'
             )
     ends = {each.mark: (*way[-1], each.kind) for each, way in zip(series, placed, strict=True) if each.mark and way}
-    for mark, height_of in marks({mark: py for mark, (_, py, _) in ends.items()}).items():
+    levels = marks({mark: py for mark, (_, py, _) in ends.items()}, height - BOTTOM)
+    for mark, level in levels.items():
         px, _, kind = ends[mark]
-        parts.append(f'<text class="mark {kind}" x="{px + 7:.1f}" y="{height_of + 4:.1f}">{mark}</text>')
+        parts.append(f'<text class="mark {kind}" x="{px + 7:.1f}" y="{level + 4:.1f}">{mark}</text>')
     parts.append("</svg>")
     return "".join(parts)
 
 
-def marks(heights: dict[str, float]) -> dict[str, float]:
-    """Where the marks of line ends stand, in pixels from above: at the ends, or pushed down until none covers another."""
+def marks(heights: dict[str, float], lowest: float) -> dict[str, float]:
+    """Where the marks of line ends stand, in pixels from above: at the ends, or apart until none covers another.
+
+    Args:
+        heights: of the ends.
+        lowest: where a mark may stand. Marks that do not all fit above it stand closer.
+    """
     found = dict(sorted(heights.items(), key=lambda each: each[1]))
-    for above, below in pairwise(list(found)):
-        found[below] = max(found[below], found[above] + APART)
+    order = list(found)
+    apart = min(APART, (lowest - TOP) / max(len(order) - 1, 1))
+    for above, below in pairwise(order):
+        found[below] = max(found[below], found[above] + apart)
+    limit = lowest
+    for mark in reversed(order):
+        found[mark] = min(found[mark], limit)
+        limit = found[mark] - apart
     return found
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from flowgrpo.commands.gallery.curve import APART, Series, chart, marks
+from flowgrpo.commands.gallery.curve import APART, TOP, Series, chart, marks
 from flowgrpo.commands.gallery.numbers import compact
 
 
@@ -37,8 +37,14 @@ def test_a_run_without_points_has_neither_line_nor_mark():
 
 
 def test_marks_of_lines_that_end_alike_do_not_cover_each_other():
-    assert marks({"A": 50.0, "B": 48.0, "C": 200.0}) == {"B": 48.0, "A": 48.0 + APART, "C": 200.0}
-    assert marks({}) == {}
+    assert marks({"A": 50.0, "B": 48.0, "C": 150.0}, 200) == {"B": 48.0, "A": 48.0 + APART, "C": 150.0}
+    assert marks({}, 200) == {}
+
+
+def test_marks_at_the_bottom_are_pushed_up_and_many_stand_closer():
+    assert marks({"A": 195.0, "B": 195.0}, 200) == {"A": 200.0 - APART, "B": 200.0}
+    many = marks(dict.fromkeys("ABCDEFGHIJKLMNOPQRSTU", 100.0), TOP + 200)  # 21 marks, 10 pixels apart
+    assert sorted(many.values()) == pytest.approx([TOP + 10.0 * i for i in range(21)])
 
 
 @pytest.mark.parametrize(
