@@ -17,9 +17,9 @@ from flowgrpo.commands.gallery.runs import Run, counts_alike, read_runs, redefin
 from flowgrpo.commands.gallery.totals import name_of
 
 # What any two runs differ in: what they are called, where they lie, and the process that started them.
-UNASKED = {"config": ("run.name", "run.dir"), "environment": ("folder", "torchrun")}
+UNASKED = {"settings": ("run.name", "run.dir"), "environment": ("folder", "torchrun")}
 WORDS = {
-    "config": ("setting", "settings"),
+    "settings": ("setting", "settings"),
     "environment": ("fact of the environment", "facts of the environment"),
 }
 HELD_OUT = {"prompts.eval", "eval.prompts"}  # what decides which prompts a held-out mean is of
@@ -64,7 +64,7 @@ def comparison(folders: Sequence[Path]) -> str:
     found = matches(runs)
     comparable = counts_alike(runs) and not redefined(runs)
     axes = _axes(runs)
-    tables = [_table(runs, "config"), _table(runs, "environment")]
+    tables = [_table(runs, "settings"), _table(runs, "environment")]
     steps = shown_steps(found)
     finals = [column.final for match in found for column in match.columns if column.final]
     return template("compare.html.jinja").render(
@@ -90,12 +90,12 @@ def comparison(folders: Sequence[Path]) -> str:
 
 def _facts(run: Run) -> list[str]:
     """What the head of the page says of a run beside its means: method, standard errors, what training took."""
-    algorithm, costs = run.config.get("algorithm"), run.costs
+    costs = run.costs
     errors = (
         [number(mean.error, 2) for mean in (run.means[0], run.means[-1]) if mean.error is not None] if run.means else []
     )
     return [
-        *([algorithm["preset"]] if algorithm else []),
+        *([run.method] if run.method else []),
         *([f"standard errors {' and '.join(errors)}"] if len(run.means) > 1 and len(errors) > 1 else []),
         *([f"{costs['evaluations']:,} model evaluations", minutes(costs["seconds"])] if costs else []),
     ]
@@ -122,13 +122,13 @@ def _chart(runs: Sequence[Run], reward: str, axis: str) -> str:
     return chart(series, PART if reward else (WIDTH, HEIGHT), axis)
 
 
-def _table(runs: Sequence[Run], file: str) -> Table | None:
-    """What differs in a file of the runs; None where fewer than two have it."""
-    having = [run for run in runs if getattr(run, file)]
+def _table(runs: Sequence[Run], what: str) -> Table | None:
+    """What differs in an attribute of the runs, by its name; None where fewer than two have it."""
+    having = [run for run in runs if getattr(run, what)]
     if len(having) < 2:
         return None
-    found = differences([getattr(run, file) for run in having], UNASKED[file])
-    one, many = WORDS[file]
+    found = differences([getattr(run, what) for run in having], UNASKED[what])
+    one, many = WORDS[what]
     return Table(one=one, many=many, runs=having, differing=found.differing, agreeing=found.agreeing)
 
 

@@ -26,20 +26,25 @@ class Differences:
     agreeing: int
 
 
-def differences(maps: Sequence[Mapping[str, Any]], ignored: Collection[str] = ()) -> Differences:
-    """What differs between maps.
+def differences(written: Sequence[Mapping[str, str]], ignored: Collection[str] = ()) -> Differences:
+    """What differs between maps as `in_words` writes them.
 
     Args:
-        ignored: flat keys that are neither listed nor counted.
-
-    Raises:
-        TypeError: a value is none that JSON can write.
+        ignored: keys that are neither listed nor counted.
     """
-    written = [{key: _text(value) for key, value in flat(each).items()} for each in maps]
     keys = [key for key in dict.fromkeys(key for each in written for key in each) if key not in ignored]
     rows = [Difference(key, [each.get(key, ABSENT) for each in written]) for key in keys]
     differing = [row for row in rows if len(set(row.values)) > 1]
     return Differences(differing, len(rows) - len(differing))
+
+
+def in_words(value: Mapping[str, Any]) -> dict[str, str]:
+    """The values of a map by their flat keys: texts as they are, the others as JSON, in which a date is a text.
+
+    Raises:
+        TypeError: a map in a list has keys that JSON cannot write.
+    """
+    return {key: _text(each) for key, each in flat(value).items()}
 
 
 def flat(value: Any, place: str = "") -> dict[str, Any]:
@@ -61,4 +66,4 @@ def flat(value: Any, place: str = "") -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

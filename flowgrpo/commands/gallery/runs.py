@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from flowgrpo.commands.gallery.cards import Card, read_cards, read_config, readable
+from flowgrpo.commands.gallery.differences import in_words
 from flowgrpo.commands.gallery.history import COSTS, Metrics, held_out_means, points, spent, trained_lines
 from flowgrpo.commands.gallery.numbers import Mean
 from flowgrpo.commands.gallery.totals import Totals, name_of
@@ -31,8 +31,10 @@ class Run:
         index: its place among the compared ones.
         name: which no other of them has.
         config: as resolved.
-        environment: versions, device and git commit.
+        settings: the same by flat keys, in words.
+        environment: versions, device and git commit, as the settings.
         trained: the rewards that count.
+        method: its preset; None of a folder.
         means: of the held-out reward, one of each evaluation.
         costs: what training took, by cost; none where no iteration says it.
         watched: names of the rewards that it does not train on.
@@ -42,9 +44,11 @@ class Run:
     index: int
     name: str
     config: dict[str, Any]
-    environment: dict[str, Any]
+    settings: dict[str, str]
+    environment: dict[str, str]
     metrics: Metrics
     trained: Totals
+    method: str | None
     means: list[Mean]
     costs: dict[str, float]
     watched: list[str]
@@ -117,7 +121,7 @@ def counts_alike(runs: Sequence[Run]) -> bool:
 def redefined(runs: Sequence[Run]) -> list[str]:
     """Names of rewards that are not the same function with the same options in all runs that train on them."""
     uses = [use for run in runs for use in run.config.get("rewards", [])]
-    made = {(name_of(use), json.dumps([use["use"], use.get("options"), use.get("only")])) for use in uses}
+    made = {(name_of(use), repr([use["use"], use.get("options"), use.get("only")])) for use in uses}
     return [name for name, count in Counter(name for name, _ in made).items() if count > 1]
 
 
@@ -134,9 +138,11 @@ def _read(folder: Path, index: int, name: str, folders: int) -> Run:
             index=index,
             name=name,
             config=config,
-            environment=_environment(folder),
+            settings=in_words(config),
+            environment=in_words(_environment(folder)),
             metrics=metrics,
             trained=trained,
+            method=config["algorithm"]["preset"] if config else None,
             means=held_out_means(metrics),
             costs={cost: spent(metrics, cost) for cost in COSTS} if trained_lines(metrics) else {},
             watched=[name_of(use) for use in config.get("eval_rewards", [])],

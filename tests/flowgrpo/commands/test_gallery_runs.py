@@ -90,3 +90,12 @@ def test_metrics_without_their_costs_are_refused(tmp_path):
     (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "phase": "train", "reward/mean": 0.5}) + "\n")
     with pytest.raises(InputError, match="metrics.jsonl is not of a run"):
         read_runs([run])
+
+
+@pytest.mark.parametrize(
+    "config", [{"algorithm": {}}, {"algorithm": 3}, {"rewards": [{"use": "r"}]}, {"eval_rewards": [3]}, {"rewards": 3}]
+)
+def test_a_config_that_is_not_of_a_run_is_refused(tmp_path, config):
+    run = trained_run(tmp_path / "a", [], EVALUATED, config=config)
+    with pytest.raises(InputError, match="is not of a run"):
+        read_runs([run])
