@@ -152,10 +152,12 @@ def gallery(
     out_file: Annotated[Path | None, typer.Option("--out", metavar="FILE")] = None,
     trees: Annotated[bool, typer.Option("--trees", help="the trees that a run kept (run.trees), of one run")] = False,
 ) -> None:
-    """Write one self-contained page: before and after at the same seeds, rewards, curves; or the trees of a run."""
-    for folder in folders:
+    """Write one self-contained page: a run before and after at the same seeds, several runs compared, or a run's trees."""
+    for place, folder in enumerate(folders):
         if not folder.is_dir():
             raise InputError(f"{folder}: there is no such folder")
+        if folder.resolve() in [other.resolve() for other in folders[:place]]:
+            raise InputError(f"{folder}: this folder is named twice; name each run once")
     if trees:
         if len(folders) > 1:
             raise InputError(f"--trees: the page is of one run, and {len(folders)} are named; name one")
@@ -165,7 +167,8 @@ def gallery(
         return
     from flowgrpo.commands.gallery import write_gallery
 
-    out.print(str(write_gallery(folders, out_file or folders[0] / "gallery.html")), soft_wrap=True)
+    page = "compare.html" if len(folders) > 1 else "gallery.html"
+    out.print(str(write_gallery(folders, out_file or folders[0] / page)), soft_wrap=True)
 
 
 app.command()(reporting.explain)

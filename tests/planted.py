@@ -1,6 +1,10 @@
-"""A small tree as a run keeps it: a brush of three branches, one of them pruned, and a twig."""
+"""What runs leave, planted: a small tree (a brush of three branches, one of them pruned, and a twig), samples, metrics."""
+
+import json
 
 import numpy as np
+import yaml
+from PIL import Image
 
 from flowgrpo.training.kept_trees import KeptNode, KeptTree, TreeFolder, encoded
 
@@ -40,4 +44,42 @@ def tree(nodes=NODES, **fields):
 def run_with(folder, *trees):
     for each in trees:
         TreeFolder(folder).write([each])
+    return folder
+
+
+def sampled(folder, lines):
+    """A folder of grey pictures: of each line `shade`, and what the manifest says of it."""
+    folder.mkdir(parents=True)
+    told = []
+    for index, line in enumerate(lines):
+        shade = line["shade"]
+        Image.fromarray(np.full((6, 6, 3), shade, dtype=np.uint8)).save(folder / f"{index}-{shade}.png")
+        told.append({**{key: value for key, value in line.items() if key != "shade"}, "file": f"{index}-{shade}.png"})
+    (folder / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))
+    return folder
+
+
+def trained_run(folder, lines, evaluated, *, config=None, environment=None):
+    """A run that was evaluated to some mean rewards by step; each iteration takes 100 model evaluations and 2.5 seconds.
+
+    Args:
+        evaluated: by step the metrics of an evaluation, its mean reward at least.
+        config: what stands in it beside one trained reward, `r`.
+    """
+    sampled(folder / "samples", lines)
+    rewards = [{"use": "./mine.py:r", "name": None, "weight": 1.0, "offset": 0.0, "options": {}}]
+    usual = {"kind": "flow", "rewards": rewards, "eval_rewards": [], "algorithm": {"preset": "flow_grpo"}}
+    (folder / "config.yaml").write_text(yaml.safe_dump({**usual, **(config or {})}))
+    (folder / "environment.json").write_text(json.dumps(environment or {"python": "3.11", "folder": str(folder)}))
+    train = {
+        "phase": "train",
+        "reward/mean": 0.5,
+        "time/rollout": 2.0,
+        "time/update": 0.5,
+        "cost/model_evaluations": 100,
+    }
+    metrics = [{"step": step, "phase": "eval", **numbers} for step, numbers in evaluated.items()]
+    metrics += [{"step": step, **train} for step in range(1, max(evaluated, default=0) + 1)]
+    metrics.sort(key=lambda line: (line["step"], line["phase"] == "eval"))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
     return folder

@@ -101,6 +101,7 @@ REFUSED = [
     (["report", "no/such/run"], "there is no such folder"),
     (["report", "docs"], "it is not a run's folder"),
     (["watch", "docs"], "it is not a run's folder"),
+    (["gallery", "docs", "./docs"], "docs: this folder is named twice; name each run once"),
 ]
 
 

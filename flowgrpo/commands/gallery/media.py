@@ -51,6 +51,18 @@ def outline(path: Path) -> str | None:
     return "".join(f"M{3 * i + 1.5} {20 - h:.1f}V{20 + h:.1f}" for i, h in enumerate(heights))
 
 
+def pixel_difference(before: Path, after: Path) -> float | None:
+    """The mean absolute difference of two pictures, in [0, 1]; the second is scaled to the first's size.
+
+    Of moving pictures the first frames count. None where one of the files is an MP4, a sound or a text.
+    """
+    if {before.suffix, after.suffix} & {".mp4", ".wav", ".json"}:
+        return None
+    first, second = media.picture(before), media.picture(after)
+    second = second.resize(first.size)
+    return float(np.abs(np.asarray(first, np.float64) - np.asarray(second, np.float64)).mean() / 255)
+
+
 def _picture(path: Path) -> bytes:
     frames, durations = [], []
     with media.opened(path) as image:

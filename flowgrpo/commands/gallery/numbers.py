@@ -24,6 +24,19 @@ def difference(before: float | None, after: float | None) -> str:
     return f"+{number(after - before)}" if after > before else "±0" if after == before else number(after - before)
 
 
+def minutes(seconds: float) -> str:
+    """A time in minutes and whole seconds."""
+    return f"{int(seconds) // 60} min {int(seconds) % 60} s"
+
+
+def compact(value: float) -> str:
+    """A number of an axis: as it is below 10,000, in thousands (k), millions (M) or billions (G) above."""
+    for power, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= power:
+            return f"{value / (1e3 if letter == 'k' else power):g}{letter}"
+    return f"{value:g}"
+
+
 @dataclass(frozen=True)
 class Mean:
     """A mean of samples.

@@ -7,8 +7,7 @@ import pytest
 import yaml
 
 from flowgrpo.cli import main
-from flowgrpo.commands import gallery
-from flowgrpo.commands.gallery import write_gallery
+from flowgrpo.commands.gallery import cards, write_gallery
 from flowgrpo.commands.gallery.text import answer
 
 
@@ -190,7 +189,7 @@ def test_the_facts_of_a_run_of_texts(tmp_path):
 
 
 def test_of_too_many_texts_only_the_first_and_the_last_step_are_shown(tmp_path, monkeypatch):
-    monkeypatch.setattr(gallery, "LARGEST_TEXTS", 200)
+    monkeypatch.setattr(cards, "LARGEST_TEXTS", 200)
     page = write_gallery([run_of_texts(tmp_path / "run")], tmp_path / "g.html").read_text()
     assert Reader(page).answers == [(0, False), (10, False)] * 2
 

@@ -1,0 +1,135 @@
+"""The page that compares runs in a real browser: light and dark, wide and on a phone, by keyboard, with wild words."""
+
+import pytest
+from browsing import CHROMIUM, CONTRAST, MISSING, QUIET, opened
+from planted import trained_run
+
+from flowgrpo.commands.gallery import write_gallery
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright, to open the pages in a browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
+
+WILD = "<img src=x onerror=alert(1)></script><script>alert(2)</script>&amp; " + 4000 * "w"
+LOOKS = [(width, scheme) for width in (1400, 390) for scheme in ("light", "dark")]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
+        yield browser
+        browser.close()
+
+
+def planted(folder, place, steps, last):
+    """A run of three prompts: the last rewards of the first and second are given, the third is in one run only."""
+    prompts = ["a red circle", WILD, *(["a blue square"] if place == 0 else [])]
+    lines = [
+        {
+            "prompt": prompt,
+            "seed": seed,
+            "step": step,
+            "shade": 90 + 20 * place * (step > 0) + step,
+            "rewards": {"r": last[seed] if step == steps[-1] else 0.5, "s": None},
+        }
+        for seed, prompt in enumerate(prompts)
+        for step in steps
+    ]
+    evaluated = {
+        step: {"reward/mean": (step + place) / 10, "reward/r/mean": 0.5, "reward/s/mean": 0.1} for step in steps
+    }
+    rewards = [{"use": f"./m.py:{name}", "name": None, "weight": 1.0, "offset": 0.0, "options": {}} for name in "rs"]
+    config = {"rewards": rewards, "model": {"note": WILD if place else "plain"}, "train": {"groups": place}}
+    return trained_run(folder / f"run {place}", lines, evaluated, config=config, environment={"device": f"gpu {place}"})
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compared")
+    few = [planted(folder, 0, (0, 2, 4), (0.5, 0.75, 0.9)), planted(folder, 1, (0, 3), (0.5, 0.25))]
+    return write_gallery(few, folder / "few.html")
+
+
+@pytest.fixture(scope="module")
+def page_of_many(tmp_path_factory):
+    """Of eight runs: all colours, and two of them again."""
+    folder = tmp_path_factory.mktemp("many")
+    runs = [planted(folder, place, (0, 2), (place / 10, 0.5, 0.5)) for place in range(8)]
+    return write_gallery(runs, folder / "many.html")
+
+
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
+@pytest.mark.parametrize("which", ["page_file", "page_of_many"])
+def test_the_page_is_quiet_legible_and_not_wider_than_its_window(browser, request, which, width, scheme):
+    with opened(browser, request.getfixturevalue(which), width, scheme) as page:
+        page.locator("details").evaluate_all("all => all.forEach(each => each.open = true)")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        ratio, whose = page.evaluate(CONTRAST)
+        assert ratio >= 4.5, whose
+        assert page.locator("script[src], link").count() == 0
+        assert page.told == []
+
+
+def test_arrow_keys_choose_what_curves_are_drawn_over(browser, page_file):
+    with opened(browser, page_file) as page:
+        page.locator("input[value=step]").focus()
+        seen = []
+        for _ in range(3):
+            titles = page.locator("header .by:visible circle.c1 title").all_text_contents()
+            seen.append((titles[-1], page.locator(".parts .by:visible").count()))
+            page.keyboard.press("ArrowRight")
+        assert seen == [("B, step 3: 0.400", 2), ("B, 300 evaluations: 0.400", 2), ("B, 8 seconds: 0.400", 2)]
+        assert page.told == []
+
+
+def test_the_slider_shows_of_each_run_the_latest_sample_by_a_step(browser, page_file):
+    def told():
+        words = page.locator("figure").first.locator(".run").all_inner_texts()
+        return [word.split()[:3] for word in words]
+
+    with opened(browser, page_file) as page:
+        assert told() == [["A", "step", "4"], ["B", "step", "3"]]
+        page.locator(".scrub").focus()
+        page.keyboard.press("ArrowLeft")
+        assert page.locator("nav output").inner_text() == "3"
+        assert told() == [["A", "step", "2"], ["B", "step", "3"]]
+        page.keyboard.press("Home")
+        assert told() == [["A", "step", "2"], ["B", "step", "0"]]
+        assert page.told == []
+
+
+def test_the_order_is_by_disagreement_or_change(browser, page_file):
+    """Last rewards are 0.5 and 0.5; 0.75 and 0.25; 0.9 of one run alone: its change of 0.4 is the largest."""
+
+    def order():
+        return page.locator("figure").evaluate_all("all => all.map(each => +each.dataset.place)")
+
+    with opened(browser, page_file) as page:
+        seen = {}
+        for name in ("disagreement", "change", "place"):
+            page.locator(".order").select_option(name)
+            seen[name] = order()
+        assert seen == {"disagreement": [1, 0, 2], "change": [2, 1, 0], "place": [0, 1, 2]}
+        assert page.told == []
+
+
+def test_pictures_are_enlarged_and_settings_opened_by_keyboard(browser, page_file):
+    with opened(browser, page_file) as page:
+        page.locator(".picture:visible").first.focus()
+        page.keyboard.press("Enter")
+        assert page.locator("dialog[open] img").count() == 3  # before, A, B
+        page.keyboard.press("Escape")
+        assert page.locator("dialog[open]").count() == 0
+        page.locator("summary").first.focus()
+        was = page.locator(".wide:visible").count()
+        page.keyboard.press("Enter")
+        assert abs(page.locator(".wide:visible").count() - was) == 1
+        assert page.told == []
+
+
+def test_words_of_others_are_shown_as_they_are(browser, page_file):
+    with opened(browser, page_file) as page:
+        assert page.locator("figcaption").nth(1).inner_text() == WILD
+        assert WILD in page.locator(".value").all_inner_texts()
+        assert page.locator("figure").nth(2).locator(".lacking:visible").inner_text() == "not in B"
+        assert page.locator("img[src=x]").count() == 0

@@ -1,0 +1,55 @@
+"""Several runs on one pair of axes."""
+
+import re
+
+import pytest
+
+from flowgrpo.commands.gallery.curve import APART, TOP, Series, chart, marks
+from flowgrpo.commands.gallery.numbers import compact
+
+
+def two(second):
+    return [
+        Series(points=[(0, 0.0), (100, 1.0)], kind="c0", dotted=True, mark="A"),
+        Series(points=second, kind="c1", dotted=True, mark="B"),
+    ]
+
+
+def places(svg, kind):
+    return [tuple(map(float, found)) for found in re.findall(rf'<circle class="{kind}" cx="(\S+)" cy="(\S+)"', svg)]
+
+
+def test_runs_share_both_axes():
+    """The range of x is the longer run's, so the middle of it is the end of a run half as long."""
+    svg = chart(two([(0, 1.0), (200, 0.0)]), unit="evaluations")
+    (x0, low), (x1, high) = places(svg, "c0")
+    (y0, first), (y1, last) = places(svg, "c1")
+    assert (x0, low, high) == (y0, last, first)
+    assert x1 - x0 == pytest.approx((y1 - y0) / 2, abs=0.1)
+    assert "<title>A, 100 evaluations: 1.00</title>" in svg
+    assert "<title>B, 200 evaluations: 0.00</title>" in svg
+
+
+def test_a_run_without_points_has_neither_line_nor_mark():
+    svg = chart(two([]))
+    assert svg.count("<polyline") == 1
+    assert re.findall(r'class="mark (\w+)"[^>]*>(\w)<', svg) == [("c0", "A")]
+
+
+def test_marks_of_lines_that_end_alike_do_not_cover_each_other():
+    assert marks({"A": 50.0, "B": 48.0, "C": 150.0}, 200) == {"B": 48.0, "A": 48.0 + APART, "C": 150.0}
+    assert marks({}, 200) == {}
+
+
+def test_marks_at_the_bottom_are_pushed_up_and_many_stand_closer():
+    assert marks({"A": 195.0, "B": 195.0}, 200) == {"A": 200.0 - APART, "B": 200.0}
+    many = marks(dict.fromkeys("ABCDEFGHIJKLMNOPQRSTU", 100.0), TOP + 200)  # 21 marks, 10 pixels apart
+    assert sorted(many.values()) == pytest.approx([TOP + 10.0 * i for i in range(21)])
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0, "0"), (2.5, "2.5"), (4000, "4000"), (10_000, "10k"), (250_000, "250k"), (1_500_000, "1.5M"), (2e9, "2G")],
+)
+def test_large_numbers_of_an_axis_are_short(value, shown):
+    assert compact(value) == shown
