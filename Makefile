@@ -31,7 +31,7 @@ test-lowest: .venv-lowest/installed
 	$(PY) -m uv pip install --quiet --resolution lowest-direct --python .venv-lowest/bin/python -e '.[test]'
 	touch $@
 
-# The pages of docs/, README.md and the docstrings as a site that opens from the disk: site/index.html. A broken link ends it.
+# The pages of docs/, README.md and the docstrings as a site that opens from the disk. A broken link ends it.
 docs: .venv/docs-installed
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	@echo site/index.html

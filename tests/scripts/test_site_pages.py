@@ -18,7 +18,8 @@ pytestmark = pytest.mark.skipif(None in IMPORTED, reason=MISSING)
 # What a page loads by itself: sources of elements, links of style and icons, and addresses within styles.
 LOADED = re.compile(
     r"<(?:script|img|iframe|source|video|audio|embed)\b[^>]*\bsrc=[\"']?((?:https?:)?//[^\"'\s>]+)"
-    r"|<link\b(?=[^>]*rel=[\"']?(?:stylesheet|icon|preconnect|preload|prefetch|modulepreload))[^>]*href=[\"']?((?:https?:)?//[^\"'\s>]+)"
+    r"|<link\b(?=[^>]*rel=[\"']?(?:stylesheet|icon|preconnect|preload|prefetch|modulepreload))"
+    r"[^>]*href=[\"']?((?:https?:)?//[^\"'\s>]+)"
     r"|(?:url\(|@import\s+)[\"']?((?:https?:)?//[^\"')\s]+)"
 )
 
