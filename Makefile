@@ -1,7 +1,7 @@
-# make demo | test | test-all | test-lowest | oracle | lint | dist | constraints. Each makes .venv if it is missing; nothing here touches a model hub.
+# make demo | test | test-all | test-lowest | docs | oracle | lint | dist | constraints. Each makes .venv if it is missing; nothing here touches a model hub.
 PY := .venv/bin/python
 PARALLEL := -n 2 --dist loadfile
-.PHONY: demo test test-all test-lowest oracle lint dist constraints clean
+.PHONY: demo test test-all test-lowest docs oracle lint dist constraints clean
 
 .venv/installed: pyproject.toml
 	test -x $(PY) || python3 -m venv .venv
@@ -31,6 +31,15 @@ test-lowest: .venv-lowest/installed
 	$(PY) -m uv pip install --quiet --resolution lowest-direct --python .venv-lowest/bin/python -e '.[test]'
 	touch $@
 
+# The pages of docs/, README.md and the docstrings as a site that opens from the disk. A broken link ends it.
+docs: .venv/docs-installed
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	@echo site/index.html
+
+.venv/docs-installed: .venv/installed
+	$(PY) -m uv pip install --quiet --python $(PY) -e '.[docs,test]'
+	touch $@
+
 # Prints the tables of docs/oracle.md.
 oracle: .venv/installed
 	$(PY) scripts/oracle_tables.py
@@ -50,4 +59,4 @@ constraints: .venv/installed
 	| grep -vE '^(cuda-|nvidia-|triton|pip=|setuptools=|uv=)'; } > constraints.new && mv constraints.new constraints.txt
 
 clean:
-	rm -rf .venv .venv-lowest build dist *.egg-info
+	rm -rf .venv .venv-lowest build dist site *.egg-info

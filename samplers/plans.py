@@ -61,7 +61,8 @@ def branch(
 
     Args:
         splits: some of the stochastic steps.
-        sibling_strength, noise_scale: of the siblings' noise, see `Move`.
+        sibling_strength: of the siblings' noise, see `Move`.
+        noise_scale: of the siblings' noise, see `Move`.
     """
 
     def moves(role: str, step: int) -> tuple[Move, ...]:

@@ -169,7 +169,8 @@ class Baseline(Choice):
 
         Args:
             values: (U,) float64, NaN where the reward does not apply or was lost.
-            comparison, expected: as of `advantages`.
+            comparison: as of `advantages`.
+            expected: as of `advantages`.
 
         Raises:
             InputError: units of this kind cannot be compared so.

@@ -56,6 +56,7 @@ WIDER = {
     "test_calls.py": "how many arguments go by place",
     "test_overrides.py": "which methods are marked as overriding",
     "test_docs.py": "what the pages name",
+    "test_docs_commands.py": "the commands that the pages show",
     "test_packaging.py": "what is installed",
     "test_door.py": "what the command and the package import, and what they give",
     "mdlm/test_llada_gsm8k.py": "the built-in config llada-8b",

@@ -364,7 +364,8 @@ def calibrated(
     elsewhere it falls by as much, but not below `step`. A step without gains, deterministic, keeps its level.
 
     Args:
-        positive, negative: (T,) counts.
+        positive: (T,) count of positive gains at each step.
+        negative: (T,) count of negative ones.
         highest: level of the kernel; cps and ddim_sde know none above 1.
     """
     total = positive + negative

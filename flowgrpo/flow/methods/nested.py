@@ -51,7 +51,9 @@ def nested(tree: Tree, rewards: Tensor, *, group: float, between: float, sibling
     weighting of the steps that nobody chose, and it is not here.
 
     Args:
-        group, between, siblings: weights of the levels, as in `Nested`.
+        group: weight of this level, see `Nested`.
+        between: weight of this level, see `Nested`.
+        siblings: weight of this level, see `Nested`.
     """
     on_path = {edge for index in trunk_ends(tree) for edge in tree.ancestry(tree.leaves[index])}
     edges = [i for i in stochastic_edges(tree) if i in on_path]

@@ -1,0 +1,74 @@
+"""What the site of docs/ has beside docs/: README.md as its home, CONTRIBUTING.md, and the source files that pages link to.
+
+A hook of MkDocs, named in mkdocs.yml. A link of a page is written for the repository, where README.md lies above docs/; here
+it is turned to where its target lies in the site.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mkdocs.structure.files import File, Files, InclusionLevel
+
+ROOT = Path(__file__).parents[1]
+TEXTS = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
+LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml"}
+LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
+
+
+def place(file: str) -> str:
+    """Where a file of the repository lies in the site's sources."""
+    if file in TEXTS:
+        return TEXTS[file]
+    return file.removeprefix("docs/") if file.startswith("docs/") else f"source/{file}.md"
+
+
+def origin(page: str) -> str:
+    """The file of the repository that a page of the site is; the inverse of `place` for pages of text."""
+    return {page: file for file, page in TEXTS.items()}.get(page, f"docs/{page}")
+
+
+def target(page: str, link: str) -> str | None:
+    """The file of the repository that a page's link leads to, or None if there is none."""
+    found = os.path.normpath(PurePosixPath(origin(page)).parent / link)
+    return found if (ROOT / found).is_file() else None
+
+
+def turned(text: str, page: str) -> str:
+    """The text of a page with its links turned to the places of their targets in the site."""
+
+    def link(match: re.Match[str]) -> str:
+        file = target(page, match[1])
+        if file is None:
+            return match[0]
+        return os.path.relpath(place(file), PurePosixPath(page).parent) + (match[2] or "")
+
+    return LINK.sub(link, text)
+
+
+def source(file: str) -> str:
+    """The page of a source file, which the search leaves out."""
+    path = ROOT / file
+    language = LANGUAGES.get(path.suffix, "text")
+    return f"---\nsearch: {{exclude: true}}\n---\n# {file}\n\n``````{language}\n{path.read_text()}``````\n"
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the texts beside docs/, then the source files that any page links to."""
+    for file, page in TEXTS.items():
+        files.append(File.generated(config, page, content=(ROOT / file).read_text()))
+    pages = [file for file in files if file.is_documentation_page()]
+    linked = {target(page.src_uri, match[0]) for page in pages for match in LINK.findall(page.content_string)}
+    for file in sorted(filter(None, linked)):
+        if place(file).startswith("source/"):
+            added = File.generated(config, place(file), content=source(file), inclusion=InclusionLevel.NOT_IN_NAV)
+            files.append(added)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Turn the links of a page, but of one that is a source file."""
+    return markdown if page.file.src_uri.startswith("source/") else turned(markdown, page.file.src_uri)

@@ -1,0 +1,298 @@
+"""Every command that a page shows is run at a small size, or where it cannot be, is parsed and its config is read.
+
+The commands of a page are run from its top to its bottom in one folder, as a reader would who types them. `MADE` has what
+lies there before, `WORDS` what is replaced in them, `CHECKED` which are not run; a command is run unless `CHECKED` has it.
+"""
+
+import argparse
+import io
+import re
+import runpy
+import shlex
+import shutil
+import sys
+from contextlib import redirect_stderr
+from pathlib import Path
+
+import pytest
+import typer
+from page_commands import commands
+from page_folders import MADE, furnished
+
+from flowgrpo import cli, config
+from flowgrpo.cli import UsageError
+from flowgrpo.errors import InputError
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
+SHOWN = {str(page.relative_to(ROOT)): commands(str(page.relative_to(ROOT)), page.read_text()) for page in PAGES}
+
+WEIGHTS = "needs weights or data of the hub"
+DEVICES = "needs several GPUs or hosts"
+ENGINE = "needs a server that is not there"
+SERVES = "serves until it is stopped"
+MINUTES = "computes for minutes; a test of its own has it smaller"
+INSTALLS = "installs packages, or runs this suite"
+# Commands that are not run, by a pattern, with why. The first pattern that is found in a command counts.
+CHECKED = {
+    r"^make ": INSTALLS,
+    r"^python scripts/": MINUTES,
+    r"^flowgrpo mdlm tracelock": MINUTES,
+    r"^(accelerate launch|torchrun|srun) ": DEVICES,
+    r"run\.(processes=[2-9]|sharding=)": DEVICES,
+    r"run\.engine": ENGINE,
+    r"http://127": ENGINE,
+    r"^flowgrpo serve ": SERVES,
+    r"--push-to-hub": WEIGHTS,
+    r"gsm8k": WEIGHTS,
+    r"^flowgrpo (train|plan) (flux|sd35$|sd35 |wan|llada)": WEIGHTS,
+}
+OWN = "stands for something of the reader's"
+OPTIONAL = "says what may be left out"
+AGAIN = "the page shows several ways to write one folder, which must be new"
+LONG = "would take long"
+# Words of pages that are replaced: what is put there, None for nothing, and why.
+WORDS = {
+    "README.md": {
+        "[NAME]": ("shapes", OPTIONAL),
+        "MODEL": ("{tiny}", OWN),
+        "DIR": ("pictures", OWN),
+    },
+    "docs/config.md": {"CONFIG": ("tiny.yaml", OWN)},
+    "docs/export.md": {"redder-lora": ("redder-lora-{line}", AGAIN)},
+    "docs/mdlm.md": {"MODEL": ("digits", OWN), "length=256": ("length=12", LONG)},
+    "docs/methods/drafts.md": {
+        "train.draft={pool: 4, call: CALL}": ("train.draft={pool: 2, call: {num_inference_steps: 2}}", OWN),
+        "train.draft={pool: 4, call: {num_inference_steps: 6}, precision: PRECISION}": ("train.draft={pool: 2}", OWN),
+    },
+    "docs/offline.md": {
+        "[KEY=VALUE": (None, OPTIONAL),
+        "...]": (None, OPTIONAL),
+        "[--group-size": ("--group-size", OPTIONAL),
+        "N]": ("2", OPTIONAL),
+        "MODEL": ("shapes", OWN),
+        "CONFIG": ("tiny.yaml", OWN),
+        "DIR": ("groups-{line}", OWN),
+        "data.groups=DIR": ("data.groups=earlier", OWN),
+        "FILE": ("prompts.txt", OWN),
+        "PAIRS": ("pairs.parquet", OWN),
+        "REWARD": ("jpeg_size", OWN),
+    },
+}
+# What makes a run small; a group has as many samples as its tree needs, and stored groups keep theirs.
+SMALL = {
+    "flow": ["train.iterations=1", "train.groups=2", "eval.prompts=2", "eval.save=2", "run.processes=1"],
+    "mdlm": ["train.iterations=1", "train.groups=8", "eval.prompts=4", "eval.save=2", "run.processes=1"],
+}
+
+
+def why_checked(command):
+    """Why a command is not run, or None."""
+    for pattern, reason in CHECKED.items():
+        if re.search(pattern, command.text):
+            return reason
+    return reason_of_page(command)
+
+
+def reason_of_page(command):
+    """The configs that a page on real models has written by then are of those."""
+    is_real = command.page == "docs/real_models.md" and "mine.yaml" in command.words and command.words[1] != "init"
+    return WEIGHTS if is_real else None
+
+
+def with_words(command, tiny="TINY"):
+    """A command with the words of its page put in."""
+    put = WORDS.get(command.page, {})
+    words = [put[word][0] if word in put else word for word in command.words]
+    line = str(command.line)
+    return [word.replace("{tiny}", str(tiny)).replace("{line}", line) for word in words if word is not None]
+
+
+def made_small(words, line):
+    """The words of a training run, with overrides behind them that make it small and give it a folder of its own."""
+    settings = config.load(words[2], words[3:])
+    if settings.run.resume:
+        return [*words, *SMALL[settings.kind], "train.iterations=2"]
+    added = list(SMALL[settings.kind])
+    if settings.kind == "flow" and settings.train.group_size > 6 and settings.stored_groups is None:
+        added.append("train.group_size=6")
+    if settings.run.folder.exists():
+        added.append(f"run.name=line-{line}")
+    return [*words, *added]
+
+
+def refused(words):
+    """What is wrong with the words of a command, as far as can be told without running it; None if nothing is."""
+    try:
+        match words:
+            case ["make", target]:
+                found = re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+                return None if found else f"the Makefile has no {target}"
+            case ["python", script, *rest]:
+                return wrong_script(ROOT / script, rest)
+            case ["flowgrpo", *rest]:
+                return wrong_words(rest)
+            case ["srun", *rest]:
+                return refused(rest)
+            case ["accelerate", "launch", *rest] | ["torchrun", *rest]:
+                return wrong_launch(words[0], rest)
+    except (ValueError, OSError, UsageError) as error:
+        return str(error)
+    raise AssertionError(f"nothing here knows {words[0]}")
+
+
+def wrong_words(words):
+    """Parse words of `flowgrpo`, and read the config that they name with its overrides."""
+    with typer.main.get_command(cli.app).make_context("flowgrpo", list(words)) as context:
+        _, command, rest = context.command.resolve_command(context, list(words))
+        with command.make_context(words[0], list(rest), parent=context) as inner:
+            if words[0] in ("train", "plan"):
+                config.load(inner.params["path"], inner.params["overrides"] or [])
+
+
+WITHOUT_PARSER = ("effects", "mixture", "texts")  # tables that take no arguments
+
+
+def wrong_script(script, words):
+    """Parse words by the script's own parser, and read the configs of the methods that they name."""
+    if script.stem == "oracle_tables" and words[0] in WITHOUT_PARSER:
+        return None if words[1:] == [] and words[0] in runpy.run_path(str(script))["TABLES"] else f"no {words}"
+    parse = argparse.ArgumentParser.parse_args
+    parsed = []
+
+    def once(self, *arguments, **options):
+        parsed.append(parse(self, *arguments, **options))
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, redirect_stderr(io.StringIO()) as said:
+        patch.setattr(argparse.ArgumentParser, "parse_args", once)
+        patch.setattr(sys, "argv", [str(script), *(word for word in words if word != "...")])
+        patch.syspath_prepend(str(script.parent))
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except KeyboardInterrupt:
+            pass
+        except SystemExit:
+            return said.getvalue()
+    for method in getattr(parsed[0], "methods", None) or []:
+        preset, *overrides = shlex.split(method.partition("=")[2].replace("KEY=VALUE ...", ""))
+        path = parsed[0].config
+        shared = runpy.run_path(str(script), run_name="read")["SETTINGS"][config.load(path).kind]
+        config.load(path, [*shared, f"algorithm.preset={preset}", *overrides])
+    return None
+
+
+def wrong_launch(launcher, words):
+    """Parse what stands before `-m flowgrpo` by the launcher's parser, and the rest as a command."""
+    from accelerate.commands.launch import launch_command_parser
+    from torch.distributed.run import get_args_parser
+
+    parser = launch_command_parser() if launcher == "accelerate" else get_args_parser()
+    at = words.index("-m")
+    with redirect_stderr(io.StringIO()) as said:
+        try:
+            parser.parse_args([word.replace("configs/", f"{ROOT}/configs/") for word in words])
+        except SystemExit:
+            return said.getvalue()
+    return refused(words[at + 1 :])
+
+
+@pytest.fixture(scope="session")
+def made(finished, tmp_path_factory):
+    """What pages find in their folder, made once."""
+    return furnished(tmp_path_factory.mktemp("made"), finished)
+
+
+@pytest.fixture
+def place(made, tmp_path, monkeypatch):
+    """An empty folder to work in, and a way to put into it what a page finds there."""
+    monkeypatch.chdir(tmp_path)
+
+    def put(page):
+        for name, source in {**MADE[""], **MADE.get(page, {})}.items():
+            target = tmp_path / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            origin = made / source
+            (shutil.copytree if origin.is_dir() else shutil.copy)(origin, target)
+        return tmp_path
+
+    return put
+
+
+def failed(command, tiny):
+    """Run a command, or check it; what went wrong, or None."""
+    words = with_words(command, tiny)
+    if why_checked(command):
+        return refused(words)
+    if words[1] == "train":
+        try:
+            words = made_small(words, command.line)
+        except InputError as error:
+            return str(error)
+    said = io.StringIO()
+    with redirect_stderr(said):
+        status = cli.main(words[1:])
+    return f"status {status}: {said.getvalue()}" if status else None
+
+
+@pytest.mark.parametrize("page", [page for page, shown in SHOWN.items() if shown])
+def test_the_commands_of_a_page_do_what_they_say(page, place, tiny_model, capfd):
+    place(page)
+    for command in SHOWN[page]:
+        try:
+            wrong = failed(command, tiny_model)
+        except Exception as error:
+            raise AssertionError(f"{command} failed") from error
+        assert wrong is None, f"{command}\n{wrong}\n{capfd.readouterr().err}"
+
+
+def test_most_commands_are_found_and_a_third_is_run():
+    every = [command for shown in SHOWN.values() for command in shown]
+    assert len(every) > 120
+    assert sum(why_checked(command) is None for command in every) > 40
+
+
+def test_every_reason_and_every_word_is_used():
+    every = [command for shown in SHOWN.values() for command in shown]
+    unused = [pattern for pattern in CHECKED if not any(re.search(pattern, command.text) for command in every)]
+    for page, put in WORDS.items():
+        there = {word for command in SHOWN[page] for word in command.words}
+        unused += [f"{page}: {word}" for word in put if word not in there]
+    assert not unused
+
+
+PLANTED = """
+# A page
+
+    flowgrpo train configs/shapes.yaml train.iteration=4
+    flowgrpo plan configs/shapes.yaml --gpu-memroy 24
+    flowgrpo gallery runs/absent
+    flowgrpo grow
+    flowgrpo train configs/shapes.yaml run.processes=2 \\
+        algorithm='{preset: flow_grpo,
+          kernel: swirl}'
+    make tests
+
+```sh
+$ python scripts/compare_methods.py run OUT --secnods 3
+torchrun --nnodez 4 -m flowgrpo train configs/shapes.yaml
+C="train.group=3"; D="$C"
+python scripts/compare_methods.py run OUT --methods a="awm $D"
+```
+
+```python
+flowgrpo train nothing
+```
+"""
+
+
+def test_each_wrong_command_of_a_planted_page_is_found(place, tiny_model):
+    place("planted")
+    shown = commands("planted", PLANTED)
+    assert [command.line for command in shown] == [4, 5, 6, 7, 8, 11, 14, 15, 17]
+    assert [str(command) for command in shown if not failed(command, tiny_model)] == []
+
+
+def test_a_command_without_an_end_is_found():
+    with pytest.raises(ValueError, match="planted:1: flowgrpo plan 'a has no end"):
+        commands("planted", "    flowgrpo plan 'a\n\nand on")

@@ -1,0 +1,87 @@
+"""The commands that the pages show: found in their blocks, joined, and split into words as a shell would."""
+
+import re
+import shlex
+from dataclasses import dataclass
+
+FENCE = re.compile(r"\s*(```+|~~~+)\s*(\w*)")
+SHELLS = ("", "sh", "bash", "shell", "console")
+STARTS = re.compile(r"(flowgrpo [a-z]|python scripts/|accelerate launch |torchrun |srun )|make [a-z-]+ *(#|$)")
+VARIABLE = re.compile(r"([A-Z]+)=(\"[^\"]*\"|\S+)(?:; )?")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a page, by the line that it begins on."""
+
+    page: str
+    line: int
+    words: tuple[str, ...]
+
+    def __str__(self):
+        return f"{self.page}:{self.line}: {shlex.join(self.words)}"
+
+    @property
+    def text(self):
+        """The words with single spaces, without quotes."""
+        return " ".join(self.words)
+
+
+def blocks(text):
+    """The blocks of a page in which commands may stand: lists of (number of the line, line without indent or prompt)."""
+    found, fence, shell, block = [], None, False, []
+    for number, line in enumerate([*text.splitlines(), "end"], 1):
+        mark = FENCE.match(line)
+        inside = False
+        if fence:
+            if mark and mark[1] == fence:
+                fence = None
+            else:
+                inside = shell
+        elif mark:
+            fence, shell = mark[1], mark[2] in SHELLS
+        else:
+            inside = line.startswith("    ")
+        if inside:
+            block.append((number, line.strip().removeprefix("$ ")))
+        elif block and (line.strip() or fence):
+            found.append(block)
+            block = []
+    return found
+
+
+def filled(text, variables):
+    """A line with the shell's variables in it that its block has set, and a machine for a command within a command."""
+    text = re.sub(r"\$\([^)]*\)", "FIRST", text)
+    return re.sub(r"\$([A-Z_]+)", lambda name: variables.get(name[1], name[1]), text)
+
+
+def commands(page, text):
+    """The commands of a page's text, in order.
+
+    Raises:
+        ValueError: a command has a quotation without an end.
+    """
+    found = []
+    for block in blocks(text):
+        lines, variables = iter(block), {}
+        for number, line in lines:
+            if VARIABLE.match(line):
+                for name, value in VARIABLE.findall(line):
+                    variables[name] = filled(value.strip('"'), variables)
+            if not STARTS.match(line):
+                continue
+            while True:
+                whole = line.removesuffix("\\")
+                try:
+                    words = shlex.split(filled(whole, variables), comments=True)
+                except ValueError:  # a quotation goes on in the next line
+                    words = None
+                if words is not None and whole == line:
+                    break
+                _, more = next(lines, (None, None))
+                if more is None:
+                    raise ValueError(f"{page}:{number}: {line} has no end")
+                line = f"{whole} {more}"
+            found.append(Command(page, number, tuple(words)))
+    return found

@@ -1,0 +1,104 @@
+"""The files and folders that the pages' commands name, made small."""
+
+import io
+import re
+import shutil
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+REWARDS = {
+    "redness.py": "def redness(images, prompts):\n    return images[:, 0].mean((1, 2))\n",
+    "warm.py": "def warmth(images, prompts):\n    return 100 * (images[:, 0] - images[:, 2]).mean((1, 2))\n",
+}
+TEXTS = """\
+kind: mdlm
+model: {path: digits, lora: {rank: 2, alpha: 4}}
+prompts: {train: "countdown:train", eval: "countdown:eval"}
+rewards: [{use: solved}]
+algorithm: {preset: diffu_grpo, decoder: {name: left_to_right}}
+train: {iterations: 1, groups: 2, group_size: 2, updates: 1, micro_batch: 8}
+eval: {every: 1, prompts: 2, save: 2}
+run: {name: mine, checkpoint: {every: 1}}
+"""
+
+# What lies in the folder of a page: its name there, and in the folder that `furnished` makes; "" is of every page.
+MADE = {
+    "": {
+        **{name: name for name in REWARDS},
+        **{name: name for name in ("configs", "my_reward.py", "sd35.yaml", "prompts.txt", "held_out.txt", "tiny.yaml")},
+        "mine.py": "redness.py",
+    },
+    "README.md": {"own.safetensors": "own.safetensors"},
+    "docs/config.md": {"my_lora.safetensors": "own.safetensors"},
+    "docs/engines.md": {"text.yaml": "texts.yaml"},
+    "docs/export.md": {"runs/redder": "runs/t"},
+    "docs/mdlm.md": {"mine.yaml": "texts.yaml", "runs/mine": "runs/mine", "eval.jsonl": "eval.jsonl"},
+    "docs/methods/distillation.md": {"student.yaml": "sd35.yaml", "runs/teacher": "runs/t"},
+    "docs/offline.md": {
+        "offline.yaml": "offline.yaml",
+        "tiny.yaml": "of_samples.yaml",
+        "pairs.parquet": "pairs.parquet",
+        "earlier": "groups",
+    },
+    "docs/real_models.md": {"runs/flux1-24gb": "runs/t"},
+    "docs/rewards.md": {"runs/demo-1": "runs/t"},
+}
+
+
+def block(page, beside):
+    """The block of a page that holds some words, without its indent or fence."""
+    text = (ROOT / page).read_text()
+    blocks = re.findall(r"^```\w*\n(.*?)^```|((?:^    [^\n]*\n)+)", text, re.MULTILINE | re.DOTALL)
+    ((fenced, indented),) = [pair for pair in blocks if beside in "".join(pair)]
+    return fenced or re.sub("^    ", "", indented, flags=re.MULTILINE)
+
+
+def pairs(file):
+    """Two preferences in the columns of Pick-a-Pic."""
+    import pyarrow
+    from PIL import Image
+    from pyarrow import parquet
+
+    picture = io.BytesIO()
+    Image.new("RGB", (64, 64), "red").save(picture, "png")
+    rows = [
+        {"caption": caption, "jpg_0": picture.getvalue(), "jpg_1": picture.getvalue(), "label_0": 1, "label_1": 0}
+        for caption in ("a red circle", "a blue square")
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+
+
+def furnished(folder, finished):
+    """The folder with all that `MADE` names; `finished` has a finished run of a tiny model."""
+    from flowgrpo.cli import main
+
+    shutil.copytree(ROOT / "configs", folder / "configs")
+    for name in ("runs", "tiny.yaml", "prompts.txt"):
+        (shutil.copytree if (finished / name).is_dir() else shutil.copy)(finished / name, folder / name)
+    for name, text in REWARDS.items():
+        (folder / name).write_text(text)
+    shutil.copy(folder / "prompts.txt", folder / "held_out.txt")
+    (folder / "eval.jsonl").write_text('{"prompt": "3 4 5 -> 12"}\n')
+    (folder / "texts.yaml").write_text(TEXTS)
+
+    (folder / "my_reward.py").write_text(block("README.md", "# my_reward.py"))
+    tiny = yaml.safe_load((folder / "tiny.yaml").read_text())
+    read = yaml.safe_load(block("README.md", "# sd35.yaml"))
+    read["model"] = tiny["model"]
+    read["train"] |= {"group_size": 4, "micro_batch": 4}
+    (folder / "sd35.yaml").write_text(yaml.safe_dump(read))
+
+    (folder / "offline.yaml").write_text(block("docs/offline.md", "model: {path: shapes}"))
+    tiny |= {"algorithm": {"preset": "gdro"}}
+    (folder / "of_samples.yaml").write_text(yaml.safe_dump(tiny))
+    pairs(folder / "pairs.parquet")
+    export = ["export", str(folder / "runs" / "t"), "--out", str(folder / "lora")]
+    assert main(export) == 0
+    (file,) = (folder / "lora").glob("*.safetensors")
+    shutil.copy(file, folder / "own.safetensors")
+    shutil.copy(folder / "redness.py", folder / "mine.py")
+    assert main(["sample", str(folder / "of_samples.yaml"), "--groups", str(folder / "groups")]) == 0
+    assert main(["train", str(folder / "texts.yaml"), f"run.dir={folder / 'runs'}"]) == 0
+    return folder
