@@ -30,7 +30,10 @@ MADE = {
         **{name: name for name in ("configs", "my_reward.py", "sd35.yaml", "prompts.txt", "held_out.txt", "tiny.yaml")},
         "mine.py": "redness.py",
     },
-    "README.md": {"own.safetensors": "own.safetensors"},
+    "README.md": {"own.safetensors": "own.safetensors", "runs/bluer": "runs/t"},
+    "docs/compare.md": {"runs/redder": "runs/t", "runs/bluer": "runs/t", "pictures": "pictures"},
+    "docs/explain.md": {"runs/demo-1": "runs/t"},
+    "docs/report.md": {"runs/redder": "runs/t"},
     "docs/config.md": {"my_lora.safetensors": "own.safetensors"},
     "docs/engines.md": {"text.yaml": "texts.yaml"},
     "docs/export.md": {"runs/redder": "runs/t"},
@@ -91,6 +94,9 @@ def furnished(folder, finished):
     (folder / "sd35.yaml").write_text(yaml.safe_dump(read))
 
     (folder / "offline.yaml").write_text(block("docs/offline.md", "model: {path: shapes}"))
+    call = [f"{key}={value}" for key, value in tiny["model"]["call"].items()]
+    sample = ["sample", tiny["model"]["path"], "--prompt", "a red circle", "--out", str(folder / "pictures"), *call]
+    assert main(sample) == 0
     tiny |= {"algorithm": {"preset": "gdro"}}
     (folder / "of_samples.yaml").write_text(yaml.safe_dump(tiny))
     pairs(folder / "pairs.parquet")

@@ -42,9 +42,9 @@ CHECKED = {
     r"run\.(processes=[2-9]|sharding=)": DEVICES,
     r"run\.engine": ENGINE,
     r"http://127": ENGINE,
-    r"^flowgrpo serve ": SERVES,
+    r"^flowgrpo (serve|watch|vote) ": SERVES,
     r"--push-to-hub": WEIGHTS,
-    r"gsm8k": WEIGHTS,
+    r"gsm8k|clip_score": WEIGHTS,
     r"^flowgrpo (train|plan) (flux|sd35$|sd35 |wan|llada)": WEIGHTS,
 }
 OWN = "stands for something of the reader's"
@@ -59,6 +59,7 @@ WORDS = {
         "DIR": ("pictures", OWN),
     },
     "docs/config.md": {"CONFIG": ("tiny.yaml", OWN)},
+    "docs/votes.md": {"MODEL": ("{tiny}", OWN)},
     "docs/export.md": {"redder-lora": ("redder-lora-{line}", AGAIN)},
     "docs/mdlm.md": {"MODEL": ("digits", OWN), "length=256": ("length=12", LONG)},
     "docs/methods/drafts.md": {
@@ -229,6 +230,8 @@ def failed(command, tiny):
             words = made_small(words, command.line)
         except InputError as error:
             return str(error)
+    if words[1] == "explain":
+        words += ["--redraws", "2", "--chains", "3"]
     said = io.StringIO()
     with redirect_stderr(said):
         status = cli.main(words[1:])

@@ -10,8 +10,7 @@ from flowgrpo.cli import main
 
 
 @pytest.fixture
-def run(workplace):
-    assert main(["train", "tiny.yaml", "algorithm.preset=flow_grpo"]) == 0
+def run(trained):
     return Path("runs/t")
 
 
