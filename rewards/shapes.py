@@ -218,8 +218,8 @@ def shapes(images: torch.Tensor, prompts: Sequence[str], caption: Sequence[str |
 def features(images: torch.Tensor, prompts: Sequence[str]) -> list[list[float]]:
     """What a picture has of its caption (B, 5), which `rewards.votes` learns over.
 
-    Of the objects that are asked for the share that is there, that has its colour and that has its shape, those that are too
-    many over them, and whether the relation holds.
+    Of the objects that are asked for the share that is there, of those that are there the share that is asked for, the
+    shares of what is asked for whose colour and whose shape is there, and whether the relation holds.
 
     Args:
         images, prompts: as of `shapes`.
@@ -237,8 +237,9 @@ def _seen(found: list[Found], caption: Caption) -> list[float]:
         shapes[shape] += count
     right = Counter((f.colour, f.shape) for f in found) & caption.objects
     coloured, shaped = Counter(f.colour for f in found) & colours, Counter(f.shape for f in found) & shapes
-    counts = [sum(each.values()) / asked for each in (right, coloured, shaped)]
-    return [*counts, max(0, len(found) - asked) / asked, float(_relation_holds(found, caption))]
+    right, coloured, shaped = (sum(each.values()) for each in (right, coloured, shaped))
+    precision = right / max(1, len(found))
+    return [right / asked, precision, coloured / asked, shaped / asked, float(_relation_holds(found, caption))]
 
 
 shapes.features = features

@@ -218,13 +218,17 @@ class Matching:
         state, target = self.noised.noised(call)
         inputs = self._inputs(call, state, target)
         loss = self.objective.loss(inputs)
-        if self.beta > 0:
-            divergence = self.objective.divergence(inputs)
+        divergence = self.objective.divergence(inputs) if self.beta > 0 else None
+        if divergence is not None:
             loss = loss + self.beta * divergence
-            stats.kl = (stats.kl or 0.0) + float(divergence.detach().sum())
         leaves = [draw.leaf for draw in call.draws]
         weight = self.noised.weights[leaves] * self.noised.factors[leaves]
-        stats.measure(inputs.log_prob - inputs.old_log_prob, self.objective.clipped(inputs), exact=self._exact)
+        stats.measure(
+            inputs.log_prob - inputs.old_log_prob,
+            self.objective.clipped(inputs),
+            divergence=divergence,
+            exact=self._exact,
+        )
         return (loss * weight.to(loss)).sum()
 
     @property

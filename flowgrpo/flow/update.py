@@ -150,13 +150,13 @@ def _loss(
             inputs = replace(inputs, earlier=earlier, position=paths.position(edges).to(earlier.device))
             paths.add(edges, inputs.log_prob - inputs.old_log_prob)
         per_edge = objective.loss(inputs) * credited.step_weights[edges.move.kernel, sigma, edges.sigma_next]
-        if beta > 0:
-            divergence = objective.divergence(inputs)
+        divergence = objective.divergence(inputs) if beta > 0 else None
+        if divergence is not None:
             per_edge = per_edge + beta * divergence
-            stats.kl = (stats.kl or 0.0) + float(divergence.detach().sum())
         weight = credited.weights(edges) * credited.factors(edges)
         loss = loss + (per_edge * weight.to(per_edge)).sum()
-        stats.measure(inputs.log_prob - inputs.old_log_prob, objective.clipped(inputs))
+        gap, step = inputs.log_prob - inputs.old_log_prob, credited.tree.sigmas.index(sigma)
+        stats.measure(gap, objective.clipped(inputs), divergence=divergence, step=step)
     return loss
 
 

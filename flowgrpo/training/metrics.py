@@ -35,11 +35,26 @@ def of_policy(stats: Sequence[UpdateStats], gather: Callable[[list[Any]], list[A
         "policy/max_abs_log_ratio": float(torch.tensor(drifts).max()) if drifts else None,
         "policy/mean_abs_log_ratio": sum(each.sum_abs_log_ratio for each in every) / edges,
         "policy/clip_fraction": sum(each.clipped for each in every) / edges,
+        "policy/clip_fraction_high": sum(each.clipped_high for each in every) / edges,
+        "policy/clip_fraction_low": sum(each.clipped - each.clipped_high for each in every) / edges,
         "policy/kl": sum(kls) / edges if kls else None,
         "policy/grad_norm": float(torch.tensor([each.grad_norm for each in stats]).max()),
         "policy/updates": sum(each.taken for each in stats),
         "policy/skipped_updates": sum(each.skipped for each in stats),
+        **_by_step(every, diverges=bool(kls)),
     }
+
+
+def _by_step(every: Sequence[UpdateStats], *, diverges: bool) -> dict[str, float]:
+    """Mean |log ratio| and divergence of each trained step of the schedule, counted from 1."""
+    found = {}
+    for step in sorted({step for each in every for step in each.by_step}):
+        own = [each.by_step[step] for each in every if step in each.by_step]
+        edges = sum(count for count, _, _ in own)
+        found[f"policy/mean_abs_log_ratio/step_{step + 1}"] = sum(ratio for _, ratio, _ in own) / edges
+        if diverges:
+            found[f"policy/kl/step_{step + 1}"] = sum(kl for _, _, kl in own) / edges
+    return found
 
 
 def of_samples(

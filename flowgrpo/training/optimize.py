@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -22,28 +22,42 @@ class UpdateStats:
             before the first update of an iteration it must be 0.
         sum_abs_log_ratio: sum of |log ratio|.
         clipped: how many the clip stopped.
+        clipped_high: of these, how many because the ratio was too large.
         kl: sum of the divergence from the reference, None if none is computed.
         grad_norm: of the whole gradient, before it is cut.
         taken: 1 if the step was taken, 0 where all weights are 0 or the gradient is not finite.
         skipped: 1 if the gradient was not finite, so that no step was taken.
+        by_step: edges, and sums of |log ratio| and of the divergence, by the step of the schedule, where edges are of one.
     """
 
     edges: int = 0
     max_abs_log_ratio: float | None = None
     sum_abs_log_ratio: float = 0.0
     clipped: int = 0
+    clipped_high: int = 0
     kl: float | None = None
     grad_norm: float = 0.0
     taken: int = 0
     skipped: int = 0
+    by_step: dict[int, tuple[int, float, float]] = field(default_factory=dict)
 
     @torch.no_grad()
-    def measure(self, log_ratio: torch.Tensor, clipped: torch.Tensor, *, exact: bool = True) -> None:
+    def measure(
+        self,
+        log_ratio: torch.Tensor,
+        clipped: torch.Tensor,
+        *,
+        divergence: torch.Tensor | None = None,
+        step: int | None = None,
+        exact: bool = True,
+    ) -> None:
         """Count edges in.
 
         Args:
             log_ratio: (E,) of each.
             clipped: (E,) bool, which the objective stops.
+            divergence: (E,) from the reference; None if none is computed.
+            step: of the schedule, counted from 0, that they are of; None where there is no such step.
             exact: whether the ratio is to be 1 before the first update of an iteration; only then the largest is kept.
         """
         gap = log_ratio.abs()
@@ -53,8 +67,15 @@ class UpdateStats:
             self.max_abs_log_ratio = float(
                 torch.tensor([before, gap.max()]).max()
             )  # unlike Python's max, this keeps NaN
-        self.sum_abs_log_ratio += float(gap.sum())
+        total, apart = float(gap.sum()), None if divergence is None else float(divergence.sum())
+        self.sum_abs_log_ratio += total
         self.clipped += int(clipped.sum())
+        self.clipped_high += int((clipped & (log_ratio > 0)).sum())
+        if apart is not None:
+            self.kl = (self.kl or 0.0) + apart
+        if step is not None:
+            edges, of_ratio, of_divergence = self.by_step.get(step, (0, 0.0, 0.0))
+            self.by_step[step] = edges + len(gap), of_ratio + total, of_divergence + (apart or 0.0)
 
 
 def optimizer_step(

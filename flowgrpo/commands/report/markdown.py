@@ -48,6 +48,9 @@ def _lines(report: Report, folder: Path) -> Iterator[str]:
         yield from _table("Evaluations", head, rows)
     if report.signals:
         yield from _signals(report.signals)
+    if report.by_step:
+        rows = [[str(each.step), number(each.log_ratio), number(each.kl)] for each in report.by_step]
+        yield from _table("Ratio and KL, by step", ["step", "size of the log-ratio", "KL"], rows)
     yield from _verdict(report.verdict)
     yield from _spectrum(report)
     if report.extremes is not None:

@@ -13,7 +13,7 @@ from flowgrpo.commands.report import curves
 from flowgrpo.commands.report.asked import Facts, asked, clips, versions
 from flowgrpo.commands.report.cost import Cost, cost
 from flowgrpo.commands.report.extremes import Extremes, extremes
-from flowgrpo.commands.report.signals import Signal, signals
+from flowgrpo.commands.report.signals import OfStep, Signal, by_step, signals
 from flowgrpo.commands.report.spectrum import Spectrum, spectrum
 from flowgrpo.commands.report.watched import Verdict, verdict
 from flowgrpo.data.yaml_maps import read_map
@@ -53,6 +53,7 @@ class Report:
     names: list[str]
     evaluations: list[curves.Evaluation]
     signals: list[Signal]
+    by_step: list[OfStep]
     verdict: Verdict
     extremes: Extremes | None
     spectrum: Spectrum
@@ -105,6 +106,7 @@ def _read(run: Path) -> Report:
         names=[*trained, *watched],
         evaluations=curves.evaluations(lines, [*trained, *watched]),
         signals=signals(lines, clips=clips(config)),
+        by_step=by_step(lines) if clips(config) else [],
         verdict=verdict(lines, watched, config["eval"]["watch"] if config else 1),
         extremes=extremes(run, config),
         spectrum=spectrum(run),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 
 from flowgrpo.commands.gallery.curve import PART, curve
@@ -14,6 +15,8 @@ KNOWN = (
     ("groups/zero_std_fraction", "zero-variance groups", "share of groups whose rewards are all alike"),
     ("groups/left_out_fraction", "left out", "share of units that the selection left out"),
     ("policy/clip_fraction", "clip fraction", "share of steps outside the clip range, above and below together"),
+    ("policy/clip_fraction_high", "clip fraction above", "share of steps that were stopped with a ratio above 1"),
+    ("policy/clip_fraction_low", "clip fraction below", "share of steps that were stopped with a ratio below 1"),
     ("policy/mean_abs_log_ratio", "log-ratio", "mean size over the trained steps of the iteration"),
     ("policy/max_abs_log_ratio", "drift", "largest size of a log-ratio before the first update"),
     ("policy/kl", "KL", "to the reference, mean over the trained steps"),
@@ -22,8 +25,22 @@ KNOWN = (
     ("reward/lost", "lost samples", "whose reward failed, or that are not finite"),
     ("policy/skipped_updates", "skipped updates", "whose gradient is not finite"),
 )
-RATIO = ("policy/clip_fraction", "policy/mean_abs_log_ratio")  # 0 in all lines where the objective has no ratio
+RATIO = (
+    "policy/clip_fraction",
+    "policy/clip_fraction_high",
+    "policy/clip_fraction_low",
+    "policy/mean_abs_log_ratio",
+)  # 0 in all lines where the objective has no ratio
 COUNTS = ("reward/lost", "policy/skipped_updates")  # told only where there are any
+
+
+@dataclass(frozen=True)
+class OfStep:
+    """A step of the schedule, counted from 1: means over the iterations that trained on it; None where not measured."""
+
+    step: int
+    log_ratio: float
+    kl: float | None
 
 
 @dataclass(frozen=True)
@@ -69,3 +86,18 @@ def signals(lines: Lines, *, clips: bool) -> list[Signal]:
         if values and not (absent and not any(value for _, value in values)):
             found.append(Signal(name, meaning, values))
     return found
+
+
+def by_step(lines: Lines) -> list[OfStep]:
+    """What was measured of each step of the schedule, in their order."""
+    found: dict[str, dict[int, list[float]]] = {"mean_abs_log_ratio": {}, "kl": {}}
+    for line in lines:
+        for key, value in line.items():
+            match key.split("/"):
+                case ["policy", ("mean_abs_log_ratio" | "kl") as name, step] if value is not None:
+                    found[name].setdefault(int(step.removeprefix("step_")), []).append(value)
+    kls = found["kl"]
+    return [
+        OfStep(step, statistics.mean(values), statistics.mean(kls[step]) if step in kls else None)
+        for step, values in sorted(found["mean_abs_log_ratio"].items())
+    ]

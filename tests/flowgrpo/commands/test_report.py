@@ -18,7 +18,7 @@ from flowgrpo.commands.report.cost import cost
 from flowgrpo.commands.report.curves import MOST, evaluations, total_curve
 from flowgrpo.commands.report.extremes import extremes
 from flowgrpo.commands.report.read import read
-from flowgrpo.commands.report.signals import signals
+from flowgrpo.commands.report.signals import OfStep, by_step, signals
 from flowgrpo.commands.report.spectrum import NO_SIBLINGS, NO_TREES, Bar, Spectrum, spectrum
 from flowgrpo.commands.report.watched import NONE, verdict
 from flowgrpo.commands.watch import Watched
@@ -101,6 +101,24 @@ def test_signals_are_those_that_were_measured():
         "drift",
         "learning rate",
     ]
+
+
+def test_clip_fractions_are_of_both_sides():
+    lines = [trained(1, 0.5, **{"policy/clip_fraction_high": 0.25, "policy/clip_fraction_low": 0.125})]
+    found = {signal.name: signal for signal in signals(lines, clips=True)}
+    assert found["clip fraction above"].values == [(1, 0.25)]
+    assert found["clip fraction below"].values == [(1, 0.125)]
+
+
+def test_ratio_and_kl_by_step_are_means_over_the_iterations_that_trained_on_it(tmp_path):
+    first = {
+        "policy/mean_abs_log_ratio/step_2": 0.25,
+        "policy/kl/step_2": 1.0,
+        "policy/mean_abs_log_ratio/step_10": 0.5,
+    }
+    lines = [trained(1, 0.5, **first), trained(2, 0.5, **{"policy/mean_abs_log_ratio/step_2": 0.75})]
+    assert by_step(lines) == [OfStep(2, 0.5, 1.0), OfStep(10, 0.5, None)]
+    assert by_step(LINES) == []
 
 
 def test_a_ratio_that_is_always_zero_is_told_only_where_it_is_clipped():
