@@ -216,10 +216,10 @@ def shapes(images: torch.Tensor, prompts: Sequence[str], caption: Sequence[str |
 
 
 def features(images: torch.Tensor, prompts: Sequence[str]) -> list[list[float]]:
-    """What a picture has of its caption (B, 5), which `rewards.votes` learns over.
+    """What a picture has of its caption (B, 4), which `rewards.votes` learns over.
 
-    Of the objects that are asked for the share that is there, of those that are there the share that is asked for, the
-    shares of what is asked for whose colour and whose shape is there, and whether the relation holds.
+    The objects that are right over the larger of asked and found, the shares of the asked ones whose colour and whose shape
+    is there, and whether the relation holds.
 
     Args:
         images, prompts: as of `shapes`.
@@ -238,8 +238,8 @@ def _seen(found: list[Found], caption: Caption) -> list[float]:
     right = Counter((f.colour, f.shape) for f in found) & caption.objects
     coloured, shaped = Counter(f.colour for f in found) & colours, Counter(f.shape for f in found) & shapes
     right, coloured, shaped = (sum(each.values()) for each in (right, coloured, shaped))
-    precision = right / max(1, len(found))
-    return [right / asked, precision, coloured / asked, shaped / asked, float(_relation_holds(found, caption))]
+    matched = right / max(len(found), asked)
+    return [matched, coloured / asked, shaped / asked, float(_relation_holds(found, caption))]
 
 
 shapes.features = features

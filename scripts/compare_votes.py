@@ -4,8 +4,9 @@
 
 Pictures of the embedded model, some of each of many training prompts, are voted on by `shapes` in a person's place, through
 the same ballot as `flowgrpo vote`: the larger reward wins, and equal ones are a vote for neither. Then the model is trained
-by configs/shapes.yaml on `votes`, and on `shapes` itself, through the command line, one run after the other with one thread;
-the true reward is that of held-out prompts. Runs that are complete are not run again.
+by configs/shapes.yaml on `votes`, and on `shapes` itself, through the command line, one run after the other with one thread,
+half as long and at half the rate as it stands there; the true reward is that of held-out prompts. Runs that are complete are
+not run again.
 """
 
 from __future__ import annotations
@@ -27,6 +28,15 @@ from rewards.shapes import shapes
 CONFIG = Path(__file__).parents[1] / "configs" / "shapes.yaml"
 PROMPTS, SAMPLES = 40, 4  # prompts that are voted on, and pictures of each
 TRUE = "reward/truth/mean"
+SETTINGS = (
+    "train.iterations=24",
+    "train.learning_rate=1e-4",
+    "eval.every=12",
+    "eval.save=0",
+    "run.processes=1",
+    "run.trees=null",
+    "eval_rewards=[{use: shapes, name: truth}]",
+)
 
 
 def command(*arguments: str | Path) -> None:
@@ -64,16 +74,9 @@ def _truth(file: Path, prompt: str) -> float:
 def trained(folder: Path, reward: str) -> tuple[float, float]:
     """The true held-out reward before and after training on a reward, written as YAML."""
     if not (folder / "gallery.html").is_file():
-        watched = "eval_rewards=[{use: shapes, name: truth}]"
-        place = [
-            f"run.dir={folder.parent}",
-            f"run.name={folder.name}",
-            "run.processes=1",
-            "run.trees=null",
-            "eval.save=0",
-        ]
         seed = f"run.seed={folder.name.rpartition('-')[2]}"
-        command("train", CONFIG, f"rewards=[{reward}]", watched, seed, *place)
+        place = [f"run.dir={folder.parent}", f"run.name={folder.name}", seed]
+        command("train", CONFIG, f"rewards=[{reward}]", *place, *SETTINGS)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     seen = [line[TRUE] for line in lines if line["phase"] == "eval"]
     return seen[0], seen[-1]

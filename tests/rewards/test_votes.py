@@ -174,9 +174,9 @@ def test_what_a_caption_has_is_what_the_shapes_reward_sees(tmp_path):
     pictures = picture.expand(4, 3, 64, 64)
     asked = ["a red square and a blue square", "a red circle", "two red squares", "a blue square left of a red square"]
     assert features(pictures, asked) == [
-        [1.0, 1.0, 1.0, 1.0, 1.0],
-        [0.0, 0.0, 1.0, 0.0, 1.0],
-        [0.5, 0.5, 0.5, 1.0, 1.0],
-        [1.0, 1.0, 1.0, 1.0, 0.0],
+        [1.0, 1.0, 1.0, 1.0],
+        [0.0, 1.0, 0.0, 1.0],
+        [0.5, 0.5, 1.0, 1.0],
+        [1.0, 1.0, 1.0, 0.0],
     ]
     assert shapes(pictures, asked) == [1.0, 0.0, 0.5, 0.5]
