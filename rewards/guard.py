@@ -56,7 +56,11 @@ class Guard:
         closing = {"Connection": "close"}  # who may not ask holds no connection
         if self._expected is None:
             if _names_this_machine(headers.get(b"host", b"").decode("latin-1")):
-                return None
+                foreign = (
+                    headers.get(b"sec-fetch-site") == b"cross-site" and headers.get(b"sec-fetch-mode") != b"navigate"
+                )
+                said = "a page of another site may lead here, and not ask here"
+                return JSONResponse({"error": said}, 403, closing) if foreign else None
             said = "without a token only 127.0.0.1 and localhost are answered, whatever other names lead here"
             return JSONResponse({"error": said}, 421, closing)
         if hmac.compare_digest(headers.get(b"authorization", b""), self._expected):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -69,14 +70,17 @@ class Preference:
         given = [name for name, value in given.items() if value is not None]
         if len(given) != 1:
             raise RewardError(
-                "preference needs either an endpoint or a function to compare, or scores: options: {endpoint: http://...}"
+                "preference needs either an endpoint or a function to compare, or scores, and one of them alone: options: "
+                "{endpoint: http://...}"
             )
         if endpoint is None and options:
             raise RewardError(f"preference by {given[0]} asks no endpoint and takes no {', '.join(options)}")
         use = {"use": scores} if isinstance(scores, str) else dict(scores or {})
         if scores is not None and (not isinstance(use.get("use"), str) or use.keys() - {"use", "options"}):
             raise RewardError("preference: scores is a reward, a name or a map of use and options")
-        self.scores = None if scores is None else load(use["use"], options=use.get("options")).function
+        self.scores = None if scores is None else load(use["use"], options=use.get("options"))
+        if self.scores is not None and self.scores.group_wise:
+            raise RewardError(f"preference: {self.scores.name} compares the samples of a group, and scores none alone")
         self.compare = locate(compare, "compare") if isinstance(compare, str) else compare
         self.chat = Chat(answers or ANSWERS, endpoint, model=model, method=method, **options) if endpoint else None
         self.both_orders, self.frames, self.template = both_orders, frames, template
@@ -85,8 +89,8 @@ class Preference:
 
     def to(self, device: torch.device | str) -> Preference:
         """Move the model of `scores`, where there is one."""
-        if hasattr(self.scores, "to"):
-            self.scores.to(device)
+        if self.scores is not None and hasattr(self.scores.function, "to"):
+            self.scores.function.to(device)
         return self
 
     def __call__(self, samples: torch.Tensor, prompts: Sequence[str], **columns: Sequence[Any]) -> list[float | None]:
@@ -102,13 +106,15 @@ class Preference:
         if size == 1:
             return [None]
         pairs = list(itertools.combinations(range(size), 2))
-        shown = [*pairs, *((j, i) for i, j in pairs)] if self.both_orders else pairs
+        both = self.both_orders and self.scores is None  # scores know no order
+        shown = [*pairs, *((j, i) for i, j in pairs)] if both else pairs
         row = {name: values[0] for name, values in columns.items()}
         if self.chat:
             outcomes = self._asked(samples, prompts[0], row, shown)
         elif self.scores is not None:
-            odds = torch.as_tensor(self.scores(samples, prompts), dtype=torch.float64)
-            outcomes = [float(torch.sigmoid(odds[i] - odds[j])) for i, j in shown]
+            odds = torch.as_tensor(self.scores(samples, prompts, columns), dtype=torch.float64)
+            chances = (torch.sigmoid(odds[i] - odds[j]).item() for i, j in shown)
+            outcomes = [None if math.isnan(chance) else chance for chance in chances]
         else:
             outcomes = self._compared(samples, prompts[0], shown)
         self.rounds += len(shown)

@@ -47,7 +47,7 @@ def read_votes(file: Path) -> list[Vote]:
     if not file.is_file():
         raise RewardError(f"votes: there is no file {file}; flowgrpo vote writes one")
     found = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(file.read_bytes().splitlines(), 1):
         try:
             told = json.loads(line)
             pictures = [file.parent / told[side] for side in ("a", "b")]
@@ -80,21 +80,24 @@ class Learned:
         return (features - self.mean) / self.std @ self.weights
 
 
-def learn(first: np.ndarray, second: np.ndarray, outcomes: np.ndarray) -> Learned:
+def learn(first: np.ndarray, second: np.ndarray, outcomes: np.ndarray, prompts: Sequence[str] = ()) -> Learned:
     """Learn which of two is preferred (Bradley and Terry, 1952): P(first wins) = sigmoid(w (x_first - x_second)).
 
     Features are standardised over all that were voted on; w has a normal prior, whose strength is the one under which
-    held-out votes are likeliest, in ten folds. A vote for neither counts as half a win for each.
+    held-out votes are likeliest, in ten folds of whole prompts, for a picture may be in several pairs. A vote for neither
+    counts as half a win for each.
 
     Args:
         first, second: (N, D) features.
         outcomes: (N,) 1, 0 or 0.5.
+        prompts: of the pairs; those of one prompt, or without any each vote, are held out together.
     """
     every = np.concatenate([first, second])
     mean, std = every.mean(0), every.std(0)
     std = np.where(std > 1e-9, std, 1.0)
     gaps = (first - second) / std
-    folds = np.arange(len(gaps)) % min(FOLDS, len(gaps))
+    own = np.unique(prompts, return_inverse=True)[1] if len({*prompts}) > 1 else np.arange(len(gaps))
+    folds = own % FOLDS
     best = None
     for strength in STRENGTHS:
         odds = np.empty(len(gaps))
@@ -175,7 +178,8 @@ class Votes:
         if self._learned is None:
             first, second = ([self._of_file(vote, side) for vote in self.votes] for side in ("first", "second"))
             outcomes = np.array([vote.outcome for vote in self.votes])
-            self._learned = learn(np.concatenate(first), np.concatenate(second), outcomes)
+            prompts = [vote.prompt for vote in self.votes]
+            self._learned = learn(np.concatenate(first), np.concatenate(second), outcomes, prompts)
             decided = sum(vote.outcome != 0.5 for vote in self.votes)
             if self._learned.agreement < 0.5 + 1 / math.sqrt(decided):  # two standard errors of a coin
                 LOGGER.warning(

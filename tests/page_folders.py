@@ -1,11 +1,13 @@
 """The files and folders that the pages' commands name, made small."""
 
 import io
+import json
 import re
 import shutil
 from pathlib import Path
 
 import yaml
+from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 REWARDS = {
@@ -34,6 +36,7 @@ MADE = {
     "docs/compare.md": {"runs/redder": "runs/t", "runs/bluer": "runs/t", "pictures": "pictures"},
     "docs/explain.md": {"runs/demo-1": "runs/t"},
     "docs/report.md": {"runs/redder": "runs/t"},
+    "docs/votes.md": {"votes.jsonl": "votes.jsonl", "light.png": "light.png", "shown": "pictures"},
     "docs/config.md": {"my_lora.safetensors": "own.safetensors"},
     "docs/engines.md": {"text.yaml": "texts.yaml"},
     "docs/export.md": {"runs/redder": "runs/t"},
@@ -61,7 +64,6 @@ def block(page, beside):
 def pairs(file):
     """Two preferences in the columns of Pick-a-Pic."""
     import pyarrow
-    from PIL import Image
     from pyarrow import parquet
 
     picture = io.BytesIO()
@@ -106,5 +108,8 @@ def furnished(folder, finished):
     shutil.copy(file, folder / "own.safetensors")
     shutil.copy(folder / "redness.py", folder / "mine.py")
     assert main(["sample", str(folder / "of_samples.yaml"), "--groups", str(folder / "groups")]) == 0
+    picture = {"prompt": "a red circle", "a": "shown/0000.png", "b": "light.png"}
+    Image.new("RGB", (16, 16), "white").save(folder / "light.png")
+    (folder / "votes.jsonl").write_text("".join(json.dumps({**picture, "vote": vote}) + "\n" for vote in "aaaab"))
     assert main(["train", str(folder / "texts.yaml"), f"run.dir={folder / 'runs'}"]) == 0
     return folder

@@ -29,7 +29,7 @@ def step(index, rewards, *, share=None, advantage=None, before=0.1, after=0.3):
     )
 
 
-def explained(*steps, prompt="a cat", variance=0.04, residual=0.1, lent=False):
+def explained(*steps, prompt="a cat", variance=0.04, residual=0.1, lost=0, lent=False):
     explanation = Explanation(
         row=Row(prompt, 7),
         sample=SAMPLE,
@@ -38,6 +38,7 @@ def explained(*steps, prompt="a cat", variance=0.04, residual=0.1, lent=False):
         of_steps=4,
         variance=variance,
         residual=None if residual is None else Share(steps=None, share=residual, error=0.05),
+        lost=lost,
         lent=lent,
         evaluations=1234,
     )

@@ -116,12 +116,16 @@ class Explained:
     def sentences(self) -> list[str]:
         """What a look at the page should tell first."""
         shared = [row for row in self.rows if row.step.share is not None]
+        if not shared and self.of.lost:
+            return [f"{self.of.lost} samples have no reward, so that the steps cannot be told apart."]
         if not shared:
             return ["Other noise changes nothing: all samples from this start have the same reward."]
         most = max(shared, key=lambda row: row.step.share.share)
         if most.step.share.share > 2 * most.step.share.error:
             where = f"step {most.step.index + 1}"
-            found = [f"The noise of {where} decides most of the reward from this start: {most.share} of its variance."]
+            found = [
+                f"The noise of {where} has the largest share of the reward's variance from this start: {most.share}."
+            ]
         else:
             found = ["No step stands out: the shares are small beside their errors, which more --chains make smaller."]
         chances = [(look.reward, row) for row in self.rows for look in row.step.redraws if look.reward is not None]

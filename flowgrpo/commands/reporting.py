@@ -22,7 +22,9 @@ def explain(
     run: Run,
     *,
     prompt: Annotated[int, typer.Option("--prompt", metavar="N", help="a held-out prompt, the first is 0")] = 0,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="S", help="by default the prompt's own, N")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="S", min=0, help="by default the prompt's own, N")
+    ] = None,
     redraws: Annotated[int, typer.Option("--redraws", metavar="K", min=2, help="of the noise of each step")] = 16,
     chains: Annotated[int, typer.Option("--chains", min=3, help="that tell how much each step decides")] = 128,
     step: Annotated[int | None, typer.Option("--step", help="a checkpoint's step; by default the last")] = None,

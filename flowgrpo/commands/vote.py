@@ -2,23 +2,27 @@
 
     GET  /            the page
     GET  /pair        the next pair as JSON, or that none is left
-    GET  /media/SIDE  a sample of it
+    GET  /media/PAIR/SIDE  a sample of a pair, SIDE a or b
     POST /vote        {"pair": number, "vote": "a" | "b" | "neither"}; answers with the next pair
     POST /undo        takes the last vote of this file back; answers with its pair
 
 Each vote is a line that is on the disk before the next pair is shown, so that nothing is lost when the page or the server
-ends; what was voted on is not asked again. Only who asks by a name of this machine is answered, and only its own page may
-vote: a request to vote must be JSON, which a page of another origin cannot send unasked.
+ends; what was voted on is not asked again. The file is locked, so that no other ballot writes over it. Only who asks by a
+name of this machine is answered, and no page of another origin can vote: a request to vote must be JSON, which such a page
+cannot send unasked.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import mimetypes
 import os
 import random
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import combinations, zip_longest
@@ -64,7 +68,7 @@ def pairs_of(folders: Sequence[Path]) -> list[Pair]:
     Raises:
         InputError: there are none, or a sample is no picture.
     """
-    by_prompt: dict[str, dict[bytes, Path]] = defaultdict(dict)
+    by_prompt: dict[str, dict[bytes, Path]] = defaultdict(dict)  # by what digests the picture
     for folder in folders:
         samples = folder / "samples" if (folder / "samples" / "manifest.jsonl").is_file() else folder
         for line in read_manifest(samples):
@@ -73,7 +77,7 @@ def pairs_of(folders: Sequence[Path]) -> list[Pair]:
                 raise InputError(f"{file} is no picture; votes are on pictures")
             if not file.is_file():
                 raise InputError(f"{samples / 'manifest.jsonl'}: there is no file {file}")
-            by_prompt[line["prompt"]].setdefault(file.read_bytes(), file)
+            by_prompt[line["prompt"]].setdefault(hashlib.blake2b(file.read_bytes()).digest(), file)
     drawn = random.Random(SEED)
     columns = []
     for prompt, files in by_prompt.items():
@@ -110,7 +114,8 @@ class Ballot:
             except RewardError as error:
                 raise InputError(f"{error}; name another file by --out") from error
             self._lines = file.read_text(encoding="utf-8").splitlines()
-        self._left = [number for number, pair in enumerate(self.pairs) if self._key(pair) not in self._voted()]
+        voted = self._voted()
+        self._left = [number for number, pair in enumerate(self.pairs) if self._key(pair) not in voted]
 
     @property
     def told(self) -> dict[str, Any]:
@@ -140,13 +145,15 @@ class Ballot:
         del self._left[0]
 
     def undo(self) -> bool:
-        """Take the last vote back, so that its pair is the next; False where there is none."""
+        """Take the last vote back, so that its pair is the next; False where there is none, or it is on other pictures."""
         if not self._lines:
             return False
         told = json.loads(self._lines[-1])
+        again = [n for n, pair in enumerate(self.pairs) if {*self._key(pair)} == {told["a"], told["b"]}]
+        if not again:
+            return False
         self._write(self._lines[:-1])
-        again = [number for number, pair in enumerate(self.pairs) if self._key(pair) == (told["a"], told["b"])]
-        self._left = again + self._left
+        self._left = again[:1] + self._left
         return True
 
     def _write(self, lines: Sequence[str]) -> None:
@@ -222,7 +229,7 @@ async def _json(request: Request) -> Any:
             raise HTTPException(413, f"the body may have {LARGEST} bytes at most")
     try:
         return json.loads(body or b"null")
-    except ValueError:
+    except (ValueError, RecursionError):
         raise HTTPException(422, "the body is no JSON") from None
 
 
@@ -239,10 +246,31 @@ def vote(folders: Sequence[Path], file: Path | None, port: int) -> None:
         RewardError: the port cannot be listened on.
         KeyboardInterrupt: it was interrupted.
     """
-    ballot = Ballot(pairs_of(folders), file or folders[0] / "votes.jsonl")
-    listening = guard.listen("127.0.0.1", port, None)
-    served = application(ballot, folders[0].resolve().name)
-    out.print(f"votes    {ballot.file}", soft_wrap=True)
-    out.print(f"page     http://127.0.0.1:{listening.getsockname()[1]}/", soft_wrap=True)
-    uvicorn.Server(guard.configured(served)).run(sockets=[listening])
-    raise KeyboardInterrupt  # uvicorn returns for no other reason
+    pairs, file = pairs_of(folders), file or folders[0] / "votes.jsonl"
+    with _alone(file):
+        ballot = Ballot(pairs, file)
+        listening = guard.listen("127.0.0.1", port, None)
+        served = application(ballot, folders[0].resolve().name)
+        out.print(f"votes    {ballot.file}", soft_wrap=True)
+        out.print(f"page     http://127.0.0.1:{listening.getsockname()[1]}/", soft_wrap=True)
+        uvicorn.Server(guard.configured(served)).run(sockets=[listening])
+        raise KeyboardInterrupt  # uvicorn returns for no other reason
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Hold the lock of a file of votes, which the kernel takes away with the process.
+
+    Raises:
+        InputError: another ballot holds it, or it cannot be made.
+    """
+    check_writable(file.parent, str(file))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.with_name(f".{file.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"{file}: another flowgrpo vote writes it; end that one, or name another file by --out"
+            ) from None
+        yield

@@ -9,6 +9,7 @@ start, and the credit is what that edge was given, in a group of the run's size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -98,6 +99,7 @@ class Explanation:
         of_steps: how many the schedule has.
         variance: of the reward over the noise of all steps, the start given.
         residual: what the shares leave of it, which is 0 but for the error; None without any variance.
+        lost: samples of the chains whose reward was lost.
         lent: whether the noise is not the method's own, which draws none.
         evaluations: of the model.
     """
@@ -109,6 +111,7 @@ class Explanation:
     of_steps: int
     variance: float
     residual: Share | None
+    lost: int
     lent: bool
     evaluations: int
 
@@ -162,12 +165,21 @@ def explain(
         roots = [Root(1 + row.seed, index, row) for index in range(chains)]  # group 0 is the method's
         plan, seed = nested(own.moves, own.splits), config.run.seed
         tree = walk(policy, plan, roots, micro_batch=scoring.size, seed=seed, iteration=iteration)
-        shares, variance = spectrum(tree, torch.tensor(scoring.totals(tree), dtype=torch.float64))
+        totals = torch.tensor(scoring.totals(tree), dtype=torch.float64)
+        shares, variance = spectrum(tree, totals)
+        if not all(math.isfinite(each.share) and math.isfinite(each.error) for each in shares):
+            shares = []  # of some step no two known samples are left to compare
     by_step = {share.steps[0]: share for share in shares if share.steps is not None}
     steps = [replace(step, share=by_step.get(step.index)) for step in seen.steps]
     residual = next((share for share in shares if share.steps is None), None)
-    evaluations = policy.evaluations - before
-    return replace(seen, steps=steps, variance=variance, residual=residual, evaluations=evaluations)
+    return replace(
+        seen,
+        steps=steps,
+        variance=variance if shares else 0.0,
+        residual=residual,
+        lost=int(totals.isnan().sum()),
+        evaluations=policy.evaluations - before,
+    )
 
 
 @dataclass(frozen=True)
@@ -322,6 +334,7 @@ def _redrawn(
         of_steps=len(own.moves),
         variance=0.0,
         residual=None,
+        lost=0,
         lent=own.lent,
         evaluations=0,
     )

@@ -226,6 +226,7 @@ class Matching:
         stats.measure(
             inputs.log_prob - inputs.old_log_prob,
             self.objective.clipped(inputs),
+            self.objective.above(inputs),
             divergence=divergence,
             exact=self._exact,
         )

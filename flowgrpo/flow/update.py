@@ -156,7 +156,7 @@ def _loss(
         weight = credited.weights(edges) * credited.factors(edges)
         loss = loss + (per_edge * weight.to(per_edge)).sum()
         gap, step = inputs.log_prob - inputs.old_log_prob, credited.tree.sigmas.index(sigma)
-        stats.measure(gap, objective.clipped(inputs), divergence=divergence, step=step)
+        stats.measure(gap, objective.clipped(inputs), objective.above(inputs), divergence=divergence, step=step)
     return loss
 
 

@@ -236,14 +236,16 @@ def _measure(stats: UpdateStats, outcome: Outcome, objective: Objective, *, scor
         scored: (B, L) bool.
         moved: whether the policy may have moved, so that the ratio is measured and not 1 by definition.
     """
-    signed, stopped = objective.log_ratio(outcome.inputs), objective.stopped(outcome.inputs)
-    if signed.ndim == 1:
-        signed, stopped = (x[:, None].expand(scored.shape) for x in (signed, stopped))
-    log_ratio = signed.abs()
+    found = (
+        objective.log_ratio(outcome.inputs).abs(),
+        objective.stopped(outcome.inputs),
+        objective.above(outcome.inputs),
+    )
+    log_ratio, stopped, above = (x[:, None].expand(scored.shape) if x.ndim == 1 else x for x in found)
     stats.edges = int(scored.sum())
     stats.max_abs_log_ratio = float(log_ratio[scored].max()) if moved else None
     stats.sum_abs_log_ratio = float(log_ratio[scored].sum())
     stats.clipped = int(stopped[scored].sum())
-    stats.clipped_high = int((stopped & (signed > 0))[scored].sum())
+    stats.clipped_high = int((stopped & above)[scored].sum())
     if objective.kl.beta > 0:
         stats.kl = float(objective.kl.mean(replace(outcome.inputs, token_weight=scored.float())))

@@ -46,6 +46,7 @@ class UpdateStats:
         self,
         log_ratio: torch.Tensor,
         clipped: torch.Tensor,
+        above: torch.Tensor,
         *,
         divergence: torch.Tensor | None = None,
         step: int | None = None,
@@ -56,6 +57,7 @@ class UpdateStats:
         Args:
             log_ratio: (E,) of each.
             clipped: (E,) bool, which the objective stops.
+            above: (E,) bool, whether the ratio that it looks at is above 1.
             divergence: (E,) from the reference; None if none is computed.
             step: of the schedule, counted from 0, that they are of; None where there is no such step.
             exact: whether the ratio is to be 1 before the first update of an iteration; only then the largest is kept.
@@ -70,7 +72,7 @@ class UpdateStats:
         total, apart = float(gap.sum()), None if divergence is None else float(divergence.sum())
         self.sum_abs_log_ratio += total
         self.clipped += int(clipped.sum())
-        self.clipped_high += int((clipped & (log_ratio > 0)).sum())
+        self.clipped_high += int((clipped & above).sum())
         if apart is not None:
             self.kl = (self.kl or 0.0) + apart
         if step is not None:

@@ -44,7 +44,7 @@ CHECKED = {
     r"http://127": ENGINE,
     r"^flowgrpo (serve|watch|vote) ": SERVES,
     r"--push-to-hub": WEIGHTS,
-    r"gsm8k|clip_score": WEIGHTS,
+    r"gsm8k": WEIGHTS,
     r"^flowgrpo (train|plan) (flux|sd35$|sd35 |wan|llada)": WEIGHTS,
 }
 OWN = "stands for something of the reader's"
@@ -59,7 +59,13 @@ WORDS = {
         "DIR": ("pictures", OWN),
     },
     "docs/config.md": {"CONFIG": ("tiny.yaml", OWN)},
-    "docs/votes.md": {"MODEL": ("{tiny}", OWN)},
+    "docs/votes.md": {
+        "MODEL": ("{tiny}", OWN),
+        "rewards=[{use: votes, options: {file: pictures/votes.jsonl, of: clip_score}}]": (
+            "rewards=[{use: votes, options: {file: votes.jsonl, of: jpeg_size}}]",
+            WEIGHTS,
+        ),
+    },
     "docs/export.md": {"redder-lora": ("redder-lora-{line}", AGAIN)},
     "docs/mdlm.md": {"MODEL": ("digits", OWN), "length=256": ("length=12", LONG)},
     "docs/methods/drafts.md": {

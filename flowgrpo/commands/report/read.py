@@ -106,7 +106,7 @@ def _read(run: Path) -> Report:
         names=[*trained, *watched],
         evaluations=curves.evaluations(lines, [*trained, *watched]),
         signals=signals(lines, clips=clips(config)),
-        by_step=by_step(lines) if clips(config) else [],
+        by_step=by_step(lines),
         verdict=verdict(lines, watched, config["eval"]["watch"] if config else 1),
         extremes=extremes(run, config),
         spectrum=spectrum(run),

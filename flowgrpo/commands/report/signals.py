@@ -14,9 +14,13 @@ from flowgrpo.commands.report.curves import points
 KNOWN = (
     ("groups/zero_std_fraction", "zero-variance groups", "share of groups whose rewards are all alike"),
     ("groups/left_out_fraction", "left out", "share of units that the selection left out"),
-    ("policy/clip_fraction", "clip fraction", "share of steps outside the clip range, above and below together"),
-    ("policy/clip_fraction_high", "clip fraction above", "share of steps that were stopped with a ratio above 1"),
-    ("policy/clip_fraction_low", "clip fraction below", "share of steps that were stopped with a ratio below 1"),
+    (
+        "policy/clip_fraction",
+        "clip fraction",
+        "share of trained steps that the objective stopped",
+    ),
+    ("policy/clip_fraction_high", "clip fraction above", "of these, those with a ratio above 1"),
+    ("policy/clip_fraction_low", "clip fraction below", "of these, those with a ratio below 1"),
     ("policy/mean_abs_log_ratio", "log-ratio", "mean size over the trained steps of the iteration"),
     ("policy/max_abs_log_ratio", "drift", "largest size of a log-ratio before the first update"),
     ("policy/kl", "KL", "to the reference, mean over the trained steps"),

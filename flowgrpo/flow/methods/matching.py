@@ -246,6 +246,10 @@ class GroupSigmoid(Coupled):
         ratio = bounded_exp(inputs.log_prob.detach() - inputs.score(inputs.old_error))
         return surrogate.clipped(ratio, inputs.advantage, *both_bounds(self.clip_range))
 
+    @override
+    def above(self, inputs: LossInputs) -> Tensor:
+        return super().above(inputs) if self.clip_range is None else inputs.log_prob > inputs.score(inputs.old_error)
+
 
 class PlackettLuce(Coupled):
     """GDRO (arXiv 2601.02036): the likelihood of the group's ranking, of softened ranks, and a pull to its best.

@@ -227,6 +227,10 @@ class PolicyGradient(Choice):
     def clipped(self, inputs: LossInputs) -> Tensor:
         """Which edges (E,) bool the objective stops: their gradient is zero."""
 
+    def above(self, inputs: LossInputs) -> Tensor:
+        """Whether the ratio (E,) bool that `clipped` looks at is above 1."""
+        return inputs.log_prob > inputs.old_log_prob
+
     @property
     def policies(self) -> set[str]:
         """The policies beside the live one, and the likelihood's anchor, that it asks for."""
@@ -285,6 +289,10 @@ class Clipped(PolicyGradient):
     @override
     def clipped(self, inputs: LossInputs) -> Tensor:
         return surrogate.clipped(self.ratio(inputs), inputs.advantage, *both_bounds(self.clip_range))
+
+    @override
+    def above(self, inputs: LossInputs) -> Tensor:
+        return self.ratio(inputs) > 1
 
     def ratio(self, inputs: LossInputs) -> Tensor:
         """The ratio (E,) that is clipped."""

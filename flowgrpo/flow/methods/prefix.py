@@ -53,6 +53,10 @@ class PrefixRatio(PolicyGradient):
     def clipped(self, inputs: LossInputs) -> Tensor:
         return path_clipped(prefix_log_ratio(inputs), inputs.advantage, self._bounds(inputs))
 
+    @override
+    def above(self, inputs: LossInputs) -> Tensor:
+        return prefix_log_ratio(inputs) > 0
+
     def _bounds(self, inputs: LossInputs) -> tuple[Tensor, Tensor, Tensor]:
         """Bounds (E,) of the log ratio at each edge's position, see `path_bounds`."""
         return path_bounds(inputs.position.to(inputs.log_prob), self.clip_range, power=self.power, dual=self.dual)

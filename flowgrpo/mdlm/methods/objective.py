@@ -151,6 +151,10 @@ class Objective(Choice):
     def stopped(self, inputs: LossInputs) -> Tensor:
         """Which of the ratios have no gradient, bool in the shape of `log_ratio`."""
 
+    def above(self, inputs: LossInputs) -> Tensor:
+        """Whether the ratios that `stopped` looks at are above 1, bool in the same shape."""
+        return self.log_ratio(inputs) > 0
+
 
 def dual_clip_loss(ratio: Tensor, advantage: Tensor, *, low: float, high: float, dual: float) -> Tensor:
     """PPO's loss of each ratio; of bad answers at most dual |A| (arXiv 1912.09729)."""

@@ -74,6 +74,10 @@ class PrefixRatio(Objective):
         ratio, bounds = self._prefix(inputs)
         return path_clipped(ratio, inputs.advantage[:, None], bounds) & (inputs.active_weight > 0).any(0)
 
+    @override
+    def above(self, inputs: LossInputs) -> Tensor:
+        return self._prefix(inputs)[0] > 0
+
     def _weight(self, inputs: LossInputs) -> Tensor:
         return inputs.token_weight * (inputs.active_weight > 0).any(0)
 

@@ -44,7 +44,7 @@ def test_a_sample_of_a_run_is_explained(run, capsys):
 
     assert main([*asked[:-2], "--out", "mine.html"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(("The noise of step ", "No step stands out"))
+    assert lines[0].startswith(("The noise of step ", "No step stands out: "))
     assert lines[-1] == "mine.html"
     assert lines[2].split() == ["step", "decides", "redraws", "advantage"]
 

@@ -36,7 +36,7 @@ def test_a_step_s_row_orders_its_redraws_and_counts_the_better_ones():
 
 def test_sentences_name_the_step_that_decides_and_the_best_redraw():
     decides, best = explained(*SEVERAL).sentences
-    assert decides == "The noise of step 1 decides most of the reward from this start: 62% ± 12 of its variance."
+    assert decides == "The noise of step 1 has the largest share of the reward's variance from this start: 62% ± 12."
     assert best == (
         "The best of all redraws, other noise in step 1 alone, would have given reward 0.900 in place of 0.500."
     )
@@ -45,6 +45,8 @@ def test_sentences_name_the_step_that_decides_and_the_best_redraw():
     assert explained(step(0, [0.1, 0.2], share=0.2)).sentences[0].startswith("No step stands out: ")
     same = explained(step(0, [0.5, 0.5]), variance=0.0, residual=None)
     assert same.sentences == ["Other noise changes nothing: all samples from this start have the same reward."]
+    lost = explained(step(0, [None, None]), variance=0.0, residual=None, lost=9)
+    assert lost.sentences == ["9 samples have no reward, so that the steps cannot be told apart."]
     assert same.told["sum"] is None
     assert same.told["shares"] == []
 
@@ -54,8 +56,8 @@ def test_the_page_needs_nothing_beside_itself_and_shows_what_there_is():
     assert page.count('class="tile') == 12
     assert page.count('class="tile own"') == 3
     assert "the shares add up to 0.90 ± 0.05" in page
-    assert "Noise and advantages are those of method flow_grpo." in page
-    assert "http" not in page.replace("http-equiv", "")
+    assert "Noise and advantages are those of method flow_grpo: of the first edge" in page
+    assert "http" not in page
     lent = explained(*SEVERAL, lent=True).page()
     assert "Method flow_grpo draws no noise" in lent
     assert explained(step(0, [0.1, 0.2], share=0.2)).sentences[0].startswith("No step stands out: ")

@@ -10,7 +10,7 @@ import uvicorn
 from PIL import Image
 
 from flowgrpo.cli import main
-from flowgrpo.commands.vote import Ballot, application, pairs_of
+from flowgrpo.commands.vote import Ballot, Pair, _alone, application, pairs_of
 from flowgrpo.errors import InputError
 from rewards import guard
 from rewards.votes import read_votes
@@ -77,6 +77,29 @@ def test_votes_are_lines_that_the_reward_reads_and_undo_takes_the_last_back(tmp_
     assert again.told == first
 
 
+def test_a_vote_on_other_pictures_is_not_taken_back_and_one_shown_the_other_way_round_is(tmp_path):
+    place, other = folder(tmp_path / "s", ["a"] * 2), folder(tmp_path / "t", ["b"] * 2)
+    file = tmp_path / "votes.jsonl"
+    ballot = Ballot(pairs_of([place]), file)
+    ballot.vote(0, "a")
+    elsewhere = Ballot(pairs_of([other]), file)
+    assert not elsewhere.undo()
+    assert len(read_votes(file)) == 1
+    turned = [Pair(pair.prompt, pair.b, pair.a) for pair in pairs_of([place])]
+    again = Ballot(turned, file)
+    assert again.told["left"] == 0
+    assert again.undo()
+    assert again.told["left"] == 1
+
+
+def test_two_ballots_do_not_write_one_file(tmp_path):
+    file = tmp_path / "votes.jsonl"
+    with _alone(file), pytest.raises(InputError, match="another flowgrpo vote writes it"), _alone(file):
+        pass
+    with _alone(file):
+        pass  # it is free again
+
+
 @pytest.fixture
 def served(tmp_path):
     ballot = Ballot(pairs_of([folder(tmp_path / "s", ["<b>a</b>"] * 3)]), tmp_path / "votes.jsonl")
@@ -121,7 +144,6 @@ def test_who_may_not_vote_is_refused(served):
     assert client.post("/vote", content=b"{", headers=json_type).status_code == 422
     assert client.get("/media/99/a").status_code == 404
     assert client.get("/media/0/c").status_code == 404
-    assert client.get("/../votes.jsonl").status_code == 404
     assert ballot.told == told
 
 
@@ -134,6 +156,9 @@ def test_what_cannot_be_voted_on_is_one_sentence(tmp_path, capsys):
     (tmp_path / "bad.jsonl").write_text("{}\n")
     pair = folder(tmp_path / "pair", ["a", "a"])
     assert main(["vote", str(pair), "--out", str(tmp_path / "bad.jsonl")]) == 2
+    assert "line 1 of" in capsys.readouterr().err
+    (tmp_path / "picture.png").write_bytes(bytes(range(256)))
+    assert main(["vote", str(pair), "--out", str(tmp_path / "picture.png")]) == 2
     assert "line 1 of" in capsys.readouterr().err
     assert main(["vote", str(pair), "--out", str(tmp_path)]) == 2
     assert "no ordinary file" in capsys.readouterr().err
