@@ -78,7 +78,7 @@ def comparison(folders: Sequence[Path]) -> str:
         steps=steps,
         aparts=[[match.apart(step) for step in steps] for match in found],
         disagreements=disagreements(found, comparable),
-        changes=changes(found),
+        changes=changes(found, comparable),
         comparable=comparable,
         texts=any(final.answer is not None for final in finals),
         sounds=any(final.outline is not None for final in finals),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flowgrpo.commands.gallery.cards import Card, Shown
@@ -76,10 +76,14 @@ class Match:
         """Whether all runs have it."""
         return all(column.card for column in self.columns)
 
-    @property
-    def largest_gain(self) -> float | None:
-        """The largest change of a run's reward, up or down; None where no run knows its own."""
-        return max((abs(column.gain) for column in self.columns if column.gain is not None), default=None)
+    def largest_gain(self, units: Mapping[int, float]) -> float | None:
+        """The largest change of a run's reward, up or down; None where no run knows its own.
+
+        Args:
+            units: that the rewards of a run are told in, by its index.
+        """
+        gains = [(column.run.index, column.gain) for column in self.columns]
+        return max((abs(gain) / units[index] for index, gain in gains if gain is not None), default=None)
 
     @property
     def largest_pixel_difference(self) -> float | None:
@@ -137,9 +141,17 @@ def _shared_rewards(found: Sequence[Match]) -> list[str]:
     return sorted(set.intersection(*names.values())) if names else []
 
 
-def changes(found: Sequence[Match]) -> list[float]:
-    """How much a prompt's sample changed in the run where it changed most: its reward, or without any reward its pixels."""
-    gains = [match.largest_gain for match in found]
+def changes(found: Sequence[Match], comparable: bool) -> list[float]:
+    """How much a prompt's sample changed in the run where it changed most: its reward, or without any reward its pixels.
+
+    Args:
+        comparable: whether total rewards are. Otherwise those of a run are in units of the standard deviation of its gains.
+    """
+    by_run: dict[int, list[float | None]] = {}
+    for column in (column for match in found for column in match.columns):
+        by_run.setdefault(column.run.index, []).append(column.gain)
+    units = {index: 1.0 if comparable else _deviation(gains) or 1.0 for index, gains in by_run.items()}
+    gains = [match.largest_gain(units) for match in found]
     known = gains if any(gain is not None for gain in gains) else [match.largest_pixel_difference for match in found]
     return [change or 0.0 for change in known]
 

@@ -119,8 +119,8 @@ def counts_alike(runs: Sequence[Run]) -> bool:
 
 
 def redefined(runs: Sequence[Run]) -> list[str]:
-    """Names of rewards that are not the same function with the same options in all runs that train on them."""
-    uses = [use for run in runs for use in run.config.get("rewards", [])]
+    """Names of rewards that are not the same function with the same options in all runs that train on them or watch them."""
+    uses = [use for run in runs for key in ("rewards", "eval_rewards") for use in run.config.get(key, [])]
     made = {(name_of(use), repr([use["use"], use.get("options"), use.get("only")])) for use in uses}
     return [name for name, count in Counter(name for name, _ in made).items() if count > 1]
 

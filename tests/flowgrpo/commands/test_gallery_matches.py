@@ -101,7 +101,18 @@ def test_what_changed_most_did_so_in_one_of_the_runs_up_or_down(tmp_path):
         a=[line("cat", 0, 10, r=0.5), line("cat", 4, 10, r=0.6), line("dog", 0, 10, r=0.1), line("dog", 4, 9, r=0.3)],
         b=[line("cat", 0, 10, r=0.5), line("cat", 4, 10, r=0.0), line("cow", 4, 10, r=9.0)],
     )
-    assert changes(found) == pytest.approx([0.5, 0.2, 0])
+    assert changes(found, True) == pytest.approx([0.5, 0.2, 0])
+
+
+def test_changes_of_totals_that_cannot_be_compared_are_in_units_of_each_run(tmp_path):
+    """A's gains of 10 and 30 have a deviation of 10, B's of 0.1 and 0.3 one of 0.1."""
+    found = read(
+        tmp_path,
+        a=[line("cat", 0, 10, r=0), line("cat", 4, 10, r=10), line("dog", 0, 10, r=0), line("dog", 4, 9, r=30)],
+        b=[line("cat", 0, 10, s=0), line("cat", 4, 10, s=0.3), line("dog", 0, 10, s=0), line("dog", 4, 10, s=0.1)],
+    )
+    assert changes(found, False) == pytest.approx([3, 3])
+    assert changes(found, True) == pytest.approx([10, 30])
 
 
 def test_without_any_reward_pixels_tell_what_changed(tmp_path):
@@ -111,7 +122,7 @@ def test_without_any_reward_pixels_tell_what_changed(tmp_path):
         a=[line("cat", 0, 10), line("cat", 4, 10), line("dog", 0, 10), line("dog", 4, 12)],
         b=[line("cat", 0, 10), line("cat", 4, 61)],
     )
-    assert changes(found) == pytest.approx([0.2, 2 / 255])
+    assert changes(found, True) == pytest.approx([0.2, 2 / 255])
 
 
 def test_pictures_of_two_sizes_are_compared_at_the_first_ones_and_texts_are_not(tmp_path):

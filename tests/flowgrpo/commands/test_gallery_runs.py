@@ -77,6 +77,15 @@ def test_a_reward_with_other_options_is_another_reward(tmp_path):
     assert redefined(runs) == ["r"]
 
 
+def test_a_reward_that_one_run_watches_with_other_options_is_another_reward(tmp_path):
+    configs = [
+        {"rewards": [use("s"), use("r")]},
+        {"rewards": [use("s")], "eval_rewards": [use("r", options={"strict": True})]},
+    ]
+    runs = read_runs([trained_run(tmp_path / f"{i}", [], EVALUATED, config=c) for i, c in enumerate(configs)])
+    assert redefined(runs) == ["r"]
+
+
 @pytest.mark.parametrize("content", ["[]", "1"])
 def test_an_environment_that_is_no_object_is_refused(tmp_path, content):
     run = trained_run(tmp_path / "a", [], EVALUATED)
