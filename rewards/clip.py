@@ -7,31 +7,22 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import normalize
 from transformers import CLIPModel
+from typing_extensions import override
 
-from rewards.base import RewardError, batched
-from rewards.model import PictureReward, encode_unique, pooled_features
+from rewards.base import RewardError
+from rewards.model import PairedReward, encode_unique, pooled_features
 from rewards.video import check_videos
 
 
-class _Clip(PictureReward):
+class _Clip(PairedReward):
     def _load(self) -> nn.Module:
         return self.pretrained(CLIPModel)
 
-    def _cosine(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+    @override
+    def _embedded(self, images: torch.Tensor, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         seen = pooled_features(self.model.get_image_features(pixel_values=self.pixels(images)))
-        return torch.cosine_similarity(seen.float(), encode_unique(self._encode, prompts).float())
-
-    @torch.no_grad()
-    def features(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
-        """Features (B, 2 D) of pictures (`rewards.votes`): those of unit length, and each times that of the prompt's."""
-        found = []
-        for part, own in zip(batched(images, self.batch_size), batched(prompts, self.batch_size), strict=True):
-            seen = normalize(pooled_features(self.model.get_image_features(pixel_values=self.pixels(part))).float())
-            read = normalize(encode_unique(self._encode, own).float())
-            found.append(torch.cat([seen, seen * read], dim=1).cpu())
-        return torch.cat(found)
+        return seen, encode_unique(self._encode, prompts)
 
     def _encode(self, texts: list[str]) -> torch.Tensor:
         length = self.model.config.text_config.max_position_embeddings
@@ -56,7 +47,7 @@ class ClipScore(_Clip):
     weights = "openai/clip-vit-large-patch14"
 
     def _score(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
-        return 2.5 * self._cosine(images, prompts).clamp(min=0)
+        return 2.5 * self.cosine(images, prompts).clamp(min=0)
 
 
 class PickScore(_Clip):
@@ -76,7 +67,7 @@ class PickScore(_Clip):
     weights = "yuvalkirstain/PickScore_v1"
 
     def _score(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
-        return self.model.logit_scale.float().exp() * self._cosine(images, prompts)
+        return self.model.logit_scale.float().exp() * self.cosine(images, prompts)
 
 
 class VideoPickScore(PickScore):

@@ -178,6 +178,32 @@ class PictureReward(ModelReward):
         return self.preprocessing(images.to(self.device)).to(self.dtype)
 
 
+class PairedReward(PictureReward):
+    """A reward whose model embeds pictures and prompts in one space; a subclass does so in `_embedded`."""
+
+    @torch.no_grad()
+    def features(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+        """Features (B, 2 D) of pictures, which `rewards.votes` learns over.
+
+        The picture's embedding, of unit length, and each number of it times that of the prompt's, whose sum is their cosine.
+        """
+        found = []
+        parts = zip(batched(images, self.batch_size), batched(list(prompts), self.batch_size), strict=True)
+        for seen, read in (self._embedded(*part) for part in parts):
+            direction = nn.functional.normalize(seen.float())
+            found.append(torch.cat([direction, direction * nn.functional.normalize(read.float())], dim=1).cpu())
+        return torch.cat(found)
+
+    def cosine(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+        """Of each picture and its prompt, (b,) float32."""
+        seen, read = self._embedded(images, prompts)
+        return torch.cosine_similarity(seen.float(), read.float())
+
+    @abstractmethod
+    def _embedded(self, images: torch.Tensor, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Embeddings (b, D) of pictures and of their prompts."""
+
+
 @contextmanager
 def _silent() -> Iterator[None]:
     """Without transformers' bars and tables: what matters of them is checked and said in one sentence."""

@@ -10,16 +10,17 @@ from typing import Any
 import open_clip
 import torch
 from torch import nn
+from typing_extensions import override
 
 from rewards.base import RewardError
-from rewards.model import PictureReward, encode_unique, laion_aesthetic_head, part_of, weights_of
+from rewards.model import PairedReward, PictureReward, encode_unique, laion_aesthetic_head, part_of, weights_of
 from rewards.preprocessing import Preprocessing, of_open_clip
 
 HPS_FILES = {"v2.0": "HPS_v2_compressed.pt", "v2.1": "HPS_v2.1_compressed.pt"}
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "pure_bf16", torch.float16: "pure_fp16"}
 
 
-class HPSv2(PictureReward):
+class HPSv2(PairedReward):
     """HPSv2: cos(image, prompt) of a CLIP ViT-H/14 trained on people's choices (Wu et al., 2306.09341), mostly 0.2 to 0.4.
 
     As in the authors' code the cosine is neither scaled nor cut off, and a picture that is not square is made to fit with
@@ -66,9 +67,12 @@ class HPSv2(PictureReward):
         return open_clip.create_model(self.architecture, pretrained=weights, precision=PRECISIONS[self.dtype])
 
     def _score(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+        return self.cosine(images, prompts)
+
+    @override
+    def _embedded(self, images: torch.Tensor, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         seen = self.model.encode_image(self.pixels(images))
-        read = encode_unique(lambda texts: self.model.encode_text(self.tokenizer(texts).to(self.device)), prompts)
-        return torch.cosine_similarity(seen.float(), read.float())
+        return seen, encode_unique(lambda texts: self.model.encode_text(self.tokenizer(texts).to(self.device)), prompts)
 
 
 class Aesthetic(PictureReward):

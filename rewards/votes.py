@@ -143,8 +143,8 @@ class Votes:
         file: of `flowgrpo vote`.
         of: the reward, or list of rewards, over whose features it is learned, as a config uses them: names, paths or maps
             of `use` and `options`. A reward with a method `features(samples, prompts)` gives those (B, D), such as
-            `clip_score`, `pickscore` and `shapes`; of any other its score is the one feature, so that a list of rewards has
-            their weights learned.
+            `clip_score`, `pickscore`, `hpsv2` and `shapes`; of any other its score is the one feature, so that a list of
+            rewards has their weights learned.
 
     Raises:
         RewardError: there is no such file, or too few votes in it; a picture cannot be read; a reward cannot be had.

@@ -38,6 +38,14 @@ def test_pickscore_is_the_logit_of_each_picture_with_its_prompt(folder, logits):
     torch.testing.assert_close(found.float(), expected.diagonal(), atol=1e-4, rtol=1e-4)
 
 
+def test_features_are_directions_whose_products_with_the_prompt_s_sum_to_the_cosine(folder, logits):
+    images, expected, scale = logits
+    reward = rewards.load("pickscore", options={"path": str(folder), "batch_size": 3}).function
+    seen, products = reward.features(images, PROMPTS).chunk(2, dim=1)
+    torch.testing.assert_close(seen.norm(dim=1), torch.ones(4))
+    torch.testing.assert_close(products.sum(1) * scale, expected.diagonal(), atol=1e-4, rtol=1e-4)
+
+
 def test_video_pickscore_is_the_mean_over_evenly_spaced_frames(folder, logits):
     images, expected, _ = logits
     videos = torch.stack([images, images.flip(0)])

@@ -37,6 +37,9 @@ def test_hpsv2_is_the_cosine_that_open_clip_gives(folder, clip, size, rounding):
         )
     reward = rewards.load("hpsv2", options={"path": str(folder), "architecture": "tiny-open-clip"})
     torch.testing.assert_close(reward(images, PROMPTS, {}).float(), (seen * read).sum(1), atol=rounding, rtol=0)
+    own, products = reward.function.features(images, PROMPTS).chunk(2, dim=1)
+    torch.testing.assert_close(own, seen, atol=rounding, rtol=0)
+    torch.testing.assert_close(products, seen * read, atol=rounding, rtol=0)
 
 
 def test_hpsv2_sees_the_edges_of_a_wide_picture(folder):
