@@ -16,6 +16,8 @@ QUIET = (  # it asks nobody for anything by itself
     "--disable-component-update",
     "--disable-sync",
 )
+WILD = "<img src=x onerror=alert(1)></script><script>alert(2)</script>&amp; " + 4000 * "w"  # as a prompt may be
+LOOKS = [(width, scheme) for width in (1400, 390) for scheme in ("light", "dark")]
 # The least contrast of all visible letters with what is behind them, and whose it is (WCAG 2.2, 1.4.3).
 CONTRAST = """() => {
   const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });

@@ -1,22 +1,8 @@
 """The page of one sample in a real browser: light and dark, wide and on a phone, by keyboard."""
 
 import pytest
-from browsing import CHROMIUM, CONTRAST, MISSING, QUIET, opened
+from browsing import CONTRAST, LOOKS, WILD, opened
 from planted_explanation import SEVERAL, explained
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright, to open the pages in a browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
-
-WILD = "<img src=x onerror=alert(1)></script><script>alert(2)</script>&amp; " + 4000 * "w"
-LOOKS = [(width, scheme) for width in (1400, 390) for scheme in ("light", "dark")]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

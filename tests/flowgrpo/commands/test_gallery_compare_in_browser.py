@@ -1,24 +1,10 @@
 """The page that compares runs in a real browser: light and dark, wide and on a phone, by keyboard, with wild words."""
 
 import pytest
-from browsing import CHROMIUM, CONTRAST, MISSING, QUIET, opened
+from browsing import CONTRAST, LOOKS, WILD, opened
 from planted import trained_run
 
 from flowgrpo.commands.gallery import write_gallery
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright, to open the pages in a browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
-
-WILD = "<img src=x onerror=alert(1)></script><script>alert(2)</script>&amp; " + 4000 * "w"
-LOOKS = [(width, scheme) for width in (1400, 390) for scheme in ("light", "dark")]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
-        yield browser
-        browser.close()
 
 
 def planted(folder, place, steps, last):

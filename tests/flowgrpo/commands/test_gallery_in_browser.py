@@ -5,26 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from browsing import CHROMIUM, CONTRAST, MISSING, QUIET, opened
+from browsing import CONTRAST, LOOKS, WILD, opened
 from planted import NODES, node, run_with, shade, tree
 
 from flowgrpo.commands.gallery import write_gallery
 from flowgrpo.commands.gallery.trees import write_trees
 from flowgrpo.training.samples import save_sample
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright, to open the pages in a browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
-
-WILD = "<img src=x onerror=alert(1)></script><script>alert(2)</script>&amp; " + 4000 * "w"
-LOOKS = [(width, scheme) for width in (1400, 390) for scheme in ("light", "dark")]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
-        yield browser
-        browser.close()
 
 
 def trained(folder):

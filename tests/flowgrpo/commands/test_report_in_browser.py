@@ -4,24 +4,11 @@ import json
 
 import pytest
 import torch
-from browsing import CHROMIUM, CONTRAST, MISSING, QUIET, opened
+from browsing import CONTRAST, LOOKS, opened
 from planted_run import CONFIG, LINES, WILD, run_of, use, with_samples, with_trees, written
 
 from flowgrpo.commands.report import write_report
 from flowgrpo.training.samples import Text, save_sample
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright, to open the pages in a browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
-
-LOOKS = [(width, scheme) for width in (1400, 390) for scheme in ("light", "dark")]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
-        yield browser
-        browser.close()
 
 
 def wild(folder):

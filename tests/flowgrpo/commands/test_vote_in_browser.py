@@ -5,24 +5,13 @@ import threading
 
 import pytest
 import uvicorn
-from browsing import CHROMIUM, CONTRAST, MISSING, QUIET
+from browsing import CONTRAST, LOOKS, WILD
 from PIL import Image
 
 from flowgrpo.commands.vote import Ballot, application, pairs_of
 from rewards import guard
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright, to open the pages in a browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
-
-WILD = "<img src=x onerror=alert(1)></script>&amp; " + 4000 * "w"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -54,7 +43,7 @@ def opened(browser, address, width=1400, scheme="light"):
     return page
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(w, s) for w in (1400, 390) for s in ("light", "dark")])
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_the_page_is_quiet_legible_and_not_wider_than_its_window(browser, served, width, scheme):
     page = opened(browser, served[0], width, scheme)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -3,20 +3,11 @@
 import json
 
 import pytest
-from browsing import CHROMIUM, CONTRAST, MISSING, QUIET, opened
+from browsing import CONTRAST, opened
 from planted_run import LINES, evaluated, run_of, trained, with_samples, written
 from watching import watching
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright, to open the pages in a browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
-        yield browser
-        browser.close()
 
 
 def append(run, line):
