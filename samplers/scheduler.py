@@ -128,7 +128,10 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         self._landing: list[torch.Tensor] = []
         self._first = 0  # index in the table of the first sigma
         self._table = (self.sigmas, self.timesteps)
+        self._asked: tuple[Any, ...] | None = None  # for the last table
+        self._given = self._table
         self.noise_levels = self.sigmas
+        self._known: tuple[torch.Tensor | None, list[float]] = (None, [])
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | None = None, return_unused_kwargs: bool = False, **kwargs):
@@ -183,7 +186,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         So a pipeline that reads `sigmas[i]` by its loop's counter, or `sigmas[-1]`, reads in a slice what it reads in a
         whole run. The whole table stays in `noise_levels`.
         """
-        super().set_timesteps(num_inference_steps, device, sigmas=sigmas, mu=mu, timesteps=timesteps)
+        self._set_table(num_inference_steps, device, sigmas, mu, timesteps)
         if not self._directed:
             self.history.clear()
         if isinstance(self._steps, tuple):
@@ -199,6 +202,17 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         if self._steps is not None:
             self._step_index = 0
         self.num_inference_steps = len(self.timesteps)
+
+    def _set_table(self, num_inference_steps, device, sigmas, mu, timesteps) -> None:
+        """The parent's table; that of the call before where it is asked for again."""
+        lists = tuple(None if own is None else tuple(map(float, own)) for own in (sigmas, timesteps))
+        asked = (num_inference_steps, device, lists, mu, self.shift)
+        if self._asked == asked:
+            self.sigmas, self.timesteps = self._given
+            self._step_index = self._begin_index = None
+            return
+        super().set_timesteps(num_inference_steps, device, sigmas=sigmas, mu=mu, timesteps=timesteps)
+        self._asked, self._given = asked, (self.sigmas, self.timesteps)
 
     def recut(self, cut: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """Let a pipeline cut the table, as one that begins from a noised picture does; slices count from where it begins.
@@ -222,6 +236,12 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         sliced = kept.as_subclass(Timesteps)
         sliced.steps = self._steps
         return sliced
+
+    def _floats(self) -> list[float]:
+        """`noise_levels` as numbers, which a GPU is asked for once a table."""
+        if self._known[0] is not self.noise_levels:
+            self._known = self.noise_levels, self.noise_levels.tolist()
+        return self._known[1]
 
     def _init_step_index(self, timestep: float | torch.Tensor) -> None:
         super()._init_step_index(timestep)
@@ -276,12 +296,12 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
             return FlowMatchEulerDiscreteSchedulerOutput(prev_sample=following) if return_dict else (following,)
         if self._step_index is None:
             self._init_step_index(timestep)
-        levels, index = self.noise_levels, self._first + self._step_index
-        sigma, sigma_next = levels[index].item(), levels[index + 1].item()
+        levels, index = self._floats(), self._first + self._step_index
+        sigma, sigma_next = levels[index], levels[index + 1]
         velocity = -model_output if self.config.invert_sigmas else model_output
         kernel = ODE if self.config.last_step_ode and sigma_next == 0 else self.kernel
         kept = sample.clone() if self.recording else sample  # some pipelines write the next sample into this one
-        (mean,), std = transition(kernel, (sample,), (velocity,), sigma, sigma_next, levels[1].item())
+        (mean,), std = transition(kernel, (sample,), (velocity,), sigma, sigma_next, levels[1])
         following = mean
         if kernel.stochastic:
             noise = randn_tensor(mean.shape, generator=generator or self.generator, device=mean.device)
@@ -292,7 +312,12 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         else:
             following = following.to(model_output.dtype)
         if self.recording:
-            scored = log_prob((following,), (mean,), std, kernel.log_prob)
+            # A step without noise has no density, and 0 in its place.
+            scored = (
+                log_prob((following,), (mean,), std, kernel.log_prob)
+                if kernel.stochastic
+                else mean.new_zeros(len(mean))
+            )
             self.history.append(StepRecord(sigma, sigma_next, kept, velocity, following, mean, std, scored))
         self._step_index += 1
         return FlowMatchEulerDiscreteSchedulerOutput(prev_sample=following) if return_dict else (following,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,3 +41,18 @@ def random_state_kept() -> Iterator[None]:
         yield
     finally:
         set_random_state(before)
+
+
+@contextmanager
+def seeded(devices: Sequence[int] = ()) -> Iterator[None]:
+    """Context in which torch's global generators begin at 0, on the host and on CUDA devices, and are as before after it."""
+    before, there = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in devices]
+    torch.default_generator.manual_seed(0)
+    for device in devices:
+        torch.cuda.default_generators[device].manual_seed(0)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+        for device, state in zip(devices, there, strict=True):
+            torch.cuda.set_rng_state(state, device)

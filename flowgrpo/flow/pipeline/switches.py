@@ -79,6 +79,17 @@ def offload(module: torch.nn.Module, device: torch.device) -> None:
     module.to("cpu")
 
 
+def silence(pipe: DiffusionPipeline) -> None:
+    """Have a pipeline show no progress, by one bar that says nothing instead of a new one at every call.
+
+    Args:
+        pipe: changed in place.
+    """
+    pipe.set_progress_bar_config(disable=True)
+    shows, nothing = pipe.progress_bar, pipe.progress_bar(total=1)
+    pipe.progress_bar = lambda iterable=None, total=None: nothing if iterable is None else shows(iterable)
+
+
 def remember_device(pipe: DiffusionPipeline) -> None:
     """Have a pipeline find out which device it runs on when a component has come or moved, and not at every call.
 

@@ -22,8 +22,9 @@ from flowgrpo.flow.pipeline.call import RESERVED, checked_call
 from flowgrpo.flow.pipeline.embeddings import EmbeddingCache, EmbeddingShape, fingerprint
 from flowgrpo.flow.pipeline.latents import LatentSlots, Source
 from flowgrpo.flow.pipeline.pins import Watch
-from flowgrpo.flow.pipeline.switches import remember_device
+from flowgrpo.flow.pipeline.switches import remember_device, silence
 from flowgrpo.training.lockstep import stands_in
+from flowgrpo.training.random_states import seeded
 from samplers.kernels import State
 from samplers.scheduler import FlowSDEScheduler, StepRecord
 
@@ -67,7 +68,7 @@ class Walk:
             raise InputError(f"model.path: {type(pipe).__name__} cannot be trained here: {error}") from None
         pipe.scheduler = self.scheduler
         strength.follow(pipe, self.scheduler)
-        pipe.set_progress_bar_config(disable=True)
+        silence(pipe)
         self._run = inspect.unwrap(type(pipe).__call__)  # without its torch.no_grad
         self.call = checked_call(type(pipe), call or {})
         remember_device(pipe)
@@ -167,11 +168,8 @@ class Walk:
         with (
             # Its cache would keep a copy of every weight until the call ends.
             torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None, cache_enabled=False),
-            torch.random.fork_rng(devices),
+            seeded(devices),  # for what is drawn past the generators
         ):
-            torch.default_generator.manual_seed(0)  # for what is drawn past the generators
-            if devices:
-                torch.cuda.manual_seed(0)
             output = self._run(
                 self.pipe,
                 prompt=[row.prompt for row in rows] if len(rows) > 1 else rows[0].prompt,  # some take no lists
