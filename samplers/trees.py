@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -122,6 +123,7 @@ class Evaluation:
 
     Attributes:
         state: tensors (B, ...); None when no edge is trained.
+        velocity: of the states, with its graph; None unless growth was asked to keep it.
     """
 
     sigma: float
@@ -129,6 +131,7 @@ class Evaluation:
     part: int
     state: State | None
     edges: list[Edges]
+    velocity: State | None = None
 
     @property
     def trained(self) -> list[Edges]:
@@ -188,6 +191,7 @@ def grow(
     noise: Noise,
     micro_batch: int,
     keep_means: bool = False,
+    keep_graphs: Container[int] = (),
 ) -> Tree:
     """Grow the trees of a batch from its roots, sweeping sigma downwards so that all nodes at one sigma run together.
 
@@ -202,6 +206,7 @@ def grow(
         noise: noise of an edge; a sample depends on it and on nothing else of the batch.
         micro_batch: most rows of one evaluation.
         keep_means: whether trained edges keep the mean of their step, for objectives that compare with it.
+        keep_graphs: parts whose trained evaluations keep the graph of their velocity, for an update by the same weights.
     """
     tree = Tree(tuple(sigmas), [Node(None, root, (root.index,), TRUNK, sigmas[0], 0) for root in roots])
     states = {i: tuple(x[i] for x in start) for i in range(len(roots))}
@@ -216,7 +221,13 @@ def grow(
         moves = {i: moves for i in arrived if (moves := _moves(tree.nodes[i], plan))}
         for batch in _batches(moves, tree, micro_batch):
             state = stacked([states[i] for i in batch])
-            for child, child_state in _evaluate(tree, batch, moves, state, sigma, evaluate, noise, keep_means):
+            kept = tree.nodes[batch[0]].root.part in keep_graphs and _trains(moves[batch[0]])
+            with torch.enable_grad() if kept else nullcontext():
+                velocity = evaluate(state, sigma, [tree.nodes[i].root.row for i in batch])
+            grown = _branched(tree, batch, moves, state, sigma, tuple(v.detach() for v in velocity), noise, keep_means)
+            if kept:
+                tree.evaluations[-1].velocity = velocity
+            for child, child_state in grown:
                 states[child] = child_state
                 pending[tree.nodes[child].sigma].append(child)
         for i in arrived:
@@ -233,14 +244,17 @@ def _moves(node: Node, plan: Plan) -> Sequence[Move]:
 def _batches(moves: dict[int, Sequence[Move]], tree: Tree, size: int) -> list[list[int]]:
     together = defaultdict(list)
     for i, moves_of_node in moves.items():
-        together[tree.nodes[i].root.part, any(move.trained for move in moves_of_node)].append(i)
+        together[tree.nodes[i].root.part, _trains(moves_of_node)].append(i)
     return [batch for _, alike in sorted(together.items()) for batch in batched(alike, size)]
 
 
-def _evaluate(tree, batch, moves, state, sigma, evaluate, noise, keep_means) -> list[tuple[int, State]]:
-    """Run one evaluation, record it, and return its children with their states."""
+def _trains(moves: Sequence[Move]) -> bool:
+    return any(move.trained for move in moves)
+
+
+def _branched(tree, batch, moves, state, sigma, velocity, noise, keep_means) -> list[tuple[int, State]]:
+    """Record one evaluation, and return the children of its states with theirs."""
     rows = [tree.nodes[i].root.row for i in batch]
-    velocity = evaluate(state, sigma, rows)
     leaving = defaultdict(list)  # move -> (row, ordinal among its siblings), rows in order
     siblings = [sum(move.count for move in moves[i]) for i in batch]
     for row, i in enumerate(batch):

@@ -11,14 +11,15 @@ from typing import Any
 
 from typing_extensions import override
 
-from flowgrpo.data import stored
+from flowgrpo.data import embedded, stored
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.config import Config
+from flowgrpo.flow.graphs import ROOM
 from flowgrpo.flow.pipeline import loading, weightless
 from flowgrpo.flow.pipeline.switches import DECODERS
 from flowgrpo.flow.pipeline.traits import ENCODERS, is_network
 from flowgrpo.flow.plan import call_and_branches
-from flowgrpo.flow.predicted import kept
+from flowgrpo.flow.predicted import kept, predicted
 from flowgrpo.flow.trial import Sampling, Trial, trial
 from flowgrpo.schema.sections import Lora
 from flowgrpo.training import low_precision, quantise, quantise_libraries
@@ -65,6 +66,7 @@ class FlowBudget(Budget):
         config: of the run, with a switch set perhaps.
         trial: what its calls allocate.
         states: how many latent states of a rollout stay until they are trained on, on all processes.
+        graphs: how many rows a rollout may keep the graphs of, on all processes; see `flow.graphs`.
         samples: of an iteration, on all processes.
         group: samples of the largest group.
         loads_later: whether the pipeline can load its networks when the prompts are encoded.
@@ -74,6 +76,7 @@ class FlowBudget(Budget):
     config: Config
     trial: Trial
     states: int
+    graphs: int
     samples: int
     group: int
     loads_later: bool
@@ -83,9 +86,8 @@ class FlowBudget(Budget):
     @override
     def dealt(self, processes: int, *, times: float = 1) -> FlowBudget:
         config = switched(self.config, "run.processes", processes)
-        return replace(
-            self, config=config, states=math.ceil(self.states * times), samples=math.ceil(self.samples * times)
-        )
+        counts = ("states", "graphs", "samples")
+        return replace(self, config=config, **{name: math.ceil(getattr(self, name) * times) for name in counts})
 
     @override
     def phases(self) -> list[Phase]:
@@ -102,7 +104,8 @@ class FlowBudget(Budget):
         stay = {
             "weights": resident if model.text_encoders == "keep" else resident - encoders,
             **learnt(self.config, trial.trained, copies=self._copies(), among=among),
-            "states": -(-self.states // shares) * trial.state,
+            "states": -(-self.states // shares) * trial.state
+            + self.graph_bytes * (self.config.train.replay == "never"),
         }
         if self.config.exchanges_base:
             stay["weights"] += sum(loaded[name] for name in trial.shapes)
@@ -145,6 +148,23 @@ class FlowBudget(Budget):
             )
             found.append(Phase(name="evaluate", rows=rows, key=ROLLOUT, fixed=stay, calls=calls))
         return found
+
+    @property
+    def graph_bytes(self) -> int:
+        """Bytes of all graphs that a process's rollout may keep."""
+        checkpointed, degree = self.config.model.gradient_checkpointing, self.config.run.context_parallel
+        each = self.trial.graph_checkpointed if checkpointed else self.trial.graph
+        return -(-self.graphs // self.config.run.shares) * -(-each // degree)
+
+    @override
+    def kept_graphs(self, room: int) -> dict[str, Any]:
+        word = self.config.train.replay
+        fits = self.graph_bytes <= ROOM * (room - self.peak())  # about, for a run asks what is free
+        return {
+            "rows": self.graphs,
+            "bytes": self.graph_bytes,
+            "kept": self.graphs > 0 and (word == "never" or (word == "auto" and fits)),
+        }
 
     @override
     def switches(self) -> list[tuple[str, Any]]:
@@ -228,29 +248,38 @@ def budget_of(config: Config, of_node: int = OF_NODE) -> Iterator[FlowBudget]:
     """The memory of a run whose machines have so many GPUs, as long as the context is open; see `fit`."""
     longest = max(stored.train_prompts(config), key=lambda p: len(p.text))
     rewards = rewards_of(config)[0]
+    own = {**embedded.call_of(config.model.path), **config.model.call}
     with weightless.configs(config.model.path) as folder, few_objects():
+        placed = switched(switched(config, "model.path", folder), "model.call", own)
 
         @cache
         def of_kind(dtype: str, full: bool) -> Trial:
-            model = config.model.model_copy(update={"dtype": dtype, "path": folder})
+            model = placed.model.model_copy(update={"dtype": dtype})
             lora = None if full else model.lora or Lora()
-            placed = config.model_copy(update={"model": model.model_copy(update={"lora": lora})})
-            measured = trial(placed, folder, Row(longest.text, 0, longest.columns))
+            other = config.model_copy(update={"model": model.model_copy(update={"lora": lora})})
+            measured = trial(other, folder, Row(longest.text, 0, longest.columns))
             return replace(measured, components=measured.components | {"rewards": rewards})
 
         def measure(other: Config) -> Trial:
             return of_kind(other.model.dtype, other.model.lora is None)
 
         measured = measure(config)
-        placed = switched(config, "model.path", folder)
         states, group = kept(config, call_and_branches(placed)[0]["num_inference_steps"])
         yield FlowBudget(
             config=config,
             trial=measured,
             states=states,
+            graphs=_graphs(placed),
             samples=config.train.groups * group,
             group=group,
             loads_later=loading.loads_later(folder),
             measure=measure,
             of_node=of_node,
         )
+
+
+def _graphs(config: Config) -> int:
+    """Rows whose graphs a rollout may keep."""
+    if config.train.replay == "always":
+        return 0
+    return predicted(config, call_and_branches(config)[0]["num_inference_steps"]).graphs

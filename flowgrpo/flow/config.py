@@ -9,7 +9,7 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 from typing_extensions import override
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow import elbo
+from flowgrpo.flow import elbo, graphs
 from flowgrpo.flow.methods import CHOICES, adaptive, presets
 from flowgrpo.flow.pipeline.backends import AttentionBackend, refuse_lossy_attention
 from flowgrpo.schema import choose
@@ -222,6 +222,10 @@ class FlowTrain(Train):
 
     draft: Draft | None = None
     """Choose the starts of a group by a draft; null: take the first."""
+    replay: Literal["auto", "always", "never"] = "auto"
+    """Whether the first update of an iteration calls the model again for what the rollout has just computed. never: the
+    rollout keeps the graphs of what that update trains on; always: it keeps none; auto: it does where they fit into half of
+    the memory that is free. The numbers are the same."""
 
 
 class FlowEval(Eval):
@@ -288,6 +292,8 @@ class Config(RunConfig):
             raise InputError(
                 "model.teacher: nobody asks it; set algorithm.objective.kl.reference=teacher with a beta, or take null"
             )
+        if self.train.replay == "never" and (setting := graphs.hindrance(self)) is not None:
+            raise InputError(f"train.replay: with {setting} no update can use the graphs of a rollout; take auto")
         if self.train.draft is not None and self.algorithm.tree.start == "shared":
             raise InputError("train.draft: it chooses the starts of a group, set algorithm.tree.start=independent")
         if (word := low_precision.of_drafts(self)) is not None:

@@ -101,6 +101,7 @@ def _plan(config: Config) -> dict[str, Any]:
             "update": branches * cost.update,
         },
         "with_gradient": branches * cost.with_gradient,
+        "graphs": 0 if train.replay == "always" else branches * cost.graphs,
         "drafted": drafts,
         "calibration": {"model_evaluations": branches * cost.rollout * rounds, "decoded": cost.decoded * rounds},
         "decoded": cost.decoded + drafts,
@@ -152,7 +153,10 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
             f"{g['steps']}, in batches of at most {g['rollout_batch']}; {g['trained_edges']} trained edges in "
             f"{g['update_batches']} batches of at most {g['micro_batch']}",
         ),
-        ("model evaluations", f"{cost['rollout']:,} rollout + {cost['update']:,} update, each iteration"),
+        (
+            "model evaluations",
+            f"{cost['rollout']:,} rollout + {cost['update']:,} update, each iteration{_spared(planned)}",
+        ),
         *[draft] * bool(planned["drafted"]),
         *[calibration] * bool(before["decoded"]),
         ("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls"),
@@ -164,6 +168,14 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         *[("published", published.line(planned["published"]))] * bool(planned["published"]),
         *[("warning", sentence) for sentence in planned["warnings"]],
     ]
+
+
+def _spared(planned: dict[str, Any]) -> str:
+    """What of the update's evaluations needs no call; see `flow.graphs`."""
+    if not planned["graphs"]:
+        return ""
+    where = "" if planned["config"]["train"]["replay"] == "never" else ", where memory allows"
+    return f"; {planned['graphs']:,} of the update's are the rollout's own, with their graphs{where} (train.replay)"
 
 
 def _memory(estimate: dict[str, int] | None, processes: int) -> str:

@@ -44,7 +44,9 @@ class Foretold:
         """As the model."""
         velocity = self._evaluate(state, sigma, rows)
         own = [i for i, row in enumerate(rows) if id(row) in self._rows]
-        clean = [(x[own] - sigma * v[own].float()).to(x.dtype).cpu() for x, v in zip(state, velocity, strict=True)]
+        clean = [
+            (x[own] - sigma * v[own].detach().float()).to(x.dtype).cpu() for x, v in zip(state, velocity, strict=True)
+        ]
         self.by_call.append({i: tuple(x[place] for x in clean) for place, i in enumerate(own)})
         return velocity
 

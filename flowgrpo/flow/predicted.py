@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from flowgrpo.errors import InputError
+from flowgrpo.flow import graphs
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods.credit import step_signs
 from flowgrpo.flow.noised import calls_of, taken
@@ -22,7 +23,8 @@ from samplers.trees import Root, Tree, grow
 class Cost:
     """Counts of one iteration on all processes: rows through the model, samples decoded, edges and batches of the update.
 
-    `with_gradient` are the rows of the update that a backward pass follows; the others are of the reference.
+    `with_gradient` are the rows of the update that a backward pass follows; the others are of the reference. `graphs` are
+    those of the first update, where the rollout may keep their graphs and the update then spares them; see `graphs`.
     """
 
     rollout: int
@@ -31,6 +33,7 @@ class Cost:
     decoded: int
     trained_edges: int
     update_batches: int
+    graphs: int = 0
 
 
 def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
@@ -84,6 +87,7 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         decoded=len(tree.leaves),
         trained_edges=sum(len(edges.nodes) for e in evaluations for edges in e.trained),
         update_batches=len(evaluations),
+        graphs=0 if graphs.hindrance(config) else sum(len(e.rows) for e in evaluations if e.part == 0),
     )
 
 

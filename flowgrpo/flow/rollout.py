@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import torch
@@ -80,6 +80,7 @@ def rollout(
     iteration: int,
     solver: str | None = None,
     keep_means: bool = False,
+    keep_graphs: Container[int] = (),
     deal: Deal | None = None,
     gather: Gather | None = None,
     share: Share = WHOLE,
@@ -93,6 +94,7 @@ def rollout(
         seed: of the run; with `iteration`, the head of every noise address.
         solver: a multistep one (`samplers.solvers`) that walks chains to their ends, instead of the plan; None: the plan.
         keep_means: whether trained edges keep the mean of their step.
+        keep_graphs: parts whose trained evaluations keep the graph of their velocity.
         deal, gather, share: see `score_pieces`.
         evaluate: what trees grow by; None: the policy's velocity.
     """
@@ -105,6 +107,7 @@ def rollout(
         iteration=iteration,
         solver=solver,
         keep_means=keep_means,
+        keep_graphs=keep_graphs,
         evaluate=evaluate,
     )
 
@@ -125,6 +128,7 @@ def walk(
     iteration: int,
     solver: str | None = None,
     keep_means: bool = False,
+    keep_graphs: Container[int] = (),
     evaluate: Evaluate | None = None,
 ) -> Tree:
     """Grow the trees of one iteration, as one; arguments as of `rollout`."""
@@ -135,7 +139,7 @@ def walk(
     evaluate = evaluate or policy.velocity
     if solver is None:
         drawn = edge_noise(seed, iteration)
-        return grow(plan, policy.sigmas, roots, start, evaluate, drawn, micro_batch, keep_means)
+        return grow(plan, policy.sigmas, roots, start, evaluate, drawn, micro_batch, keep_means, keep_graphs)
     return solve(solver, policy.sigmas, roots, start, evaluate, micro_batch)
 
 

@@ -33,7 +33,7 @@ import torch
 from typing_extensions import override
 
 from flowgrpo.data.prompts import Row
-from flowgrpo.flow import calibration, elbo
+from flowgrpo.flow import calibration, elbo, graphs
 from flowgrpo.flow.beside import losers, resampled, root_of
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.draft import Chosen, agreement, drafted, first, foretold
@@ -46,6 +46,7 @@ from flowgrpo.flow.offline import Source
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.portrait import Portraits
+from flowgrpo.flow.predicted import predicted
 from flowgrpo.flow.replay import replayed
 from flowgrpo.flow.rollout import Batch, rollout, score_leaves
 from flowgrpo.flow.shaping import Shaping
@@ -93,6 +94,7 @@ class Trainer(Loop):
         self.training_call = guidance.training_call(config.model.guidance, policy)
         self.eval_call = eval_call(config, policy)
         self.levels: list[float] | None = None  # of the kernel's noise, where they are calibrated
+        self.keep_graphs: Sequence[int] = ()  # parts of the update that stand on the weights of their rollout
         self.shaping = Shaping(config) if config.algorithm.tree.adapts else None
         self.portraits = Portraits(config, policy, self.rewards)
         self.draft_layers = low_precision.layers_of_drafts(config, policy.modules.values())
@@ -122,10 +124,18 @@ class Trainer(Loop):
 
     @override
     def on_start(self) -> None:
-        """Calibrate the noise of each step, where the kernel asks for it."""
+        """Calibrate the noise of each step, where the kernel asks for it, and see which graphs a rollout may keep."""
         if self.config.algorithm.kernel.calibrate is not None:
             with phase("calibrating"), random_states.random_state_kept():  # a resume does not calibrate again
                 self.levels = self._calibrated()
+        self.keep_graphs = graphs.kept_parts(
+            self.config,
+            self.policy,
+            rows_of(longest_and_shortest(self.train_prompts)[:1])[0],
+            rows=-(-predicted(self.config, len(self.policy.sigmas) - 1).graphs // self.share.count),
+            processes=self.accelerator.num_processes,
+            total=self.exchange.sum,
+        )
 
     @override
     def rollout_state(self) -> Any:
@@ -172,6 +182,7 @@ class Trainer(Loop):
                 iteration=iteration,
                 solver=algorithm.solver,
                 keep_means=algorithm.objective.needs_old_means,
+                keep_graphs=self.keep_graphs,
                 deal=self.deal(iteration, groups),
                 gather=self.gather_rolled,
                 share=self.share,
@@ -337,9 +348,7 @@ class Trainer(Loop):
             kept = calibration.search(self, [kernel.level for kernel in kernels], self._rollout_at)
         elif self.done:
             return kept.levels
-        self.report.write(
-            kept.line
-        )  # also that of a run that was killed before its first checkpoint, which was dropped
+        self.report.write(kept.line)  # also that of a run killed before its first checkpoint, which was dropped
         return kept.levels
 
     def _rollout_at(self, iteration: int, levels: list[float]) -> Batch:

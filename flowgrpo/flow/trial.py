@@ -66,6 +66,8 @@ class Trial:
         evaluate: sampling as in an evaluation; None where it takes as much.
         update: a step with gradients, and its backward pass; nothing where the config has checkpointing.
         update_checkpointed: the same with `model.gradient_checkpointing`; None where a network does not support it.
+        graph: what a row's step keeps for its backward pass; 0 where the config has checkpointing.
+        graph_checkpointed: the same with it; 0 where a network does not support it.
         dequantises: whether weights that layers of this package make anew are among these.
     """
 
@@ -79,6 +81,8 @@ class Trial:
     evaluate: Sampling | None
     update: Peaks
     update_checkpointed: Peaks | None
+    graph: int
+    graph_checkpointed: int
     dequantises: bool
 
 
@@ -129,7 +133,7 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
         if changed:
             with policy.call_overrides(**evaluation):
                 evaluate, _ = _sampling(policy, hollow, row, tiled=model.vae_tiling, before=(sampling, state))
-        update, checkpointed = _update(policy, hollow, row, state, checkpointed=model.gradient_checkpointing)
+        whole, small = _update(policy, hollow, row, state, checkpointed=model.gradient_checkpointing)
     return Trial(
         components=components,
         shapes=shapes,
@@ -139,8 +143,10 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
         encode=encode,
         rollout=sampling,
         evaluate=evaluate,
-        update=update,
-        update_checkpointed=checkpointed,
+        update=whole[0],
+        update_checkpointed=small[0],
+        graph=whole[1],
+        graph_checkpointed=small[1],
         dequantises=model.quantise in quantise.FORMS,
     )
 
@@ -237,19 +243,20 @@ def _decoded_in_tiles(
 
 def _update(
     policy: DiffusersPolicy, hollow: Hollow, row: Row, state: tuple[torch.Tensor, ...], *, checkpointed: bool
-) -> tuple[Peaks, Peaks | None]:
-    """What a step and its backward pass allocate, without checkpointing and with it."""
+) -> tuple[tuple[Peaks, int], tuple[Peaks | None, int]]:
+    """What a step and its backward pass allocate, and what it keeps between, without checkpointing and with it."""
     networks = policy.modules.values()
     hollow.with_gradients(networks)
-    whole = Peaks() if checkpointed else _learnt(policy, hollow, row, state)
+    whole = (Peaks(), 0) if checkpointed else _learnt(policy, hollow, row, state)
     if not all(getattr(network, "_supports_gradient_checkpointing", False) for network in networks):
-        return whole, None
+        return whole, (None, 0)
     checkpoint_gradients(networks)
     return whole, _learnt(policy, hollow, row, state)
 
 
-def _learnt(policy: DiffusersPolicy, hollow: Hollow, row: Row, state: tuple[torch.Tensor, ...]) -> Peaks:
+def _learnt(policy: DiffusersPolicy, hollow: Hollow, row: Row, state: tuple[torch.Tensor, ...]) -> tuple[Peaks, int]:
     with hollow.phase() as live:
         velocity = policy.walk.velocity(state, policy.sigmas[0], [row])
+        _, kept = live.parts
         sum(v.float().square().mean() for v in velocity).backward()
-        return live.peaks
+        return live.peaks, kept

@@ -141,7 +141,8 @@ def _loss(
     if beta > 0:
         with torch.no_grad(), weights.policy("reference"):
             reference = policy.velocity(state, sigma, evaluation.rows)
-    velocity = policy.velocity(state, sigma, evaluation.rows)
+    kept, evaluation.velocity = evaluation.velocity, None  # a graph is good for one backward pass
+    velocity = policy.velocity(state, sigma, evaluation.rows) if kept is None else kept
     loss = torch.zeros((), device=state[0].device)
     for edges in evaluation.trained:
         inputs = _loss_inputs(credited, evaluation, edges=edges, velocity=velocity, reference=reference)

@@ -118,6 +118,10 @@ class Budget(ABC):
     def switched(self, key: str, value: Any) -> Budget:
         """The same run with a setting made."""
 
+    def kept_graphs(self, room: int) -> dict[str, Any]:
+        """Rows whose graphs a rollout may keep for the first update, their bytes, and whether it does; none by default."""
+        return {"rows": 0, "bytes": 0, "kept": False}
+
     def largest(self, room: int) -> dict[str, int]:
         """The most rows of each key that sets them that fit into `room` bytes; 0 where one is too many."""
         found = {ROLLOUT: [], UPDATE: []}
@@ -320,6 +324,7 @@ def fitted(budget: Budget, room: int, not_counted: Sequence[str]) -> dict[str, A
             for key, value, other in ((*switch, budget.switched(*switch)) for switch in budget.switches())
         ],
         "rewards_not_counted": list(not_counted),
+        "graphs": budget.kept_graphs(room),
     }
 
 
@@ -346,6 +351,9 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     else:
         after = _gib(found["peak_when_set"])
         yield f"does not fit {_gib(room)} GiB as it is; it does, with {after}, by: {written(found['set'])}"
+    if (graphs := found["graphs"])["rows"]:
+        does, size = "keeps" if graphs["kept"] else "does not keep", _gib(graphs["bytes"])
+        yield f"train.replay: the rollout {does} graphs for the first update, {size} of {graphs['rows']:,} rows"
     for switch in found["switches"]:
         yield f"with {written(switch['set'])}: {_gib(switch['peak'])}; {_most(switch['largest'])}"
 

@@ -37,11 +37,20 @@ def budget(*, full=False):
         evaluate=None,
         update=Peaks(((0, GIB),)),
         update_checkpointed=None,
+        graph=0,
+        graph_checkpointed=0,
         dequantises=False,
     )
     settings = config.validated({"model": {"path": "shapes", "dtype": "bfloat16", "lora": None if full else {}}})
     return FlowBudget(
-        config=settings, trial=trial, states=0, samples=1, group=1, loads_later=True, measure=lambda other: trial
+        config=settings,
+        trial=trial,
+        states=0,
+        graphs=0,
+        samples=1,
+        group=1,
+        loads_later=True,
+        measure=lambda other: trial,
     )
 
 

@@ -38,6 +38,8 @@ TRIAL = Trial(
     evaluate=None,
     update=each_row(8),
     update_checkpointed=each_row(2),
+    graph=GIB // 16,
+    graph_checkpointed=GIB // 256,
     dequantises=False,
 )
 
@@ -51,6 +53,7 @@ def budget(measured=TRIAL, *, loads_later=True, **changes):
         config=config.validated(written),
         trial=measured,
         states=1024,
+        graphs=64,
         samples=8 * 16,
         group=16,
         loads_later=loads_later,
@@ -294,3 +297,22 @@ def test_what_learns_in_shards_lies_in_parts_with_its_gradients_and_moments():
 )
 def test_shards_are_offered_where_processes_can_share_a_base(changes, offered):
     assert (("run.sharding", "fsdp2") in budget(**changes).switches()) == offered
+
+
+def test_graphs_of_a_rollout_are_counted_where_it_keeps_them():
+    replayed, kept = phases(), phases(train__replay="never")
+    for name in ("rollout", "decode", "update"):
+        assert kept[name].parts["states"] - replayed[name].parts["states"] == 64 * GIB // 16
+    few = phases(train__replay="never", model__gradient_checkpointing=True)
+    assert few["update"].parts["states"] - replayed["update"].parts["states"] == 64 * GIB // 256
+    shared = phases(train__replay="never", run__processes=4)
+    assert shared["update"].parts["states"] == replayed["update"].parts["states"] // 4 + 16 * GIB // 16
+
+
+def test_auto_keeps_graphs_that_take_half_of_what_is_left():
+    auto = budget()
+    room = auto.peak() + 2 * 4 * GIB
+    assert auto.kept_graphs(room) == {"rows": 64, "bytes": 4 * GIB, "kept": True}
+    assert not auto.kept_graphs(room - 1)["kept"]
+    assert budget(train__replay="never").kept_graphs(GIB)["kept"]
+    assert not budget(train__replay="always").kept_graphs(2**50)["kept"]

@@ -60,7 +60,7 @@ model: {{path: model, lora: {{rank: 2, alpha: 4}}, call: {call}}}
 prompts: {{train: prompts.txt, eval: prompts.txt}}
 rewards: [{{use: './mine.py:redness'}}]
 algorithm: {{preset: flow_grpo_fast}}
-train: {{iterations: 2, updates: 1, groups: 2, group_size: 4, micro_batch: 4, learning_rate: 0.01}}
+train: {{iterations: 2, updates: 1, groups: 2, group_size: 4, micro_batch: 4, learning_rate: 0.01, replay: always}}
 eval: {{every: 1, prompts: 3, save: 2}}
 run: {{name: alone, checkpoint: {{every: 1, keep: 3}}}}
 """

@@ -107,7 +107,7 @@ class Poisoned(Network):
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_and_seen(tmp_path):
-    run = trainer(settings(tmp_path, train__iterations=1, run__patience=None), Poisoned())
+    run = trainer(settings(tmp_path, train__iterations=1, train__replay="always", run__patience=None), Poisoned())
     before = weights_of(run)
     run.run()
     assert all(torch.equal(before[name], t) for name, t in weights_of(run).items())

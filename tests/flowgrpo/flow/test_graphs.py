@@ -1,0 +1,142 @@
+"""Graphs that a rollout keeps for the first update: the numbers of a replay, without its calls."""
+
+import math
+
+import pytest
+import torch
+from field import Network, credit, lines, settings, step_in_place, trainer, weights_of
+
+from flowgrpo.data.prompts import Row
+from flowgrpo.errors import InputError
+from flowgrpo.flow import graphs
+from flowgrpo.flow.pipeline.field import FieldPolicy
+from flowgrpo.flow.predicted import predicted
+from samplers.schedule import linear_sigmas
+
+# Chains with a divergence, windows, brushes with all their edges at one state, branches, twigs; one part and two.
+RUNS = [
+    ("flow_grpo", {}, {"objective": {"kl": {"beta": 0.1}}}),
+    ("flow_grpo", {"train__split": "samples", "train__micro_batch": 5}, {}),
+    ("flow_grpo_fast", {"train__updates": 1}, {"tree": {"size": 2}}),
+    ("tempflow", {}, {"tree": {"branches": 4}}),
+    ("branch_grpo", {"train__updates": 1}, {"tree": {"splits": [0, 1, 2], "prune": None}}),
+    ("dense_grpo", {}, {}),
+    ("grpo_guard", {}, {}),
+]
+
+
+def run_of(folder, replay, preset, overrides, algorithm, **options):
+    chosen = settings(
+        folder / replay,
+        **{
+            "train__iterations": 3,
+            "train__updates": 2,
+            "train__replay": replay,
+            "algorithm": {"preset": preset, **algorithm},
+            "eval__every": 9,
+            **overrides,
+        },
+    )
+    done = trainer(chosen, held_out=0, **options)
+    done.run()
+    return done
+
+
+@pytest.mark.parametrize(("preset", "overrides", "algorithm"), RUNS)
+def test_a_run_that_keeps_graphs_is_the_run_that_replays_to_the_bit(tmp_path, preset, overrides, algorithm):
+    replays, keeps = (run_of(tmp_path, word, preset, overrides, algorithm) for word in ("always", "never"))
+    for name, tensor in weights_of(replays).items():
+        assert torch.equal(weights_of(keeps)[name], tensor), name
+    spared = predicted(replays.config, 6).graphs
+    assert spared > 0
+    for one, other in zip(lines(replays), lines(keeps), strict=True):
+        for key in ("cost/update_evaluations", "cost/model_evaluations"):
+            assert other.pop(key) == one.pop(key) - spared
+        assert other == one
+        assert one["policy/grad_norm"] > 0
+
+
+def test_a_graph_goes_backward_once_and_is_gone(tmp_path):
+    run = trainer(settings(tmp_path, train__replay="never", train__updates=1), held_out=0)
+    run.keep_graphs = (0,)
+    batch = run.rollout(0, run.groups(0))
+    evaluations = [e for e in batch.tree.evaluations if e.trained]
+    assert all(e.velocity[0].requires_grad for e in evaluations)
+    assert not any(e.state[0].requires_grad for e in evaluations)
+    begun = run.policy.evaluations
+    credited = credit(run, batch)
+    step_in_place(run, credited)
+    assert run.policy.evaluations - begun == 32 * 5  # those of the reference
+    assert all(e.velocity is None for e in evaluations)
+    kept = [p.grad.clone() for p in run.weights.parameters]
+    step_in_place(run, credited)  # now by a replay
+    assert all(torch.equal(p.grad, own) for p, own in zip(run.weights.parameters, kept, strict=True))
+
+
+def test_rows_that_are_gathered_anew_are_replayed(tmp_path):
+    """A step without a finite log-probability leaves the update; what is left has other calls than the rollout."""
+    losses = []
+    for word in ("always", "never"):
+        run = trainer(settings(tmp_path / word, train__replay=word, train__updates=1), held_out=0)
+        run.keep_graphs = (0,) if word == "never" else ()
+        batch = run.rollout(0, run.groups(0))
+        batch.tree.evaluations[0].edges[0].log_prob[0] = math.nan
+        credited = credit(run, batch)
+        assert all(e.velocity is None for e in (*batch.tree.evaluations, *credited.tree.evaluations))
+        assert sum(len(edges.nodes) for e in credited.tree.evaluations for edges in e.trained) == 32 * 5 - 1
+        step_in_place(run, credited)
+        losses.append([p.grad.clone() for p in run.weights.parameters])
+    assert all(torch.equal(a, b) for a, b in zip(*losses, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("written", "setting"),
+    [
+        ({"algorithm": {"preset": "nft"}}, "algorithm.likelihood=elbo"),
+        ({"train__split": "edges"}, "train.split=edges"),
+        ({"train__rollout_batch": 8}, "train.rollout_batch=8"),
+        ({"train__select": {"rule": "extremes", "fraction": 0.5}}, "train.select"),
+        ({"algorithm": {"baseline": {"drop_zero": True}}}, "algorithm.baseline.drop_zero=true"),
+        (
+            {"algorithm": {"preset": "branch_grpo", "tree": {"prune": {"rule": "parent_top1"}}}},
+            "algorithm.tree.prune.rule=",
+        ),
+        ({"run__staleness": 1}, "run.staleness=1"),
+    ],
+)
+def test_never_is_refused_where_an_update_calls_the_model_anew(tmp_path, written, setting):
+    auto = settings(tmp_path, **written)
+    assert graphs.hindrance(auto).startswith(setting)
+    assert graphs.kept_parts(auto, None, None, rows=1, processes=1, total=None) == ()
+    with pytest.raises(InputError, match=f"^train.replay: with {setting}.*take auto$"):
+        settings(tmp_path, **written, train__replay="never")
+
+
+@pytest.mark.parametrize(("room", "kept"), [(2.0, (0,)), (1.99, ())])
+def test_auto_keeps_what_fits_into_half_of_the_free_memory_of_every_process(tmp_path, monkeypatch, room, kept):
+    run = trainer(settings(tmp_path, train__micro_batch=32, train__iterations=1), held_out=0)
+    row = Row("bb", 0)
+    each = graphs.graph_bytes(run.policy, run.policy.start([row]), row)
+    monkeypatch.setattr(graphs, "_free", lambda device: room * each * 80)
+    run.run()
+    assert run.keep_graphs == kept
+    assert lines(run)[0]["cost/update_evaluations"] == 2 * 32 * 5 - (80 if kept else 0)
+    told = []
+
+    def elsewhere(value):
+        told.append(float(value))
+        return value + 1  # another process has no room
+
+    options = {"rows": 80, "processes": 1, "total": elsewhere}
+    assert graphs.kept_parts(run.config, run.policy, row, **options) == ()
+    assert told == [0.0 if kept else 1.0]
+
+
+def test_what_a_graph_keeps_is_counted_for_one_row():
+    """Of tanh(A x) B a graph keeps x and the tanh, of the sum nothing; and the velocity itself is there."""
+    policy = FieldPolicy(Network(), (2,), linear_sigmas(6, 3.0))
+    row = Row("a", 0)
+    state = policy.start([row])
+    counted = graphs.graph_bytes(policy, state, row)
+    assert 4 * (4 + 16 + 2) <= counted <= 4 * (4 + 16 + 2) + 64  # and numbers of the time and the prompt
+    assert not any(p.grad is not None for p in policy.modules["field"].parameters())
