@@ -1,0 +1,87 @@
+"""Ratios of what two ways of doing the same take, measured in turns in one process: for the scripts that measure.
+
+Times are CPU seconds of one thread, or where a GPU works wall seconds after it has ended. A ratio is of one round, and told
+are the median over the rounds and their quartiles: only these mean anything on a machine that others use too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Ratio = dict[str, float]  # median, low, high and pairs
+Work = Callable[[], object]
+
+
+def seconds(work: Work) -> float:
+    """What a piece of work takes: wall seconds with a GPU, else CPU seconds."""
+    if not torch.cuda.is_available():
+        started = time.process_time()
+        work()
+        return time.process_time() - started
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def in_turns(works: Mapping[str, Work], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each work in each round, after one that is not counted; every other round goes backwards."""
+    taken: dict[str, list[float]] = {name: [] for name in works}
+    for turn in range(rounds + 1):
+        for name in list(works)[:: 1 if turn % 2 else -1]:
+            spent = seconds(works[name])
+            if turn:
+                taken[name].append(spent)
+    return taken
+
+
+def paired(first: Sequence[float], second: Sequence[float]) -> Ratio:
+    """The ratio of what took so many seconds in each round to what took so many in the same."""
+    return spread([a / b for a, b in zip(first, second, strict=True)])
+
+
+def spread(values: Sequence[float]) -> Ratio:
+    """Median and quartiles of values."""
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+    return {"median": median, "low": low, "high": high, "pairs": len(values)}
+
+
+def exactly(value: float) -> Ratio:
+    """A ratio that is counted, not measured."""
+    return {"median": value, "low": value, "high": value, "pairs": 0}
+
+
+def table(ratios: Mapping[str, Ratio]) -> str:
+    """Ratios as a table in Markdown."""
+    lines = ["| ratio | median | quartiles | pairs |", "|---|---|---|---|"]
+    for name, own in ratios.items():
+        quartiles = f"{own['low']:.3f} to {own['high']:.3f}" if own["pairs"] else "counted"
+        lines.append(f"| {name} | {own['median']:.3f} | {quartiles} | {own['pairs'] or ''} |")
+    return "\n".join(lines)
+
+
+def parser(description: str, rounds: int) -> argparse.ArgumentParser:
+    """The options that all of these scripts have."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--rounds", type=int, default=rounds, help=f"pairs of each ratio, {rounds} by default")
+    made.add_argument("--json", type=Path, help="file that gets the ratios too")
+    return made
+
+
+def tell(ratios: Mapping[str, Ratio], options: argparse.Namespace, **further: Any) -> None:
+    """Print the table; with `--json` write what `bench_all.py --compare` reads: the command, the ratios, and what else."""
+    print(table(ratios))
+    if options.json is not None:
+        command = shlex.join(["python", *sys.argv])
+        options.json.write_text(json.dumps({"command": command, "ratios": ratios, **further}, indent=1) + "\n")
