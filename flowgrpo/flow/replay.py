@@ -36,9 +36,9 @@ def replayed(config: Config, tree: Tree, *, units: Units, advantages: Tensor, tr
         keep &= units.to_edges(trained)
     if train.split == "edges":
         parts = of_edges(tree, keep, updates=train.updates, seed=config.run.seed, iteration=iteration)
-        return pruned(tree, keep, train.micro_batch, parts)
-    whole = keep.all() and train.rollout_rows == train.micro_batch
-    return tree if whole else pruned(tree, keep, train.micro_batch)
+        return pruned(tree, keep, train.update_rows, parts)
+    whole = keep.all() and train.rollout_rows == train.update_rows
+    return tree if whole else pruned(tree, keep, train.update_rows)
 
 
 def finite(tree: Tree) -> Tensor:
