@@ -59,6 +59,7 @@ class Batched(Protocol):
     accelerator: Accelerator
     config: RunConfig
     weights: Weights
+    optimizer: torch.optim.Optimizer
     report: Report
     share: Share
     folder: Path
@@ -169,20 +170,22 @@ class BatchSizes:
 
     def _found(self) -> dict[str, int]:
         """The size of each key that asks for one."""
-        loop, found = self._loop, {}
-        most = max(1, loop.config.train.groups * loop.config.train.group_size // loop.config.train.updates)
-        with self._trying() as (prober, calls):
-            for key in self._asked:
-                tried = prober.sizes(self._timed(calls, key), max(1, most // loop.share.count))
-                self._tried[key] = [_as_json(each) for each in tried]
-                found[key] = probing.best(tried, f"train.{key}").rows
+        train, found = self._loop.config.train, {}
+        most = train.groups * train.group_size // train.updates // self._loop.share.count
+        for key in self._asked:
+            with self._trying(key) as (prober, timed):
+                tried = prober.sizes(timed, max(1, most))
+            self._tried[key] = [_as_json(each) for each in tried]
+            found[key] = probing.best(tried, f"train.{key}").rows
         return found
 
     def _fit_another(self, machines: list[tuple[str, int]]) -> None:
         """Halve the sizes until they fit a machine that they were not found on."""
-        loop, found = self._loop, {key: getattr(self._loop.config.train, key) for key in self._asked}
-        with phases.phase("probing"), self._trying() as (prober, calls):
-            fitting = {key: prober.largest(self._timed(calls, key), rows) for key, rows in found.items()}
+        loop, found, fitting = self._loop, {key: getattr(self._loop.config.train, key) for key in self._asked}, {}
+        with phases.phase("probing"):
+            for key, rows in found.items():
+                with self._trying(key) as (prober, timed):
+                    fitting[key] = prober.largest(timed, rows)
         self._note(loop.done, fitting, "another machine", machines)
         for key, rows in fitting.items():
             if rows < found[key]:
@@ -191,24 +194,26 @@ class BatchSizes:
                 loop.report.warn(f"{sentence}, it is {rows} from here on")
 
     @contextmanager
-    def _trying(self) -> Iterator[tuple[Prober, ProbeCalls]]:
-        """A context in which sizes are tried by these calls, and that leaves no trace of them."""
+    def _trying(self, key: str) -> Iterator[tuple[Prober, Sequence[Timed]]]:
+        """A context in which sizes of a key are tried by these calls, and that leaves no trace of them.
+
+        With `rollout_batch: null` the calls of both kinds have one size.
+        """
         loop, evaluations = self._loop, self._loop.evaluations
         memory = Memory(loop.accelerator.device, _still_to_come(loop))
+        prober = Prober(memory=memory, everyone=self._everyone, clear=self._clear, alone=self._is_alone())
         try:
             with random_state_kept():
-                prober = Prober(memory=memory, everyone=self._everyone, clear=self._clear, alone=self._is_alone())
-                yield prober, loop.probe_calls()
+                calls = loop.probe_calls()
+                if key == ROLLOUT:
+                    yield prober, calls.rollout
+                else:
+                    both = loop.config.train.rollout_batch is None
+                    yield prober, [*(calls.rollout if both else ()), *calls.update]
         finally:
             loop.evaluations = evaluations
             memory.free()
             memory.begin()
-
-    def _timed(self, calls: ProbeCalls, key: str) -> Sequence[Timed]:
-        """The calls of a size; with `rollout_batch: null` both kinds have one."""
-        if key == ROLLOUT:
-            return calls.rollout
-        return [*calls.rollout, *calls.update] if self._loop.config.train.rollout_batch is None else calls.update
 
     def _is_alone(self) -> bool:
         """Whether a call of the model is of one process, and not made together with others."""
@@ -251,6 +256,8 @@ class BatchSizes:
 
 def _still_to_come(loop: Batched) -> int:
     """Bytes of the optimizer's moments, and of the sum of the gradients, which a fresh run has not made yet."""
+    if loop.optimizer.state:
+        return 0
     numbers = sum(local(p).numel() for p in loop.weights.parameters)
     moments = OPTIMIZERS[loop.config.train.optimizer.name].bytes_per_number
     return int(numbers * (moments + 4 * (1 + (loop.accelerator.num_processes > 1))))

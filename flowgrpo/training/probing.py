@@ -60,40 +60,40 @@ class Tried:
 
 
 class Memory:
-    """The memory of a process's device, or of the host where that computes.
+    """The memory of a process's device, or of the host where that computes, to try calls of one kind in.
+
+    A host tells no more than the most that the process ever had: calls that stay below that take what was there before.
 
     Args:
         reserved: bytes that are not taken yet, but will be.
     """
 
     def __init__(self, device: torch.device, reserved: int = 0):
-        self._device, self._last = device, None
+        self._device = device
+        self._last: tuple[int, int] | None = None  # rows, and bytes above what is taken now
         self.free()
         if device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(device)
-            self._base = torch.cuda.memory_allocated(device)
-            there = free + torch.cuda.memory_reserved(device) - self._base
+            self._taken = self._before = torch.cuda.memory_allocated(device)
+            free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - self._taken
         else:
-            self._base, there = psutil.Process().memory_info().rss, psutil.virtual_memory().available
-        self._most = self._base + int(MARGIN * there) - reserved
+            self._taken, self._before = psutil.Process().memory_info().rss, peak_bytes(device)
+            free = psutil.virtual_memory().available
+        self._room = int(MARGIN * free) - reserved
 
     def holds(self, rows: int) -> bool:
-        """Whether calls of so many rows should fit, by what fewer took; True where none were made."""
-        if self._last is None:
-            return True
-        before, peak = self._last
-        return self._base + max(0, peak - self._base) * rows / before <= self._most
+        """Whether calls of so many rows should fit, by what fewer took; True where nobody knows."""
+        return self._last is None or self._last[1] * rows / self._last[0] <= self._room
 
     def begin(self) -> None:
         """Look at what is taken from here on."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
 
-    def taken(self, rows: int) -> tuple[int, bool]:
-        """The most bytes that calls of so many rows took, and whether that leaves the margin."""
+    def look(self, rows: int) -> tuple[int, bool]:
+        """The most bytes that were taken so far, by calls of so many rows, and whether that leaves the margin."""
         peak = peak_bytes(self._device)
-        self._last = rows, peak
-        return peak, peak <= self._most
+        self._last = (rows, peak - self._taken) if peak > self._before else None
+        return peak, self._last is None or self._last[1] <= self._room
 
     def free(self) -> None:
         """Give back what nobody holds."""
@@ -150,18 +150,21 @@ class Prober:
         return rows
 
     def _tried(self, timed: Sequence[Timed], rows: int) -> tuple[float, int] | None:
+        """Seconds and the most bytes of calls on this process; None where they do not fit."""
         self.memory.begin()
+        seconds = None
         try:
             seconds = sum(each.calls * self._seconds(each.call, rows) for each in timed)
         except Exception as error:
             if not (self.alone and is_out_of_memory(error)):
                 raise
-            seconds = None
         finally:
             self.clear()
-        peak, fits = self.memory.taken(rows)
+        peak, fits = self.memory.look(rows)
+        if seconds is not None and fits:
+            return seconds, peak
         self.memory.free()
-        return (seconds, peak) if seconds is not None and fits else None
+        return None
 
     def _seconds(self, call: Callable[[int], object], rows: int) -> float:
         """Of the faster of two calls, with what the device has left to do then."""
