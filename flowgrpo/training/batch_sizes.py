@@ -31,7 +31,6 @@ from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import phases, probing
 from flowgrpo.training.folders import replace_text
 from flowgrpo.training.optimizers import OPTIMIZERS
-from flowgrpo.training.out_of_memory import OutOfMemory
 from flowgrpo.training.probing import Memory, Prober, Timed, Tried
 from flowgrpo.training.random_states import random_state, random_state_kept, set_random_state
 from flowgrpo.training.report import Report
@@ -212,7 +211,7 @@ class BatchSizes:
                     yield prober, [*(calls.rollout if both else ()), *calls.update]
         finally:
             loop.evaluations = evaluations
-            memory.free()
+            memory.give_back()
             memory.begin()
 
     def _is_alone(self) -> bool:
@@ -226,7 +225,7 @@ class BatchSizes:
         asked = UPDATE if key == ROLLOUT and train.rollout_batch is None else key
         rows = getattr(train, asked)
         # What rewards take is not of calls; and an optimizer step, which has begun, cannot be undone.
-        of_calls = is_out_of_memory(error) and (not isinstance(error, OutOfMemory) or error.phase == "decoding")
+        of_calls = is_out_of_memory(error) and getattr(error, "phase", None) not in ("rewards", "update")
         return {asked: rows // 2} if of_calls and asked in self._asked and rows > 1 else None
 
     def _note(self, step: int, sizes: dict[str, int], why: str, machines: list[tuple[str, int]] | None = None) -> None:

@@ -71,7 +71,6 @@ class Memory:
     def __init__(self, device: torch.device, reserved: int = 0):
         self._device = device
         self._last: tuple[int, int] | None = None  # rows, and bytes above what is taken now
-        self.free()
         if device.type == "cuda":
             self._taken = self._before = torch.cuda.memory_allocated(device)
             free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - self._taken
@@ -96,8 +95,12 @@ class Memory:
         return peak, self._last is None or self._last[1] <= self._room
 
     def free(self) -> None:
-        """Give back what nobody holds."""
+        """Give back what nobody holds, of a failed call too."""
         gc.collect()
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Give a device back what is kept of it for later."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -43,6 +43,8 @@ def test_until_rows_are_found_the_most_that_are_tried_stand_for_them(written, up
     assert (train.update_rows, train.rollout_rows, train.found) == (update, rollout, found)
 
 
-@pytest.mark.parametrize(("groups", "size", "updates", "most"), [(1, 2, 4, 1), (1, 2, 2, 1), (1, 2, 1, 2), (8, 16, 2, 64)])
+@pytest.mark.parametrize(
+    ("groups", "size", "updates", "most"), [(1, 2, 4, 1), (1, 2, 2, 1), (1, 2, 1, 2), (8, 16, 2, 64)]
+)
 def test_no_more_rows_are_tried_than_a_part_has(groups, size, updates, most):
     assert Train(groups=groups, group_size=size, updates=updates).most_rows == most
