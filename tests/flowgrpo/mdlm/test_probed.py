@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 from flowgrpo.commands import train as run
+from flowgrpo.mdlm import budget, doctor, plan
 from flowgrpo.training import checkpoint, probing
 from flowgrpo.training.out_of_memory import OutOfMemory
 
@@ -110,3 +111,18 @@ def test_a_run_that_cannot_be_helped_says_what_to_set(settings, short, monkeypat
         run.train_config(settings(model__gradient_checkpointing=True, **AUTO))
     assert isinstance(raised.value.__cause__, OutOfMemory)
     assert "train.micro_batch=8" in str(raised.value)
+
+
+def test_a_plan_and_a_doctor_count_with_the_most_that_is_tried(settings):
+    """4 groups of 8 in 2 parts are 16 answers a part."""
+    auto, written = (plan.plan(settings(**own)) for own in (AUTO, {"train__micro_batch": 16}))
+    assert auto["geometry"].pop("found") == ["micro_batch", "rollout_batch"]
+    assert written["geometry"].pop("found") == []
+    assert {k: v for k, v in auto.items() if k != "config"} == {k: v for k, v in written.items() if k != "config"}
+    assert all(check.ok for check in doctor.examine(settings(**AUTO)))
+
+
+def test_with_a_gpu_a_plan_counts_with_the_most_that_fits(settings):
+    found = budget.fit(settings(**AUTO), 24 * 2**30)
+    assert found["found"] == {"train.micro_batch": 16, "train.rollout_batch": 16}
+    assert found["fits"]
