@@ -10,7 +10,7 @@ from flowgrpo.commands.endings import remedied
 from flowgrpo.commands.explanation import Explained
 from flowgrpo.errors import InputError
 from flowgrpo.flow import explaining
-from flowgrpo.training import checkpoint, folders
+from flowgrpo.training import batch_sizes, checkpoint, folders
 from flowgrpo.training.progress import shown
 
 
@@ -34,7 +34,7 @@ def explain(
     Raises:
         InputError: there is no such run, checkpoint or prompt, it is a run of texts, or the page cannot be written.
     """
-    settings = config.of_run(run)
+    settings = batch_sizes.settled(config.of_run(run), run)
     if settings.kind != "flow":
         raise InputError(f"explain: {run} is a run of texts; steps of noise are of pictures, videos and sounds")
     page = out or run / f"explain-{prompt:04d}{'' if seed is None else f'-seed-{seed}'}.html"

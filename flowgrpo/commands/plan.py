@@ -108,6 +108,11 @@ def show(settings: RunConfig, gpu_memory: float | None, machines: Machines | Non
     table = Table("", "", show_header=False, box=None, padding=(0, 2))
     for label, words in kind.plan.table(planned):
         table.add_row(label, words)
+    if settings.train.found:
+        keys = " and ".join(f"train.{key}" for key in settings.train.found)
+        table.add_row(
+            "found", f"{keys}, when the run starts; counted here with {settings.train.most_rows}, the most it tries"
+        )
     out.print(table)
     for part, lines in (("gpu", budget.lines), ("cost", scaling.lines)):
         for line in lines(measured[part]) if part in measured else ():

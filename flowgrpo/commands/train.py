@@ -28,6 +28,7 @@ from flowgrpo.schema import sections
 from flowgrpo.schema.sections import RewardUse, RunConfig
 from flowgrpo.training import (
     adapters,
+    batch_sizes,
     checkpoint,
     disk,
     folders,
@@ -127,6 +128,7 @@ def _gone_on(settings: RunConfig) -> RunConfig:
 def _ran_out(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
     """How a run without memory ends: with the switch that helps most, and how to go on with it, where that can be."""
     folder = settings.run.folder
+    settings = batch_sizes.settled(settings, folder)
     begun, step = (folder / "config.yaml").is_file(), checkpoint.latest(folder / "checkpoints")
     switch = remedy(error.phase, settings, ("",) if step is None else MAY_DIFFER)
     error.remedy = switch or last_resort(error.phase)

@@ -140,7 +140,7 @@ class FlowBudget(Budget):
             ),
             Phase(name="decode", rows=rows, key=ROLLOUT, fixed=decoding, calls=self._decode(trial.rollout)),
             Phase(name="reward", rows=self.group, key=None, fixed=joined, calls=Peaks()),
-            Phase(name="update", rows=train.micro_batch, key=UPDATE, fixed=stay, calls=update),
+            Phase(name="update", rows=train.update_rows, key=UPDATE, fixed=stay, calls=update),
         ]
         if trial.evaluate is not None:
             calls = trial.evaluate.step.shared(degree).beside(layer + gathered) | self._decode(trial.evaluate).beside(

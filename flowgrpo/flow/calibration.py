@@ -64,6 +64,17 @@ def write(folder: Path, calibration: Calibration, rounds: Sequence[dict[str, Any
     replace_text(folder / FILE, json.dumps(written, indent=1) + "\n")
 
 
+def calibrate(loop: Loop, levels: list[float], roll_out: Callable[[int, list[float]], Batch]) -> list[float]:
+    """The noise level of each step: what the run's folder has, or what a search finds; arguments as of `search`."""
+    kept = read(loop.folder, begun=loop.done > 0)
+    if kept is None:
+        kept = search(loop, levels, roll_out)
+    elif loop.done:
+        return kept.levels
+    loop.report.write(kept.line)  # also that of a run that was killed before its first checkpoint, which was dropped
+    return kept.levels
+
+
 def search(loop: Loop, levels: list[float], roll_out: Callable[[int, list[float]], Batch]) -> Calibration:
     """Find the noise level of each step, by rollouts before the first iteration, and write it to the run's folder.
 

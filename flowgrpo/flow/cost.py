@@ -24,7 +24,7 @@ def work(budget: FlowBudget, planned: dict[str, Any]) -> Work:
     sampled, updated = (planned["model_evaluations"][part] / rows for part in ("rollout", "update"))
     learnt = planned["with_gradient"] / rows
     dealt = {"units": trees, "width": g["samples"] // trees}
-    replayed = {**dealt, "rows": train.micro_batch, "parts": train.updates}
+    replayed = {**dealt, "rows": train.update_rows, "parts": train.updates}
     held_out = {"units": evaluation["decoded"], "rows": train.rollout_rows}
     steps = evaluation["model_evaluations"] / max(1, evaluation["decoded"] * planned["evaluation_branches"])
     return Work(

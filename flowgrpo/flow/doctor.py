@@ -262,7 +262,7 @@ def _time(
     policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row], *, settings: Config, cost: dict[str, Any]
 ) -> Check:
     """Seconds of an iteration, from those of one evaluation, one update and one decoding."""
-    size, trained = (min(most, 8) for most in (settings.train.rollout_rows, settings.train.micro_batch))
+    size, trained = (min(most, 8) for most in (settings.train.rollout_rows, settings.train.update_rows))
     batch = [replace(rows[0], seed=i) for i in range(max(size, trained))]
     own, learnt = batch[:size], batch[:trained]
     with policy.call_overrides(num_inference_steps=2):

@@ -51,7 +51,7 @@ def hindrance(config: Any) -> str | None:
         "algorithm.baseline.drop_zero=true": algorithm.baseline.drop_zero,
         "train.select": train.select is not None,
         "train.split=edges": train.split == "edges",
-        f"train.rollout_batch={train.rollout_batch}": train.rollout_rows != train.micro_batch,
+        f"train.rollout_batch={train.rollout_batch}": train.rollout_rows != train.update_rows,
     }
     return next((setting for setting, hinders in found.items() if hinders), None)
 

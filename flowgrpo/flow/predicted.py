@@ -46,7 +46,7 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         InputError: the axes do not fit each other or the schedule.
     """
     train, algorithm = config.train, config.algorithm
-    replays = train.rollout_rows == train.micro_batch  # the update may have the rollout's own calls
+    replays = train.rollout_rows == train.update_rows  # the update may have the rollout's own calls
     tree = _grown(config, num_steps, iteration, train.rollout_rows if replays else train.groups * train.group_size)
     if any(not kernel.stochastic for kernel, _, _ in tree.trained_steps):
         raise InputError("algorithm.tree: the plan trains a deterministic step, which has no log-probability")
@@ -95,7 +95,7 @@ def _of_samples(config: Config, tree: Tree, trained: torch.Tensor) -> Cost:
     """The cost of an iteration whose update scores final samples, see `flowgrpo.flow.noised`."""
     algorithm = config.algorithm
     calls = calls_of(
-        algorithm.likelihood, tree, trained, micro_batch=config.train.micro_batch, address=(config.run.seed, "elbo", 0)
+        algorithm.likelihood, tree, trained, micro_batch=config.train.update_rows, address=(config.run.seed, "elbo", 0)
     )
     if not calls:
         raise InputError(

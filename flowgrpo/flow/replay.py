@@ -34,15 +34,15 @@ def replayed(config: Config, tree: Tree, *, units: Units, advantages: Tensor, tr
         keep &= left
     if not trained.all():
         keep &= units.to_edges(trained)
-    whole = train.split != "edges" and keep.all() and train.rollout_rows == train.micro_batch
+    whole = train.split != "edges" and keep.all() and train.rollout_rows == train.update_rows
     if whole:
         return tree
     for evaluation in tree.evaluations:
         evaluation.velocity = None
     if train.split == "edges":
         parts = of_edges(tree, keep, updates=train.updates, seed=config.run.seed, iteration=iteration)
-        return pruned(tree, keep, train.micro_batch, parts)
-    return pruned(tree, keep, train.micro_batch)
+        return pruned(tree, keep, train.update_rows, parts)
+    return pruned(tree, keep, train.update_rows)
 
 
 def finite(tree: Tree) -> Tensor:

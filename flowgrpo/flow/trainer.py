@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,12 +48,14 @@ from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.portrait import Portraits
 from flowgrpo.flow.predicted import predicted
+from flowgrpo.flow.probed import probe_calls
 from flowgrpo.flow.replay import replayed
 from flowgrpo.flow.rollout import Batch, rollout, score_leaves
 from flowgrpo.flow.shaping import Shaping
 from flowgrpo.flow.update import Credited, update_part
 from flowgrpo.training import low_precision, random_states
 from flowgrpo.training.baseline import Units
+from flowgrpo.training.batch_sizes import ROLLOUT, ProbeCalls
 from flowgrpo.training.deal import Deal, parts_of, pool_of
 from flowgrpo.training.engine.asking import answered, on_main, told
 from flowgrpo.training.engine.seeds import seed_of
@@ -96,7 +99,6 @@ class Trainer(Loop):
         self.levels: list[float] | None = None  # of the kernel's noise, where they are calibrated
         self.keep_graphs: Sequence[int] = ()  # parts of the update that stand on the weights of their rollout
         self.shaping = Shaping(config) if config.algorithm.tree.adapts else None
-        self.portraits = Portraits(config, policy, self.rewards)
         self.draft_layers = low_precision.layers_of_drafts(config, policy.modules.values())
 
     @override
@@ -122,20 +124,26 @@ class Trainer(Loop):
     def evaluations(self) -> int:
         return self.policy.evaluations
 
+    @evaluations.setter
+    @override
+    def evaluations(self, count: int) -> None:
+        self.policy.evaluations = count
+
+    @override
+    def probe_calls(self) -> ProbeCalls:
+        return probe_calls(self.policy, self.weights, self.train_prompts)
+
     @override
     def on_start(self) -> None:
         """Calibrate the noise of each step, where the kernel asks for it, and see which graphs a rollout may keep."""
         if self.config.algorithm.kernel.calibrate is not None:
             with phase("calibrating"), random_states.random_state_kept():  # a resume does not calibrate again
-                self.levels = self._calibrated()
-        self.keep_graphs = graphs.kept_parts(
-            self.config,
-            self.policy,
-            rows_of(longest_and_shortest(self.train_prompts)[:1])[0],
-            rows=-(-predicted(self.config, len(self.policy.sigmas) - 1).graphs // self.share.count),
-            processes=self.accelerator.num_processes,
-            total=self.exchange.sum,
-        )
+                kernels = self.config.algorithm.kernel.kernels(len(self.policy.sigmas) - 1)
+                self.levels = calibration.calibrate(self, [kernel.level for kernel in kernels], self._rollout_at)
+        (row,) = rows_of(longest_and_shortest(self.train_prompts)[:1])
+        rows = -(-predicted(self.config, len(self.policy.sigmas) - 1).graphs // self.share.count)
+        among = {"processes": self.accelerator.num_processes, "total": self.exchange.sum}
+        self.keep_graphs = graphs.kept_parts(self.config, self.policy, row, rows=rows, **among)
 
     @override
     def rollout_state(self) -> Any:
@@ -171,7 +179,8 @@ class Trainer(Loop):
         with self.weights.policy(algorithm.sampler):  # who samples, drafts
             starts = self._starts(iteration, groups)
             roots = self._roots(iteration, groups, starts.starts)
-            watched = self.portraits.watch(iteration, roots)
+            made = Portraits(config, self.policy, self.rewards)
+            watched = made.watch(iteration, roots)
             tree, scores = rollout(
                 self.policy,
                 plan,
@@ -188,7 +197,7 @@ class Trainer(Loop):
                 share=self.share,
                 evaluate=watched,
             )
-            portraits = self.portraits.of(tree, scores, watched, leads=self.share.leads)
+            portraits = made.of(tree, scores, watched, leads=self.share.leads)
         drafts = len(self._pool(iteration, groups).own)
         return Batch(groups, tree, scores, drafts, draft_rewards=starts.rewards, portraits=portraits)
 
@@ -243,11 +252,12 @@ class Trainer(Loop):
     @override
     def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
         """Give each edge its unit's advantage, take an optimizer step on each part of them, and return their statistics."""
-        credited = self.credit_edges(batch, units, advantages, trained)
+        credit = partial(self.credit_edges, batch, units, advantages, trained)
+        credited = self.batch_sizes.attempt(ROLLOUT, credit)
         keep_trees(
             self, parts(self.config, self.credited, batch, credited, iteration=self.done, names=self.reward_names)
         )
-        return [self._update_part(credited, part) for part in range(self.config.train.updates)]
+        return self.batch_sizes.steps(credited, credit, self._update_part, self.config.train.updates)
 
     @override
     def on_updated(self, moved: dict[str, Any]) -> None:
@@ -340,20 +350,9 @@ class Trainer(Loop):
             sum_processes=self.exchange.sum,
         )
 
-    def _calibrated(self) -> list[float]:
-        """The noise level of each step: what the run's folder has, or what a search finds."""
-        kept = calibration.read(self.folder, begun=self.done > 0)
-        if kept is None:
-            kernels = self.config.algorithm.kernel.kernels(len(self.policy.sigmas) - 1)
-            kept = calibration.search(self, [kernel.level for kernel in kernels], self._rollout_at)
-        elif self.done:
-            return kept.levels
-        self.report.write(kept.line)  # also that of a run killed before its first checkpoint, which was dropped
-        return kept.levels
-
     def _rollout_at(self, iteration: int, levels: list[float]) -> Batch:
         self.levels = levels
-        return self.rollout(iteration, self.groups(iteration))
+        return self.batch_sizes.attempt(ROLLOUT, lambda: self.rollout(iteration, self.groups(iteration)), within=False)
 
     def _roots(self, iteration: int, groups: Groups, starts: Sequence[Sequence[int]]) -> list[Root]:
         """This process's roots of the iteration, from the starts of each group; groups are integers."""

@@ -84,7 +84,7 @@ class TextBudget(Budget):
         rows = train.rollout_rows
         phases = [
             Phase(name="rollout", rows=rows, key=ROLLOUT, fixed=stay, calls=trial.decode.beside(layer + gathered)),
-            Phase(name="update", rows=train.micro_batch, key=UPDATE, fixed=stay, calls=update),
+            Phase(name="update", rows=train.update_rows, key=UPDATE, fixed=stay, calls=update),
         ]
         if trial.evaluate is not None:
             calls = trial.evaluate.beside(layer + gathered)

@@ -23,7 +23,7 @@ def work(budget: TextBudget, planned: dict[str, Any]) -> Work:
     updated = planned["model_evaluations"]["update"] / (samples * g["views"])
     dealt = g["groups"] if kept_whole(train, config.algorithm) else samples
     together = samples // dealt
-    views = {"units": dealt, "width": together * g["views"], "rows": train.micro_batch, "parts": train.updates}
+    views = {"units": dealt, "width": together * g["views"], "rows": train.update_rows, "parts": train.updates}
     return Work(
         samples=samples,
         calls={

@@ -105,7 +105,7 @@ def _drift(settings: TextConfig, policy: TextPolicy, *, decoder: Decoder, rollou
     """Log-probabilities are the same in any batch; those of a trajectory are what a decoder at temperature 1 recorded."""
     likelihood, bound = settings.algorithm.likelihood, DRIFT[settings.model.dtype]
     views = likelihood.views(answers)
-    size = settings.train.micro_batch
+    size = settings.train.update_rows
     whole = estimate(policy.predictor, answers, views, size).each
     largest = float((whole - estimate(policy.predictor, answers, views, size // 2 or 2).each).abs().max())
     value = f"{largest:.1e} in another batch"
@@ -144,7 +144,7 @@ def _spread(
 
 def _gradients(settings: TextConfig, policy: TextPolicy, weights: Weights, answers: Answers) -> Check:
     """The objective's gradient is finite and not all 0; it reaches all adapters, or something of the whole network."""
-    algorithm, size = settings.algorithm, settings.train.micro_batch
+    algorithm, size = settings.algorithm, settings.train.update_rows
     views = algorithm.likelihood.views(answers)
     old = estimate(policy.predictor, answers, views, size).each
     advantage = torch.ones(len(answers.ids), device=answers.ids.device)

@@ -92,8 +92,9 @@ def _plan(config: TextConfig) -> dict[str, Any]:
             "updates": train.updates,
             "split": train.split,
             "passes": train.passes,
-            "micro_batch": train.micro_batch,
+            "micro_batch": train.update_rows,
             "rollout_batch": train.rollout_rows,
+            "found": list(train.found),
             "length": config.model.length,
             "steps": walk.steps,
             "guidance_branches": walk.branches,
@@ -314,7 +315,7 @@ def predicted(config: TextConfig) -> Cost:
     likelihood = algorithm.likelihood
     objective, kl = algorithm.objective, algorithm.objective.kl
     views, slopes, views_fixed = _views(
-        likelihood, objective, walk=walk, length=config.model.length, micro_batch=train.micro_batch
+        likelihood, objective, walk=walk, length=config.model.length, micro_batch=train.update_rows
     )
     old = train.passes * train.updates > 1 and not likelihood.recorded(decoder)
     reference = kl.reference is not None

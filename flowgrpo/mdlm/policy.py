@@ -91,6 +91,10 @@ class TextPolicy:
         """Rows that the model was called with so far."""
         return self.predictor.evaluations
 
+    @evaluations.setter
+    def evaluations(self, count: int) -> None:
+        self.predictor.evaluations = count
+
     @property
     def eos_id(self) -> int:
         """The token that ends an answer and fills the rest of its canvas."""

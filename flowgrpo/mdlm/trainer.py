@@ -27,6 +27,7 @@ the loop departs from those of the papers' released code (how a method departs f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,14 +36,17 @@ from typing_extensions import override
 from flowgrpo.data.prompts import Row
 from flowgrpo.mdlm import kept
 from flowgrpo.mdlm.config import TextConfig
+from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.engine import request
 from flowgrpo.mdlm.engine.correction import mismatch
 from flowgrpo.mdlm.engine.rollout import EngineRollout, Rolled
 from flowgrpo.mdlm.methods.learned_schedule import SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import TextPolicy
+from flowgrpo.mdlm.probed import probe_calls
 from flowgrpo.mdlm.rollout import Batch, rollout
 from flowgrpo.mdlm.update import UpdateBatch, scored_tokens, update_batches, update_on
 from flowgrpo.training.baseline import Units
+from flowgrpo.training.batch_sizes import UPDATE, ProbeCalls
 from flowgrpo.training.deal import parts_of
 from flowgrpo.training.engine.asking import answered, on_main, told
 from flowgrpo.training.evaluate import evaluate
@@ -88,6 +92,21 @@ class TextTrainer(Loop):
     @override
     def evaluations(self) -> int:
         return self.policy.evaluations
+
+    @evaluations.setter
+    @override
+    def evaluations(self, count: int) -> None:
+        self.policy.evaluations = count
+
+    @override
+    def probe_calls(self) -> ProbeCalls:
+        return probe_calls(
+            self.policy,
+            self.weights,
+            self.train_prompts,
+            decoder=lambda count: self._typical(self.decoder, count),
+            likelihood=self.config.algorithm.likelihood,
+        )
 
     @override
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -168,17 +187,23 @@ class TextTrainer(Loop):
         shown = {"units": units, "advantages": advantages, "trained": trained, "names": self.reward_names}
         keep_trees(self, kept.parts(self.config, self.policy, self.combination, batch, **shown))
         parts = parts_of(self.config, batch.groups, batch.iteration)
-        steps = update_batches(
-            self.config,
-            self.policy,
-            self.weights,
-            batch,
-            advantages=advantages,
-            weight=batch.groups.weights[batch.group] * (trained & units.values.isfinite().any(1)),
-            parts=torch.tensor([parts[group][index] for group, index in batch.members]),
-            versions=self.versions,
+        steps = self.batch_sizes.attempt(
+            UPDATE,
+            lambda: update_batches(
+                self.config,
+                self.policy,
+                self.weights,
+                batch,
+                advantages=advantages,
+                weight=batch.groups.weights[batch.group] * (trained & units.values.isfinite().any(1)),
+                parts=torch.tensor([parts[group][index] for group, index in batch.members]),
+                versions=self.versions,
+            ),
         )
-        return [self._update_on(number, each, batch) for number, each in enumerate(steps)]
+        return [
+            self.batch_sizes.attempt(UPDATE, partial(self._update_on, number, each, batch))
+            for number, each in enumerate(steps)
+        ]
 
     @override
     def eval_samples(self) -> list[Sample]:
@@ -211,7 +236,11 @@ class TextTrainer(Loop):
     def _generate(self, rows: Sequence[Row]) -> list[Text]:
         decoder = self.eval_decoder
         if self.schedule is not None and self.config.eval.decoder.name == "scheduled":
-            decoder = scheduled(decoder, self.schedule.typical(len(rows)))
+            decoder = self._typical(decoder, len(rows))
         seeds = [(self.config.run.seed, "eval", row.seed) for row in rows]
         texts = [row.prompt for row in rows]
         return self.policy.as_samples(self.policy.generate(texts, decoder, seeds, self.config.train.rollout_rows))
+
+    def _typical(self, decoder: Decoder, count: int) -> Decoder:
+        """A decoder of so many answers, with the middle of a learned schedule for its numbers where there is one."""
+        return decoder if self.schedule is None else scheduled(decoder, self.schedule.typical(count))

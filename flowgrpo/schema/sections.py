@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Strict
 from flowgrpo.schema.engine import Engine
 from flowgrpo.schema.kept import Checkpoint, Tracker, Trees
+from flowgrpo.schema.schedule import Schedule
+
+AUTO = "auto"  # a number that the run finds when it starts
 
 
 class Lora(Strict):
@@ -164,46 +166,6 @@ class Ema(Strict):
     """Optimizer steps between two moves."""
 
 
-class Schedule(Strict):
-    """A factor of the learning rate, over all optimizer steps of the run."""
-
-    name: Literal["constant", "linear", "cosine", "polynomial", "cosine_with_restarts"] = "constant"
-    """After the warm-up the factor stays (constant), falls in a line (linear), as a power of what is left (polynomial), as
-    half a cosine wave (cosine) or as several (cosine_with_restarts)."""
-    warmup: int = Field(0, ge=0)
-    """Optimizer steps over which the factor rises in a line from 0."""
-    floor: float = Field(0.0, ge=0, lt=1)
-    """The factor at the end of the run."""
-    power: float = Field(1.0, gt=0)
-    """The power of polynomial."""
-    cycles: int = Field(1, ge=1)
-    """The waves of cosine_with_restarts."""
-
-    @model_validator(mode="after")
-    def _used(self) -> Schedule:
-        for key, name in (("power", "polynomial"), ("cycles", "cosine_with_restarts")):
-            if getattr(self, key) != 1 and self.name != name:
-                raise InputError(f"train.schedule.{key}: {self.name} has none, take train.schedule.name={name}")
-        return self
-
-    def factor(self, step: int, total: int) -> float:
-        """The factor at optimizer step `step`, counted from 0, of `total`: the formulas of transformers and diffusers.
-
-        There too the first step of a warm-up has rate 0.
-        """
-        if step < self.warmup:
-            return step / self.warmup
-        done = (step - self.warmup) / max(1, total - self.warmup)
-        fallen = {
-            "constant": 1.0,
-            "linear": 1 - done,
-            "polynomial": (1 - done) ** self.power,
-            "cosine": (1 + math.cos(math.pi * done)) / 2,
-            "cosine_with_restarts": (1 + math.cos(math.pi * (self.cycles * done % 1))) / 2,
-        }[self.name]
-        return self.floor + (1 - self.floor) * fallen
-
-
 class Train(Strict):
     """Sizes and numbers of the training loop."""
 
@@ -221,10 +183,10 @@ class Train(Strict):
     """Learning rate, before the schedule's factor."""
     schedule: Schedule = Schedule()
     """Schedule of the learning rate; a word is its name."""
-    micro_batch: int = Field(32, ge=1)
-    """Samples in one call of the model in an update."""
-    rollout_batch: int | None = Field(None, ge=1)
-    """Samples in one call of a rollout, an evaluation or a decoding, which keep no graph; null: micro_batch."""
+    micro_batch: int | Literal["auto"] = 32
+    """Samples in one call of the model in an update; auto: found when the run starts, and kept with it."""
+    rollout_batch: int | Literal["auto"] | None = None
+    """Samples in one call of a rollout, an evaluation or a decoding, which keep no graph; null: micro_batch; auto: found."""
     ema: Ema | None = Ema()
     """The average of the weights; a number is its decay, null keeps none."""
     max_grad_norm: float = Field(1.0, gt=0)
@@ -238,9 +200,36 @@ class Train(Strict):
     """Train on a part of the units that are compared; null: on all."""
 
     @property
+    def found(self) -> tuple[str, ...]:
+        """The keys whose numbers are found when the run starts."""
+        return tuple(key for key in ("micro_batch", "rollout_batch") if getattr(self, key) == AUTO)
+
+    @property
+    def most_rows(self) -> int:
+        """The most rows of a call that are tried to find one: the last power of two that is not above those of a part."""
+        return 1 << max(1, self.groups * self.group_size // self.updates).bit_length() - 1
+
+    @property
+    def update_rows(self) -> int:
+        """Rows in one call of the model in an update; the most that are tried, as long as none are found."""
+        return self.most_rows if self.micro_batch == AUTO else self.micro_batch
+
+    @property
     def rollout_rows(self) -> int:
-        """Rows in one call of the model of a rollout, an evaluation or a decoding."""
-        return self.micro_batch if self.rollout_batch is None else self.rollout_batch
+        """Rows in one call of the model of a rollout, an evaluation or a decoding; likewise."""
+        rows = self.update_rows if self.rollout_batch is None else self.rollout_batch
+        return self.most_rows if rows == AUTO else rows
+
+    @field_validator("micro_batch", "rollout_batch", mode="before")
+    @classmethod
+    def _rows(cls, written: Any, info: ValidationInfo) -> Any:
+        null = written is None and info.field_name == "rollout_batch"
+        if null or written == AUTO or (isinstance(written, int) and written > 0 and not isinstance(written, bool)):
+            return written
+        nearest = AUTO if isinstance(written, str) else max(1, round(written)) if isinstance(written, float) else 1
+        raise InputError(
+            f"train.{info.field_name}: {written!r} is neither a whole number from 1 on nor auto, take {nearest}"
+        )
 
     @field_validator("ema", mode="before")
     @classmethod

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flowgrpo.schema.sections import Lora, RunConfig
+from flowgrpo.schema.sections import AUTO, Lora, RunConfig
 from flowgrpo.training import quantise, sharding
 from flowgrpo.training.hub import Shape
 from flowgrpo.training.layout import Layout, layout_of
@@ -137,6 +137,24 @@ class Budget(ABC):
     def smallest(self) -> int:
         """Bytes with one row in each call."""
         return self.peak({ROLLOUT: 1, UPDATE: 1})
+
+
+def settled(budget: Budget, room: int) -> tuple[Budget, dict[str, int]]:
+    """A run with numbers in the place of rows that it finds when it starts, and these by their keys; as it is without.
+
+    They are the most that it tries on so many processes and that fit into `room` bytes, and 1 where none do. A run may find
+    that fewer are as fast.
+    """
+    train, found = budget.config.train, {}
+    for name in train.found:
+        key = f"train.{name}"
+        shares = (ROLLOUT, UPDATE) if key == UPDATE and train.rollout_batch is None else (key,)
+        largest = budget.largest(room)
+        samples = train.groups * train.group_size // train.updates // budget.config.run.shares
+        found[key] = 1 << max(1, min(samples, *(largest[share] for share in shares))).bit_length() - 1
+    for key, rows in found.items():
+        budget = budget.switched(key, rows)
+    return budget, found
 
 
 def rewards_of(config: RunConfig) -> tuple[int, list[str]]:
@@ -267,7 +285,8 @@ def relief(budget: Budget, name: str, prefixes: tuple[str, ...] = ("",)) -> tupl
     if now is None:
         return None
     tried: list[tuple[int, tuple[str, Any]]] = []
-    if now.key is not None and now.rows > 1 and now.key.startswith(prefixes):
+    chosen = now.key is not None and at_key(budget.config, now.key) != AUTO
+    if chosen and now.rows > 1 and now.key.startswith(prefixes):
         tried.append((replace(now, rows=now.rows // 2).total, (now.key, now.rows // 2)))
     for options in (budget.switches(), budget.resorts()):
         own = [option for option in options if option[0].startswith(prefixes)]
@@ -309,10 +328,12 @@ def fitted(budget: Budget, room: int, not_counted: Sequence[str]) -> dict[str, A
         room: of one GPU; each process has one.
         not_counted: names of rewards whose weights are not known.
     """
+    budget, rows = settled(budget, room)
     found = advised(budget, room)
     settings, after = found or ({}, budget)
     return {
         "gpu_bytes": room,
+        "found": rows,
         "fits": budget.peak() <= room,
         "set": settings if found else None,
         "phases": [_as_json(phase) for phase in budget.phases()],
@@ -340,6 +361,8 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         sizes = (_gib(phase[name]) if name in phase else "" for name in (*PARTS, "total"))
         yield f"{phase['phase']:10}{phase['rows']:>6}" + "".join(f"{size:>12}" for size in sizes)
     yield f"in GiB; at least: with {LIBRARIES / GIB:.0f} GiB and {FRAGMENTS:.0%} more, for libraries and fragments"
+    if found["found"]:
+        yield f"found when the run starts, and counted with the most that fits: {written(found['found'])}"
     if found["rewards_not_counted"]:
         yield f"not counted: the weights of {', '.join(found['rewards_not_counted'])}"
     yield "samples: decoded ones that wait for their rewards; what rewards allocate while they run is not counted"

@@ -23,6 +23,7 @@ from torch import distributed
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import checkpoint, metrics, random_states, trackers
 from flowgrpo.training.background import Background
+from flowgrpo.training.batch_sizes import ROLLOUT, BatchSizes
 from flowgrpo.training.exchange import Exchange
 from flowgrpo.training.overoptimization import overoptimized
 from flowgrpo.training.post import PATIENCE, End, Post, packed
@@ -64,6 +65,7 @@ class Evaluated(Protocol):
     samples: SampleFolder
     folder: Path
     checkpoints: Path
+    batch_sizes: BatchSizes
     after_evaluation: Callable[[Path], object]
     done: int
 
@@ -144,7 +146,7 @@ class Evaluating:
         """Sample with the weights as they are, together with all processes that do."""
         loop = self._loop
         started, evaluations = time.perf_counter(), loop.evaluations
-        samples = loop.eval_samples()
+        samples = loop.batch_sizes.attempt(ROLLOUT, loop.eval_samples, within=False)
         line = {
             "step": loop.done,
             "phase": "eval",

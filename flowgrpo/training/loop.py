@@ -3,14 +3,13 @@
 rollout -> units -> advantages -> update -> log -> evaluate -> checkpoint
 
 The loop owns this order, and what does not depend on the model: groups, advantages, metrics, evaluation and checkpoints.
-What depends on it, `rollout`, `units`, `update` and `eval_samples`, a kind supplies: `flowgrpo.flow.trainer` for images,
-videos and sounds, `flowgrpo.mdlm.trainer` for texts.
+What depends on it, `rollout`, `units`, `update` and `eval_samples`, a kind supplies, see `training.steps`:
+`flowgrpo.flow.trainer` for images, videos and sounds, `flowgrpo.mdlm.trainer` for texts.
 """
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -28,6 +27,7 @@ from flowgrpo.training import checkpoint, idle, metrics, optimizers, peers, rand
 from flowgrpo.training.background import Background
 from flowgrpo.training.baseline import Units, combined, zero_std_fraction
 from flowgrpo.training.batch import Batch, Made
+from flowgrpo.training.batch_sizes import ROLLOUT, BatchSizes
 from flowgrpo.training.combination import Combination
 from flowgrpo.training.deal import Deal, deal_of
 from flowgrpo.training.evaluating import Evaluating
@@ -36,22 +36,22 @@ from flowgrpo.training.folders import free
 from flowgrpo.training.generating import Generating
 from flowgrpo.training.groups import Groups, groups_of
 from flowgrpo.training.kept_trees import TreeFolder
-from flowgrpo.training.optimize import UpdateStats
 from flowgrpo.training.phases import phase
 from flowgrpo.training.prompt_stats import PromptStats
 from flowgrpo.training.report import Report, peak_bytes
 from flowgrpo.training.roles import roles_of
-from flowgrpo.training.samples import Sample, SampleFolder
+from flowgrpo.training.samples import SampleFolder
 from flowgrpo.training.share import Share, shares_of
 from flowgrpo.training.signals import StopRequest, stop_requests
 from flowgrpo.training.snapshot import Writer
+from flowgrpo.training.steps import Steps
 from flowgrpo.training.stopped import Diverged, Interrupted, NothingToLearn
 from flowgrpo.training.versions import Versions
 from flowgrpo.training.weights import Weights, local
 from rewards import Reward
 
 
-class Loop(ABC):
+class Loop(Steps):
     """The state of one run, and the order of its iterations.
 
     Args:
@@ -68,6 +68,7 @@ class Loop(ABC):
         share: of the data, which this process works on now.
         done: iterations so far.
         combination: of the rewards.
+        batch_sizes: those that the run finds, which take the place of `auto` in `config` when it starts.
         background: writes what the next iteration need not wait for; empty, and its errors raised, when `run` returns.
         after_evaluation: called with the folder, on the main process in the background, once the samples of an evaluation
             are written.
@@ -112,7 +113,7 @@ class Loop(ABC):
         self.beta = config.algorithm.objective.kl.beta  # may adapt
         self.report = Report(self.folder, self.accelerator, config.train.iterations)
         self.samples, self.trees = SampleFolder(self.folder), TreeFolder(self.folder)
-        self.checkpoints = self.folder / "checkpoints"
+        self.checkpoints, self.batch_sizes = self.folder / "checkpoints", BatchSizes(self)
         self.background = Background()
         group = peers.of_first(self.roles.trainers)
         self._writer = Writer(self.checkpoints, self.background, keep=config.run.checkpoint.keep, peers=group)
@@ -133,6 +134,7 @@ class Loop(ABC):
             self.report.start(self.done)
             if self._damaged is not None:
                 self.report.warn(self._damaged)
+            self.batch_sizes.prepare()
             if generating is not None and generating.generates:
                 with stop_requests():  # those that train decide
                     return generating.generate()
@@ -215,67 +217,12 @@ class Loop(ABC):
         """Roll out this process's share of an iteration, by the weights that it is rolled out by."""
         started, evaluations = time.perf_counter(), self.evaluations
         with self.versions.rolling_out(iteration):
-            batch = self.rollout(iteration, self.groups(iteration))
+            batch = self.batch_sizes.attempt(ROLLOUT, lambda: self.rollout(iteration, self.groups(iteration)))
         return Made(batch, self.evaluations - evaluations, time.perf_counter() - started)
 
     def gather_rolled(self, objects: list[Any]) -> list[Any]:
         """The objects of all processes that roll out together: of this one alone, where there are generators."""
         return objects if self.generating is not None else self.exchange.gather_shares(objects)
-
-    def rollout_state(self) -> Any:
-        """What a rollout depends on, beside the weights and the prompt stats; by default nothing."""
-        return None
-
-    def take_rollout_state(self, state: Any) -> None:
-        """Take over what `rollout_state` returned elsewhere; by default there is nothing."""
-        return
-
-    @abstractmethod
-    def rollout(self, iteration: int, groups: Groups) -> Batch:
-        """Sample this process's share of the roots, decode and score the samples, and return them.
-
-        Args:
-            iteration: with the seed of the run, the head of the address of every random number of the rollout.
-            groups: of the iteration, on all processes.
-        """
-
-    @abstractmethod
-    def units(self, batch: Any) -> Units:
-        """Return the units of a batch that are compared with each other: trajectories, branches, gains of steps."""
-
-    @abstractmethod
-    def update(self, batch: Any, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
-        """Take the optimizer steps of an iteration; return the statistics of each on this process.
-
-        Args:
-            advantages: (U,) of the units.
-            trained: (U,) bool, whether the edges of each are trained on.
-        """
-
-    @abstractmethod
-    def eval_samples(self) -> list[Sample]:
-        """Sample each evaluation prompt with the weights as they are; return the samples of all processes."""
-
-    @property
-    @abstractmethod
-    def evaluations(self) -> int:
-        """Model evaluations of this process so far."""
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """What the optimizer moves, as it takes it; a kind may give some parameters a learning rate of their own."""
-        return [{"params": self.weights.parameters}]
-
-    def on_start(self) -> None:
-        """Do what comes before the first evaluation, or before a resumed run goes on; by default nothing."""
-        return
-
-    def on_updated(self, moved: dict[str, Any]) -> None:
-        """Adapt to the policy's metrics after the optimizer steps of an iteration; by default nothing."""
-        return
-
-    def on_compared(self, units: Units) -> None:
-        """Learn from the units of all processes, once their advantages are known; by default nothing."""
-        return
 
     def groups(self, iteration: int) -> Groups:
         """The groups of an iteration, on all processes, by what was known of the prompts when its weights stood."""

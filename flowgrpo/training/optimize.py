@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.distributed.tensor import DTensor
 
+from flowgrpo.training.phases import phase
 from flowgrpo.training.weights import Weights, gathered, local
 
 
@@ -96,19 +97,20 @@ def optimizer_step(
         scaler: of the loss, for float16; a disabled one does nothing.
         reduce: sum of a tensor over the processes.
     """
-    # Gradients of weights in shards are summed as they come; asking for these also waits for all backward passes.
-    _sum_gradients([p for p in weights.parameters if not isinstance(p, DTensor)], reduce)
-    # A process without a loss in the run's first step has not set its scale up yet.
-    scaler.scale(local(weights.parameters[0]).new_zeros(0))
-    scaler.unscale_(optimizer)
-    stats.grad_norm = _clipped(weights.parameters, max_grad_norm)
-    if math.isfinite(stats.grad_norm):
-        optimizer.step()
-        weights.after_update()
-        stats.taken = 1
-    else:
-        stats.skipped = 1
-    scaler.update()
+    with phase("update"):  # memory that runs out in here ends the run: half a step cannot be made again
+        # Gradients of weights in shards are summed as they come; asking for these also waits for all backward passes.
+        _sum_gradients([p for p in weights.parameters if not isinstance(p, DTensor)], reduce)
+        # A process without a loss in the run's first step has not set its scale up yet.
+        scaler.scale(local(weights.parameters[0]).new_zeros(0))
+        scaler.unscale_(optimizer)
+        stats.grad_norm = _clipped(weights.parameters, max_grad_norm)
+        if math.isfinite(stats.grad_norm):
+            optimizer.step()
+            weights.after_update()
+            stats.taken = 1
+        else:
+            stats.skipped = 1
+        scaler.update()
 
 
 def _clipped(parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float:

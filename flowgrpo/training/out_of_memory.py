@@ -28,6 +28,7 @@ SWITCHES = {
     "loading": ("dtype", "lora", "sharding", "quantise"),
     "encoding": ("dtype",),
     "trial": ("vae_tiling", "text_encoders", "sharding", "quantise", "vae", "dtype"),
+    "probing": ("gradient_checkpointing", "text_encoders", "lora", "sharding", "quantise", "vae", "dtype"),
     "calibrating": ("rollout_batch", "text_encoders", "sharding", "quantise", "vae", "dtype"),
     "rollout": ("rollout_batch", "text_encoders", "draft", "sharding", "quantise", "vae", "dtype"),
     "decoding": ("vae_tiling", "rollout_batch", "text_encoders", "draft", "sharding", "quantise", "dtype"),
@@ -121,9 +122,16 @@ def _values(settings: RunConfig, on_gpu: bool) -> dict[str, str | None]:
         "vae": unless("vae", "offload", ("offload",)) if on_gpu else None,
         "vae_tiling": unless("vae_tiling", "true", (True,)),
         "gradient_checkpointing": unless("gradient_checkpointing", "true", (True,)),
-        "micro_batch": f"train.micro_batch={train.micro_batch // 2}" if train.micro_batch > 1 else None,
-        "rollout_batch": f"train.rollout_batch={train.rollout_rows // 2}" if train.rollout_rows > 1 else None,
+        "micro_batch": _half("micro_batch", train.micro_batch),
+        "rollout_batch": _half(
+            "rollout_batch", train.micro_batch if train.rollout_batch is None else train.rollout_batch
+        ),
     }
+
+
+def _half(key: str, rows: int | str) -> str | None:
+    """Half the rows of a call; None for one row, and where a run finds how many, which nobody knows then."""
+    return f"train.{key}={rows // 2}" if isinstance(rows, int) and rows > 1 else None
 
 
 def _can_share(settings: RunConfig) -> bool:

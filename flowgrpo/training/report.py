@@ -114,6 +114,11 @@ class Report:
         if self.accelerator.is_main_process:
             LOGGER.warning("%s", sentence)
 
+    def say(self, sentence: str) -> None:
+        """Say something that is as it should be, on the terminal alone."""
+        if self.accelerator.is_main_process:
+            self.display.print(sentence)
+
     def _show(self, line: dict[str, Any]) -> None:
         step = line["step"]
         if line["phase"] == "eval":

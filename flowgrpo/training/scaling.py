@@ -9,7 +9,7 @@ from typing import Any
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training.budget import GIB, ROLLOUT, UPDATE, Budget, switched, written
+from flowgrpo.training.budget import GIB, ROLLOUT, UPDATE, Budget, settled, switched, written
 from flowgrpo.training.cost import PARTS, UTILISATION, Cost, Work, cost_of
 from flowgrpo.training.gpus import GPUS, Gpu
 from flowgrpo.training.parts import MOST_SAMPLES, check_geometry
@@ -77,10 +77,12 @@ def priced(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) ->
     Args:
         work_of: the work of an iteration of the same run with a setting made.
     """
+    budget, found = settled(budget, int(prices.gpu.memory * GIB))
     work, of_node = work_of(budget), budget.of_node
     numbers = sorted({1, *(of_node * nodes for nodes in NODES), budget.layout.processes})
     return {
         "gpu_type": prices.gpu_type,
+        "found": found,
         "gpu_bytes": int(prices.gpu.memory * GIB),
         "utilisation": UTILISATION,
         "costs": [_as_json(budget.dealt(count), work, prices) for count in numbers],
@@ -88,7 +90,7 @@ def priced(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) ->
         "limit": _limit(prices.cost(budget, work)),
         "refused": _refusal(budget.config),
         "idle": max(0, budget.layout.processes - work.trees),
-        "changes": list(_changes(budget, work_of, prices)),
+        "changes": [each for each in _changes(budget, work_of, prices) if not found.keys() & each["set"].keys()],
     }
 
 
@@ -173,6 +175,8 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         f"seconds of an iteration on {gpu}, at {found['utilisation']:.0%} of its peak; samples, GiB and GB sent of one GPU; "
         "fixed: what no GPU takes away, rewards among it, a guess (--fixed-seconds)"
     )
+    if found["found"]:
+        yield f"found when the run starts, and counted with the most that fits {gpu}: {written(found['found'])}"
     asked = next(each for each in found["costs"] if each["gpus"] == found["asked"])
     limit = found["limit"]
     yield f"on {asked['gpus']} GPUs {_MOST[limit]}: {asked['seconds'][limit]:.1f} of {asked['total']:.1f} s"

@@ -102,6 +102,10 @@ class DiffusersPolicy:
         """How many samples the modules have processed so far; a guided sample in two branches counts 2."""
         return self.walk.evaluations
 
+    @evaluations.setter
+    def evaluations(self, count: int) -> None:
+        self.walk.evaluations = count
+
     @property
     def pins(self) -> bool:
         """Whether the pipeline's loop puts something else in place of a part of what each step moved to; see `Walk`."""

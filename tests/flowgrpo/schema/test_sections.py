@@ -1,68 +1,50 @@
-"""The schedule of the learning rate beside that of transformers."""
+"""Rows of a call that the run is to find: what may be written for them, and what stands for them until then."""
 
-import diffusers.optimization
 import pytest
-import torch
-from transformers import get_scheduler
 
-from flowgrpo.schema.sections import Schedule
-
-
-@pytest.mark.parametrize("name", ["constant", "linear", "cosine"])
-@pytest.mark.parametrize("warmup", [0, 4])
-def test_the_rate_of_every_step_is_transformers(name, warmup):
-    dummy = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    word = "constant_with_warmup" if name == "constant" else name
-    theirs = get_scheduler(word, dummy, warmup, 20)
-    for step in range(20):
-        assert Schedule(name=name, warmup=warmup).factor(step, 20) == pytest.approx(theirs.get_last_lr()[0], abs=1e-12)
-        dummy.step(), theirs.step()
-
-
-def test_a_floor_is_that_of_transformers():
-    dummy = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    theirs = get_scheduler("cosine_with_min_lr", dummy, 3, 20, scheduler_specific_kwargs={"min_lr_rate": 0.1})
-    for step in range(20):
-        found = Schedule(name="cosine", warmup=3, floor=0.1).factor(step, 20)
-        assert found == pytest.approx(theirs.get_last_lr()[0], abs=1e-12)
-        dummy.step(), theirs.step()
-
-
-@pytest.mark.parametrize("warmup", [0, 4])
-@pytest.mark.parametrize(
-    ("written", "asked"),
-    [
-        ({"name": "constant"}, {"name": "constant_with_warmup"}),
-        ({"name": "cosine_with_restarts", "cycles": 3}, {"name": "cosine_with_restarts", "num_cycles": 3}),
-        ({"name": "cosine_with_restarts"}, {"name": "cosine_with_restarts"}),
-        ({"name": "polynomial", "power": 2.5, "floor": 1e-7}, {"name": "polynomial", "power": 2.5}),
-        ({"name": "polynomial", "floor": 1e-7}, {"name": "polynomial"}),
-    ],
-)
-def test_the_rate_of_every_step_is_that_of_diffusers(written, asked, warmup):
-    dummy = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    theirs = diffusers.optimization.get_scheduler(
-        optimizer=dummy, num_warmup_steps=warmup, num_training_steps=20, **asked
-    )
-    for step in range(20):
-        found = Schedule(**written, warmup=warmup).factor(step, 20)
-        assert found == pytest.approx(theirs.get_last_lr()[0], abs=1e-12)
-        dummy.step(), theirs.step()
+from flowgrpo.errors import InputError
+from flowgrpo.schema.sections import Train
+from flowgrpo.schema.sentences import checked
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    ("key", "written", "end"),
     [
-        (
-            {"name": "cosine", "cycles": 2},
-            "train.schedule.cycles: cosine has none, take train.schedule.name=cosine_with",
-        ),
-        (
-            {"name": "linear", "power": 2.0},
-            "train.schedule.power: linear has none, take train.schedule.name=polynomial",
-        ),
+        ("micro_batch", 0, "0 is neither a whole number from 1 on nor auto, take 1"),
+        ("micro_batch", -4, "-4 is neither a whole number from 1 on nor auto, take 1"),
+        ("micro_batch", "atuo", "'atuo' is neither a whole number from 1 on nor auto, take auto"),
+        ("micro_batch", None, "None is neither a whole number from 1 on nor auto, take 1"),
+        ("micro_batch", True, "True is neither a whole number from 1 on nor auto, take 1"),
+        ("rollout_batch", 7.6, "7.6 is neither a whole number from 1 on nor auto, take 8"),
+        ("rollout_batch", "Auto", "'Auto' is neither a whole number from 1 on nor auto, take auto"),
+        ("rollout_batch", [8], "[8] is neither a whole number from 1 on nor auto, take 1"),
     ],
 )
-def test_an_option_of_another_word_is_refused(written, said):
-    with pytest.raises(ValueError, match=said):
-        Schedule(**written)
+def test_what_is_no_number_of_rows_is_refused_with_the_nearest(key, written, end):
+    with pytest.raises(InputError) as raised:
+        checked(Train, {key: written}, "train")
+    assert str(raised.value) == f"train.{key}: {end}"
+
+
+@pytest.mark.parametrize(
+    ("written", "update", "rollout", "found"),
+    [
+        ({"micro_batch": 5}, 5, 5, ()),
+        ({"micro_batch": 5, "rollout_batch": 9}, 5, 9, ()),
+        ({"micro_batch": "auto"}, 32, 32, ("micro_batch",)),
+        ({"micro_batch": "auto", "rollout_batch": 9}, 32, 9, ("micro_batch",)),
+        ({"micro_batch": 5, "rollout_batch": "auto"}, 5, 32, ("rollout_batch",)),
+        ({"micro_batch": "auto", "rollout_batch": "auto"}, 32, 32, ("micro_batch", "rollout_batch")),
+    ],
+)
+def test_until_rows_are_found_the_most_that_are_tried_stand_for_them(written, update, rollout, found):
+    """4 groups of 24 in 2 parts are 48 samples a part, of which 32 is the last power of two."""
+    train = Train(groups=4, group_size=24, updates=2, **written)
+    assert (train.update_rows, train.rollout_rows, train.found) == (update, rollout, found)
+
+
+@pytest.mark.parametrize(
+    ("groups", "size", "updates", "most"), [(1, 2, 4, 1), (1, 2, 2, 1), (1, 2, 1, 2), (8, 16, 2, 64)]
+)
+def test_no_more_rows_are_tried_than_a_part_has(groups, size, updates, most):
+    assert Train(groups=groups, group_size=size, updates=updates).most_rows == most

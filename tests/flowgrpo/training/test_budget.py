@@ -39,7 +39,7 @@ class Made(Budget):
     @property
     def config(self):
         train = {"micro_batch": self.micro_batch, "rollout_batch": self.rollout_batch}
-        train |= {"ema": None, "optimizer": SimpleNamespace(name="adamw8bit")}
+        train |= {"found": (), "ema": None, "optimizer": SimpleNamespace(name="adamw8bit")}
         dtype = "bfloat16" if "model.dtype" in self.set else "float32"
         return SimpleNamespace(train=SimpleNamespace(**train), model=SimpleNamespace(dtype=dtype, lora=object()))
 

@@ -1,0 +1,317 @@
+"""The numbers of `train.micro_batch: auto` and `train.rollout_batch: auto`: found once, kept with a run, halved if need be.
+
+They are found before the first rollout of a fresh run (`training.probing`), and kept in `batches.json` of its folder with
+what was measured. A resume takes what held when its checkpoint was written, without a probe; on another machine it tries
+whether these fit. Noise is addressed, so that sizes change samples by rounding alone, and a run with the found sizes written
+out has the very same numbers.
+
+Where one process has a call that runs out of memory all the same, the size is halved and what it was part of, a rollout, an
+evaluation or the gradient of an optimizer step, is made again from its start: no weight, moment or statistic has changed
+before its end. Several processes wait for each other's messages in the middle of these, and one cannot tell the others to
+begin again; such a run ends, with a size to resume with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import psutil
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+from flowgrpo.data import tables
+from flowgrpo.errors import InputError
+from flowgrpo.schema.sections import RunConfig
+from flowgrpo.training import phases, probing
+from flowgrpo.training.folders import replace_text
+from flowgrpo.training.optimizers import OPTIMIZERS
+from flowgrpo.training.probing import Memory, Prober, Timed, Tried
+from flowgrpo.training.random_states import random_state, random_state_kept, set_random_state
+from flowgrpo.training.report import Report
+from flowgrpo.training.share import Share
+from flowgrpo.training.weights import Weights, local
+from rewards.memory import is_out_of_memory
+
+FILE = "batches.json"
+UPDATE, ROLLOUT = "micro_batch", "rollout_batch"
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class ProbeCalls:
+    """The calls that sizes are tried with, on the longest prompt: those of a rollout, and those of an update."""
+
+    rollout: Sequence[Timed]
+    update: Sequence[Timed]
+
+
+class Batched(Protocol):
+    """What a process calls its model for, as `Loop` has it; see there."""
+
+    accelerator: Accelerator
+    config: RunConfig
+    weights: Weights
+    optimizer: torch.optim.Optimizer
+    report: Report
+    share: Share
+    folder: Path
+    done: int
+    evaluations: int
+
+    def probe_calls(self) -> ProbeCalls:
+        """The calls that sizes are tried with."""
+
+
+class BatchSizes:
+    """The found sizes of a run, which stand in its configuration once `prepare` has been called.
+
+    Args:
+        loop: of this process.
+    """
+
+    def __init__(self, loop: Batched):
+        self._loop, self._asked = loop, loop.config.train.found
+        self._tried: dict[str, list[dict[str, Any]]] = {}
+        self._held: list[dict[str, Any]] = []  # from which step on which sizes hold, ascending
+        self._alone = loop.accelerator.num_processes == 1
+
+    def prepare(self) -> None:
+        """Put the sizes into the configuration: those that a resumed run has, or those that are found now.
+
+        All processes do so together.
+
+        Raises:
+            InputError: not even one row fits, or the file of a resumed run cannot be read.
+        """
+        if not self._asked:
+            return
+        loop, machines = self._loop, sorted({tuple(each) for each in self._everyone(_machine(self._loop.accelerator))})
+        written = read(loop.folder)
+        if written is not None:
+            self._tried = written["tried"]
+            self._held = [each for each in written["held"] if each["step"] <= loop.done]
+        known = self._held[-1] if self._held else {}
+        if all(key in known for key in self._asked):
+            self._use({key: known[key] for key in self._asked})
+            if machines != [tuple(each) for each in written["machines"]]:
+                self._fit_another(machines)
+            return
+        with phases.phase("probing"):
+            started, found = phases.clock(), self._found()
+        self._note(loop.done, found, "found", machines)
+        sizes = ", ".join(f"train.{key} {rows}" for key, rows in found.items())
+        loop.report.say(f"found {sizes} in {phases.clock() - started:.0f} s")
+
+    def attempt(
+        self, key: str, work: Callable[[], T], *, within: bool = True, undo: Callable[[], None] = lambda: None
+    ) -> T:
+        """What some work returns; where a call of it runs out of memory, made again with calls of half the size.
+
+        Args:
+            key: that sets the size of its calls, `UPDATE` or `ROLLOUT`.
+            work: which changes nothing that lasts but gradients, the global generators and the count of evaluations.
+            within: whether it is a part of an iteration, so that a resume that begins with this one makes it again.
+            undo: forget what was made for the failed attempt.
+
+        Raises:
+            Exception: whatever the work raises; memory that runs out where it cannot be helped.
+        """
+        if not self._asked or not self._alone:
+            return work()
+        loop = self._loop
+        while True:
+            state, evaluations = random_state(), loop.evaluations
+            try:
+                return work()
+            except Exception as error:
+                halved = self._halved(key, error)
+                if halved is None:
+                    raise
+            # Out of the handler nothing holds the tensors of the failed call any more.
+            undo()
+            set_random_state(state)
+            loop.evaluations = evaluations
+            self._clear()
+            Memory(loop.accelerator.device).free()
+            self._note(loop.done + within, halved, "out of memory")
+            sizes = " and ".join(f"train.{name} is {rows}" for name, rows in halved.items())
+            now = phases.now()
+            loop.report.warn(
+                f"step {loop.done + within}: out of memory in the {now.name if now else key} phase; {sizes} from here on, "
+                "and what was under way is made again"
+            )
+
+    def steps(self, made: T, again: Callable[[], T], step: Callable[[T, int], S], count: int) -> list[S]:
+        """What some optimizer steps return, each attempted with what was made for the size of calls that holds.
+
+        Args:
+            made: for the size that holds now.
+            again: make it for another.
+            step: take one of them, by its number.
+        """
+        held: list[T] = [made]
+
+        def take(number: int) -> S:
+            if not held:
+                evaluations = self._loop.evaluations
+                held.append(again())
+                self._loop.evaluations = evaluations
+            return step(held[0], number)
+
+        return [self.attempt(UPDATE, lambda number=number: take(number), undo=held.clear) for number in range(count)]
+
+    def _found(self) -> dict[str, int]:
+        """The size of each key that asks for one."""
+        train, found = self._loop.config.train, {}
+        most = train.groups * train.group_size // train.updates // self._loop.share.count
+        for key in self._asked:
+            with self._trying(key) as (prober, timed):
+                tried = prober.sizes(timed, max(1, most))
+            self._tried[key] = [_as_json(each) for each in tried]
+            found[key] = probing.best(tried, f"train.{key}").rows
+        return found
+
+    def _fit_another(self, machines: list[tuple[str, int]]) -> None:
+        """Halve the sizes until they fit a machine that they were not found on."""
+        loop, found, fitting = self._loop, {key: getattr(self._loop.config.train, key) for key in self._asked}, {}
+        with phases.phase("probing"):
+            for key, rows in found.items():
+                with self._trying(key) as (prober, timed):
+                    fitting[key] = prober.largest(timed, rows)
+        self._note(loop.done, fitting, "another machine", machines)
+        for key, rows in fitting.items():
+            if rows < found[key]:
+                here = ", ".join(f"{name} of {size / 2**30:.0f} GiB" for name, size in machines)
+                sentence = f"train.{key} was found on another machine; {found[key]} do not fit here ({here})"
+                loop.report.warn(f"{sentence}, it is {rows} from here on")
+
+    @contextmanager
+    def _trying(self, key: str) -> Iterator[tuple[Prober, Sequence[Timed]]]:
+        """A context in which sizes of a key are tried by these calls, and that leaves no trace of them.
+
+        With `rollout_batch: null` the calls of both kinds have one size.
+        """
+        loop, evaluations = self._loop, self._loop.evaluations
+        memory = Memory(loop.accelerator.device, _still_to_come(loop))
+        prober = Prober(memory=memory, everyone=self._everyone, clear=self._clear, alone=self._is_alone())
+        try:
+            with random_state_kept():
+                calls = loop.probe_calls()
+                if key == ROLLOUT:
+                    yield prober, calls.rollout
+                else:
+                    both = loop.config.train.rollout_batch is None
+                    yield prober, [*(calls.rollout if both else ()), *calls.update]
+        finally:
+            loop.evaluations = evaluations
+            memory.give_back()
+            memory.begin()
+
+    def _is_alone(self) -> bool:
+        """Whether a call of the model is of one process, and not made together with others."""
+        run = self._loop.config.run
+        return self._alone or (run.sharding == "none" and run.context_parallel == 1)
+
+    def _halved(self, key: str, error: BaseException) -> dict[str, int] | None:
+        """The sizes of a second attempt after an error; None where there is none, or none that could help."""
+        train = self._loop.config.train
+        asked = UPDATE if key == ROLLOUT and train.rollout_batch is None else key
+        rows = getattr(train, asked)
+        # What rewards take is not of calls; and an optimizer step, which has begun, cannot be undone.
+        of_calls = is_out_of_memory(error) and getattr(error, "phase", None) not in ("rewards", "update")
+        return {asked: rows // 2} if of_calls and asked in self._asked and rows > 1 else None
+
+    def _note(self, step: int, sizes: dict[str, int], why: str, machines: list[tuple[str, int]] | None = None) -> None:
+        """Use sizes from a step on, and write that to the run's folder."""
+        self._use(sizes)
+        train, loop = self._loop.config.train, self._loop
+        self._held.append({"step": step, **{key: getattr(train, key) for key in self._asked}, "why": why})
+        if not loop.accelerator.is_main_process:
+            return
+        written = read(loop.folder) or {}
+        place = {"machines": written.get("machines") if machines is None else machines}
+        content = {"asked": dict.fromkeys(self._asked, "auto"), **place, "held": self._held, "tried": self._tried}
+        replace_text(loop.folder / FILE, json.dumps(content, indent=1) + "\n")
+
+    def _use(self, sizes: dict[str, int]) -> None:
+        self._loop.config = with_sizes(self._loop.config, sizes)
+
+    def _clear(self) -> None:
+        for p in self._loop.weights.parameters:
+            p.grad = None
+
+    def _everyone(self, told: Any) -> list[Any]:
+        """What every process of the run tells, whatever its role; all ask together."""
+        self._loop.weights.lockstep.join()
+        return gather_object([told])
+
+
+def _still_to_come(loop: Batched) -> int:
+    """Bytes of the optimizer's moments, and of the sum of the gradients, which a fresh run has not made yet."""
+    if loop.optimizer.state:
+        return 0
+    numbers = sum(local(p).numel() for p in loop.weights.parameters)
+    moments = OPTIMIZERS[loop.config.train.optimizer.name].bytes_per_number
+    return int(numbers * (moments + 4 * (1 + (loop.accelerator.num_processes > 1))))
+
+
+def _machine(accelerator: Accelerator) -> tuple[str, int]:
+    """The name and the bytes of what a process computes on."""
+    if accelerator.device.type == "cuda":
+        properties = torch.cuda.get_device_properties(accelerator.device)
+        return properties.name, properties.total_memory
+    return accelerator.device.type, psutil.virtual_memory().total
+
+
+def _as_json(tried: Tried) -> dict[str, float]:
+    return {"rows": tried.rows, "seconds": tried.seconds, "peak_bytes": tried.peak}
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """What a run's folder holds of found sizes; None where it holds none.
+
+    Raises:
+        InputError: it cannot be read, or is not what `BatchSizes` writes.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    written = tables.document(path)
+    try:
+        machines, held, tried = (written[key] for key in ("machines", "held", "tried"))
+        whole = all(isinstance(name, str) and _is_count(size) for name, size in machines) and isinstance(tried, dict)
+        for each in held:
+            rows = [each[key] for key in (UPDATE, ROLLOUT) if key in each]
+            whole = whole and _is_count(each["step"] + 1) and bool(rows) and all(map(_is_count, rows))
+    except (LookupError, TypeError, ValueError, AttributeError):
+        whole = False
+    if not whole:
+        raise InputError(f"{path} is not what a run writes that finds its batches; take it away to find them again")
+    return written
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def with_sizes(config: RunConfig, sizes: dict[str, int]) -> RunConfig:
+    """The configuration with numbers in the place of `auto`."""
+    return config.model_copy(update={"train": config.train.model_copy(update=sizes)})
+
+
+def settled(config: RunConfig, folder: Path) -> RunConfig:
+    """The configuration of the run in a folder, with the sizes that it last had in the place of `auto`, if it has found any.
+
+    Raises:
+        InputError: what the folder holds of them cannot be read.
+    """
+    written = read(folder) if config.train.found else None
+    last = written["held"][-1] if written and written["held"] else {}
+    return with_sizes(config, {key: last[key] for key in config.train.found if key in last})

@@ -1,0 +1,205 @@
+"""How many rows a call of the model takes best here, by trying: powers of two, until they are no faster or do not fit.
+
+A size is taken to fit if the most memory of its calls stays below `MARGIN` of what there is, so that other prompts, and what
+comes later, have room. One that would not, by what the size before took, is not tried: a GPU then need not run out of
+memory, and a host is not driven to where the system ends programs. Of the sizes that fit the smallest is taken that is
+nearly as fast as the fastest.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+
+from flowgrpo.errors import InputError
+from flowgrpo.training.report import peak_bytes
+from rewards.memory import is_out_of_memory
+
+MARGIN = 0.9
+NEARLY = 0.95  # of the rows a second of the fastest size
+PATIENCE = 2  # sizes in a row that were not faster than that by more; then larger ones are not tried
+clock = time.perf_counter
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A kind of calls that samples are made of, or learned from.
+
+    Attributes:
+        calls: how many a sample takes part in.
+        call: make one of so many rows.
+    """
+
+    calls: float
+    call: Callable[[int], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A size, and what its calls took on the slowest and the fullest process.
+
+    Attributes:
+        seconds: of all calls that its rows take part in.
+        peak: bytes.
+    """
+
+    rows: int
+    seconds: float
+    peak: int
+
+    @property
+    def rate(self) -> float:
+        """Rows in a second."""
+        return self.rows / self.seconds
+
+
+class Memory:
+    """The memory of a process's device, or of the host where that computes, to try calls of one kind in.
+
+    A host tells no more than the most that the process ever had: calls that stay below that take what was there before.
+
+    Args:
+        reserved: bytes that are not taken yet, but will be.
+    """
+
+    def __init__(self, device: torch.device, reserved: int = 0):
+        self._device = device
+        self._last: tuple[int, int] | None = None  # rows, and bytes above what is taken now
+        if device.type == "cuda":
+            self._taken = self._before = torch.cuda.memory_allocated(device)
+            free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - self._taken
+        else:
+            self._taken, self._before = psutil.Process().memory_info().rss, peak_bytes(device)
+            free = psutil.virtual_memory().available
+        self._room = int(MARGIN * free) - reserved
+
+    def holds(self, rows: int) -> bool:
+        """Whether calls of so many rows should fit, by what fewer took; True where nobody knows."""
+        return self._last is None or self._last[1] * rows / self._last[0] <= self._room
+
+    def begin(self) -> None:
+        """Look at what is taken from here on."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def look(self, rows: int) -> tuple[int, bool]:
+        """The most bytes that were taken so far, by calls of so many rows, and whether that leaves the margin."""
+        peak = peak_bytes(self._device)
+        self._last = (rows, peak - self._taken) if peak > self._before else None
+        return peak, self._last is None or self._last[1] <= self._room
+
+    def free(self) -> None:
+        """Give back what nobody holds, of a failed call too."""
+        gc.collect()
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Give a device back what is kept of it for later."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prober:
+    """What is tried where.
+
+    Attributes:
+        memory: of this process.
+        everyone: the list of what each process has to say; all ask together.
+        clear: forget what a call has left behind.
+        alone: whether calls are of this process alone, so that one of them may run out of memory without the others.
+    """
+
+    memory: Memory
+    everyone: Callable[[Any], list[Any]]
+    clear: Callable[[], None]
+    alone: bool
+
+    def fits(self, timed: Sequence[Timed], rows: int) -> Tried | None:
+        """What calls of so many rows took; None where they do not fit, on any of the processes.
+
+        Raises:
+            Exception: a call failed, or ran out of memory in the middle of what others wait for.
+        """
+        if not all(self.everyone(self.memory.holds(rows))):
+            return None
+        told = self.everyone(self._tried(timed, rows))
+        if None in told:
+            return None
+        return Tried(rows=rows, seconds=max(each[0] for each in told), peak=max(each[1] for each in told))
+
+    def sizes(self, timed: Sequence[Timed], most: int) -> list[Tried]:
+        """Sizes from one row to the last power of two that is not above `most`, as far as they fit and are worth trying."""
+        found: list[Tried] = []
+        for rows in powers(most):
+            tried = self.fits(timed, rows)
+            if tried is None:
+                break
+            found.append(tried)
+            if rows >= best(found).rows << PATIENCE:
+                break
+        return found
+
+    def largest(self, timed: Sequence[Timed], rows: int) -> int:
+        """`rows`, or the first half, quarter and so on of it that fits; 1 if none does."""
+        while rows > 1 and self.fits(timed, rows) is None:
+            rows //= 2
+        return rows
+
+    def _tried(self, timed: Sequence[Timed], rows: int) -> tuple[float, int] | None:
+        """Seconds and the most bytes of calls on this process; None where they do not fit."""
+        self.memory.begin()
+        seconds = None
+        try:
+            seconds = sum(each.calls * self._seconds(each.call, rows) for each in timed)
+        except Exception as error:
+            if not (self.alone and is_out_of_memory(error)):
+                raise
+        finally:
+            self.clear()
+        peak, fits = self.memory.look(rows)
+        if seconds is not None and fits:
+            return seconds, peak
+        self.memory.free()
+        return None
+
+    def _seconds(self, call: Callable[[int], object], rows: int) -> float:
+        """Of the faster of two calls, with what the device has left to do then."""
+        each = []
+        for _ in range(2):
+            started = clock()
+            call(rows)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            each.append(max(clock() - started, 1e-9))
+            self.clear()
+        return min(each)
+
+
+def powers(most: int) -> Iterator[int]:
+    """1, 2, 4 and so on, up to `most`."""
+    rows = 1
+    while rows <= most:
+        yield rows
+        rows *= 2
+
+
+def best(tried: Sequence[Tried], key: str = "train.micro_batch") -> Tried:
+    """The smallest of the sizes that are nearly as fast as the fastest.
+
+    Raises:
+        InputError: there is none, for not even one row fits.
+    """
+    if not tried:
+        raise InputError(
+            f"{key}: not even one row of the longest prompt fits with a margin of {1 - MARGIN:.0%}; spare memory "
+            f"(flowgrpo plan --gpu-memory says how), or set {key}=1"
+        )
+    fastest = max(each.rate for each in tried)
+    return min((each for each in tried if each.rate >= NEARLY * fastest), key=lambda each: each.rows)

@@ -1,0 +1,66 @@
+"""What `training/test_batch_sizes` runs, in one process and in two: the field of the plane with too little memory."""
+
+import random
+
+import torch
+from accelerate import Accelerator
+from field import Network, closeness, lines, settings, trainer, weights_of
+
+from flowgrpo.training import probing
+
+SAID = "CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+class Short(Network):
+    """A network that runs out of memory in calls of more rows than `with_gradient`, or than `without`."""
+
+    with_gradient = without = 1000
+
+    def forward(self, x, sigma, rows):
+        if len(x) > (self.with_gradient if torch.is_grad_enabled() else self.without):
+            raise torch.OutOfMemoryError(SAID)
+        return super().forward(x, sigma, rows)
+
+
+def judged_at_a_whim(samples, prompts):
+    return closeness(samples, prompts) + torch.randn(len(prompts)) / 100 + random.random() / 100
+
+
+def begun(folder, net=None, accelerator=None, **overrides):
+    """A run that has not begun to train, which draws from the global generators."""
+    torch.manual_seed(1), random.seed(1)
+    chosen = settings(folder, train__group_size=12, **overrides)
+    return trainer(chosen, net or Short(), reward=judged_at_a_whim, accelerator=accelerator)
+
+
+def told(run):
+    """All that a run has made of its numbers."""
+    return lines(run), lines(run, "eval"), weights_of(run)
+
+
+def of_two(rank, folder, with_gradient, without):
+    """The sizes and the numbers of a run of two processes, of which the second has less memory."""
+    now = iter(range(10**9))
+    probing.clock = lambda: next(now)
+    net = Short()
+    if rank:
+        net.with_gradient, net.without = with_gradient, without
+    auto = {"train__micro_batch": "auto", "train__rollout_batch": "auto"}
+    run = begun(folder, net, Accelerator(cpu=True), **auto, train__iterations=2)
+    run.run()
+    return run.config.train.micro_batch, run.config.train.rollout_batch, weights_of(run)
+
+
+def of_two_short_later(rank, folder):
+    """How a run of two processes ends of which one has a rollout that runs out of memory."""
+    net = Short()
+    auto = {"train__micro_batch": "auto", "train__rollout_batch": "auto"}
+    run = begun(folder, net, Accelerator(cpu=True), **auto, train__iterations=2)
+    real = run.rollout
+
+    def rollout(*arguments):
+        net.without = 2 if rank else 1000
+        return real(*arguments)
+
+    run.rollout = rollout
+    run.run()
