@@ -188,6 +188,7 @@ def grow(
     noise: Noise,
     micro_batch: int,
     keep_means: bool = False,
+    held: dict[int, tuple[Move, State]] | None = None,
 ) -> Tree:
     """Grow the trees of a batch from its roots, sweeping sigma downwards so that all nodes at one sigma run together.
 
@@ -202,6 +203,8 @@ def grow(
         noise: noise of an edge; a sample depends on it and on nothing else of the batch.
         micro_batch: most rows of one evaluation.
         keep_means: whether trained edges keep the mean of their step, for objectives that compare with it.
+        held: where nodes that ODE steps alone lead to the end are put instead of walking them, each with that move and its
+            state (see `samplers.finishes`); None walks them.
     """
     tree = Tree(tuple(sigmas), [Node(None, root, (root.index,), TRUNK, sigmas[0], 0) for root in roots])
     states = {i: tuple(x[i] for x in start) for i in range(len(roots))}
@@ -214,6 +217,9 @@ def grow(
             tree.samples = stacked([states.pop(i) for i in arrived]) if arrived else ()
             continue
         moves = {i: moves for i in arrived if (moves := _moves(tree.nodes[i], plan))}
+        if held is not None:
+            ending = [i for i, own in moves.items() if _ends_by_ode(own, len(sigmas) - 1)]
+            held.update((i, (moves.pop(i)[0], states[i])) for i in ending)
         for batch in _batches(moves, tree, micro_batch):
             state = stacked([states[i] for i in batch])
             for child, child_state in _evaluate(tree, batch, moves, state, sigma, evaluate, noise, keep_means):
@@ -228,6 +234,13 @@ def _moves(node: Node, plan: Plan) -> Sequence[Move]:
     return (
         (Move(role=node.role, ode_stops=node.remaining_stops),) if node.remaining_stops else plan(node.role, node.step)
     )
+
+
+def _ends_by_ode(moves: Sequence[Move], end: int) -> bool:
+    """Whether nothing but ODE steps leaves a node, up to the end of the schedule."""
+    first, *others = moves
+    lone = not others and first.count == 1 and not first.trained
+    return lone and first.kernel == ODE and first.ode_stops is not None and first.ode_stops[-1] == end
 
 
 def _batches(moves: dict[int, Sequence[Move]], tree: Tree, size: int) -> list[list[int]]:

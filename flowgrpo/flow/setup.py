@@ -65,7 +65,8 @@ def check(settings: Config, data: RunData) -> None:
         folder = settings.run.folder
         calibration.read(folder, begun=checkpoint.resumed(folder / "checkpoints") is not None)
     sharding.check(settings)
-    low_precision.check_installed(low_precision.of_drafts(settings))
+    for word, key in low_precision.of_copies(settings).items():
+        low_precision.check_installed(word, key)
     if settings.run.trees is not None and (settings.run.engine is not None or settings.stored_groups is not None):
         LOGGER.warning("run.trees: no trees are kept, for run.engine or data.groups makes the samples of this run")
     context.check(settings)

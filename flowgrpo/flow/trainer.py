@@ -33,13 +33,14 @@ import torch
 from typing_extensions import override
 
 from flowgrpo.data.prompts import Row
-from flowgrpo.flow import calibration, elbo
+from flowgrpo.flow import calibration, elbo, finishing
 from flowgrpo.flow.beside import losers, resampled, root_of
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.draft import Chosen, agreement, drafted, first, foretold
 from flowgrpo.flow.encoding import encode_run, eval_call, longest_and_shortest, rows_of
 from flowgrpo.flow.engine import correction
 from flowgrpo.flow.engine.rollout import EngineRollout
+from flowgrpo.flow.finishing import Finishing
 from flowgrpo.flow.kept import parts
 from flowgrpo.flow.noised import finite, noised_of, taken
 from flowgrpo.flow.offline import Source
@@ -95,7 +96,8 @@ class Trainer(Loop):
         self.levels: list[float] | None = None  # of the kernel's noise, where they are calibrated
         self.shaping = Shaping(config) if config.algorithm.tree.adapts else None
         self.portraits = Portraits(config, policy, self.rewards)
-        self.draft_layers = low_precision.layers_of_drafts(config, policy.modules.values())
+        self.copies = low_precision.Copies(config, policy.modules.values())
+        self.finishing = Finishing(config, policy, self.copies, self.credited)
 
     @override
     def run(self) -> None:
@@ -158,28 +160,29 @@ class Trainer(Loop):
         plan = algorithm.plan(kernels, config.train.group_size, config.run.seed, iteration)
         if self.engine is not None:
             return self._by_engine(iteration, groups, plan)
-        with self.weights.policy(algorithm.sampler):  # who samples, drafts
+        with self.weights.policy(algorithm.sampler), self.copies.kept():  # who samples, drafts
             starts = self._starts(iteration, groups)
             roots = self._roots(iteration, groups, starts.starts)
             watched = self.portraits.watch(iteration, roots)
+            dealt = {"deal": self.deal(iteration, groups), "gather": self.gather_rolled, "share": self.share}
+            scoring = {"rewards": self.rewards, "iteration": iteration, **dealt}
             tree, scores = rollout(
                 self.policy,
                 plan,
                 roots,
-                rewards=self.rewards,
                 micro_batch=config.train.rollout_rows,
                 seed=config.run.seed,
-                iteration=iteration,
                 solver=algorithm.solver,
                 keep_means=algorithm.objective.needs_old_means,
-                deal=self.deal(iteration, groups),
-                gather=self.gather_rolled,
-                share=self.share,
                 evaluate=watched,
+                finish=self.finishing.over(watched),
+                **scoring,
             )
+            finished = self.finishing.finished(algorithm, tree, scores, kernels=kernels, **scoring)
             portraits = self.portraits.of(tree, scores, watched, leads=self.share.leads)
         drafts = len(self._pool(iteration, groups).own)
-        return Batch(groups, tree, scores, drafts, draft_rewards=starts.rewards, portraits=portraits)
+        told = {"draft_rewards": starts.rewards, "portraits": portraits, "finished": finished}
+        return Batch(groups, tree, scores, drafts, **told)
 
     def _by_engine(self, iteration: int, groups: Groups, plan: Plan) -> Batch:
         """Push the weights, let the engine walk this process's chains, and score them as they stand here.
@@ -223,6 +226,9 @@ class Trainer(Loop):
         if batch.draft_rewards is not None:
             pairs = foretold(batch.tree, self.combination.total(batch.scores.values), batch.draft_rewards)
             seen |= agreement([pair for own in self.exchange.gather_shares([pairs]) for pair in own])
+        if batch.finished is not None and batch.finished.pairs is not None:
+            every = self.exchange.gather_shares([batch.finished.pairs])
+            seen |= finishing.agreement([pair for own in every for pair in own])
         if batch.engine is None:
             return advantages, trained, seen
         own = correction.mismatch(batch.tree, batch.engine, self.config.run.engine.truncate)
@@ -365,7 +371,7 @@ class Trainer(Loop):
         train, pool = self.config.train, self._pool(iteration, groups)
         if train.draft is None:
             return first(groups.roots)
-        with self.policy.call_overrides(**train.draft.call), self.draft_layers():
+        with self.policy.call_overrides(**train.draft.call), self.copies.drafting():
             return drafted(
                 self.policy,
                 pool,

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods import pruning
+from flowgrpo.flow.methods.finish import Finish
 from flowgrpo.schema.base import Choice, Positive, Strict
 from flowgrpo.schema.heavy import Tensor
 from flowgrpo.schema.lazy import lazy
@@ -64,6 +65,11 @@ class Rooted(Choice):
     def keeps_groups_whole(self) -> str | None:
         """The setting, as it is written, by which edges leave the update that are chosen among all of a group."""
         return None
+
+    @property
+    def exact(self) -> Rooted:
+        """The tree whose finishes are those of the network as it is, by all the steps; itself where nothing is cheaper."""
+        return self.model_copy(update={"finish": None}) if getattr(self, "finish", None) is not None else self
 
     def check(self, tree: Tree) -> None:
         """Refuse a tree, grown from the plan, that is not what the options say.
@@ -155,8 +161,8 @@ class Brush(Rooted):
     """Children of each step of a seed's ODE trunk."""
     profile: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
     """Children of each step by itself, 0 beyond its end; null: branches at all."""
-    finish: int | None = Field(None, ge=1)
-    """ODE steps at most that finish a branch, coarser for fewer; null: all that remain."""
+    finish: Finish | None = None
+    """How a branch is finished by ODE: a number bounds the steps, and a map has more; null: all that remain."""
 
     @override
     def roots(self, group_size: int) -> int:
@@ -170,7 +176,9 @@ class Brush(Rooted):
             raise InputError(
                 f"algorithm.tree.profile: {branches} are not the numbers of children of at most {end} stochastic steps"
             )
-        return plans.brush(kernels, [*branches, *[0] * (len(kernels) - len(branches))], self.finish)
+        return plans.brush(
+            kernels, [*branches, *[0] * (len(kernels) - len(branches))], self.finish and self.finish.steps
+        )
 
 
 class Pruning(Strict):
@@ -298,10 +306,13 @@ class Twigs(Rooted):
     """ODE steps from a state to the sample that measures it; null: all that remain."""
     root: bool = True
     """Whether the start is measured too."""
+    finish: Finish | None = None
+    """How a twig is walked once it has left the chain, and steps as length; null: exactly."""
 
     @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        return plans.twigs(kernels, range(self._end(kernels)), self.length, self.root)
+        bounds = [most for most in (self.length, self.finish and self.finish.steps) if most]
+        return plans.twigs(kernels, range(self._end(kernels)), min(bounds, default=None), self.root)
 
 
 def divided(group_size: int, by: int, what: str) -> int:
