@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from flowgrpo.data.prompts import Row
+from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Algorithm, Config
 from flowgrpo.flow.draft import spearman
 from flowgrpo.flow.pipeline.policy import Policy
@@ -36,6 +37,20 @@ from samplers.kernels import Kernel, State
 from samplers.trees import Tree
 
 FIRST = 0  # the group that is compared
+
+
+def check_policy(config: Config, policy: Policy) -> None:
+    """Refuse cheap finishes of a policy, once started, whose pipeline takes its steps one by one.
+
+    Raises:
+        InputError: it does.
+    """
+    finish = getattr(config.algorithm.tree, "finish", None)
+    if policy.pins and finish is not None and finish.cheap:
+        raise InputError(
+            "algorithm.tree.finish: this pipeline pins a part of what it samples, so its steps are taken one by one; take a "
+            "number of steps, or null"
+        )
 
 
 class Finishing:

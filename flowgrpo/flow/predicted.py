@@ -50,8 +50,8 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     finish = getattr(algorithm.tree, "finish", None)
     if finish is not None and finish.cheap and not any(_finishes(e) for e in tree.evaluations):
         raise InputError(
-            f"algorithm.tree.finish: no evaluation of this {algorithm.tree.name} is of ODE steps that only lead to a reward; "
-            "take null"
+            f"algorithm.tree.finish: no evaluation of this {algorithm.tree.name} is of ODE steps that only lead to a "
+            "reward, take null"
         )
     of_samples = algorithm.likelihood.name == "elbo"
     if not tree.leaves or not (of_samples or tree.trained_steps):

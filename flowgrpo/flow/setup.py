@@ -16,7 +16,7 @@ from torch import distributed
 from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow import calibration, context, memory, offline, start, teacher
+from flowgrpo.flow import calibration, context, finishing, memory, offline, start, teacher
 from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.encoding import encode_run, longest_and_shortest, rows_of
 from flowgrpo.flow.engine import request
@@ -117,6 +117,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
     steps = call_and_branches(settings)[0]["num_inference_steps"]
     with policy.call_overrides(**guidance.training_call(settings.model.guidance, policy)):
         policy.check(train_ends)
+        finishing.check_policy(settings, policy)
         if settings.model.guidance == "none":
             guidance.check_unguided(policy, train_ends)
         if len(policy.sigmas) - 1 != steps:  # some pipelines walk another number of steps than they are asked for

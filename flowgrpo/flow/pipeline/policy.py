@@ -167,7 +167,7 @@ class DiffusersPolicy:
 
     @torch.no_grad()
     def finish(self, state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
-        """Where ODE steps take a state, all of them in one call of the pipeline; errors as of `Walk.finish`."""
+        """Where ODE steps take a state, all of them in one call of the pipeline; see `Walk.finish`."""
         return join([self.walk.finish(part, sigmas, batch) for batch, part in self._cut(rows, state)])
 
     @torch.no_grad()

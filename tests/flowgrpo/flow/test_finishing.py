@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -13,7 +14,7 @@ from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
-from flowgrpo.flow.finishing import agreement
+from flowgrpo.flow.finishing import agreement, check_policy
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.predicted import compared, predicted
 from flowgrpo.flow.rollout import Pair
@@ -331,6 +332,16 @@ def test_a_policy_without_blocks_is_one_sentence(tmp_path):
     chosen = settings(tmp_path, algorithm=finishing(BRUSH, CHEAP[2]), train__group_size=6)
     with pytest.raises(InputError, match=rf"{KEY}\.cache: a velocity field has no list of blocks"):
         trainer(chosen)
+
+
+def test_a_pipeline_that_pins_is_one_sentence(tmp_path):
+    for pins, finish in ((True, CHEAP[1]), (False, CHEAP[1]), (True, {"steps": 2})):
+        chosen = settings(tmp_path, algorithm=finishing(BRUSH, finish), train__group_size=6)
+        if pins and finish is CHEAP[1]:
+            with pytest.raises(InputError, match=rf"{KEY}: this pipeline pins a part of what it samples"):
+                check_policy(chosen, SimpleNamespace(pins=pins))
+        else:
+            check_policy(chosen, SimpleNamespace(pins=pins))
 
 
 def test_no_copy_is_made_where_none_is_asked_for(tmp_path):
