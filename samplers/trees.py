@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Container, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -192,6 +192,7 @@ def grow(
     micro_batch: int,
     keep_means: bool = False,
     keep_graphs: Container[int] = (),
+    held: dict[int, tuple[Move, State]] | None = None,
 ) -> Tree:
     """Grow the trees of a batch from its roots, sweeping sigma downwards so that all nodes at one sigma run together.
 
@@ -207,6 +208,8 @@ def grow(
         micro_batch: most rows of one evaluation.
         keep_means: whether trained edges keep the mean of their step, for objectives that compare with it.
         keep_graphs: parts whose trained evaluations keep the graph of their velocity, for an update by the same weights.
+        held: where nodes that ODE steps alone lead to the end are put instead of walking them, each with that move and its
+            state (see `samplers.finishes`); None walks them.
     """
     tree = Tree(tuple(sigmas), [Node(None, root, (root.index,), TRUNK, sigmas[0], 0) for root in roots])
     states = {i: tuple(x[i] for x in start) for i in range(len(roots))}
@@ -219,6 +222,9 @@ def grow(
             tree.samples = stacked([states.pop(i) for i in arrived]) if arrived else ()
             continue
         moves = {i: moves for i in arrived if (moves := _moves(tree.nodes[i], plan))}
+        if held is not None:
+            ending = [i for i, own in moves.items() if _ends_by_ode(own, len(sigmas) - 1)]
+            held.update((i, (moves.pop(i)[0], states[i])) for i in ending)
         for batch in _batches(moves, tree, micro_batch):
             state = stacked([states[i] for i in batch])
             kept = tree.nodes[batch[0]].root.part in keep_graphs and _trains(moves[batch[0]])
@@ -239,6 +245,13 @@ def _moves(node: Node, plan: Plan) -> Sequence[Move]:
     return (
         (Move(role=node.role, ode_stops=node.remaining_stops),) if node.remaining_stops else plan(node.role, node.step)
     )
+
+
+def _ends_by_ode(moves: Sequence[Move], end: int) -> bool:
+    """Whether nothing but ODE steps leaves a node, up to the end of the schedule."""
+    first, *others = moves
+    lone = not others and first.count == 1 and not first.trained
+    return lone and first.kernel == ODE and first.ode_stops is not None and first.ode_stops[-1] == end
 
 
 def _batches(moves: dict[int, Sequence[Move]], tree: Tree, size: int) -> list[list[int]]:
@@ -334,59 +347,6 @@ def edge_transition(
     rows = edges.rows.to(state[0].device)
     leaving = tuple(x[rows] for x in state), tuple(v[rows] for v in velocity)
     return transition(edges.move.kernel, *leaving, sigma, edges.sigma_next, sigma_cap)
-
-
-def pruned(tree: Tree, keep: torch.Tensor, micro_batch: int, parts: torch.Tensor | None = None) -> Tree:
-    """The tree with only some trained edges left; what remains is gathered into full evaluations.
-
-    Rows meet others than in the rollout, so their ratio is 1 up to rounding only.
-
-    Args:
-        keep: (nodes,) whether the edge to each node stays in the update.
-        parts: (nodes,) the part that the edge to each node belongs to, alike for those that leave one state; by default
-            that of its root.
-    """
-    left: dict[tuple[int, float], list[tuple[Evaluation, int]]] = defaultdict(list)
-    for evaluation in tree.evaluations:
-        part_of = {
-            row: evaluation.part if parts is None else int(parts[node])
-            for edges in evaluation.trained
-            for row, node in zip(edges.rows.tolist(), edges.nodes.tolist(), strict=True)
-            if keep[node]
-        }
-        for row, part in sorted(part_of.items()):
-            left[part, evaluation.sigma].append((evaluation, row))
-    evaluations = [
-        _gathered(batch, part, keep) for (part, _), rows in left.items() for batch in batched(rows, micro_batch)
-    ]
-    return replace(tree, evaluations=evaluations)
-
-
-def _gathered(rows: list[tuple[Evaluation, int]], part: int, keep: torch.Tensor) -> Evaluation:
-    """Return one evaluation of rows of several, with their trained edges that are in `keep`."""
-    taken: dict[Move, list[tuple[int, Edges, int]]] = defaultdict(list)  # move -> (new row, edges, index in them)
-    for new, (evaluation, row) in enumerate(rows):
-        for edges in evaluation.trained:
-            for index in ((edges.rows == row) & keep[edges.nodes]).nonzero().flatten().tolist():
-                taken[edges.move].append((new, edges, index))
-    return Evaluation(
-        rows[0][0].sigma,
-        [evaluation.rows[row] for evaluation, row in rows],
-        part,
-        stacked([tuple(x[row] for x in evaluation.state) for evaluation, row in rows]),
-        [
-            Edges(
-                move,
-                picks[0][1].sigma_next,
-                torch.tensor([new for new, _, _ in picks]),
-                torch.stack([edges.nodes[e] for _, edges, e in picks]),
-                stacked([tuple(x[e] for x in edges.next_state) for _, edges, e in picks]),
-                torch.stack([edges.log_prob[e] for _, edges, e in picks]),
-                stacked([tuple(x[e] for x in edges.mean) for _, edges, e in picks]) if picks[0][1].mean else None,
-            )
-            for move, picks in taken.items()
-        ],
-    )
 
 
 def stacked(states: Sequence[State]) -> State:

@@ -174,7 +174,7 @@ class FlowBudget(Budget):
             "model.gradient_checkpointing": trial.update_checkpointed is None,
             "model.quantise": model.lora is None
             or model.quantise == "nf4"
-            or low_precision.of_drafts(self.config) is not None
+            or low_precision.of_copies(self.config)
             or self.config.exchanges_base
             or not quantise.can(trial.shapes, "int8"),
             "model.text_encoders": model.text_encoders == "free",
@@ -206,13 +206,13 @@ class FlowBudget(Budget):
         return quantise.made_anew(self.trial.shapes.values(), self.trial.width)
 
     def _draft_copy(self) -> int:
-        """Bytes of the copy that drafts are sampled by."""
-        width, word = self._width_of_linear(), low_precision.of_drafts(self.config)
-        return sum(low_precision.size(shapes, width, word) for shapes in self.trial.shapes.values())
+        """Bytes of the copies that drafts are sampled by, and trees finished."""
+        width, words = self._width_of_linear(), low_precision.of_copies(self.config)
+        return sum(low_precision.size(shapes, width, word) for shapes in self.trial.shapes.values() for word in words)
 
     def _layer_of_drafts(self) -> int:
-        """Bytes of the weights that one layer of that copy makes anew."""
-        if low_precision.of_drafts(self.config) not in low_precision.MADE_ANEW:
+        """Bytes of the weights that one layer of such a copy makes anew."""
+        if not low_precision.of_copies(self.config).keys() & set(low_precision.MADE_ANEW):
             return 0
         return quantise.made_anew(self.trial.shapes.values(), self._width_of_linear())
 

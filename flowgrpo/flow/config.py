@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow import elbo, graphs
-from flowgrpo.flow.methods import CHOICES, adaptive, presets
+from flowgrpo.flow.methods import CHOICES, adaptive, finish, presets
 from flowgrpo.flow.pipeline.backends import AttentionBackend, refuse_lossy_attention
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
@@ -296,8 +296,9 @@ class Config(RunConfig):
             raise InputError(f"train.replay: with {setting} no update can use the graphs of a rollout; take auto")
         if self.train.draft is not None and self.algorithm.tree.start == "shared":
             raise InputError("train.draft: it chooses the starts of a group, set algorithm.tree.start=independent")
-        if (word := low_precision.of_drafts(self)) is not None:
-            low_precision.check(word, self.model)
+        for word, key in low_precision.of_copies(self).items():
+            low_precision.check(word, self.model, key)
+        finish.check(self)
         if self.prompts.pick.budget == "knapsack" and roots == 1:
             raise InputError(
                 f"prompts.pick.budget: a group of {self.train.group_size} is one {self.algorithm.tree.name} tree, which "

@@ -73,10 +73,10 @@ def memory_estimate(
     held = [quantise.size(own, width, model.quantise) // (among if model.lora else 1) for own in whole.values()]
     spared = sum(quantise.size(own, width, None) for own in whole.values()) - sum(held)
     learnt = frozen * width + round(trained * (4 * copies + moments)) // (1 if model.lora else among) - spared
-    word = low_precision.of_drafts(config)
-    drafts = sum(low_precision.size(own, width if model.lora else 4, word) for own in whole.values())
+    words, of_linear = low_precision.of_copies(config), width if model.lora else 4
+    copied = sum(low_precision.size(own, of_linear, word) for own in whole.values() for word in words)
     return {
-        "gpu_bytes": max(loading_peak(config, components), learnt + drafts),
+        "gpu_bytes": max(loading_peak(config, components), learnt + copied),
         "host_bytes": away * width,
     }
 
@@ -120,11 +120,17 @@ def check(config: Config, device: torch.device, begun: Mapping[str, Adapter] | N
 def smaller(config: Config) -> Iterator[tuple[str, Config]]:
     """Yield settings that may need less memory, as one writes them, and the config with each; some may be made already."""
     quantised = [("quantise", form) for form in quantise.FORMS] if config.model.lora else [("lora", Lora())]
-    if low_precision.of_drafts(config) is not None:  # which goes with no quantised base
+    if low_precision.of_copies(config):  # which go with no quantised base
         quantised = [] if config.model.lora else quantised
+    if low_precision.of_drafts(config) is not None:
         draft = config.train.draft.model_copy(update={"precision": None})
         train = config.train.model_copy(update={"draft": draft})
         yield f"{low_precision.KEY}=null", config.model_copy(update={"train": train})
+    if low_precision.of_finishes(config) is not None:
+        tree = config.algorithm.tree
+        tree = tree.model_copy(update={"finish": tree.finish.model_copy(update={"dtype": None})})
+        algorithm = config.algorithm.model_copy(update={"tree": tree})
+        yield f"{low_precision.FINISH_KEY}=null", config.model_copy(update={"algorithm": algorithm})
     quantised = [] if config.exchanges_base else quantised
     encoders = [("text_encoders", word) for word in ("offload", "free")]
     for key, value in (*quantised, ("dtype", "bfloat16"), *encoders, ("vae", "offload")):

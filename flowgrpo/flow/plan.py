@@ -19,7 +19,7 @@ from flowgrpo.flow.pipeline import guidance, loading
 from flowgrpo.flow.pipeline.call import checked_call
 from flowgrpo.flow.pipeline.guidance import guidance_branches
 from flowgrpo.flow.pipeline.loading import planned_class
-from flowgrpo.flow.predicted import predicted
+from flowgrpo.flow.predicted import compared, predicted
 from flowgrpo.flow.shaping import Shaping
 from flowgrpo.schema import published
 from flowgrpo.schema.lazy import lazy
@@ -107,6 +107,7 @@ def _plan(config: Config) -> dict[str, Any]:
         "calibration": {"model_evaluations": branches * cost.rollout * rounds, "decoded": cost.decoded * rounds},
         "decoded": cost.decoded + drafts,
         "reward_calls": (cost.decoded + drafts) * len(config.rewards),
+        "comparison": _comparison(config, call["num_inference_steps"], branches),
         "evaluation": {"model_evaluations": eval_evaluations, "decoded": held_out},
         "evaluation_branches": eval_branches,
         "memory": None,
@@ -135,7 +136,12 @@ def reached(config: Config, step: int, rollout: Any) -> Config:
 def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the plan as pairs of a label and its text, for the terminal."""
     g, cost, before = planned["geometry"], planned["model_evaluations"], planned["calibration"]
-    evaluation = planned["evaluation"]
+    evaluation, compares = planned["evaluation"], planned["comparison"]
+    comparison = (
+        "comparison",
+        f"{compares['model_evaluations']:,} model evaluations, {compares['decoded']} decoded, each {compares['every']} "
+        "iterations from the first on",
+    )
     draft = ("draft", f"{planned['drafted']} of the samples decoded, to choose starts from")
     calibration = (
         "calibration",
@@ -160,6 +166,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         *[draft] * bool(planned["drafted"]),
         *[calibration] * bool(before["decoded"]),
+        *[comparison] * bool(compares["every"]),
         ("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls"),
         ("memory", _memory(planned["memory"], planned["config"]["run"]["processes"])),
         (
@@ -196,6 +203,17 @@ def _with_call(config: Config, call: dict[str, Any]) -> dict[str, Any]:
     """The run's configuration, with what the pipeline's call adds to `model.call`."""
     run = config.model_dump(mode="json")
     return {**run, "model": {**run["model"], "call": {**run["model"]["call"], **call}}}
+
+
+def _comparison(config: Config, num_steps: int, branches: int) -> dict[str, int]:
+    """What finishing a group exactly costs, and each how many iterations, 0 for never; see `flow.finishing`."""
+    finish = getattr(config.algorithm.tree, "finish", None)
+    evaluations, decoded = compared(config, num_steps)
+    return {
+        "every": 0 if finish is None else finish.every,
+        "model_evaluations": branches * evaluations,
+        "decoded": decoded,
+    }
 
 
 def _draft(config: Config, over: dict[str, Any], columns: dict[str, Any]) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from flowgrpo.training.random_states import random_state_kept
 from flowgrpo.training.scorer import Scorer, Scores, unheard
 from rewards import Reward
 from samplers.batches import batched
+from samplers.finishes import Finish
 from samplers.kernels import State
 from samplers.trees import Evaluate, Root, Tree, stacked
 
@@ -49,6 +50,15 @@ class Foretold:
         ]
         self.by_call.append({i: tuple(x[place] for x in clean) for place, i in enumerate(own)})
         return velocity
+
+    def passing(self, finish: Finish) -> Finish:
+        """What finishes trees while they are watched: what its steps pass is not known."""
+
+        def finished(state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
+            self.by_call += [{} for _ in sigmas[1:]]
+            return finish(state, sigmas, rows)
+
+        return finished
 
 
 @dataclass(frozen=True)

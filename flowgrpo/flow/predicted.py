@@ -16,7 +16,7 @@ from flowgrpo.flow.replay import replayed
 from flowgrpo.training import selection
 from flowgrpo.training.parts import of_roots
 from samplers.schedule import linear_sigmas
-from samplers.trees import Root, Tree, grow
+from samplers.trees import Evaluation, Root, Tree, grow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +50,12 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     tree = _grown(config, num_steps, iteration, train.rollout_rows if replays else train.groups * train.group_size)
     if any(not kernel.stochastic for kernel, _, _ in tree.trained_steps):
         raise InputError("algorithm.tree: the plan trains a deterministic step, which has no log-probability")
+    finish = getattr(algorithm.tree, "finish", None)
+    if finish is not None and finish.cheap and not any(_finishes(e) for e in tree.evaluations):
+        raise InputError(
+            f"algorithm.tree.finish: no evaluation of this {algorithm.tree.name} is of ODE steps that only lead to a "
+            "reward, take null"
+        )
     of_samples = algorithm.likelihood.name == "elbo"
     if not tree.leaves or not (of_samples or tree.trained_steps):
         raise InputError("algorithm.tree: the plan trains no step, or leads to no sample")
@@ -89,6 +95,26 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         update_batches=len(evaluations),
         graphs=0 if graphs.hindrance(config) else sum(len(e.rows) for e in evaluations if e.part == 0),
     )
+
+
+def _finishes(evaluation: Evaluation) -> bool:
+    """Whether ODE steps leave an evaluation that only lead to a reward."""
+    return all(edges.move.ode_stops is not None and not edges.move.trained for edges in evaluation.edges)
+
+
+def compared(config: Config, num_steps: int) -> tuple[int, int]:
+    """What it costs to finish the first group exactly, as `flow.finishing` does: rows through the model, samples decoded.
+
+    Zeros where nothing is compared.
+    """
+    tree = config.algorithm.tree
+    finish = getattr(tree, "finish", None)
+    if finish is None or not finish.every:
+        return 0, 0
+    exact = config.algorithm.model_copy(update={"tree": tree.exact})
+    grown = _grown(config.model_copy(update={"algorithm": exact}), num_steps, 0, config.train.group_size)
+    states = {node.parent for node in grown.nodes if node.parent is not None and node.root.group == 0}
+    return len(states), sum(grown.nodes[leaf].root.group == 0 for leaf in grown.leaves)
 
 
 def _of_samples(config: Config, tree: Tree, trained: torch.Tensor) -> Cost:

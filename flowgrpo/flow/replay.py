@@ -9,7 +9,8 @@ import torch
 from flowgrpo.flow.config import Config
 from flowgrpo.training.baseline import Units
 from flowgrpo.training.parts import of_edges
-from samplers.trees import Tree, pruned
+from samplers.pruning import pruned
+from samplers.trees import Tree
 
 Tensor = torch.Tensor
 LOGGER = logging.getLogger(__name__)

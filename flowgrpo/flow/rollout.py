@@ -21,8 +21,37 @@ from flowgrpo.training.share import WHOLE, Share
 from rewards import Reward
 from samplers import noise
 from samplers.batches import batched
+from samplers.finishes import Finish, grow_and_finish
 from samplers.solvers import solve
 from samplers.trees import Evaluate, Noise, Plan, Root, Tree, grow
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What is compared with its siblings, as the cheap finish and the exact one value it.
+
+    Attributes:
+        siblings: the integers by which units are compared that are equal for siblings, the group first.
+    """
+
+    siblings: tuple[int, ...]
+    cheap: float
+    exact: float
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What is known of an iteration's cheap finishes on this process.
+
+    Attributes:
+        counts: for the metrics.
+        pairs: of what was finished exactly, too; None where nothing was asked for.
+        decoded: samples of that.
+    """
+
+    counts: dict[str, int]
+    pairs: Sequence[Pair] | None = None
+    decoded: int = 0
 
 
 @dataclass(frozen=True)
@@ -39,6 +68,7 @@ class Batch:
         engine: (nodes,) log-probability of each trained edge under the engine that rolled it out; None without one.
         stored: whether the samples were there before, so that nothing was decoded.
         portraits: of the trees that are kept to be looked at.
+        finished: how trees were finished cheaply, as far as that is known; None where they were not.
     """
 
     groups: Groups
@@ -50,6 +80,7 @@ class Batch:
     engine: torch.Tensor | None = None
     stored: bool = False
     portraits: Sequence[Portrait] = ()
+    finished: Finished | None = None
 
     @property
     def outcomes(self) -> tuple[torch.Tensor, list[int]]:
@@ -60,12 +91,13 @@ class Batch:
     @property
     def decoded(self) -> int:
         """How many samples were decoded for it."""
-        return 0 if self.stored else len(self.tree.leaves) + self.drafts
+        compared = 0 if self.finished is None else self.finished.decoded
+        return 0 if self.stored else len(self.tree.leaves) + self.drafts + compared
 
     @property
     def counts(self) -> dict[str, int]:
-        """Further counts for the metrics, of which a flow model has none."""
-        return {}
+        """Further counts for the metrics: of a tree that was finished cheaply."""
+        return {} if self.finished is None else self.finished.counts
 
 
 @torch.no_grad()
@@ -85,6 +117,7 @@ def rollout(
     gather: Gather | None = None,
     share: Share = WHOLE,
     evaluate: Evaluate | None = None,
+    finish: Finish | None = None,
 ) -> tuple[Tree, Scores]:
     """Grow and score the trees of one iteration; return them as one tree, and the scores in the order of its leaves.
 
@@ -97,6 +130,7 @@ def rollout(
         keep_graphs: parts whose trained evaluations keep the graph of their velocity.
         deal, gather, share: see `score_pieces`.
         evaluate: what trees grow by; None: the policy's velocity.
+        finish: what walks ODE steps that only lead to a reward, several in a call; None: what trees grow by.
     """
     tree = walk(
         policy,
@@ -109,6 +143,7 @@ def rollout(
         keep_means=keep_means,
         keep_graphs=keep_graphs,
         evaluate=evaluate,
+        finish=finish,
     )
 
     def decode(leaves: Sequence[int], own: Sequence[Row]) -> torch.Tensor:
@@ -130,6 +165,7 @@ def walk(
     keep_means: bool = False,
     keep_graphs: Container[int] = (),
     evaluate: Evaluate | None = None,
+    finish: Finish | None = None,
 ) -> Tree:
     """Grow the trees of one iteration, as one; arguments as of `rollout`."""
     rows = [root.row for root in roots]
@@ -138,8 +174,9 @@ def walk(
 
     evaluate = evaluate or policy.velocity
     if solver is None:
-        drawn = edge_noise(seed, iteration)
-        return grow(plan, policy.sigmas, roots, start, evaluate, drawn, micro_batch, keep_means, keep_graphs)
+        given = (plan, policy.sigmas, roots, start, evaluate, edge_noise(seed, iteration), micro_batch, keep_means)
+        kept = {"keep_graphs": keep_graphs}
+        return grow(*given, **kept) if finish is None else grow_and_finish(*given, **kept, finish=finish)
     return solve(solver, policy.sigmas, roots, start, evaluate, micro_batch)
 
 

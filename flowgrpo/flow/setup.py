@@ -16,7 +16,7 @@ from torch import distributed
 from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow import calibration, context, memory, offline, start, teacher
+from flowgrpo.flow import calibration, context, finishing, memory, offline, start, teacher
 from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.encoding import encode_run, longest_and_shortest, rows_of
 from flowgrpo.flow.engine import request
@@ -65,7 +65,8 @@ def check(settings: Config, data: RunData) -> None:
         folder = settings.run.folder
         calibration.read(folder, begun=checkpoint.resumed(folder / "checkpoints") is not None)
     sharding.check(settings)
-    low_precision.check_installed(low_precision.of_drafts(settings))
+    for word, key in low_precision.of_copies(settings).items():
+        low_precision.check_installed(word, key)
     if settings.run.trees is not None and (settings.run.engine is not None or settings.stored_groups is not None):
         LOGGER.warning("run.trees: no trees are kept, for run.engine or data.groups makes the samples of this run")
     context.check(settings)
@@ -116,6 +117,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
     steps = call_and_branches(settings)[0]["num_inference_steps"]
     with policy.call_overrides(**guidance.training_call(settings.model.guidance, policy)):
         policy.check(train_ends)
+        finishing.check_policy(settings, policy)
         if settings.model.guidance == "none":
             guidance.check_unguided(policy, train_ends)
         if len(policy.sigmas) - 1 != steps:  # some pipelines walk another number of steps than they are asked for

@@ -34,13 +34,14 @@ import torch
 from typing_extensions import override
 
 from flowgrpo.data.prompts import Row
-from flowgrpo.flow import calibration, elbo, graphs
+from flowgrpo.flow import calibration, elbo, finishing, graphs
 from flowgrpo.flow.beside import losers, resampled, root_of
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.draft import Chosen, agreement, drafted, first, foretold
 from flowgrpo.flow.encoding import encode_run, eval_call, longest_and_shortest, rows_of
 from flowgrpo.flow.engine import correction
 from flowgrpo.flow.engine.rollout import EngineRollout
+from flowgrpo.flow.finishing import Finishing
 from flowgrpo.flow.kept import parts
 from flowgrpo.flow.noised import finite, noised_of, taken
 from flowgrpo.flow.offline import Source
@@ -99,7 +100,8 @@ class Trainer(Loop):
         self.levels: list[float] | None = None  # of the kernel's noise, where they are calibrated
         self.keep_graphs: Sequence[int] = ()  # parts of the update that stand on the weights of their rollout
         self.shaping = Shaping(config) if config.algorithm.tree.adapts else None
-        self.draft_layers = low_precision.layers_of_drafts(config, policy.modules.values())
+        self.copies = low_precision.Copies(config, policy.modules.values())
+        self.finishing = Finishing(config, policy, self.copies, self.credited)
 
     @override
     def run(self) -> None:
@@ -113,7 +115,6 @@ class Trainer(Loop):
             rolls_out=not self.roles.evaluates(self.accelerator.process_index),
         )
         with self.policy.call_overrides(**self.training_call):
-            # The sigmas are known from here on.
             self.policy.start(rows_of(longest_and_shortest(self.train_prompts)[:1]))
             elbo.check_policy(self.config, self.policy)
             self.policy.offload()
@@ -166,40 +167,43 @@ class Trainer(Loop):
     @override
     def rollout(self, iteration: int, groups: Groups) -> Batch:
         """Grow this process's trees, whose leaves are the samples; or take stored ones."""
-        config = self.config
+        config, deal, sigmas = self.config, self.deal(iteration, groups), self.policy.sigmas
         self.weights.draw_snapshot(config.run.seed, "bank", iteration)
         if self.source is not None:
-            deal, sigmas = self.deal(iteration, groups), self.policy.sigmas
             return self.source.batch(groups, deal, sigmas, iteration=iteration, device=self.accelerator.device)
         algorithm = config.algorithm if self.shaping is None else self.shaping.algorithm(iteration)
         kernels = algorithm.kernel.kernels(len(self.policy.sigmas) - 1, self.levels)
         plan = algorithm.plan(kernels, config.train.group_size, config.run.seed, iteration)
         if self.engine is not None:
             return self._by_engine(iteration, groups, plan)
-        with self.weights.policy(algorithm.sampler):  # who samples, drafts
+        with self.weights.policy(algorithm.sampler), self.copies.kept():  # who samples, drafts
             starts = self._starts(iteration, groups)
             roots = self._roots(iteration, groups, starts.starts)
             made = Portraits(config, self.policy, self.rewards)
             watched = made.watch(iteration, roots)
+            dealt = {"deal": deal, "gather": self.gather_rolled, "share": self.share}
+            scoring = {
+                "rewards": self.rewards,
+                "iteration": iteration,
+                "micro_batch": config.train.rollout_rows,
+                **dealt,
+            }
             tree, scores = rollout(
                 self.policy,
                 plan,
                 roots,
-                rewards=self.rewards,
-                micro_batch=config.train.rollout_rows,
                 seed=config.run.seed,
-                iteration=iteration,
                 solver=algorithm.solver,
                 keep_means=algorithm.objective.needs_old_means,
                 keep_graphs=self.keep_graphs,
-                deal=self.deal(iteration, groups),
-                gather=self.gather_rolled,
-                share=self.share,
                 evaluate=watched,
+                finish=self.finishing.over(watched),
+                **scoring,
             )
+            finished = self.finishing.finished(algorithm, tree, scores, kernels=kernels, **scoring)
             portraits = made.of(tree, scores, watched, leads=self.share.leads)
-        drafts = len(self._pool(iteration, groups).own)
-        return Batch(groups, tree, scores, drafts, draft_rewards=starts.rewards, portraits=portraits)
+        told = {"draft_rewards": starts.rewards, "portraits": portraits, "finished": finished}
+        return Batch(groups, tree, scores, drafts=len(self._pool(iteration, groups).own), **told)
 
     def _by_engine(self, iteration: int, groups: Groups, plan: Plan) -> Batch:
         """Push the weights, let the engine walk this process's chains, and score them as they stand here.
@@ -243,6 +247,9 @@ class Trainer(Loop):
         if batch.draft_rewards is not None:
             pairs = foretold(batch.tree, self.combination.total(batch.scores.values), batch.draft_rewards)
             seen |= agreement([pair for own in self.exchange.gather_shares([pairs]) for pair in own])
+        if batch.finished is not None and batch.finished.pairs is not None:
+            every = self.exchange.gather_shares([batch.finished.pairs])
+            seen |= finishing.agreement([pair for own in every for pair in own])
         if batch.engine is None:
             return advantages, trained, seen
         own = correction.mismatch(batch.tree, batch.engine, self.config.run.engine.truncate)
@@ -301,7 +308,9 @@ class Trainer(Loop):
             step_weights=algorithm.objective.weights(tree.trained_steps, tree.sigma_cap),
             beta=self.beta,
             group_weight=batch.groups.weights[units.comparison[:, 0]],
-            correction=None if batch.engine is None else self._corrections(batch),
+            correction=None
+            if batch.engine is None
+            else correction.edge_weights(batch.tree, batch.engine, self.config.run.engine.truncate),
         )
 
     def _noised(self, batch: Batch, units: Units, *, advantages: torch.Tensor, trained: torch.Tensor) -> Credited:
@@ -331,9 +340,6 @@ class Trainer(Loop):
         rows = [self._row_at(self.done, batch.groups, root.group, root.index) for root in roots]
         with self.weights.policy("bank"):
             return resampled(self.config, self.policy, batch.tree, leaves, rows=rows, iteration=self.done)
-
-    def _corrections(self, batch: Batch) -> torch.Tensor:
-        return correction.edge_weights(batch.tree, batch.engine, self.config.run.engine.truncate)
 
     def _update_part(self, credited: Credited, part: int) -> UpdateStats:
         self._set_learning_rate(part)
@@ -373,7 +379,7 @@ class Trainer(Loop):
         train, pool = self.config.train, self._pool(iteration, groups)
         if train.draft is None:
             return first(groups.roots)
-        with self.policy.call_overrides(**train.draft.call), self.draft_layers():
+        with self.policy.call_overrides(**train.draft.call), self.copies.drafting():
             return drafted(
                 self.policy,
                 pool,

@@ -8,8 +8,8 @@ gradient passes there, so they are for sampling only.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,7 +34,9 @@ else:
 Precision = Literal[
     "int8", "fp8", "nf4", "torchao_nvfp4", "torchao_int8_dynamic", "torchao_fp8_dynamic", "torchao_nvfp4_dynamic"
 ]
+Copied = Literal["bfloat16"] | Precision  # what copies of layers may be in; drafts take the words of `Precision`
 KEY = "train.draft.precision"
+FINISH_KEY = "algorithm.tree.finish.dtype"
 OWN = ("int8", "fp8", "nf4")
 MADE_ANEW = (*OWN, "torchao_nvfp4")  # whose weights are made in each call
 SIXTEENTHS = ("torchao_nvfp4", "torchao_fp8_dynamic", "torchao_nvfp4_dynamic")  # that take multiples of 16 only
@@ -54,59 +56,104 @@ def of_drafts(config: RunConfig) -> Precision | None:
     return None if draft is None else draft.precision
 
 
-def check(word: Precision, model: Any) -> None:
+def of_finishes(config: RunConfig) -> Copied | None:
+    """The precision in which the trees of a run are finished; None where that is by the network as it is."""
+    finish = getattr(config.algorithm.tree, "finish", None) if config.kind == "flow" else None
+    return None if finish is None else finish.dtype
+
+
+def of_copies(config: RunConfig) -> dict[Copied, str]:
+    """The precisions of which a run has a copy of its layers, each once, and the key that asks for it."""
+    asked = ((of_drafts(config), KEY), (of_finishes(config), FINISH_KEY))
+    return {word: key for word, key in reversed(asked) if word is not None}
+
+
+def check(word: Copied, model: Any, key: str = KEY) -> None:
     """Refuse a precision that does not go with a flow model's section `model`.
+
+    Args:
+        key: that asks for it.
 
     Raises:
         InputError: names the key and what it can be.
     """
+    what = "drafts are sampled" if key == KEY else "trees are finished"
     if model.quantise is not None:
         raise InputError(
-            f"{KEY}: the base is quantised already, by model.quantise={model.quantise}, and drafts are sampled with it; set "
+            f"{key}: the base is quantised already, by model.quantise={model.quantise}, and {what} with it; set "
             "one of the two to null"
         )
-    if word in OWN:
+    if word == "bfloat16" and model.dtype != "float32":
+        raise InputError(
+            f"{key}: the network computes in {model.dtype} as it is, by model.dtype; take null, int8 or fp8"
+        )
+    if word in (*OWN, "bfloat16"):
         return
     takes = DTYPES.get(word, (model.dtype,))
     if model.lora is None and (model.dtype != "float32" or "float32" not in takes):
         raise InputError(
-            f"{KEY}: {word} computes in the type of the weights, and those that model.lora=null trains are float32; take "
+            f"{key}: {word} computes in the type of the weights, and those that model.lora=null trains are float32; take "
             f"{', '.join(OWN)}"
         )
     if model.dtype not in takes:
         raise InputError(
-            f"{KEY}: {word} takes weights in {' or '.join(takes)}, set model.dtype={takes[0]}, or take {', '.join(OWN)}"
+            f"{key}: {word} takes weights in {' or '.join(takes)}, set model.dtype={takes[0]}, or take {', '.join(OWN)}"
         )
 
 
-def check_installed(word: Precision | None) -> None:
+def check_installed(word: Copied | None, key: str = KEY) -> None:
     """Refuse a precision that this machine has no library or no GPU for.
+
+    Args:
+        key: that asks for it.
 
     Raises:
         InputError: says which it needs.
     """
-    if word is None or word in OWN:
+    if word is None or word in (*OWN, "bfloat16"):
         return
     if find_spec("torchao") is None:
         raise InputError(
-            f"{KEY}: {word} needs the package torchao, {optimizers.EXTRA}, or take {' or '.join(OWN)}, which need none"
+            f"{key}: {word} needs the package torchao, {optimizers.EXTRA}, or take {' or '.join(OWN)}, which need none"
         )
     least = CAPABILITY.get(word)
     if least is not None and not (torch.cuda.is_available() and torch.cuda.get_device_capability() >= least):
         raise InputError(
-            f"{KEY}: {word} multiplies on GPUs of compute capability {least[0]}.{least[1]} or later, of which there is none "
+            f"{key}: {word} multiplies on GPUs of compute capability {least[0]}.{least[1]} or later, of which there is none "
             "here; take torchao_int8_dynamic, or one that keeps weights alone: torchao_nvfp4, fp8"
         )
 
 
-def layers_of_drafts(
-    config: RunConfig, networks: Iterable[torch.nn.Module]
-) -> Callable[[], AbstractContextManager[None]]:
-    """What gives a context in which networks compute as a run's drafts ask for; errors as of `LowPrecision`."""
-    word = of_drafts(config)
-    if word is None:
-        return nullcontext
-    return LowPrecision(networks, word, frozen=config.model.lora is not None).computing
+class Copies:
+    """The copies that a run's drafts and finishes are made by: one, where both ask for the same.
+
+    Args:
+        networks: with their adapters on them.
+
+    Raises:
+        InputError: as of `LowPrecision`.
+    """
+
+    def __init__(self, config: RunConfig, networks: Iterable[torch.nn.Module]):
+        networks, frozen = list(networks), config.model.lora is not None
+        made = {word: LowPrecision(networks, word, frozen=frozen, key=key) for word, key in of_copies(config).items()}
+        self._of_drafts, self._of_finishes = made.get(of_drafts(config)), made.get(of_finishes(config))
+
+    def drafting(self) -> AbstractContextManager[None]:
+        """A context in which networks compute as drafts ask for."""
+        return nullcontext() if self._of_drafts is None else self._of_drafts.computing()
+
+    def finishing(self) -> AbstractContextManager[None]:
+        """A context in which networks compute as finishes ask for."""
+        return nullcontext() if self._of_finishes is None else self._of_finishes.computing()
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Make copies of layers that change once inside this context, in which they stay as they are."""
+        with ExitStack() as stack:
+            for each in {self._of_drafts, self._of_finishes} - {None}:
+                stack.enter_context(each.kept())
+            yield
 
 
 class LowPrecision:
@@ -118,21 +165,32 @@ class LowPrecision:
         networks: with their adapters on them.
         word: of `Precision`.
         frozen: whether the layers never change: they are copied once then, else each time anew.
+        key: of the config, that asks for them.
 
     Raises:
         InputError: a network has no such layers, or one that cannot be copied.
     """
 
-    def __init__(self, networks: Iterable[torch.nn.Module], word: Precision, *, frozen: bool):
-        self._word, self._frozen = word, frozen
-        self._places = [place for network in networks for place in _places(network, word)]
+    def __init__(self, networks: Iterable[torch.nn.Module], word: Copied, *, frozen: bool, key: str = KEY):
+        self._word, self._frozen, self._keeps = word, frozen, frozen
+        self._places = [place for network in networks for place in _places(network, word, key)]
         self._copies: list[torch.nn.Module] | None = None
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Make copies once inside this context; those of layers that change are dropped behind it."""
+        self._keeps = True
+        try:
+            yield
+        finally:
+            self._keeps = self._frozen
+            self._copies = self._copies if self._frozen else None
 
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Compute with the copies inside this context, without gradient."""
         copies = self._copies or [_copy(parent.get_submodule(name), self._word) for parent, name in self._places]
-        if self._frozen:
+        if self._keeps:
             self._copies = copies
         kept = [parent.get_submodule(name) for parent, name in self._places]
         try:
@@ -146,23 +204,25 @@ class LowPrecision:
             setattr(parent, name, layer)
 
 
-def _places(network: torch.nn.Module, word: Precision) -> Iterator[tuple[torch.nn.Module, str]]:
+def _places(network: torch.nn.Module, word: Copied, key: str) -> Iterator[tuple[torch.nn.Module, str]]:
     """The layers that are copied, each as the module that holds it and its name there."""
-    for path, layer in quantise.layers_in_blocks(network, KEY).items():
+    for path, layer in quantise.layers_in_blocks(network, key).items():
         if word in OWN:
-            quantise.check_layer(path, layer, word, KEY)
+            quantise.check_layer(path, layer, word, key)
         elif word in SIXTEENTHS and (layer.in_features % 16 or layer.out_features % 16):
             raise InputError(
-                f"{KEY}: {word} takes multiples of 16 weights, {path} has {layer.out_features} x {layer.in_features}; take "
+                f"{key}: {word} takes multiples of 16 weights, {path} has {layer.out_features} x {layer.in_features}; take "
                 "int8"
             )
         parent, _, name = path.rpartition(".")
         yield network.get_submodule(parent), name
 
 
-def _copy(layer: torch.nn.Linear, word: Precision) -> torch.nn.Module:
+def _copy(layer: torch.nn.Linear, word: Copied) -> torch.nn.Module:
     """A layer in low precision, which shares the bias of the one that it is a copy of."""
     with torch.no_grad():
+        if word == "bfloat16":
+            return quantise.HalfLinear(layer)
         if word in OWN:
             return quantise.QuantisedLinear(layer, word)
         copy = quantise_libraries.MatrixLinear(layer.in_features, layer.out_features, bias=False, device="meta")
@@ -187,7 +247,7 @@ def _config(word: Precision) -> Any:
             return mx_formats.NVFP4DynamicActivationNVFP4WeightConfig(use_triton_kernel=False)
 
 
-def size(tensors: Mapping[str, Shape], width: int, word: Precision | None) -> int:
+def size(tensors: Mapping[str, Shape], width: int, word: Copied | None) -> int:
     """Bytes of the copies of a network's layers.
 
     Args:
@@ -198,9 +258,11 @@ def size(tensors: Mapping[str, Shape], width: int, word: Precision | None) -> in
     return 0 if word is None else sum(_layer_size(shape, width, word) for shape in quantise.in_blocks(tensors))
 
 
-def _layer_size(shape: Shape, width: int, word: Precision) -> int:
+def _layer_size(shape: Shape, width: int, word: Copied) -> int:
     rows, columns = shape
     match word:
+        case "bfloat16":
+            return 2 * rows * columns
         case "torchao_int8_dynamic":
             return rows * columns + 5 * rows  # a scale and a zero point
         case "torchao_fp8_dynamic":

@@ -108,7 +108,7 @@ def _values(settings: RunConfig, on_gpu: bool) -> dict[str, str | None]:
         return f"model.{key}={value}" if known and getattr(model, key) not in already else None
 
     drafts = low_precision.of_drafts(settings)
-    base_is_whole = model.lora is not None and model.quantise is None and drafts is None
+    base_is_whole = model.lora is not None and model.quantise is None and not low_precision.of_copies(settings)
     base_is_whole = base_is_whole and not settings.exchanges_base
 
     encoders = ("offload", ("offload", "free")) if on_gpu else ("free", ("free",))

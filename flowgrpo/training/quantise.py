@@ -157,6 +157,20 @@ class QuantisedLinear(torch.nn.Linear):
         return _Product.apply(x, self.bias, self.form, self.codes, self.scale, self.pairs)
 
 
+class HalfLinear(torch.nn.Linear):
+    """A frozen linear layer that multiplies in bfloat16, whatever its input has, and returns what that has."""
+
+    def __init__(self, linear: torch.nn.Linear):
+        torch.nn.Module.__init__(self)
+        self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
+        self.weight = torch.nn.Parameter(linear.weight.detach().to(torch.bfloat16), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product (..., out) with x (..., in)."""
+        product = torch.nn.functional.linear(x.to(torch.bfloat16), self.weight).to(x.dtype)
+        return product if self.bias is None else product + self.bias.to(x.dtype)
+
+
 @torch.no_grad()
 def quantise(module: torch.nn.Module, form: str) -> None:
     """Quantise the linear layers in the blocks of a network in place, with adapters on it or without; adapters stay.

@@ -32,18 +32,17 @@ def check(config: RunConfig) -> None:
     """Refuse what cannot be cut into shards.
 
     Raises:
-        InputError: another library quantises the base, drafts are sampled by a copy of it, activations are offloaded with
-            it, or what trains all weights cannot train shards.
+        InputError: another library quantises the base, drafts are sampled or trees finished by a copy of it, activations are
+            offloaded with it, or what trains all weights cannot train shards.
     """
     if config.run.sharding == "none":
         return
     if config.model.lora is None:
         _check_full(config)
-    drafts = low_precision.of_drafts(config)
-    if drafts is not None:
+    for word, key in low_precision.of_copies(config).items():
         raise InputError(
-            f"run.sharding: the copy of the network that {low_precision.KEY}={drafts} asks for cannot be cut; set "
-            f"run.sharding=none, or {low_precision.KEY}=null"
+            f"run.sharding: the copy of the network that {key}={word} asks for cannot be cut; set run.sharding=none, or "
+            f"{key}=null"
         )
     form = config.model.quantise
     if form is not None and form not in quantise.FORMS:

@@ -52,8 +52,8 @@ class Weights:
             in float32.
         lora: rank, alpha and target names of new adapters; or by module the adapters to start from; or None for full
             fine-tuning.
-        ema: which exponential moving average is kept, or None. Its decay is warmed up as min((1 + t) / (10 + t), decay) at
-            optimizer step t, counted from 0, as in Flow-GRPO's code.
+        ema: which exponential moving average is kept, or None. Its decay is warmed up as
+            min((1 + t) / (warmup + t), decay) at optimizer step t, counted from 0; Flow-GRPO's code has a warmup of 10.
         reference: what `reference()` will be: `fixed` weights as they started (a copy is kept, unless they are adapters that
             started as none), the `base` without adapters, `moving` ones, a copy of the live weights taken every `refresh`
             optimizer steps, or a `teacher`, to be put by `put_reference` or `put_base`; None if it will not be needed.
@@ -131,7 +131,7 @@ class Weights:
         """Move the average and a moving reference after an optimizer step, where their time has come."""
         step, self.updates = self.updates, self.updates + 1
         if self.ema is not None and self.updates % self._ema_config.every == 0:
-            ema_decay = min((1 + step) / (10 + step), self._ema_config.decay)
+            ema_decay = min((1 + step) / (self._ema_config.warmup + step), self._ema_config.decay)
             for slow, p in zip(self.ema, self.parameters, strict=True):
                 slow.lerp_(p, 1 - ema_decay)
         if self._refresh is not None and self.updates % self._refresh == 0:

@@ -7,7 +7,8 @@ import torch
 from grown import DANCE, SDE, grown, mixed
 
 from samplers import noise
-from samplers.trees import TWIG, Move, pruned
+from samplers.pruning import pruned
+from samplers.trees import TWIG, Move
 
 
 def forked(role, step):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flowgrpo.flow.methods.adaptive import Adaptive
 from flowgrpo.flow.methods.credit import Depthwise, DiscountedValue, Siblings, StepGain, Terminal
+from flowgrpo.flow.methods.custom import Custom
 from flowgrpo.flow.methods.distill import Distill
 from flowgrpo.flow.methods.kernel import CPS, DDIMSDE, DanceSDE, FlowSDE, Manifold, Ode
 from flowgrpo.flow.methods.kl_mask import KlMask
@@ -22,7 +23,7 @@ from flowgrpo.flow.methods.matching import (
 from flowgrpo.flow.methods.nested import Nested
 from flowgrpo.flow.methods.objective import Clip, NormalisedRatio, SoftGate
 from flowgrpo.flow.methods.prefix import PrefixRatio
-from flowgrpo.flow.methods.tree import Branch, BranchWindow, Brush, Chain, Custom, Twigs, Window
+from flowgrpo.flow.methods.tree import Branch, BranchWindow, Brush, Chain, Twigs, Window
 from flowgrpo.schema.base import Choice, named
 from flowgrpo.training.baseline import BASELINES
 

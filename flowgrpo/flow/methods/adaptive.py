@@ -9,6 +9,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from flowgrpo.errors import InputError
+from flowgrpo.flow.methods.finish import Finish
 from flowgrpo.flow.methods.tree import Rooted, divided
 from flowgrpo.schema.lazy import lazy
 
@@ -89,8 +90,8 @@ class Adaptive(Rooted):
     """Iterations after which the numbers are chosen anew; train.half_life says how long rewards count in that."""
     sample_cost: float = Field(0.0, ge=0)
     """What decoding and scoring a sample costs beside a model evaluation; 0 counts evaluations alone."""
-    finish: int | None = Field(None, ge=1)
-    """ODE steps at most that finish a branch, coarser for fewer; null: all that remain."""
+    finish: Finish | None = None
+    """How a branch is finished by ODE: a number bounds the steps, and a map has more; null: all that remain."""
 
     @override
     def roots(self, group_size: int) -> int:
@@ -99,7 +100,7 @@ class Adaptive(Rooted):
     @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
         profile = self.first(kernels)
-        return plans.brush(kernels, [*profile, *[0] * (len(kernels) - len(profile))], self.finish)
+        return plans.brush(kernels, [*profile, *[0] * (len(kernels) - len(profile))], self._steps)
 
     def first(self, kernels: Sequence[Kernel]) -> list[int]:
         """Children of each stochastic step before any reward is known.
@@ -123,12 +124,16 @@ class Adaptive(Rooted):
     def costs(self, kernels: Sequence[Kernel]) -> list[float]:
         """What a child of each stochastic step costs, in model evaluations: those that finish it, and the sample's own."""
         steps = len(kernels)
-        return [min(self.finish or steps, steps - 1 - step) + self.sample_cost for step in range(self._end(kernels))]
+        return [min(self._steps or steps, steps - 1 - step) + self.sample_cost for step in range(self._end(kernels))]
 
     def reshaped(self, kernels: Sequence[Kernel], variances: Sequence[float]) -> list[int]:
         """Children of each stochastic step, for what the first shape costs; arguments as of `neyman`."""
         costs = self.costs(kernels)
         return neyman(variances, costs, sum(n * cost for n, cost in zip(self.first(kernels), costs, strict=True)))
+
+    @property
+    def _steps(self) -> int | None:
+        return None if self.finish is None else self.finish.steps
 
     def widest(self, kernels: Sequence[Kernel]) -> Adaptive:
         """The tree in the shape that has most samples, which some run may come to."""

@@ -107,7 +107,7 @@ _ROWS: dict[str, PresetRow] = {
     "tempflow": {"tree": {"name": "brush", "branches": 6}, **_TEMPFLOW},
     # Ours: the same at the first steps only, and branches finished in fewer steps.
     "tempflow_fast": {
-        "tree": {"name": "brush", "branches": 6, "profile": [6, 6, 6], "finish": 4},
+        "tree": {"name": "brush", "branches": 6, "profile": [6, 6, 6], "finish": {"steps": 4}},
         **_TEMPFLOW,
     },
     # Ours: TempFlow-GRPO with as many children of each step as its rewards ask for, and as many evaluations.

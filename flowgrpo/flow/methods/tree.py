@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import fields
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods import pruning
-from flowgrpo.flow.methods.credit import trunk_ends
+from flowgrpo.flow.methods.finish import Finish
 from flowgrpo.schema.base import Choice, Positive, Strict
 from flowgrpo.schema.heavy import Tensor
 from flowgrpo.schema.lazy import lazy
-from rewards.base import locate, nearest
 
 if TYPE_CHECKING:
-    from samplers import kernels as formulas
-    from samplers import noise, plans, schedule, trees
+    from samplers import noise, plans, schedule
     from samplers.kernels import Kernel
-    from samplers.trees import Move, Plan, Tree
+    from samplers.trees import Plan, Tree
 else:
-    formulas = lazy("samplers.kernels")
     noise = lazy("samplers.noise")
     plans = lazy("samplers.plans")
     schedule = lazy("samplers.schedule")
-    trees = lazy("samplers.trees")
 
 
 class Rooted(Choice):
@@ -75,6 +65,11 @@ class Rooted(Choice):
     def keeps_groups_whole(self) -> str | None:
         """The setting, as it is written, by which edges leave the update that are chosen among all of a group."""
         return None
+
+    @property
+    def exact(self) -> Rooted:
+        """The tree whose finishes are those of the network as it is, by all the steps; itself where nothing is cheaper."""
+        return self.model_copy(update={"finish": None}) if getattr(self, "finish", None) is not None else self
 
     def check(self, tree: Tree) -> None:
         """Refuse a tree, grown from the plan, that is not what the options say.
@@ -166,8 +161,8 @@ class Brush(Rooted):
     """Children of each step of a seed's ODE trunk."""
     profile: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
     """Children of each step by itself, 0 beyond its end; null: branches at all."""
-    finish: int | None = Field(None, ge=1)
-    """ODE steps at most that finish a branch, coarser for fewer; null: all that remain."""
+    finish: Finish | None = None
+    """How a branch is finished by ODE: a number bounds the steps, and a map has more; null: all that remain."""
 
     @override
     def roots(self, group_size: int) -> int:
@@ -181,7 +176,9 @@ class Brush(Rooted):
             raise InputError(
                 f"algorithm.tree.profile: {branches} are not the numbers of children of at most {end} stochastic steps"
             )
-        return plans.brush(kernels, [*branches, *[0] * (len(kernels) - len(branches))], self.finish)
+        return plans.brush(
+            kernels, [*branches, *[0] * (len(kernels) - len(branches))], self.finish and self.finish.steps
+        )
 
 
 class Pruning(Strict):
@@ -309,86 +306,13 @@ class Twigs(Rooted):
     """ODE steps from a state to the sample that measures it; null: all that remain."""
     root: bool = True
     """Whether the start is measured too."""
+    finish: Finish | None = None
+    """How a twig is walked once it has left the chain, and steps as length; null: exactly."""
 
     @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        return plans.twigs(kernels, range(self._end(kernels)), self.length, self.root)
-
-
-class Custom(Rooted):
-    """A tree of your own: a function makes the plan of an iteration.
-
-    It is called as function(kernels, **options) with one kernel for each step, the last one ODE unless `last_step` is sde,
-    and returns a `samplers.trees.Plan`: (role, step) -> moves.
-    """
-
-    name: Literal["custom"] = "custom"
-    function: str
-    """./file.py:name or pkg.module:name, called with one kernel for each step; returns a plan."""
-    options: dict[str, Any] = {}
-    """Further arguments of the function."""
-    trajectories: int = Field(1, ge=1)
-    """Trained trajectories that each root ends in."""
-
-    @override
-    def roots(self, group_size: int) -> int:
-        return divided(group_size, self.trajectories, "algorithm.tree.trajectories of each root")
-
-    @override
-    def check(self, tree: Tree) -> None:
-        """Refuse a tree whose roots do not have `trajectories` ends each; raises InputError."""
-        found = len(trunk_ends(tree)) / sum(node.parent is None for node in tree.nodes)
-        if found != self.trajectories:
-            raise InputError(
-                f"algorithm.tree.trajectories: the plan of a root has {found:g} ends, not {self.trajectories}"
-            )
-
-    @override
-    def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        end, function = self._end(kernels), _located(self.function, Path.cwd())
-        if not callable(function):
-            raise InputError(f"algorithm.tree.function: {self.function} is {type(function).__name__}, not a function")
-        arguments = [*kernels[:end], *[formulas.ODE] * (len(kernels) - end)]
-        try:
-            inspect.signature(function).bind(arguments, **self.options)
-        except TypeError as error:
-            takes = ", ".join(list(inspect.signature(function).parameters)[1:]) or "none"
-            raise InputError(f"algorithm.tree.options: {error}; {self.function} has the options {takes}") from None
-        with _move_fields(self.function):
-            plan = function(arguments, **self.options)
-        if not callable(plan):
-            raise InputError(
-                f"algorithm.tree.function: {self.function} returned {type(plan).__name__}, not a plan (role, step) -> moves"
-            )
-
-        def moves(role: str, step: int) -> Sequence[Move]:
-            with _move_fields(self.function):
-                return plan(role, step)
-
-        return moves
-
-
-@contextmanager
-def _move_fields(function: str) -> Iterator[None]:
-    """Refuse what no `samplers.trees.Move` has, when a function of the user makes one of it."""
-    try:
-        yield
-    except TypeError as error:
-        unknown = re.fullmatch(r"Move\.__init__\(\) got an unexpected keyword argument '(\w+)'.*", str(error))
-        if unknown is None:
-            raise
-        choice = nearest(unknown[1], [field.name for field in fields(trees.Move)])
-        raise InputError(f"algorithm.tree.function: {function}: a Move has no {unknown[1]!r}, {choice}") from error
-
-
-@cache
-def _located(function: str, folder: Path) -> Callable[..., Plan]:
-    """Return the function that the user names; `folder`, from which files are found, is a part of the cache's key."""
-    if ":" not in function:
-        raise InputError(
-            f"algorithm.tree.function: {function!r} names no function, write ./file.py:name or pkg.module:name"
-        )
-    return locate(function, f"algorithm.tree.function {function!r}")
+        bounds = [most for most in (self.length, self.finish and self.finish.steps) if most]
+        return plans.twigs(kernels, range(self._end(kernels)), min(bounds, default=None), self.root)
 
 
 def divided(group_size: int, by: int, what: str) -> int:

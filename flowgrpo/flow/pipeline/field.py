@@ -53,6 +53,18 @@ class FieldPolicy:
             raise InputError(f"eval.call.{next(iter(call))}: a velocity field takes no call arguments")
         return nullcontext()
 
+    def cache(self, threshold: float) -> None:
+        """Refuse: a field is called as a whole.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError("algorithm.tree.finish.cache: a velocity field has no list of blocks to leave out, take null")
+
+    def cached(self, cache: None) -> AbstractContextManager[None]:
+        """Return a context that changes nothing: there is no cache."""
+        return nullcontext()
+
     def start(self, rows: Sequence[Row]) -> State:
         """Standard normal states, from each row's seed."""
         device = next(self.modules["field"].parameters()).device
@@ -66,6 +78,14 @@ class FieldPolicy:
         return (self.modules["field"](x, torch.full((len(x),), sigma, device=x.device), rows),)
 
     @torch.no_grad()
+    def finish(self, state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
+        """Where Euler steps take a state."""
+        (x,) = state
+        for sigma, following in pairwise(sigmas):
+            x = x + self.velocity((x,), sigma, rows)[0] * (following - sigma)
+        return (x,)
+
+    @torch.no_grad()
     def decode(self, state: State, rows: Sequence[Row]) -> torch.Tensor:
         """The given decoder, or the states themselves."""
         return state[0].float() if self._decode is None else self._decode(state[0])
@@ -73,7 +93,4 @@ class FieldPolicy:
     @torch.no_grad()
     def generate(self, rows: Sequence[Row]) -> torch.Tensor:
         """Whole runs by Euler's method."""
-        (x,) = self.start(rows)
-        for sigma, following in pairwise(self.sigmas):
-            x = x + self.velocity((x,), sigma, rows)[0] * (following - sigma)
-        return self.decode((x,), rows)
+        return self.decode(self.finish(self.start(rows), self.sigmas, rows), rows)

@@ -15,6 +15,7 @@ from diffusers import DiffusionPipeline
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.batching import Capabilities, cut, join
+from flowgrpo.flow.pipeline.block_cache import BlockCache
 from flowgrpo.flow.pipeline.probe import probe, probe_batching, refusals
 from flowgrpo.flow.pipeline.walk import Walk, check_equal_shapes
 from flowgrpo.training.phases import phase
@@ -52,6 +53,9 @@ class Policy(Protocol):
     def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
         """Velocity of each tensor of `state` at `sigma`; carries gradients unless under `torch.no_grad`."""
 
+    def finish(self, state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
+        """Where ODE steps from the first to the last of some sigmas take `state`."""
+
     def decode(self, state: State, rows: Sequence[Row]) -> torch.Tensor:
         """Samples of final states: float32 images (B, 3, H, W) in [0, 1], or what the model makes instead."""
 
@@ -60,6 +64,12 @@ class Policy(Protocol):
 
     def call_overrides(self, **call: Any) -> AbstractContextManager[None]:
         """Return a context in which the model's call has other arguments, as in evaluation."""
+
+    def cache(self, threshold: float) -> Any:
+        """A cache of activations over the steps of one call, see `BlockCache`."""
+
+    def cached(self, cache: Any) -> AbstractContextManager[None]:
+        """Return a context in which the model computes with a cache of its own making."""
 
 
 class DiffusersPolicy:
@@ -115,6 +125,14 @@ class DiffusersPolicy:
         """Return a context in which the call has other arguments, as in evaluation; None removes one."""
         return self.walk.call_overrides(**call)
 
+    def cache(self, threshold: float) -> BlockCache:
+        """A cache of blocks over the steps of each call; errors as of `BlockCache`."""
+        return self.walk.cache(threshold)
+
+    def cached(self, cache: BlockCache) -> AbstractContextManager[None]:
+        """Return a context in which blocks are left out where a cache says that they may be."""
+        return self.walk.cached(cache)
+
     def prepare(self, rows: Sequence[Row], key: str = "model.call") -> None:
         """Encode the prompts of rows; this needs no network of the pipeline.
 
@@ -150,6 +168,11 @@ class DiffusersPolicy:
     def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
         """What the pipeline hands to its scheduler at `sigma`: one step of its own loop."""
         return join([self.walk.velocity(part, sigma, batch) for batch, part in self._cut(rows, state)])
+
+    @torch.no_grad()
+    def finish(self, state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
+        """Where ODE steps take a state, all of them in one call of the pipeline; see `Walk.finish`."""
+        return join([self.walk.finish(part, sigmas, batch) for batch, part in self._cut(rows, state)])
 
     @torch.no_grad()
     def decode(self, state: State, rows: Sequence[Row]) -> torch.Tensor:

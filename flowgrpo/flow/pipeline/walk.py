@@ -18,6 +18,7 @@ from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline import attention, pins, strength, traits
+from flowgrpo.flow.pipeline.block_cache import BlockCache
 from flowgrpo.flow.pipeline.call import RESERVED, checked_call
 from flowgrpo.flow.pipeline.embeddings import EmbeddingCache, EmbeddingShape, fingerprint
 from flowgrpo.flow.pipeline.latents import LatentSlots, Source
@@ -77,6 +78,7 @@ class Walk:
         self.latents = LatentSlots(pipe)
         self.pins = self._spared = False
         self.evaluations = 0
+        self._cache: BlockCache | None = None
         self.modules: dict[str, torch.nn.Module] = {}
         self.take_networks()
         self._sigmas: tuple[float, ...] | None = None
@@ -130,6 +132,20 @@ class Walk:
         finally:
             self.evaluations = before
 
+    def cache(self, threshold: float) -> BlockCache:
+        """A cache of blocks over the steps of each call, for `cached`; arguments and errors as of it."""
+        return BlockCache(self.modules.values(), threshold, lambda: self.scheduler.step_index)
+
+    @contextmanager
+    def cached(self, cache: BlockCache) -> Iterator[None]:
+        """Context that leaves blocks out where a cache says that they may be; every call begins with nothing kept."""
+        self._cache = cache
+        try:
+            with cache.on():
+                yield
+        finally:
+            self._cache = None
+
     def run_slice(
         self,
         rows: Sequence[Row],
@@ -157,6 +173,8 @@ class Walk:
         self.scheduler.restrict(steps, landing)
         self.scheduler.recording = record or steps is not None
         self.latents.reset(state)
+        if self._cache is not None:
+            self._cache.reset()
         given = {**self.call, **self._conditions(rows[0])}
         if len(rows) > 1:  # a text that stands for all rows is one of each for some pipelines, and one alone for others
             given = {k: [v] * len(rows) if "prompt" in k and isinstance(v, str) else v for k, v in given.items()}
@@ -221,6 +239,18 @@ class Walk:
             steps = range(index, index + 1)
         recorded, watch = self.step(rows, steps, state)
         return (watch.free(recorded[0]),) if self.pins else tuple(step.velocity for step in recorded)
+
+    def finish(self, state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
+        """Where ODE steps from the first to the last of some sigmas take a state, in one call: to the bit as step by step.
+
+        Not where the loop pins a part of the state: the first step would not begin with a landing.
+        """
+        steps: range | tuple[float, ...] = tuple(sigmas)
+        if steps[0] in self.sigmas:
+            first = self.sigmas.index(steps[0])
+            steps = range(first, first + len(steps) - 1) if self.sigmas[first : first + len(steps)] == steps else steps
+        recorded = self.run_slice(rows, steps, state)[1][-len(state) :]
+        return tuple(step.next_sample.to(x.dtype) for step, x in zip(recorded, state, strict=True))
 
     def step(
         self, rows: Sequence[Row], steps: range | tuple[float, ...], state: State

@@ -20,7 +20,8 @@ from flowgrpo.training.baseline import Units
 from flowgrpo.training.weights import Weights
 from samplers.kernels import Kernel, log_prob, transition
 from samplers.plans import branch, chain
-from samplers.trees import Root, edge_transition, grow, pruned
+from samplers.pruning import pruned
+from samplers.trees import Root, edge_transition, grow
 
 PREFIX = {"name": "prefix_ratio", "clip_range": [0.05, 0.1], "dual": 1.5}
 PLAIN = {"name": "clip", "clip_range": [0.99, 99.0], "step_weights": "none", "kl": {"beta": 0.0}}

@@ -75,6 +75,32 @@ def test_what_computes_is_the_copy_and_what_stays_is_the_network(word):
         assert torch.equal(module(X), low)
 
 
+def test_bfloat16_multiplies_in_it_and_returns_what_came_in():
+    module = network()
+    layer = module.blocks[0]["to_q"]
+    by_hand = (X.bfloat16() @ layer.weight.bfloat16().T).float() + layer.bias
+    with torch.no_grad(), LowPrecision([module], "bfloat16", frozen=True).computing():
+        copied = module.blocks[0]["to_q"]
+        assert torch.equal(copied(X), by_hand)
+        assert copied.weight.nbytes == size({"blocks.0.to_q.weight": (SIZE, SIZE)}, 4, "bfloat16") == 2 * SIZE**2
+    assert module.blocks[0]["to_q"] is layer
+
+
+def test_copies_that_are_kept_are_made_once_and_gone_behind_the_context():
+    """Of layers that change; those of frozen ones stay as ever."""
+    for frozen in (True, False):
+        copies, seen = LowPrecision([network()], "int8", frozen=frozen), []
+        for _ in range(2):
+            with copies.kept():
+                for _ in range(2):
+                    with copies.computing():
+                        seen.append(copies._copies[0])
+        assert seen[0] is seen[1]
+        assert seen[2] is seen[3]
+        assert (seen[0] is seen[2]) == frozen
+        assert (copies._copies is not None) == frozen
+
+
 @pytest.mark.parametrize("word", HERE)
 def test_adapters_act_with_the_values_that_they_have(word):
     """On copies made before: as on a base that is quantised itself, and of swapped values those."""

@@ -15,7 +15,7 @@ from flowgrpo import config
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods import sample_presets
 from flowgrpo.flow.methods.presets import PRESETS
-from samplers.trees import pruned
+from samplers.pruning import pruned
 
 FEW_DRAWS = {"likelihood": {"draws": 3}}  # of a schedule of six steps
 SMALLER = {"dense_grpo": {"kernel": {"calibrate": {"rounds": 1}}}, **dict.fromkeys(STRATA, FEW_DRAWS)}

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from flowgrpo.flow.methods.pruning import extremes, parent_top1
 from flowgrpo.flow.methods.tree import Branch, Pruning
 from samplers.kernels import Kernel
+from samplers.pruning import pruned
 from samplers.schedule import linear_sigmas
-from samplers.trees import TRUNK, Root, grow, pruned
+from samplers.trees import TRUNK, Root, grow
 
 KERNELS = (Kernel("dance_sde", 0.3),) * 20
 LAST_SPLIT = 9  # of 0, 3, 6, 9

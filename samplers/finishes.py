@@ -1,0 +1,84 @@
+"""Trees whose last ODE steps are walked apart from the rest, several steps in one call.
+
+Where nothing but ODE steps lead from a node to the end, neither a gradient nor a log-probability passes: only the sample at
+the end is wanted. What walks them may be another, cheaper form of the model, and may keep from step to step what it likes,
+for a call has the same rows from its first step to its last.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+
+from samplers.batches import batched
+from samplers.kernels import State
+from samplers.trees import Edges, Evaluate, Evaluation, Move, Node, Noise, Plan, Root, Tree, grow, stacked
+
+
+class Finish(Protocol):
+    """What walks the last ODE steps; a policy's `finish` satisfies it."""
+
+    def __call__(self, state: State, sigmas: Sequence[float], rows: Sequence[Any]) -> State:
+        """Where ODE steps from the first to the last of some sigmas take `state` (B, ...) under the B conditions `rows`."""
+
+
+def grow_and_finish(
+    plan: Plan,
+    sigmas: Sequence[float],
+    roots: Sequence[Root],
+    start: State,
+    evaluate: Evaluate,
+    noise: Noise,
+    micro_batch: int,
+    keep_means: bool = False,
+    keep_graphs: Container[int] = (),
+    *,
+    finish: Finish,
+) -> Tree:
+    """Grow trees as `grow` does, up to the nodes from which ODE steps alone lead to the end, and then finish those.
+
+    Every stop has its node and its evaluation in the tree all the same. Trained evaluations have the rows that they have in
+    `grow`; others meet fewer in a call, which changes their last bits.
+
+    Args:
+        finish: walks the last steps of rows that have the same ones.
+    """
+    held: dict[int, tuple[Move, State]] = {}
+    tree = grow(plan, sigmas, roots, start, evaluate, noise, micro_batch, keep_means, keep_graphs, held)
+    together = defaultdict(list)
+    for i, (move, _) in held.items():
+        together[tree.nodes[i].step, tree.nodes[i].root.part, move].append(i)
+    finals = [tree.samples] if tree.leaves else []
+    for (step, _, move), alike in together.items():
+        stops = (step, *move.ode_stops)
+        for batch in batched(alike, micro_batch):
+            state = stacked([held.pop(i)[1] for i in batch])
+            rows = [tree.nodes[i].root.row for i in batch]
+            finals.append(finish(state, [tree.sigmas[stop] for stop in stops], rows))
+            tree.leaves += _record(tree, batch, rows, move)
+    tree.samples = tuple(torch.cat(column) for column in zip(*finals, strict=True))
+    return tree
+
+
+def _record(tree: Tree, batch: Sequence[int], rows: list[Any], move: Move) -> list[int]:
+    """Put the nodes and the evaluations of finished states into the tree; return their last nodes."""
+    nodes = list(batch)
+    for place, stop in enumerate(move.ode_stops):
+        first = len(tree.nodes)
+        before = tree.nodes[nodes[0]]
+        for i in nodes:
+            tree.nodes.append(_after(tree, i, move, stop, move.ode_stops[place + 1 :]))
+        nodes = list(range(first, len(tree.nodes)))
+        taken = replace(move, ode_stops=move.ode_stops[place:])
+        edges = Edges(taken, tree.sigmas[stop], torch.arange(len(nodes)), torch.tensor(nodes), None, None)
+        tree.evaluations.append(Evaluation(before.sigma, rows, before.root.part, None, [edges]))
+    return nodes
+
+
+def _after(tree: Tree, parent: int, move: Move, stop: int, remaining: tuple[int, ...]) -> Node:
+    node = tree.nodes[parent]
+    return Node(parent, node.root, node.path, move.role, tree.sigmas[stop], stop, remaining)
