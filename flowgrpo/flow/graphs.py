@@ -10,10 +10,10 @@ replay as ever.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flowgrpo.schema.heavy import Tensor, torch
+from flowgrpo.schema.heavy import torch
 from flowgrpo.schema.lazy import lazy
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from flowgrpo.data.prompts import Row
     from flowgrpo.flow.pipeline.policy import Policy
     from flowgrpo.training import live
+    from flowgrpo.training.exchange import Exchange
     from samplers.kernels import State
 else:
     psutil = lazy("psutil")
@@ -56,23 +57,20 @@ def hindrance(config: Any) -> str | None:
     return next((setting for setting, hinders in found.items() if hinders), None)
 
 
-def kept_parts(
-    config: Any, policy: Policy, row: Row, *, rows: int, processes: int, total: Callable[[Tensor], Tensor]
-) -> Sequence[int]:
+def kept_parts(config: Any, policy: Policy, row: Row, *, rows: int, exchange: Exchange) -> Sequence[int]:
     """The parts of an iteration's update whose graphs rollouts keep: the first or none, on all processes alike.
 
     Args:
         config: of the run.
         row: that is tried where memory decides, best the longest.
         rows: of this process, whose graphs would be kept.
-        processes: that share the memory of a host.
-        total: sum of a tensor over all processes.
+        exchange: of the processes, which are taken to share the memory of a host.
     """
     if config.train.replay != "auto" or hindrance(config):
         return (0,) if config.train.replay == "never" else ()
     state = policy.start([row])
-    need, free = rows * graph_bytes(policy, state, row), _free(state[0].device) / processes
-    short = float(total(torch.tensor(float(need > ROOM * free))))
+    need, free = rows * graph_bytes(policy, state, row), _free(state[0].device) / exchange.accelerator.num_processes
+    short = float(exchange.sum(torch.tensor(float(need > ROOM * free))))
     LOGGER.info(
         "graphs of %d rows take %.2f GiB of %.2f: %s", rows, need / 2**30, free / 2**30, "replay" if short else "keep"
     )

@@ -143,8 +143,7 @@ class Trainer(Loop):
                 self.levels = calibration.calibrate(self, [kernel.level for kernel in kernels], self._rollout_at)
         (row,) = rows_of(longest_and_shortest(self.train_prompts)[:1])
         rows = -(-predicted(self.config, len(self.policy.sigmas) - 1).graphs // self.share.count)
-        among = {"processes": self.accelerator.num_processes, "total": self.exchange.sum}
-        self.keep_graphs = graphs.kept_parts(self.config, self.policy, row, rows=rows, **among)
+        self.keep_graphs = graphs.kept_parts(self.config, self.policy, row, rows=rows, exchange=self.exchange)
 
     @override
     def rollout_state(self) -> Any:
@@ -237,9 +236,8 @@ class Trainer(Loop):
 
     @override
     def units(self, batch: Batch) -> Units:
-        return self.config.algorithm.credit.units(
-            batch.tree, self.credited.columns(batch.scores.values), self.credited.weights
-        )
+        columns, weights = self.credited.columns(batch.scores.values), self.credited.weights
+        return self.config.algorithm.credit.units(batch.tree, columns, weights)
 
     @override
     def advantages(self, units: Units, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
@@ -275,16 +273,15 @@ class Trainer(Loop):
     @override
     def eval_samples(self) -> list[Sample]:
         """Sample by ODE, guided as `eval_call` says."""
-        config = self.config
         with self.policy.call_overrides(**self.eval_call):
             return evaluate(
                 self.policy.generate,
                 self.eval_prompts,
                 [*self.rewards, *self.eval_rewards],
-                micro_batch=config.train.rollout_rows,
+                micro_batch=self.config.train.rollout_rows,
                 share=self.share,
                 gather=self.exchange.gather_shares,
-                keep=config.eval.save,
+                keep=self.config.eval.save,
             )
 
     def credit_edges(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> Credited:
@@ -308,9 +305,7 @@ class Trainer(Loop):
             step_weights=algorithm.objective.weights(tree.trained_steps, tree.sigma_cap),
             beta=self.beta,
             group_weight=batch.groups.weights[units.comparison[:, 0]],
-            correction=None
-            if batch.engine is None
-            else correction.edge_weights(batch.tree, batch.engine, self.config.run.engine.truncate),
+            correction=correction.edge_weights(batch.tree, batch.engine, self.config.run.engine),
         )
 
     def _noised(self, batch: Batch, units: Units, *, advantages: torch.Tensor, trained: torch.Tensor) -> Credited:

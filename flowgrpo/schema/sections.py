@@ -163,7 +163,7 @@ class Ema(Strict):
     decay: float = Field(0.9, ge=0, lt=1)
     """Each move is avg <- decay avg + (1 - decay) weights; the decay is warmed up in the first steps."""
     warmup: float = Field(40.0, gt=1)
-    """The decay at optimizer step t is at most (1 + t) / (warmup + t), so that the average then lags by about t / warmup steps;
+    """The decay at optimizer step t is at most (1 + t) / (warmup + t), so that the average lags by about t / warmup steps;
     Flow-GRPO's code has 10."""
     every: int = Field(1, ge=1)
     """Optimizer steps between two moves."""

@@ -12,27 +12,35 @@ import math
 
 import torch
 
+from flowgrpo.schema.engine import Engine
 from flowgrpo.training.engine.mismatch import Mismatch, truncated
 from samplers.kernels import slope
 from samplers.trees import Edges, Evaluation, Tree
 
 
-def edge_weights(tree: Tree, engine: torch.Tensor, truncate: float) -> torch.Tensor:
-    """Weights (nodes,) of the edges to each node, float64; 1 for edges that are not trained.
+def edge_weights(tree: Tree, engine: torch.Tensor | None, section: Engine | None) -> torch.Tensor | None:
+    """Weights (nodes,) of the edges to each node, float64; 1 for edges that are not trained. None without an engine.
 
     Args:
         engine: (nodes,) log-probability of each edge under the engine, in the form that its kernel has here.
-        truncate: C, the largest weight.
+        section: `run.engine`, whose `truncate` is C, the largest weight.
     """
+    if engine is None:
+        return None
     weights = torch.ones(len(tree.nodes), dtype=torch.float64)
     for _, edges in _trained(tree):
         difference = edges.log_prob.double().cpu() - engine[edges.nodes]
-        weights[edges.nodes] = truncated(difference, truncate)
+        weights[edges.nodes] = truncated(difference, section.truncate)
     return weights
 
 
 def mismatch(tree: Tree, engine: torch.Tensor, truncate: float) -> Mismatch:
-    """How far the trained policy is from the engine, by edges that are finite; arguments as of `edge_weights`."""
+    """How far the trained policy is from the engine, by edges that are finite.
+
+    Args:
+        engine: as of `edge_weights`.
+        truncate: C, the largest weight.
+    """
     differences, weights, cut = [], [], 0
     joint = torch.zeros(len(tree.nodes), dtype=torch.float64)  # of the way to each node
     for evaluation, edges in _trained(tree):

@@ -254,7 +254,7 @@ _FLOW_GRPO_LOOP = {
     "train.updates": 2,
     "train.split": "samples",
     "train.learning_rate": 3e-4,
-    "train.ema": {"decay": 0.9, "every": 8},
+    "train.ema": {"decay": 0.9, "every": 8, "warmup": 10},
 }
 _DANCE_LOOP = {"train.updates": 3, "train.split": "samples", "train.learning_rate": 1e-5}
 

@@ -107,7 +107,7 @@ def test_rows_that_are_gathered_anew_are_replayed(tmp_path):
 def test_never_is_refused_where_an_update_calls_the_model_anew(tmp_path, written, setting):
     auto = settings(tmp_path, **written)
     assert graphs.hindrance(auto).startswith(setting)
-    assert graphs.kept_parts(auto, None, None, rows=1, processes=1, total=None) == ()
+    assert graphs.kept_parts(auto, None, None, rows=1, exchange=None) == ()
     with pytest.raises(InputError, match=f"^train.replay: with {setting}.*take auto$"):
         settings(tmp_path, **written, train__replay="never")
 
@@ -123,12 +123,14 @@ def test_auto_keeps_what_fits_into_half_of_the_free_memory_of_every_process(tmp_
     assert lines(run)[0]["cost/update_evaluations"] == 2 * 32 * 5 - (80 if kept else 0)
     told = []
 
-    def elsewhere(value):
-        told.append(float(value))
-        return value + 1  # another process has no room
+    class Exchange:
+        accelerator = run.accelerator
 
-    options = {"rows": 80, "processes": 1, "total": elsewhere}
-    assert graphs.kept_parts(run.config, run.policy, row, **options) == ()
+        def sum(self, value):
+            told.append(float(value))
+            return value + 1  # another process has no room
+
+    assert graphs.kept_parts(run.config, run.policy, row, rows=80, exchange=Exchange()) == ()
     assert told == [0.0 if kept else 1.0]
 
 

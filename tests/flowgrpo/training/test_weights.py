@@ -20,7 +20,7 @@ def module():
 
 
 def test_the_average_follows_the_warm_up_formula():
-    weights = Weights(module(), None, ema=Ema(decay=0.9))
+    weights = Weights(module(), None, ema=Ema(decay=0.9, warmup=10))
     p = weights.parameters[0]
     slow = p.detach().clone()
     for t in range(30):
@@ -36,9 +36,18 @@ def test_the_average_follows_the_warm_up_formula():
     assert torch.equal(p.detach(), live)
 
 
+def test_an_average_lags_by_a_step_in_its_first_forty():
+    """Of a weight that grows by 1 a step: by sum_k prod d, which tends to t / 40; Flow-GRPO's warm-up of 10 has 3.3 there."""
+    for warmup, lag in ((40, 0.85), (10, 3.1)):
+        weights = Weights(module(), None, ema=Ema(decay=0.9, warmup=warmup))
+        moved_on(weights, 30)
+        gap = float((weights.parameters[0] - weights.ema[0]).detach().mean())
+        assert gap == pytest.approx(lag, abs=0.2), warmup
+
+
 def test_the_average_moves_at_every_eighth_step_and_warms_up_by_steps():
     """min((1 + t) / (10 + t), 0.9) at t = 7 and t = 15 are 8 / 17 and 16 / 25; the weight is 1, 2, ... above its start."""
-    weights = Weights(module(), None, ema=Ema(decay=0.9, every=8))
+    weights = Weights(module(), None, ema=Ema(decay=0.9, warmup=10, every=8))
     start, above = weights.ema[0].clone(), []
     for _ in range(17):
         moved_on(weights, 1)

@@ -1,6 +1,7 @@
 """Weights of edges that another policy rolled out, and what is told of the mismatch, by numbers from closed forms."""
 
 import math
+from types import SimpleNamespace
 
 import credited
 import pytest
@@ -32,7 +33,8 @@ def of_trained(tree, values):
 
 def test_an_edge_weighs_its_ratio_cut_at_the_most():
     tree, engine = rolled()
-    weights = correction.edge_weights(tree, engine, 2.0)
+    weights = correction.edge_weights(tree, engine, SimpleNamespace(truncate=2.0))
+    assert correction.edge_weights(tree, None, None) is None
     assert of_trained(tree, weights) == pytest.approx([math.exp(0.1), math.exp(-0.2), math.exp(0.3), 2.0])
     untrained = [i for i, node in enumerate(tree.nodes) if node.parent is None or node.step == 3]
     assert weights[untrained].tolist() == [1.0] * 4
