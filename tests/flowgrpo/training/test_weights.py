@@ -37,7 +37,7 @@ def test_the_average_follows_the_warm_up_formula():
 
 
 def test_an_average_lags_by_a_step_in_its_first_forty():
-    """Of a weight that grows by 1 a step: by sum_k prod d, which tends to t / 40; Flow-GRPO's warm-up of 10 has 3.3 there."""
+    """Of a weight that grows by 1 a step, by t / 40 about; by Flow-GRPO's warm-up of 10 by three steps."""
     for warmup, lag in ((40, 0.85), (10, 3.1)):
         weights = Weights(module(), None, ema=Ema(decay=0.9, warmup=warmup))
         moved_on(weights, 30)

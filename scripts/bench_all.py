@@ -1,0 +1,91 @@
+"""Run all benchmarks that measure ratios, and say which became worse.
+
+    OMP_NUM_THREADS=1 python scripts/bench_all.py [--rounds N] [--json FILE] [--compare docs/benchmarks.json] [--only flow]
+
+Runs each of `bench_flow.py` and `bench_text.py` in a process of its own, one after the other, and prints their ratios as one
+table. `--compare` names every ratio whose cost rose by more than 5 % over the one in the file, or of which a saving fell by
+more than 5 %, and the status is 1 if there is one; a ratio whose quartiles reach back to the old one is named as unsure, and
+leaves the status. `--json docs/benchmarks.json` writes what later runs are compared with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import paired
+from paired import Ratio
+
+SCRIPTS = ("flow", "text")
+WORSE = 0.05
+SAVINGS = ("saving of",)  # words of ratios of which more is better
+
+
+def worse(before: Mapping[str, Ratio], now: Mapping[str, Ratio]) -> tuple[list[str], list[str]]:
+    """Sentences about ratios that became worse, and about those of which that is not sure."""
+    sure, unsure = [], []
+    for name, own in now.items():
+        if name not in before:
+            continue
+        old, more_is_better = before[name]["median"], any(word in name for word in SAVINGS)
+        change = (own["median"] / old - 1) * (-1 if more_is_better else 1)
+        if change <= WORSE:
+            continue
+        reaches = own["high"] >= old if more_is_better else own["low"] <= old
+        sentence = f"{name}: {old:.3f} before, {own['median']:.3f} now, {change:.0%} worse"
+        (unsure if reaches else sure).append(sentence)
+    return sure, unsure
+
+
+def measured(script: str, rounds: int | None) -> dict[str, Ratio]:
+    """The ratios of a script."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "ratios.json"
+        command = [sys.executable, str(Path(__file__).parent / f"bench_{script}.py"), "--json", str(out)]
+        subprocess.run(
+            [*command, *(["--rounds", str(rounds)] if rounds else [])], check=True, stdout=subprocess.DEVNULL
+        )
+        return json.loads(out.read_text())["ratios"]
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, help="pairs of each ratio; by default what each script takes")
+    parser.add_argument("--json", type=Path, help="file that gets the ratios")
+    parser.add_argument("--compare", type=Path, help="file of earlier ratios")
+    parser.add_argument("--only", action="append", choices=SCRIPTS, help="all, unless some are named")
+    options = parser.parse_args()
+    before = None
+    if options.compare is not None:
+        try:
+            before = json.loads(options.compare.read_text())["ratios"]
+        except (OSError, ValueError, KeyError) as error:
+            parser.error(f"--compare: {options.compare} holds no ratios of this script ({error})")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    found: dict[str, Ratio] = {}
+    for script in options.only or SCRIPTS:
+        found |= measured(script, options.rounds)
+    print(paired.table(found))
+    if options.json is not None:
+        command = shlex.join(["python", *sys.argv])
+        options.json.write_text(json.dumps({"command": command, "ratios": found}, indent=1) + "\n")
+    if before is None:
+        return 0
+    sure, unsure = worse(before, found)
+    print(
+        "\n".join(["", *(f"worse: {sentence}" for sentence in sure), *(f"unsure: {sentence}" for sentence in unsure)])
+    )
+    print(f"{len(sure)} of {len(found)} ratios are worse by more than {WORSE:.0%}, {len(unsure)} perhaps")
+    return 1 if sure else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

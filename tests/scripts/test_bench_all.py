@@ -1,0 +1,78 @@
+"""What `bench_all.py --compare` says of ratios, and how pairs are made."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+    def load(name):
+        spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+        found = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found)
+        return found
+
+    return load
+
+
+def ratio(median, low=None, high=None):
+    return {"median": median, "low": low or median, "high": high or median, "pairs": 9}
+
+
+def test_a_cost_that_rose_and_a_saving_that_fell_are_named(script):
+    bench = script("bench_all")
+    before = {"a / bare": ratio(1.0), "b / bare": ratio(1.0), "saving of a brush": ratio(1.0), "gone": ratio(1.0)}
+    now = {"a / bare": ratio(1.06), "b / bare": ratio(1.04), "saving of a brush": ratio(0.94), "new": ratio(9.0)}
+    sure, unsure = bench.worse(before, now)
+    assert sure == [
+        "a / bare: 1.000 before, 1.060 now, 6% worse",
+        "saving of a brush: 1.000 before, 0.940 now, 6% worse",
+    ]
+    assert unsure == []
+    assert bench.worse(now, before | {"saving of a brush": ratio(2.0)}) == ([], [])
+
+
+def test_a_change_within_the_quartiles_is_unsure(script):
+    bench = script("bench_all")
+    before = {"a / bare": ratio(1.0), "saving of a brush": ratio(1.0)}
+    now = {"a / bare": ratio(1.2, 0.99, 1.3), "saving of a brush": ratio(0.8, 0.7, 1.01)}
+    sure, unsure = bench.worse(before, now)
+    assert not sure
+    assert len(unsure) == 2
+
+
+def test_a_file_without_ratios_is_refused_before_anything_is_measured(tmp_path):
+    (tmp_path / "old.json").write_text("{}")
+    command = [sys.executable, str(SCRIPTS / "bench_all.py"), "--compare", str(tmp_path / "old.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "old.json holds no ratios" in done.stderr
+
+
+def test_pairs_are_ratios_of_one_round(script, monkeypatch):
+    paired = script("paired")
+    assert paired.paired([1.0, 4.0, 9.0], [1.0, 2.0, 3.0]) == {"median": 2.0, "low": 1.5, "high": 2.5, "pairs": 3}
+    order = []
+    works = {name: (lambda name=name: order.append(name)) for name in "ab"}
+    taken = paired.in_turns(works, 2)
+    assert order == ["b", "a", "a", "b", "b", "a"]  # the first round is not counted
+    assert {name: len(own) for name, own in taken.items()} == {"a": 2, "b": 2}
+
+
+def test_the_committed_ratios_can_be_compared_with(script):
+    """Those of the page are what this script reads, and have the names that the scripts give."""
+    committed = json.loads((SCRIPTS.parent / "docs" / "benchmarks.json").read_text())
+    assert script("bench_all").worse(committed["ratios"], committed["ratios"]) == ([], [])
+    names = committed["ratios"]
+    for kind in script("bench_flow").KINDS:
+        for rows in (8, 32):
+            assert f"shapes, {rows} rows: rollout of a {kind} / bare" in names
