@@ -18,10 +18,10 @@ def short(monkeypatch):
     """The most rows that the transformer takes with a gradient; each call takes a second."""
     most, real, now = [1000], SD3Transformer2DModel.forward, iter(range(10**9))
 
-    def forward(self, states, *arguments, **options):
-        if torch.is_grad_enabled() and len(states) > most[0]:
+    def forward(self, hidden_states, *arguments, **options):
+        if torch.is_grad_enabled() and len(hidden_states) > most[0]:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return real(self, states, *arguments, **options)
+        return real(self, hidden_states, *arguments, **options)
 
     monkeypatch.setattr(SD3Transformer2DModel, "forward", forward)
     monkeypatch.setattr(probing, "clock", lambda: next(now))
