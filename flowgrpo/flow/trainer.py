@@ -194,7 +194,7 @@ class Trainer(Loop):
                 seed=config.run.seed,
                 solver=algorithm.solver,
                 keep_means=algorithm.objective.needs_old_means,
-                keep_graphs=self.keep_graphs,
+                keep_graphs=() if graphs.hindrance(config) else self.keep_graphs,
                 evaluate=watched,
                 finish=self.finishing.over(watched),
                 **scoring,

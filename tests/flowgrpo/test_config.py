@@ -234,7 +234,8 @@ def test_what_a_source_says_of_the_loop_can_be_asked_for(preset):
     written["train"]["group_size"] = 24  # which all trees divide
     chosen = config.overridden(written, PUBLISHED[preset]).model_dump(mode="json")
     for key, value in PUBLISHED[preset].items():
-        assert reduce(lambda at, name: at[name], key.split("."), chosen) == value
+        found = reduce(lambda at, name: at[name], key.split("."), chosen)
+        assert found == value or (isinstance(value, dict) and found == found | value)
 
 
 def laughs(link):
