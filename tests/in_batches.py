@@ -29,7 +29,7 @@ def judged_at_a_whim(samples, prompts):
 def begun(folder, net=None, accelerator=None, **overrides):
     """A run that has not begun to train, which draws from the global generators."""
     torch.manual_seed(1), random.seed(1)
-    chosen = settings(folder, train__group_size=12, **overrides)
+    chosen = settings(folder, **{"train__group_size": 12, "train__replay": "always", **overrides})
     return trainer(chosen, net or Short(), reward=judged_at_a_whim, accelerator=accelerator)
 
 

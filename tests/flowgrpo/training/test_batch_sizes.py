@@ -163,6 +163,18 @@ def said(run):
     return [line.partition(" step ")[2] for line in (run.folder / "log.txt").read_text().splitlines()]
 
 
+def test_graphs_rest_where_a_rollout_has_to_have_smaller_calls(tmp_path):
+    """From then on the update has other calls than the rollout, and gathers its rows anew."""
+    net = short()
+    run = begun(tmp_path, net, **AUTO, algorithm__objective__kl__beta=0.0, train__replay="auto", train__iterations=4)
+    at(run, 2, lambda: setattr(net, "without", 6))
+    run.run()
+    assert [each[2] for each in held(run)] == [16, 8, 4]
+    spared = [line["cost/update_evaluations"] for line in lines(run)]
+    assert spared[0] == spared[1] < spared[2] == spared[3]
+    assert all(line["policy/max_abs_log_ratio"] <= 1e-6 for line in lines(run))
+
+
 def test_a_rollout_without_memory_is_made_again_in_smaller_calls(tmp_path):
     net = short()
     plain_loss = {"algorithm__objective__kl__beta": 0.0}  # or the update asks the reference without a gradient
