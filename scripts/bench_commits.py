@@ -58,9 +58,11 @@ def main() -> None:
     parser.add_argument("config")
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--iterations", type=int, default=4, help="after the first, 4 by default")
+    parser.add_argument("--only-new", action="append", default=[], help="an override of the new commit alone")
     parser.add_argument("--name", help="of the ratio; by default the config and its overrides")
     options = parser.parse_args()
     taken: dict[str, list[float]] = {"old": [], "new": []}
+    overrides = {"old": options.overrides, "new": [*options.overrides, *options.only_new]}
     with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
         places = {
             name: stack.enter_context(checked_out(commit, Path(folder) / name))
@@ -69,11 +71,10 @@ def main() -> None:
         for turn in range(options.rounds):
             for name in list(taken)[:: -1 if turn % 2 else 1]:
                 short, long = (
-                    cpu_seconds(places[name], options.config, options.overrides, count)
+                    cpu_seconds(places[name], options.config, overrides[name], count)
                     for count in (1, 1 + options.iterations)
                 )
                 taken[name].append((long - short) / options.iterations)
-        stack.close()
     for name, commit in zip(taken, options.commits, strict=True):
         print(f"{name} ({commit}): {paired.spread(taken[name])['median']:.2f} CPU seconds an iteration")
     label = options.name or " ".join((options.config, *options.overrides))
