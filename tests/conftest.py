@@ -1,3 +1,4 @@
+import gc
 import os
 import shutil
 import sys
@@ -25,6 +26,18 @@ def _encodable(value):
         case list() | tuple():
             return type(value)(_encodable(each) for each in value)
     return value
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _a_clean_desk():
+    """What other files imported is put aside: each search for garbage would go through those millions of objects again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    """At its end an interpreter clears up all there is, or libraries say what they miss."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -268,13 +268,18 @@ class Hollow:
 
 @contextmanager
 def few_objects() -> Iterator[None]:
-    """Put all objects that are there aside, of which there are millions, so that `Hollow.phase` collects garbage fast."""
+    """Put all objects that are there aside, of which there are millions, so that `Hollow.phase` collects garbage fast.
+
+    What had been put aside before stays so.
+    """
+    put_aside = gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not put_aside:
+            gc.unfreeze()
 
 
 def built(make: Callable[[], torch.nn.Module], dtype: torch.dtype) -> torch.nn.Module:

@@ -5,7 +5,7 @@ import torch
 import transformers
 from torch import nn
 
-from flowgrpo.training.hollow import Hollow, Live, built, mapped, size
+from flowgrpo.training.hollow import Hollow, Live, built, few_objects, mapped, size
 
 
 class Layers(nn.Module):
@@ -94,6 +94,17 @@ def test_outputs_are_real_zeros_of_the_same_shape_and_the_backward_runs_once():
     gc.collect()
     assert hollow.live.now < before + size(made)  # the graph is gone, the gradients are there
     assert all(p.grad is not None for p in made.parameters())
+
+
+def test_objects_that_were_put_aside_stay_so_when_more_were():
+    gc.unfreeze()
+    with few_objects():
+        outer = gc.get_freeze_count()
+        assert outer > 0
+        with few_objects():
+            assert gc.get_freeze_count() > outer
+        assert gc.get_freeze_count() > outer
+    assert gc.get_freeze_count() == 0
 
 
 def test_real_masks_choose_as_many_rows_as_they_do():
