@@ -1,6 +1,6 @@
 """Measure what rollouts and updates of flow models cost beside their transformer alone, in pairs.
 
-    OMP_NUM_THREADS=1 python scripts/bench_flow.py [--rounds 9] [--json FILE] [--size shapes] [--size wide] [--only rollout]
+    OMP_NUM_THREADS=1 python scripts/bench_flow.py [--rounds 5] [--json FILE] [--size shapes] [--size wide] [--only rollout]
 
 The *bare* model is the transformer with the arguments of the very calls that a rollout or an update made, in their order:
 without gradient, or each followed by a backward pass. A rollout is `flow.rollout.walk`: starts, growth and noise, without
@@ -43,7 +43,11 @@ from samplers.trees import Root, Tree
 KINDS = {
     "chain": {"preset": "flow_grpo", "objective": {"kl": {"beta": 0.0}}},
     "window": {"preset": "flow_grpo_fast"},
-    "brush": {"preset": "tempflow_fast", "tree": {"branches": 8, "profile": [8, 8]}},
+    "brush": {
+        "preset": "tempflow_fast",
+        "tree": {"branches": 8, "profile": [8, 8]},
+        "objective": {"kl": {"beta": 0.0}},
+    },
     "branch": {"preset": "branch_grpo"},
     "twigs": {"preset": "stepwise_flow_grpo", "tree": {"length": 1}},
 }
@@ -63,7 +67,7 @@ class Size:
 def wide() -> torch.nn.Module:
     """A random transformer of 24 layers, 256 wide, that fits the embedded pipeline."""
     own = {"num_layers": 24, "num_attention_heads": 8, "attention_head_dim": 32, "caption_projection_dim": 256}
-    before = SD3Transformer2DModel.load_config(load_pipeline("shapes", "float32").transformer.config)
+    before = load_pipeline("shapes", "float32").transformer.config
     torch.manual_seed(0)
     return SD3Transformer2DModel.from_config({**before, **own})
 
@@ -238,7 +242,7 @@ def ratios(rounds: int, names: Sequence[str] = tuple(SIZES), parts: Sequence[str
 
 def main() -> None:
     """The command line."""
-    parser = paired.parser(__doc__, rounds=9)
+    parser = paired.parser(__doc__, rounds=5)
     parser.add_argument("--size", action="append", choices=list(SIZES), help="all, unless some are named")
     parser.add_argument("--only", action="append", choices=list(PARTS), help="all, unless some are named")
     options = parser.parse_args()
