@@ -14,7 +14,14 @@ from flowgrpo.training.post import Post, packed
 from flowgrpo.training.stopped import Interrupted
 from rewards import Reward
 
-NUMBERS = {"train__groups": 4, "train__group_size": 4, "train__updates": 2, "train__iterations": 5, "eval__every": 5}
+NUMBERS = {
+    "train__groups": 4,
+    "train__group_size": 4,
+    "train__updates": 2,
+    "train__iterations": 5,
+    "train__replay": "always",  # as those must whose samples others make
+    "eval__every": 5,
+}
 CASES = {
     "chains": {},
     "brushes of known prompts": {

@@ -199,6 +199,8 @@ def expectation(
     """What the signal of each stochastic step is in expectation; None where the edges' weights depend on the reward."""
     algorithm, size = settings.algorithm, settings.train.group_size
     rule, own = algorithm.credit, [i for i, each in enumerate(chain) if each.noise > 0]
+    finished = getattr(algorithm.tree, "finish", None)
+    most = None if finished is None else finished.steps
 
     def seen(i: int, before: Sequence[Step], after: Sequence[Step]) -> Gradient:
         return gradient(before, chain[i], after, reward)
@@ -210,11 +212,11 @@ def expectation(
         found = {i: _times(whole[i], factor) for i, factor in depth_factors(algorithm.tree, tree).items()}
     elif rule.name == "nested":  # all of it, whatever the weights; nothing where an edge has nobody to be compared with
         brush = algorithm.tree.name == "brush"
-        valued = {i: seen(i, ode[:i], finish(i + 1, algorithm.tree.finish)) for i in own} if brush else whole
+        valued = {i: seen(i, ode[:i], finish(i + 1, most)) for i in own} if brush else whole
         found = {i: _times(valued[i], float(rule.group > 0 or i in splits(tree))) for i in own}
     elif rule.name == "siblings":
         left = 1.0 if algorithm.baseline.name == "leave_one_out" else 1 - 1 / algorithm.tree.branches
-        found = {i: _times(seen(i, ode[:i], finish(i + 1, algorithm.tree.finish)), left) for i in own}
+        found = {i: _times(seen(i, ode[:i], finish(i + 1, most)), left) for i in own}
     elif rule.name == "step_gain":
         valued = {i: seen(i, chain[:i], finish(i + 1, algorithm.tree.length)) for i in own}
         if rule.compare == "step":

@@ -10,11 +10,13 @@ replay as ever.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from flowgrpo.schema.heavy import torch
 from flowgrpo.schema.lazy import lazy
+from rewards.memory import is_out_of_memory
 
 if TYPE_CHECKING:
     import psutil
@@ -69,7 +71,13 @@ def kept_parts(config: Any, policy: Policy, row: Row, *, rows: int, exchange: Ex
     if config.train.replay != "auto" or hindrance(config):
         return (0,) if config.train.replay == "never" else ()
     state = policy.start([row])
-    need, free = rows * graph_bytes(policy, state, row), _free(state[0].device) / exchange.accelerator.num_processes
+    try:
+        need = rows * graph_bytes(policy, state, row)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        need = math.inf  # an update will say so, in its own phase
+    free = _free(state[0].device) / exchange.accelerator.num_processes
     short = float(exchange.sum(torch.tensor(float(need > ROOM * free))))
     LOGGER.info(
         "graphs of %d rows take %.2f GiB of %.2f: %s", rows, need / 2**30, free / 2**30, "replay" if short else "keep"

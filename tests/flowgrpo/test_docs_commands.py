@@ -45,7 +45,7 @@ CHECKED = {
     r"^flowgrpo (serve|watch|vote) ": SERVES,
     r"--push-to-hub": WEIGHTS,
     r"gsm8k": WEIGHTS,
-    r"^flowgrpo (train|plan) (flux|sd35$|sd35 |wan|llada)": WEIGHTS,
+    r"^flowgrpo (train|plan) (flux|sd35$|sd35 |sd35-medium train.micro_batch=auto|wan|llada)": WEIGHTS,
 }
 OWN = "stands for something of the reader's"
 OPTIONAL = "says what may be left out"

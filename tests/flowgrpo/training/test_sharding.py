@@ -31,7 +31,7 @@ TEXTS = """
 kind: mdlm
 model: {path: digits, lora: {rank: 2, alpha: 4, targets: all-linear}}
 rewards: [{use: solved}]
-train: {iterations: 2, updates: 1, groups: 2, group_size: 3, micro_batch: 3, learning_rate: 0.01}
+train: {iterations: 2, updates: 1, groups: 2, group_size: 3, micro_batch: 3, learning_rate: 0.01, replay: always}
 eval: {every: 2, prompts: 1, save: 0}
 run: {checkpoint: {every: 2, keep: 1}}
 """

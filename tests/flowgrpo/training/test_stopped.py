@@ -38,7 +38,8 @@ def test_a_model_that_cannot_be_updated_has_nothing_to_learn_though_it_has_rewar
     written = {
         "model": {"path": "field", "lora": None},
         "algorithm": {"preset": "flow_grpo"},
-        "train": {"iterations": 6, "groups": 4, "group_size": 12, "micro_batch": 16, "learning_rate": 0.05},
+        "train": {"iterations": 6, "groups": 4, "group_size": 12, "micro_batch": 16, "learning_rate": 0.05}
+        | {"replay": "always"},
         "eval": {"every": 1, "prompts": 2, "save": 0},
         "run": {"name": "r", "dir": str(tmp_path), "patience": 2, "checkpoint": {"every": 1, "keep": 1}},
     }

@@ -11,7 +11,9 @@ from flowgrpo.training.checkpoint import find
 
 def begun(folder, lag=0, **changes):
     pick = {"by": "variance", "budget": "knapsack", "robust": 1.0}  # groups depend on what is known of the prompts
-    return trainer(settings(folder, run__staleness=lag, prompts__pick=pick, **changes), reward=nearness)
+    return trainer(
+        settings(folder, run__staleness=lag, prompts__pick=pick, train__replay="always", **changes), reward=nearness
+    )
 
 
 def behind_by_hand(folder, lag):
