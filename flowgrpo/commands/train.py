@@ -70,6 +70,7 @@ MAY_DIFFER = (
     *(f"run.{key}" for key in sections.Run.model_fields if key not in ("seed", "staleness")),
     "train.micro_batch",  # this and the next, for a run that ran out of memory; they only round otherwise
     "train.rollout_batch",
+    "train.replay",
 )
 
 

@@ -103,7 +103,7 @@ def test_the_table_of_options_of_texts_has_every_option():
 def test_a_key_is_explained():
     found = explain(config.validated(SHAPES), "train.rollout_batch")
     assert (found.takes, found.default, found.value) == ("an integer or auto or null", None, None)
-    assert found.meaning.endswith("null: micro_batch.")
+    assert found.meaning.endswith("null: micro_batch; auto: found.")
     found = explain(
         config.validated({**SHAPES, "rewards": ["shapes", {"use": "jpeg_size", "weight": 2.0}]}), "rewards.weight"
     )

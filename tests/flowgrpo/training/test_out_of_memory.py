@@ -136,7 +136,7 @@ def test_a_run_out_of_memory_goes_on_from_its_checkpoint_by_the_command_it_says(
 
 
 def test_a_resumed_run_may_have_smaller_batches(workplace, monkeypatch, capsys):
-    options = ["train.iterations=2", "eval.every=9", "model.gradient_checkpointing=true"]
+    options = ["train.iterations=2", "eval.every=9", "model.gradient_checkpointing=true", "train.replay=always"]
     run_out(monkeypatch, SD3Transformer2DModel, when=lambda: torch.is_grad_enabled() and stepped(workplace))
     assert main(["train", "tiny.yaml", *options]) == 1
     command = capsys.readouterr().err.splitlines()[-1].partition(" with: ")[2]
