@@ -26,6 +26,10 @@ from flowgrpo.mdlm.decoding.attention import positions
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 
 Tensor = torch.Tensor
+Layers = list[tuple[Tensor, Tensor]]  # keys and values of each
+Told = tuple[Tensor, Tensor, slice, Tensor]
+
+NOTHING: Told = (torch.empty(0), torch.empty(0), slice(0), torch.empty(0))
 
 
 def cached(predictor: MaskPredictor, kind: Literal["prefix", "dual"], place: str) -> Cache:
@@ -52,6 +56,10 @@ class Cache(ABC):
         self._start: int | None = None
         self._rows: Tensor | None = None
         self._layers: list[tuple[Tensor, Tensor]] = []
+        self._some: tuple[Tensor, list[tuple[Tensor, Tensor]]] = (
+            torch.empty(0),
+            [],
+        )  # those of these rows that are not full yet
 
     @abstractmethod
     def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, *, start: int, stop: int) -> Tensor:
@@ -59,8 +67,8 @@ class Cache(ABC):
 
         Args:
             ids: (R, T); of a block-causal model all columns of earlier blocks than that of `start` have their token.
-            attention_mask: (R, T) bool.
-            row: (R,) ascending names of the rows; those that come at a later step of the same `start` came at the first.
+            attention_mask: (R, T) bool; a row's never changes.
+            row: (R,) ascending names of the rows; from step to step of the same `start` they only become fewer.
             start: first column that is returned, which tells the block.
             stop: column after the last one.
 
@@ -73,23 +81,27 @@ class Cache(ABC):
 
         Args:
             ids: (R, F).
-            visible: bool, as `MaskPredictor.additive` takes it: which of the kept and fed columns are seen.
+            visible: which of the kept and fed columns are seen, as `MaskPredictor.additive` returns it.
             position_ids: (R, F).
             row: (R,) names of the rows.
         """
-        cache = DynamicCache()
-        for layer, (keys, values) in enumerate(self._layers):
-            index = torch.searchsorted(self._rows, row)
-            cache.update(keys[index], values[index], layer)
+        cache = self._kept(row)
         self.predictor.evaluations += len(ids)
         out = self.predictor.model(
-            ids,
-            attention_mask=self.predictor.additive(visible, ids.shape[1]),
-            position_ids=position_ids,
-            past_key_values=cache,
-            use_cache=True,
+            ids, attention_mask=visible, position_ids=position_ids, past_key_values=cache, use_cache=True
         )
         return out.logits, cache
+
+    def _kept(self, row: Tensor) -> DynamicCache:
+        """A cache that has what is kept of some rows; no copy of it, unless they have become fewer."""
+        cache = DynamicCache()
+        if len(row) < len(self._some[0]):
+            index = torch.searchsorted(self._some[0], row)
+            self._some = row, [(keys[index], values[index]) for keys, values in self._some[1]]
+        for layer, (keys, values) in enumerate(self._some[1]):
+            cache.update(keys[:, :, :0], values[:, :, :0], layer)
+            cache.layers[layer].keys, cache.layers[layer].values = keys, values
+        return cache
 
     def _keep(self, cache: DynamicCache, row: Tensor, columns: Tensor | slice, length: int) -> None:
         """Keep some columns of a cache that has so many of some rows.
@@ -100,8 +112,8 @@ class Cache(ABC):
         layers = [layer for layer in cache.layers if type(layer) is DynamicLayer and layer.get_seq_length() == length]
         if not layers or len(layers) < len(cache.layers):
             raise InputError(f"{self.place}: the model does not keep the keys and values of all its columns")
-        self._rows = row
         self._layers = [(layer.keys[:, :, columns], layer.values[:, :, columns]) for layer in layers]
+        self._rows, self._some = row, (row, self._layers)
 
     def _check_padding(self, attention_mask: Tensor) -> None:
         if self.predictor.padded_form is None and not attention_mask.all():
@@ -116,7 +128,7 @@ class BlockCache(Cache):
     def __init__(self, predictor: MaskPredictor, kind: Literal["prefix", "dual"], place: str):
         """Take nothing in yet."""
         super().__init__(predictor, place)
-        self.kind = kind
+        self.kind, self._told = kind, NOTHING
 
     @override
     def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, *, start: int, stop: int) -> Tensor:
@@ -124,19 +136,30 @@ class BlockCache(Cache):
         self._check_padding(attention_mask)
         if start != self._start:
             self._start, self._rows, self._layers = start, None, []
-        first = max(start - self.predictor.shift, 0)
-        last = ids.shape[1] if self.kind == "prefix" else stop
-        columns = torch.arange(ids.shape[1], device=ids.device)
-        others = torch.cat([columns[:first], columns[last:]])
+            self._some, self._told = (torch.empty(0), []), NOTHING
         entered = self._rows is None
-        fed, known = (columns, columns[:0]) if entered else (columns[first:last], others)
-        visible = attention_mask[:, None, torch.cat([known, fed])]
-        logits, cache = self._fed(ids[:, fed], visible, positions(attention_mask)[:, fed], row)
+        if len(self._told[0]) != len(row):
+            self._told = self._tell(attention_mask, start=start, stop=stop, entered=entered)
+        place, visible, fed, others = self._told
+        logits, cache = self._fed(ids[:, fed], visible, place, row)
         if entered:
             self._keep(cache, row, others, ids.shape[1])
-        begins = start - int(fed[0])
+            self._told = NOTHING
+        begins = start - fed.start
         block = self.predictor.aligned(logits, attention_mask[:, fed], begins, begins + stop - start)
         return self.predictor.finished(block)
+
+    def _tell(self, attention_mask: Tensor, *, start: int, stop: int, entered: bool) -> Told:
+        """Positions (R, F) of the fed columns, what they see, which columns they are, and which the others."""
+        columns = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+        first = max(start - self.predictor.shift, 0)
+        last = len(columns) if self.kind == "prefix" else stop
+        fed, others = slice(first, last), torch.cat([columns[:first], columns[last:]])
+        seen = torch.cat([others, columns[fed]])
+        if entered:
+            fed, seen = slice(0, len(columns)), columns
+        visible = self.predictor.additive(attention_mask[:, None, seen], fed.stop - fed.start)
+        return positions(attention_mask)[:, fed], visible, fed, others
 
 
 class PrefixCache(Cache):
@@ -156,10 +179,12 @@ class PrefixCache(Cache):
         self._check_padding(attention_mask)
         entered, self._start = start != self._start, start
         if entered and not (self._rows is not None and torch.isin(row, self._rows).all()):
-            self._columns, self._layers = 0, []  # a row has come back that had nothing to fill for a while
+            self._columns, self._rows, self._layers = 0, None, []  # a row has come back that had nothing to fill
+        if entered:
+            self._some = torch.empty(0) if self._rows is None else self._rows, self._layers
         first, last = self._columns, self.predictor.block_end(ids, attention_mask, stop)
         ids, mask = ids[:, :last], attention_mask[:, :last]
-        visible = self.predictor.visible(mask, first)
+        visible = self.predictor.additive(self.predictor.visible(mask, first), last - first)
         logits, cache = self._fed(ids[:, first:], visible, positions(mask)[:, first:], row)
         if entered:
             self._columns = max(self.predictor.block_start(mask, start) - self.predictor.shift, 0)

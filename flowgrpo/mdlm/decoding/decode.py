@@ -221,7 +221,8 @@ def _filled(
                 prompt=prompt,
                 seeds=seeds,
             )
-            proposed, chosen = _step(predictor, decoder, step, cache)
+            proposed, committed = _step(predictor, decoder, step, cache)
+            chosen = committed.nonzero()[:, 0]
             index = row[step.owner[chosen]], step.position[chosen]
             completion[index] = proposed.tokens[chosen]
             step_map[index] = steps[index[0]]
@@ -251,7 +252,7 @@ def _canvas(
 
 
 def _step(predictor: MaskPredictor, decoder: Decoder, step: DecodeStep, cache: Cache | None) -> tuple[Proposed, Tensor]:
-    """Proposals for the open positions, and which of them (N,) are committed."""
+    """Proposals for the open positions, and which of them (N,) bool are committed."""
     start = step.prompt + step.start
     columns = {"start": start, "stop": start + step.open.shape[1]}
     if cache is not None:
@@ -262,8 +263,8 @@ def _step(predictor: MaskPredictor, decoder: Decoder, step: DecodeStep, cache: C
     else:
         layers = decoder.hidden_layers
         logits, hidden = predictor.logits_and_hidden(step.ids, step.attention_mask, layers=layers, **columns)
-        step = replace(step, hidden=hidden)
-    logits = logits[step.open]  # (N, V)
+        step = replace(step, hidden=hidden) if layers else step
+    logits = logits[step.place]  # (N, V)
     if decoder.suppressed:
         logits = logits.index_fill(-1, torch.tensor(decoder.suppressed, device=logits.device), -torch.inf)
     proposed = decoder.proposal(step, logits)
@@ -271,5 +272,5 @@ def _step(predictor: MaskPredictor, decoder: Decoder, step: DecodeStep, cache: C
     for modifier in decoder.modifiers:
         scores = modifier(step, proposed, scores)
     table = torch.full(step.open.shape, -torch.inf, dtype=scores.dtype, device=scores.device)
-    table[step.open] = scores
-    return proposed, decoder.committer(step, table)[step.open]
+    table[step.place] = scores
+    return proposed, decoder.committer(step, table)[step.place]

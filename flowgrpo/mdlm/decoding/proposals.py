@@ -6,16 +6,16 @@ Gumbel noise to each logit and take the largest: the same distribution, for V nu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from flowgrpo.mdlm.decoding.portions import portions
 from flowgrpo.mdlm.decoding.step import DecodeStep, Setting, setting
 from flowgrpo.schema.base import Choice, Count
 from flowgrpo.schema.heavy import Tensor, torch
-
-CHUNK = 256  # positions whose probabilities are in float64 at once: of a large vocabulary 0.3 GB
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,14 @@ class Proposed:
     Attributes:
         tokens: (N,).
         logits: (N, V) of the predictor.
-        log_probs: (N, V) of the distribution that tokens are drawn from; at temperature 0 that of temperature 1.
+        log_probs: of some consecutive positions the log-probabilities (n, V) of the distribution that tokens are drawn from;
+            at temperature 0 that of temperature 1. Not a table: most scorers need none, and it is as large as the logits.
         log_prob: (N,) of the tokens, under `log_probs`.
     """
 
     tokens: Tensor
     logits: Tensor
-    log_probs: Tensor
+    log_probs: Callable[[slice], Tensor]
     log_prob: Tensor
 
 
@@ -52,15 +53,35 @@ class Sample(Choice):
 
     def __call__(self, step: DecodeStep, logits: Tensor) -> Proposed:
         """Proposals from logits (N, V)."""
+        random, scale = self._tempered(step, logits)
+        uniform = None if random is None else step.uniform("token")
+
+        def log_probs(rows: slice) -> Tensor:
+            part = logits[rows] if scale is None else logits[rows] / scale[rows]
+            return filtered(part.log_softmax(-1), self.top_p, self.top_k)
+
+        tokens, log_prob = [], []
+        for rows in portions(logits):
+            table = log_probs(rows)
+            if random is None:
+                chosen = logits[rows].argmax(-1)
+            else:
+                chosen = categorical(table, uniform[rows])
+                drawn = random[rows] & (chosen < logits.shape[-1])
+                if not drawn.all():
+                    chosen = torch.where(drawn, chosen, logits[rows].argmax(-1))
+            tokens.append(chosen)
+            log_prob.append(table.gather(-1, chosen[:, None])[:, 0])
+        return Proposed(torch.cat(tokens), logits, log_probs, torch.cat(log_prob))
+
+    def _tempered(self, step: DecodeStep, logits: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Which positions (N,) bool are drawn, None if none is; and what their logits are divided by (N, 1), None for 1."""
+        if not callable(self.temperature) and self.temperature in (0, 1):
+            drawn = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
+            return drawn if self.temperature else None, None
         temperature = setting(self.temperature, step)[step.owner]  # (N,)
         random = temperature > 0
-        scale = temperature.where(random, 1.0).to(logits.dtype)[:, None]
-        log_probs = filtered((logits / scale).log_softmax(-1), self.top_p, self.top_k)
-        tokens = logits.argmax(-1)
-        if random.any():
-            sampled = categorical(log_probs, step.uniform("token"))
-            tokens = torch.where(random & (sampled < logits.shape[-1]), sampled, tokens)
-        return Proposed(tokens, logits, log_probs, log_probs.gather(-1, tokens[:, None])[:, 0])
+        return random if random.any() else None, temperature.where(random, 1.0).to(logits.dtype)[:, None]
 
 
 def categorical(log_probs: Tensor, uniform: Tensor) -> Tensor:
@@ -68,13 +89,10 @@ def categorical(log_probs: Tensor, uniform: Tensor) -> Tensor:
 
     V where they are not numbers, which is not a token.
     """
-    tokens = []
-    for part, number in zip(log_probs.split(CHUNK), uniform.split(CHUNK), strict=True):
-        cumulated = part.double().exp().cumsum(-1)
-        total = cumulated[:, -1:]
-        below = torch.minimum(number[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-        tokens.append(torch.searchsorted(cumulated, below, right=True)[:, 0])
-    return torch.cat(tokens)
+    cumulated = log_probs.to(torch.float64, copy=True).exp_().cumsum_(-1)
+    total = cumulated[:, -1:]
+    below = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulated, below, right=True)[:, 0]
 
 
 def filtered(log_probs: Tensor, top_p: float = 1.0, top_k: int | None = None) -> Tensor:

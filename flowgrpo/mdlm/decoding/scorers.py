@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from typing_extensions import override
 
 from flowgrpo.mdlm.decoding import controller_files
+from flowgrpo.mdlm.decoding.portions import portions
 from flowgrpo.mdlm.decoding.proposals import Proposed
 from flowgrpo.mdlm.decoding.step import DecodeStep
 from flowgrpo.schema.base import Choice
@@ -67,7 +68,8 @@ class Confidence(Scorer):
 
     @override
     def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
-        return proposed.logits.softmax(-1).gather(-1, proposed.tokens[:, None])[:, 0]
+        logits, tokens = proposed.logits, proposed.tokens[:, None]
+        return _of_each(logits, lambda rows: logits[rows].softmax(-1).gather(-1, tokens[rows])[:, 0])
 
 
 class Sampled(Scorer):
@@ -89,8 +91,8 @@ class Margin(Scorer):
 
     @override
     def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
-        first, second = proposed.log_probs.exp().topk(2, dim=-1).values.unbind(-1)
-        return first - second
+        best = _of_each(proposed.logits, lambda rows: proposed.log_probs(rows).exp().topk(2, dim=-1).values)
+        return best[:, 0] - best[:, 1]
 
 
 class Entropy(Scorer):
@@ -100,7 +102,7 @@ class Entropy(Scorer):
 
     @override
     def __call__(self, step: DecodeStep, proposed: Proposed) -> Tensor:
-        return -torch.special.entr(proposed.log_probs.exp()).sum(-1)
+        return -_of_each(proposed.logits, lambda rows: torch.special.entr(proposed.log_probs(rows).exp()).sum(-1))
 
 
 class Uniform(Scorer):
@@ -135,3 +137,8 @@ class LearnedScorer(Scoring):
         place = f"{place}.controller"
         controller_files.check_there(Path(self.controller), place)
         return trace_lock.Learned(trace_lock.load_controller(self.controller, hidden_size, place))
+
+
+def _of_each(logits: Tensor, found: Callable[[slice], Tensor]) -> Tensor:
+    """What is found of all positions, a portion at a time."""
+    return torch.cat([found(rows) for rows in portions(logits)])

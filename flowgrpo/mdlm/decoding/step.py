@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from flowgrpo.errors import InputError
@@ -113,15 +114,20 @@ class DecodeStep:
         """Tokens (R, L), the mask token where there is none yet."""
         return self.ids[:, self.prompt :]
 
+    @cached_property
+    def place(self) -> tuple[Tensor, Tensor]:
+        """Row (N,), among the R, and column (N,), among the W, of each open position."""
+        return self.open.nonzero(as_tuple=True)
+
     @property
     def position(self) -> Tensor:
         """Position (N,) in the completion of each open position."""
-        return self.open.nonzero()[:, 1] + self.start
+        return self.place[1] + self.start
 
     @property
     def owner(self) -> Tensor:
         """Row (N,), among the R, of each open position."""
-        return self.open.nonzero()[:, 0]
+        return self.place[0]
 
     def uniform(self, purpose: str) -> Tensor:
         """A number (N,) float64 in [0, 1) for each open position, addressed by row, step and position.

@@ -9,12 +9,11 @@ from typing import Any, Protocol
 import torch
 from torch.autograd.function import once_differentiable
 
+from flowgrpo.mdlm.decoding.portions import portions
 from flowgrpo.mdlm.methods.answers import Answers
 from flowgrpo.mdlm.methods.views import Views
 
 Tensor = torch.Tensor
-
-CHUNK = 256  # tokens whose probabilities are in float32 at once: of a large vocabulary 0.15 GB
 
 
 class Predictor(Protocol):
@@ -115,7 +114,7 @@ def log_probs(predictor: Predictor, answers: Answers, views: Views, call: Call) 
 
 
 class _Picked(torch.autograd.Function):
-    """Log p (N,) of tokens (N,) under logits (N, V), in float32 or finer, of which no more than `CHUNK` rows are at once.
+    """Log p (N,) of tokens (N,) under logits (N, V), in float32 or finer, of which no more than a portion is at once.
 
     Autograd would keep all of them, and of half precision the logits beside; here these alone are kept.
     """
@@ -123,17 +122,17 @@ class _Picked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, tokens: Tensor) -> Tensor:
         ctx.save_for_backward(logits, tokens)
-        parts = zip(logits.split(CHUNK), tokens[:, None].split(CHUNK), strict=True)
-        return torch.cat([_fine(part).log_softmax(-1).gather(-1, own)[:, 0] for part, own in parts])
+        found = [_fine(logits[rows]).log_softmax(-1).gather(-1, tokens[rows, None])[:, 0] for rows in portions(logits)]
+        return torch.cat(found) if found else _fine(logits[:, 0])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
         logits, tokens = ctx.saved_tensors
         gradient = torch.empty_like(logits)
-        each = (x.split(CHUNK) for x in (gradient, logits, tokens[:, None], slope[:, None]))
-        for into, part, own, by in zip(*each, strict=True):
-            into.copy_((_fine(part).softmax(-1) * -by).scatter_add(-1, own, by))
+        for rows in portions(logits):
+            by = slope[rows, None]
+            gradient[rows] = _fine(logits[rows]).softmax(-1).mul_(-by).scatter_add_(-1, tokens[rows, None], by)
         return gradient, None
 
 

@@ -2,10 +2,11 @@ import pytest
 import torch
 from toy_predictor import PLANS, Toy, answers
 
+from flowgrpo.mdlm.decoding import portions
 from flowgrpo.mdlm.methods import aggregation, likelihood
 from flowgrpo.mdlm.methods.answers import Answers
 from flowgrpo.mdlm.methods.backward import backward
-from flowgrpo.mdlm.methods.estimate import CHUNK, _Picked, calls, estimate
+from flowgrpo.mdlm.methods.estimate import _Picked, calls, estimate
 from flowgrpo.mdlm.methods.objective import (
     Divergence,
     LinearBound,
@@ -131,10 +132,11 @@ def test_calls_hold_whole_rows_where_they_can():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_a_token_s_log_probability_has_autograd_s_value_and_slope(dtype):
-    """In chunks, the last of them not full, and with a token that is never predicted."""
+def test_a_token_s_log_probability_has_autograd_s_value_and_slope(dtype, monkeypatch):
+    """In portions of 5, the last of them not full, and with a token that is never predicted."""
+    monkeypatch.setattr(portions, "CACHED", 5 * 7)
     random = torch.Generator().manual_seed(0)
-    logits = (5 * torch.randn(2 * CHUNK + 3, 7, generator=random)).to(dtype)
+    logits = (5 * torch.randn(13, 7, generator=random)).to(dtype)
     logits[:, 3] = -torch.inf
     tokens = torch.tensor([0, 1, 2, 4, 5, 6])[torch.randint(6, (len(logits),), generator=random)]
     slope = torch.randn(len(logits), generator=random).to(torch.promote_types(dtype, torch.float32))
