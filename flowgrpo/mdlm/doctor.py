@@ -146,7 +146,7 @@ def _gradients(settings: TextConfig, policy: TextPolicy, weights: Weights, answe
     """The objective's gradient is finite and not all 0; it reaches all adapters, or something of the whole network."""
     algorithm, size = settings.algorithm, settings.train.update_rows
     views = algorithm.likelihood.views(answers)
-    old = estimate(policy.predictor, answers, views, size).each
+    old = estimate(policy.predictor, answers, views, size, separable=algorithm.objective.separable(views)).each
     advantage = torch.ones(len(answers.ids), device=answers.ids.device)
     advantage[1::2] = -1
     weight = algorithm.aggregation.weights(answers.scored, advantage, views.first, lambda total: total)

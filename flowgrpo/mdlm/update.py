@@ -126,20 +126,22 @@ def update_batches(
             )
             if kl.reference is not None:
                 with weights.reference():
-                    reference = log_probs(policy, batches[-1], train.micro_batch)
+                    reference = log_probs(policy, batches[-1], config)
                 batches[-1] = replace(batches[-1], reference=reference)
     if likelihood.recorded(batch.decoder):
         batches = [replace(each, old=_committed(each, rollout)) for each in batches]
     elif train.passes * train.updates > 1 or versions.of(batch.iteration) is not None:
         # A single step that starts from the policy that made the completions needs none.
         with versions.rolling_out(batch.iteration):
-            batches = [replace(each, old=log_probs(policy, each, train.micro_batch)) for each in batches]
+            batches = [replace(each, old=log_probs(policy, each, config)) for each in batches]
     return batches * (train.passes // mask_draws)
 
 
-def log_probs(policy: TextPolicy, update_batch: UpdateBatch, micro_batch: int) -> Tensor:
-    """Log p (n, B, L) of the tokens that each view scores, under the policy as it is; 0 elsewhere."""
-    return estimate(policy.predictor, update_batch.answers, update_batch.views, micro_batch).each
+def log_probs(policy: TextPolicy, update_batch: UpdateBatch, config: TextConfig) -> Tensor:
+    """Log p (n, B, L) of the tokens that each view scores, under the policy as it is; 0 elsewhere. Cut as the update is."""
+    views, separable = update_batch.views, config.algorithm.objective.separable(update_batch.views)
+    micro_batch = config.train.micro_batch
+    return estimate(policy.predictor, update_batch.answers, views, micro_batch, separable=separable).each
 
 
 def update_on(

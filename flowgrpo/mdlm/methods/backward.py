@@ -1,13 +1,13 @@
 """The gradient of an objective in the memory of one call, whatever the number of views.
 
-What is kept of a call until its backward pass is most of the memory of an update. So rows are taken a few at a time:
+What is kept of a call until its backward pass is most of the memory of an update. So evaluations are taken a few at a time:
 
- - rows whose evaluations fit one call: one call, one backward pass;
- - a row that needs several, objective a sum over views: each call has its own backward pass (BGPO, and exact where views
-   score disjoint tokens);
- - otherwise in two passes: the first, without gradient, gives l of all views and, by autograd on these few numbers, the
-   slope of the loss in each; the second calls again and sends sum of slope * l backward. The chain rule: this is the exact
-   gradient of any objective, for one more evaluation each.
+ - objective a sum over views: calls are full, whosever views they hold, and each has its own backward pass (BGPO, and exact
+   where views score disjoint tokens);
+ - otherwise rows whose evaluations fit one call: one call, one backward pass;
+ - and rows that need several, in two passes: the first, without gradient, gives l of all views and, by autograd on these few
+   numbers, the slope of the loss in each; the second calls again and sends sum of slope * l backward. The chain rule: this
+   is the exact gradient of any objective, for one more evaluation each.
 
 Two passes see the same l only if the model is deterministic: no dropout.
 """
@@ -80,41 +80,51 @@ def backward(
         order=views.first,
     )
     loss, found = 0.0, []
-    for group in calls(views, micro_batch):
+    idle = ~views.scored.any(2)  # (n, B) what needs no evaluation is counted once, with the first that its row needs
+    for group in calls(views, micro_batch, objective.separable(views)):
         rows = torch.cat([call.rows for call in group]).unique()
         local = [Call(call.views, torch.searchsorted(rows, call.rows)) for call in group]
-
         evaluate = [partial(log_probs, predictor, answers, views, call) for call in group]
-        take = _call_by_call if len(group) == 1 or objective.separable(views) else _two_passes
-        value, each = take(evaluate, local, inputs=inputs.of(rows), objective=objective, send=send)
+        own = inputs.of(rows)
+        if len(group) == 1:
+            active = idle[:, rows]
+            idle[:, rows] = False
+            active[local[0].views, local[0].rows] = True
+            value, each = _one_pass(evaluate[0], local[0], inputs=own, active=active, objective=objective, send=send)
+        else:
+            idle[:, rows] = False
+            value, each = _two_passes(evaluate, local, inputs=own, objective=objective, send=send)
         loss += value
         found += zip(group, each, strict=True)
     return Outcome(loss, inputs.at(placed(found, views.weight), everything))
 
 
-Evaluate = Sequence[Callable[[], Tensor]]  # of each call, l with gradient
 Taken = tuple[float, list[Tensor]]  # loss, and l of each call without gradient
 
 
-def _call_by_call(
-    evaluate: Evaluate, local: list[Call], *, inputs: LossInputs, objective: Objective, send: Send
+def _one_pass(
+    evaluate: Callable[[], Tensor],
+    local: Call,
+    *,
+    inputs: LossInputs,
+    active: Tensor,
+    objective: Objective,
+    send: Send,
 ) -> Taken:
-    """Each call is a part of the loss of its own; the first has what needs no evaluation too."""
-    active = ~(inputs.weight > 0).any(2)
-    loss, found = 0.0, []
-    for call, index in zip(evaluate, local, strict=True):
-        each = call()
-        active[index.views, index.rows] = True
-        result = objective.loss(inputs.at(placed([(index, each)], inputs.weight), active.clone()))
-        send(result)
-        active.zero_()
-        loss += float(result.detach())
-        found.append(each.detach())
-    return loss, found
+    """One call, which has the loss of the `active` views (n, B) bool of its rows."""
+    each = evaluate()
+    result = objective.loss(inputs.at(placed([(local, each)], inputs.weight), active))
+    send(result)
+    return float(result.detach()), [each.detach()]
 
 
 def _two_passes(
-    evaluate: Evaluate, local: list[Call], *, inputs: LossInputs, objective: Objective, send: Send
+    evaluate: Sequence[Callable[[], Tensor]],
+    local: list[Call],
+    *,
+    inputs: LossInputs,
+    objective: Objective,
+    send: Send,
 ) -> Taken:
     """The slope of the loss in every l, then a pass with these as weights."""
     with torch.no_grad():

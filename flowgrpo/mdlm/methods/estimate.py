@@ -75,27 +75,46 @@ class LogProb:
         return (self.weight * self.each).sum((0, 2))
 
 
-def calls(views: Views, micro_batch: int) -> Iterator[list[Call]]:
-    """All evaluations that score something, in calls of at most `micro_batch`, listed by the rows they complete.
+def calls(views: Views, micro_batch: int, separable: bool = False) -> Iterator[list[Call]]:
+    """All evaluations that score something, in calls of at most `micro_batch`, listed by the answers they complete.
 
-    Rows are packed whole, in their order; only a row that needs more than `micro_batch` evaluations is spread over several
-    calls, which it has for itself. The estimates of all policies are to be cut alike, for then nothing but the policies
-    differs.
+    Where the objective is a sum over views, views of all answers fill call after call, each in a list of its own: only the
+    last one may have room. Otherwise an answer's views belong together. One whose views fit a call goes into the first
+    that has room for them; those that need several calls fill them together, in a single list, the first.
+
+    The estimates of all policies are to be cut alike, for then nothing but the policies differs.
+
+    Args:
+        separable: whether the objective is such a sum, see `flowgrpo.mdlm.methods.objective`.
     """
     needed = views.scored.any(2).T  # (B, n)
     rows, chosen = needed.nonzero(as_tuple=True)  # row by row
-    start = end = 0
-    for count in needed.sum(1).tolist():
-        if end > start and end + count - start > micro_batch:
-            yield _cut(chosen[start:end], rows[start:end], micro_batch)
-            start = end
-        end += count
-    if end > start:
-        yield _cut(chosen[start:end], rows[start:end], micro_batch)
+    if separable:
+        yield from ([call] for call in _cut(chosen, rows, micro_batch))
+        return
+    counts = needed.sum(1)
+    long = (counts > micro_batch)[rows]
+    if long.any():
+        yield _cut(chosen[long], rows[long], micro_batch)
+    together: list[list[int]] = []  # answers of a call
+    room: list[int] = []
+    for row, count in enumerate(counts.tolist()):
+        if 0 < count <= micro_batch:
+            into = next((i for i, left in enumerate(room) if count <= left), len(room))
+            if into == len(room):
+                together.append([])
+                room.append(micro_batch)
+            together[into].append(row)
+            room[into] -= count
+    for own in together:
+        some = torch.isin(rows, torch.tensor(own, device=rows.device))
+        yield [Call(chosen[some], rows[some])]
 
 
 def _cut(chosen: Tensor, rows: Tensor, micro_batch: int) -> list[Call]:
-    return [Call(*pair) for pair in zip(chosen.split(micro_batch), rows.split(micro_batch), strict=True)]
+    return [
+        Call(*pair) for pair in zip(chosen.split(micro_batch), rows.split(micro_batch), strict=True) if len(pair[0])
+    ]
 
 
 def log_probs(predictor: Predictor, answers: Answers, views: Views, call: Call) -> Tensor:
@@ -149,12 +168,15 @@ def placed(found: Sequence[tuple[Call, Tensor]], weight: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def estimate(predictor: Predictor, answers: Answers, views: Views, micro_batch: int) -> LogProb:
+def estimate(
+    predictor: Predictor, answers: Answers, views: Views, micro_batch: int, *, separable: bool = False
+) -> LogProb:
     """The estimate without gradient, as the old policy and the reference need it.
 
     Args:
         micro_batch: evaluations in one call of the model; give the update the same.
+        separable: whether the update's objective is a sum over views, so that both cut alike; see `calls`.
     """
-    listed = [call for group in calls(views, micro_batch) for call in group]
+    listed = [call for group in calls(views, micro_batch, separable) for call in group]
     found = [(call, log_probs(predictor, answers, views, call)) for call in listed]
     return LogProb(placed(found, views.weight), views.weight)

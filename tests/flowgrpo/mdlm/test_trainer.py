@@ -75,7 +75,7 @@ def test_the_decoder_s_own_numbers_are_those_of_the_old_policy(settings, monkeyp
     found, real = [], update.update_on
 
     def update_on(config, policy, update_batch, batch, **options):
-        found.append((update_batch.old, update.log_probs(policy, update_batch, config.train.micro_batch)))
+        found.append((update_batch.old, update.log_probs(policy, update_batch, config)))
         return real(config, policy, update_batch, batch, **options)
 
     monkeypatch.setattr(trainer, "update_on", update_on)

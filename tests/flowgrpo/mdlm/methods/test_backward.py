@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from toy_predictor import PLANS, Toy, answers
@@ -102,7 +104,8 @@ def test_without_an_old_policy_the_present_one_is_it():
                 for known in (True, False):
                     toy = Toy()
                     chosen = PLANS[plan](given)
-                    old = estimate(toy, given, chosen, micro_batch).each
+                    separable = objective.separable(chosen)
+                    old = estimate(toy, given, chosen, micro_batch, separable=separable).each
                     reference = estimate(Toy(3), given, chosen, micro_batch).each
                     weights = aggregation.token_mean(given.scored, ADVANTAGE, chosen.first)
                     outcome = backward(
@@ -121,14 +124,63 @@ def test_without_an_old_policy_the_present_one_is_it():
                 torch.testing.assert_close(found[0][1], found[1][1])
 
 
-def test_calls_hold_whole_rows_where_they_can():
+def pairs_of(groups):
+    return [(v, r) for g in groups for c in g for v, r in zip(c.views.tolist(), c.rows.tolist(), strict=True)]
+
+
+def test_calls_hold_whole_rows_where_views_belong_together():
+    """A row goes into the first call with room; rows that need several calls fill them together."""
     given = answers(rows=5)
     chosen = likelihood.autoregressive(given)  # 5, 4, 3, 5, 4 evaluations
-    for micro_batch, sizes in ((9, [[9], [8], [4]]), (4, [[4, 1], [4], [3], [4, 1], [4]]), (100, [[21]])):
+    for micro_batch, sizes in (
+        (9, [[9], [8], [4]]),
+        (8, [[8], [8], [5]]),
+        (4, [[4, 4, 2], [4], [3], [4]]),
+        (100, [[21]]),
+    ):
         groups = list(calls(chosen, micro_batch))
         assert [[len(call.rows) for call in group] for group in groups] == sizes
-        pairs = {(v, r) for g in groups for c in g for v, r in zip(c.views.tolist(), c.rows.tolist(), strict=True)}
-        assert pairs == {(v, r) for v, r in chosen.scored.any(2).nonzero().tolist()}
+        assert sorted(pairs_of(groups)) == sorted(map(tuple, chosen.scored.any(2).nonzero().tolist()))
+    assert [call.rows.unique().tolist() for (call,) in calls(chosen, 8)] == [[0, 2], [1, 4], [3]]
+
+
+def test_calls_are_full_where_the_objective_is_a_sum_over_views():
+    given = answers(rows=5)
+    chosen = likelihood.autoregressive(given)
+    for micro_batch, sizes in ((9, [9, 9, 3]), (4, [4, 4, 4, 4, 4, 1]), (21, [21]), (100, [21])):
+        groups = list(calls(chosen, micro_batch, separable=True))
+        assert [[len(call.rows) for call in group] for group in groups] == [[size] for size in sizes]
+        assert pairs_of(groups) == [(v, r) for r, v in chosen.scored.any(2).T.nonzero().tolist()]
+
+
+def test_nothing_is_called_where_nothing_is_scored():
+    given = answers(rows=2)
+    chosen = likelihood.one_step(replace(given, scored=torch.zeros_like(given.scored)))
+    assert not list(calls(chosen, 4)) + list(calls(chosen, 4, separable=True))
+
+
+@pytest.mark.parametrize("micro_batch", [2, 3, 7, 100])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_estimates_that_are_cut_alike_have_ratio_1_to_the_bit(name, micro_batch):
+    """In float32, where another batch may round otherwise."""
+    given, objective = answers(rows=5), OBJECTIVES[name]
+    toy = Toy(dtype=torch.float32)
+    for plan in ("exact_k", "autoregressive", "trajectory"):
+        chosen = PLANS[plan](given)
+        separable = objective.separable(chosen)
+        old = estimate(toy, given, chosen, micro_batch, separable=separable).each
+        outcome = backward(
+            toy,
+            given,
+            chosen,
+            objective=objective,
+            advantage=ADVANTAGE.float(),
+            token_weight=aggregation.token_mean(given.scored, ADVANTAGE, chosen.first),
+            old=old,
+            reference=old,
+            micro_batch=micro_batch,
+        )
+        assert objective.log_ratio(outcome.inputs).abs().max() == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
