@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python scripts/bench_all.py [--rounds N] [--json FILE] [--compare docs/benchmarks.json] [--only flow]
 
-Runs each of `bench_flow.py` and `bench_text.py` in a process of its own, one after the other, and prints their ratios as one
-table. `--compare` names every ratio whose cost rose by more than 5 % over the one in the file, or of which a saving fell by
-more than 5 %, and the status is 1 if there is one; a ratio whose quartiles reach back to the old one is named as unsure, and
-leaves the status. `--json docs/benchmarks.json` writes what later runs are compared with.
+Runs each of `bench_flow.py`, `bench_text.py` and `bench_run.py` in a process of its own, one after the other, and prints
+their ratios as one table. `--compare` names every ratio whose cost rose by more than 5 % over the one in the file, or of
+which a saving fell by more than 5 %, and the status is 1 if there is one; a ratio whose quartiles reach back to the old one
+is named as unsure, and leaves the status. `--json docs/benchmarks.json` writes what later runs are compared with.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 import paired
 from paired import Ratio
 
-SCRIPTS = ("flow", "text")
+SCRIPTS = ("flow", "text", "run")
 WORSE = 0.05
 SAVINGS = ("saving of",)  # words of ratios of which more is better
 

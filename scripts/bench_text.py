@@ -1,6 +1,6 @@
 """Measure what decoding and likelihoods of texts cost beside the model alone, in pairs, on one thread.
 
-    OMP_NUM_THREADS=1 python scripts/bench_text.py [--repeats 15] [--json FILE] [--size digits] [--size large]
+    OMP_NUM_THREADS=1 python scripts/bench_text.py [--rounds 15] [--json FILE] [--size digits] [--size large]
 
 Each ratio is of two ways to do the same, taken in turns in one process: seconds of CPU time of the one over those of the
 other, pair by pair, and of the pairs the median and the quartiles. The *bare model* is the same calls of the model again,
@@ -12,20 +12,16 @@ are drawn at temperature 1, as those of training. Prints tables in Markdown.
 
 from __future__ import annotations
 
-import argparse
-import json
-import shlex
 import statistics
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import paired
 import torch
+from paired import Prepared, Ratio, Work, exactly, in_turns
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicLayer
 
@@ -43,8 +39,6 @@ from flowgrpo.mdlm.policy import tokenised
 from flowgrpo.training.weights import Weights, lora_config
 
 Tensor = torch.Tensor
-Ratio = dict[str, float]  # median, low, high and pairs
-Work = Callable[[], object]
 
 ALONE = " / bare"
 BARE = {ALONE: False, " / bare, to all tokens": True}  # whether the head is on all tokens
@@ -226,47 +220,14 @@ def _called(predictor: MaskPredictor, call: Call, past: Mapping[str, Any], *, wh
         chosen.remove()
 
 
-def interleaved(works: Mapping[str, Callable[[], Work]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of CPU time of each kind of work, all in turns, so many times; a first round warms up and does not count.
-
-    Args:
-        works: what is done before each, which does not count, and gives what counts.
-    """
-    found: dict[str, list[float]] = {name: [] for name in works}
-    for turn in range(repeats + 1):
-        names = list(works)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            work = works[name]()
-            started = time.process_time()
-            work()
-            found[name].append(time.process_time() - started)
-    return {name: seconds[1:] for name, seconds in found.items()}
-
-
-def paired(first: Sequence[float], second: Sequence[float]) -> Ratio:
-    """The ratio of what took so many seconds in each round to what took so many in the same."""
-    return spread([a / b for a, b in zip(first, second, strict=True)])
-
-
-def spread(values: Sequence[float]) -> Ratio:
-    """Median and quartiles of some ratios, and how many there are."""
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else 3 * [values[0]]
-    return {"median": median, "low": low, "high": high, "pairs": len(values)}
-
-
-def exactly(value: float) -> Ratio:
-    """A ratio that is counted."""
-    return {"median": value, "low": value, "high": value, "pairs": 0}
-
-
-def beside(predictor: MaskPredictor, work: Work, calls: Sequence[Call]) -> dict[str, Callable[[], Work]]:
+def beside(predictor: MaskPredictor, work: Work, calls: Sequence[Call]) -> dict[str, Work | Prepared]:
     """Some work, the bare model making its calls, and the same to all tokens."""
-    return {"": lambda: work, **{label: partial(bare, predictor, calls, whole=whole) for label, whole in BARE.items()}}
+    return {"": work} | {label: Prepared(partial(bare, predictor, calls, whole=whole)) for label, whole in BARE.items()}
 
 
-def decoding(name: str, size: Size, repeats: int) -> dict[str, Ratio]:
+def decoding(name: str, size: Size, rounds: int) -> dict[str, Ratio]:
     """Decoders beside the bare model, and caches beside none."""
-    works: dict[str, Callable[[], Work]] = {}
+    works: dict[str, Work | Prepared] = {}
     tokens: dict[str, int] = {}
     for kind, decoder in decoders(size).items():
         work = partial(completed, size, decoder)
@@ -274,13 +235,15 @@ def decoding(name: str, size: Size, repeats: int) -> dict[str, Ratio]:
             work()
         tokens[kind] = sum(call.ids.numel() for call in calls)
         works |= {kind + label: make for label, make in beside(size.predictor, work, calls).items()}
-    seconds = interleaved(works, repeats)
+    seconds = in_turns(works, rounds)
     found = {
-        f"{name}: {kind}{label}": paired(seconds[kind], seconds[kind + label]) for kind in tokens for label in BARE
+        f"{name}: {kind}{label}": paired.paired(seconds[kind], seconds[kind + label])
+        for kind in tokens
+        for label in BARE
     }
     for kind in (each for each in tokens if "cache" in each):
         for label, model in (("", ""), (", the model alone", ALONE)):
-            found[f"{name}: {kind} / none{label}"] = paired(seconds[kind + model], seconds[PLAIN + model])
+            found[f"{name}: {kind} / none{label}"] = paired.paired(seconds[kind + model], seconds[PLAIN + model])
         found[f"{name}: {kind} / none, tokens"] = exactly(tokens[kind] / tokens[PLAIN])
     return found
 
@@ -327,7 +290,7 @@ def learning(size: Size, estimator: str) -> Callable[[Sequence[int] | None], int
     return gradient
 
 
-def estimating(name: str, size: Size, repeats: int) -> tuple[dict[str, Ratio], dict[str, float]]:
+def estimating(name: str, size: Size, rounds: int) -> tuple[dict[str, Ratio], dict[str, float]]:
     """Likelihoods with their gradients beside bare forward and backward, and what packing saves; views a second."""
     modules = {"model": size.predictor.model.requires_grad_(False)}
     Weights(modules, lora_config(8, 8, "auto", modules))
@@ -338,11 +301,11 @@ def estimating(name: str, size: Size, repeats: int) -> tuple[dict[str, Ratio], d
         with recorded(size.predictor) as calls:
             views = together()
         works = beside(size.predictor, together, calls)
-        works["one by one"] = partial(partial, _each, gradient, len(size.prompt))
-        seconds = interleaved(works, repeats)
+        works["one by one"] = partial(_each, gradient, len(size.prompt))
+        seconds = in_turns(works, rounds)
         own = f"{name}: {estimator}"
-        found |= {own + label: paired(seconds[""], seconds[label]) for label in BARE}
-        found[f"{own}, packed / answer by answer"] = paired(seconds[""], seconds["one by one"])
+        found |= {own + label: paired.paired(seconds[""], seconds[label]) for label in BARE}
+        found[f"{own}, packed / answer by answer"] = paired.paired(seconds[""], seconds["one by one"])
         rates[own] = views / statistics.median(seconds[""])
     return found, rates
 
@@ -352,40 +315,28 @@ def _each(gradient: Callable[[Sequence[int]], int], count: int) -> None:
         gradient([row])
 
 
-def everything(names: Sequence[str], repeats: int) -> tuple[dict[str, Ratio], dict[str, float]]:
+def everything(names: Sequence[str], rounds: int) -> tuple[dict[str, Ratio], dict[str, float]]:
     """All ratios of some sizes, and views a second."""
     found, rates = {}, {}
     for name in names:
         size = SIZES[name]()
-        found |= decoding(name, size, repeats)
-        ratios_of, rates_of = estimating(name, size, repeats)
+        found |= decoding(name, size, rounds)
+        ratios_of, rates_of = estimating(name, size, rounds)
         found, rates = found | ratios_of, rates | rates_of
     return found, rates
 
 
-def ratios(repeats: int) -> dict[str, Ratio]:
-    """All ratios of all sizes, each with `median`, `low`, `high` and `pairs`."""
-    return everything(list(SIZES), repeats)[0]
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=15, help="pairs of each ratio")
-    parser.add_argument("--json", type=Path, help="file that gets the ratios too")
+    parser = paired.parser(__doc__, rounds=15)
     parser.add_argument("--size", action="append", choices=list(SIZES), help="all, unless some are named")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    found, rates = everything(options.size or list(SIZES), options.repeats)
-    print("| ratio | median | quartiles | pairs |\n|---|---|---|---|")
-    for label, ratio in found.items():
-        print(f"| {label} | {ratio['median']:.3f} | {ratio['low']:.3f} to {ratio['high']:.3f} | {ratio['pairs']} |")
+    found, rates = everything(options.size or list(SIZES), options.rounds)
+    paired.tell(found, options, views_per_second=rates)
     print("\n| likelihood | views a second |\n|---|---|")
     for label, rate in rates.items():
         print(f"| {label} | {rate:.0f} |")
-    if options.json is not None:
-        command = shlex.join(["python", "scripts/bench_text.py", *(sys.argv[1:] if arguments is None else arguments)])
-        options.json.write_text(json.dumps({"command": command, "ratios": found, "views_per_second": rates}, indent=1))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,13 @@ import torch
 
 Ratio = dict[str, float]  # median, low, high and pairs
 Work = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Work that is prepared before each turn, which does not count: `make` gives what counts."""
+
+    make: Callable[[], Work]
 
 
 def seconds(work: Work) -> float:
@@ -35,12 +43,22 @@ def seconds(work: Work) -> float:
     return time.perf_counter() - started
 
 
-def in_turns(works: Mapping[str, Work], rounds: int) -> dict[str, list[float]]:
+def wall(work: Work) -> float:
+    """Wall seconds of a piece of work that waits, or works in several processes."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def in_turns(
+    works: Mapping[str, Work | Prepared], rounds: int, clock: Callable[[Work], float] = seconds
+) -> dict[str, list[float]]:
     """Seconds of each work in each round, after one that is not counted; every other round goes backwards."""
     taken: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(rounds + 1):
         for name in list(works)[:: 1 if turn % 2 else -1]:
-            spent = seconds(works[name])
+            work = works[name]
+            spent = clock(work.make() if isinstance(work, Prepared) else work)
             if turn:
                 taken[name].append(spent)
     return taken

@@ -1,28 +1,11 @@
 """What `bench_all.py --compare` says of ratios, and how pairs are made."""
 
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-
-    def load(name):
-        spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-        found = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, name, found)  # where dataclasses look
-        spec.loader.exec_module(found)
-        return found
-
-    return load
 
 
 def ratio(median, low=None, high=None):
@@ -67,6 +50,10 @@ def test_pairs_are_ratios_of_one_round(script, monkeypatch):
     taken = paired.in_turns(works, 2)
     assert order == ["b", "a", "a", "b", "b", "a"]  # the first round is not counted
     assert {name: len(own) for name, own in taken.items()} == {"a": 2, "b": 2}
+    order.clear()
+    prepared = paired.Prepared(lambda: order.append("made") or works["a"])
+    paired.in_turns({"a": prepared}, 1, clock=lambda work: order.append("clock") or work())
+    assert order == ["made", "clock", "a"] * 2  # what prepares does not count
 
 
 def test_the_committed_ratios_can_be_compared_with(script):

@@ -1,41 +1,24 @@
 """The benchmark of texts, on a small random model: what it counts, and that the bare model does what ours did."""
 
-import importlib.util
 import json
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 
-place = Path(__file__).parents[2] / "scripts" / "bench_text.py"
-spec = importlib.util.spec_from_file_location("bench_text", place)
-bench = importlib.util.module_from_spec(spec)
-sys.modules[spec.name] = bench  # its dataclasses look themselves up
-spec.loader.exec_module(bench)
-
-SMALL = partial(bench.large, layers=2, width=32, vocabulary=40, rows=2, length=8, steps=8)  # 4 blocks of 2
+SMALL = {"layers": 2, "width": 32, "vocabulary": 40, "rows": 2, "length": 8, "steps": 8}  # 4 blocks of 2
 
 
-def test_quartiles_are_of_the_pairs():
-    assert bench.paired([2.0, 6.0, 12.0, 4.0, 10.0], [2.0] * 5) == {"median": 3.0, "low": 2.0, "high": 5.0, "pairs": 5}
-    assert bench.paired([3.0], [2.0]) == {"median": 1.5, "low": 1.5, "high": 1.5, "pairs": 1}
-
-
-def test_every_kind_of_work_has_its_turn():
-    done = []
-    works = {name: (lambda name=name: lambda: done.append(name)) for name in "abc"}
-    seconds = bench.interleaved(works, 3)
-    assert done == list("abc" + "bca" + "cab" + "abc")
-    assert {name: len(each) for name, each in seconds.items()} == {"a": 3, "b": 3, "c": 3}
+@pytest.fixture
+def bench(script):
+    return script("bench_text")
 
 
 @pytest.mark.parametrize("decoder", ["low_confidence", "in blocks, prefix cache", "in blocks, dual cache"])
 @pytest.mark.parametrize("whole", [False, True])
-def test_the_bare_model_makes_the_same_calls(decoder, whole):
+def test_the_bare_model_makes_the_same_calls(bench, decoder, whole):
     """From the same keys and values, which no call before it has changed: twice the same hidden states."""
-    size = SMALL()
+    size = bench.large(**SMALL)
     states = []
     size.predictor.model.model.register_forward_hook(lambda _, __, out: states.append(out.last_hidden_state))
     with bench.recorded(size.predictor) as calls:
@@ -47,11 +30,10 @@ def test_the_bare_model_makes_the_same_calls(decoder, whole):
         assert all(torch.equal(ours, each) for each in again)
 
 
-def test_a_run_tells_every_ratio(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(bench, "SIZES", {"small": SMALL})
-    bench.main(["--repeats", "2", "--json", str(tmp_path / "found.json")])
+def test_a_run_tells_every_ratio(bench, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "SIZES", {"small": partial(bench.large, **SMALL)})
+    bench.main(["--rounds", "2", "--json", str(tmp_path / "found.json")])
     found = json.loads((tmp_path / "found.json").read_text())
-    assert found["command"] == f"python scripts/bench_text.py --repeats 2 --json {tmp_path / 'found.json'}"
     ratios = found["ratios"]
     assert all(set(each) == {"median", "low", "high", "pairs"} for each in ratios.values())
     assert all(0 < each["low"] <= each["median"] <= each["high"] for each in ratios.values())

@@ -1,0 +1,40 @@
+"""The benchmark of whole runs: what it starts, and what it tells."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def bench(script):
+    return script("bench_run")
+
+
+def test_a_reward_beside_decoding_is_told(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "GROUPS", 2)
+    bench.main(["--only", "rewards", "--rounds", "1", "--json", str(tmp_path / "found.json")])
+    ratios = json.loads((tmp_path / "found.json").read_text())["ratios"]
+    assert set(ratios) == {
+        f"decoding and a reward that {does}: at once / one after the other" for does in ("waits", "computes")
+    }
+    assert all(0 < each["low"] <= each["median"] <= each["high"] for each in ratios.values())
+
+
+def test_an_iteration_is_the_difference_of_two_runs(bench, monkeypatch):
+    taken = {(1, 1): [10.0, 12.0], (1, 5): [18.0, 20.0], (2, 1): [11.0, 13.0], (2, 5): [16.0, 17.0]}
+    monkeypatch.setattr(bench.paired, "in_turns", lambda works, rounds, clock: taken)
+    (found,) = bench.processes(2).values()
+    assert (found["low"], found["high"], found["pairs"]) == pytest.approx((0.53125, 0.59375, 2))
+
+
+def test_runs_are_those_of_the_command_line(bench, monkeypatch):
+    asked = []
+    monkeypatch.setattr(bench, "command", asked.append)
+    bench.trained(2, 5)
+    assert asked[0][:4] == ["-m", "flowgrpo", "train", "configs/shapes.yaml"]
+    assert {"run.processes=2", "train.iterations=5", "run.trees=null"} <= set(asked[0])
+
+
+def test_a_command_that_fails_ends_the_measurement(bench):
+    with pytest.raises(SystemExit, match="ended with status 3: no"):
+        bench.command(["-c", "import sys; sys.stderr.write('no'); sys.exit(3)"])
