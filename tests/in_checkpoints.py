@@ -10,8 +10,9 @@ from in_shards import Chain, learning, of_all, rows
 
 from flowgrpo.schema.sections import Ema
 from flowgrpo.training import checkpoint, peers, random_states, sharding, snapshot
+from flowgrpo.training.placement import gathered, local
 from flowgrpo.training.versions import Versions
-from flowgrpo.training.weights import Weights, gathered, local
+from flowgrpo.training.weights import Weights
 
 
 def started(form):

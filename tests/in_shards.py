@@ -11,7 +11,8 @@ from flowgrpo.schema.sections import Ema
 from flowgrpo.training import sharding
 from flowgrpo.training.lockstep import Lockstep, stands_in
 from flowgrpo.training.optimize import UpdateStats, optimizer_step
-from flowgrpo.training.weights import Weights, gathered, local, lora_config
+from flowgrpo.training.placement import gathered, local
+from flowgrpo.training.weights import Weights, lora_config
 
 
 class Adapter(torch.nn.Module):

@@ -19,7 +19,7 @@ from flowgrpo.training import quantise, sharding
 from flowgrpo.training.hub import Shape
 from flowgrpo.training.layout import Layout, layout_of
 from flowgrpo.training.live import Peaks
-from flowgrpo.training.optimizers import OPTIMIZERS
+from flowgrpo.training.optimizers import MESSAGE, OPTIMIZERS
 from rewards import BUILT_IN
 
 GIB = 2**30
@@ -235,13 +235,12 @@ def learnt(config: RunConfig, trained: int, *, copies: int, among: int) -> dict[
 
 
 def step(config: RunConfig, trained: int, *, among: int) -> Peaks:
-    """What an optimizer step allocates: the flat sum of the gradients, twice where processes sum, or AdamW's square roots.
+    """What an optimizer step allocates: where processes sum, a message of their gradients, twice.
 
-    These, of the second moments, are as many, and come when the sum is freed. Gradients of shards are summed as they come.
+    Gradients of shards are summed as they come.
     """
-    if config.model.lora is None and among > 1:
-        return Peaks(((4 * -(-trained // among), 0),))
-    return Peaks(((4 * trained * (1 + (config.run.processes > 1)), 0),))
+    sums = config.run.processes > 1 and not (config.model.lora is None and among > 1)
+    return Peaks(((2 * min(4 * trained, MESSAGE) if sums else 0, 0),))
 
 
 def advised(budget: Budget, room: int) -> tuple[dict[str, Any], Budget] | None:

@@ -30,8 +30,9 @@ from flowgrpo.errors import InputError
 from flowgrpo.training import digests, optimizers, random_states, shards
 from flowgrpo.training.lost import is_lost
 from flowgrpo.training.metric_lines import is_number
+from flowgrpo.training.placement import local, placed_as
 from flowgrpo.training.versions import Versions
-from flowgrpo.training.weights import AVERAGE, OTHER_POLICIES, Weights, local, placed_as
+from flowgrpo.training.weights import AVERAGE, OTHER_POLICIES, Weights
 from rewards.memory import is_out_of_memory
 
 WHOLE = "weights.safetensors"

@@ -37,6 +37,7 @@ from flowgrpo.training.generating import Generating
 from flowgrpo.training.groups import Groups, groups_of
 from flowgrpo.training.kept_trees import TreeFolder
 from flowgrpo.training.phases import phase
+from flowgrpo.training.placement import local
 from flowgrpo.training.prompt_stats import PromptStats
 from flowgrpo.training.report import Report, peak_bytes
 from flowgrpo.training.roles import roles_of
@@ -47,7 +48,7 @@ from flowgrpo.training.snapshot import Writer
 from flowgrpo.training.steps import Steps
 from flowgrpo.training.stopped import Diverged, Interrupted, NothingToLearn
 from flowgrpo.training.versions import Versions
-from flowgrpo.training.weights import Weights, local
+from flowgrpo.training.weights import Weights
 from rewards import Reward
 
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 import torch
 from torch.distributed.tensor import DTensor
 
+from flowgrpo.training.optimizers import MESSAGE
 from flowgrpo.training.phases import phase
-from flowgrpo.training.weights import Weights, gathered, local
+from flowgrpo.training.placement import gathered, local
+from flowgrpo.training.weights import Weights
 
 
 @dataclass(kw_only=True)
@@ -95,7 +97,7 @@ def optimizer_step(
     Args:
         stats: gets the norm, and whether the step was skipped.
         scaler: of the loss, for float16; a disabled one does nothing.
-        reduce: sum of a tensor over the processes.
+        reduce: sum of a tensor over the processes; the very tensor where there is no other.
     """
     with phase("update"):  # memory that runs out in here ends the run: half a step cannot be made again
         # Gradients of weights in shards are summed as they come; asking for these also waits for all backward passes.
@@ -128,13 +130,28 @@ def _clipped(parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float
 
 def _sum_gradients(parameters: Sequence[torch.nn.Parameter], reduce: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Sum the gradients over the processes, in place; what is made for it is freed before the step."""
-    reached = reduce(torch.tensor([float(p.grad is not None) for p in parameters]))
+    mine = torch.tensor([float(p.grad is not None) for p in parameters])
+    reached = reduce(mine)
+    if reached is mine:  # there is no other process
+        return
     for p, by in zip(parameters, reached.tolist(), strict=True):
         if by and p.grad is None:  # experts, say, that another process's rows chose, or no row here is trained on
             p.grad = torch.zeros_like(p)
-    grads = [p.grad for p in parameters if p.grad is not None]
-    if not grads:  # all are in shards
-        return
-    everyone = reduce(torch.cat([grad.flatten() for grad in grads]))  # one message, not one for each tensor
-    for grad, summed in zip(grads, everyone.split([grad.numel() for grad in grads]), strict=True):
-        grad.copy_(summed.view_as(grad))
+    for grads in messages([p.grad for p in parameters if p.grad is not None]):
+        everyone = reduce(torch.cat([grad.flatten() for grad in grads]))
+        torch._foreach_copy_(
+            grads, [own.view_as(g) for g, own in zip(grads, everyone.split([g.numel() for g in grads]), strict=True)]
+        )
+
+
+def messages(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Tensors by the message in which processes send them: of at most `MESSAGE` bytes, or of a single one."""
+    found: list[list[torch.Tensor]] = []
+    room = 0
+    for tensor in tensors:
+        room -= tensor.nbytes
+        if room < 0:
+            found.append([])
+            room = MESSAGE - tensor.nbytes
+        found[-1].append(tensor)
+    return found

@@ -20,10 +20,11 @@ from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.sections import Train
 
 if TYPE_CHECKING:
-    from flowgrpo.training import weights
+    from flowgrpo.training import placement
 else:
-    weights = lazy("flowgrpo.training.weights")
+    placement = lazy("flowgrpo.training.placement")
 
+MESSAGE = 2**28  # bytes of gradients that processes sum at once; what is made for it is twice as large
 EXTRA = "pip install 'flowgrpo[8bit]'"
 
 
@@ -96,18 +97,20 @@ def check_compiler(what: str, device: torch.device, instead: str) -> None:
 
 
 def build(train: Train, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
-    """The optimizer of a run.
+    """The optimizer of a run; AdamW whose parameters are all on a GPU takes its step in one kernel, without temporaries.
 
     Args:
         groups: of parameters; one may have a learning rate of its own.
     """
     settings, maker = train.optimizer, OPTIMIZERS[train.optimizer.name]
+    fused = train.optimizer.name == "adamw" and all(p.is_cuda for group in groups for p in group["params"])
     return getattr(importlib.import_module(maker.module), maker.name)(
         groups,
         lr=train.learning_rate,
         betas=tuple(settings.betas),
         eps=settings.eps,
         weight_decay=settings.weight_decay,
+        **({"fused": True} if fused else {}),
     )
 
 
@@ -143,7 +146,7 @@ def restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     ):  # another number of them is refused by the optimizer
         for key, value in moments.get(index, {}).items():
             if isinstance(value, torch.Tensor) and value.shape == p.shape:
-                moments[index][key] = weights.placed_as(value, p)
+                moments[index][key] = placement.placed_as(value, p)
     optimizer.load_state_dict({**state, "state": moments})
 
 

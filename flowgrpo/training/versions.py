@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from flowgrpo.training.placement import placed_as
 from flowgrpo.training.prompt_stats import PromptStats
-from flowgrpo.training.weights import Weights, placed_as
+from flowgrpo.training.weights import Weights
 
 Stats = dict[str, list[float]]  # see `PromptStats.state`
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.lazy import lazy
@@ -20,6 +20,7 @@ from flowgrpo.training.bank import Bank, Snapshots
 from flowgrpo.training.decay import Decay
 from flowgrpo.training.hub import Shape
 from flowgrpo.training.lockstep import Lockstep
+from flowgrpo.training.placement import follow, local, placed_as
 
 if TYPE_CHECKING:  # a plan counts adapters without them
     import peft
@@ -132,19 +133,15 @@ class Weights:
         step, self.updates = self.updates, self.updates + 1
         if self.ema is not None and self.updates % self._ema_config.every == 0:
             ema_decay = min((1 + step) / (self._ema_config.warmup + step), self._ema_config.decay)
-            for slow, p in zip(self.ema, self.parameters, strict=True):
-                slow.lerp_(p, 1 - ema_decay)
+            follow(self.ema, self.parameters, ema_decay)
         if self._refresh is not None and self.updates % self._refresh == 0:
-            for kept, p in zip(self._reference, self.parameters, strict=True):
-                kept.copy_(p)
+            follow(self._reference, self.parameters, 0.0)
 
     @torch.no_grad()
     def after_iteration(self) -> None:
         """Let the old policy follow, and take a snapshot where one is due, when an iteration's optimizer steps are taken."""
         if self._old is not None:
-            decay = self._decay.at(self.updates)
-            for kept, p in zip(self._old, self.parameters, strict=True):
-                kept.lerp_(p, 1 - decay) if decay else kept.copy_(p)
+            follow(self._old, self.parameters, self._decay.at(self.updates))
         self.snapshots.fill(self.updates)
 
     def draw_snapshot(self, *address: Any) -> None:
@@ -271,23 +268,6 @@ class Weights:
     def adapter_state(self, module: str) -> dict[str, torch.Tensor]:
         """The LoRA tensors of one module under peft's names, as diffusers saves them."""
         return peft.get_peft_model_state_dict(self.modules[module], adapter_name="default")
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's part of a tensor that may lie in shards; what is written to it is written to the tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def placed_as(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A whole tensor, which every process has, in the shards of another; as it is where that lies in none."""
-    if not isinstance(like, DTensor):
-        return tensor
-    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
-
-
-def gathered(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as a whole; of one in shards all processes must ask for it together."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _new(lora: LoraConfig, module: torch.nn.Module) -> LoraConfig:

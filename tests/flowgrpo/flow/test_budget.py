@@ -13,6 +13,7 @@ from flowgrpo.flow.pipeline import weightless
 from flowgrpo.flow.trial import Sampling, Trial
 from flowgrpo.training.budget import GIB
 from flowgrpo.training.live import Peaks
+from flowgrpo.training.optimizers import MESSAGE
 
 
 def each_row(size):
@@ -90,7 +91,8 @@ def test_samples_that_wait_for_their_rewards_are_counted():
 
 def test_an_optimizer_step_may_take_more_than_the_activations():
     small = replace(TRIAL, update=each_row(1 / 8))
-    assert phases(small)["update"].parts["activations"] == 4 * GIB // 8
+    assert phases(small)["update"].parts["activations"] == 2 * GIB // 8
+    assert phases(small, run__processes=2)["update"].parts["activations"] == 2 * MESSAGE == 4 * GIB // 8
 
 
 def test_an_evaluation_under_another_call_is_a_phase():

@@ -20,6 +20,7 @@ from flowgrpo.training.budget import (
     step,
 )
 from flowgrpo.training.live import Peaks
+from flowgrpo.training.optimizers import MESSAGE
 
 
 def each_row(size):
@@ -146,12 +147,14 @@ def test_bytes_that_are_there_once_are_counted_once():
         assert replace(phase, rows=rows + 1).total > room
 
 
-def test_an_optimizer_step_takes_the_flat_gradient_and_what_is_learned_its_copies():
+def test_an_optimizer_step_takes_messages_of_gradients_and_what_is_learned_its_copies():
     def run(**written):
         return config.validated({"model": {"path": "shapes"}, **written})
 
-    assert step(run(), 100, among=1).of(9) == 400
-    assert step(run(run={"processes": 2}), 100, among=1).of(1) == 800
+    two = run(run={"processes": 2})
+    assert step(run(), 100, among=1).of(9) == 0
+    assert (step(two, 100, among=1).of(1), step(two, MESSAGE, among=1).of(1)) == (800, 2 * MESSAGE)
+    assert step(run(model={"path": "shapes", "lora": None}, run={"processes": 2}), 100, among=2).of(1) == 0  # in shards
     assert learnt(run(train={"ema": None}), 100, copies=0, among=1) == {
         "trained": 400,
         "optimizer": 800,

@@ -75,3 +75,29 @@ def test_in_half_precision_a_process_without_a_loss_takes_part_in_the_step():
         thread.join()
     assert found[0] == found[1]
     assert found[1][:3] == (pytest.approx(0.8), 2.0, 0)
+
+
+def test_gradients_are_summed_in_messages_of_a_bounded_size(monkeypatch):
+    """Five of 16 bytes and one of 40 in messages of 36: no message but that of the long one is longer; sums are the same."""
+    monkeypatch.setattr(optimize, "MESSAGE", 36)
+    sent, parameters = [], [torch.nn.Parameter(torch.zeros(n)) for n in (4, 4, 4, 10, 4, 4)]
+    for value, p in enumerate(parameters[:-1], start=1):  # the last was not reached here, but elsewhere
+        p.grad = torch.full_like(p, value)
+
+    def reduce(tensor):
+        sent.append(len(tensor))
+        return 2 * tensor if len(sent) > 1 else torch.ones_like(tensor)
+
+    optimize._sum_gradients(parameters, reduce)
+    assert sent == [6, 8, 4, 10, 8]
+    assert [p.grad.tolist() for p in parameters] == [
+        [2.0 * v] * len(p) for v, p in zip([1, 2, 3, 4, 5, 0], parameters, strict=True)
+    ]
+
+
+def test_a_process_alone_sends_nothing(monkeypatch):
+    monkeypatch.setattr(optimize, "messages", None)
+    p = torch.nn.Parameter(torch.zeros(2))
+    p.grad = torch.ones(2)
+    optimize._sum_gradients([p], lambda tensor: tensor)
+    assert p.grad.tolist() == [1.0, 1.0]
