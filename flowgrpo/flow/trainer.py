@@ -120,16 +120,6 @@ class Trainer(Loop):
             self.policy.offload()
             super().run()
 
-    @property
-    @override
-    def evaluations(self) -> int:
-        return self.policy.evaluations
-
-    @evaluations.setter
-    @override
-    def evaluations(self, count: int) -> None:
-        self.policy.evaluations = count
-
     @override
     def probe_calls(self) -> ProbeCalls:
         return probe_calls(self.policy, self.weights, self.train_prompts)
@@ -144,6 +134,14 @@ class Trainer(Loop):
         (row,) = rows_of(longest_and_shortest(self.train_prompts)[:1])
         rows = -(-predicted(self.config, len(self.policy.sigmas) - 1).graphs // self.share.count)
         self.keep_graphs = graphs.kept_parts(self.config, self.policy, row, rows=rows, exchange=self.exchange)
+
+    @override
+    def give_up(self) -> str | None:
+        """The graphs of a rollout, unless they are to be kept whatever it takes."""
+        if not self.keep_graphs or self.config.train.replay == "never":
+            return None
+        self.keep_graphs = ()
+        return "the update calls the model anew (train.replay)"
 
     @override
     def rollout_state(self) -> Any:

@@ -88,16 +88,6 @@ class TextTrainer(Loop):
             )
         )
 
-    @property
-    @override
-    def evaluations(self) -> int:
-        return self.policy.evaluations
-
-    @evaluations.setter
-    @override
-    def evaluations(self, count: int) -> None:
-        self.policy.evaluations = count
-
     @override
     def probe_calls(self) -> ProbeCalls:
         return probe_calls(

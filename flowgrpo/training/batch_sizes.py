@@ -30,12 +30,13 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import phases, probing
 from flowgrpo.training.folders import replace_text
-from flowgrpo.training.optimizers import OPTIMIZERS
+from flowgrpo.training.optimizers import MESSAGE, OPTIMIZERS
+from flowgrpo.training.placement import local
 from flowgrpo.training.probing import Memory, Prober, Timed, Tried
 from flowgrpo.training.random_states import random_state, random_state_kept, set_random_state
 from flowgrpo.training.report import Report
 from flowgrpo.training.share import Share
-from flowgrpo.training.weights import Weights, local
+from flowgrpo.training.weights import Weights
 from rewards.memory import is_out_of_memory
 
 FILE = "batches.json"
@@ -67,6 +68,9 @@ class Batched(Protocol):
 
     def probe_calls(self) -> ProbeCalls:
         """The calls that sizes are tried with."""
+
+    def give_up(self) -> str | None:
+        """Let go of what a rollout keeps and can do without, and say so; None where there is nothing."""
 
 
 class BatchSizes:
@@ -112,7 +116,9 @@ class BatchSizes:
     def attempt(
         self, key: str, work: Callable[[], T], *, within: bool = True, undo: Callable[[], None] = lambda: None
     ) -> T:
-        """What some work returns; where a call of it runs out of memory, made again with calls of half the size.
+        """What some work returns; where a call of it runs out of memory, made again with less.
+
+        First without what the loop can give up, then with calls of half the size, where the run has found it.
 
         Args:
             key: that sets the size of its calls, `UPDATE` or `ROLLOUT`.
@@ -123,7 +129,7 @@ class BatchSizes:
         Raises:
             Exception: whatever the work raises; memory that runs out where it cannot be helped.
         """
-        if not self._asked or not self._alone:
+        if not self._alone:
             return work()
         loop = self._loop
         while True:
@@ -131,8 +137,11 @@ class BatchSizes:
             try:
                 return work()
             except Exception as error:
-                halved = self._halved(key, error)
-                if halved is None:
+                if not _of_calls(error):
+                    raise
+                spared = loop.give_up()
+                halved = None if spared else self._halved(key)
+                if not (spared or halved):
                     raise
             # Out of the handler nothing holds the tensors of the failed call any more.
             undo()
@@ -140,11 +149,12 @@ class BatchSizes:
             loop.evaluations = evaluations
             self._clear()
             Memory(loop.accelerator.device).free()
-            self._note(loop.done + within, halved, "out of memory")
-            sizes = " and ".join(f"train.{name} is {rows}" for name, rows in halved.items())
+            if halved:
+                self._note(loop.done + within, halved, "out of memory")
+                spared = " and ".join(f"train.{name} is {rows}" for name, rows in halved.items())
             now = phases.now()
             loop.report.warn(
-                f"step {loop.done + within}: out of memory in the {now.name if now else key} phase; {sizes} from here on, "
+                f"step {loop.done + within}: out of memory in the {now.name if now else key} phase; {spared} from here on, "
                 "and what was under way is made again"
             )
 
@@ -219,14 +229,12 @@ class BatchSizes:
         run = self._loop.config.run
         return self._alone or (run.sharding == "none" and run.context_parallel == 1)
 
-    def _halved(self, key: str, error: BaseException) -> dict[str, int] | None:
-        """The sizes of a second attempt after an error; None where there is none, or none that could help."""
+    def _halved(self, key: str) -> dict[str, int] | None:
+        """The sizes of a second attempt; None where there is none."""
         train = self._loop.config.train
         asked = UPDATE if key == ROLLOUT and train.rollout_batch is None else key
         rows = getattr(train, asked)
-        # What rewards take is not of calls; and an optimizer step, which has begun, cannot be undone.
-        of_calls = is_out_of_memory(error) and getattr(error, "phase", None) not in ("rewards", "update")
-        return {asked: rows // 2} if of_calls and asked in self._asked and rows > 1 else None
+        return {asked: rows // 2} if asked in self._asked and rows > 1 else None
 
     def _note(self, step: int, sizes: dict[str, int], why: str, machines: list[tuple[str, int]] | None = None) -> None:
         """Use sizes from a step on, and write that to the run's folder."""
@@ -253,13 +261,19 @@ class BatchSizes:
         return gather_object([told])
 
 
+def _of_calls(error: BaseException) -> bool:
+    """Whether memory ran out in calls of the model: rewards take their own, and an optimizer step cannot be undone."""
+    return is_out_of_memory(error) and getattr(error, "phase", None) not in ("rewards", "update")
+
+
 def _still_to_come(loop: Batched) -> int:
-    """Bytes of the optimizer's moments, and of the sum of the gradients, which a fresh run has not made yet."""
+    """Bytes of the optimizer's moments, of gradients and of their sum, which a fresh run has not made yet."""
     if loop.optimizer.state:
         return 0
     numbers = sum(local(p).numel() for p in loop.weights.parameters)
     moments = OPTIMIZERS[loop.config.train.optimizer.name].bytes_per_number
-    return int(numbers * (moments + 4 * (1 + (loop.accelerator.num_processes > 1))))
+    sums = 2 * min(4 * numbers, MESSAGE) if loop.accelerator.num_processes > 1 else 0
+    return int(numbers * moments) + sums
 
 
 def _machine(accelerator: Accelerator) -> tuple[str, int]:

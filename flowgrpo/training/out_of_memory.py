@@ -30,11 +30,12 @@ SWITCHES = {
     "trial": ("vae_tiling", "text_encoders", "sharding", "quantise", "vae", "dtype"),
     "probing": ("gradient_checkpointing", "text_encoders", "lora", "sharding", "quantise", "vae", "dtype"),
     "calibrating": ("rollout_batch", "text_encoders", "sharding", "quantise", "vae", "dtype"),
-    "rollout": ("rollout_batch", "text_encoders", "draft", "sharding", "quantise", "vae", "dtype"),
-    "decoding": ("vae_tiling", "rollout_batch", "text_encoders", "draft", "sharding", "quantise", "dtype"),
+    "rollout": ("replay", "rollout_batch", "text_encoders", "draft", "sharding", "quantise", "vae", "dtype"),
+    "decoding": ("replay", "vae_tiling", "rollout_batch", "text_encoders", "draft", "sharding", "quantise", "dtype"),
     "sampling": ("rollout_batch", "text_encoders", "quantise", "vae", "dtype"),
     "rewards": ("text_encoders", "sharding"),
     "update": (
+        "replay",
         "gradient_checkpointing",
         "micro_batch",
         "text_encoders",
@@ -116,6 +117,9 @@ def _values(settings: RunConfig, on_gpu: bool) -> dict[str, str | None]:
         "dtype": unless("dtype", "bfloat16", ("bfloat16", "float16")),
         "lora": "model.lora={rank: 16}" if model.lora is None else None,
         "quantise": "model.quantise=int8" if base_is_whole else None,
+        "replay": "train.replay=auto"
+        if getattr(train, "replay", None) == "never"
+        else None,  # a language model has none
         "draft": None if drafts is None else f"{low_precision.KEY}=null",
         "sharding": "run.sharding=fsdp2" if _can_share(settings) else None,
         "text_encoders": unless("text_encoders", *encoders),

@@ -21,9 +21,11 @@ class Steps(ABC):
 
     Attributes:
         weights: what is trained.
+        policy: the model that has them, which counts its evaluations.
     """
 
     weights: Weights
+    policy: Any
 
     def rollout_state(self) -> Any:
         """What a rollout depends on, beside the weights and the prompt stats; by default nothing."""
@@ -60,18 +62,21 @@ class Steps(ABC):
         """Sample each evaluation prompt with the weights as they are; return the samples of all processes."""
 
     @property
-    @abstractmethod
     def evaluations(self) -> int:
         """Model evaluations of this process so far."""
+        return self.policy.evaluations
 
     @evaluations.setter
-    @abstractmethod
     def evaluations(self, count: int) -> None:
-        """Forget some that are not to be counted."""
+        self.policy.evaluations = count
 
     @abstractmethod
     def probe_calls(self) -> ProbeCalls:
         """The calls of the model that sizes of batches are tried with; they change nothing but gradients."""
+
+    def give_up(self) -> str | None:
+        """Let go of what a rollout keeps and can do without, and say so; None where there is nothing, as by default."""
+        return None
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """What the optimizer moves, as it takes it; a kind may give some parameters a learning rate of their own."""

@@ -11,6 +11,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow import graphs
 from flowgrpo.flow.pipeline.field import FieldPolicy
 from flowgrpo.flow.predicted import predicted
+from flowgrpo.training.out_of_memory import OutOfMemory
 from samplers.schedule import linear_sigmas
 
 # Chains with a divergence, windows, brushes with all their edges at one state, branches, twigs; one part and two.
@@ -132,6 +133,46 @@ def test_auto_keeps_what_fits_into_half_of_the_free_memory_of_every_process(tmp_
 
     assert graphs.kept_parts(run.config, run.policy, row, rows=80, exchange=Exchange()) == ()
     assert told == [0.0 if kept else 1.0]
+
+
+class Full(Network):
+    """A network that runs out of memory in the first rollout that keeps graphs."""
+
+    calls = 0
+
+    def forward(self, x, sigma, rows):
+        self.calls += 1
+        if self.calls == self.last and torch.is_grad_enabled():
+            torch.rand(1)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return super().forward(x, sigma, rows)
+
+
+@pytest.mark.parametrize("word", ["auto", "never"])
+def test_a_rollout_without_room_for_its_graphs_is_made_again_without_them(tmp_path, word):
+    """Unless they are asked for: then the run ends in a sentence."""
+    runs = {}
+    for name, last in (("whole", 0), ("full", 10)):
+        network = Full()
+        network.last = last
+        chosen = settings(tmp_path / name, train__replay=word, train__iterations=2, train__updates=1)
+        runs[name] = trainer(chosen, network, held_out=0)
+    runs["whole"].run()
+    if word == "never":
+        with pytest.raises(OutOfMemory):
+            runs["full"].run()
+        return
+    runs["full"].run()
+    assert (runs["whole"].keep_graphs, runs["full"].keep_graphs) == ((0,), ())
+    for name, tensor in weights_of(runs["whole"]).items():
+        assert torch.equal(weights_of(runs["full"])[name], tensor), name
+    said = (runs["full"].folder / "log.txt").read_text()
+    assert (
+        "step 1: out of memory in the rollout phase; the update calls the model anew (train.replay) from here on"
+        in said
+    )
+    again, once = (lines(runs[name])[0]["cost/rollout_evaluations"] for name in ("full", "whole"))
+    assert again == once  # what was thrown away is not counted
 
 
 def test_what_a_graph_keeps_is_counted_for_one_row():

@@ -190,6 +190,12 @@ def test_the_switch_that_helps_most_is_the_first_that_is_not_set(written, phase,
     assert advice(phase, run_of(**written), on_gpu) == switch
 
 
+@pytest.mark.parametrize("phase", ["rollout", "decoding", "update"])
+def test_graphs_that_must_be_kept_are_given_up_first(phase):
+    settings = config.validated({"model": {"path": "shapes"}, "train": {"replay": "never"}})
+    assert advice(phase, settings, on_gpu=True) == "train.replay=auto"
+
+
 @pytest.mark.parametrize("phase", ["rollout", "update"])
 def test_a_copy_of_the_base_goes_before_the_base_is_quantised(phase):
     model = {"path": "shapes", "text_encoders": "free", "gradient_checkpointing": True}
