@@ -14,7 +14,9 @@ class lazy:
     """
 
     def __init__(self, name: str):
-        self._name = name
+        self._name, self._module = name, None
 
     def __getattr__(self, attribute: str) -> Any:
-        return getattr(import_module(self._name), attribute)
+        if self._module is None:
+            self._module = import_module(self._name)
+        return getattr(self._module, attribute)
