@@ -38,6 +38,7 @@ from flowgrpo.flow.rollout import walk
 from flowgrpo.flow.setup import trainable
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.training import scorer
+from flowgrpo.training.weights import Weights
 from samplers.trees import Root, Tree
 
 KINDS = {
@@ -90,20 +91,21 @@ def settings(size: Size, kind: str, rows: int, **train: Any) -> Config:
     return config.validated(written)
 
 
-def policy_of(size: Size) -> DiffusersPolicy:
-    """The policy of a size, on the GPU where there is one."""
+def begun(size: Size) -> tuple[DiffusersPolicy, Weights]:
+    """The policy of a size, on the GPU where there is one, and what is trained of it."""
     pipe = load_pipeline("shapes", "float32")
     if size.transformer is not None:
         pipe.register_modules(transformer=size.transformer())
     pipe.to("cuda" if torch.cuda.is_available() else "cpu")
-    return DiffusersPolicy(pipe, {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 64, "width": 64})
+    policy = DiffusersPolicy(pipe, {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 64, "width": 64})
+    weights = trainable(settings(size, "chain", 1).model, policy, ema=None)
+    weights.to(next(iter(policy.modules.values())).device)
+    return policy, weights
 
 
-def trainer_of(size: Size, policy: DiffusersPolicy, chosen: Config) -> Trainer:
+def trainer_of(policy: DiffusersPolicy, weights: Weights, chosen: Config) -> Trainer:
     """The training loop of a run on prompts of the embedded model, which its reward scores."""
     rows = prompts.load_split(chosen.prompts, "train")[:1]
-    weights = trainable(chosen.model, policy, ema=None)
-    weights.to(next(iter(policy.modules.values())).device)
     rewards, _ = scorer.rewards(chosen.rewards, [])
     made = Trainer(chosen, policy, weights, rewards=rewards, train_prompts=rows, accelerator=Accelerator())
     policy.prepare(rows_of(longest_and_shortest(rows)))
@@ -150,11 +152,11 @@ def grown(trainer: Trainer) -> Tree:
 def rollouts(name: str, rounds: int) -> dict[str, Ratio]:
     """Rollouts over the bare calls; trees over chains of as many leaves, beside what the evaluations promise."""
     size, found = SIZES[name], {}
-    policy = policy_of(size)
+    policy, weights = begun(size)
     for rows in size.rows:
         works, evaluations, leaves = {}, {}, {}
         for kind in KINDS:
-            trainer = trainer_of(size, policy, settings(size, kind, rows))
+            trainer = trainer_of(policy, weights, settings(size, kind, rows))
             with recorded(policy) as calls:
                 tree = grown(trainer)
             works[kind], works[f"{kind} bare"] = partial(grown, trainer), bare(policy, calls)
@@ -177,10 +179,10 @@ def rollouts(name: str, rounds: int) -> dict[str, Ratio]:
 def updates(name: str, rounds: int) -> dict[str, Ratio]:
     """Updates over the bare calls with their backward passes; iterations that keep graphs over those that replay."""
     size, found = SIZES[name], {}
-    policy = policy_of(size)
+    policy, weights = begun(size)
     for rows in size.rows:
         for kind in ("chain", "window", "brush"):
-            trainer = trainer_of(size, policy, settings(size, kind, rows))
+            trainer = trainer_of(policy, weights, settings(size, kind, rows))
 
             def rolled(trainer: Trainer = trainer) -> tuple[Any, ...]:
                 batch = trainer.rollout(0, trainer.groups(0))
@@ -211,7 +213,7 @@ def updates(name: str, rounds: int) -> dict[str, Ratio]:
 def decoding(name: str, rounds: int) -> dict[str, Ratio]:
     """Decoding over the decoder alone."""
     size, found = SIZES[name], {}
-    policy = policy_of(size)
+    policy, _ = begun(size)
     for rows in size.rows:
         asked = [Row("a red circle", seed) for seed in range(rows)]
         state = policy.start(asked)
