@@ -5,7 +5,8 @@
 Runs each of `bench_flow.py`, `bench_text.py` and `bench_run.py` in a process of its own, one after the other, and prints
 their ratios as one table. `--compare` names every ratio whose cost rose by more than 5 % over the one in the file, or of
 which a saving fell by more than 5 %, and the status is 1 if there is one; a ratio whose quartiles reach back to the old one
-is named as unsure, and leaves the status. `--json docs/benchmarks.json` writes what later runs are compared with.
+is named as unsure, and leaves the status. `--json docs/benchmarks.json` writes what later runs are compared with: what was
+measured takes the place of what the file holds of it, and the rest stays.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -55,6 +55,14 @@ def measured(script: str, rounds: int | None) -> dict[str, Ratio]:
         return json.loads(out.read_text())["ratios"]
 
 
+def held(path: Path, option: str, parser: argparse.ArgumentParser) -> dict[str, Ratio]:
+    """The ratios that a file holds; ends the script where it holds none."""
+    try:
+        return json.loads(path.read_text())["ratios"]
+    except (OSError, ValueError, KeyError) as error:
+        parser.error(f"{option}: {path} holds no ratios of this script ({error})")
+
+
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -63,20 +71,15 @@ def main() -> int:
     parser.add_argument("--compare", type=Path, help="file of earlier ratios")
     parser.add_argument("--only", action="append", choices=SCRIPTS, help="all, unless some are named")
     options = parser.parse_args()
-    before = None
-    if options.compare is not None:
-        try:
-            before = json.loads(options.compare.read_text())["ratios"]
-        except (OSError, ValueError, KeyError) as error:
-            parser.error(f"--compare: {options.compare} holds no ratios of this script ({error})")
+    before = None if options.compare is None else held(options.compare, "--compare", parser)
+    kept = held(options.json, "--json", parser) if options.json is not None and options.json.exists() else {}
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     found: dict[str, Ratio] = {}
     for script in options.only or SCRIPTS:
         found |= measured(script, options.rounds)
     print(paired.table(found))
     if options.json is not None:
-        command = shlex.join(["python", *sys.argv])
-        options.json.write_text(json.dumps({"command": command, "ratios": found}, indent=1) + "\n")
+        options.json.write_text(json.dumps({"ratios": kept | found}, indent=1) + "\n")
     if before is None:
         return 0
     sure, unsure = worse(before, found)

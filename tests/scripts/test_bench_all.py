@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
@@ -34,12 +36,29 @@ def test_a_change_within_the_quartiles_is_unsure(script):
     assert len(unsure) == 2
 
 
-def test_a_file_without_ratios_is_refused_before_anything_is_measured(tmp_path):
+@pytest.mark.parametrize("option", ["--compare", "--json"])
+def test_a_file_without_ratios_is_refused_before_anything_is_measured(tmp_path, option):
     (tmp_path / "old.json").write_text("{}")
-    command = [sys.executable, str(SCRIPTS / "bench_all.py"), "--compare", str(tmp_path / "old.json")]
+    command = [sys.executable, str(SCRIPTS / "bench_all.py"), option, str(tmp_path / "old.json")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "old.json holds no ratios" in done.stderr
+
+
+def test_what_is_measured_takes_the_place_of_what_a_file_holds_of_it(script, tmp_path, monkeypatch, capsys):
+    """And is compared with what it held before."""
+    bench, path = script("bench_all"), tmp_path / "ratios.json"
+    path.write_text(json.dumps({"ratios": {"a / bare": ratio(1.0), "b / bare": ratio(1.0)}}))
+    monkeypatch.setattr(
+        bench, "measured", lambda name, rounds: {"a / bare": ratio(2.0), f"{name}, {rounds}": ratio(3.0)}
+    )
+    monkeypatch.setattr(
+        sys, "argv", ["bench_all.py", "--only", "run", "--rounds", "4", "--json", str(path), "--compare", str(path)]
+    )
+    assert bench.main() == 1
+    assert "worse: a / bare: 1.000 before, 2.000 now, 100% worse" in capsys.readouterr().out
+    now = json.loads(path.read_text())["ratios"]
+    assert {name: own["median"] for name, own in now.items()} == {"a / bare": 2.0, "b / bare": 1.0, "run, 4": 3.0}
 
 
 def test_pairs_are_ratios_of_one_round(script, monkeypatch):
