@@ -16,9 +16,8 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.traits import ENCODERS
 
 PLAIN = (str, int, float, type(None), torch.device, torch.dtype)
-KEPT = (
-    64 * 2**20
-)  # bytes of assembled batches: with larger ones a step takes so long that putting them together is nothing
+# Bytes of assembled batches. With larger ones a step takes so long that putting them together is nothing.
+KEPT = 64 * 2**20
 
 
 @dataclass(frozen=True)
