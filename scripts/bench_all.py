@@ -77,11 +77,13 @@ def main() -> int:
     found: dict[str, Ratio] = {}
     for script in options.only or SCRIPTS:
         found |= measured(script, options.rounds)
+        if options.json is not None:  # after each, for the next may fail
+            options.json.write_text(json.dumps({"ratios": kept | found}, indent=1) + "\n")
     print(paired.table(found))
-    if options.json is not None:
-        options.json.write_text(json.dumps({"ratios": kept | found}, indent=1) + "\n")
     if before is None:
         return 0
+    for name in found.keys() - before.keys():
+        print(f"not in {options.compare}: {name}")
     sure, unsure = worse(before, found)
     print(
         "\n".join(["", *(f"worse: {sentence}" for sentence in sure), *(f"unsure: {sentence}" for sentence in unsure)])

@@ -196,17 +196,16 @@ def updates(name: str, rounds: int) -> dict[str, Ratio]:
             stands = rolled()
             with recorded(policy) as calls:
                 trainer.update(*stands)
-            works = {
-                "update": partial(trainer.update, *stands),
-                "bare": bare(policy, calls, learns=True),
-                "replays": iteration,
-                "keeps": partial(iteration, 0),
-            }
+            works = {"update": partial(trainer.update, *stands), "bare": bare(policy, calls, learns=True)}
+            trainer.on_start()
+            if trainer.keep_graphs:  # there is memory for them
+                works |= {"replays": iteration, "keeps": partial(iteration, 0)}
             taken = in_turns(works, rounds)
             place = f"{name}, {rows} rows"
             found[f"{place}: update of a {kind} / bare"] = paired.paired(taken["update"], taken["bare"])
-            kept = paired.paired(taken["keeps"], taken["replays"])
-            found[f"{place}: iteration of a {kind}, graphs kept / replayed"] = kept
+            if "keeps" in taken:
+                kept = paired.paired(taken["keeps"], taken["replays"])
+                found[f"{place}: iteration of a {kind}, graphs kept / replayed"] = kept
     return found
 
 

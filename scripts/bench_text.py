@@ -235,7 +235,7 @@ def decoding(name: str, size: Size, rounds: int) -> dict[str, Ratio]:
             work()
         tokens[kind] = sum(call.ids.numel() for call in calls)
         works |= {kind + label: make for label, make in beside(size.predictor, work, calls).items()}
-    seconds = in_turns(works, rounds)
+    seconds = in_turns(works, rounds, paired.cpu)
     found = {
         f"{name}: {kind}{label}": paired.paired(seconds[kind], seconds[kind + label])
         for kind in tokens
@@ -302,7 +302,7 @@ def estimating(name: str, size: Size, rounds: int) -> tuple[dict[str, Ratio], di
             views = together()
         works = beside(size.predictor, together, calls)
         works["one by one"] = partial(_each, gradient, len(size.prompt))
-        seconds = in_turns(works, rounds)
+        seconds = in_turns(works, rounds, paired.cpu)
         own = f"{name}: {estimator}"
         found |= {own + label: paired.paired(seconds[""], seconds[label]) for label in BARE}
         found[f"{own}, packed / answer by answer"] = paired.paired(seconds[""], seconds["one by one"])

@@ -30,12 +30,17 @@ class Prepared:
     make: Callable[[], Work]
 
 
+def cpu(work: Work) -> float:
+    """CPU seconds of a piece of work."""
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
 def seconds(work: Work) -> float:
     """What a piece of work takes: wall seconds with a GPU, else CPU seconds."""
     if not torch.cuda.is_available():
-        started = time.process_time()
-        work()
-        return time.process_time() - started
+        return cpu(work)
     torch.cuda.synchronize()
     started = time.perf_counter()
     work()
