@@ -147,7 +147,12 @@ def restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         for key, value in moments.get(index, {}).items():
             if isinstance(value, torch.Tensor) and value.shape == p.shape:
                 moments[index][key] = placement.placed_as(value, p)
-    optimizer.load_state_dict({**state, "state": moments})
+    # How a step is taken is for the machine that takes it.
+    groups = [
+        {**group, "fused": own["fused"]} if "fused" in own else group
+        for group, own in zip(state["param_groups"], optimizer.param_groups, strict=False)
+    ]
+    optimizer.load_state_dict({**state, "state": moments, "param_groups": groups})
 
 
 def _parts(value: Any) -> Any:

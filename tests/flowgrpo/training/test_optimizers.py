@@ -57,6 +57,19 @@ def test_it_is_near_adamw_with_and_without_a_scaled_loss(word):
     assert torch.equal(stepped(word, scale=8.0)[0].parameters[0], stepped(word)[0].parameters[0])
 
 
+def test_how_a_step_is_taken_is_for_the_machine_that_takes_it():
+    """A checkpoint of a GPU, whose steps are fused, goes on with the steps of this machine, and the other way round."""
+    p = torch.nn.Parameter(torch.ones(3))
+    for here, there in ((None, True), (True, None)):
+        saved, optimizer = (torch.optim.AdamW([p], fused=fused) for fused in (there, here))
+        p.grad = torch.ones(3)
+        saved.step()
+        optimizers.restore(optimizer, optimizers.state_of(saved))
+        assert optimizer.param_groups[0]["fused"] is here
+        assert torch.equal(optimizer.state[p]["exp_avg"], saved.state[p]["exp_avg"])
+        optimizer.step()
+
+
 def test_a_gradient_that_is_not_finite_moves_nothing(word):
     weights, optimizer, _ = stepped(word, 2)
     before = weights.parameters[0].detach().clone()
