@@ -51,6 +51,16 @@ def of_two(rank, folder, with_gradient, without):
     return run.config.train.micro_batch, run.config.train.rollout_batch, weights_of(run)
 
 
+def beside_an_evaluator(rank, folder):
+    """The sizes of a run of two processes that train and one that only evaluates; larger calls are always faster."""
+    now = iter(range(10**9))
+    probing.clock = lambda: next(now)
+    auto = {"train__micro_batch": "auto", "train__rollout_batch": "auto"}
+    run = begun(folder, Short(), Accelerator(cpu=True), **auto, train__iterations=1, run__evaluators=1)
+    run.run()
+    return run.config.train.micro_batch, run.config.train.rollout_batch
+
+
 def of_two_short_later(rank, folder):
     """How a run of two processes ends of which one has a rollout that runs out of memory."""
     net = Short()

@@ -41,11 +41,13 @@ def remedy(phase: str | None, settings: RunConfig, prefixes: tuple[str, ...] = (
         phase: where memory ran out, a key of `out_of_memory.SWITCHES`.
         prefixes: of overrides to choose from; where none of them is left, from all.
     """
-    planned = None
+    planned, first = None, out_of_memory.advice(phase, settings, prefixes=prefixes)
+    if first is not None and first.startswith("train.replay="):  # a plan does not know what `auto` kept
+        return first
     if torch.cuda.is_available() and phase in PLANNED:
         say(f"out of memory in the {phase} phase; planning on the host what helps most there")
         planned = _planned(phase, settings, prefixes)
-    return planned or out_of_memory.advice(phase, settings, prefixes=prefixes)
+    return planned or first
 
 
 def _planned(phase: str, settings: RunConfig, prefixes: tuple[str, ...]) -> str | None:

@@ -270,6 +270,11 @@ class Config(RunConfig):
 
     @property
     @override
+    def keeps_graphs(self) -> bool:
+        return self.train.replay != "always" and graphs.hindrance(self) is None
+
+    @property
+    @override
     def exchanges_base(self) -> bool:
         teacher = self.model.teacher
         return self.model.lora is not None and teacher is not None and loading.is_pipeline(teacher)

@@ -87,6 +87,8 @@ class Finishing:
         """
         if not self.cheap:
             return None
+        if self._cache is not None:
+            self._cache.skipped = 0  # of a rollout that failed
         return self if watched is None else watched.passing(self)
 
     def finished(self, algorithm: Algorithm, tree: Tree, scores: Scores, **options: Any) -> Finished | None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowgrpo.schema.heavy import torch
 from flowgrpo.schema.lazy import lazy
+from flowgrpo.schema.sections import AUTO
 from rewards.memory import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from flowgrpo.training import live
     from flowgrpo.training.exchange import Exchange
     from samplers.kernels import State
+    from samplers.trees import Tree
 else:
     psutil = lazy("psutil")
     live = lazy("flowgrpo.training.live")
@@ -54,7 +56,9 @@ def hindrance(config: Any) -> str | None:
         "algorithm.baseline.drop_zero=true": algorithm.baseline.drop_zero,
         "train.select": train.select is not None,
         "train.split=edges": train.split == "edges",
-        f"train.rollout_batch={train.rollout_batch}": train.rollout_rows != train.update_rows,
+        # Sizes that are found one by one may differ.
+        f"train.rollout_batch={train.rollout_batch}": train.rollout_rows != train.update_rows
+        or (train.rollout_batch is not None and AUTO in (train.rollout_batch, train.micro_batch)),
     }
     return next((setting for setting, hinders in found.items() if hinders), None)
 
@@ -83,6 +87,12 @@ def kept_parts(config: Any, policy: Policy, row: Row, *, rows: int, exchange: Ex
         "graphs of %d rows take %.2f GiB of %.2f: %s", rows, need / 2**30, free / 2**30, "replay" if short else "keep"
     )
     return () if short else (0,)
+
+
+def drop(tree: Tree) -> None:
+    """Let go of the graphs of a tree."""
+    for evaluation in tree.evaluations:
+        evaluation.velocity = None
 
 
 def _free(device: torch.device) -> int:

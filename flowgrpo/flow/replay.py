@@ -6,6 +6,7 @@ import logging
 
 import torch
 
+from flowgrpo.flow import graphs
 from flowgrpo.flow.config import Config
 from flowgrpo.training.baseline import Units
 from flowgrpo.training.parts import of_edges
@@ -38,8 +39,7 @@ def replayed(config: Config, tree: Tree, *, units: Units, advantages: Tensor, tr
     whole = train.split != "edges" and keep.all() and train.rollout_rows == train.update_rows
     if whole:
         return tree
-    for evaluation in tree.evaluations:
-        evaluation.velocity = None
+    graphs.drop(tree)
     if train.split == "edges":
         parts = of_edges(tree, keep, updates=train.updates, seed=config.run.seed, iteration=iteration)
         return pruned(tree, keep, train.update_rows, parts)

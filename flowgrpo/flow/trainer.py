@@ -260,7 +260,8 @@ class Trainer(Loop):
         keep_trees(
             self, parts(self.config, self.credited, batch, credited, iteration=self.done, names=self.reward_names)
         )
-        return self.batch_sizes.steps(credited, credit, self._update_part, self.config.train.updates)
+        undo = partial(graphs.drop, batch.tree)
+        return self.batch_sizes.steps(credited, credit, self._update_part, self.config.train.updates, undo=undo)
 
     @override
     def on_updated(self, moved: dict[str, Any]) -> None:

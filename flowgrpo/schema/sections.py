@@ -353,6 +353,11 @@ class RunConfig(Strict):
         return None
 
     @property
+    def keeps_graphs(self) -> bool:
+        """Whether rollouts may keep graphs for the update."""
+        return False
+
+    @property
     def exchanges_base(self) -> bool:
         """Whether another model takes the place of the frozen base at times, which must be as the files have it."""
         return False

@@ -35,7 +35,7 @@ from flowgrpo.training.placement import local
 from flowgrpo.training.probing import Memory, Prober, Timed, Tried
 from flowgrpo.training.random_states import random_state, random_state_kept, set_random_state
 from flowgrpo.training.report import Report
-from flowgrpo.training.share import Share
+from flowgrpo.training.roles import Roles
 from flowgrpo.training.weights import Weights
 from rewards.memory import is_out_of_memory
 
@@ -59,9 +59,9 @@ class Batched(Protocol):
     accelerator: Accelerator
     config: RunConfig
     weights: Weights
+    roles: Roles
     optimizer: torch.optim.Optimizer
     report: Report
-    share: Share
     folder: Path
     done: int
     evaluations: int
@@ -137,10 +137,11 @@ class BatchSizes:
             try:
                 return work()
             except Exception as error:
-                if not _of_calls(error):
+                phase = getattr(error, "phase", None)
+                if not is_out_of_memory(error) or phase == "update":  # an optimizer step cannot be undone
                     raise
                 spared = loop.give_up()
-                halved = None if spared else self._halved(key)
+                halved = None if spared or phase == "rewards" else self._halved(key)  # which have batches of their own
                 if not (spared or halved):
                     raise
             # Out of the handler nothing holds the tensors of the failed call any more.
@@ -153,20 +154,31 @@ class BatchSizes:
                 self._note(loop.done + within, halved, "out of memory")
                 spared = " and ".join(f"train.{name} is {rows}" for name, rows in halved.items())
             now = phases.now()
+            phase = phase or (now.name if now else key)
             loop.report.warn(
-                f"step {loop.done + within}: out of memory in the {now.name if now else key} phase; {spared} from here on, "
+                f"step {loop.done + within}: out of memory in the {phase} phase; {spared} from here on, "
                 "and what was under way is made again"
             )
 
-    def steps(self, made: T, again: Callable[[], T], step: Callable[[T, int], S], count: int) -> list[S]:
+    def steps(
+        self,
+        made: T,
+        again: Callable[[], T],
+        step: Callable[[T, int], S],
+        count: int,
+        *,
+        undo: Callable[[], None] = lambda: None,
+    ) -> list[S]:
         """What some optimizer steps return, each attempted with what was made for the size of calls that holds.
 
         Args:
             made: for the size that holds now.
             again: make it for another.
             step: take one of them, by its number.
+            undo: forget what a failed attempt holds beside what was made.
         """
         held: list[T] = [made]
+        del made
 
         def take(number: int) -> S:
             if not held:
@@ -175,12 +187,17 @@ class BatchSizes:
                 self._loop.evaluations = evaluations
             return step(held[0], number)
 
-        return [self.attempt(UPDATE, lambda number=number: take(number), undo=held.clear) for number in range(count)]
+        def forget() -> None:
+            held.clear()
+            undo()
+
+        return [self.attempt(UPDATE, lambda number=number: take(number), undo=forget) for number in range(count)]
 
     def _found(self) -> dict[str, int]:
         """The size of each key that asks for one."""
-        train, found = self._loop.config.train, {}
-        most = train.groups * train.group_size // train.updates // self._loop.share.count
+        train, run, found = self._loop.config.train, self._loop.config.run, {}
+        hands = self._loop.roles.trainers // run.context_parallel  # the same for those that do not train: all try alike
+        most = train.groups * train.group_size // train.updates // hands
         for key in self._asked:
             with self._trying(key) as (prober, timed):
                 tried = prober.sizes(timed, max(1, most))
@@ -209,7 +226,7 @@ class BatchSizes:
         With `rollout_batch: null` the calls of both kinds have one size.
         """
         loop, evaluations = self._loop, self._loop.evaluations
-        memory = Memory(loop.accelerator.device, _still_to_come(loop))
+        memory = Memory(loop.accelerator.device, _still_to_come(loop, key), loop.accelerator.num_processes)
         prober = Prober(memory=memory, everyone=self._everyone, clear=self._clear, alone=self._is_alone())
         try:
             with random_state_kept():
@@ -261,19 +278,12 @@ class BatchSizes:
         return gather_object([told])
 
 
-def _of_calls(error: BaseException) -> bool:
-    """Whether memory ran out in calls of the model: rewards take their own, and an optimizer step cannot be undone."""
-    return is_out_of_memory(error) and getattr(error, "phase", None) not in ("rewards", "update")
-
-
-def _still_to_come(loop: Batched) -> int:
-    """Bytes of the optimizer's moments, of gradients and of their sum, which a fresh run has not made yet."""
-    if loop.optimizer.state:
-        return 0
+def _still_to_come(loop: Batched, key: str) -> int:
+    """Bytes that there will be beside calls, and are not yet: moments, sums of gradients, and while a rollout runs those."""
     numbers = sum(local(p).numel() for p in loop.weights.parameters)
-    moments = OPTIMIZERS[loop.config.train.optimizer.name].bytes_per_number
+    moments = 0 if loop.optimizer.state else OPTIMIZERS[loop.config.train.optimizer.name].bytes_per_number
     sums = 2 * min(4 * numbers, MESSAGE) if loop.accelerator.num_processes > 1 else 0
-    return int(numbers * moments) + sums
+    return int(numbers * (moments + 4 * (key == ROLLOUT))) + sums
 
 
 def _machine(accelerator: Accelerator) -> tuple[str, int]:

@@ -33,7 +33,7 @@ SWITCHES = {
     "rollout": ("replay", "rollout_batch", "text_encoders", "draft", "sharding", "quantise", "vae", "dtype"),
     "decoding": ("replay", "vae_tiling", "rollout_batch", "text_encoders", "draft", "sharding", "quantise", "dtype"),
     "sampling": ("rollout_batch", "text_encoders", "quantise", "vae", "dtype"),
-    "rewards": ("text_encoders", "sharding"),
+    "rewards": ("replay", "text_encoders", "sharding"),
     "update": (
         "replay",
         "gradient_checkpointing",
@@ -117,9 +117,7 @@ def _values(settings: RunConfig, on_gpu: bool) -> dict[str, str | None]:
         "dtype": unless("dtype", "bfloat16", ("bfloat16", "float16")),
         "lora": "model.lora={rank: 16}" if model.lora is None else None,
         "quantise": "model.quantise=int8" if base_is_whole else None,
-        "replay": "train.replay=auto"
-        if getattr(train, "replay", None) == "never"
-        else None,  # a language model has none
+        "replay": _replay(settings),
         "draft": None if drafts is None else f"{low_precision.KEY}=null",
         "sharding": "run.sharding=fsdp2" if _can_share(settings) else None,
         "text_encoders": unless("text_encoders", *encoders),
@@ -133,6 +131,15 @@ def _values(settings: RunConfig, on_gpu: bool) -> dict[str, str | None]:
     }
 
 
+def _replay(settings: RunConfig) -> str | None:
+    """Fewer graphs; None where none are kept, and where one process has given them up itself."""
+    if not settings.keeps_graphs:
+        return None
+    if settings.train.replay == "never":
+        return "train.replay=auto"
+    return "train.replay=always" if _processes(settings) > 1 else None
+
+
 def _half(key: str, rows: int | str) -> str | None:
     """Half the rows of a call; None for one row, and where a run finds how many, which nobody knows then."""
     return f"train.{key}={rows // 2}" if isinstance(rows, int) and rows > 1 else None
@@ -140,7 +147,11 @@ def _half(key: str, rows: int | str) -> str | None:
 
 def _can_share(settings: RunConfig) -> bool:
     """Whether each of some processes holds whole networks, and could hold a part."""
-    return int(os.environ.get("WORLD_SIZE", settings.run.processes)) > 1 and sharding.can(settings)
+    return _processes(settings) > 1 and sharding.can(settings)
+
+
+def _processes(settings: RunConfig) -> int:
+    return int(os.environ.get("WORLD_SIZE", settings.run.processes))
 
 
 def _amounts(said: str) -> str:

@@ -66,22 +66,30 @@ class Memory:
 
     Args:
         reserved: bytes that are not taken yet, but will be.
+        among: how many processes take of a host's memory.
     """
 
-    def __init__(self, device: torch.device, reserved: int = 0):
+    def __init__(self, device: torch.device, reserved: int = 0, among: int = 1):
         self._device = device
-        self._last: tuple[int, int] | None = None  # rows, and bytes above what is taken now
+        self._seen: list[tuple[int, int]] = []  # rows of the last two sizes, and their bytes above what is taken now
         if device.type == "cuda":
             self._taken = self._before = torch.cuda.memory_allocated(device)
             free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - self._taken
         else:
             self._taken, self._before = psutil.Process().memory_info().rss, peak_bytes(device)
-            free = psutil.virtual_memory().available
+            free = psutil.virtual_memory().available // among
         self._room = int(MARGIN * free) - reserved
 
     def holds(self, rows: int) -> bool:
-        """Whether calls of so many rows should fit, by what fewer took; True where nobody knows."""
-        return self._last is None or self._last[1] * rows / self._last[0] <= self._room
+        """Whether calls of so many rows should fit, by what fewer took; True where nobody knows.
+
+        One size alone does not tell what a call takes whatever its rows, as gradients of all weights: a GPU then tries two.
+        """
+        if not self._seen or (len(self._seen) == 1 and rows <= 2 and self._device.type == "cuda"):
+            return True
+        fewer, least = self._seen[0] if len(self._seen) > 1 else (0, 0)
+        last, most = self._seen[-1]
+        return most + (most - least) / (last - fewer) * (rows - last) <= self._room
 
     def begin(self) -> None:
         """Look at what is taken from here on."""
@@ -91,8 +99,11 @@ class Memory:
     def look(self, rows: int) -> tuple[int, bool]:
         """The most bytes that were taken so far, by calls of so many rows, and whether that leaves the margin."""
         peak = peak_bytes(self._device)
-        self._last = (rows, peak - self._taken) if peak > self._before else None
-        return peak, self._last is None or self._last[1] <= self._room
+        if peak <= self._before:
+            self._seen = []
+            return peak, True
+        self._seen = [*self._seen[-1:], (rows, peak - self._taken)]
+        return peak, peak - self._taken <= self._room
 
     def free(self) -> None:
         """Give back what nobody holds, of a failed call too."""

@@ -1,5 +1,6 @@
 """Graphs that a rollout keeps for the first update: the numbers of a replay, without its calls."""
 
+import gc
 import math
 
 import pytest
@@ -13,6 +14,7 @@ from flowgrpo.flow.pipeline.field import FieldPolicy
 from flowgrpo.flow.predicted import predicted
 from flowgrpo.training.out_of_memory import OutOfMemory
 from samplers.schedule import linear_sigmas
+from samplers.trees import Tree
 
 # Chains with a divergence, windows, brushes with all their edges at one state, branches, twigs; one part and two.
 RUNS = [
@@ -96,6 +98,7 @@ def test_rows_that_are_gathered_anew_are_replayed(tmp_path):
         ({"algorithm": {"preset": "nft"}}, "algorithm.likelihood=elbo"),
         ({"train__split": "edges"}, "train.split=edges"),
         ({"train__rollout_batch": 8}, "train.rollout_batch=8"),
+        ({"train__rollout_batch": "auto", "train__micro_batch": "auto"}, "train.rollout_batch=auto"),
         ({"train__select": {"rule": "extremes", "fraction": 0.5}}, "train.select"),
         ({"algorithm": {"baseline": {"drop_zero": True}}}, "algorithm.baseline.drop_zero=true"),
         (
@@ -173,6 +176,47 @@ def test_a_rollout_without_room_for_its_graphs_is_made_again_without_them(tmp_pa
     )
     again, once = (lines(runs[name])[0]["cost/rollout_evaluations"] for name in ("full", "whole"))
     assert again == once  # what was thrown away is not counted
+
+
+def test_an_update_that_runs_out_of_memory_lets_go_of_all_graphs(tmp_path):
+    """It is the reference that is called first, beside the graphs of the whole iteration."""
+    network, alive = Network(), []
+    run = trainer(settings(tmp_path, train__iterations=1, train__updates=1), network, held_out=0)
+    real = run.weights.reference
+
+    def reference():
+        trees = [tree for tree in gc.get_objects() if isinstance(tree, Tree)]
+        alive.append(sum(e.velocity is not None for tree in trees for e in tree.evaluations))
+        if len(alive) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return real()
+
+    run.weights.reference = reference
+    run.run()
+    assert alive[0] > 1
+    assert set(alive[1:]) == {0}
+    replays = run_of(tmp_path, "always", "flow_grpo", {"train__iterations": 1, "train__updates": 1}, {})
+    assert replays.config.algorithm.objective.kl.beta == run.config.algorithm.objective.kl.beta > 0
+    for name, tensor in weights_of(replays).items():
+        assert torch.equal(weights_of(run)[name], tensor), name
+
+
+def test_a_reward_that_runs_out_of_memory_lets_go_of_graphs_too(tmp_path):
+    calls = []
+
+    def hungry(samples, prompts):
+        calls.append(len(samples))
+        if run.keep_graphs:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return [0.5 * (i % 3) for i in range(len(samples))]
+
+    run = trainer(settings(tmp_path, train__iterations=1, train__updates=1), reward=hungry, held_out=0)
+    run.run()
+    assert run.keep_graphs == ()
+    assert (
+        "step 1: out of memory in the rewards phase; the update calls the model anew"
+        in (run.folder / "log.txt").read_text()
+    )
 
 
 def test_what_a_graph_keeps_is_counted_for_one_row():

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from field import lines, weights_of
-from in_batches import SAID, Short, begun, of_two, of_two_short_later, told
+from in_batches import SAID, Short, begun, beside_an_evaluator, of_two, of_two_short_later, told
 from pair import pair
 
 from flowgrpo.errors import InputError
@@ -383,6 +383,13 @@ def test_two_processes_take_what_both_hold(tmp_path):
     assert all(torch.equal(tensor, second[2][name]) for name, tensor in first[2].items())
     written = json.loads((tmp_path / "r" / "batches.json").read_text())
     assert written["held"] == [{"step": 0, "micro_batch": 2, "rollout_batch": 4, "why": "found"}]
+
+
+def test_a_process_that_evaluates_tries_the_sizes_of_those_that_train(tmp_path):
+    """Each of two trains on 12 of the 24 samples of a part, so that calls of 8 are the largest."""
+    (tmp_path / "three").mkdir()
+    found = pair(partial(beside_an_evaluator, folder=str(tmp_path)), tmp_path / "three", processes=3, seconds=20)
+    assert found == [(8, 8)] * 3
 
 
 def test_of_two_processes_one_without_memory_ends_in_one_sentence(tmp_path):

@@ -190,10 +190,13 @@ def test_the_switch_that_helps_most_is_the_first_that_is_not_set(written, phase,
     assert advice(phase, run_of(**written), on_gpu) == switch
 
 
-@pytest.mark.parametrize("phase", ["rollout", "decoding", "update"])
+@pytest.mark.parametrize("phase", ["rollout", "decoding", "rewards", "update"])
 def test_graphs_that_must_be_kept_are_given_up_first(phase):
     settings = config.validated({"model": {"path": "shapes"}, "train": {"replay": "never"}})
     assert advice(phase, settings, on_gpu=True) == "train.replay=auto"
+    several = config.validated({"model": {"path": "shapes"}, "run": {"processes": 2}})
+    assert advice(phase, several, on_gpu=True) == "train.replay=always"  # one process gives them up itself
+    assert advice(phase, config.validated({"model": {"path": "shapes"}}), on_gpu=True) != "train.replay=always"
 
 
 @pytest.mark.parametrize("phase", ["rollout", "update"])

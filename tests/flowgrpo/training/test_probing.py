@@ -117,6 +117,34 @@ def test_what_is_still_to_come_is_left_free(monkeypatch):
     assert rows_of(machine.sizes(64, reserved=5 * GIB)) == [1, 2]  # 3.1 GiB are left
 
 
+def test_what_calls_take_whatever_their_rows_is_told_by_two_sizes(monkeypatch):
+    """3 GiB and a quarter for each row: 16 rows take 7 of 8.1, and 32 would take 11; by one size 4 would be 13."""
+    machine = Machine(monkeypatch, lambda rows: 1.0)
+
+    def call(rows):
+        machine.bytes_per_row = 3 * GIB / rows + GIB / 4
+        machine.call(rows)
+
+    assert rows_of(machine.prober().sizes([Timed(1, call)], 64)) == [1, 2, 4, 8, 16]
+
+
+@pytest.mark.parametrize(("kind", "held"), [("cuda", True), ("cpu", False)])
+def test_a_gpu_tries_two_rows_after_one(monkeypatch, kind, held):
+    """Which took 6 GiB of 8.1; a host does not, where the system would end the run."""
+    Machine(monkeypatch, None)
+    memory = Memory(HOST)
+    memory._device = torch.device(kind)
+    memory._seen = [(1, 6 * GIB)]
+    assert (memory.holds(2), memory.holds(4)) == (held, False)
+
+
+def test_processes_of_one_host_share_its_memory(monkeypatch):
+    Machine(monkeypatch, None)
+    memory = Memory(HOST, among=3)
+    memory._seen = [(1, GIB)]
+    assert (memory.holds(2), memory.holds(3)) == (True, False)  # of 2.7 GiB
+
+
 def test_a_size_that_turns_out_to_take_more_is_left_out(monkeypatch):
     machine = Machine(monkeypatch, lambda rows: 1.0)
 
