@@ -111,7 +111,8 @@ def show(settings: RunConfig, gpu_memory: float | None, machines: Machines | Non
     if settings.train.found:
         keys = " and ".join(f"train.{key}" for key in settings.train.found)
         table.add_row(
-            "found", f"{keys}, when the run starts; counted here with {settings.train.most_rows}, the most it tries"
+            "found",
+            f"{keys}, when the run starts; counted here with {settings.train.most_rows}, the most that one process tries",
         )
     out.print(table)
     for part, lines in (("gpu", budget.lines), ("cost", scaling.lines)):

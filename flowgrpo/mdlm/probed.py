@@ -35,7 +35,7 @@ def probe_calls(
         weights: whose gradient an update takes.
         decoder: of so many answers.
     """
-    longest = max((prompt.text for prompt in prompts), key=len)
+    longest = max((prompt.text for prompt in prompts), key=lambda text: len(policy.tokens(text)))
 
     def decode(count: int) -> None:
         policy.generate([longest] * count, decoder(count), [("probe", i) for i in range(count)], count)

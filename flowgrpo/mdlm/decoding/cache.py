@@ -55,11 +55,8 @@ class Cache(ABC):
         self.predictor, self.place = predictor, place
         self._start: int | None = None
         self._rows: Tensor | None = None
-        self._layers: list[tuple[Tensor, Tensor]] = []
-        self._some: tuple[Tensor, list[tuple[Tensor, Tensor]]] = (
-            torch.empty(0),
-            [],
-        )  # those of these rows that are not full yet
+        self._layers: Layers = []
+        self._some: tuple[Tensor, Layers] = (torch.empty(0), [])  # those of these rows that are not full yet
 
     @abstractmethod
     def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, *, start: int, stop: int) -> Tensor:
