@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
     from flowgrpo.data.prompts import Row
     from flowgrpo.flow.pipeline.policy import Policy
-    from flowgrpo.training import live
+    from flowgrpo.training import live, probing
     from flowgrpo.training.exchange import Exchange
     from samplers.kernels import State
     from samplers.trees import Tree
 else:
     psutil = lazy("psutil")
     live = lazy("flowgrpo.training.live")
+    probing = lazy("flowgrpo.training.probing")
 
 LOGGER = logging.getLogger(__name__)
 ROOM = 0.5  # of the memory that is free, which graphs may take
@@ -63,7 +64,7 @@ def hindrance(config: Any) -> str | None:
     return next((setting for setting, hinders in found.items() if hinders), None)
 
 
-def kept_parts(config: Any, policy: Policy, row: Row, *, rows: int, exchange: Exchange) -> Sequence[int]:
+def kept_parts(config: Any, policy: Policy, row: Row, *, rows: int, exchange: Exchange, peak: int = 0) -> Sequence[int]:
     """The parts of an iteration's update whose graphs rollouts keep: the first or none, on all processes alike.
 
     Args:
@@ -71,6 +72,7 @@ def kept_parts(config: Any, policy: Policy, row: Row, *, rows: int, exchange: Ex
         row: that is tried where memory decides, best the longest.
         rows: of this process, whose graphs would be kept.
         exchange: of the processes, which are taken to share the memory of a host.
+        peak: bytes at the most in calls of the sizes that the run has found; 0 where sizes are given.
     """
     if config.train.replay != "auto" or hindrance(config):
         return (0,) if config.train.replay == "never" else ()
@@ -81,7 +83,9 @@ def kept_parts(config: Any, policy: Policy, row: Row, *, rows: int, exchange: Ex
         if not is_out_of_memory(error):
             raise
         need = math.inf  # an update will say so, in its own phase
-    free = _free(state[0].device) / exchange.accelerator.num_processes
+    device = state[0].device
+    beside = max(0, peak - probing.taken_bytes(device)) if peak else 0
+    free = _free(device) / exchange.accelerator.num_processes - beside
     short = float(exchange.sum(torch.tensor(float(need > ROOM * free))))
     LOGGER.info(
         "graphs of %d rows take %.2f GiB of %.2f: %s", rows, need / 2**30, free / 2**30, "replay" if short else "keep"

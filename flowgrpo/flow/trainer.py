@@ -133,7 +133,8 @@ class Trainer(Loop):
                 self.levels = calibration.calibrate(self, [kernel.level for kernel in kernels], self._rollout_at)
         (row,) = rows_of(longest_and_shortest(self.train_prompts)[:1])
         rows = -(-predicted(self.config, len(self.policy.sigmas) - 1).graphs // self.share.count)
-        self.keep_graphs = graphs.kept_parts(self.config, self.policy, row, rows=rows, exchange=self.exchange)
+        given = {"rows": rows, "exchange": self.exchange, "peak": self.batch_sizes.peak}
+        self.keep_graphs = graphs.kept_parts(self.config, self.policy, row, **given)
 
     @override
     def give_up(self) -> str | None:

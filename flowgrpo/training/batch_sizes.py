@@ -113,6 +113,15 @@ class BatchSizes:
         sizes = ", ".join(f"train.{key} {rows}" for key, rows in found.items())
         loop.report.say(f"found {sizes} in {phases.clock() - started:.0f} s")
 
+    @property
+    def peak(self) -> int:
+        """Bytes at the most in calls of the sizes that hold, as they were tried; 0 where none were found."""
+        train = self._loop.config.train
+        tried = [
+            each for key in self._asked for each in self._tried.get(key, ()) if each["rows"] == getattr(train, key)
+        ]
+        return max((each["peak_bytes"] for each in tried), default=0)
+
     def attempt(
         self, key: str, work: Callable[[], T], *, within: bool = True, undo: Callable[[], None] = lambda: None
     ) -> T:

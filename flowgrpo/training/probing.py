@@ -59,6 +59,13 @@ class Tried:
         return self.rows / self.seconds
 
 
+def taken_bytes(device: torch.device) -> int:
+    """Bytes that a device, or this process on the host, has now."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    return psutil.Process().memory_info().rss
+
+
 class Memory:
     """The memory of a process's device, or of the host where that computes, to try calls of one kind in.
 
@@ -72,11 +79,12 @@ class Memory:
     def __init__(self, device: torch.device, reserved: int = 0, among: int = 1):
         self._device = device
         self._seen: list[tuple[int, int]] = []  # rows of the last two sizes, and their bytes above what is taken now
+        self._taken = taken_bytes(device)
         if device.type == "cuda":
-            self._taken = self._before = torch.cuda.memory_allocated(device)
+            self._before = self._taken
             free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - self._taken
         else:
-            self._taken, self._before = psutil.Process().memory_info().rss, peak_bytes(device)
+            self._before = peak_bytes(device)
             free = psutil.virtual_memory().available // among
         self._room = int(MARGIN * free) - reserved
 
