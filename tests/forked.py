@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,15 +20,34 @@ CONTEXT.set_forkserver_preload(
         "flowgrpo.cli",
         "flowgrpo.commands.train",
         "flowgrpo.flow.setup",
+        "flowgrpo.mdlm.setup",
         "flowgrpo.mdlm.trainer",
+        "diffusers.guiders",
+        "diffusers.pipelines.onnx_utils",
         "diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3",
         "transformers.models.clip.modeling_clip",
+        "transformers.models.llama.modeling_llama",
         "transformers.models.t5.modeling_t5",
         "peft",
         "torch.distributed",
         "torchvision.io",
+        "forked_ready",
     ]
 )
+
+
+def process(function, *arguments, **options):
+    """A process that calls a function, begun by the server, which has to find this folder to get ready."""
+    root = Path(__file__).parents[1]
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(root), str(root / "tests"), *filter(None, [before])])
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+    started = CONTEXT.Process(target=function, args=arguments, kwargs=options)
+    started.start()
+    return started
 
 
 class Command:
@@ -38,17 +58,14 @@ class Command:
         self._said = [Path(self._folder.name, name) for name in ("out", "err")]
         for file in self._said:
             file.touch()
-        self._process = CONTEXT.Process(
-            target=_command,
-            args=(
-                arguments,
-                {**os.environ, **environment},
-                os.path.abspath(folder),
-                [str(file) for file in self._said],
-            ),
-            kwargs={"deaf": signal.getsignal(signal.SIGINT) is signal.SIG_IGN},
+        self._process = process(
+            _command,
+            arguments,
+            {**os.environ, **environment},
+            os.path.abspath(folder),
+            [str(file) for file in self._said],
+            deaf=signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
         )
-        self._process.start()
         self.pid = self._process.pid
 
     @property

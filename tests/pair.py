@@ -8,8 +8,6 @@ import forked
 import torch
 from torch import distributed
 
-CONTEXT = forked.CONTEXT
-
 
 def pair(function, folder, *, seconds=60, processes=2):
     """What a function of the rank returns in each of some processes; of one that raises, the error's name and words;
@@ -21,9 +19,7 @@ def pair(function, folder, *, seconds=60, processes=2):
         seconds: after which a process that waits for the others gives up.
     """
     options = (str(folder), seconds, processes)
-    running = [CONTEXT.Process(target=_one, args=(function, rank, *options)) for rank in range(processes)]
-    for process in running:
-        process.start()
+    running = [forked.process(_one, function, rank, *options) for rank in range(processes)]
     for process in running:
         process.join()
     files = [Path(folder, str(rank)) for rank in range(processes)]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, permutations
@@ -69,8 +70,13 @@ def problems(task: str, split: str, count: int, seed: int = 0) -> list[Row]:
     """The first `count` problems of a task and split, all different; more of them begin with the same ones.
 
     Problem i is drawn at its own address (seed, task, split, i) until it is new. `count` must stay below the number of
-    problems that exist, tens of thousands for each task and split.
+    problems that exist, tens of thousands for each task and split. A process draws them once, and each caller has a copy.
     """
+    return deepcopy(_drawn(task, split, count, seed))
+
+
+@cache
+def _drawn(task: str, split: str, count: int, seed: int) -> list[Row]:
     rows: dict[str, Row] = {}
     for i in range(count):
         rng = noise.generator(seed, "tasks", task, split, i)
@@ -146,6 +152,13 @@ def grids() -> np.ndarray:
     return np.array([[int(c) for row in rows for c in row] for rows in _completed(())], dtype=np.int8)
 
 
+@cache
+def _agreements() -> np.ndarray:
+    """In which cells each two of the grids agree: bits of int32 (288, 288), the first cell the lowest."""
+    agree = grids()[:, None] == grids()
+    return (agree * (1 << np.arange(16, dtype=np.int32))).sum(2, dtype=np.int32)
+
+
 def _completed(rows: tuple[tuple[str, ...], ...]) -> Iterator[tuple[tuple[str, ...], ...]]:
     if len(rows) == 4:
         yield rows
@@ -161,15 +174,16 @@ def _completed(rows: tuple[tuple[str, ...], ...]) -> Iterator[tuple[tuple[str, .
 def sudoku(rng: np.random.Generator) -> Problem:
     """A grid with 8 empty cells and one solution: cells are emptied in random order as long as it stays the only one."""
     while True:
-        solution = grids()[rng.integers(len(grids()))]
-        agrees = grids() == solution  # (288, 16): the grids that fill a puzzle agree wherever it is given
-        given = np.ones(16, dtype=bool)
-        for cell in rng.permutation(16):
-            given[cell] = False
-            if (agrees | ~given).all(1).sum() > 1:
-                given[cell] = True
-            if (~given).sum() == EMPTY_CELLS:
-                asked, solved = _digits(solution * given), _digits(solution)
+        which = rng.integers(len(grids()))
+        solution, agreements = grids()[which], _agreements()[which]
+        given = 2**16 - 1  # bits of cells
+        for cell in rng.permutation(16).tolist():
+            fewer = given & ~(1 << cell)
+            if np.count_nonzero(agreements & fewer == fewer) > 1:  # the grids that fill the puzzle
+                continue
+            given = fewer
+            if given.bit_count() == 16 - EMPTY_CELLS:
+                asked, solved = _digits(solution * (given >> np.arange(16) & 1)), _digits(solution)
                 prompt = f"sudoku {_in_rows(asked).replace('0', '.')}:"
                 return Problem(solved, prompt, _in_rows(solved), {"puzzle": asked, "solution": solved})
 

@@ -133,3 +133,11 @@ def test_problems_are_addressed(task):
     assert rows == [tasks.draw(task, "eval", noise.generator(3, i)) for i in range(5)]
     train = {row["prompt"] for row in tasks.problems(task, "train", 500)}
     assert not train & {row["prompt"] for row in rows}
+
+
+def test_who_changes_rows_changes_no_other_rows():
+    problems = tasks.problems("countdown", "eval", 2)
+    whole = repr(problems)
+    problems[0]["numbers"].append(7)
+    del problems[1]["task"]
+    assert repr(tasks.problems("countdown", "eval", 2)) == whole

@@ -1,9 +1,9 @@
 """The bytes that a process sends by the rule, beside the messages that torch sends for a tiny model in shards."""
 
 import collectives
+import forked
 import pytest
 import torch
-from forked import CONTEXT
 from pair import pair
 
 from flowgrpo import config
@@ -40,8 +40,7 @@ def test_two_processes_send_what_the_rule_says(trains, tmp_path):
 @pytest.mark.parametrize(("processes", "of_node"), [(8, 8), (512, 512), (16, 8), (512, 8)])
 @pytest.mark.parametrize("full", [False, True])
 def test_many_processes_send_what_the_rule_says(processes, of_node, full, tmp_path):
-    process = CONTEXT.Process(target=collectives.of_many, args=(processes, of_node, full, tmp_path / "found"))
-    process.start()
+    process = forked.process(collectives.of_many, processes, of_node, full, tmp_path / "found")
     process.join()
     (sampled, learned), shapes = torch.load(tmp_path / "found", weights_only=False)
     rule = ruled(shapes, processes, of_node, full=full)

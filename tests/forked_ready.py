@@ -1,0 +1,15 @@
+"""The last import of the fork server in `forked`: what its children would each make anew, and no garbage to look through."""
+
+import gc
+
+from transformers import conversion_mapping
+
+from flowgrpo.data import prompts, tasks
+from flowgrpo.flow.pipeline.call import outline
+
+for split in tasks.SPLITS:
+    prompts.BUILT_IN[f"tasks:{split}"]()  # of all tasks, so of each
+conversion_mapping.get_checkpoint_conversion_mapping("none")  # makes those of all models
+outline("StableDiffusion3Pipeline")
+gc.collect()
+gc.freeze()  # or each child's first search for garbage goes through all imports, and copies their pages
