@@ -348,7 +348,7 @@ class Trainer(Loop):
             objective=self.config.algorithm.objective,
             max_grad_norm=self.config.train.max_grad_norm,
             sum_shares=self.exchange.sum_shares,
-            sum_processes=self.exchange.sum,
+            sum_processes=self.exchange.sums,
         )
 
     def _rollout_at(self, iteration: int, levels: list[float]) -> Batch:

@@ -68,7 +68,7 @@ def update_part(
     objective: PolicyGradient,
     max_grad_norm: float,
     sum_shares: Callable[[torch.Tensor], torch.Tensor],
-    sum_processes: Callable[[torch.Tensor], torch.Tensor],
+    sum_processes: Callable[[torch.Tensor] | None, torch.Tensor],
 ) -> UpdateStats:
     """Take one optimizer step on the edges of one part; return its statistics on this process.
 
@@ -83,7 +83,7 @@ def update_part(
         weights: the trained tensors, those of `optimizer`.
         scaler: of the loss, for float16; a disabled one does nothing.
         sum_shares: sum of a tensor over the shares of the data.
-        sum_processes: sum over all processes; those of one share have each a part of its gradient.
+        sum_processes: sum over all processes, None where there is one; those of one share have each a part of its gradient.
     """
     stats = UpdateStats()
     evaluations = [e for e in credited.tree.evaluations if e.part == part and e.trained]

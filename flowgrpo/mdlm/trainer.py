@@ -220,7 +220,7 @@ class TextTrainer(Loop):
             optimizer=self.optimizer,
             scaler=self.scaler,
             schedule=self.schedule,
-            reduce=self.exchange.sum,
+            exchange=self.exchange,
         )
 
     def _generate(self, rows: Sequence[Row]) -> list[Text]:

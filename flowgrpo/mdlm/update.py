@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,6 +19,7 @@ from flowgrpo.mdlm.methods.objective import Objective
 from flowgrpo.mdlm.methods.views import Views
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollout import BROKEN, Batch
+from flowgrpo.training.exchange import Exchange
 from flowgrpo.training.optimize import UpdateStats, optimizer_step
 from flowgrpo.training.surrogate import bounded_exp
 from flowgrpo.training.versions import Versions
@@ -154,7 +154,7 @@ def update_on(
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
     schedule: SchedulePolicy | None,
-    reduce: Callable[[Tensor], Tensor],
+    exchange: Exchange,
 ) -> UpdateStats:
     """Take one optimizer step on some completions of a batch; returns what was measured of it on this process.
 
@@ -164,18 +164,18 @@ def update_on(
         weights: which `optimizer` moves.
         scaler: of the loss, for float16; a disabled one does nothing.
         schedule: the policy of the decoder's numbers, or None.
-        reduce: sum of a tensor over the processes.
+        exchange: of the processes.
     """
     update_batch = update_batch.finite()
     algorithm, train = config.algorithm, config.train
     answers, advantage, views = update_batch.answers, update_batch.advantage.float(), update_batch.views
     # Not of what the views happen to score: a weight must not depend on the masks.
-    token_weight = algorithm.aggregation.weights(answers.scored, advantage, views.first, reduce)
+    token_weight = algorithm.aggregation.weights(answers.scored, advantage, views.first, exchange.sum)
     token_weight = token_weight * update_batch.weight.float()[:, None]  # not divided out again
     if update_batch.correction is not None:  # nor this
         token_weight = token_weight * update_batch.correction.to(token_weight)
     scored = views.scored.any(0)
-    total, tokens = reduce(torch.tensor([float(len(update_batch.rows)), float(scored.sum())])).tolist()
+    total, tokens = exchange.sum(torch.tensor([float(len(update_batch.rows)), float(scored.sum())])).tolist()
     stats, objective = UpdateStats(max_abs_log_ratio=None), algorithm.objective
     optimizer.zero_grad(set_to_none=True)
     if scored.any():
@@ -197,7 +197,7 @@ def update_on(
             scaler.scale(loss / total).backward()
     if tokens > 0:
         optimizer_step(
-            weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=train.max_grad_norm, reduce=reduce
+            weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=train.max_grad_norm, reduce=exchange.sums
         )
     return stats
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -40,6 +41,11 @@ class Exchange:
         total = tensor.to(self.accelerator.device, copy=True)
         distributed.all_reduce(total, group=self.group)
         return total
+
+    @property
+    def sums(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """The sum over all processes; None where there is one."""
+        return None if self.count == 1 else self.sum
 
     def sum_shares(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over the shares of the data."""

@@ -90,18 +90,19 @@ def optimizer_step(
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
     max_grad_norm: float,
-    reduce: Callable[[torch.Tensor], torch.Tensor],
+    reduce: Callable[[torch.Tensor], torch.Tensor] | None,
 ) -> None:
     """Sum the gradients of all processes, clip them to a norm and take the step, unless one is not finite.
 
     Args:
         stats: gets the norm, and whether the step was skipped.
         scaler: of the loss, for float16; a disabled one does nothing.
-        reduce: sum of a tensor over the processes; the very tensor where there is no other.
+        reduce: sum of a tensor over the processes; None where there is one.
     """
     with phase("update"):  # memory that runs out in here ends the run: half a step cannot be made again
         # Gradients of weights in shards are summed as they come; asking for these also waits for all backward passes.
-        _sum_gradients([p for p in weights.parameters if not isinstance(p, DTensor)], reduce)
+        if reduce is not None:
+            _sum_gradients([p for p in weights.parameters if not isinstance(p, DTensor)], reduce)
         # A process without a loss in the run's first step has not set its scale up yet.
         scaler.scale(local(weights.parameters[0]).new_zeros(0))
         scaler.unscale_(optimizer)
@@ -130,10 +131,7 @@ def _clipped(parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float
 
 def _sum_gradients(parameters: Sequence[torch.nn.Parameter], reduce: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Sum the gradients over the processes, in place; what is made for it is freed before the step."""
-    mine = torch.tensor([float(p.grad is not None) for p in parameters])
-    reached = reduce(mine)
-    if reached is mine:  # there is no other process
-        return
+    reached = reduce(torch.tensor([float(p.grad is not None) for p in parameters]))
     for p, by in zip(parameters, reached.tolist(), strict=True):
         if by and p.grad is None:  # experts, say, that another process's rows chose, or no row here is trained on
             p.grad = torch.zeros_like(p)

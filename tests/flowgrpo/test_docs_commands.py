@@ -125,6 +125,8 @@ def made_small(words, line):
         added.append("train.group_size=6")
     if settings.run.folder.exists():
         added.append(f"run.name=line-{line}")
+    if words[2].endswith("shapes.yaml") and not any("trees" in word for word in words):
+        added.append("run.trees=null")  # its pictures of states are looked at where a page is about them
     return [*words, *added]
 
 
