@@ -9,6 +9,12 @@ from field import Network, closeness, lines, settings, trainer, weights_of
 from flowgrpo.training import probing
 
 SAID = "CUDA out of memory. Tried to allocate 2.00 GiB."
+AUTO = {"train__micro_batch": "auto", "train__rollout_batch": "auto"}
+
+
+def counting():
+    """A clock by which each call takes a second, so that the largest size that fits is the fastest."""
+    return iter(range(10**9)).__next__
 
 
 class Short(Network):
@@ -40,23 +46,19 @@ def told(run):
 
 def of_two(rank, folder, with_gradient, without):
     """The sizes and the numbers of a run of two processes, of which the second has less memory."""
-    now = iter(range(10**9))
-    probing.clock = lambda: next(now)
+    probing.clock = counting()
     net = Short()
     if rank:
         net.with_gradient, net.without = with_gradient, without
-    auto = {"train__micro_batch": "auto", "train__rollout_batch": "auto"}
-    run = begun(folder, net, Accelerator(cpu=True), **auto, train__iterations=2)
+    run = begun(folder, net, Accelerator(cpu=True), **AUTO, train__iterations=2)
     run.run()
     return run.config.train.micro_batch, run.config.train.rollout_batch, weights_of(run)
 
 
 def beside_an_evaluator(rank, folder):
     """The sizes of a run of two processes that train and one that only evaluates; larger calls are always faster."""
-    now = iter(range(10**9))
-    probing.clock = lambda: next(now)
-    auto = {"train__micro_batch": "auto", "train__rollout_batch": "auto"}
-    run = begun(folder, Short(), Accelerator(cpu=True), **auto, train__iterations=1, run__evaluators=1)
+    probing.clock = counting()
+    run = begun(folder, Short(), Accelerator(cpu=True), **AUTO, train__iterations=1, run__evaluators=1)
     run.run()
     return run.config.train.micro_batch, run.config.train.rollout_batch
 
@@ -64,8 +66,7 @@ def beside_an_evaluator(rank, folder):
 def of_two_short_later(rank, folder):
     """How a run of two processes ends of which one has a rollout that runs out of memory."""
     net = Short()
-    auto = {"train__micro_batch": "auto", "train__rollout_batch": "auto"}
-    run = begun(folder, net, Accelerator(cpu=True), **auto, train__iterations=2)
+    run = begun(folder, net, Accelerator(cpu=True), **AUTO, train__iterations=2)
     real = run.rollout
 
     def rollout(*arguments):

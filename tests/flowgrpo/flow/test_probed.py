@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from diffusers import SD3Transformer2DModel
+from in_batches import SAID, counting
 from runs import metrics, weights
 
 from flowgrpo.cli import main
@@ -16,15 +17,15 @@ AUTO = ["train.micro_batch=auto", "train.rollout_batch=auto"]
 @pytest.fixture
 def short(monkeypatch):
     """The most rows that the transformer takes with a gradient; each call takes a second."""
-    most, real, now = [1000], SD3Transformer2DModel.forward, iter(range(10**9))
+    most, real = [1000], SD3Transformer2DModel.forward
 
     def forward(self, hidden_states, *arguments, **options):
         if torch.is_grad_enabled() and len(hidden_states) > most[0]:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            raise torch.OutOfMemoryError(SAID)
         return real(self, hidden_states, *arguments, **options)
 
     monkeypatch.setattr(SD3Transformer2DModel, "forward", forward)
-    monkeypatch.setattr(probing, "clock", lambda: next(now))
+    monkeypatch.setattr(probing, "clock", counting())
     return most
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from in_batches import AUTO, SAID, counting
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
@@ -12,15 +13,10 @@ from flowgrpo.mdlm import budget, doctor, plan
 from flowgrpo.training import checkpoint, probing
 from flowgrpo.training.out_of_memory import OutOfMemory
 
-SAID = "CUDA out of memory. Tried to allocate 2.00 GiB."
-AUTO = {"train__micro_batch": "auto", "train__rollout_batch": "auto"}
-
 
 @pytest.fixture(autouse=True)
 def a_clock_that_only_counts(monkeypatch):
-    """Each call takes a second, so that the largest size that fits is the fastest."""
-    now = iter(range(10**9))
-    monkeypatch.setattr(probing, "clock", lambda: next(now))
+    monkeypatch.setattr(probing, "clock", counting())
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from field import lines, weights_of
-from in_batches import SAID, Short, begun, beside_an_evaluator, of_two, of_two_short_later, told
+from in_batches import AUTO, SAID, Short, begun, beside_an_evaluator, counting, of_two, of_two_short_later, told
 from pair import pair
 
 from flowgrpo.errors import InputError
@@ -14,14 +14,10 @@ from flowgrpo.training import batch_sizes, probing
 from flowgrpo.training.out_of_memory import OutOfMemory
 from rewards import Reward
 
-AUTO = {"train__micro_batch": "auto", "train__rollout_batch": "auto"}
-
 
 @pytest.fixture(autouse=True)
 def a_clock_that_only_counts(monkeypatch):
-    """Each call takes a second, so that the largest size that fits is the fastest."""
-    now = iter(range(10**9))
-    monkeypatch.setattr(probing, "clock", lambda: next(now))
+    monkeypatch.setattr(probing, "clock", counting())
 
 
 @pytest.fixture
@@ -394,5 +390,6 @@ def test_a_process_that_evaluates_tries_the_sizes_of_those_that_train(tmp_path):
 
 def test_of_two_processes_one_without_memory_ends_in_one_sentence(tmp_path):
     (tmp_path / "pair").mkdir()
-    _, second = pair(partial(of_two_short_later, folder=str(tmp_path)), tmp_path / "pair", seconds=10)
+    first, second = pair(partial(of_two_short_later, folder=str(tmp_path)), tmp_path / "pair", seconds=10)
     assert second.startswith("OutOfMemory: out of memory in the rollout phase")
+    assert isinstance(first, str)  # whatever it says, it ends when the other does, or when it has waited long enough
