@@ -40,6 +40,11 @@ def velocity_and_gradient(_, name, call, *, degree=2, checkpointing=False):
     return [v.detach() for v in velocity], before, gradients
 
 
+def kept_and_again(rank):
+    """The same of two policies alike, the second with gradient checkpointing."""
+    return [velocity_and_gradient(rank, "WanPipeline", {}, checkpointing=again) for again in (False, True)]
+
+
 def run(_, folder, overrides):
     """Train in a folder as one of the processes that `pair` has started."""
     os.chdir(folder)

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 import torch
+from conftest import furnish
 from runs import background, from_shards, metrics, weights
 
 OPTIONS = [
@@ -14,6 +15,8 @@ OPTIONS = [
     "train.ema=0.9",
     "train.optimizer.eps=1",  # steps along the gradient, however small a number of it is
     "train.learning_rate=1",
+    "train.iterations=2",
+    "eval={every: 2, prompts: 3, save: 0}",
     "run.checkpoint={every: 1, keep: 3}",
 ]
 ALONE = ["run.processes=1", "run.sharding=none"]
@@ -53,17 +56,27 @@ def steps(run):
     return sorted(path.name for path in (run / "checkpoints").iterdir())
 
 
-def test_a_run_in_shards_goes_on_to_the_bit_in_as_many_processes_and_closely_in_others(workplace):
+@pytest.fixture(scope="module")
+def undisturbed(tiny_model, tmp_path_factory):
+    """The folder of a run in shards that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    furnish(folder, tiny_model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        status, said = train("whole", *SHARDED)
+    assert status == 0, said
+    return folder / "runs" / "whole"
+
+
+def test_a_run_in_shards_goes_on_to_the_bit_in_as_many_processes_and_closely_in_others(workplace, undisturbed):
     runs = workplace / "runs"
-    for name, options in (
-        ("whole", [*SHARDED, "train.iterations=2"]),
-        ("same", [*SHARDED, "train.iterations=1"]),
-        ("spread", [*ALONE, "train.iterations=1"]),
-    ):
-        assert train(name, *options)[0] == 0
-    shutil.copytree(runs / "same", runs / "alone")
+    assert train("spread", *ALONE, "train.iterations=1")[0] == 0
+    for name in ("whole", "same", "alone"):
+        shutil.copytree(undisturbed, runs / name)
+    for name in ("same", "alone"):  # as the run was after its first step
+        shutil.rmtree(runs / name / "checkpoints" / "step-000002")
     for name, options in (("same", SHARDED), ("alone", ALONE), ("spread", SHARDED)):
-        status, said = train(name, *options, "train.iterations=2", "run.resume=true")
+        status, said = train(name, *options, "run.resume=true")
         assert status == 0, said
     places = {name: runs / name / "checkpoints" / "step-000002" for name in ("whole", "same", "alone", "spread")}
     assert [any(place.glob("shard-*")) for place in places.values()] == [True, True, False, True]
@@ -88,17 +101,16 @@ def disturbed(workplace):
     return workplace
 
 
-def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_before_whole(disturbed):
+def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_before_whole(disturbed, undisturbed):
     run = disturbed / "runs" / "t"
-    assert train("whole", *SHARDED, "train.iterations=3")[0] == 0
     (disturbed / "kill").touch()
-    status, said = train("t", *SHARDED, "train.iterations=3")
+    status, said = train("t", *SHARDED)
     assert status == 128 + signal.SIGKILL, said
     assert "process 1 of 2 was ended by SIGKILL; a checkpoint of step 1 is there, go on with: flowgrpo train" in said
     assert "step-000002" not in steps(run)
-    assert train("t", *SHARDED, "train.iterations=3", "run.resume=true")[0] == 0
-    assert steps(run) == ["step-000001", "step-000002", "step-000003"]
-    whole, again = (from_shards(disturbed / "runs" / name / "checkpoints" / "step-000003") for name in ("whole", "t"))
+    assert train("t", *SHARDED, "run.resume=true")[0] == 0
+    assert steps(run) == ["step-000001", "step-000002"]
+    whole, again = (from_shards(folder / "checkpoints" / "step-000002") for folder in (undisturbed, run))
     assert whole.keys() == again.keys()
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 

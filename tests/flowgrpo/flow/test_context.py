@@ -1,10 +1,11 @@
 """Two processes that share each call of a network compute what one does, and train to the same weights."""
 
+import shutil
 from functools import partial
 
 import pytest
 import torch
-from in_context import run, velocity_and_gradient
+from in_context import kept_and_again, run, velocity_and_gradient
 from pair import pair
 from runs import background, metrics, weights
 from zoo import SPECIMENS
@@ -37,11 +38,9 @@ def test_a_shared_call_has_the_velocity_and_the_gradient_of_a_whole_one(name, tm
 
 
 def test_checkpointing_changes_no_number_of_a_shared_call(tmp_path):
-    (tmp_path / "kept").mkdir()
-    (tmp_path / "again").mkdir()
-    (velocity, _, gradients), _ = pair(partial(velocity_and_gradient, name="WanPipeline", call={}), tmp_path / "kept")
-    again = partial(velocity_and_gradient, name="WanPipeline", call={}, checkpointing=True)
-    for other, _, others in pair(again, tmp_path / "again"):
+    found = pair(kept_and_again, tmp_path)
+    velocity, _, gradients = found[0][0]
+    for _, (other, _, others) in found:
         assert all(torch.equal(a, b) for a, b in zip(velocity, other, strict=True))
         assert all(torch.equal(gradients[key], others[key]) for key in gradients)
 
@@ -154,13 +153,30 @@ def test_two_processes_that_share_calls_and_weights_train_as_one(case, tmp_path,
     assert drift(two) <= (1e-6 if overrides == PRUNED else 0)
 
 
-def test_shards_change_no_number_of_shared_calls_nor_does_a_resume(tmp_path, monkeypatch):
-    furnish(tmp_path, "FluxPipeline")
+@pytest.fixture(scope="module")
+def of_one(tmp_path_factory):
+    """A folder with a run in one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    furnish(folder, "FluxPipeline")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        alone()
+    return folder
+
+
+@pytest.fixture
+def shared(of_one, tmp_path, monkeypatch):
+    """The folder of a test with a copy of that run."""
+    shutil.copytree(of_one, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    alone()
+
+
+@pytest.mark.usefixtures("shared")
+def test_shards_change_no_number_of_shared_calls_nor_does_a_resume(tmp_path):
     together(tmp_path, "whole")
     together(tmp_path, "cut", "run.sharding=fsdp2")
-    together(tmp_path, "later", "train.iterations=1")
+    later = shutil.copytree(tmp_path / "runs" / "whole", tmp_path / "runs" / "later")
+    shutil.rmtree(later / "checkpoints" / "step-000002")
     together(tmp_path, "later", "run.resume=true")
     one, *others = (tmp_path / "runs" / name for name in ("alone", "whole", "cut", "later"))
     first = weights(others[0], 2)
@@ -172,10 +188,8 @@ def test_shards_change_no_number_of_shared_calls_nor_does_a_resume(tmp_path, mon
         assert timeless(others[0]) == timeless(other)
 
 
-def test_shares_of_the_data_are_dealt_to_pairs_of_processes(tmp_path, monkeypatch):
-    furnish(tmp_path, "FluxPipeline")
-    monkeypatch.chdir(tmp_path)
-    alone()
+@pytest.mark.usefixtures("shared")
+def test_shares_of_the_data_are_dealt_to_pairs_of_processes(tmp_path):
     scored = together(tmp_path, "four", "run.sharding=fsdp2", processes=4)
     each, evaluations = 2 * 4, 3  # of a group in two iterations; the first pair has two of three held-out prompts
     assert scored == [TRIED, TRIED, TRIED + each + evaluations, TRIED + each + 2 * evaluations]

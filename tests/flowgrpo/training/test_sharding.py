@@ -1,5 +1,7 @@
 """A frozen base in shards trains what a whole one trains, to the bit; weights that learn in shards, closely."""
 
+import shutil
+
 import pytest
 import torch
 from in_shards import (
@@ -77,8 +79,9 @@ def test_a_base_in_shards_trains_as_a_whole_one(case, workplace):
     if "data.groups=stored" in CASES[case]:
         assert main(["sample", "tiny.yaml", "--groups", "stored", "algorithm.preset=rwr"]) == 0
     lines, replays = {}, ["train.replay=always"] * (CASES[case][0] == "tiny.yaml")  # as all must in shards
+    rare = ["eval={every: 2, prompts: 1, save: 0}", "run.checkpoint={every: 2, keep: 1}"]
     for name in ("none", "fsdp2"):
-        own = [*replays, f"run.name={name}", f"run.sharding={name}", "run.processes=2"]
+        own = [*replays, *rare, f"run.name={name}", f"run.sharding={name}", "run.processes=2"]
         process = background("train", *CASES[case], *own)
         _, said = process.communicate(timeout=300)
         if torch.__version__.startswith("2.9.") and "cannot cut a base of whole numbers" in said:
@@ -111,6 +114,9 @@ WHOLE = {
 }
 
 
+SHARDED = ["run.sharding=fsdp2"]
+
+
 @pytest.mark.parametrize("case", WHOLE)
 def test_all_weights_in_shards_train_as_whole_ones_and_go_on_as_such(case, workplace):
     """Gradients are summed in another order, so that numbers are close, and not the same."""
@@ -122,20 +128,18 @@ def test_all_weights_in_shards_train_as_whole_ones_and_go_on_as_such(case, workp
         "train.updates=1",
         "train.optimizer.eps=1",  # steps along the gradient, however small a number of it is
         "train.learning_rate=1",
-        "run.checkpoint.keep=2",
+        "eval={every: 2, prompts: 1, save: 0}",
+        "run.checkpoint={every: 1, keep: 2}",
         "run.processes=2",
     ]
-    first = [*options, "train.iterations=1", "run.checkpoint.every=1", "run.name=later"]
-    for command in (
-        [*options, "run.name=none"],
-        [*options, "run.name=fsdp2", "run.sharding=fsdp2"],
-        [*first, "run.sharding=fsdp2"],
-        [*options, "run.name=later", "run.resume=true"],
-    ):
-        process = background(*command)
+    folders = [workplace / "runs" / name for name in ("none", "fsdp2", "later")]
+    for folder, own in zip(folders, ([], SHARDED, [*SHARDED, "run.resume=true"]), strict=True):
+        if folder.name == "later":  # the run in shards as it was after its first step
+            shutil.copytree(folders[1], folder)
+            shutil.rmtree(folder / "checkpoints" / "step-000002")
+        process = background(*options, *own, f"run.name={folder.name}")
         _, said = process.communicate(timeout=300)
         assert process.returncode == 0, said
-    folders = [workplace / "runs" / name for name in ("none", "fsdp2", "later")]
     whole, *others = (weights(folder, 2) for folder in folders)
     start = weights(folders[2], 1)
     for other in others:
