@@ -68,7 +68,7 @@ class Size:
 def wide() -> torch.nn.Module:
     """A random transformer of 24 layers, 256 wide, that fits the embedded pipeline."""
     own = {"num_layers": 24, "num_attention_heads": 8, "attention_head_dim": 32, "caption_projection_dim": 256}
-    before = load_pipeline("shapes", "float32").transformer.config
+    before = load_pipeline("shapes", torch.float32).transformer.config
     torch.manual_seed(0)
     return SD3Transformer2DModel.from_config({**before, **own})
 
@@ -93,7 +93,7 @@ def settings(size: Size, kind: str, rows: int, **train: Any) -> Config:
 
 def begun(size: Size) -> tuple[DiffusersPolicy, Weights]:
     """The policy of a size, on the GPU where there is one, and what is trained of it."""
-    pipe = load_pipeline("shapes", "float32")
+    pipe = load_pipeline("shapes", torch.float32)
     if size.transformer is not None:
         pipe.register_modules(transformer=size.transformer())
     pipe.to("cuda" if torch.cuda.is_available() else "cpu")

@@ -65,7 +65,7 @@ def computing(work: Work) -> Reward:
 def rewards(rounds: int) -> dict[str, Ratio]:
     """Decoding and scoring at once, over one after the other."""
     settings = {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 64, "width": 64}
-    policy = DiffusersPolicy(load_pipeline("shapes", "float32"), settings)
+    policy = DiffusersPolicy(load_pipeline("shapes", torch.float32), settings)
     asked = [[Row("a red circle", SIZE * group + i) for i in range(SIZE)] for group in range(GROUPS)]
     states = [policy.start(rows) for rows in asked]
 
