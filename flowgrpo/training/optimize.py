@@ -148,7 +148,7 @@ def messages(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     room = 0
     for tensor in tensors:
         room -= tensor.nbytes
-        if room < 0:
+        if room < 0 or not found:
             found.append([])
             room = MESSAGE - tensor.nbytes
         found[-1].append(tensor)

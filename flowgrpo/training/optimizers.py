@@ -148,10 +148,8 @@ def restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
             if isinstance(value, torch.Tensor) and value.shape == p.shape:
                 moments[index][key] = placement.placed_as(value, p)
     # How a step is taken is for the machine that takes it.
-    groups = [
-        {**group, "fused": own["fused"]} if "fused" in own else group
-        for group, own in zip(state["param_groups"], optimizer.param_groups, strict=False)
-    ]
+    fused = [group["fused"] for group in optimizer.param_groups if "fused" in group]
+    groups = [{**group, **({"fused": fused[0]} if fused else {})} for group in state["param_groups"]]
     optimizer.load_state_dict({**state, "state": moments, "param_groups": groups})
 
 

@@ -95,6 +95,11 @@ def test_gradients_are_summed_in_messages_of_a_bounded_size(monkeypatch):
     ]
 
 
+def test_a_tensor_without_numbers_may_come_first():
+    empty, one = torch.zeros(0), torch.zeros(3)
+    assert optimize.messages([empty, one]) == [[empty, one]]
+
+
 def test_a_process_alone_sends_nothing(monkeypatch):
     monkeypatch.setattr(optimize, "_sum_gradients", None)
     weights = Weights({"net": torch.nn.Linear(1, 1, bias=False)}, None)

@@ -70,6 +70,13 @@ def test_how_a_step_is_taken_is_for_the_machine_that_takes_it():
         optimizer.step()
 
 
+def test_a_checkpoint_of_more_groups_is_refused():
+    a, b = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    two = torch.optim.AdamW([{"params": [a]}, {"params": [b], "lr": 1.0}])
+    with pytest.raises(ValueError, match="different number of parameter groups"):
+        optimizers.restore(torch.optim.AdamW([a]), optimizers.state_of(two))
+
+
 def test_a_gradient_that_is_not_finite_moves_nothing(word):
     weights, optimizer, _ = stepped(word, 2)
     before = weights.parameters[0].detach().clone()
