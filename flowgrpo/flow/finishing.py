@@ -79,6 +79,22 @@ class Finishing:
         with self._copies.finishing(), nullcontext() if self._cache is None else self._policy.cached(self._cache):
             return self._policy.finish(state, sigmas, rows)
 
+    def check(self, rows: Sequence[Row]) -> None:
+        """Take a step through the cache, if there is one, so that blocks that it cannot stand in for are seen at once.
+
+        Args:
+            rows: that the policy has begun with.
+
+        Raises:
+            InputError: they return something else than what they take.
+        """
+        if self._cache is None:
+            return
+        before = self._policy.evaluations
+        with random_state_kept():
+            self(self._policy.start(rows), self._policy.sigmas[:2], rows)
+        self._policy.evaluations, self._cache.skipped = before, 0
+
     def over(self, watched: Foretold | None) -> Finish | None:
         """What is handed to growth; None where the policy finishes as it walks.
 

@@ -97,6 +97,7 @@ class _Stack:
             for i, block in enumerate(self.blocks)
         ]
         self._threshold, self._step, self._counter = threshold, step, counter
+        self._stream: int | None = None  # which of a block's outputs goes on with what entered, once that is known
         self.reset()
 
     def put(self, blocks: list[torch.nn.Module]) -> None:
@@ -115,13 +116,17 @@ class _Stack:
         self._now = (step, place + 1 if step == before else 0)
         entered = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
         self._output = block(*args, **kwargs)
-        streams = [x for x in _outputs(self._output) if x is not None and x.shape == getattr(entered, "shape", None)]
+        outputs = _outputs(self._output)
+        streams = [i for i, x in enumerate(outputs) if x is not None and x.shape == getattr(entered, "shape", None)]
         if not streams:
             raise InputError(
                 f"algorithm.tree.finish.cache: the blocks of {self.name} do not add to what enters them, take null"
             )
-        # Where a prompt has as many tokens as the picture, what entered tells which of the two it is.
-        self._added = min((x - entered for x in streams), key=lambda x: float(x.abs().sum()) if len(streams) > 1 else 0)
+        if self._stream not in streams:
+            self._stream = streams[0] if len(streams) == 1 else None
+        if self._stream is None:  # a prompt has as many tokens as the picture: the nearer one is what has entered
+            self._stream = min(streams, key=lambda i: float((outputs[i] - entered).abs().sum()))
+        self._added = outputs[self._stream] - entered
         kept = self._kept.get(self._now[1])
         rows = len(self._added)
         if kept is None or kept.added.shape != self._added.shape:
@@ -151,6 +156,10 @@ class _Stack:
             raise InputError(
                 f"algorithm.tree.finish.cache: the last block of {self.name} returns something else than the first, take "
                 "null"
+            )
+        if any(end is not None and len(end) != len(self._added) for end in ends):
+            raise InputError(
+                "algorithm.tree.finish.cache: the outputs of a block have unequal numbers of rows, take null"
             )
         rest = tuple(None if end is None else end - x for end, x in zip(ends, head, strict=True))
         added = self._added
@@ -197,7 +206,5 @@ def _like(output: Any, values: Outputs) -> Any:
 
 
 def _by_row(chosen: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    """Rows (B, ...) of `yes` where they are chosen, else of `no`; those that each row has for itself."""
-    if len(yes) != len(chosen):
-        raise InputError("algorithm.tree.finish.cache: the outputs of a block have unequal numbers of rows, take null")
+    """Rows (B, ...) of `yes` where they are chosen, else of `no`."""
     return torch.where(chosen.view(-1, *[1] * (yes.ndim - 1)), yes, no)

@@ -193,3 +193,40 @@ def test_blocks_that_return_something_else_than_they_take_are_one_sentence():
     with cache.on(), pytest.raises(InputError, match=r"the blocks of Network do not add to what enters them"):
         network(torch.ones(1, 2))
     assert isinstance(network.blocks[0], torch.nn.Linear)  # put back
+
+
+class Folded(torch.nn.Module):
+    """Returns a stream whose rows are cut in two, beside the one that entered."""
+
+    def forward(self, hidden_states):
+        return hidden_states + 1, hidden_states.reshape(2 * len(hidden_states), -1)
+
+
+def test_rows_that_a_block_cuts_are_one_sentence_at_the_first_call():
+    network = Network(torch.sin, torch.cos)
+    network.blocks[0] = network.blocks[1] = Folded()
+    cache, _ = cached(network, 0.1)
+    network.forward = lambda x: network.blocks[1](network.blocks[0](x)[0])
+    with cache.on(), pytest.raises(InputError, match=r"the outputs of a block have unequal numbers of rows"):
+        network(torch.ones(3, 2))
+
+
+class Joint(torch.nn.Module):
+    """Two streams of one shape; what entered first goes on as the second output."""
+
+    def forward(self, hidden_states):
+        return hidden_states * 3, hidden_states * 1.5
+
+
+def test_which_stream_goes_on_is_seen_once_for_all_rows_to_come():
+    """A row that is 0 would tell nothing by itself."""
+    network = Network(torch.sin, torch.cos)
+    network.blocks[0] = network.blocks[1] = Joint()
+    network.forward = lambda x: network.blocks[1](network.blocks[0](x)[1])
+    cache, _ = cached(network, 0.1)
+    (stack,) = cache._stacks
+    with cache.on():
+        network(torch.ones(1, 2))
+        cache.reset()
+        network(torch.zeros(1, 2))
+    assert stack._stream == 1
