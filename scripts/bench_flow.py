@@ -190,7 +190,7 @@ def updates(name: str, rounds: int) -> dict[str, Ratio]:
                 return batch, units, *trainer.advantages(units, batch)[:2]
 
             def iteration(*kept: int, trainer: Trainer = trainer, rolled: Callable = rolled) -> None:
-                trainer.keep_graphs = kept
+                trainer.kept_graphs.parts = kept
                 trainer.update(*rolled())
 
             stands = rolled()
@@ -198,7 +198,7 @@ def updates(name: str, rounds: int) -> dict[str, Ratio]:
                 trainer.update(*stands)
             works = {"update": partial(trainer.update, *stands), "bare": bare(policy, calls, learns=True)}
             trainer.on_start()
-            if trainer.keep_graphs:  # there is memory for them
+            if trainer.kept_graphs.parts:  # there is memory for them
                 works |= {"replays": iteration, "keeps": partial(iteration, 0)}
             taken = in_turns(works, rounds)
             place = f"{name}, {rows} rows"

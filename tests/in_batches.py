@@ -1,6 +1,8 @@
 """What `training/test_batch_sizes` runs, in one process and in two: the field of the plane with too little memory."""
 
+import json
 import random
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator
@@ -44,6 +46,39 @@ def told(run):
     return lines(run), lines(run, "eval"), weights_of(run)
 
 
+def short(with_gradient=1000, without=1000):
+    net = Short()
+    net.with_gradient, net.without = with_gradient, without
+    return net
+
+
+def few(algorithm):
+    """Draws that a short schedule has."""
+    return {"algorithm__likelihood__draws": 3} if algorithm in ("awm", "dgpo") else {}
+
+
+def held(run):
+    written = json.loads((run.folder / "batches.json").read_text())["held"]
+    return [(each["step"], each.get("micro_batch"), each.get("rollout_batch"), each["why"]) for each in written]
+
+
+def at(run, iteration, change):
+    """Let something change when an iteration begins to roll out, in a run that goes on from wherever."""
+    real = run.rollout
+
+    def rollout(number, groups):
+        if number == iteration:
+            change()
+        return real(number, groups)
+
+    run.rollout = rollout
+
+
+def equal(some, others):
+    assert some[:2] == others[:2]
+    assert all(torch.equal(tensor, others[2][name]) for name, tensor in some[2].items())
+
+
 def of_two(rank, folder, with_gradient, without):
     """The sizes and the numbers of a run of two processes, of which the second has less memory."""
     probing.clock = counting()
@@ -53,6 +88,14 @@ def of_two(rank, folder, with_gradient, without):
     run = begun(folder, net, Accelerator(cpu=True), **AUTO, train__iterations=2)
     run.run()
     return run.config.train.micro_batch, run.config.train.rollout_batch, weights_of(run)
+
+
+def of_two_disks(rank, folder):
+    """The sizes that two processes go on with, of which only the first sees what the run has found."""
+    run = begun(Path(folder, str(rank)), Short(), Accelerator(cpu=True), **AUTO, train__iterations=1)
+    with run.report:
+        run.batch_sizes.prepare()
+    return run.config.train.micro_batch, run.config.train.rollout_batch
 
 
 def beside_an_evaluator(rank, folder):

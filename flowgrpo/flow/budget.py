@@ -67,6 +67,7 @@ class FlowBudget(Budget):
         trial: what its calls allocate.
         states: how many latent states of a rollout stay until they are trained on, on all processes.
         graphs: how many rows a rollout may keep the graphs of, on all processes; see `flow.graphs`.
+        graph_times: of the schedule, at which these lie.
         samples: of an iteration, on all processes.
         group: samples of the largest group.
         loads_later: whether the pipeline can load its networks when the prompts are encoded.
@@ -77,6 +78,7 @@ class FlowBudget(Budget):
     trial: Trial
     states: int
     graphs: int
+    graph_times: int
     samples: int
     group: int
     loads_later: bool
@@ -153,8 +155,9 @@ class FlowBudget(Budget):
     def graph_bytes(self) -> int:
         """Bytes of all graphs that a process's rollout may keep."""
         checkpointed, degree = self.config.model.gradient_checkpointing, self.config.run.context_parallel
-        each = self.trial.graph_checkpointed if checkpointed else self.trial.graph
-        return -(-self.graphs // self.config.run.shares) * -(-each // degree)
+        kept = self.trial.graph_checkpointed if checkpointed else self.trial.graph
+        rows, size = -(-self.graphs // self.config.run.shares), self.config.train.rollout_rows
+        return replace(kept, each=-(-kept.each // degree)).of(rows, times=self.graph_times, size=size)
 
     @override
     def kept_graphs(self, room: int) -> dict[str, Any]:
@@ -269,7 +272,7 @@ def budget_of(config: Config, of_node: int = OF_NODE) -> Iterator[FlowBudget]:
             config=config,
             trial=measured,
             states=states,
-            graphs=_graphs(placed),
+            **_graphs(placed),
             samples=config.train.groups * group,
             group=group,
             loads_later=loading.loads_later(folder),
@@ -278,8 +281,9 @@ def budget_of(config: Config, of_node: int = OF_NODE) -> Iterator[FlowBudget]:
         )
 
 
-def _graphs(config: Config) -> int:
-    """Rows whose graphs a rollout may keep."""
+def _graphs(config: Config) -> dict[str, int]:
+    """Rows whose graphs a rollout may keep, and the times at which they lie."""
     if config.train.replay == "always":
-        return 0
-    return predicted(config, call_and_branches(config)[0]["num_inference_steps"]).graphs
+        return {"graphs": 0, "graph_times": 0}
+    cost = predicted(config, call_and_branches(config)[0]["num_inference_steps"])
+    return {"graphs": cost.graphs, "graph_times": cost.graph_times}

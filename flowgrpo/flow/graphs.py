@@ -9,31 +9,24 @@ replay as ever.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flowgrpo.schema.heavy import torch
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.sections import AUTO
-from rewards.memory import is_out_of_memory
 
 if TYPE_CHECKING:
-    import psutil
-
     from flowgrpo.data.prompts import Row
     from flowgrpo.flow.pipeline.policy import Policy
-    from flowgrpo.training import live, probing
-    from flowgrpo.training.exchange import Exchange
+    from flowgrpo.training import live
     from samplers.kernels import State
-    from samplers.trees import Tree
+    from samplers.trees import Evaluation
 else:
-    psutil = lazy("psutil")
     live = lazy("flowgrpo.training.live")
-    probing = lazy("flowgrpo.training.probing")
 
-LOGGER = logging.getLogger(__name__)
 ROOM = 0.5  # of the memory that is free, which graphs may take
 
 
@@ -52,8 +45,8 @@ def hindrance(config: Any) -> str | None:
         f"run.generators={run.generators}": run.generators > 0,
         f"run.sharding={run.sharding}": run.sharding != "none",
         "model.offload_activations=true": config.model.offload_activations,
-        # What leaves the update is gathered into fewer calls, which costs less than full ones sent backward.
-        f"algorithm.tree.prune.rule={rule and rule.rule}": rule is not None,
+        # What leaves the update by its rewards is gathered into fewer calls, which costs less than full ones sent backward.
+        f"algorithm.tree.prune.rule={rule and rule.rule}": rule is not None and rule.rule != "depth",
         "algorithm.baseline.drop_zero=true": algorithm.baseline.drop_zero,
         "train.select": train.select is not None,
         "train.split=edges": train.split == "edges",
@@ -64,56 +57,45 @@ def hindrance(config: Any) -> str | None:
     return next((setting for setting, hinders in found.items() if hinders), None)
 
 
-def kept_parts(config: Any, policy: Policy, row: Row, *, rows: int, exchange: Exchange, peak: int = 0) -> Sequence[int]:
-    """The parts of an iteration's update whose graphs rollouts keep: the first or none, on all processes alike.
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What the graph of a call of the model keeps until its backward pass, in bytes.
 
-    Args:
-        config: of the run.
-        row: that is tried where memory decides, best the longest.
-        rows: of this process, whose graphs would be kept.
-        exchange: of the processes, which are taken to share the memory of a host.
-        peak: bytes at the most in calls of the sizes that the run has found; 0 where sizes are given.
+    Attributes:
+        once: for any number of rows, such as copies of trained weights in half precision.
+        each: for each row.
     """
-    if config.train.replay != "auto" or hindrance(config):
-        return (0,) if config.train.replay == "never" else ()
-    state = policy.start([row])
-    try:
-        need = rows * graph_bytes(policy, state, row)
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        need = math.inf  # an update will say so, in its own phase
-    device = state[0].device
-    beside = max(0, peak - probing.taken_bytes(device)) if peak else 0
-    free = _free(device) / exchange.accelerator.num_processes - beside
-    short = float(exchange.sum(torch.tensor(float(need > ROOM * free))))
-    LOGGER.info(
-        "graphs of %d rows take %.2f GiB of %.2f: %s", rows, need / 2**30, free / 2**30, "replay" if short else "keep"
-    )
-    return () if short else (0,)
+
+    once: int
+    each: int
+
+    def of(self, rows: int, *, times: int, size: int) -> int:
+        """Bytes of the graphs of so many rows, which lie at some times of the schedule, in calls of a size."""
+        calls = times * math.ceil(rows / (times * size)) if rows else 0
+        return calls * self.once + rows * self.each
 
 
-def drop(tree: Tree) -> None:
-    """Let go of the graphs of a tree."""
-    for evaluation in tree.evaluations:
+def drop(evaluations: Sequence[Evaluation]) -> None:
+    """Let go of the graphs of some evaluations."""
+    for evaluation in evaluations:
         evaluation.velocity = None
 
 
-def _free(device: torch.device) -> int:
-    """Bytes of memory that can be allocated on a device."""
-    if device.type != "cuda":
-        return psutil.virtual_memory().available
-    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+def measured(policy: Policy, state: State, row: Row, *, size: int) -> tuple[Kept, int]:
+    """What the graph of a velocity keeps beside the weights, and bytes that a call of a size takes beside it, by a run.
 
-
-def graph_bytes(policy: Policy, state: State, row: Row) -> int:
-    """Bytes that the graph of one row's velocity keeps beside the weights, by running it."""
+    Args:
+        state: of one row.
+        size: rows of a call.
+    """
+    before = policy.evaluations
     with torch.enable_grad(), live.Live() as counted:
         for network in policy.modules.values():
             for tensor in (*network.parameters(), *network.buffers()):
                 counted.ignore(tensor)
         counted.restart()
         velocity = policy.velocity(state, policy.sigmas[0], [row])
-        held = counted.now
+        once, each = counted.parts
         del velocity
-    return held
+    policy.evaluations = before
+    return Kept(once=once, each=each), counted.peaks.of(size) - once - size * each

@@ -24,7 +24,8 @@ class Cost:
     """Counts of one iteration on all processes: rows through the model, samples decoded, edges and batches of the update.
 
     `with_gradient` are the rows of the update that a backward pass follows; the others are of the reference. `graphs` are
-    those of the first update, where the rollout may keep their graphs and the update then spares them; see `graphs`.
+    those of the first update, where the rollout may keep their graphs and the update then spares them, and `graph_times` the
+    times of the schedule at which they lie; see `graphs`.
     """
 
     rollout: int
@@ -34,6 +35,7 @@ class Cost:
     trained_edges: int
     update_batches: int
     graphs: int = 0
+    graph_times: int = 0
 
 
 def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
@@ -86,6 +88,7 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         raise InputError(
             f"train.updates: {train.updates} parts, but the trained edges of a group leave {states} states, take {states}"
         )
+    first = [] if graphs.hindrance(config) else [e for e in evaluations if e.part == 0]
     return Cost(  # what an engine walked is only scored here
         rollout=sum(len(e.rows) for e in tree.evaluations if e.trained or config.run.engine is None),
         update=forwards * (2 if algorithm.objective.kl.beta > 0 else 1),
@@ -93,7 +96,8 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         decoded=len(tree.leaves),
         trained_edges=sum(len(edges.nodes) for e in evaluations for edges in e.trained),
         update_batches=len(evaluations),
-        graphs=0 if graphs.hindrance(config) else sum(len(e.rows) for e in evaluations if e.part == 0),
+        graphs=sum(len(e.rows) for e in first),
+        graph_times=len({e.sigma for e in first}),
     )
 
 

@@ -36,10 +36,11 @@ def replayed(config: Config, tree: Tree, *, units: Units, advantages: Tensor, tr
         keep &= left
     if not trained.all():
         keep &= units.to_edges(trained)
-    whole = train.split != "edges" and keep.all() and train.rollout_rows == train.update_rows
+    fits = all(len(e.rows) <= train.update_rows for e in tree.evaluations if e.trained)  # not once that was halved
+    whole = train.split != "edges" and keep.all() and train.rollout_rows == train.update_rows and fits
     if whole:
         return tree
-    graphs.drop(tree)
+    graphs.drop(tree.evaluations)
     if train.split == "edges":
         parts = of_edges(tree, keep, updates=train.updates, seed=config.run.seed, iteration=iteration)
         return pruned(tree, keep, train.update_rows, parts)

@@ -43,12 +43,12 @@ from flowgrpo.flow.engine import correction
 from flowgrpo.flow.engine.rollout import EngineRollout
 from flowgrpo.flow.finishing import Finishing
 from flowgrpo.flow.kept import parts
+from flowgrpo.flow.kept_graphs import KeptGraphs
 from flowgrpo.flow.noised import finite, noised_of, taken
 from flowgrpo.flow.offline import Source
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.portrait import Portraits
-from flowgrpo.flow.predicted import predicted
 from flowgrpo.flow.probed import probe_calls
 from flowgrpo.flow.replay import replayed
 from flowgrpo.flow.rollout import Batch, rollout, score_leaves
@@ -58,7 +58,7 @@ from flowgrpo.training import low_precision, random_states
 from flowgrpo.training.baseline import Units
 from flowgrpo.training.batch_sizes import ROLLOUT, ProbeCalls
 from flowgrpo.training.deal import Deal, parts_of, pool_of
-from flowgrpo.training.engine.asking import answered, on_main, told
+from flowgrpo.training.engine.asking import rolled_out, told
 from flowgrpo.training.engine.seeds import seed_of
 from flowgrpo.training.evaluate import evaluate
 from flowgrpo.training.groups import Groups
@@ -98,7 +98,7 @@ class Trainer(Loop):
         self.training_call = guidance.training_call(config.model.guidance, policy)
         self.eval_call = eval_call(config, policy)
         self.levels: list[float] | None = None  # of the kernel's noise, where they are calibrated
-        self.keep_graphs: Sequence[int] = ()  # parts of the update that stand on the weights of their rollout
+        self.kept_graphs = KeptGraphs(config)
         self.shaping = Shaping(config) if config.algorithm.tree.adapts else None
         self.copies = low_precision.Copies(config, policy.modules.values())
         self.finishing = Finishing(config, policy, self.copies, self.credited)
@@ -117,6 +117,7 @@ class Trainer(Loop):
         with self.policy.call_overrides(**self.training_call):
             self.policy.start(rows_of(longest_and_shortest(self.train_prompts)[:1]))
             elbo.check_policy(self.config, self.policy)
+            self.finishing.check(rows_of(longest_and_shortest(self.train_prompts)[:1]))
             self.policy.offload()
             super().run()
 
@@ -126,23 +127,16 @@ class Trainer(Loop):
 
     @override
     def on_start(self) -> None:
-        """Calibrate the noise of each step, where the kernel asks for it, and see which graphs a rollout may keep."""
+        """Calibrate the noise of each step, where the kernel asks for it, and see whether rollouts keep graphs."""
         if self.config.algorithm.kernel.calibrate is not None:
             with phase("calibrating"), random_states.random_state_kept():  # a resume does not calibrate again
                 kernels = self.config.algorithm.kernel.kernels(len(self.policy.sigmas) - 1)
                 self.levels = calibration.calibrate(self, [kernel.level for kernel in kernels], self._rollout_at)
-        (row,) = rows_of(longest_and_shortest(self.train_prompts)[:1])
-        rows = -(-predicted(self.config, len(self.policy.sigmas) - 1).graphs // self.share.count)
-        given = {"rows": rows, "exchange": self.exchange, "peak": self.batch_sizes.peak}
-        self.keep_graphs = graphs.kept_parts(self.config, self.policy, row, **given)
+        self.kept_graphs.decide(self)
 
     @override
     def give_up(self) -> str | None:
-        """The graphs of a rollout, unless they are to be kept whatever it takes."""
-        if not self.keep_graphs or self.config.train.replay == "never":
-            return None
-        self.keep_graphs = ()
-        return "the update calls the model anew (train.replay)"
+        return self.kept_graphs.give_up()
 
     @override
     def rollout_state(self) -> Any:
@@ -155,6 +149,18 @@ class Trainer(Loop):
             self.levels = state
         else:
             self.shaping.restore(state)
+
+    @override
+    def own_state(self) -> Any:
+        return self.kept_graphs.state()
+
+    @override
+    def take_own_state(self, state: Any) -> None:
+        self.kept_graphs.restore(state)
+
+    @override
+    def copies_to_come(self) -> int:
+        return self.copies.to_come
 
     @override
     def on_compared(self, units: Units) -> None:
@@ -193,7 +199,7 @@ class Trainer(Loop):
                 seed=config.run.seed,
                 solver=algorithm.solver,
                 keep_means=algorithm.objective.needs_old_means,
-                keep_graphs=() if graphs.hindrance(config) else self.keep_graphs,
+                keep_graphs=self.kept_graphs.of(config),
                 evaluate=watched,
                 finish=self.finishing.over(watched),
                 **scoring,
@@ -204,29 +210,15 @@ class Trainer(Loop):
         return Batch(groups, tree, scores, drafts=len(self._pool(iteration, groups).own), **told)
 
     def _by_engine(self, iteration: int, groups: Groups, plan: Plan) -> Batch:
-        """Push the weights, let the engine walk this process's chains, and score them as they stand here.
-
-        Raises:
-            EngineLost: an engine is gone, or did something else; on all processes, with a checkpoint of what is done.
-        """
-        config = self.config
-        on_main(self, self.engine.adapters.push)
+        """Let the engine walk this process's chains, and score them as they stand here; errors as of `rolled_out`."""
+        size, means = self.config.train.rollout_rows, self.config.algorithm.objective.needs_old_means
         roots = self._roots(iteration, groups, first(groups.roots).starts)  # a draft is refused
-        rolled = answered(
-            self,
-            lambda: self.engine.roll_out(
-                plan,
-                roots,
-                micro_batch=config.train.rollout_rows,
-                keep_means=config.algorithm.objective.needs_old_means,
-            ),
-        )
-        on_main(self, self.engine.adapters.verify)
+        rolled = rolled_out(self, lambda: self.engine.roll_out(plan, roots, micro_batch=size, keep_means=means))
         scores = score_leaves(
             rolled.tree,
             lambda leaves, rows: rolled.samples[list(leaves)],
             self.rewards,
-            config.train.rollout_rows,
+            size,
             deal=self.deal(iteration, groups),
             gather=self.gather_rolled,
             share=self.share,
@@ -257,12 +249,12 @@ class Trainer(Loop):
     def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
         """Give each edge its unit's advantage, take an optimizer step on each part of them, and return their statistics."""
         credit = partial(self.credit_edges, batch, units, advantages, trained)
-        credited = self.batch_sizes.attempt(ROLLOUT, credit)
+        held = [self.batch_sizes.attempt(ROLLOUT, credit, give_up=self.give_up)]
         keep_trees(
-            self, parts(self.config, self.credited, batch, credited, iteration=self.done, names=self.reward_names)
+            self, parts(self.config, self.credited, batch, held[0], iteration=self.done, names=self.reward_names)
         )
-        undo = partial(graphs.drop, batch.tree)
-        return self.batch_sizes.steps(credited, credit, self._update_part, self.config.train.updates, undo=undo)
+        spare = {"undo": partial(graphs.drop, batch.tree.evaluations), "give_up": self.give_up}
+        return self.batch_sizes.steps(held, credit, self._update_part, self.config.train.updates, **spare)
 
     @override
     def on_updated(self, moved: dict[str, Any]) -> None:

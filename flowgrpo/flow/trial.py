@@ -17,6 +17,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.flow import start
 from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.encoding import eval_call
+from flowgrpo.flow.graphs import Kept
 from flowgrpo.flow.pipeline import guidance, loading, traits, weightless
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.pipeline.switches import ENTRANCES, checkpoint_gradients, decoders, tile
@@ -66,8 +67,8 @@ class Trial:
         evaluate: sampling as in an evaluation; None where it takes as much.
         update: a step with gradients, and its backward pass; nothing where the config has checkpointing.
         update_checkpointed: the same with `model.gradient_checkpointing`; None where a network does not support it.
-        graph: what a row's step keeps for its backward pass; 0 where the config has checkpointing.
-        graph_checkpointed: the same with it; 0 where a network does not support it.
+        graph: what a step keeps for its backward pass; nothing where the config has checkpointing.
+        graph_checkpointed: the same with it; nothing where a network does not support it.
         dequantises: whether weights that layers of this package make anew are among these.
     """
 
@@ -81,8 +82,8 @@ class Trial:
     evaluate: Sampling | None
     update: Peaks
     update_checkpointed: Peaks | None
-    graph: int
-    graph_checkpointed: int
+    graph: Kept
+    graph_checkpointed: Kept
     dequantises: bool
 
 
@@ -243,20 +244,21 @@ def _decoded_in_tiles(
 
 def _update(
     policy: DiffusersPolicy, hollow: Hollow, row: Row, state: tuple[torch.Tensor, ...], *, checkpointed: bool
-) -> tuple[tuple[Peaks, int], tuple[Peaks | None, int]]:
+) -> tuple[tuple[Peaks, Kept], tuple[Peaks | None, Kept]]:
     """What a step and its backward pass allocate, and what it keeps between, without checkpointing and with it."""
     networks = policy.modules.values()
     hollow.with_gradients(networks)
-    whole = (Peaks(), 0) if checkpointed else _learnt(policy, hollow, row, state)
+    nothing = Kept(once=0, each=0)
+    whole = (Peaks(), nothing) if checkpointed else _learnt(policy, hollow, row, state)
     if not all(getattr(network, "_supports_gradient_checkpointing", False) for network in networks):
-        return whole, (None, 0)
+        return whole, (None, nothing)
     checkpoint_gradients(networks)
     return whole, _learnt(policy, hollow, row, state)
 
 
-def _learnt(policy: DiffusersPolicy, hollow: Hollow, row: Row, state: tuple[torch.Tensor, ...]) -> tuple[Peaks, int]:
+def _learnt(policy: DiffusersPolicy, hollow: Hollow, row: Row, state: tuple[torch.Tensor, ...]) -> tuple[Peaks, Kept]:
     with hollow.phase() as live:
         velocity = policy.walk.velocity(state, policy.sigmas[0], [row])
-        _, kept = live.parts
+        once, each = live.parts
         sum(v.float().square().mean() for v in velocity).backward()
-        return live.peaks, kept
+        return live.peaks, Kept(once=once, each=each)

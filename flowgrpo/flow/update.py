@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from flowgrpo.flow import graphs
 from flowgrpo.flow.methods.objective import LossInputs, PolicyGradient, TrainedStep
 from flowgrpo.flow.noised import Matching, Noised
 from flowgrpo.flow.pipeline.policy import Policy
@@ -68,7 +69,7 @@ def update_part(
     objective: PolicyGradient,
     max_grad_norm: float,
     sum_shares: Callable[[torch.Tensor], torch.Tensor],
-    sum_processes: Callable[[torch.Tensor] | None, torch.Tensor],
+    sum_processes: Callable[[torch.Tensor], torch.Tensor] | None,
 ) -> UpdateStats:
     """Take one optimizer step on the edges of one part; return its statistics on this process.
 
@@ -93,6 +94,7 @@ def update_part(
         local = credited.noised.weight(part)
     total = float(sum_shares(torch.tensor(local, dtype=torch.float64)))
     if total == 0:
+        graphs.drop(evaluations)
         return stats
     optimizer.zero_grad(set_to_none=True)
     if credited.noised is None:

@@ -48,7 +48,7 @@ from flowgrpo.mdlm.update import UpdateBatch, scored_tokens, update_batches, upd
 from flowgrpo.training.baseline import Units
 from flowgrpo.training.batch_sizes import UPDATE, ProbeCalls
 from flowgrpo.training.deal import parts_of
-from flowgrpo.training.engine.asking import answered, on_main, told
+from flowgrpo.training.engine.asking import rolled_out, told
 from flowgrpo.training.evaluate import evaluate
 from flowgrpo.training.groups import Groups
 from flowgrpo.training.keeping import keep_trees
@@ -130,17 +130,12 @@ class TextTrainer(Loop):
         )
 
     def _by_engine(self, iteration: int, members: Sequence[Member], texts: Sequence[str]) -> Rolled:
-        """Push the weights, and let the engine complete this process's prompts; scored here where somebody asks for it.
-
-        Raises:
-            EngineLost: an engine is gone, or did something else; on all processes, with a checkpoint of what is done.
-        """
+        """Let the engine complete this process's prompts, scored here where somebody asks; errors as of `rolled_out`."""
         engine, config = self.engine, self.config
-        on_main(self, engine.adapters.push)
-        adapter, *_ = self.exchange.gather([engine.adapters.pushed])  # which the main process knows
-        rolled = answered(
-            self,
-            lambda: engine.roll_out(
+
+        def roll() -> Rolled:
+            adapter, *_ = self.exchange.gather([engine.adapters.pushed])  # which the main process knows
+            return engine.roll_out(
                 self.policy.prompts(texts),
                 members,
                 seed=config.run.seed,
@@ -148,10 +143,9 @@ class TextTrainer(Loop):
                 adapter=adapter,
                 scored=request.scored(config, self.decoder),
                 micro_batch=config.train.rollout_rows,
-            ),
-        )
-        on_main(self, engine.adapters.verify)
-        return rolled
+            )
+
+        return rolled_out(self, roll)
 
     @override
     def units(self, batch: Batch) -> Units:

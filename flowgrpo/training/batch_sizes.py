@@ -30,6 +30,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import phases, probing
 from flowgrpo.training.folders import replace_text
+from flowgrpo.training.layout import of_machine
 from flowgrpo.training.optimizers import MESSAGE, OPTIMIZERS
 from flowgrpo.training.placement import local
 from flowgrpo.training.probing import Memory, Prober, Timed, Tried
@@ -69,8 +70,8 @@ class Batched(Protocol):
     def probe_calls(self) -> ProbeCalls:
         """The calls that sizes are tried with."""
 
-    def give_up(self) -> str | None:
-        """Let go of what a rollout keeps and can do without, and say so; None where there is nothing."""
+    def copies_to_come(self) -> int:
+        """Bytes of copies of the networks that rollouts will make."""
 
 
 class BatchSizes:
@@ -97,7 +98,7 @@ class BatchSizes:
         if not self._asked:
             return
         loop, machines = self._loop, sorted({tuple(each) for each in self._everyone(_machine(self._loop.accelerator))})
-        written = read(loop.folder)
+        written = self._read()
         if written is not None:
             self._tried = written["tried"]
             self._held = [each for each in written["held"] if each["step"] <= loop.done]
@@ -113,27 +114,37 @@ class BatchSizes:
         sizes = ", ".join(f"train.{key} {rows}" for key, rows in found.items())
         loop.report.say(f"found {sizes} in {phases.clock() - started:.0f} s")
 
-    @property
-    def peak(self) -> int:
-        """Bytes at the most in calls of the sizes that hold, as they were tried; 0 where none were found."""
+    def to_come(self) -> int:
+        """Bytes that a run will have beside what it has now: moments, gradients, copies, and in calls of found sizes."""
         train = self._loop.config.train
         tried = [
-            each for key in self._asked for each in self._tried.get(key, ()) if each["rows"] == getattr(train, key)
+            each["peak_bytes"]
+            for key in self._asked
+            for each in self._tried.get(key, ())
+            if each["rows"] == getattr(train, key)
         ]
-        return max((each["peak_bytes"] for each in tried), default=0)
+        calls = max(0, max(tried) - probing.taken_bytes(self._loop.accelerator.device)) if tried else 0
+        return max(_still_to_come(self._loop, ROLLOUT), _still_to_come(self._loop, UPDATE) + calls)
 
     def attempt(
-        self, key: str, work: Callable[[], T], *, within: bool = True, undo: Callable[[], None] = lambda: None
+        self,
+        key: str,
+        work: Callable[[], T],
+        *,
+        within: bool = True,
+        undo: Callable[[], None] = lambda: None,
+        give_up: Callable[[], str | None] = lambda: None,
     ) -> T:
         """What some work returns; where a call of it runs out of memory, made again with less.
 
-        First without what the loop can give up, then with calls of half the size, where the run has found it.
+        First without what can be given up, then with calls of half the size, where the run has found it.
 
         Args:
             key: that sets the size of its calls, `UPDATE` or `ROLLOUT`.
             work: which changes nothing that lasts but gradients, the global generators and the count of evaluations.
             within: whether it is a part of an iteration, so that a resume that begins with this one makes it again.
             undo: forget what was made for the failed attempt.
+            give_up: let go of what takes memory and can be done without, and say so; None where there is nothing.
 
         Raises:
             Exception: whatever the work raises; memory that runs out where it cannot be helped.
@@ -149,7 +160,7 @@ class BatchSizes:
                 phase = getattr(error, "phase", None)
                 if not is_out_of_memory(error) or phase == "update":  # an optimizer step cannot be undone
                     raise
-                spared = loop.give_up()
+                spared = give_up()
                 halved = None if spared or phase == "rewards" else self._halved(key)  # which have batches of their own
                 if not (spared or halved):
                     raise
@@ -171,28 +182,28 @@ class BatchSizes:
 
     def steps(
         self,
-        made: T,
+        held: list[T],
         again: Callable[[], T],
         step: Callable[[T, int], S],
         count: int,
         *,
         undo: Callable[[], None] = lambda: None,
+        give_up: Callable[[], str | None] = lambda: None,
     ) -> list[S]:
         """What some optimizer steps return, each attempted with what was made for the size of calls that holds.
 
         Args:
-            made: for the size that holds now.
+            held: what was made for the size that holds now, alone; nobody else holds it, for a failed attempt forgets it.
             again: make it for another.
             step: take one of them, by its number.
             undo: forget what a failed attempt holds beside what was made.
+            give_up: as of `attempt`, in the first step.
         """
-        held: list[T] = [made]
-        del made
 
         def take(number: int) -> S:
             if not held:
                 evaluations = self._loop.evaluations
-                held.append(again())
+                held.append(self.attempt(ROLLOUT, again))
                 self._loop.evaluations = evaluations
             return step(held[0], number)
 
@@ -200,7 +211,32 @@ class BatchSizes:
             held.clear()
             undo()
 
-        return [self.attempt(UPDATE, lambda number=number: take(number), undo=forget) for number in range(count)]
+        return [
+            self.attempt(
+                UPDATE,
+                lambda number=number: take(number),
+                undo=forget,
+                **({"give_up": give_up} if number == 0 else {}),
+            )
+            for number in range(count)
+        ]
+
+    def _read(self) -> dict[str, Any] | None:
+        """What the main process reads in the run's folder, on every process: disks may differ.
+
+        Raises:
+            InputError: it cannot be read, on all of them.
+        """
+        own: Any = None
+        if self._loop.accelerator.is_main_process:
+            try:
+                own = read(self._loop.folder)
+            except InputError as error:
+                own = error
+        written = self._everyone(own)[0]
+        if isinstance(written, InputError):
+            raise written
+        return written
 
     def _found(self) -> dict[str, int]:
         """The size of each key that asks for one."""
@@ -235,7 +271,7 @@ class BatchSizes:
         With `rollout_batch: null` the calls of both kinds have one size.
         """
         loop, evaluations = self._loop, self._loop.evaluations
-        memory = Memory(loop.accelerator.device, _still_to_come(loop, key), loop.accelerator.num_processes)
+        memory = Memory(loop.accelerator.device, _still_to_come(loop, key), of_machine(loop.accelerator.num_processes))
         prober = Prober(memory=memory, everyone=self._everyone, clear=self._clear, alone=self._is_alone())
         try:
             with random_state_kept():
@@ -288,11 +324,12 @@ class BatchSizes:
 
 
 def _still_to_come(loop: Batched, key: str) -> int:
-    """Bytes that there will be beside calls, and are not yet: moments, sums of gradients, and while a rollout runs those."""
-    numbers = sum(local(p).numel() for p in loop.weights.parameters)
+    """Bytes that there will be beside calls, and are not yet: moments, copies, sums of gradients, and of a rollout those."""
+    sizes = [local(p).numel() for p in loop.weights.parameters]
     moments = 0 if loop.optimizer.state else OPTIMIZERS[loop.config.train.optimizer.name].bytes_per_number
-    sums = 2 * min(4 * numbers, MESSAGE) if loop.accelerator.num_processes > 1 else 0
-    return int(numbers * (moments + 4 * (key == ROLLOUT))) + sums
+    message = min(4 * sum(sizes), max(MESSAGE, 4 * max(sizes)))
+    sums = 2 * message if loop.accelerator.num_processes > 1 else 0
+    return int(sum(sizes) * (moments + 4 * (key == ROLLOUT))) + sums + loop.copies_to_come()
 
 
 def _machine(accelerator: Accelerator) -> tuple[str, int]:

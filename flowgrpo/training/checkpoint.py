@@ -265,12 +265,13 @@ def _read_weights(checkpoint: Path, tensors: Mapping[str, torch.Tensor], written
 
 
 def rollout_state(checkpoint: Path) -> Any:
-    """Return what the rollouts of a run depend on beside its weights and prompt stats; None where there is no such thing.
-
-    Raises:
-        InputError: it cannot be read.
-    """
+    """Return what rollouts depend on beside weights and prompt stats, None for nothing; InputError if it cannot be read."""
     return _state(checkpoint).get("rollout")
+
+
+def own_state(checkpoint: Path) -> Any:
+    """Return what else a resume goes on with (`Steps.own_state`), None for nothing; InputError if it cannot be read."""
+    return _state(checkpoint).get("own")
 
 
 def load(

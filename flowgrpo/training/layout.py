@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flowgrpo.schema.sections import RunConfig
@@ -37,6 +39,11 @@ class Layout:
     def replicas(self) -> int:
         """How many hold the same shard."""
         return self.processes // self.among
+
+
+def of_machine(processes: int, environment: Mapping[str, str] = os.environ) -> int:
+    """How many of some processes that were launched together run on this machine."""
+    return int(environment.get("LOCAL_WORLD_SIZE", processes))
 
 
 def layout_of(config: RunConfig, of_node: int = OF_NODE) -> Layout:

@@ -218,7 +218,8 @@ class Loop(Steps):
         """Roll out this process's share of an iteration, by the weights that it is rolled out by."""
         started, evaluations = time.perf_counter(), self.evaluations
         with self.versions.rolling_out(iteration):
-            batch = self.batch_sizes.attempt(ROLLOUT, lambda: self.rollout(iteration, self.groups(iteration)))
+            rollout = partial(self.rollout, iteration, self.groups(iteration))
+            batch = self.batch_sizes.attempt(ROLLOUT, rollout, give_up=self.give_up)
         return Made(batch, self.evaluations - evaluations, time.perf_counter() - started)
 
     def gather_rolled(self, objects: list[Any]) -> list[Any]:
@@ -297,6 +298,7 @@ class Loop(Steps):
             prompt_stats=self.prompt_stats.state(),
             versions=self.versions,
             rollout=self.rollout_state(),
+            own=self.own_state(),
             first=self._writer.peers.first,
         )
         self._writer.begin(taken, partial(self._sound, self.done))
@@ -332,7 +334,9 @@ class Loop(Steps):
                 process=self.accelerator.process_index,
             )
             self.prompt_stats.restore(prompt_stats)
-            self.take_rollout_state(checkpoint.rollout_state(checkpoint.find(self.checkpoints, step)))
+            found = checkpoint.find(self.checkpoints, step)
+            self.take_rollout_state(checkpoint.rollout_state(found))
+            self.take_own_state(checkpoint.own_state(found))
         self.accelerator.wait_for_everyone()  # nobody deletes a checkpoint before all have looked at it
         self.report.forget_after(self.done if self.done else -1)
         if self.accelerator.is_main_process:

@@ -147,6 +147,11 @@ class Copies:
         """A context in which networks compute as finishes ask for."""
         return nullcontext() if self._of_finishes is None else self._of_finishes.computing()
 
+    @property
+    def to_come(self) -> int:
+        """Bytes of copies that will be made."""
+        return sum(each.to_come for each in {self._of_drafts, self._of_finishes} - {None})
+
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Make copies of layers that change once inside this context, in which they stay as they are."""
@@ -175,6 +180,14 @@ class LowPrecision:
         self._word, self._frozen, self._keeps = word, frozen, frozen
         self._places = [place for network in networks for place in _places(network, word, key)]
         self._copies: list[torch.nn.Module] | None = None
+
+    @property
+    def to_come(self) -> int:
+        """Bytes of the copies, unless they are there."""
+        if self._copies is not None:
+            return 0
+        weights = (parent.get_submodule(name).weight for parent, name in self._places)
+        return sum(_layer_size(tuple(weight.shape), weight.element_size(), self._word) for weight in weights)
 
     @contextmanager
     def kept(self) -> Iterator[None]:

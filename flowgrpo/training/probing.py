@@ -66,6 +66,17 @@ def taken_bytes(device: torch.device) -> int:
     return psutil.Process().memory_info().rss
 
 
+def free_bytes(device: torch.device, processes: int) -> int:
+    """Bytes that a process can still take of its device's memory, or of its part of the host's.
+
+    Args:
+        processes: of the run on this host, which take of its memory alike.
+    """
+    if device.type != "cuda":
+        return psutil.virtual_memory().available // processes
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
 class Memory:
     """The memory of a process's device, or of the host where that computes, to try calls of one kind in.
 
@@ -73,20 +84,15 @@ class Memory:
 
     Args:
         reserved: bytes that are not taken yet, but will be.
-        among: how many processes take of a host's memory.
+        processes: as of `free_bytes`.
     """
 
-    def __init__(self, device: torch.device, reserved: int = 0, among: int = 1):
+    def __init__(self, device: torch.device, reserved: int = 0, processes: int = 1):
         self._device = device
         self._seen: list[tuple[int, int]] = []  # rows of the last two sizes, and their bytes above what is taken now
         self._taken = taken_bytes(device)
-        if device.type == "cuda":
-            self._before = self._taken
-            free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - self._taken
-        else:
-            self._before = peak_bytes(device)
-            free = psutil.virtual_memory().available // among
-        self._room = int(MARGIN * free) - reserved
+        self._before = self._taken if device.type == "cuda" else peak_bytes(device)
+        self._room = int(MARGIN * free_bytes(device, processes)) - reserved
 
     def holds(self, rows: int) -> bool:
         """Whether calls of so many rows should fit, by what fewer took; True where nobody knows.

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import low_precision, quantise
+from flowgrpo.training.layout import of_machine
 from flowgrpo.training.lockstep import Lockstep
 from flowgrpo.training.weights import Weights
 
@@ -87,7 +88,7 @@ def among(form: str, environment: Mapping[str, str] = os.environ) -> int:
     if form == "none" or not distributed.is_initialized():
         return 1
     processes = distributed.get_world_size()
-    return int(environment.get("LOCAL_WORLD_SIZE", processes)) if form == "hsdp" else processes
+    return of_machine(processes, environment) if form == "hsdp" else processes
 
 
 def applies(form: str) -> bool:

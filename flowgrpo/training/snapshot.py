@@ -62,6 +62,7 @@ def take(
     prompt_stats: dict[str, Any],
     versions: Versions | None = None,
     rollout: Any = None,
+    own: Any = None,
     first: bool = True,
 ) -> Snapshot:
     """Copy what the checkpoint of a step is to hold to the host; what is trained may change from here on.
@@ -72,6 +73,7 @@ def take(
         prompt_stats: what is remembered of each prompt, as JSON; `history` in the file.
         versions: by which later iterations are rolled out.
         rollout: what rollouts depend on beside these, as JSON; None for nothing, which is not written.
+        own: what a resume goes on with beside that, likewise.
         first: whether this is the process that writes what is whole; the others copy their shards alone.
     """
     trained, moments = weights.tensors(), optimizers.state_of(optimizer)
@@ -82,6 +84,8 @@ def take(
     state = {"step": step, "updates": weights.updates, "beta": beta, "history": prompt_stats}
     if rollout is not None:
         state["rollout"] = copy.deepcopy(rollout)  # it is written while the run goes on
+    if own is not None:
+        state["own"] = copy.deepcopy(own)
     parts: dict[str, torch.Tensor] = {}
     if shards.any_in(trained.values()):
         parts = {f"{WEIGHTS}{name}": t for name, t in trained.items()}

@@ -35,6 +35,18 @@ class Steps(ABC):
         """Take over what `rollout_state` returned elsewhere; by default there is nothing."""
         return
 
+    def own_state(self) -> Any:
+        """What a resume goes on with that changes no number of the model, as JSON; by default nothing."""
+        return None
+
+    def take_own_state(self, state: Any) -> None:
+        """Take over what `own_state` returned when a checkpoint was written; by default there is nothing."""
+        return
+
+    def copies_to_come(self) -> int:
+        """Bytes of copies of the networks that rollouts will make, and have not yet; by default there are none."""
+        return 0
+
     @abstractmethod
     def rollout(self, iteration: int, groups: Groups) -> Batch:
         """Sample this process's share of the roots, decode and score the samples, and return them.

@@ -36,6 +36,23 @@ def on_main(loop: Loop, ask: Callable[[], T]) -> T | None:
     return answered(loop, ask if loop.accelerator.is_main_process else lambda: None)
 
 
+def rolled_out(loop: Any, roll: Callable[[], T]) -> T:
+    """What this process has engines roll out by the weights as they stand: pushed before, and verified behind.
+
+    Args:
+        loop: a run that has an engine.
+        roll: ask for it.
+
+    Raises:
+        EngineLost: an engine is gone, or did something else; on all processes, with a checkpoint of what is done.
+    """
+    adapters = loop.engine.adapters
+    on_main(loop, adapters.push)
+    rolled = answered(loop, roll)
+    on_main(loop, adapters.verify)
+    return rolled
+
+
 def told(loop: Loop, own: Mismatch, *, unit: str, same: str) -> dict[str, Any]:
     """The metrics of the mismatch on all processes, of which a large one is warned of.
 

@@ -9,6 +9,7 @@ import torch
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.flow.budget import FlowBudget
+from flowgrpo.flow.graphs import Kept
 from flowgrpo.flow.pipeline import weightless
 from flowgrpo.flow.trial import Sampling, Trial
 from flowgrpo.training.budget import GIB
@@ -39,8 +40,8 @@ TRIAL = Trial(
     evaluate=None,
     update=each_row(8),
     update_checkpointed=each_row(2),
-    graph=GIB // 16,
-    graph_checkpointed=GIB // 256,
+    graph=Kept(once=0, each=GIB // 16),
+    graph_checkpointed=Kept(once=0, each=GIB // 256),
     dequantises=False,
 )
 
@@ -55,6 +56,7 @@ def budget(measured=TRIAL, *, loads_later=True, **changes):
         trial=measured,
         states=1024,
         graphs=64,
+        graph_times=2,
         samples=8 * 16,
         group=16,
         loads_later=loads_later,
@@ -309,6 +311,13 @@ def test_graphs_of_a_rollout_are_counted_where_it_keeps_them():
     assert few["update"].parts["states"] - replayed["update"].parts["states"] == 64 * GIB // 256
     shared = phases(train__replay="never", run__processes=4)
     assert shared["update"].parts["states"] == replayed["update"].parts["states"] // 4 + 16 * GIB // 16
+
+
+def test_a_graph_of_each_call_has_copies_of_the_weights():
+    """64 rows at two times are, in calls of 2, 32 calls; of four processes with 16 rows each it is 8."""
+    copies = replace(TRIAL, graph=Kept(once=GIB, each=GIB // 16))
+    assert budget(copies, train__replay="never").graph_bytes == (32 + 4) * GIB
+    assert budget(copies, train__replay="never", run__processes=4).graph_bytes == (8 + 1) * GIB
 
 
 def test_auto_keeps_graphs_that_take_half_of_what_is_left():

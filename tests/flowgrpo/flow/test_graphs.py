@@ -1,20 +1,29 @@
 """Graphs that a rollout keeps for the first update: the numbers of a replay, without its calls."""
 
-import gc
 import math
+from functools import partial
 
+import in_graphs
 import pytest
+import tiny
 import torch
 from field import Network, credit, lines, settings, step_in_place, trainer, weights_of
+from in_graphs import run_of
+from pair import pair
 
-from flowgrpo.data.prompts import Row
+from flowgrpo import config
+from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow import graphs
 from flowgrpo.flow.pipeline.field import FieldPolicy
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.flow.pipeline.switches import checkpoint_gradients
 from flowgrpo.flow.predicted import predicted
-from flowgrpo.training.out_of_memory import OutOfMemory
+from flowgrpo.flow.trainer import Trainer
+from flowgrpo.training.live import Live
+from flowgrpo.training.weights import Weights, lora_config
+from rewards import Reward
 from samplers.schedule import linear_sigmas
-from samplers.trees import Tree
 
 # Chains with a divergence, windows, brushes with all their edges at one state, branches, twigs; one part and two.
 RUNS = [
@@ -23,26 +32,10 @@ RUNS = [
     ("flow_grpo_fast", {"train__updates": 1}, {"tree": {"size": 2}}),
     ("tempflow", {}, {"tree": {"branches": 4}}),
     ("branch_grpo", {"train__updates": 1}, {"tree": {"splits": [0, 1, 2], "prune": None}}),
+    ("branch_grpo", {"train__updates": 1}, {"tree": {"splits": [0, 1, 2], "prune": {"rule": "depth"}}}),
     ("dense_grpo", {}, {}),
     ("grpo_guard", {}, {}),
 ]
-
-
-def run_of(folder, replay, preset, overrides, algorithm, **options):
-    chosen = settings(
-        folder / replay,
-        **{
-            "train__iterations": 3,
-            "train__updates": 2,
-            "train__replay": replay,
-            "algorithm": {"preset": preset, **algorithm},
-            "eval__every": 9,
-            **overrides,
-        },
-    )
-    done = trainer(chosen, held_out=0, **options)
-    done.run()
-    return done
 
 
 @pytest.mark.parametrize(("preset", "overrides", "algorithm"), RUNS)
@@ -61,7 +54,7 @@ def test_a_run_that_keeps_graphs_is_the_run_that_replays_to_the_bit(tmp_path, pr
 
 def test_a_graph_goes_backward_once_and_is_gone(tmp_path):
     run = trainer(settings(tmp_path, train__replay="never", train__updates=1), held_out=0)
-    run.keep_graphs = (0,)
+    run.kept_graphs.parts = (0,)
     batch = run.rollout(0, run.groups(0))
     evaluations = [e for e in batch.tree.evaluations if e.trained]
     assert all(e.velocity[0].requires_grad for e in evaluations)
@@ -81,7 +74,7 @@ def test_rows_that_are_gathered_anew_are_replayed(tmp_path):
     losses = []
     for word in ("always", "never"):
         run = trainer(settings(tmp_path / word, train__replay=word, train__updates=1), held_out=0)
-        run.keep_graphs = (0,) if word == "never" else ()
+        run.kept_graphs.parts = (0,) if word == "never" else ()
         batch = run.rollout(0, run.groups(0))
         batch.tree.evaluations[0].edges[0].log_prob[0] = math.nan
         credited = credit(run, batch)
@@ -111,115 +104,9 @@ def test_rows_that_are_gathered_anew_are_replayed(tmp_path):
 def test_never_is_refused_where_an_update_calls_the_model_anew(tmp_path, written, setting):
     auto = settings(tmp_path, **written)
     assert graphs.hindrance(auto).startswith(setting)
-    assert graphs.kept_parts(auto, None, None, rows=1, exchange=None) == ()
+    assert not auto.keeps_graphs
     with pytest.raises(InputError, match=f"^train.replay: with {setting}.*take auto$"):
         settings(tmp_path, **written, train__replay="never")
-
-
-@pytest.mark.parametrize(("room", "kept"), [(2.0, (0,)), (1.99, ())])
-def test_auto_keeps_what_fits_into_half_of_the_free_memory_of_every_process(tmp_path, monkeypatch, room, kept):
-    run = trainer(settings(tmp_path, train__micro_batch=32, train__iterations=1), held_out=0)
-    row = Row("bb", 0)
-    each = graphs.graph_bytes(run.policy, run.policy.start([row]), row)
-    monkeypatch.setattr(graphs, "_free", lambda device: room * each * 80)
-    run.run()
-    assert run.keep_graphs == kept
-    assert lines(run)[0]["cost/update_evaluations"] == 2 * 32 * 5 - (80 if kept else 0)
-    told = []
-
-    class Exchange:
-        accelerator = run.accelerator
-
-        def sum(self, value):
-            told.append(float(value))
-            return value + 1  # another process has no room
-
-    assert graphs.kept_parts(run.config, run.policy, row, rows=80, exchange=Exchange()) == ()
-    assert told == [0.0 if kept else 1.0]
-    # Calls whose size was found take a little themselves.
-    peak = graphs.probing.taken_bytes(torch.device("cpu")) + 2**30
-    assert graphs.kept_parts(run.config, run.policy, row, rows=80, exchange=run.exchange, peak=peak) == ()
-
-
-class Full(Network):
-    """A network that runs out of memory in the first rollout that keeps graphs."""
-
-    calls = 0
-
-    def forward(self, x, sigma, rows):
-        self.calls += 1
-        if self.calls == self.last and torch.is_grad_enabled():
-            torch.rand(1)
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return super().forward(x, sigma, rows)
-
-
-@pytest.mark.parametrize("word", ["auto", "never"])
-def test_a_rollout_without_room_for_its_graphs_is_made_again_without_them(tmp_path, word):
-    """Unless they are asked for: then the run ends in a sentence."""
-    runs = {}
-    for name, last in (("whole", 0), ("full", 10)):
-        network = Full()
-        network.last = last
-        chosen = settings(tmp_path / name, train__replay=word, train__iterations=2, train__updates=1)
-        runs[name] = trainer(chosen, network, held_out=0)
-    runs["whole"].run()
-    if word == "never":
-        with pytest.raises(OutOfMemory):
-            runs["full"].run()
-        return
-    runs["full"].run()
-    assert (runs["whole"].keep_graphs, runs["full"].keep_graphs) == ((0,), ())
-    for name, tensor in weights_of(runs["whole"]).items():
-        assert torch.equal(weights_of(runs["full"])[name], tensor), name
-    said = (runs["full"].folder / "log.txt").read_text()
-    assert (
-        "step 1: out of memory in the rollout phase; the update calls the model anew (train.replay) from here on"
-        in said
-    )
-    again, once = (lines(runs[name])[0]["cost/rollout_evaluations"] for name in ("full", "whole"))
-    assert again == once  # what was thrown away is not counted
-
-
-def test_an_update_that_runs_out_of_memory_lets_go_of_all_graphs(tmp_path):
-    """It is the reference that is called first, beside the graphs of the whole iteration."""
-    network, alive = Network(), []
-    run = trainer(settings(tmp_path, train__iterations=1, train__updates=1), network, held_out=0)
-    real = run.weights.reference
-
-    def reference():
-        trees = [tree for tree in gc.get_objects() if isinstance(tree, Tree)]
-        alive.append(sum(e.velocity is not None for tree in trees for e in tree.evaluations))
-        if len(alive) == 1:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return real()
-
-    run.weights.reference = reference
-    run.run()
-    assert alive[0] > 1
-    assert set(alive[1:]) == {0}
-    replays = run_of(tmp_path, "always", "flow_grpo", {"train__iterations": 1, "train__updates": 1}, {})
-    assert replays.config.algorithm.objective.kl.beta == run.config.algorithm.objective.kl.beta > 0
-    for name, tensor in weights_of(replays).items():
-        assert torch.equal(weights_of(run)[name], tensor), name
-
-
-def test_a_reward_that_runs_out_of_memory_lets_go_of_graphs_too(tmp_path):
-    calls = []
-
-    def hungry(samples, prompts):
-        calls.append(len(samples))
-        if run.keep_graphs:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return [0.5 * (i % 3) for i in range(len(samples))]
-
-    run = trainer(settings(tmp_path, train__iterations=1, train__updates=1), reward=hungry, held_out=0)
-    run.run()
-    assert run.keep_graphs == ()
-    assert (
-        "step 1: out of memory in the rewards phase; the update calls the model anew"
-        in (run.folder / "log.txt").read_text()
-    )
 
 
 def test_what_a_graph_keeps_is_counted_for_one_row():
@@ -227,6 +114,83 @@ def test_what_a_graph_keeps_is_counted_for_one_row():
     policy = FieldPolicy(Network(), (2,), linear_sigmas(6, 3.0))
     row = Row("a", 0)
     state = policy.start([row])
-    counted = graphs.graph_bytes(policy, state, row)
-    assert 4 * (4 + 16 + 2) <= counted <= 4 * (4 + 16 + 2) + 64  # and numbers of the time and the prompt
+    kept, call = graphs.measured(policy, state, row, size=3)
+    assert kept.once <= 16
+    assert 4 * (4 + 16 + 2) <= kept.once + kept.each <= 4 * (4 + 16 + 2) + 64  # and numbers of the time and the prompt
+    assert 0 <= call <= 3 * 4 * 32
+    assert policy.evaluations == 0
     assert not any(p.grad is not None for p in policy.modules["field"].parameters())
+
+
+def test_copies_of_weights_are_kept_by_each_call():
+    """Under autocast a graph keeps the weights in half precision, as often as the network is called."""
+    policy = DiffusersPolicy(tiny.sd3(), tiny.CALLS["sd3"], autocast=torch.bfloat16)
+    for p in policy.modules["transformer"].parameters():
+        p.requires_grad_()
+    rows = [Row("a red circle", seed) for seed in range(3)]
+    kept, _ = graphs.measured(policy, policy.start(rows[:1]), rows[0], size=1)
+    matrices = sum(p.numel() for p in policy.modules["transformer"].parameters() if p.ndim > 1)
+    assert kept.once > matrices  # two bytes each, but for those of embeddings
+
+    def held(calls):
+        with torch.enable_grad(), Live() as counted:
+            for tensor in (*policy.modules["transformer"].parameters(), *policy.modules["transformer"].buffers()):
+                counted.ignore(tensor)
+            state = policy.start(rows)
+            counted.restart()
+            velocities = [policy.velocity(state, sigma, rows) for sigma in policy.sigmas[:calls]]
+            held = counted.now
+            del velocities
+        return held
+
+    for calls in (1, 2):
+        assert kept.of(3 * calls, times=calls, size=3) == pytest.approx(held(calls), rel=0.1)
+        assert kept.of(3 * calls, times=calls, size=2) - kept.of(3 * calls, times=calls, size=3) == calls * kept.once
+
+
+def of_pipeline(folder, word, *, lora):
+    """The weights that a run of a tiny SD3 pipeline ends with, and what its updates evaluate."""
+    policy = DiffusersPolicy(tiny.sd3(), tiny.CALLS["sd3"], autocast=None if lora else torch.bfloat16)
+    written = {
+        "model": {"path": "model", **({} if lora else {"lora": None})},
+        "algorithm": {"preset": "flow_grpo", "objective": {"kl": {"beta": 0.1}}},
+        "train": {"iterations": 2, "groups": 2, "group_size": 4, "updates": 2, "micro_batch": 3, "replay": word},
+        "eval": {"save": 0},
+        "run": {"name": "r", "dir": str(folder / word)},
+    }
+    chosen = config.validated(written)
+    if not lora:
+        checkpoint_gradients(policy.modules.values())
+    torch.manual_seed(0)
+    adapters = lora_config(2, 4.0, "auto", policy.modules) if lora else None
+    weights = Weights(policy.modules, adapters, reference=chosen.algorithm.reference)
+    chosen.run.folder.mkdir(parents=True, exist_ok=True)
+    run = Trainer(
+        chosen,
+        policy,
+        weights,
+        train_prompts=[Prompt("a red circle"), Prompt("a blue square of two circle")],
+        rewards=[Reward("mean", lambda images, prompts: [float(i.mean()) for i in images])],
+    )
+    run.run()
+    return weights_of(run), [line["cost/update_evaluations"] for line in lines(run)]
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_pipelines_have_the_weights_of_a_replay_too(tmp_path, lora):
+    """With adapters in float32; and with all weights, in bfloat16 and with gradient checkpointing."""
+    (replayed, calls), (kept, fewer) = (of_pipeline(tmp_path, word, lora=lora) for word in ("always", "never"))
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in replayed.items())
+    assert fewer[0] < calls[0]
+
+
+def test_two_processes_have_the_weights_of_a_replay_too(tmp_path):
+    for word in ("always", "never"):
+        (tmp_path / word).mkdir()
+    runs = [
+        pair(partial(in_graphs.of_two, folder=str(tmp_path), word=word), tmp_path / word)
+        for word in ("always", "never")
+    ]
+    (replayed, calls), (kept, fewer) = (run[0] for run in runs)
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in replayed.items())
+    assert fewer < calls

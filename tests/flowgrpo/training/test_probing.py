@@ -140,7 +140,7 @@ def test_a_gpu_tries_two_rows_after_one(monkeypatch, kind, held):
 
 def test_processes_of_one_host_share_its_memory(monkeypatch):
     Machine(monkeypatch, None)
-    memory = Memory(HOST, among=3)
+    memory = Memory(HOST, processes=3)
     memory._seen = [(1, GIB)]
     assert (memory.holds(2), memory.holds(3)) == (True, False)  # of 2.7 GiB
 

@@ -1,0 +1,82 @@
+"""Whether the rollouts of a run keep graphs for the first update: where there is room, until memory runs out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from flowgrpo.flow.encoding import longest_and_shortest, rows_of
+from flowgrpo.flow.graphs import ROOM, hindrance, measured
+from flowgrpo.flow.predicted import predicted
+from flowgrpo.training.layout import of_machine
+from flowgrpo.training.loop import Loop
+from flowgrpo.training.probing import free_bytes
+from rewards.memory import is_out_of_memory
+
+
+class KeptGraphs:
+    """Whether the rollouts of a run keep
+
+    Attributes:
+        parts: of an iteration's update, whose graphs they keep: the first or none, on all processes alike.
+
+    Args:
+        config: of the run.
+    """
+
+    def __init__(self, config: Any):
+        self.parts: Sequence[int] = ()
+        self._insists, self._gave_up = config.train.replay == "never", False
+
+    def of(self, config: Any) -> Sequence[int]:
+        """The parts with the sizes of calls that hold now, which may hinder it."""
+        return () if self.parts and hindrance(config) else self.parts
+
+    def state(self) -> dict[str, bool] | None:
+        """Whether there was no room, as JSON, for a resume; None where nothing is to be remembered."""
+        return {"graphs_given_up": True} if self._gave_up else None
+
+    def restore(self, state: dict[str, bool] | None) -> None:
+        """Take over what `state` returned when a checkpoint was written."""
+        self._gave_up = bool(state and state["graphs_given_up"])
+
+    def give_up(self) -> str | None:
+        """Let rollouts keep none any more, and say so; None where they keep none, or are to whatever it takes."""
+        if not self.parts or self._insists:
+            return None
+        self.parts, self._gave_up = (), True
+        return "the update calls the model anew (train.replay)"
+
+    def decide(self, trainer: Loop) -> None:
+        """See whether there is room, and tell the user; not once a run has found that there is none."""
+        config, policy = trainer.config, trainer.policy
+        if self._insists:
+            self.parts = (0,)
+            return
+        cost = predicted(config, len(policy.sigmas) - 1) if config.keeps_graphs and not self._gave_up else None
+        if cost is None or not cost.graphs:
+            return
+        rows, size = -(-cost.graphs // trainer.share.count), config.train.rollout_rows
+        (row,) = rows_of(longest_and_shortest(trainer.train_prompts)[:1])
+        try:
+            state = policy.start([row])
+            kept, call = measured(policy, state, row, size=size)
+            need = kept.of(rows, times=cost.graph_times, size=size)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            call, need = 0, math.inf  # an update will say so, in its own phase
+        device, processes = trainer.accelerator.device, of_machine(trainer.accelerator.num_processes)
+        free = max(free_bytes(device, processes) - trainer.batch_sizes.to_come() - call, 0)
+        short = float(trainer.exchange.sum(torch.tensor(float(need > ROOM * free))))
+        sizes = f"{need / 2**30:.2f} of the {free / 2**30:.2f} GiB that are free"
+        if short:
+            self._gave_up = True
+            said = f"the first update of an iteration calls the model anew; graphs of {rows:,} rows would take {sizes}"
+        else:
+            self.parts = (0,)
+            said = f"rollouts keep the graphs of {rows:,} rows for the first update, {sizes}"
+        trainer.report.say(f"train.replay: {said}")

@@ -1,0 +1,230 @@
+"""Sizes that a run finds, once memory runs out all the same: halved, and what was under way made again."""
+
+from functools import partial
+
+import pytest
+import torch
+from field import lines, weights_of
+from in_batches import AUTO, SAID, at, begun, counting, equal, few, held, of_two_short_later, short, told
+from pair import pair
+
+from flowgrpo.training import probing
+from flowgrpo.training.out_of_memory import OutOfMemory
+from rewards import Reward
+
+
+@pytest.fixture(autouse=True)
+def a_clock_that_only_counts(monkeypatch):
+    monkeypatch.setattr(probing, "clock", counting())
+
+
+def said(run):
+    return [line.partition(" step ")[2] for line in (run.folder / "log.txt").read_text().splitlines()]
+
+
+def test_graphs_rest_once_rollouts_have_smaller_calls_than_updates(tmp_path):
+    """As after an evaluation without room, during which there are no graphs: the update gathers its rows anew."""
+    net = short()
+    options = {"algorithm__objective__kl__beta": 0.0, "train__replay": "auto", "train__iterations": 4, "eval__every": 2}
+    run = begun(tmp_path, net, **AUTO, **options)
+    real = run.eval_samples
+
+    def eval_samples():
+        net.without = 1 if run.done == 2 else 1000
+        try:
+            return real()
+        finally:
+            net.without = 1000
+
+    run.eval_samples = eval_samples
+    run.run()
+    assert [each[2] for each in held(run)] == [16, 8, 4, 2, 1]
+    assert run.kept_graphs.parts == (0,)
+    calls = [line["cost/update_evaluations"] for line in lines(run)]
+    assert calls[0] == calls[1] < calls[2] == calls[3]
+    assert all(line["policy/max_abs_log_ratio"] <= 1e-6 for line in lines(run))
+
+
+def test_a_rollout_without_memory_is_made_again_in_smaller_calls(tmp_path):
+    net = short()
+    plain_loss = {"algorithm__objective__kl__beta": 0.0}  # or the update asks the reference without a gradient
+    run = begun(tmp_path / "short", net, **AUTO, **plain_loss, train__iterations=4)
+    at(run, 2, lambda: setattr(net, "without", 6))
+    run.run()
+    assert held(run) == [(0, 16, 16, "found"), (3, 16, 8, "out of memory"), (3, 16, 4, "out of memory")]
+    end = "from here on, and what was under way is made again"
+    assert said(run) == [
+        f"3: out of memory in the rollout phase; train.rollout_batch is 8 {end}",
+        f"3: out of memory in the rollout phase; train.rollout_batch is 4 {end}",
+    ]
+    plain = begun(tmp_path / "plain", **plain_loss, train__micro_batch=16, train__iterations=4)
+    plain.run()
+    costs = ("cost/model_evaluations", "cost/rollout_evaluations", "cost/decoded", "policy/updates")
+    assert [[line[key] for key in costs] for line in lines(run)] == [
+        [line[key] for key in costs] for line in lines(plain)
+    ]
+    for name, tensor in weights_of(plain).items():
+        torch.testing.assert_close(weights_of(run)[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def test_with_one_size_for_both_a_rollout_halves_that(tmp_path):
+    net = short()
+    run = begun(tmp_path, net, train__micro_batch="auto", train__iterations=2)
+    at(run, 1, lambda: setattr(net, "without", 8))
+    run.run()
+    assert held(run) == [(0, 16, None, "found"), (2, 8, None, "out of memory")]
+    assert [line["policy/max_abs_log_ratio"] for line in lines(run)] == [0, 0]
+
+
+def in_the_second_part(run, change):
+    """Let something change before the second optimizer step of the second iteration."""
+    real = run._update_part
+
+    def update_part(credited, part):
+        if (run.done, part) == (1, 1):
+            change()
+        return real(credited, part)
+
+    run._update_part = update_part
+
+
+@pytest.mark.parametrize("algorithm", ["flow_grpo", "tempflow", "awm", "dgpo"])
+def test_an_optimizer_step_without_memory_leaves_no_trace(tmp_path, algorithm):
+    options = {"algorithm__preset": algorithm, "train__iterations": 3, **few(algorithm)}
+    net, most = short(), 3 if algorithm == "tempflow" else 5  # of whose states six edges each leave
+    run = begun(tmp_path / "short", net, **AUTO, **options)
+    in_the_second_part(run, lambda: setattr(net, "with_gradient", most))
+    run.run()
+    assert held(run)[1:] == [(2, rows, 16, "out of memory") for rows in (8, 4, 2) if 2 * rows > most]
+    plain = begun(tmp_path / "plain", train__micro_batch=16, **options)
+    plain.run()
+    costs = ("cost/update_evaluations", "cost/trained_edges", "policy/updates")
+    assert [[line[key] for key in costs] for line in lines(run)] == [
+        [line[key] for key in costs] for line in lines(plain)
+    ]
+    for name, tensor in weights_of(plain).items():
+        torch.testing.assert_close(weights_of(run)[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", ["flow_grpo", "tempflow"])
+def test_with_one_size_for_both_an_update_has_its_rows_in_smaller_calls(tmp_path, algorithm):
+    """Also those of the rollout that was made in larger ones."""
+    options = {"algorithm__preset": algorithm, "train__iterations": 3}
+    net, most = short(), 3 if algorithm == "tempflow" else 5
+    run = begun(tmp_path / "short", net, train__micro_batch="auto", **options)
+    in_the_second_part(run, lambda: setattr(net, "with_gradient", most))
+    run.run()
+    assert held(run)[1:] == [(2, rows, None, "out of memory") for rows in (8, 4, 2) if 2 * rows > most]
+    plain = begun(tmp_path / "plain", train__micro_batch=16, **options)
+    plain.run()
+    for name, tensor in weights_of(plain).items():
+        torch.testing.assert_close(weights_of(run)[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("killed", [1, 2, 4])
+def test_a_resume_is_the_run_that_ran_out_of_memory_and_was_not_killed(tmp_path, killed):
+    """Bit for bit, whether it is killed before, in or after the iteration whose second step had too little."""
+
+    def run_of(name, **options):
+        net = short()
+        run = begun(tmp_path / name, net, **AUTO, run__checkpoint__every=2, **options)
+        real = run._update_part
+
+        def update_part(credited, part):
+            net.with_gradient = 5 if run.done > 1 or (run.done, part) == (1, 1) else 1000
+            if run.done == dying and part == 1 and net.with_gradient == 5 and run.config.train.micro_batch == 4:
+                raise KeyboardInterrupt
+            return real(credited, part)
+
+        run._update_part = update_part
+        return run
+
+    dying = None
+    whole = run_of("whole")
+    whole.run()
+    assert held(whole)[-1] == (2, 4, 16, "out of memory")
+    dying = {1: 1, 2: 3, 4: 5}[killed]
+    with pytest.raises(KeyboardInterrupt):
+        run_of("killed").run()
+    dying = None
+    rest = run_of("killed")
+    rest.resume()
+    rest.run()
+    assert held(rest) == held(whole)
+    equal(told(rest), told(whole))
+
+
+def test_an_evaluation_and_a_decoding_are_made_again_too(tmp_path):
+    net, most = short(), [1000]
+    run = begun(tmp_path, net, **AUTO, train__iterations=2, eval__every=2)
+
+    def decode(state):
+        if len(state) > most[0]:
+            raise torch.OutOfMemoryError(SAID)
+        return state
+
+    run.policy._decode = decode
+    at(run, 1, lambda: most.__setitem__(0, 4))
+    real = run.eval_samples
+
+    def eval_samples():
+        net.without = 1 if run.done == 2 else 1000
+        return real()
+
+    run.eval_samples = eval_samples
+    run.run()
+    assert held(run)[1:] == [
+        (2, 16, 8, "out of memory"),
+        (2, 16, 4, "out of memory"),
+        (2, 16, 2, "out of memory"),
+        (2, 16, 1, "out of memory"),
+    ]
+    assert len(lines(run, "eval")) == 2
+
+
+def test_memory_that_runs_out_within_an_optimizer_step_ends_the_run(tmp_path):
+    run = begun(tmp_path, **AUTO, train__iterations=2)
+
+    def step(*arguments, **options):
+        raise torch.OutOfMemoryError(SAID)
+
+    run.optimizer.step = step
+    with pytest.raises(OutOfMemory, match="out of memory in the update phase"):
+        run.run()
+    assert held(run) == [(0, 16, 16, "found")]
+
+
+def test_what_a_reward_takes_is_not_helped_by_smaller_calls(tmp_path):
+    run = begun(tmp_path, **AUTO, train__iterations=2)
+
+    def hungry(samples, prompts):
+        raise torch.OutOfMemoryError(SAID)
+
+    at(run, 1, lambda: run.rewards.__setitem__(0, Reward("closeness", hungry)))
+    with pytest.raises(OutOfMemory, match="out of memory in the rewards phase"):
+        run.run()
+    assert held(run) == [(0, 16, 16, "found")]
+
+
+def test_one_row_that_runs_out_of_memory_ends_the_run(tmp_path):
+    net = short()
+    run = begun(tmp_path, net, **AUTO, train__iterations=2)
+    at(run, 1, lambda: setattr(net, "without", 0))
+    with pytest.raises(OutOfMemory, match="out of memory in the rollout phase"):
+        run.run()
+    assert held(run)[-1] == (2, 16, 1, "out of memory")
+
+
+def test_a_size_that_was_written_is_never_changed(tmp_path):
+    net = short()
+    run = begun(tmp_path, net, train__micro_batch="auto", train__rollout_batch=8, train__iterations=2)
+    at(run, 1, lambda: setattr(net, "without", 4))
+    with pytest.raises(OutOfMemory, match="out of memory in the rollout phase"):
+        run.run()
+
+
+def test_of_two_processes_one_without_memory_ends_in_one_sentence(tmp_path):
+    (tmp_path / "pair").mkdir()
+    first, second = pair(partial(of_two_short_later, folder=str(tmp_path)), tmp_path / "pair", seconds=10)
+    assert second.startswith("OutOfMemory: out of memory in the rollout phase")
+    assert isinstance(first, str)  # whatever it says, it ends when the other does, or when it has waited long enough

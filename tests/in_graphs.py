@@ -1,0 +1,29 @@
+"""What tests of kept graphs run, in one process and in two: the field of the plane."""
+
+from accelerate import Accelerator
+from field import lines, settings, trainer, weights_of
+
+
+def run_of(folder, replay, preset, overrides, algorithm, **options):
+    chosen = settings(
+        folder / replay,
+        **{
+            "train__iterations": 3,
+            "train__updates": 2,
+            "train__replay": replay,
+            "algorithm": {"preset": preset, **algorithm},
+            "eval__every": 9,
+            **overrides,
+        },
+    )
+    done = trainer(chosen, held_out=0, **options)
+    done.run()
+    return done
+
+
+def of_two(rank, folder, word):
+    """The weights that a run of two processes ends with, and what its first update evaluates."""
+    chosen = settings(folder, run__name=word, train__replay=word, train__iterations=2, train__updates=2)
+    run = trainer(chosen, held_out=0, accelerator=Accelerator(cpu=True))
+    run.run()
+    return weights_of(run), lines(run)[0]["cost/update_evaluations"]
