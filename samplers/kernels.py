@@ -181,7 +181,7 @@ def pull(kernel: Kernel, sigma, sigma_next, sigma_cap) -> float:
 
 def mean_log_prob(error: Tensor, std: Tensor) -> Tensor:
     """Gaussian log-density of `error` (B, D), averaged over D: the field's form, the true joint to the power 1 / D."""
-    return (-(error**2) / (2 * std**2) - torch.log(std) - 0.5 * math.log(2 * math.pi)).mean(1)
+    return -error.square().mean(1) / (2 * std**2) - torch.log(std) - 0.5 * math.log(2 * math.pi)
 
 
 def sum_log_prob(error: Tensor, std: Tensor) -> Tensor:
@@ -190,12 +190,13 @@ def sum_log_prob(error: Tensor, std: Tensor) -> Tensor:
     Two sums of millions of terms are compared: in float32 their difference is off by hundredths.
     """
     error, std = error.double(), std.double()
-    return (-(error**2) / (2 * std**2) - torch.log(std) - 0.5 * math.log(2 * math.pi)).sum(1)
+    constant = torch.log(std) + 0.5 * math.log(2 * math.pi)
+    return -error.square().sum(1) / (2 * std**2) - error.shape[1] * constant
 
 
 def constant_free_log_prob(error: Tensor, std: Tensor) -> Tensor:
     """-mean(error^2), as CPS was released: the averaged form to the power 2 std^2, so its clip range differs per step."""
-    return -(error**2).mean(1)
+    return -error.square().mean(1)
 
 
 LOG_PROBS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -214,8 +215,8 @@ def log_prob(next_state: State, mean: State, std: Tensor, form: str = "mean") ->
     Args:
         form: a key of `LOG_PROBS`.
     """
-    error = torch.cat([(x.detach().float() - m).flatten(1) for x, m in zip(next_state, mean, strict=True)], dim=1)
-    std = std.to(error.device).reshape(-1, 1)  # one for all, or one per row
+    errors = [(x.detach().float() - m).flatten(1) for x, m in zip(next_state, mean, strict=True)]
+    error = errors[0] if len(errors) == 1 else torch.cat(errors, dim=1)
+    std = std.to(error.device).reshape(-1)  # one for all, or one per row
     moved = std > 0
-    value = LOG_PROBS[form](torch.where(moved, error, 0.0), torch.where(moved, std, 1.0))
-    return torch.where(moved.squeeze(1), value, 0.0)
+    return torch.where(moved, LOG_PROBS[form](error, torch.where(moved, std, 1.0)), 0.0)

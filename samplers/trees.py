@@ -343,10 +343,14 @@ def edge_transition(
     """Mean (E, ...) and std of edges, from the states (B, ...) and velocities of the evaluation they leave.
 
     Rollout and update both come through here, on the same rows in the same order: that is why their ratio is exactly 1.
+    Every kernel moves each element by itself, so that siblings take their parent's mean.
     """
     rows = edges.rows.to(state[0].device)
-    leaving = tuple(x[rows] for x in state), tuple(v[rows] for v in velocity)
-    return transition(edges.move.kernel, *leaving, sigma, edges.sigma_next, sigma_cap)
+    if len(rows) <= len(state[0]):
+        state, velocity = tuple(x[rows] for x in state), tuple(v[rows] for v in velocity)
+        return transition(edges.move.kernel, state, velocity, sigma, edges.sigma_next, sigma_cap)
+    mean, std = transition(edges.move.kernel, state, velocity, sigma, edges.sigma_next, sigma_cap)
+    return tuple(m[rows] for m in mean), std
 
 
 def stacked(states: Sequence[State]) -> State:

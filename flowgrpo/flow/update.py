@@ -176,7 +176,7 @@ def _loss_inputs(
         mean=mean,
         std=std,
         step_size=sigma - edges.sigma_next,
-        velocity=tuple(v[rows] for v in velocity),
+        velocity=None if reference is None else tuple(v[rows] for v in velocity),
         diffuses=edges.move.kernel.diffuses,
         old_mean=edges.mean,
         reference_mean=None if reference is None else edge_transition(edges, sigma, state, reference, cap)[0],

@@ -42,7 +42,7 @@ class LossInputs:
     Of edges alone:
         mean, std: of the step; tensors (E, ...), and one number.
         step_size: sigma - sigma_next, positive.
-        velocity: tensors (E, ...).
+        velocity: tensors (E, ...); None without a divergence.
         diffuses: whether std is g sqrt(step_size), see `samplers.kernels.Kernel`.
         old_mean: of the step as the rollout recorded it; None if the objective asks for none.
         reference_mean, reference_velocity: the same under the reference; None without a divergence.
