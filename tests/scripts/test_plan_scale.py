@@ -6,6 +6,7 @@ import pytest
 
 from flowgrpo import config
 from flowgrpo.flow.budget import FlowBudget
+from flowgrpo.flow.graphs import Kept
 from flowgrpo.flow.trial import Sampling, Trial
 from flowgrpo.training.cost import Calls, Work
 from flowgrpo.training.live import Peaks
@@ -37,8 +38,8 @@ def budget(*, full=False):
         evaluate=None,
         update=Peaks(((0, GIB),)),
         update_checkpointed=None,
-        graph=0,
-        graph_checkpointed=0,
+        graph=Kept(once=0, each=0),
+        graph_checkpointed=Kept(once=0, each=0),
         dequantises=False,
     )
     settings = config.validated({"model": {"path": "shapes", "dtype": "bfloat16", "lora": None if full else {}}})
@@ -47,6 +48,7 @@ def budget(*, full=False):
         trial=trial,
         states=0,
         graphs=0,
+        graph_times=0,
         samples=1,
         group=1,
         loads_later=True,
