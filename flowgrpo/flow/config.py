@@ -215,6 +215,16 @@ class Draft(Strict):
     precision: Precision | None = None
     """Sample the draft by a copy of the linear layers in low precision: weights alone in int8, fp8, nf4 or torchao_nvfp4, or
     activations too (dynamic), by torchao (flowgrpo[8bit]); adapters act on it as they are. null: by the network as it is."""
+    cache: Literal["first_block"] | None = None
+    """first_block: where a step changes what the first block adds by less than threshold, take what the other blocks added
+    at the last step that computed them; null: compute every block."""
+    threshold: float = Field(finish.THRESHOLD, gt=0)
+    """Largest change of the first block's part, over its size, at which the other blocks are left out."""
+
+    @model_validator(mode="after")
+    def _used(self) -> Draft:
+        finish.check_threshold(self, "train.draft")
+        return self
 
 
 class FlowTrain(Train):

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ import torch
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Algorithm, Config
-from flowgrpo.flow.draft import spearman
+from flowgrpo.flow.draft import spearman, try_out
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.portrait import Foretold
 from flowgrpo.flow.rollout import Finished, Pair, score_leaves, walk
@@ -58,6 +57,7 @@ class Finishing:
 
     Attributes:
         cheap: whether other numbers come out than the network's own.
+        cache: of blocks, that they are asked to be made with; None for none.
 
     Args:
         copies: of the policy's layers, in low precision.
@@ -72,11 +72,11 @@ class Finishing:
         self._asked = getattr(config.algorithm.tree, "finish", None)
         self.cheap = self._asked is not None and self._asked.cheap
         cached = self._asked is not None and self._asked.cache is not None
-        self._cache = policy.cache(self._asked.threshold) if cached else None
+        self.cache = policy.cache(self._asked.threshold, "algorithm.tree.finish.cache") if cached else None
 
     def __call__(self, state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
         """Where ODE steps take a state, by the copy and with the cache that are asked for."""
-        with self._copies.finishing(), nullcontext() if self._cache is None else self._policy.cached(self._cache):
+        with self._copies.finishing(), nullcontext() if self.cache is None else self._policy.cached(self.cache):
             return self._policy.finish(state, sigmas, rows)
 
     def check(self, rows: Sequence[Row]) -> None:
@@ -88,12 +88,8 @@ class Finishing:
         Raises:
             InputError: they return something else than what they take.
         """
-        if self._cache is None:
-            return
-        before = self._policy.evaluations
-        with random_state_kept():
-            self(self._policy.start(rows), self._policy.sigmas[:2], rows)
-        self._policy.evaluations, self._cache.skipped = before, 0
+        if self.cache is not None:
+            try_out(self._policy, self.cache, rows)
 
     def over(self, watched: Foretold | None) -> Finish | None:
         """What is handed to growth; None where the policy finishes as it walks.
@@ -103,19 +99,13 @@ class Finishing:
         """
         if not self.cheap:
             return None
-        if self._cache is not None:
-            self._cache.skipped = 0  # of a rollout that failed
         return self if watched is None else watched.passing(self)
 
     def finished(self, algorithm: Algorithm, tree: Tree, scores: Scores, **options: Any) -> Finished | None:
         """What is known of an iteration's finishes; None where they are the policy's own. Arguments as of `compare`."""
-        told = {}
-        if self._cache is not None:
-            told["cost/cached_evaluations"], self._cache.skipped = self._cache.skipped, 0
         if not self._due(options["iteration"]):
-            return Finished(told) if self.cheap else None
-        found = self.compare(algorithm, tree, scores, **options)
-        return replace(found, counts=told | found.counts)
+            return Finished({}) if self.cheap else None
+        return self.compare(algorithm, tree, scores, **options)
 
     def _due(self, iteration: int) -> bool:
         every = 0 if self._asked is None else self._asked.every

@@ -37,7 +37,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.flow import calibration, elbo, finishing, graphs
 from flowgrpo.flow.beside import losers, resampled, root_of
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.draft import Chosen, agreement, drafted, first, foretold
+from flowgrpo.flow.draft import Chosen, Drafting, agreement, drafted, first, foretold
 from flowgrpo.flow.encoding import encode_run, eval_call, longest_and_shortest, rows_of
 from flowgrpo.flow.engine import correction
 from flowgrpo.flow.engine.rollout import EngineRollout
@@ -101,7 +101,9 @@ class Trainer(Loop):
         self.kept_graphs = KeptGraphs(config)
         self.shaping = Shaping(config) if config.algorithm.tree.adapts else None
         self.copies = low_precision.Copies(config, policy.modules.values())
+        self.drafting = Drafting(config, policy, self.copies)
         self.finishing = Finishing(config, policy, self.copies, self.credited)
+        self.caches = [own.cache for own in (self.drafting, self.finishing) if own.cache is not None]
 
     @override
     def run(self) -> None:
@@ -117,7 +119,8 @@ class Trainer(Loop):
         with self.policy.call_overrides(**self.training_call):
             self.policy.start(rows_of(longest_and_shortest(self.train_prompts)[:1]))
             elbo.check_policy(self.config, self.policy)
-            self.finishing.check(rows_of(longest_and_shortest(self.train_prompts)[:1]))
+            for own in (self.drafting, self.finishing):
+                own.check(rows_of(longest_and_shortest(self.train_prompts)[:1]))
             self.policy.offload()
             super().run()
 
@@ -180,6 +183,8 @@ class Trainer(Loop):
         plan = algorithm.plan(kernels, config.train.group_size, config.run.seed, iteration)
         if self.engine is not None:
             return self._by_engine(iteration, groups, plan)
+        for cache in self.caches:
+            cache.skipped = 0
         with self.weights.policy(algorithm.sampler), self.copies.kept():  # who samples, drafts
             starts = self._starts(iteration, groups)
             roots = self._roots(iteration, groups, starts.starts)
@@ -206,8 +211,9 @@ class Trainer(Loop):
             )
             finished = self.finishing.finished(algorithm, tree, scores, kernels=kernels, **scoring)
             portraits = made.of(tree, scores, watched, leads=self.share.leads)
+        drafts, cached = len(self._pool(iteration, groups).own), sum(cache.skipped for cache in self.caches)
         told = {"draft_rewards": starts.rewards, "portraits": portraits, "finished": finished}
-        return Batch(groups, tree, scores, drafts=len(self._pool(iteration, groups).own), **told)
+        return Batch(groups, tree, scores, drafts, cached=cached if self.caches else None, **told)
 
     def _by_engine(self, iteration: int, groups: Groups, plan: Plan) -> Batch:
         """Let the engine walk this process's chains, and score them as they stand here; errors as of `rolled_out`."""
@@ -366,7 +372,7 @@ class Trainer(Loop):
         train, pool = self.config.train, self._pool(iteration, groups)
         if train.draft is None:
             return first(groups.roots)
-        with self.policy.call_overrides(**train.draft.call), self.copies.drafting():
+        with self.drafting.computing():
             return drafted(
                 self.policy,
                 pool,

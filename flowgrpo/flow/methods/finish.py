@@ -6,6 +6,7 @@ How much of the order of siblings is left is measured as a run goes (`finish/ran
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -14,6 +15,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Strict
 from flowgrpo.training.low_precision import Copied
 
+THRESHOLD = 0.1  # of a cache of blocks
 CHECK = 10  # iterations between two measurements, where nothing else is said
 
 
@@ -28,7 +30,7 @@ class Finish(Strict):
     cache: Literal["first_block"] | None = None
     """first_block: where a step changes what the first block adds by less than threshold, take what the other blocks added
     at the last step that computed them; null: compute every block."""
-    threshold: float = Field(0.1, gt=0)
+    threshold: float = Field(THRESHOLD, gt=0)
     """Largest change of the first block's part, over its size, at which the other blocks are left out."""
     check: int | None = Field(None, ge=0)
     """Finish the first group exactly, too, and compare its rewards, each so many iterations, from the first on; 0: never.
@@ -41,10 +43,7 @@ class Finish(Strict):
 
     @model_validator(mode="after")
     def _used(self) -> Finish:
-        if self.cache is None and "threshold" in self.model_fields_set and self.threshold != 0.1:
-            raise InputError(
-                "algorithm.tree.finish.threshold: nothing is cached, take algorithm.tree.finish.cache=first_block"
-            )
+        check_threshold(self, "algorithm.tree.finish")
         return self
 
     @property
@@ -60,8 +59,22 @@ class Finish(Strict):
         return self.check
 
 
+def check_threshold(own: Any, key: str) -> None:
+    """Refuse a threshold that was written where nothing is cached.
+
+    Args:
+        own: section that has a cache and its threshold.
+        key: of the section.
+
+    Raises:
+        InputError: names the key.
+    """
+    if own.cache is None and "threshold" in own.model_fields_set and own.threshold != THRESHOLD:
+        raise InputError(f"{key}.threshold: nothing is cached, take {key}.cache=first_block")
+
+
 def check(config: Any) -> None:
-    """Refuse a cache where several processes call a network together, each of which would decide for itself.
+    """Refuse caches where several processes call a network together, each of which would decide for itself.
 
     Args:
         config: of a run of a flow model.
@@ -69,15 +82,14 @@ def check(config: Any) -> None:
     Raises:
         InputError: names the key.
     """
-    own = getattr(config.algorithm.tree, "finish", None)
-    if own is None or own.cache is None:
-        return
-    for key, alone, asked in (
-        ("run.sharding", "none", config.run.sharding),
-        ("run.context_parallel", 1, config.run.context_parallel),
-    ):
-        if asked != alone:
+    sections = {
+        "algorithm.tree.finish": getattr(config.algorithm.tree, "finish", None),
+        "train.draft": config.train.draft,
+    }
+    together = {"run.sharding": ("none", config.run.sharding), "run.context_parallel": (1, config.run.context_parallel)}
+    for (section, own), (key, (alone, asked)) in product(sections.items(), together.items()):
+        if own is not None and own.cache is not None and asked != alone:
             raise InputError(
-                f"algorithm.tree.finish.cache: by {key}={asked} processes call a network together, and would leave out "
-                f"blocks each for itself; take null, or {key}={alone}"
+                f"{section}.cache: by {key}={asked} processes call a network together, and would leave out blocks each "
+                f"for itself; take null, or {key}={alone}"
             )

@@ -46,6 +46,7 @@ class BlockCache:
 
     Attributes:
         skipped: rows so far whose blocks were left out of a call.
+        key: of the config, that asks for it.
 
     Args:
         networks: whose longest lists of blocks are cached.
@@ -56,8 +57,8 @@ class BlockCache:
         InputError: a network has no list of blocks.
     """
 
-    def __init__(self, networks: Iterable[torch.nn.Module], threshold: float, step: Callable[[], int | None]):
-        self.skipped = 0
+    def __init__(self, networks: Iterable[torch.nn.Module], threshold: float, step: Callable[[], int | None], key: str):
+        self.key, self.skipped = key, 0
         self._stacks = [_Stack(network, threshold, step, self) for network in networks]
 
     @contextmanager
@@ -82,11 +83,11 @@ class _Stack:
     """The longest list of blocks of a network."""
 
     def __init__(self, network: torch.nn.Module, threshold: float, step: Callable[[], int | None], counter: BlockCache):
+        self._key = counter.key
         lists = [child for child in network.children() if isinstance(child, torch.nn.ModuleList) and len(child) > 1]
         if not lists:
             raise InputError(
-                f"algorithm.tree.finish.cache: {type(network).__name__} has no list of blocks that could be left out, take "
-                "null"
+                f"{self._key}: {type(network).__name__} has no list of blocks that could be left out, take null"
             )
         self.name = type(network).__name__
         self._list = max(lists, key=len)
@@ -119,9 +120,7 @@ class _Stack:
         outputs = _outputs(self._output)
         streams = [i for i, x in enumerate(outputs) if x is not None and x.shape == getattr(entered, "shape", None)]
         if not streams:
-            raise InputError(
-                f"algorithm.tree.finish.cache: the blocks of {self.name} do not add to what enters them, take null"
-            )
+            raise InputError(f"{self._key}: the blocks of {self.name} do not add to what enters them, take null")
         if self._stream not in streams:
             self._stream = streams[0] if len(streams) == 1 else None
         if self._stream is None:  # a prompt has as many tokens as the picture: the nearer one is what has entered
@@ -154,13 +153,10 @@ class _Stack:
             end is not None and (x is None or end.shape != x.shape) for end, x in zip(ends, head, strict=True)
         ):
             raise InputError(
-                f"algorithm.tree.finish.cache: the last block of {self.name} returns something else than the first, take "
-                "null"
+                f"{self._key}: the last block of {self.name} returns something else than the first, take null"
             )
         if any(end is not None and len(end) != len(self._added) for end in ends):
-            raise InputError(
-                "algorithm.tree.finish.cache: the outputs of a block have unequal numbers of rows, take null"
-            )
+            raise InputError(f"{self._key}: the outputs of a block have unequal numbers of rows, take null")
         rest = tuple(None if end is None else end - x for end, x in zip(ends, head, strict=True))
         added = self._added
         if bool(self._keeps.any()):  # these rows go on as if they were alone

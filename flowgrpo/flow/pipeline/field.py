@@ -53,13 +53,13 @@ class FieldPolicy:
             raise InputError(f"eval.call.{next(iter(call))}: a velocity field takes no call arguments")
         return nullcontext()
 
-    def cache(self, threshold: float) -> None:
+    def cache(self, threshold: float, key: str) -> None:
         """Refuse: a field is called as a whole.
 
         Raises:
             InputError: always.
         """
-        raise InputError("algorithm.tree.finish.cache: a velocity field has no list of blocks to leave out, take null")
+        raise InputError(f"{key}: a velocity field has no list of blocks to leave out, take null")
 
     def cached(self, cache: None) -> AbstractContextManager[None]:
         """Return a context that changes nothing: there is no cache."""

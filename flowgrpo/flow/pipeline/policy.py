@@ -65,8 +65,8 @@ class Policy(Protocol):
     def call_overrides(self, **call: Any) -> AbstractContextManager[None]:
         """Return a context in which the model's call has other arguments, as in evaluation."""
 
-    def cache(self, threshold: float) -> Any:
-        """A cache of activations over the steps of one call, see `BlockCache`."""
+    def cache(self, threshold: float, key: str) -> Any:
+        """A cache of activations over the steps of one call, which a key asks for; see `BlockCache`."""
 
     def cached(self, cache: Any) -> AbstractContextManager[None]:
         """Return a context in which the model computes with a cache of its own making."""
@@ -125,9 +125,9 @@ class DiffusersPolicy:
         """Return a context in which the call has other arguments, as in evaluation; None removes one."""
         return self.walk.call_overrides(**call)
 
-    def cache(self, threshold: float) -> BlockCache:
-        """A cache of blocks over the steps of each call; errors as of `BlockCache`."""
-        return self.walk.cache(threshold)
+    def cache(self, threshold: float, key: str) -> BlockCache:
+        """A cache of blocks over the steps of each call; arguments and errors as of `BlockCache`."""
+        return self.walk.cache(threshold, key)
 
     def cached(self, cache: BlockCache) -> AbstractContextManager[None]:
         """Return a context in which blocks are left out where a cache says that they may be."""

@@ -132,9 +132,9 @@ class Walk:
         finally:
             self.evaluations = before
 
-    def cache(self, threshold: float) -> BlockCache:
+    def cache(self, threshold: float, key: str) -> BlockCache:
         """A cache of blocks over the steps of each call, for `cached`; arguments and errors as of it."""
-        return BlockCache(self.modules.values(), threshold, lambda: self.scheduler.step_index)
+        return BlockCache(self.modules.values(), threshold, lambda: self.scheduler.step_index, key)
 
     @contextmanager
     def cached(self, cache: BlockCache) -> Iterator[None]:

@@ -4,22 +4,19 @@ import json
 import math
 
 import pytest
-import tiny
 import torch
 from field import closeness, lines, settings, trainer, weights_of
+from pictures import pictures
 from runs import metrics
 
 from flowgrpo import config
 from flowgrpo.cli import main
-from flowgrpo.data.prompts import Prompt, Row
+from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.draft import Foretold, agreement, halves_kept, spearman
-from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.plan import forwards, plan
 from flowgrpo.flow.rollout import rollout as rollout_of
-from flowgrpo.flow.trainer import Trainer
 from flowgrpo.training.quantise import quantise
-from flowgrpo.training.weights import Weights, lora_config
 from rewards import Reward
 from samplers import noise
 from samplers.trees import Root
@@ -149,41 +146,25 @@ def test_a_resumed_run_drafts_as_the_whole_one(tmp_path):
 
 
 # Of four seeds by two: with fewer steps, and a picture of another size, whose noise has another shape.
+CACHE = {"cache": "first_block", "threshold": 1e9}  # which leaves out all that it can
 CALLS = [{"num_inference_steps": 2}, {"height": 8, "width": 8}, {"num_inference_steps": 2, "height": 8}]
 
 
-def pictures(tmp_path, call, *, precision=None, lora=True, likelihood=(), **options):
-    """A run of the tiny SD3, whose rollouts are ODE chains."""
-    policy = DiffusersPolicy(tiny.sd3(), tiny.CALLS["sd3"])
+def drafting(tmp_path, call, *, likelihood=(), **options):
+    """A run whose rollouts are ODE chains, of starts that a draft chooses unless its call is None."""
     algorithm = {"preset": "nft", "kernel": {"name": "ode", "solver": "euler"}, "likelihood": dict(likelihood)}
-    written = {
-        "model": {"path": "model", **({} if lora else {"lora": None})},
-        "algorithm": algorithm,
-        "train": {"iterations": 1, "groups": 2, "group_size": 2, "updates": 1, "micro_batch": 8, **options},
-        "eval": {"save": 0},
-        "run": {"name": "r", "dir": str(tmp_path)},
-    }
-    if call is not None:
-        written["train"]["draft"] = {"pool": 2, "call": call, "precision": precision}
-    chosen = config.validated(written)
-    weights = Weights(
-        policy.modules,
-        lora_config(2, 4.0, "auto", policy.modules) if lora else None,
-        reference=chosen.algorithm.reference,
-        old=chosen.algorithm.old,
-    )
-    chosen.run.folder.mkdir(parents=True, exist_ok=True)
-    prompts = [Prompt("a red circle"), Prompt("a blue square of two circle")]
-    rewards = [Reward("mean", lambda images, prompts: [float(image.mean()) for image in images])]
-    run = Trainer(chosen, policy, weights, train_prompts=prompts, rewards=rewards)
-    return run
+    train = {key: options.pop(key) for key in ("precision", "cache", "threshold") if key in options}
+    draft = None if call is None else {"pool": 2, "call": call, **train}
+    return pictures(tmp_path, algorithm, draft=draft, **{"group_size": 2, **options})
 
 
 @pytest.mark.parametrize(
-    ("call", "precision"), [*((call, None) for call in CALLS), ({}, "int8"), (CALLS[0], "fp8")], ids=json.dumps
+    ("call", "cheap"),
+    [*((call, {}) for call in CALLS), ({}, {"precision": "int8"}), (CALLS[0], {"precision": "fp8"}), ({}, CACHE)],
+    ids=json.dumps,
 )
-def test_a_chosen_start_is_sampled_as_if_there_had_been_no_draft(tmp_path, call, precision):
-    run = pictures(tmp_path, call, precision=precision)
+def test_a_chosen_start_is_sampled_as_if_there_had_been_no_draft(tmp_path, call, cheap):
+    run = drafting(tmp_path, call, **cheap)
     batches, sizes = [], []
     rollout, generate = run.rollout, run.policy.generate
 
@@ -204,7 +185,7 @@ def test_a_chosen_start_is_sampled_as_if_there_had_been_no_draft(tmp_path, call,
 
     roots = list(dict.fromkeys(batch.tree.nodes[leaf].root for leaf in batch.tree.leaves))
     assert max(pool_place(root) for root in roots) > 1  # not merely the first, without a draft
-    plain = pictures(tmp_path / "plain", None)
+    plain = drafting(tmp_path / "plain", None)
     texts = [run.train_prompts[batch.groups.prompts[root.group]].text for root in roots]
     seeds = [noise.seed(0, "start", 0, root.group, pool_place(root)) for root in roots]
     rows = [Row(text, seed) for text, seed in zip(texts, seeds, strict=True)]
@@ -228,11 +209,11 @@ def pool_place(root):
 
 
 def test_the_chosen_are_the_best_and_the_worst_of_the_pool_by_the_draft(tmp_path):
-    run = pictures(tmp_path, {"num_inference_steps": 2}, group_size=2)
+    run = drafting(tmp_path, {"num_inference_steps": 2}, group_size=2)
     batches, rollout = [], run.rollout
     run.rollout = lambda *args: batches.append(rollout(*args)) or batches[-1]
     run.run()
-    plain = pictures(tmp_path / "plain", None)
+    plain = drafting(tmp_path / "plain", None)
     tree, groups = batches[0].tree, batches[0].groups
     for group in range(2):
         text = run.train_prompts[groups.prompts[group]].text
@@ -272,10 +253,10 @@ def test_the_weights_that_sample_draft_in_low_precision_as_they_are(tmp_path, lo
     """By nft these are the old policy's, from iteration to iteration others: each draft is what they are in int8."""
     old = {"old": {"flat": 0, "slope": 0.5, "most": 0.5}}
     options = {"groups": 1, "iterations": 3, "learning_rate": 0.01, "likelihood": old, "lora": lora}
-    drafts = drafts_of(pictures(tmp_path, {}, precision="int8", **options))
+    drafts = drafts_of(drafting(tmp_path, {}, precision="int8", **options))
     assert len(drafts) == 3
     for last, draft in zip([None, *drafts], drafts, strict=False):
-        like = pictures(tmp_path / "like", None, lora=lora)
+        like = drafting(tmp_path / "like", None, lora=lora)
         like.weights.put(list(draft["weights"].values()))
         with torch.no_grad():
             whole = like.policy.generate(draft["rows"])
@@ -293,7 +274,7 @@ def test_a_precision_changes_which_starts_go_on_and_nothing_of_them(tmp_path, lo
     """Of starts that go on with either, the samples are the same to the bit."""
     found = []
     for precision in (None, "int8", "fp8"):
-        run = pictures(
+        run = drafting(
             tmp_path / str(precision), {}, precision=precision, lora=lora, group_size=6, groups=2, micro_batch=4
         )
         batches, rollout = [], run.rollout
@@ -362,6 +343,37 @@ def test_a_plan_counts_what_a_draft_costs():
     guided = {"call": {"guidance_scale": 4.0}}
     (alone, _), (together, _) = (planned(d, **guided) for d in (None, {"pool": 3, "call": {"num_inference_steps": 5}}))
     assert together["model_evaluations"]["rollout"] - alone["model_evaluations"]["rollout"] == 2 * 24 * 5
+
+
+def test_what_a_cache_leaves_out_of_drafts_and_finishes_is_counted_by_hand(tmp_path):
+    """A draft of 2 x 2 x 2 starts takes 3 steps of which the first computes; of children of a brush see `test_finishing`."""
+    algorithm = {"preset": "tempflow", "tree": {"branches": 3, "profile": [3, 3], "finish": CACHE}}
+    found = {}
+    for name, draft in (("cached", CACHE), ("exact", {})):
+        asked = {"pool": 2, "call": {"num_inference_steps": 3}, **draft}
+        run = pictures(tmp_path / name, algorithm, draft=asked)
+        run.run()
+        (found[name],) = lines(run)
+    assert found["exact"]["cost/cached_evaluations"] == 2 * 2 * 3 * (2 + 1)
+    assert found["cached"]["cost/cached_evaluations"] == found["exact"]["cost/cached_evaluations"] + 2 * 2 * 2 * 2
+    assert found["cached"]["cost/rollout_evaluations"] == found["exact"]["cost/rollout_evaluations"]
+
+
+@pytest.mark.parametrize(
+    ("draft", "run", "said"),
+    [
+        ({"threshold": 0.2}, {}, "train.draft.threshold: nothing is cached, take train.draft.cache=first_block"),
+        (CACHE, {"sharding": "fsdp2"}, "train.draft.cache: by run.sharding=fsdp2 processes call a network together"),
+    ],
+)
+def test_a_cache_that_cannot_be_is_one_sentence(draft, run, said):
+    with pytest.raises(InputError, match=said):
+        config.validated({"model": {"path": "shapes"}, "train": {"draft": draft}, "run": run})
+
+
+def test_a_network_without_blocks_has_no_cache_for_drafts(tmp_path):
+    with pytest.raises(InputError, match=r"train\.draft\.cache: a velocity field has no list of blocks"):
+        trainer(settings(tmp_path, train__draft=CACHE))
 
 
 def test_an_argument_that_a_draft_s_call_does_not_have_is_named_by_its_place():

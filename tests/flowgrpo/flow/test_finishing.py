@@ -5,24 +5,20 @@ import math
 from types import SimpleNamespace
 
 import pytest
-import tiny
 import torch
 from field import lines, nearness, settings, trainer, weights_of
+from pictures import pictures
 from runs import metrics
 
 from flowgrpo import config
 from flowgrpo.cli import main
-from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.flow.finishing import agreement, check_policy
-from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.predicted import compared, predicted
 from flowgrpo.flow.rollout import Pair
-from flowgrpo.flow.trainer import Trainer
 from flowgrpo.training import sharding
 from flowgrpo.training.low_precision import Copies
 from flowgrpo.training.quantise import quantise
-from flowgrpo.training.weights import Weights, lora_config
 from rewards import Reward
 
 BRUSH = {"preset": "tempflow", "tree": {"branches": 3}}
@@ -32,30 +28,6 @@ CHEAP = [{"dtype": "bfloat16"}, {"dtype": "int8"}, {"cache": "first_block", "thr
 
 def finishing(algorithm, finish):
     return {**algorithm, "tree": {**algorithm["tree"], "finish": finish}}
-
-
-def pictures(tmp_path, algorithm, *, lora=True, draft=None, trees=None, rewards=None, **options):
-    """A run of the tiny SD3."""
-    policy = DiffusersPolicy(tiny.sd3(), tiny.CALLS["sd3"])
-    written = {
-        "model": {"path": "model", **({} if lora else {"lora": None})},
-        "algorithm": algorithm,
-        "train": {"iterations": 1, "groups": 2, "group_size": 6, "updates": 1, "micro_batch": 8, **options},
-        "eval": {"save": 0},
-        "run": {"name": "r", "dir": str(tmp_path), "trees": trees},
-    }
-    if draft is not None:
-        written["train"]["draft"] = draft
-    chosen = config.validated(written)
-    weights = Weights(
-        policy.modules,
-        lora_config(2, 4.0, "auto", policy.modules) if lora else None,
-        reference=chosen.algorithm.reference,
-    )
-    chosen.run.folder.mkdir(parents=True, exist_ok=True)
-    prompts = [Prompt("a red circle"), Prompt("a blue square of two circle")]
-    rewards = rewards or [Reward("mean", lambda images, prompts: [float(image.mean()) for image in images])]
-    return Trainer(chosen, policy, weights, train_prompts=prompts, rewards=rewards)
 
 
 def rolled(run):

@@ -10,19 +10,15 @@ import torch
 from field import Network, credit, lines, settings, step_in_place, trainer, weights_of
 from in_graphs import run_of
 from pair import pair
+from pictures import pictures
 
-from flowgrpo import config
-from flowgrpo.data.prompts import Prompt, Row
+from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow import graphs
 from flowgrpo.flow.pipeline.field import FieldPolicy
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.flow.pipeline.switches import checkpoint_gradients
 from flowgrpo.flow.predicted import predicted
-from flowgrpo.flow.trainer import Trainer
 from flowgrpo.training.live import Live
-from flowgrpo.training.weights import Weights, lora_config
-from rewards import Reward
 from samplers.schedule import linear_sigmas
 
 # Chains with a divergence, windows, brushes with all their edges at one state, branches, twigs; one part and two.
@@ -149,29 +145,12 @@ def test_copies_of_weights_are_kept_by_each_call():
 
 
 def of_pipeline(folder, word, *, lora):
-    """The weights that a run of a tiny SD3 pipeline ends with, and what its updates evaluate."""
-    policy = DiffusersPolicy(tiny.sd3(), tiny.CALLS["sd3"], autocast=None if lora else torch.bfloat16)
-    written = {
-        "model": {"path": "model", **({} if lora else {"lora": None})},
-        "algorithm": {"preset": "flow_grpo", "objective": {"kl": {"beta": 0.1}}},
-        "train": {"iterations": 2, "groups": 2, "group_size": 4, "updates": 2, "micro_batch": 3, "replay": word},
-        "eval": {"save": 0},
-        "run": {"name": "r", "dir": str(folder / word)},
-    }
-    chosen = config.validated(written)
-    if not lora:
-        checkpoint_gradients(policy.modules.values())
+    """The weights that a run of a pipeline ends with, and what its updates evaluate."""
     torch.manual_seed(0)
-    adapters = lora_config(2, 4.0, "auto", policy.modules) if lora else None
-    weights = Weights(policy.modules, adapters, reference=chosen.algorithm.reference)
-    chosen.run.folder.mkdir(parents=True, exist_ok=True)
-    run = Trainer(
-        chosen,
-        policy,
-        weights,
-        train_prompts=[Prompt("a red circle"), Prompt("a blue square of two circle")],
-        rewards=[Reward("mean", lambda images, prompts: [float(i.mean()) for i in images])],
-    )
+    algorithm = {"preset": "flow_grpo", "objective": {"kl": {"beta": 0.1}}}
+    model = {"lora": True} if lora else {"lora": False, "autocast": torch.bfloat16, "checkpointing": True}
+    train = {"iterations": 2, "group_size": 4, "updates": 2, "micro_batch": 3, "replay": word}
+    run = pictures(folder / word, algorithm, **model, **train)
     run.run()
     return weights_of(run), [line["cost/update_evaluations"] for line in lines(run)]
 

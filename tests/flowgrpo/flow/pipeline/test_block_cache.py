@@ -48,7 +48,7 @@ class Clock:
 
 def cached(network, threshold):
     clock = Clock()
-    return BlockCache([network], threshold, clock), clock
+    return BlockCache([network], threshold, clock, "algorithm.tree.finish.cache"), clock
 
 
 def test_what_the_others_added_is_added_again_where_the_first_adds_about_the_same():
@@ -134,7 +134,7 @@ def test_a_pipeline_s_blocks_are_left_out_and_no_call_knows_of_another(family):
     state, sigmas = policy.start(ROWS), policy.sigmas
     exact = policy.finish(state, sigmas, ROWS)
     for threshold, skipped in ((NOTHING, 0), (ALL, 3 * (len(sigmas) - 2))):
-        cache = policy.cache(threshold)
+        cache = policy.cache(threshold, "train.draft.cache")
         with policy.cached(cache):
             found = policy.finish(state, sigmas, ROWS)
             assert cache.skipped == skipped

@@ -1,0 +1,42 @@
+"""Runs of the tiny SD3, whose reward is how bright a picture is."""
+
+import tiny
+
+from flowgrpo import config
+from flowgrpo.data.prompts import Prompt
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.flow.pipeline.switches import checkpoint_gradients
+from flowgrpo.flow.trainer import Trainer
+from flowgrpo.training.weights import Weights, lora_config
+from rewards import Reward
+
+
+def pictures(folder, algorithm, *, lora=True, autocast=None, checkpointing=False, trees=None, rewards=None, **train):
+    """A run that has not begun.
+
+    Args:
+        lora: whether adapters are trained, in place of all weights.
+        autocast: type in which the network computes, where that is not its own.
+        train: keys of that section.
+    """
+    policy = DiffusersPolicy(tiny.sd3(), tiny.CALLS["sd3"], autocast=autocast)
+    written = {
+        "model": {"path": "model", **({} if lora else {"lora": None})},
+        "algorithm": algorithm,
+        "train": {"iterations": 1, "groups": 2, "group_size": 6, "updates": 1, "micro_batch": 8, **train},
+        "eval": {"save": 0},
+        "run": {"name": "r", "dir": str(folder), "trees": trees},
+    }
+    chosen = config.validated(written)
+    if checkpointing:
+        checkpoint_gradients(policy.modules.values())
+    weights = Weights(
+        policy.modules,
+        lora_config(2, 4.0, "auto", policy.modules) if lora else None,
+        reference=chosen.algorithm.reference,
+        old=chosen.algorithm.old,
+    )
+    chosen.run.folder.mkdir(parents=True, exist_ok=True)
+    prompts = [Prompt("a red circle"), Prompt("a blue square of two circle")]
+    rewards = rewards or [Reward("mean", lambda images, prompts: [float(image.mean()) for image in images])]
+    return Trainer(chosen, policy, weights, train_prompts=prompts, rewards=rewards)
