@@ -53,7 +53,8 @@ def process(function, *arguments, **options):
 class Command:
     """A command that runs, with what the tests use of `subprocess.Popen`."""
 
-    def __init__(self, arguments, environment, folder="."):
+    def __init__(self, arguments, environment, folder=".", run=None):
+        """`run` takes the place of `flowgrpo` with these arguments."""
         self._folder = tempfile.TemporaryDirectory()
         self._said = [Path(self._folder.name, name) for name in ("out", "err")]
         for file in self._said:
@@ -65,6 +66,7 @@ class Command:
             os.path.abspath(folder),
             [str(file) for file in self._said],
             deaf=signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
+            run=run or _run,
         )
         self.pid = self._process.pid
 
@@ -102,7 +104,7 @@ class Command:
         return tuple(file.read_text() for file in self._said)
 
 
-def _command(arguments, environment, folder, said, deaf):
+def _command(arguments, environment, folder, said, *, deaf, run):
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -114,7 +116,16 @@ def _command(arguments, environment, folder, said, deaf):
     from flowgrpo.commands import launch
 
     launch.subprocess = SimpleNamespace(Popen=_Rank)
-    _run()
+    run()
+
+
+def torchrun():
+    """What torchrun's command line is, whose workers are `flowgrpo`."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+    subprocess_handler.Popen = _Worker
+    _ended(lambda: run.main(sys.argv[1:]))
 
 
 def _write_to(number, descriptor):
@@ -126,6 +137,11 @@ def _run():
     """Run the command line, and end as an interpreter would."""
     from flowgrpo.__main__ import entry
 
+    _ended(entry)
+
+
+def _ended(entry):
+    status = 0
     try:
         entry()
     except SystemExit as end:
@@ -146,6 +162,9 @@ class _Rank:
         assert start_new_session
         sys.stdout.flush()
         sys.stderr.flush()
+        self._begin(env, stderr)
+
+    def _begin(self, env, stderr):
         self.returncode = None
         self.pid = os.fork()
         if not self.pid:
@@ -154,7 +173,7 @@ class _Rank:
                 _write_to(2, stderr.fileno())
             os.environ.clear()
             os.environ.update(env)
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     signal.signal(number, {signal.SIGINT: signal.default_int_handler}.get(number, signal.SIG_DFL))
             sys.unraisablehook = sys.__unraisablehook__
@@ -173,3 +192,19 @@ class _Rank:
 
     def kill(self):
         self.send_signal(signal.SIGKILL)
+
+
+class _Worker(_Rank):
+    """One of torchrun's workers, with what it uses of `subprocess.Popen`."""
+
+    def __init__(self, args, env, stdout, stderr, start_new_session):
+        before = [sys.executable, "-u", "-m", "flowgrpo"]
+        assert (list(args[: len(before)]), stdout, stderr, start_new_session) == (before, None, None, True)
+        sys.argv = ["flowgrpo", *args[len(before) :]]
+        self._begin(env, None)
+
+    def wait(self, timeout):
+        end = time.monotonic() + timeout
+        while self.poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
+        return self.returncode

@@ -3,10 +3,9 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
+import forked
 import psutil
 import pytest
 import torch
@@ -117,13 +116,7 @@ def test_a_killed_process_ends_the_run_in_a_sentence_and_a_resume_is_the_undistu
 def torchrun(*options, **environment):
     """A run of two processes under torchrun."""
     words = ["--standalone", "--nproc-per-node", "2", *options, "-m", "flowgrpo", "train", "tiny.yaml", *OPTIONS]
-    return subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **environment},
-    )
+    return forked.Command(words, {"GLOO_SOCKET_IFNAME": "lo", **environment}, run=forked.torchrun)
 
 
 def test_a_run_that_torchrun_starts_again_goes_on_from_its_checkpoint(run, whole):
