@@ -28,8 +28,11 @@ def test_one_group_on_several_processes_gives_the_numbers_of_one(by_processes, c
             torch.testing.assert_close(tensor, weights[name], rtol=1e-4, atol=1e-6)
         for line, expected in zip(told, of_one, strict=True) if rank == 0 else ():
             assert {key: line[key] for key in COUNTS} == {key: expected[key] for key in COUNTS}
-            assert line["policy/max_abs_log_ratio"] == expected["policy/max_abs_log_ratio"]
-            assert expected["policy/max_abs_log_ratio"] in (0.0, None)  # None where the old policy is another
+            drifts = line["policy/max_abs_log_ratio"], expected["policy/max_abs_log_ratio"]
+            if case == "chosen among equals":  # whose rows the update gathers anew
+                assert all(drift <= 1e-6 for drift in drifts)
+            else:
+                assert drifts in ((0.0, 0.0), (None, None))  # None where the old policy is another
             assert {key for key in line if key.startswith("draft/")} == (DRAFT if "draft" in case else set())
             for key in (*EXACT, *sorted(DRAFT & line.keys())):
                 assert line[key] == pytest.approx(expected[key], abs=1e-6), key
