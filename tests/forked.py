@@ -31,6 +31,7 @@ CONTEXT.set_forkserver_preload(
         "peft",
         "torch.distributed",
         "torchvision.io",
+        "zoo",
         "forked_ready",
     ]
 )

@@ -23,11 +23,14 @@ import accelerate
 import torch
 import transformers
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from flowgrpo.training.live import Live
 
 Tensor = torch.Tensor
+TABLE = 2**24  # numbers of the largest table that a network that is built computes
+BROADCAST = 2**12  # numbers from which on an operation is looked at, whether its result is such a table
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
@@ -282,12 +285,30 @@ def few_objects() -> Iterator[None]:
             gc.unfreeze()
 
 
+class _SmallTables(TorchDispatchMode):
+    """Leaves results of more than `TABLE` numbers on the device meta: a table of positions can take ten seconds and GiB."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if sum(x.numel() for x in given) < BROADCAST or any(x.is_meta for x in given):
+            return function(*args, **kwargs)
+        sketch = tree_map_only(Tensor, lambda x: x.to("meta"), (args, kwargs))
+        try:
+            found = function(*sketch[0], **sketch[1])
+        except (RuntimeError, NotImplementedError):  # its size depends on numbers
+            return function(*args, **kwargs)
+        large = any(isinstance(x, Tensor) and x.numel() > TABLE for x in tree_leaves(found))
+        return found if large else function(*args, **kwargs)
+
+
 def built(make: Callable[[], torch.nn.Module], dtype: torch.dtype) -> torch.nn.Module:
     """A network of `dtype` with its parameters on the device meta, as its class makes it of a config.
 
-    What its class keeps in float32 stays so, as where `from_pretrained` loads it; what is no parameter has its values.
+    What its class keeps in float32 stays so, as where `from_pretrained` loads it; what is no parameter has its values,
+    unless it is a table of more than `TABLE` numbers.
     """
-    with accelerate.init_empty_weights():
+    with accelerate.init_empty_weights(), _SmallTables():
         network = make()
     if hasattr(network, "tie_weights"):
         network.tie_weights()

@@ -5,6 +5,7 @@ import torch
 import transformers
 from torch import nn
 
+from flowgrpo.training import hollow
 from flowgrpo.training.hollow import Hollow, Live, built, few_objects, mapped, size
 
 
@@ -160,3 +161,23 @@ def test_mapped_reaches_tensors_inside_what_networks_return():
     assert doubled["b"].mean.tolist() == [2, 2]
     assert value["b"].mean.tolist() == [1, 1]
     assert doubled["c"] == 3
+
+
+class Positions(torch.nn.Module):
+    """Two tables of products of positions, one of them large; and one whose size its numbers say."""
+
+    def __init__(self, count):
+        super().__init__()
+        positions = torch.arange(count, dtype=torch.float64)
+        self.register_buffer("pairs", torch.outer(positions, positions).sin().float())
+        self.register_buffer("odd", (torch.arange(2 * hollow.BROADCAST) % 2).nonzero())
+
+
+def test_a_large_table_has_no_numbers_and_a_small_one_has_its_own():
+    large, small = (built(lambda count=count: Positions(count), torch.bfloat16) for count in (4097, 64))
+    assert large.pairs.is_meta
+    assert (large.pairs.shape, large.pairs.dtype) == ((4097, 4097), torch.bfloat16)
+    assert torch.equal(small.pairs, Positions(64).pairs.bfloat16())
+    for made in (large, small):
+        assert len(made.odd) == hollow.BROADCAST
+    assert size(large) - size(small) == 2 * (4097**2 - 64**2)

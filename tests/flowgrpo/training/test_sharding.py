@@ -32,11 +32,13 @@ from flowgrpo.training.weights import Weights
 TEXTS = """
 kind: mdlm
 model: {path: digits, lora: {rank: 2, alpha: 4, targets: all-linear}}
-rewards: [{use: solved}]
+rewards: [{use: './digits.py:remainder'}]
+algorithm: {preset: gdpo, decoder: {steps: 5}}
 train: {iterations: 2, updates: 1, groups: 2, group_size: 3, micro_batch: 3, learning_rate: 0.01}
 eval: {every: 2, prompts: 1, save: 0}
 run: {checkpoint: {every: 2, keep: 1}}
 """
+REMAINDER = "def remainder(texts, prompts):\n    return [sum(map(ord, text)) % 7 for text in texts]\n"
 CASES = {
     "pruned trees, a divergence, checkpointing": [
         "tiny.yaml",
@@ -76,6 +78,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_base_in_shards_trains_as_a_whole_one(case, workplace):
     (workplace / "texts.yaml").write_text(TEXTS)
+    (workplace / "digits.py").write_text(REMAINDER)
     if "data.groups=stored" in CASES[case]:
         assert main(["sample", "tiny.yaml", "--groups", "stored", "algorithm.preset=rwr"]) == 0
     lines, replays = {}, ["train.replay=always"] * (CASES[case][0] == "tiny.yaml")  # as all must in shards
@@ -121,6 +124,7 @@ SHARDED = ["run.sharding=fsdp2"]
 def test_all_weights_in_shards_train_as_whole_ones_and_go_on_as_such(case, workplace):
     """Gradients are summed in another order, so that numbers are close, and not the same."""
     (workplace / "texts.yaml").write_text(TEXTS)
+    (workplace / "digits.py").write_text(REMAINDER)
     options = [
         "train",
         *WHOLE[case],
