@@ -65,6 +65,11 @@ def eval_call(config: Config, policy: Policy) -> dict[str, Any]:
     return {**guided, **config.eval.call}
 
 
+def changed(call: dict[str, Any], policy: Policy) -> set[str]:
+    """The arguments by which a call takes other memory than the policy's own: all that differ but the number of steps."""
+    return {key for key, value in call.items() if policy.call.get(key) != value} - {"num_inference_steps"}
+
+
 def indices_ahead(config: Config, number: int, *, done: int, shares: Sequence[Share]) -> list[int]:
     """Return which training prompts a process will sample, by index, each once.
 

@@ -1,15 +1,21 @@
-"""The calls of a flow model that sizes of batches are tried with: a step, a decoding, and a step with its gradient."""
+"""The calls of a flow model that sizes of batches are tried with: a step, a decoding, and a step with its gradient.
+
+An evaluation has calls of the size of a rollout's. Where it asks for more of the pipeline (guidance, say, in a run that
+trains without), one of its steps is tried, too, which has to fit and whose time does not count.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
 from flowgrpo.data.prompts import Prompt, Row
-from flowgrpo.flow.encoding import longest_and_shortest, rows_of
+from flowgrpo.flow.encoding import changed, longest_and_shortest, rows_of
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.training.batch_sizes import ProbeCalls
 from flowgrpo.training.probing import Timed
@@ -17,12 +23,21 @@ from flowgrpo.training.weights import Weights
 from samplers.kernels import State
 
 
-def probe_calls(policy: Policy, weights: Weights, prompts: Sequence[Prompt]) -> ProbeCalls:
+def probe_calls(
+    policy: Policy,
+    weights: Weights,
+    prompts: Sequence[Prompt],
+    *,
+    held_out: Sequence[Prompt] = (),
+    call: Mapping[str, Any] = MappingProxyType({}),
+) -> ProbeCalls:
     """The calls, on the longest of some prompts; a sample takes part in one of each step, and in one decoding.
 
     Args:
         policy: whose sigmas are known.
         weights: whose gradient an update takes.
+        held_out: prompts that are evaluated by this process.
+        call: arguments of an evaluation over those of the policy.
     """
     (row,) = rows_of(longest_and_shortest(prompts)[:1])
     steps, sigma = len(policy.sigmas) - 1, policy.sigmas[0]
@@ -45,4 +60,14 @@ def probe_calls(policy: Policy, weights: Weights, prompts: Sequence[Prompt]) -> 
         state, rows = begun(count)
         weights.lockstep.backward(sum(v.float().square().mean() for v in policy.velocity(state, sigma, rows)))
 
-    return ProbeCalls(rollout=[Timed(steps, step), Timed(1, decode)], update=[Timed(steps, learn)])
+    @torch.no_grad()
+    def evaluate(count: int) -> None:
+        (row,) = rows_of(longest_and_shortest(held_out)[:1])
+        rows = [replace(row, seed=seed) for seed in range(count)]
+        with policy.call_overrides(**call):
+            state = policy.start(rows)
+            policy.velocity(state, policy.sigmas[0], rows)
+            policy.decode(state, rows)
+
+    evaluations = [Timed(0, evaluate)] if held_out and changed(call, policy) else []
+    return ProbeCalls(rollout=[Timed(steps, step), Timed(1, decode), *evaluations], update=[Timed(steps, learn)])

@@ -126,7 +126,8 @@ class Trainer(Loop):
 
     @override
     def probe_calls(self) -> ProbeCalls:
-        return probe_calls(self.policy, self.weights, self.train_prompts)
+        held_out = self.eval_prompts if self.roles.samples_held_out(self.accelerator.process_index) else ()
+        return probe_calls(self.policy, self.weights, self.train_prompts, held_out=held_out, call=self.eval_call)
 
     @override
     def on_start(self) -> None:

@@ -16,7 +16,7 @@ import torch
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow import start
 from flowgrpo.flow.config import Config, Model
-from flowgrpo.flow.encoding import eval_call
+from flowgrpo.flow.encoding import changed, eval_call
 from flowgrpo.flow.graphs import Kept
 from flowgrpo.flow.pipeline import guidance, loading, traits, weightless
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
@@ -122,16 +122,16 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
         hollow.empty(network, ENTRANCES if decodes else ("forward",), run_all=decodes, reads_once=reads_once)
     evaluation = eval_call(config, policy)
     with policy.call_overrides(**guidance.training_call(model.guidance, policy)):
-        changed = {key for key, value in evaluation.items() if policy.call.get(key) != value} - {"num_inference_steps"}
+        other = changed(evaluation, policy)
         with torch.no_grad(), hollow.phase() as live:
             policy.prepare([row])
-            if changed:
+            if other:
                 with policy.call_overrides(**evaluation):
                     policy.prepare([row])
             encode = live.peak
         sampling, state = _sampling(policy, hollow, row, tiled=model.vae_tiling)
         evaluate = None
-        if changed:
+        if other:
             with policy.call_overrides(**evaluation):
                 evaluate, _ = _sampling(policy, hollow, row, tiled=model.vae_tiling, before=(sampling, state))
         whole, small = _update(policy, hollow, row, state, checkpointed=model.gradient_checkpointing)

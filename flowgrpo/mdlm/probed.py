@@ -26,19 +26,32 @@ def probe_calls(
     *,
     decoder: Callable[[int], Decoder],
     likelihood: Likelihood,
+    held_out: Sequence[Prompt] = (),
+    eval_decoder: Callable[[int], Decoder] | None = None,
 ) -> ProbeCalls:
     """The calls, on the longest of some prompts; an answer takes part in a decoding, and has a number of views.
 
-    A decoding is tried whole, for caches, guidance and how many tokens are open at a time are a part of what it takes.
+    A decoding is tried whole, for caches, guidance and how many tokens are open at a time are a part of what it takes. Where
+    an evaluation decodes in another way, or has a longer prompt, it is tried, too: it has to fit, and its time does not count.
 
     Args:
         weights: whose gradient an update takes.
         decoder: of so many answers.
+        held_out: prompts that are evaluated by this process.
+        eval_decoder: of so many of their answers; None where that is the same.
     """
-    longest = max((prompt.text for prompt in prompts), key=lambda text: len(policy.tokens(text)))
 
-    def decode(count: int) -> None:
-        policy.generate([longest] * count, decoder(count), [("probe", i) for i in range(count)], count)
+    def length(text: str) -> int:
+        return len(policy.tokens(text))
+
+    def decoding(text: str, of: Callable[[int], Decoder]) -> Callable[[int], object]:
+        return lambda count: policy.generate([text] * count, of(count), [("probe", i) for i in range(count)], count)
+
+    longest = max((prompt.text for prompt in prompts), key=length)
+    asked = max((prompt.text for prompt in held_out), key=length, default=None)
+    evaluations = []
+    if asked is not None and (eval_decoder is not None or length(asked) > length(longest)):
+        evaluations = [Timed(0, decoding(asked, eval_decoder or decoder))]
 
     written = policy.generate([longest], decoder(1), [("probe", 0)], 1).rollout
 
@@ -62,4 +75,4 @@ def probe_calls(
         weights.lockstep.backward(log_probs(policy.predictor, answers, views, call).sum())
 
     of_answer = int(viewed(1)[1].scored.any(2).sum())
-    return ProbeCalls(rollout=[Timed(1, decode)], update=[Timed(of_answer, learn)])
+    return ProbeCalls(rollout=[Timed(1, decoding(longest, decoder)), *evaluations], update=[Timed(of_answer, learn)])

@@ -90,12 +90,15 @@ class TextTrainer(Loop):
 
     @override
     def probe_calls(self) -> ProbeCalls:
+        algorithm, same = self.config.algorithm, self.config.eval.decoder == self.config.algorithm.decoder
         return probe_calls(
             self.policy,
             self.weights,
             self.train_prompts,
             decoder=lambda count: self._typical(self.decoder, count),
-            likelihood=self.config.algorithm.likelihood,
+            likelihood=algorithm.likelihood,
+            held_out=self.eval_prompts if self.roles.samples_held_out(self.accelerator.process_index) else (),
+            eval_decoder=None if same else self._evaluated_by,
         )
 
     @override
@@ -218,12 +221,15 @@ class TextTrainer(Loop):
         )
 
     def _generate(self, rows: Sequence[Row]) -> list[Text]:
-        decoder = self.eval_decoder
-        if self.schedule is not None and self.config.eval.decoder.name == "scheduled":
-            decoder = self._typical(decoder, len(rows))
+        decoder = self._evaluated_by(len(rows))
         seeds = [(self.config.run.seed, "eval", row.seed) for row in rows]
         texts = [row.prompt for row in rows]
         return self.policy.as_samples(self.policy.generate(texts, decoder, seeds, self.config.train.rollout_rows))
+
+    def _evaluated_by(self, count: int) -> Decoder:
+        """The decoder of so many answers of an evaluation."""
+        scheduled = self.config.eval.decoder.name == "scheduled"
+        return self._typical(self.eval_decoder, count) if scheduled else self.eval_decoder
 
     def _typical(self, decoder: Decoder, count: int) -> Decoder:
         """A decoder of so many answers, with the middle of a learned schedule for its numbers where there is one."""

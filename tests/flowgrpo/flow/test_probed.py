@@ -113,3 +113,21 @@ def test_the_doctor_examines_a_run_that_has_not_found_its_batches(workplace, cap
 def test_what_is_no_number_of_rows_is_refused_by_the_command(workplace, capsys):
     assert main(["plan", "tiny.yaml", "train.micro_batch=aut"]) == 2
     assert "train.micro_batch: 'aut' is neither a whole number from 1 on nor auto, take auto" in capsys.readouterr().err
+
+
+def test_an_evaluation_that_asks_for_more_has_to_fit_too(workplace, monkeypatch, capsys):
+    """Guided calls have two branches in one, so that four rows are the most of eight."""
+    real = SD3Transformer2DModel.forward
+
+    def forward(self, hidden_states, *arguments, **options):
+        if len(hidden_states) > 8:
+            raise torch.OutOfMemoryError(SAID)
+        return real(self, hidden_states, *arguments, **options)
+
+    monkeypatch.setattr(SD3Transformer2DModel, "forward", forward)
+    monkeypatch.setattr(probing, "clock", counting())
+    for name, guided, rows in (("alike", [], 8), ("guided", ["eval.call={guidance_scale: 3.0}"], 4)):
+        options = [*AUTO, *guided, "train.group_size=8", "train.iterations=1", "train.updates=1", f"run.name={name}"]
+        assert main(["train", "tiny.yaml", *options]) == 0
+        (held,) = json.loads((workplace / "runs" / name / "batches.json").read_text())["held"]
+        assert held["rollout_batch"] == rows

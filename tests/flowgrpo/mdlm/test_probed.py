@@ -122,3 +122,14 @@ def test_with_a_gpu_a_plan_counts_with_the_most_that_fits(settings):
     found = budget.fit(settings(**AUTO), 24 * 2**30)
     assert found["found"] == {"train.micro_batch": 16, "train.rollout_batch": 16}
     assert found["fits"]
+
+
+def test_an_evaluation_by_another_decoder_has_to_fit_too(settings, short, monkeypatch):
+    """Guided calls have two branches in one, so that four answers are the most of eight."""
+    short |= {True: 4, False: 8}
+    decoder = {"name": "low_confidence", "steps": 3}
+    for name, guided, rows in (("alike", {}, 8), ("guided", {"cfg_scale": 1.0}, 4)):
+        evaluation = {"every": 1, "prompts": 2, "save": 0, "decoder": {**decoder, **guided}}
+        options = {"algorithm__decoder": decoder, "eval": evaluation, "train__iterations": 1}
+        (found,) = held(run.train_config(settings(run__name=name, **options, **AUTO)))
+        assert found["rollout_batch"] == rows
