@@ -32,7 +32,7 @@ def probe_calls(
     """The calls, on the longest of some prompts; an answer takes part in a decoding, and has a number of views.
 
     A decoding is tried whole, for caches, guidance and how many tokens are open at a time are a part of what it takes. Where
-    an evaluation decodes in another way, or has a longer prompt, it is tried, too: it has to fit, and its time does not count.
+    an evaluation decodes in another way, or has a longer prompt, it is tried, too: it has to fit, its time does not count.
 
     Args:
         weights: whose gradient an update takes.
