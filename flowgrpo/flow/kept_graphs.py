@@ -14,11 +14,12 @@ from flowgrpo.flow.predicted import predicted
 from flowgrpo.training.layout import of_machine
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.probing import free_bytes
+from flowgrpo.training.random_states import random_state_kept
 from rewards.memory import is_out_of_memory
 
 
 class KeptGraphs:
-    """Whether the rollouts of a run keep
+    """Whether the rollouts of a run keep graphs.
 
     Attributes:
         parts: of an iteration's update, whose graphs they keep: the first or none, on all processes alike.
@@ -62,8 +63,8 @@ class KeptGraphs:
         rows, size = -(-cost.graphs // trainer.share.count), config.train.rollout_rows
         (row,) = rows_of(longest_and_shortest(trainer.train_prompts)[:1])
         try:
-            state = policy.start([row])
-            kept, call = measured(policy, state, row, size=size)
+            with random_state_kept():
+                kept, call = measured(policy, policy.start([row]), row, size=size)
             need = kept.of(rows, times=cost.graph_times, size=size)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
@@ -72,7 +73,8 @@ class KeptGraphs:
         device, processes = trainer.accelerator.device, of_machine(trainer.accelerator.num_processes)
         free = max(free_bytes(device, processes) - trainer.batch_sizes.to_come() - call, 0)
         short = float(trainer.exchange.sum(torch.tensor(float(need > ROOM * free))))
-        sizes = f"{need / 2**30:.2f} of the {free / 2**30:.2f} GiB that are free"
+        share = "more than" if math.isinf(need) else f"{need / 2**30:.2f} of"
+        sizes = f"{share} the {free / 2**30:.2f} GiB that are free"
         if short:
             self._gave_up = True
             said = f"the first update of an iteration calls the model anew; graphs of {rows:,} rows would take {sizes}"
