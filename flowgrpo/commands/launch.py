@@ -127,6 +127,7 @@ def relaunch(processes: int, folder: Path) -> int:
     shared = {
         OURS: str(os.getpid()),
         "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),  # accelerate would write 1 there
         "MASTER_ADDR": store.host,
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is here, and no process opens one

@@ -210,7 +210,9 @@ HUNGRY = """
 import os
 from pathlib import Path
 import torch
+from flowgrpo.training.layout import of_machine
 def redness(images, prompts):
+    Path("here-" + os.environ["RANK"]).write_text(str(of_machine(3)))
     if os.environ["RANK"] == "1" and Path("runs/t/metrics.jsonl").exists():
         torch.empty(10**15)
     return images[:, 0].mean((1, 2))
@@ -228,6 +230,7 @@ def test_what_one_process_says_of_its_memory_is_shown_and_the_others_end(workpla
     assert failed == "process 1 of 2 failed:"
     assert memory.startswith("stopped, out of memory in the rewards phase, by the reward 'redness' (3725290.30 GiB ")
     assert memory.endswith("train.replay=always run.resume=true")
+    assert [(workplace / f"here-{rank}").read_text() for rank in (0, 1)] == ["2", "2"]  # share the memory of the host
 
 
 @pytest.mark.parametrize(
