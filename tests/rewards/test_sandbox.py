@@ -27,7 +27,7 @@ def layers(protected):
 
 @pytest.fixture(scope="session")
 def reward(layers):
-    return code(seconds=2)
+    return code(seconds=1)
 
 
 def scores(reward, *programs, tests=("assert answer == 42",)):

@@ -60,7 +60,7 @@ prompts: {{train: prompts.txt, eval: prompts.txt}}
 rewards: [{{use: './mine.py:redness'}}]
 algorithm: {{preset: flow_grpo_fast}}
 train: {{iterations: 2, updates: 1, groups: 2, group_size: 4, micro_batch: 4, learning_rate: 0.01, replay: always}}
-eval: {{every: 1, prompts: 3, save: 2}}
+eval: {{every: 2, prompts: 3, save: 2}}
 run: {{name: alone, checkpoint: {{every: 1, keep: 3}}}}
 """
 REWARD = """
@@ -191,7 +191,7 @@ def test_shards_change_no_number_of_shared_calls_nor_does_a_resume(tmp_path):
 @pytest.mark.usefixtures("shared")
 def test_shares_of_the_data_are_dealt_to_pairs_of_processes(tmp_path):
     scored = together(tmp_path, "four", "run.sharding=fsdp2", processes=4)
-    each, evaluations = 2 * 4, 3  # of a group in two iterations; the first pair has two of three held-out prompts
+    each, evaluations = 2 * 4, 2  # of a group in two iterations; the first pair has two of three held-out prompts
     assert scored == [TRIED, TRIED, TRIED + each + evaluations, TRIED + each + 2 * evaluations]
     assert len(list(tmp_path.glob("moved-*"))) == 1 + 2  # and that of the run in one process
     one, four = tmp_path / "runs" / "alone", tmp_path / "runs" / "four"

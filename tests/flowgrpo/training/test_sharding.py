@@ -101,14 +101,23 @@ def test_a_base_in_shards_trains_as_a_whole_one(case, workplace):
 
 
 WHOLE = {
-    "a divergence and an average": ["tiny.yaml", "algorithm.objective.kl.beta=0.1", "train.ema={decay: 0.9}"],
+    "a divergence and an average": [
+        "tiny.yaml",
+        "model.call.num_inference_steps=3",
+        "algorithm.objective.kl.beta=0.1",
+        "train.ema={decay: 0.9}",
+    ],
     "guided calls in bfloat16, checkpointed": [
         "tiny.yaml",
-        "model.call.guidance_scale=2.0",
+        "model.call={num_inference_steps: 3, guidance_scale: 2.0}",
         "model.dtype=bfloat16",
         "model.gradient_checkpointing=true",
     ],
-    "final samples in pairs, of the reference": ["tiny.yaml", "algorithm={preset: dpo}"],
+    "final samples in pairs, of the reference": [
+        "tiny.yaml",
+        "model.call.num_inference_steps=3",
+        "algorithm={preset: dpo}",
+    ],
     "texts held to a reference": [
         "texts.yaml",
         "algorithm.preset=gdpo",
