@@ -306,10 +306,14 @@ def built(make: Callable[[], torch.nn.Module], dtype: torch.dtype) -> torch.nn.M
     """A network of `dtype` with its parameters on the device meta, as its class makes it of a config.
 
     What its class keeps in float32 stays so, as where `from_pretrained` loads it; what is no parameter has its values,
-    unless it is a table of more than `TABLE` numbers.
+    unless it is a table of more than `TABLE` numbers that nothing else is made of.
     """
-    with accelerate.init_empty_weights(), _SmallTables():
-        network = make()
+    try:
+        with accelerate.init_empty_weights(), _SmallTables():
+            network = make()
+    except (RuntimeError, TypeError, NotImplementedError):  # it computes with a table that has no numbers
+        with accelerate.init_empty_weights():
+            network = make()
     if hasattr(network, "tie_weights"):
         network.tie_weights()
     whole = () if hasattr(network, "tie_weights") else getattr(network, "_keep_in_fp32_modules", None) or ()

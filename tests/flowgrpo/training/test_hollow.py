@@ -181,3 +181,14 @@ def test_a_large_table_has_no_numbers_and_a_small_one_has_its_own():
     for made in (large, small):
         assert len(made.odd) == hollow.BROADCAST
     assert size(large) - size(small) == 2 * (4097**2 - 64**2)
+
+
+def test_a_network_that_computes_with_its_large_table_is_built_all_the_same():
+    class Placed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            table = torch.outer(torch.arange(4200.0), torch.arange(4100.0))
+            assert table.numel() > hollow.TABLE
+            self.register_buffer("places", torch.cat([table, torch.zeros(1, 4100)]))
+
+    assert built(Placed, torch.float32).places.shape == (4201, 4100)
