@@ -256,11 +256,11 @@ class Trainer(Loop):
     def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
         """Give each edge its unit's advantage, take an optimizer step on each part of them, and return their statistics."""
         credit = partial(self.credit_edges, batch, units, advantages, trained)
-        held = [self.batch_sizes.attempt(ROLLOUT, credit, give_up=self.give_up)]
+        spare = {"undo": partial(graphs.drop, batch.tree.evaluations), "give_up": self.give_up}
+        held = [self.batch_sizes.attempt(ROLLOUT, credit, **spare)]
         keep_trees(
             self, parts(self.config, self.credited, batch, held[0], iteration=self.done, names=self.reward_names)
         )
-        spare = {"undo": partial(graphs.drop, batch.tree.evaluations), "give_up": self.give_up}
         return self.batch_sizes.steps(held, credit, self._update_part, self.config.train.updates, **spare)
 
     @override
