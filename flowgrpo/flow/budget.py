@@ -19,7 +19,7 @@ from flowgrpo.flow.pipeline import loading, weightless
 from flowgrpo.flow.pipeline.switches import DECODERS
 from flowgrpo.flow.pipeline.traits import ENCODERS, is_network
 from flowgrpo.flow.plan import call_and_branches
-from flowgrpo.flow.predicted import kept, predicted
+from flowgrpo.flow.predicted import kept, most_graphs
 from flowgrpo.flow.trial import Sampling, Trial, trial
 from flowgrpo.schema.sections import Lora
 from flowgrpo.training import low_precision, quantise, quantise_libraries
@@ -285,5 +285,5 @@ def _graphs(config: Config) -> dict[str, int]:
     """Rows whose graphs a rollout may keep, and the times at which they lie."""
     if config.train.replay == "always":
         return {"graphs": 0, "graph_times": 0}
-    cost = predicted(config, call_and_branches(config)[0]["num_inference_steps"])
+    cost = most_graphs(config, call_and_branches(config)[0]["num_inference_steps"])
     return {"graphs": cost.graphs, "graph_times": cost.graph_times}

@@ -10,7 +10,7 @@ import torch
 
 from flowgrpo.flow.encoding import longest_and_shortest, rows_of
 from flowgrpo.flow.graphs import ROOM, hindrance, measured
-from flowgrpo.flow.predicted import predicted
+from flowgrpo.flow.predicted import most_graphs
 from flowgrpo.training.layout import of_machine
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.probing import free_bytes
@@ -57,7 +57,8 @@ class KeptGraphs:
         if self._insists:
             self.parts = (0,)
             return
-        cost = predicted(config, len(policy.sigmas) - 1) if config.keeps_graphs and not self._gave_up else None
+        asks = config.keeps_graphs and not self._gave_up
+        cost = most_graphs(config, len(policy.sigmas) - 1, trainer.done) if asks else None
         if cost is None or not cost.graphs:
             return
         rows, size = -(-cost.graphs // trainer.share.count), config.train.rollout_rows

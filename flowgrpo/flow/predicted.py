@@ -101,6 +101,16 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     )
 
 
+def most_graphs(config: Config, num_steps: int, done: int = 0) -> Cost:
+    """The cost of the iteration to come that keeps the most graphs: the next, the last, or the one between them.
+
+    A tree that changes over a run, as of BranchGRPO-Mix, has the most at an end of it.
+    """
+    last = max(done, config.train.iterations - 1)
+    costs = [predicted(config, num_steps, iteration) for iteration in sorted({done, (done + last) // 2, last})]
+    return max(costs, key=lambda cost: cost.graphs)
+
+
 def _finishes(evaluation: Evaluation) -> bool:
     """Whether ODE steps leave an evaluation that only lead to a reward."""
     return all(edges.move.ode_stops is not None and not edges.move.trained for edges in evaluation.edges)

@@ -7,8 +7,10 @@ import torch
 from field import Network, lines, settings, trainer, weights_of
 from in_graphs import run_of
 
+from flowgrpo import config
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow import graphs, kept_graphs
+from flowgrpo.flow.predicted import most_graphs, predicted
 from flowgrpo.training.out_of_memory import OutOfMemory
 from samplers.trees import Tree
 
@@ -190,3 +192,32 @@ def test_a_part_without_weight_lets_go_of_its_graphs(tmp_path):
     run.run()
     assert alive[0] > 0
     assert alive[1:] == [0, 0]
+
+
+def test_memory_that_runs_out_while_edges_are_credited_costs_the_graphs_at_once(tmp_path):
+    run = trainer(settings(tmp_path, train__iterations=1, train__updates=1), held_out=0)
+    real, alive = run.credit_edges, []
+
+    def credit(batch, *rest):
+        alive.append(sum(evaluation.velocity is not None for evaluation in batch.tree.evaluations))
+        if len(alive) == 1:
+            raise torch.OutOfMemoryError(SAID)
+        return real(batch, *rest)
+
+    run.credit_edges = credit
+    run.run()
+    assert alive[0] > 0
+    assert set(alive[1:]) == {0}
+    assert run.kept_graphs.parts == ()
+
+
+def test_a_tree_that_changes_over_a_run_needs_room_for_the_most_that_it_will_have():
+    written = {
+        "model": {"path": "shapes", "call": {"num_inference_steps": 20}},
+        "rewards": [{"use": "shapes"}],
+        "algorithm": {"preset": "branch_grpo_mix"},
+        "train": {"groups": 2, "group_size": 16, "iterations": 301, "updates": 1},
+    }
+    settings = config.validated(written)
+    every = [predicted(settings, 20, iteration).graphs for iteration in range(0, 301, 25)]
+    assert most_graphs(settings, 20).graphs == max(every) > 2 * every[0]
