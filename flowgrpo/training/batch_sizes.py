@@ -118,13 +118,12 @@ class BatchSizes:
         """Bytes that a run will have beside what it has now: moments, gradients, copies, and in calls of found sizes."""
         train = self._loop.config.train
         tried = [
-            each["peak_bytes"]
+            each.get("call_bytes", each["peak_bytes"])
             for key in self._asked
             for each in self._tried.get(key, ())
             if each["rows"] == getattr(train, key)
         ]
-        calls = max(0, max(tried) - probing.taken_bytes(self._loop.accelerator.device)) if tried else 0
-        return max(_still_to_come(self._loop, ROLLOUT), _still_to_come(self._loop, UPDATE) + calls)
+        return max(_still_to_come(self._loop, ROLLOUT), _still_to_come(self._loop, UPDATE) + max(tried, default=0))
 
     def attempt(
         self,
@@ -244,9 +243,10 @@ class BatchSizes:
         hands = self._loop.roles.trainers // run.context_parallel  # the same for those that do not train: all try alike
         most = train.groups * train.group_size // train.updates // hands
         for key in self._asked:
+            taken = probing.taken_bytes(self._loop.accelerator.device)
             with self._trying(key) as (prober, timed):
                 tried = prober.sizes(timed, max(1, most))
-            self._tried[key] = [_as_json(each) for each in tried]
+            self._tried[key] = [_as_json(each, taken) for each in tried]
             found[key] = probing.best(tried, f"train.{key}").rows
         return found
 
@@ -340,8 +340,9 @@ def _machine(accelerator: Accelerator) -> tuple[str, int]:
     return accelerator.device.type, psutil.virtual_memory().total
 
 
-def _as_json(tried: Tried) -> dict[str, float]:
-    return {"rows": tried.rows, "seconds": tried.seconds, "peak_bytes": tried.peak}
+def _as_json(tried: Tried, taken: int) -> dict[str, float]:
+    call = max(0, tried.peak - taken)  # beside what was there, of which a resume has more
+    return {"rows": tried.rows, "seconds": tried.seconds, "peak_bytes": tried.peak, "call_bytes": call}
 
 
 def read(folder: Path) -> dict[str, Any] | None:
