@@ -197,7 +197,8 @@ def updates(name: str, rounds: int) -> dict[str, Ratio]:
             with recorded(policy) as calls:
                 trainer.update(*stands)
             works = {"update": partial(trainer.update, *stands), "bare": bare(policy, calls, learns=True)}
-            trainer.on_start()
+            with trainer.report:
+                trainer.on_start()
             if trainer.kept_graphs.parts:  # there is memory for them
                 works |= {"replays": iteration, "keeps": partial(iteration, 0)}
             taken = in_turns(works, rounds)
