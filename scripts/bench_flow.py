@@ -108,6 +108,7 @@ def trainer_of(policy: DiffusersPolicy, weights: Weights, chosen: Config) -> Tra
     rows = prompts.load_split(chosen.prompts, "train")[:1]
     rewards, _ = scorer.rewards(chosen.rewards, [])
     made = Trainer(chosen, policy, weights, rewards=rewards, train_prompts=rows, accelerator=Accelerator())
+    made.folder.mkdir(exist_ok=True)  # for what its report says
     policy.prepare(rows_of(longest_and_shortest(rows)))
     policy.start(rows_of(rows))
     return made
