@@ -22,11 +22,11 @@ from transformers import (
 WORDS = ["<pad>", "<start>", "<end>", "<unknown>", "a", "red", "blue", "green", "circle", "square", "of", "two"]
 
 
-def tokenizer(length=8):
-    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unknown>"))
+def tokenizer(length=8, words=WORDS):
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unknown>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     inner.post_processor = processors.TemplateProcessing(
-        single="<start> $A <end>", special_tokens=[("<start>", 1), ("<end>", 2)]
+        single="<start> $A <end>", special_tokens=[(word, words.index(word)) for word in ("<start>", "<end>")]
     )
     names = {"pad_token": "<pad>", "bos_token": "<start>", "eos_token": "<end>", "unk_token": "<unknown>"}
     return PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=length, **names)

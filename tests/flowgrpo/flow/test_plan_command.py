@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import tiny
 from diffusers import SD3Transformer2DModel
+from runs import metrics
 
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.flow.methods.presets import PRESETS, PUBLISHED
 from flowgrpo.flow.plan import plan, table
 from flowgrpo.flow.predicted import predicted
-from runs import metrics
 
 
 def test_a_plan_of_shared_calls_asks_whether_they_can_be(workplace, capsys):
