@@ -89,11 +89,16 @@ class Drafting:
         cached = self._asked is not None and self._asked.cache is not None
         self.cache = policy.cache(self._asked.threshold, "train.draft.cache") if cached else None
 
+    @property
+    def call(self) -> dict[str, Any]:
+        """Arguments of the pipeline's call in the place of the policy's; none without a draft."""
+        return {} if self._asked is None else self._asked.call
+
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Let the policy sample as drafts ask for inside this context."""
         with ExitStack() as stack:
-            stack.enter_context(self._policy.call_overrides(**self._asked.call))
+            stack.enter_context(self._policy.call_overrides(**self.call))
             stack.enter_context(self._copies.drafting())
             if self.cache is not None:
                 stack.enter_context(self._policy.cached(self.cache))
@@ -102,7 +107,7 @@ class Drafting:
     def check(self, rows: Sequence[Row]) -> None:
         """Take a step through the cache, if there is one; arguments and errors as of `try_out`."""
         if self.cache is not None:
-            with self._policy.call_overrides(**self._asked.call):
+            with self._policy.call_overrides(**self.call):
                 try_out(self._policy, self.cache, rows)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -65,7 +65,7 @@ def eval_call(config: Config, policy: Policy) -> dict[str, Any]:
     return {**guided, **config.eval.call}
 
 
-def changed(call: dict[str, Any], policy: Policy) -> set[str]:
+def changed(call: Mapping[str, Any], policy: Policy) -> set[str]:
     """The arguments by which a call takes other memory than the policy's own: all that differ but the number of steps."""
     return {key for key, value in call.items() if policy.call.get(key) != value} - {"num_inference_steps"}
 

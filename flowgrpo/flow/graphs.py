@@ -84,18 +84,27 @@ def drop(evaluations: Sequence[Evaluation]) -> None:
 def measured(policy: Policy, state: State, row: Row, *, size: int) -> tuple[Kept, int]:
     """What the graph of a velocity keeps beside the weights, and bytes that a call of a size takes beside it, by a run.
 
+    Of several networks, which have sigmas of their own, the larger of the first step's and the last one's.
+
     Args:
         state: of one row.
         size: rows of a call.
     """
+    steps = [policy.sigmas[0]] if len(policy.modules) == 1 else [policy.sigmas[0], policy.sigmas[-2]]
     before = policy.evaluations
+    parts = [_measured(policy, state, row, sigma=sigma, size=size) for sigma in steps]
+    policy.evaluations = before
+    once, each, beside = map(max, zip(*parts, strict=True))
+    return Kept(once=once, each=each), beside
+
+
+def _measured(policy: Policy, state: State, row: Row, *, sigma: float, size: int) -> tuple[int, int, int]:
     with torch.enable_grad(), live.Live() as counted:
         for network in policy.modules.values():
             for tensor in (*network.parameters(), *network.buffers()):
                 counted.ignore(tensor)
         counted.restart()
-        velocity = policy.velocity(state, policy.sigmas[0], [row])
+        velocity = policy.velocity(state, sigma, [row])
         once, each = counted.parts
         del velocity
-    policy.evaluations = before
-    return Kept(once=once, each=each), counted.peaks.of(size) - once - size * each
+    return once, each, counted.peaks.of(size) - once - size * each

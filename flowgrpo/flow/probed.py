@@ -1,12 +1,12 @@
 """The calls of a flow model that sizes of batches are tried with: a step, a decoding, and a step with its gradient.
 
-An evaluation has calls of the size of a rollout's. Where it asks for more of the pipeline (guidance, say, in a run that
-trains without), one of its steps is tried, too, which has to fit and whose time does not count.
+Evaluations and drafts have calls of the size of a rollout's. Where one asks for other calls of the pipeline (guidance, say,
+in a run that trains without), a step and a decoding of it are tried, too, which have to fit and whose time does not count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
@@ -30,6 +30,7 @@ def probe_calls(
     *,
     held_out: Sequence[Prompt] = (),
     call: Mapping[str, Any] = MappingProxyType({}),
+    draft: Mapping[str, Any] = MappingProxyType({}),
 ) -> ProbeCalls:
     """The calls, on the longest of some prompts; a sample takes part in one of each step, and in one decoding.
 
@@ -38,6 +39,7 @@ def probe_calls(
         weights: whose gradient an update takes.
         held_out: prompts that are evaluated by this process.
         call: arguments of an evaluation over those of the policy.
+        draft: those of a draft.
     """
     (row,) = rows_of(longest_and_shortest(prompts)[:1])
     steps, sigma = len(policy.sigmas) - 1, policy.sigmas[0]
@@ -60,14 +62,19 @@ def probe_calls(
         state, rows = begun(count)
         weights.lockstep.backward(sum(v.float().square().mean() for v in policy.velocity(state, sigma, rows)))
 
-    @torch.no_grad()
-    def evaluate(count: int) -> None:
-        (row,) = rows_of(longest_and_shortest(held_out)[:1])
-        rows = [replace(row, seed=seed) for seed in range(count)]
-        with policy.call_overrides(**call):
-            state = policy.start(rows)
-            policy.velocity(state, policy.sigmas[0], rows)
-            policy.decode(state, rows)
+    def other(of: Sequence[Prompt], over: Mapping[str, Any]) -> Callable[[int], None]:
+        @torch.no_grad()
+        def sample(count: int) -> None:
+            (row,) = rows_of(longest_and_shortest(of)[:1])
+            rows = [replace(row, seed=seed) for seed in range(count)]
+            with policy.call_overrides(**over):
+                state = policy.start(rows)
+                policy.velocity(state, policy.sigmas[0], rows)
+                policy.decode(state, rows)
 
-    evaluations = [Timed(0, evaluate)] if held_out and changed(call, policy) else []
-    return ProbeCalls(rollout=[Timed(steps, step), Timed(1, decode), *evaluations], update=[Timed(steps, learn)])
+        return sample
+
+    others = [
+        Timed(0, other(of, over)) for of, over in ((held_out, call), (prompts, draft)) if of and changed(over, policy)
+    ]
+    return ProbeCalls(rollout=[Timed(steps, step), Timed(1, decode), *others], update=[Timed(steps, learn)])

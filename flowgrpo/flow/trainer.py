@@ -127,7 +127,8 @@ class Trainer(Loop):
     @override
     def probe_calls(self) -> ProbeCalls:
         held_out = self.eval_prompts if self.roles.samples_held_out(self.accelerator.process_index) else ()
-        return probe_calls(self.policy, self.weights, self.train_prompts, held_out=held_out, call=self.eval_call)
+        others = {"held_out": held_out, "call": self.eval_call, "draft": self.drafting.call}
+        return probe_calls(self.policy, self.weights, self.train_prompts, **others)
 
     @override
     def on_start(self) -> None:

@@ -115,7 +115,7 @@ def test_what_is_no_number_of_rows_is_refused_by_the_command(workplace, capsys):
     assert "train.micro_batch: 'aut' is neither a whole number from 1 on nor auto, take auto" in capsys.readouterr().err
 
 
-def test_an_evaluation_that_asks_for_more_has_to_fit_too(workplace, monkeypatch, capsys):
+def test_an_evaluation_or_a_draft_that_asks_for_more_has_to_fit_too(workplace, monkeypatch, capsys):
     """Guided calls have two branches in one, so that four rows are the most of eight."""
     real = SD3Transformer2DModel.forward
 
@@ -126,8 +126,10 @@ def test_an_evaluation_that_asks_for_more_has_to_fit_too(workplace, monkeypatch,
 
     monkeypatch.setattr(SD3Transformer2DModel, "forward", forward)
     monkeypatch.setattr(probing, "clock", counting())
-    for name, guided, rows in (("alike", [], 8), ("guided", ["eval.call={guidance_scale: 3.0}"], 4)):
-        options = [*AUTO, *guided, "train.group_size=8", "train.iterations=1", "train.updates=1", f"run.name={name}"]
+    draft = "train.draft={pool: 2, call: {guidance_scale: 3.0}}"
+    cases = {"alike": ([], 8), "guided": (["eval.call={guidance_scale: 3.0}"], 4), "draft": ([draft], 4)}
+    for name, (asked, rows) in cases.items():
+        options = [*AUTO, *asked, "train.group_size=8", "train.iterations=1", "train.updates=1", f"run.name={name}"]
         assert main(["train", "tiny.yaml", *options]) == 0
         (held,) = json.loads((workplace / "runs" / name / "batches.json").read_text())["held"]
         assert held["rollout_batch"] == rows
