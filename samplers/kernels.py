@@ -209,8 +209,8 @@ LOG_PROBS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def log_prob(next_state: State, mean: State, std: Tensor, form: str = "mean") -> Tensor:
     """Log-probability (B,) of `next_state` under N(mean, std^2), jointly over all tensors of the state; float32, or float64.
 
-    The gradient reaches `mean` only. Where std is 0 the step has no density: the log-probability is 0 by convention, and
-    such a step is never trained.
+    The gradient reaches `mean` only. Where std is 0 the step has no density: the log-probability is 0 by convention, its
+    gradient too where `mean` is finite, and such a step is never trained.
 
     Args:
         form: a key of `LOG_PROBS`.
