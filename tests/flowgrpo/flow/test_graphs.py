@@ -118,6 +118,27 @@ def test_what_a_graph_keeps_is_counted_for_one_row():
     assert not any(p.grad is not None for p in policy.modules["field"].parameters())
 
 
+class Larger(Network):
+    """A network that computes with a second one at low noise, and keeps a square beside."""
+
+    def __init__(self):
+        super().__init__()
+        self.second = Network()
+
+    def forward(self, x, sigma, rows):
+        return super().forward(x, sigma, rows) if sigma > 0.5 else self.second(x, sigma, rows).exp().exp()
+
+
+def test_of_two_networks_the_larger_graph_counts():
+    policy, row = FieldPolicy(Larger(), (2,), linear_sigmas(6, 3.0)), Row("a", 0)
+    kept, _ = graphs.measured(policy, policy.start([row]), row, size=3)
+    (field,) = policy.modules.values()
+    policy.modules = {"field": field, "second": field.second}
+    larger, _ = graphs.measured(policy, policy.start([row]), row, size=3)
+    assert larger.each - kept.each == 4 * 2  # of exp its result is kept, the last of which is the velocity itself
+    assert policy.evaluations == 0
+
+
 def test_copies_of_weights_are_kept_by_each_call():
     """Under autocast a graph keeps the weights in half precision, as often as the network is called."""
     policy = DiffusersPolicy(tiny.sd3(), tiny.CALLS["sd3"], autocast=torch.bfloat16)
