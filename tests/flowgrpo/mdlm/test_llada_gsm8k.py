@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 from released import released
+from released_configs import VOCABULARY
 from transformers import AutoTokenizer
 
 from flowgrpo import config
 from flowgrpo.cli import main
+from flowgrpo.data.templates import TEMPLATES
 from flowgrpo.training.metric_lines import read_metrics
 
 CONFIG = "llada-8b"
@@ -17,15 +19,20 @@ PROBLEMS = [
     for n in (2, 3, 6)
 ]
 TAGS = ["<reasoning>", "</reasoning>", "<answer>", "</answer>"]
+SENTENCES = [TEMPLATES["d1"].partition("\n")[0], "the answer alone", " eggs a day. How many is that a week?"]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """LLaDA's released files, of one small layer; its tokenizer has whole tags, which the model writes by chance."""
-    small = {"n_layers": 1, "d_model": 16, "mlp_hidden_size": 24, "n_heads": 2, "n_kv_heads": 2}
+    """LLaDA's released files, of one small layer; its tokenizer has whole tags, which the model writes by chance.
+
+    It has whole sentences, too, so that prompts have few tokens.
+    """
+    small = {"n_layers": 1, "d_model": 16, "mlp_hidden_size": 8, "n_heads": 2, "n_kv_heads": 2}
     folder = released("llada", tmp_path_factory.mktemp("llada"), **small)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_tokens(TAGS)
+    tokenizer.add_tokens([*TAGS, *SENTENCES])
+    assert len(tokenizer) <= VOCABULARY
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -65,7 +72,14 @@ def test_it_plans_the_numbers_of_the_release(model, workplace, capsys, written):
 def test_it_trains_as_written_but_for_sizes(model, workplace):
     jsonl("train")
     jsonl("test")
-    sizes = ["train.iterations=2", "train.groups=1", "train.micro_batch=6"]
+    sizes = [
+        "model.length=128",
+        "model.lora.rank=4",
+        "model.lora.alpha=2",
+        "train.iterations=2",
+        "train.groups=1",
+        "train.micro_batch=6",
+    ]
     assert main(["train", CONFIG, f"model.path={model}", *sizes]) == 0
     lines = read_metrics(workplace / "runs/llada-8b")
     trained = [line for line in lines if line["phase"] == "train"]
