@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from operator import mul
 from typing import Any
@@ -41,6 +42,8 @@ PRESETS = [  # a distillation's update is in expectation nothing of the reward
 SIZES = dict.fromkeys(("tempflow", "tempflow_fast", "adaptive"), 12)
 SIZES |= dict.fromkeys(("branch_grpo", "branch_grpo_mix"), 16)
 BATCHES, GROUPS = 40, 4
+# Of those that ask the model most often, and vary less for it.
+FEWER = dict.fromkeys(("tempflow", "adaptive", "dense_grpo", "stepwise_flow_grpo"), 20)
 SIGMAS = schedule()
 # What all presets are tried without: the division by a std, which has no closed form, and pulls, which are 0 at the start.
 PLAIN = {
@@ -83,6 +86,7 @@ class Seen:
     evaluations: float
 
 
+@cache
 def _step(sigma: float) -> int:
     return min(range(len(SIGMAS) - 1), key=lambda i: abs(SIGMAS[i] - sigma))
 
@@ -290,8 +294,9 @@ class Row:
     noise: float
 
 
-def row(preset: str, reward: str, batches: int = BATCHES, **overrides: Any) -> Row:
-    """Try a preset on so many batches."""
+def row(preset: str, reward: str, batches: int | None = None, **overrides: Any) -> Row:
+    """Try a preset on so many batches, by default as many as its row of the page has."""
+    batches = batches or FEWER.get(preset, BATCHES)
     with trainer(preset, reward, **overrides) as run:
         seen = [batch(run, reward, iteration) for iteration in range(batches)]
         groups = run.config.train.groups

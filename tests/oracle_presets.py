@@ -57,7 +57,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("presets", nargs="*", metavar="PRESET", help="those to try; by default all")
     parser.add_argument("--reward", choices=REWARDS, default="quadratic", help="of flow presets")
-    parser.add_argument("--batches", type=int, help="to try each on; by default 40, 20 of final samples, 12 of texts")
+    parser.add_argument(
+        "--batches", type=int, help="to try each on; by default 20 or 40, 20 of final samples, 12 of texts"
+    )
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides, for all flow presets")
     asked = parser.parse_args()
     if strange := [preset for preset in asked.presets if preset not in PRESETS]:

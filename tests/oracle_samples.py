@@ -26,7 +26,7 @@ from flowgrpo.flow.trainer import Trainer
 PRESETS = tuple(sample_presets.PRESETS)
 RANKED = ("sft_best", "dpo", "seppo", "gdro")
 GRID = torch.linspace(-7, 7, 401, dtype=torch.float64)
-BATCHES, GROUPS = 20, 16
+BATCHES, GROUPS = 20, 8
 DENSITY = torch.exp(-(GRID**2) / 2) / torch.exp(-(GRID**2) / 2).sum()
 DPM2_VARIANCE = 0.165453256253  # of its samples, by another program
 # Noise levels of a density would lie between the steps, of which each has parameters of its own.

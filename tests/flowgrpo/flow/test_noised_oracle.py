@@ -28,7 +28,7 @@ def test_the_update_is_the_gradient_that_is_expected(preset):
 
 @pytest.mark.parametrize("preset", RANKED)
 def test_ranks_point_the_way_that_rewards_do(preset):
-    assert row(preset, "linear", 4).to_ode > 0.7
+    assert row(preset, "linear", 4, groups=16).to_ode > 0.7
 
 
 def test_the_true_weight_turns_the_update_to_the_exact_gradient():
@@ -36,7 +36,7 @@ def test_the_true_weight_turns_the_update_to_the_exact_gradient():
     found = {}
     for weight in ("exact", "velocity", "x0"):
         changed = {"algorithm.likelihood.weight": weight, "algorithm.kernel": "ode"}
-        found[weight] = row("epg", "linear", 3, **changed).to_ode
+        found[weight] = row("epg", "linear", 3, groups=16, **changed).to_ode
     assert found == pytest.approx({"exact": 0.988, "velocity": 0.843, "x0": 0.537}, abs=0.03)
 
 
