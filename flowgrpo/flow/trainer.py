@@ -258,11 +258,11 @@ class Trainer(Loop):
         """Give each edge its unit's advantage, take an optimizer step on each part of them, and return their statistics."""
         credit = partial(self.credit_edges, batch, units, advantages, trained)
         spare = {"undo": partial(graphs.drop, batch.tree.evaluations), "give_up": self.give_up}
-        held = [self.batch_sizes.attempt(ROLLOUT, credit, **spare)]
+        held = [self.retrying.attempt(ROLLOUT, credit, **spare)]
         keep_trees(
             self, parts(self.config, self.credited, batch, held[0], iteration=self.done, names=self.reward_names)
         )
-        return self.batch_sizes.steps(held, credit, self._update_part, self.config.train.updates, **spare)
+        return self.retrying.steps(held, credit, self._update_part, self.config.train.updates, **spare)
 
     @override
     def on_updated(self, moved: dict[str, Any]) -> None:
@@ -353,7 +353,7 @@ class Trainer(Loop):
 
     def _rollout_at(self, iteration: int, levels: list[float]) -> Batch:
         self.levels = levels
-        return self.batch_sizes.attempt(ROLLOUT, lambda: self.rollout(iteration, self.groups(iteration)), within=False)
+        return self.retrying.attempt(ROLLOUT, lambda: self.rollout(iteration, self.groups(iteration)), within=False)
 
     def _roots(self, iteration: int, groups: Groups, starts: Sequence[Sequence[int]]) -> list[Root]:
         """This process's roots of the iteration, from the starts of each group; groups are integers."""

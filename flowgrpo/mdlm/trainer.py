@@ -174,7 +174,7 @@ class TextTrainer(Loop):
         shown = {"units": units, "advantages": advantages, "trained": trained, "names": self.reward_names}
         keep_trees(self, kept.parts(self.config, self.policy, self.combination, batch, **shown))
         parts = parts_of(self.config, batch.groups, batch.iteration)
-        steps = self.batch_sizes.attempt(
+        steps = self.retrying.attempt(
             UPDATE,
             lambda: update_batches(
                 self.config,
@@ -188,7 +188,7 @@ class TextTrainer(Loop):
             ),
         )
         return [
-            self.batch_sizes.attempt(UPDATE, partial(self._update_on, number, each, batch))
+            self.retrying.attempt(UPDATE, partial(self._update_on, number, each, batch))
             for number, each in enumerate(steps)
         ]
 

@@ -3,22 +3,17 @@
 They are found before the first rollout of a fresh run (`training.probing`), and kept in `batches.json` of its folder with
 what was measured. A resume takes what held when its checkpoint was written, without a probe; on another machine it tries
 whether these fit. Noise is addressed, so that sizes change samples by rounding alone, and a run with the found sizes written
-out has the very same numbers.
-
-Where one process has a call that runs out of memory all the same, the size is halved and what it was part of, a rollout, an
-evaluation or the gradient of an optimizer step, is made again from its start: no weight, moment or statistic has changed
-before its end. Several processes wait for each other's messages in the middle of these, and one cannot tell the others to
-begin again; such a run ends, with a size to resume with.
+out has the very same numbers. A call that runs out of memory all the same halves them, see `training.retrying`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import psutil
 import torch
@@ -34,16 +29,13 @@ from flowgrpo.training.layout import of_machine
 from flowgrpo.training.optimizers import MESSAGE, OPTIMIZERS
 from flowgrpo.training.placement import local
 from flowgrpo.training.probing import Memory, Prober, Timed, Tried
-from flowgrpo.training.random_states import random_state, random_state_kept, set_random_state
+from flowgrpo.training.random_states import random_state_kept
 from flowgrpo.training.report import Report
 from flowgrpo.training.roles import Roles
 from flowgrpo.training.weights import Weights
-from rewards.memory import is_out_of_memory
 
 FILE = "batches.json"
 UPDATE, ROLLOUT = "micro_batch", "rollout_batch"
-T = TypeVar("T")
-S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -104,13 +96,13 @@ class BatchSizes:
             self._held = [each for each in written["held"] if each["step"] <= loop.done]
         known = self._held[-1] if self._held else {}
         if all(key in known for key in self._asked):
-            self._use({key: known[key] for key in self._asked})
+            self.use({key: known[key] for key in self._asked})
             if machines != [tuple(each) for each in written["machines"]]:
                 self._fit_another(machines)
             return
         with phases.phase("probing"):
             started, found = phases.clock(), self._found()
-        self._note(loop.done, found, "found", machines)
+        self.hold(loop.done, found, "found", machines)
         sizes = ", ".join(f"train.{key} {rows}" for key, rows in found.items())
         loop.report.say(f"found {sizes} in {phases.clock() - started:.0f} s")
 
@@ -124,101 +116,6 @@ class BatchSizes:
             if each["rows"] == getattr(train, key)
         ]
         return max(_still_to_come(self._loop, ROLLOUT), _still_to_come(self._loop, UPDATE) + max(tried, default=0))
-
-    def attempt(
-        self,
-        key: str,
-        work: Callable[[], T],
-        *,
-        within: bool = True,
-        undo: Callable[[], None] = lambda: None,
-        give_up: Callable[[], str | None] = lambda: None,
-    ) -> T:
-        """What some work returns; where a call of it runs out of memory, made again with less.
-
-        First without what can be given up, then with calls of half the size, where the run has found it.
-
-        Args:
-            key: that sets the size of its calls, `UPDATE` or `ROLLOUT`.
-            work: which changes nothing that lasts but gradients, the global generators and the count of evaluations.
-            within: whether it is a part of an iteration, so that a resume that begins with this one makes it again.
-            undo: forget what was made for the failed attempt.
-            give_up: let go of what takes memory and can be done without, and say so; None where there is nothing.
-
-        Raises:
-            Exception: whatever the work raises; memory that runs out where it cannot be helped.
-        """
-        if not self._alone:
-            return work()
-        loop = self._loop
-        while True:
-            state, evaluations = random_state(), loop.evaluations
-            try:
-                return work()
-            except Exception as error:
-                phase = getattr(error, "phase", None)
-                if not is_out_of_memory(error) or phase == "update":  # an optimizer step cannot be undone
-                    raise
-                spared = give_up()
-                halved = None if spared or phase == "rewards" else self._halved(key)  # which have batches of their own
-                if not (spared or halved):
-                    raise
-            # Out of the handler nothing holds the tensors of the failed call any more.
-            undo()
-            set_random_state(state)
-            loop.evaluations = evaluations
-            self._clear()
-            Memory(loop.accelerator.device).free()
-            if halved:
-                self._note(loop.done + within, halved, "out of memory")
-                spared = " and ".join(f"train.{name} is {rows}" for name, rows in halved.items())
-            now = phases.now()
-            phase = phase or (now.name if now else key)
-            loop.report.warn(
-                f"step {loop.done + within}: out of memory in the {phase} phase; {spared} from here on, "
-                "and what was under way is made again"
-            )
-
-    def steps(
-        self,
-        held: list[T],
-        again: Callable[[], T],
-        step: Callable[[T, int], S],
-        count: int,
-        *,
-        undo: Callable[[], None] = lambda: None,
-        give_up: Callable[[], str | None] = lambda: None,
-    ) -> list[S]:
-        """What some optimizer steps return, each attempted with what was made for the size of calls that holds.
-
-        Args:
-            held: what was made for the size that holds now, alone; nobody else holds it, for a failed attempt forgets it.
-            again: make it for another.
-            step: take one of them, by its number.
-            undo: forget what a failed attempt holds beside what was made.
-            give_up: as of `attempt`, in the first step.
-        """
-
-        def take(number: int) -> S:
-            if not held:
-                evaluations = self._loop.evaluations
-                held.append(self.attempt(ROLLOUT, again))
-                self._loop.evaluations = evaluations
-            return step(held[0], number)
-
-        def forget() -> None:
-            held.clear()
-            undo()
-
-        return [
-            self.attempt(
-                UPDATE,
-                lambda number=number: take(number),
-                undo=forget,
-                **({"give_up": give_up} if number == 0 else {}),
-            )
-            for number in range(count)
-        ]
 
     def _read(self) -> dict[str, Any] | None:
         """What the main process reads in the run's folder, on every process: disks may differ.
@@ -257,7 +154,7 @@ class BatchSizes:
             for key, rows in found.items():
                 with self._trying(key) as (prober, timed):
                     fitting[key] = prober.largest(timed, rows)
-        self._note(loop.done, fitting, "another machine", machines)
+        self.hold(loop.done, fitting, "another machine", machines)
         for key, rows in fitting.items():
             if rows < found[key]:
                 here = ", ".join(f"{name} of {size / 2**30:.0f} GiB" for name, size in machines)
@@ -272,7 +169,7 @@ class BatchSizes:
         """
         loop, evaluations = self._loop, self._loop.evaluations
         memory = Memory(loop.accelerator.device, _still_to_come(loop, key), of_machine(loop.accelerator.num_processes))
-        prober = Prober(memory=memory, everyone=self._everyone, clear=self._clear, alone=self._is_alone())
+        prober = Prober(memory=memory, everyone=self._everyone, clear=self.drop_gradients, alone=self._is_alone())
         try:
             with random_state_kept():
                 calls = loop.probe_calls()
@@ -291,18 +188,23 @@ class BatchSizes:
         run = self._loop.config.run
         return self._alone or (run.sharding == "none" and run.context_parallel == 1)
 
-    def _halved(self, key: str) -> dict[str, int] | None:
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The found sizes that this process uses now."""
+        return {key: getattr(self._loop.config.train, key) for key in self._asked}
+
+    def halved(self, key: str) -> dict[str, int] | None:
         """The sizes of a second attempt; None where there is none."""
         train = self._loop.config.train
         asked = UPDATE if key == ROLLOUT and train.rollout_batch is None else key
         rows = getattr(train, asked)
         return {asked: rows // 2} if asked in self._asked and rows > 1 else None
 
-    def _note(self, step: int, sizes: dict[str, int], why: str, machines: list[tuple[str, int]] | None = None) -> None:
+    def hold(self, step: int, sizes: dict[str, int], why: str, machines: list[tuple[str, int]] | None = None) -> None:
         """Use sizes from a step on, and write that to the run's folder."""
-        self._use(sizes)
-        train, loop = self._loop.config.train, self._loop
-        self._held.append({"step": step, **{key: getattr(train, key) for key in self._asked}, "why": why})
+        self.use(sizes)
+        loop = self._loop
+        self._held.append({"step": step, **self.sizes, "why": why})
         if not loop.accelerator.is_main_process:
             return
         written = read(loop.folder) or {}
@@ -310,10 +212,12 @@ class BatchSizes:
         content = {"asked": dict.fromkeys(self._asked, "auto"), **place, "held": self._held, "tried": self._tried}
         replace_text(loop.folder / FILE, json.dumps(content, indent=1) + "\n")
 
-    def _use(self, sizes: dict[str, int]) -> None:
+    def use(self, sizes: dict[str, int]) -> None:
+        """Use sizes on this process."""
         self._loop.config = with_sizes(self._loop.config, sizes)
 
-    def _clear(self) -> None:
+    def drop_gradients(self) -> None:
+        """Free the gradients of a call."""
         for p in self._loop.weights.parameters:
             p.grad = None
 

@@ -23,11 +23,12 @@ from torch import distributed
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import checkpoint, metrics, random_states, trackers
 from flowgrpo.training.background import Background
-from flowgrpo.training.batch_sizes import ROLLOUT, BatchSizes
+from flowgrpo.training.batch_sizes import ROLLOUT
 from flowgrpo.training.exchange import Exchange
 from flowgrpo.training.overoptimization import overoptimized
 from flowgrpo.training.post import PATIENCE, End, Post, packed
 from flowgrpo.training.report import Report
+from flowgrpo.training.retrying import Retrying
 from flowgrpo.training.roles import Roles
 from flowgrpo.training.samples import Sample, SampleFolder
 from flowgrpo.training.stopped import Lost, Stopped
@@ -65,7 +66,7 @@ class Evaluated(Protocol):
     samples: SampleFolder
     folder: Path
     checkpoints: Path
-    batch_sizes: BatchSizes
+    retrying: Retrying
     after_evaluation: Callable[[Path], object]
     done: int
 
@@ -146,7 +147,7 @@ class Evaluating:
         """Sample with the weights as they are, together with all processes that do."""
         loop = self._loop
         started, evaluations = time.perf_counter(), loop.evaluations
-        samples = loop.batch_sizes.attempt(ROLLOUT, loop.eval_samples, within=False)
+        samples = loop.retrying.attempt(ROLLOUT, loop.eval_samples, within=False)
         line = {
             "step": loop.done,
             "phase": "eval",

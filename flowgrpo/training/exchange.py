@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import distributed
 
+from flowgrpo.training import journal
 from flowgrpo.training.lockstep import Lockstep
 from flowgrpo.training.roles import Roles
 from flowgrpo.training.share import Share
@@ -19,6 +20,8 @@ from flowgrpo.training.share import Share
 @dataclass(frozen=True)
 class Exchange:
     """Sums and lists of what processes have; all of them must ask for each together.
+
+    Work that is made again finds in its journal what it was told before; gradients alone are not noted there.
 
     Attributes:
         count: of the processes that take part: of those that train, or of those that evaluate.
@@ -35,17 +38,12 @@ class Exchange:
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over all processes."""
-        if self.count == 1:
-            return tensor
-        self.lockstep.join()
-        total = tensor.to(self.accelerator.device, copy=True)
-        distributed.all_reduce(total, group=self.group)
-        return total
+        return tensor if self.count == 1 else journal.told(lambda: self._sum(tensor))
 
     @property
     def sums(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """The sum over all processes; None where there is one."""
-        return None if self.count == 1 else self.sum
+        """The sum over all processes of gradients, whose step is never made again; None where there is one process."""
+        return None if self.count == 1 else self._sum
 
     def sum_shares(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over the shares of the data."""
@@ -53,12 +51,7 @@ class Exchange:
 
     def gather(self, objects: list[Any]) -> list[Any]:
         """The objects of all processes, in their order."""
-        self.lockstep.join()
-        if self.group is None:
-            return gather_object(objects)
-        everyone: list[Any] = [None] * self.count
-        distributed.all_gather_object(everyone, objects, group=self.group)
-        return [each for own in everyone for each in own]
+        return journal.told(lambda: self._gathered(objects))
 
     def gather_shares(self, objects: list[Any]) -> list[Any]:
         """The objects of all shares of the data, in their order."""
@@ -70,6 +63,20 @@ class Exchange:
             return {}
         sums = self.sum_shares(torch.tensor(list(counts.values()), dtype=torch.float64)).tolist()
         return {name: int(total) for name, total in zip(counts, sums, strict=True)}
+
+    def _sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.lockstep.join()
+        total = tensor.to(self.accelerator.device, copy=True)
+        distributed.all_reduce(total, group=self.group)
+        return total
+
+    def _gathered(self, objects: list[Any]) -> list[Any]:
+        self.lockstep.join()
+        if self.group is None:
+            return gather_object(objects)
+        everyone: list[Any] = [None] * self.count
+        distributed.all_gather_object(everyone, objects, group=self.group)
+        return [each for own in everyone for each in own]
 
 
 def exchange_of(accelerator: Accelerator, share: Share, lockstep: Lockstep, roles: Roles) -> Exchange:

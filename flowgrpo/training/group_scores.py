@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import distributed
 
 from flowgrpo.data.prompts import Row
+from flowgrpo.training import journal
 from flowgrpo.training.deal import Deal
 from flowgrpo.training.phases import phase
 from flowgrpo.training.scorer import Samples, Scorer, Scores
@@ -136,19 +138,24 @@ def _together(group: int, kept: dict[int, Piece], deal: Deal, share: Share) -> P
     """A whole group on the first process that has a part of it; None on the others, which send theirs."""
     home, *others = deal.divided[group]
     if deal.process != home:
-        distributed.send_object_list([(kept[group].places, kept[group].samples)], dst=share.first_of(home))
+        sent = [(kept[group].places, kept[group].samples)]
+        journal.told(lambda: distributed.send_object_list(sent, dst=share.first_of(home)))
         return None
     own = kept[group]
     every = list(zip(own.places, own.samples, strict=True))
     for other in others:
-        received: list[Any] = [None]
-        distributed.recv_object_list(received, src=share.first_of(other))
-        every += zip(*received[0], strict=True)
+        every += zip(*journal.told(partial(_received, share.first_of(other))), strict=True)
     every.sort(key=lambda each: each[0])
     samples = [sample for _, sample in every]
     if isinstance(own.samples, torch.Tensor):
         samples = torch.stack(samples)
     return Piece(group, [place for place, _ in every], samples, own.rows[:1] * len(every))
+
+
+def _received(process: int) -> Any:
+    received: list[Any] = [None]
+    distributed.recv_object_list(received, src=process)
+    return received[0]
 
 
 def _on_host(piece: Piece) -> Piece:

@@ -40,6 +40,7 @@ from flowgrpo.training.phases import phase
 from flowgrpo.training.placement import local
 from flowgrpo.training.prompt_stats import PromptStats
 from flowgrpo.training.report import Report, peak_bytes
+from flowgrpo.training.retrying import Retrying
 from flowgrpo.training.roles import roles_of
 from flowgrpo.training.samples import SampleFolder
 from flowgrpo.training.share import Share, shares_of
@@ -70,6 +71,7 @@ class Loop(Steps):
         done: iterations so far.
         combination: of the rewards.
         batch_sizes: those that the run finds, which take the place of `auto` in `config` when it starts.
+        retrying: makes work again that runs out of memory.
         background: writes what the next iteration need not wait for; empty, and its errors raised, when `run` returns.
         after_evaluation: called with the folder, on the main process in the background, once the samples of an evaluation
             are written.
@@ -115,6 +117,7 @@ class Loop(Steps):
         self.report = Report(self.folder, self.accelerator, config.train.iterations)
         self.samples, self.trees = SampleFolder(self.folder), TreeFolder(self.folder)
         self.checkpoints, self.batch_sizes = self.folder / "checkpoints", BatchSizes(self)
+        self.retrying = Retrying(self)
         self.background = Background()
         group = peers.of_first(self.roles.trainers)
         self._writer = Writer(self.checkpoints, self.background, keep=config.run.checkpoint.keep, peers=group)
@@ -190,6 +193,7 @@ class Loop(Steps):
         advantages, trained, seen = self.advantages(units, batch)
         with phase("update"):
             stats = self.update(batch, units, advantages, trained)  # the optimizer steps
+        self.retrying.agree(within=True)
         updated = self.evaluations - begun
         moved = metrics.of_policy(stats, self.exchange.gather_shares) | {
             "policy/learning_rate": float(self.optimizer.param_groups[0]["lr"])
@@ -219,7 +223,7 @@ class Loop(Steps):
         started, evaluations = time.perf_counter(), self.evaluations
         with self.versions.rolling_out(iteration):
             rollout = partial(self.rollout, iteration, self.groups(iteration))
-            batch = self.batch_sizes.attempt(ROLLOUT, rollout, give_up=self.give_up)
+            batch = self.retrying.attempt(ROLLOUT, rollout, give_up=self.give_up)
         return Made(batch, self.evaluations - evaluations, time.perf_counter() - started)
 
     def gather_rolled(self, objects: list[Any]) -> list[Any]:
@@ -274,6 +278,7 @@ class Loop(Steps):
         """Have the evaluation prompts sampled with the averaged weights, and scored."""
         if self.eval_prompts:
             self.evaluating.evaluate()
+            self.retrying.agree(within=False)
 
     def save_checkpoint(self) -> None:
         """Begin to write the checkpoint of the iterations that are done, once the one before is written.

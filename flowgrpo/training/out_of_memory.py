@@ -132,12 +132,12 @@ def _values(settings: RunConfig, on_gpu: bool) -> dict[str, str | None]:
 
 
 def _replay(settings: RunConfig) -> str | None:
-    """Fewer graphs; None where none are kept, and where one process has given them up itself."""
+    """Fewer graphs; None where none are kept, and where a process has given them up itself."""
     if not settings.keeps_graphs:
         return None
     if settings.train.replay == "never":
         return "train.replay=auto"
-    return "train.replay=always" if _processes(settings) > 1 else None
+    return "train.replay=always" if _processes(settings) > 1 and not settings.run.begins_again else None
 
 
 def _half(key: str, rows: int | str) -> str | None:

@@ -194,9 +194,13 @@ def test_the_switch_that_helps_most_is_the_first_that_is_not_set(written, phase,
 def test_graphs_that_must_be_kept_are_given_up_first(phase):
     settings = config.validated({"model": {"path": "shapes"}, "train": {"replay": "never"}})
     assert advice(phase, settings, on_gpu=True) == "train.replay=auto"
-    several = config.validated({"model": {"path": "shapes"}, "run": {"processes": 2}})
-    assert advice(phase, several, on_gpu=True) == "train.replay=always"  # one process gives them up itself
-    assert advice(phase, config.validated({"model": {"path": "shapes"}}), on_gpu=True) != "train.replay=always"
+    together = {"run": {"processes": 2, "context_parallel": 2}}
+    assert (
+        advice(phase, config.validated({"model": {"path": "shapes"}} | together), on_gpu=True) == "train.replay=always"
+    )
+    for alone in ({}, {"run": {"processes": 2}}):  # a process gives them up itself
+        settings = config.validated({"model": {"path": "shapes"}} | alone)
+        assert advice(phase, settings, on_gpu=True) != "train.replay=always"
 
 
 @pytest.mark.parametrize("phase", ["rollout", "update"])

@@ -1,11 +1,26 @@
-"""Sizes that a run finds, once memory runs out all the same: halved, and what was under way made again."""
+"""Work whose memory runs out is made again in calls of half the size, or without graphs, also in one of two processes."""
 
+import json
 from functools import partial
 
 import pytest
 import torch
 from field import lines, weights_of
-from in_batches import AUTO, SAID, at, begun, counting, equal, few, held, of_two_short_later, short, told
+from in_batches import (
+    AUTO,
+    SAID,
+    at,
+    begun,
+    beside_a_generator,
+    counting,
+    equal,
+    few,
+    held,
+    of_two_short_later,
+    of_two_with_graphs,
+    short,
+    told,
+)
 from pair import pair
 
 from flowgrpo.training import probing
@@ -223,8 +238,78 @@ def test_a_size_that_was_written_is_never_changed(tmp_path):
         run.run()
 
 
-def test_of_two_processes_one_without_memory_ends_in_one_sentence(tmp_path):
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """What two processes come to that have enough memory, and those of which the second has not, with their folder."""
+    folder, found = tmp_path_factory.mktemp("two"), []
+    for name in ("plain", "short"):
+        (folder / name / "pair").mkdir(parents=True)
+        own = partial(of_two_short_later, folder=str(folder / name), short=name == "short")
+        found.append(pair(own, folder / name / "pair"))
+    return *found, folder
+
+
+def test_one_of_two_processes_makes_again_what_it_has_no_memory_for(two):
+    """What it was told before it is told by its notes, and both go on with its sizes."""
+    plain, scarce, folder = two
+    assert [sizes for sizes, *_ in plain] == [(8, 8), (8, 8)]
+    assert [sizes for sizes, *_ in scarce] == [(4, 2), (4, 2)]
+    written = json.loads((folder / "short/r/batches.json").read_text())["held"]
+    assert [tuple(each.values()) for each in written] == [
+        (0, 8, 8, "found"),
+        (2, 8, 4, "out of memory"),
+        (3, 8, 2, "out of memory"),
+        (4, 4, 2, "out of memory"),
+    ]
+    said = [line.partition(" step ")[2] for line in (folder / "short/r/log.txt").read_text().splitlines()]
+    end = "from here on, and what was under way is made again"
+    assert said == [
+        f"2: process 1 ran out of memory in the rollout phase; train.rollout_batch is 4 {end}",
+        f"3: process 1 ran out of memory in the rollout phase; train.rollout_batch is 2 {end}",
+        f"4: process 1 ran out of memory in the update phase; train.micro_batch is 4 {end}",
+    ]
+    costs = ("cost/model_evaluations", "cost/rollout_evaluations", "cost/decoded", "policy/updates")
+    for (_, told_plain, weights_plain), (_, told_short, weights_short) in zip(plain, scarce, strict=True):
+        assert [[line[key] for key in costs] for line in told_short] == [
+            [line[key] for key in costs] for line in told_plain
+        ]
+        for name, tensor in weights_plain.items():
+            torch.testing.assert_close(weights_short[name], tensor, rtol=1e-3, atol=1e-5)
+    (_, _, first), (_, _, second) = scarce
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+def test_two_processes_resume_as_the_run_did_that_was_not_killed(two, tmp_path):
+    """In the iteration in which the second runs out of memory once more."""
+    _, whole, _ = two
+    for name, options in (("killed", {"dying": 3}), ("rest", {"resume": True})):
+        (tmp_path / name).mkdir()
+        found = pair(partial(of_two_short_later, folder=str(tmp_path), short=True, **options), tmp_path / name)
+        assert name == "rest" or found == ["RuntimeError: killed", "RuntimeError: killed"]
+    for (*numbers, weights), (*expected, wanted) in zip(found, whole, strict=True):
+        assert numbers == expected
+        assert all(torch.equal(tensor, wanted[name]) for name, tensor in weights.items())
+
+
+def test_graphs_that_one_of_two_processes_gives_up_are_kept_by_none(tmp_path):
+    """And the weights are those of a run that kept them."""
+    found = {}
+    for name in ("whole", "short"):
+        (tmp_path / name).mkdir()
+        found[name] = pair(partial(of_two_with_graphs, folder=str(tmp_path), name=name), tmp_path / name)
+    assert [kept for kept, _ in found["whole"]] == [(0,), (0,)]
+    assert [kept for kept, _ in found["short"]] == [(), ()]
+    assert (
+        "step 2: process 1 ran out of memory in the rollout phase; the update calls the model anew"
+        in (tmp_path / "short" / "log.txt").read_text()
+    )
+    for (_, whole), (_, without) in zip(found["whole"], found["short"], strict=True):
+        assert all(torch.equal(tensor, without[name]) for name, tensor in whole.items())
+
+
+def test_a_generator_without_memory_ends_the_run_in_one_sentence(tmp_path):
+    """It is not asked when those that train go on."""
     (tmp_path / "pair").mkdir()
-    first, second = pair(partial(of_two_short_later, folder=str(tmp_path)), tmp_path / "pair", seconds=10)
+    first, second = pair(partial(beside_a_generator, folder=str(tmp_path)), tmp_path / "pair", seconds=10)
     assert second.startswith("OutOfMemory: out of memory in the rollout phase")
     assert isinstance(first, str)  # whatever it says, it ends when the other does, or when it has waited long enough
