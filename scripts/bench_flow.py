@@ -1,6 +1,7 @@
 """Measure what rollouts and updates of flow models cost beside their transformer alone, in pairs.
 
     OMP_NUM_THREADS=1 python scripts/bench_flow.py [--rounds 5] [--json FILE] [--size shapes] [--size wide] [--only rollout]
+    python scripts/bench_flow.py --size sd35-medium --size flux1-dev --size wan21-1.3b [--json FILE]      # on a GPU
 
 The *bare* model is the transformer with the arguments of the very calls that a rollout or an update made, in their order:
 without gradient, or each followed by a backward pass. A rollout is `flow.rollout.walk`: starts, growth and noise, without
@@ -9,19 +10,25 @@ decoding. A tree is compared with chains of as many leaves: *evaluations* counts
  - `shapes`: the embedded model, calls of 8 and of 32 rows, all weights trained.
  - `wide`: a random SD3 transformer of 24 layers x 256 in the embedded pipeline, calls of 8 rows, adapters trained.
 
+ - `sd35-medium`, `flux1-dev`, `wan21-1.3b`: networks of these sizes with random weights in bfloat16, of which adapters are
+   trained, by the call (in ten steps) and the checkpointing of the built-in config; on a GPU, unless they are named. There
+   the peak of an iteration is compared with what `flowgrpo plan` counts, and the largest |log ratio| before its first step
+   is told.
+
 Where there is a GPU they run on it, in wall seconds. Prints a table in Markdown.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import paired
+import random_pipelines
 import torch
 from accelerate import Accelerator
 from diffusers import SD3Transformer2DModel
@@ -30,15 +37,18 @@ from paired import Ratio, Work, exactly, in_turns, spread
 from flowgrpo import config
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Row
+from flowgrpo.flow.budget import budget_of
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.encoding import longest_and_shortest, rows_of
 from flowgrpo.flow.pipeline.loading import load_pipeline
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.flow.pipeline.switches import checkpoint_gradients
 from flowgrpo.flow.rollout import walk
 from flowgrpo.flow.setup import trainable
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.training import scorer
 from flowgrpo.training.weights import Weights
+from rewards.compute import DTYPES
 from samplers.trees import Root, Tree
 
 KINDS = {
@@ -57,12 +67,23 @@ SAVING = ("brush", "branch")  # which share states among their leaves
 
 @dataclass(frozen=True)
 class Size:
-    """A model, and the calls that are measured: rows in each, and samples of a group."""
+    """A model, and the calls that are measured.
 
-    transformer: Callable[[], torch.nn.Module] | None
-    lora: dict[str, Any] | None
+    Attributes:
+        rows: of each call.
+        group: samples.
+        lora: adapters; None where all weights are trained.
+        transformer: that takes the place of the embedded model's.
+        config: built-in one, whose pipeline has random weights; None for the embedded model.
+        call: arguments over those of that config.
+    """
+
     rows: Sequence[int]
     group: int
+    lora: dict[str, Any] | None = None
+    transformer: Callable[[], torch.nn.Module] | None = None
+    config: str | None = None
+    call: Mapping[str, Any] = field(default_factory=lambda: {"num_inference_steps": 10})
 
 
 def wide() -> torch.nn.Module:
@@ -74,16 +95,25 @@ def wide() -> torch.nn.Module:
 
 
 SIZES = {
-    "shapes": Size(None, None, (8, 32), 32),
-    "wide": Size(wide, {"rank": 8}, (8,), 8),
+    "shapes": Size((8, 32), 32),
+    "wide": Size((8,), 8, {"rank": 8}, wide),
+    "sd35-medium": Size((8,), 24, {"rank": 32, "alpha": 64}, config="sd35-medium"),
+    "flux1-dev": Size((3,), 24, {"rank": 32, "alpha": 64}, config="flux1-dev"),
+    "wan21-1.3b": Size((8,), 8, {"rank": 32, "alpha": 64}, config="wan21-1.3b"),
 }
 
 
 def settings(size: Size, kind: str, rows: int, **train: Any) -> Config:
     """The run that is measured: one group, one optimizer step."""
+    model: dict[str, Any] = {"path": "shapes", "lora": size.lora}
+    if size.config is not None:
+        known = config.load(size.config).model
+        shape = {"path": known.path, "gradient_checkpointing": known.gradient_checkpointing}
+        model |= {"dtype": "bfloat16", "call": {**known.call, **size.call}, **shape}
     written = {
-        "model": {"path": "shapes", "lora": size.lora},
+        "model": model,
         "prompts": {"train": "shapes:train", "eval": "shapes:eval"},
+        "rewards": [{"use": f"{__file__}:brightness"}],
         "algorithm": KINDS[kind],
         "train": {"groups": 1, "group_size": size.group, "updates": 1, "micro_batch": rows, "ema": None, **train},
         "run": {"dir": tempfile.gettempdir(), "name": "bench"},
@@ -91,15 +121,34 @@ def settings(size: Size, kind: str, rows: int, **train: Any) -> Config:
     return config.validated(written)
 
 
-def begun(size: Size) -> tuple[DiffusersPolicy, Weights]:
-    """The policy of a size, on the GPU where there is one, and what is trained of it."""
-    pipe = load_pipeline("shapes", torch.float32)
-    if size.transformer is not None:
-        pipe.register_modules(transformer=size.transformer())
-    pipe.to("cuda" if torch.cuda.is_available() else "cpu")
-    policy = DiffusersPolicy(pipe, {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 64, "width": 64})
-    weights = trainable(settings(size, "chain", 1).model, policy, ema=None)
-    weights.to(next(iter(policy.modules.values())).device)
+def brightness(samples: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+    """A reward of pictures and videos that costs nothing."""
+    return samples.flatten(1).mean(1)
+
+
+def begun(size: Size, changes: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[DiffusersPolicy, Weights]:
+    """The policy of a size, on the GPU where there is one, and what is trained of it.
+
+    Args:
+        changes: of the configs of a real model's components.
+    """
+    model = settings(size, "chain", 1).model
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if size.config is None:
+        pipe = load_pipeline("shapes", torch.float32)
+        call = {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 64, "width": 64}
+        if size.transformer is not None:
+            pipe.register_modules(transformer=size.transformer())
+        pipe.to(device)
+    else:
+        call = model.call
+        with random_pipelines.folder(model.path, changes) as place:
+            pipe = random_pipelines.pipeline(place, DTYPES[model.dtype], device)
+    policy = DiffusersPolicy(pipe, call)
+    if model.gradient_checkpointing:
+        checkpoint_gradients(policy.modules.values())
+    weights = trainable(model, policy, ema=None)
+    weights.to(device)
     return policy, weights
 
 
@@ -158,6 +207,7 @@ def rollouts(name: str, rounds: int) -> dict[str, Ratio]:
         works, evaluations, leaves = {}, {}, {}
         for kind in KINDS:
             trainer = trainer_of(policy, weights, settings(size, kind, rows))
+            grown(trainer)  # which may see first how rows can share a call
             with recorded(policy) as calls:
                 tree = grown(trainer)
             works[kind], works[f"{kind} bare"] = partial(grown, trainer), bare(policy, calls)
@@ -230,7 +280,31 @@ def decoding(name: str, rounds: int) -> dict[str, Ratio]:
     return found
 
 
-PARTS = {"rollout": rollouts, "update": updates, "decoding": decoding}
+def memory(name: str, rounds: int) -> dict[str, Ratio]:
+    """The peak of an iteration on a GPU over what is planned, and the largest |log ratio| before its first step."""
+    size, found = SIZES[name], {}
+    policy, weights = begun(size)
+    for rows in size.rows:
+        for kind in ("chain", "window"):
+            chosen = settings(size, kind, rows)
+            trainer = trainer_of(policy, weights, chosen)
+            with trainer.report:
+                trainer.on_start()
+            torch.cuda.reset_peak_memory_stats()
+            line = trainer.iterate()
+            place = f"{name}, {rows} rows: iteration of a {kind}"
+            found[f"{place}, seconds"] = exactly(line["time/rollout"] + line["time/update"])
+            found[f"{place}, largest |log ratio|"] = exactly(line["policy/max_abs_log_ratio"])
+            with random_pipelines.folder(chosen.model.path) as folder:
+                model = chosen.model.model_copy(update={"path": str(folder), "text_encoders": "keep"})
+                with budget_of(chosen.model_copy(update={"model": model})) as budget:
+                    kept = budget.kept_graphs(torch.cuda.mem_get_info()[1])
+                    planned = budget.peak() + (kept["bytes"] if trainer.kept_graphs.parts else 0)
+            found[f"{place}, peak / planned"] = exactly(torch.cuda.max_memory_allocated() / planned)
+    return found
+
+
+PARTS = {"rollout": rollouts, "update": updates, "decoding": decoding, "memory": memory}
 
 
 def ratios(rounds: int, names: Sequence[str] = tuple(SIZES), parts: Sequence[str] = tuple(PARTS)) -> dict[str, Ratio]:
@@ -238,19 +312,30 @@ def ratios(rounds: int, names: Sequence[str] = tuple(SIZES), parts: Sequence[str
     found: dict[str, Ratio] = {}
     for name in names:
         for part in parts:
-            if part != "decoding" or name == "shapes":  # the decoder is the same
+            if name in measured_by(part):
                 found |= PARTS[part](name, rounds)
     return found
+
+
+def measured_by(part: str) -> Sequence[str]:
+    """The sizes that a part means something for: the decoder of `wide` is the embedded model's, and peaks are a GPU's."""
+    if part == "decoding":
+        return ("shapes",)
+    real = [name for name, size in SIZES.items() if size.config is not None]
+    return tuple(SIZES) if part != "memory" else real if torch.cuda.is_available() else ()
 
 
 def main() -> None:
     """The command line."""
     parser = paired.parser(__doc__, rounds=5)
-    parser.add_argument("--size", action="append", choices=list(SIZES), help="all, unless some are named")
+    parser.add_argument(
+        "--size", action="append", choices=list(SIZES), help="without a GPU the first two, unless some are named"
+    )
     parser.add_argument("--only", action="append", choices=list(PARTS), help="all, unless some are named")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    paired.tell(ratios(options.rounds, options.size or tuple(SIZES), options.only or tuple(PARTS)), options)
+    sizes = options.size or [name for name, size in SIZES.items() if size.config is None or torch.cuda.is_available()]
+    paired.tell(ratios(options.rounds, sizes, options.only or tuple(PARTS)), options)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,69 @@
+"""Pipelines of real models' shapes with random weights, for the scripts that measure: nothing is downloaded.
+
+The networks that compute a velocity and the decoder have their released sizes. Text encoders, which run once a prompt, have
+one layer and few words, and tokenizers know no words at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+
+from flowgrpo.data import known
+from flowgrpo.flow.pipeline import weightless
+from flowgrpo.flow.pipeline.traits import ENCODERS
+
+SPREAD = 0.02  # standard deviation of a weight
+SMALL = {"num_layers": 1, "num_hidden_layers": 1, "vocab_size": 1024}
+
+
+@contextmanager
+def folder(path: str, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Iterator[Path]:
+    """A folder with the configs of a known pipeline; gone after the context.
+
+    Args:
+        path: hub id, of `data/known_models.yaml`.
+        changes: of configs, by component.
+    """
+    with known.folder(path) as place:
+        for file in Path(place).glob("*/config.json"):
+            written, name = json.loads(file.read_text()), file.parent.name
+            if name.startswith(ENCODERS):
+                written |= {key: value for key, value in SMALL.items() if key in written or key == "vocab_size"}
+            file.write_text(json.dumps(written | dict((changes or {}).get(name, {}))))
+        yield Path(place)
+
+
+def pipeline(place: Path, dtype: torch.dtype, device: torch.device) -> DiffusionPipeline:
+    """The pipeline of a folder of configs, with normal weights."""
+    made = weightless.pipeline(str(place), dtype)
+    generator = torch.Generator(device).manual_seed(0)
+    for network in made.components.values():
+        if isinstance(network, torch.nn.Module):
+            _fill(network, generator)
+    return made
+
+
+def _fill(network: torch.nn.Module, generator: torch.Generator) -> None:
+    """Put numbers where there are none, and all of a network on the generator's device."""
+    tied: dict[int, Any] = {}
+
+    def there(x: torch.Tensor) -> torch.Tensor:
+        if not x.is_meta:
+            return x.to(generator.device)
+        return torch.empty_like(x, device=generator.device).normal_(std=SPREAD, generator=generator)
+
+    for module in network.modules():
+        for name, p in module._parameters.items():
+            if p is not None:
+                tied.setdefault(id(p), torch.nn.Parameter(there(p.data), requires_grad=False))
+                module._parameters[name] = tied[id(p)]
+        for name, b in module._buffers.items():
+            if b is not None:
+                module._buffers[name] = there(b)

@@ -1,0 +1,103 @@
+"""The benchmark of rollouts and updates, on real models' shapes that were made small."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+VAE = {"block_out_channels": [8, 8, 8, 8], "norm_num_groups": 4, "layers_per_block": 1}
+SMALL = {
+    "sd35-medium": {
+        "transformer": {
+            "num_layers": 2,
+            "num_attention_heads": 2,
+            "attention_head_dim": 16,
+            "caption_projection_dim": 32,
+            "pos_embed_max_size": 16,
+            "dual_attention_layers": [0],
+        },
+        "vae": VAE,
+    },
+    "flux1-dev": {
+        "transformer": {
+            "num_layers": 1,
+            "num_single_layers": 1,
+            "num_attention_heads": 2,
+            "attention_head_dim": 16,
+            "axes_dims_rope": [4, 6, 6],
+        },
+        "vae": VAE,
+    },
+    "wan21-1.3b": {
+        "transformer": {"num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 16, "ffn_dim": 32},
+        "vae": {"base_dim": 8},
+    },
+}
+ENCODERS = {
+    "text_encoder": {"intermediate_size": 16, "d_ff": 16, "d_kv": 8, "num_heads": 2},
+    "text_encoder_2": {"intermediate_size": 16, "d_ff": 16, "d_kv": 8, "num_heads": 2},
+    "text_encoder_3": {"d_ff": 16, "d_kv": 8, "num_heads": 2},
+}
+
+
+@pytest.fixture
+def bench(script):
+    return script("bench_flow")
+
+
+@pytest.fixture
+def small(bench, monkeypatch):
+    """A size whose networks, pictures, groups and schedule are small; in float32, for bfloat16 takes long on some CPUs."""
+    real, float32 = bench.random_pipelines.folder, dict.fromkeys(bench.DTYPES, torch.float32)
+    monkeypatch.setattr(bench, "DTYPES", float32)
+
+    def made(name):
+        changes = {**ENCODERS, **SMALL[name]}
+        monkeypatch.setattr(bench.random_pipelines, "folder", lambda path, _=None: real(path, changes))
+        call = {"num_inference_steps": 3, "height": 32, "width": 32, "max_sequence_length": 8}
+        if name == "wan21-1.3b":
+            call["num_frames"] = 5
+        size = replace(bench.SIZES[name], rows=(2,), group=2, lora={"rank": 2, "alpha": 4}, call=call)
+        monkeypatch.setattr(bench, "SIZES", {name: size})
+        monkeypatch.setattr(bench, "KINDS", {kind: bench.KINDS[kind] for kind in ("chain",)})
+        monkeypatch.setattr(bench, "SAVING", ())
+        return size
+
+    return made
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_rollout_of_a_real_shape_is_paired_with_its_transformer(bench, small, name):
+    size = small(name)
+    ((told, ratio),) = bench.rollouts(name, 1).items()
+    assert told == f"{name}, 2 rows: rollout of a chain / bare"
+    assert ratio["median"] > 0
+    policy, weights = bench.begun(size)
+    assert all(p.requires_grad == ("lora" in path) for path, p in policy.modules["transformer"].named_parameters())
+    assert weights.parameters
+    guided = 2 if name == "wan21-1.3b" else 1
+    trainer = bench.trainer_of(policy, weights, bench.settings(size, "chain", 2))
+    bench.grown(trainer)
+    with bench.recorded(policy) as calls:
+        bench.grown(trainer)
+    assert len(calls) == 3 * guided
+
+
+def test_what_needs_a_gpu_is_left_out_without_one(bench, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert bench.measured_by("memory") == ()
+    assert bench.measured_by("decoding") == ("shapes",)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert list(bench.measured_by("memory")) == ["sd35-medium", "flux1-dev", "wan21-1.3b"]
+
+
+def test_random_networks_have_numbers_everywhere_and_tied_weights_once(bench):
+    made = bench.random_pipelines
+    with made.folder("stabilityai/stable-diffusion-3.5-medium", {**ENCODERS, **SMALL["sd35-medium"]}) as place:
+        pipe = made.pipeline(place, torch.float32, torch.device("cpu"))
+    for network in (pipe.transformer, pipe.vae, pipe.text_encoder, pipe.text_encoder_3):
+        tensors = [*network.parameters(), *network.buffers()]
+        assert not any(x.is_meta for x in tensors)
+        assert all(x.isfinite().all() for x in tensors)
+    assert pipe.text_encoder_3.shared.weight is pipe.text_encoder_3.encoder.embed_tokens.weight
+    assert pipe.transformer.config.joint_attention_dim == 4096  # what is not changed is the released model's
