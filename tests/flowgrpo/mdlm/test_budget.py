@@ -12,11 +12,12 @@ from flowgrpo.cli import main
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm import checkpointing as checkpointing_of
 from flowgrpo.mdlm import setup
+from flowgrpo.mdlm import trial as trials
 from flowgrpo.mdlm.methods.answers import Answers
 from flowgrpo.mdlm.methods.estimate import Call, log_probs
 from flowgrpo.mdlm.methods.views import Views
 from flowgrpo.mdlm.trial import trial
-from flowgrpo.training.live import Live
+from flowgrpo.training.live import Live, Peaks
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 
@@ -57,7 +58,8 @@ def really(chosen):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("name", ["llada", "dream", "sdar"])
-def test_what_is_planned_is_what_is_allocated(name, checkpointing, tmp_path):
+def test_what_is_planned_is_what_is_allocated(name, checkpointing, tmp_path, monkeypatch):
+    monkeypatch.setattr(trials, "_decoded", lambda *_: (Peaks(), 0))  # decoders have tests of their own
     released(name, tmp_path)
     chosen = settings(tmp_path, gradient_checkpointing=checkpointing)
     planned = trial(chosen, PROMPT)
@@ -79,14 +81,20 @@ def test_plan_says_whether_a_run_fits(tmp_path, monkeypatch, capsys):
     assert f"by: train.rollout_batch={most}" in capsys.readouterr().out
 
 
+@pytest.fixture
+def no_update(monkeypatch):
+    """A trial of decoders alone."""
+    monkeypatch.setattr(trials, "_learnt", lambda *_: (Peaks(), 0))
+
+
 def decoded(folder, **decoder):
     chosen = settings(folder)
     algorithm = {"decoder": {"region": {"block_length": 16}} | decoder}
     return trial(config.validated({**chosen.model_dump(), "algorithm": algorithm}), PROMPT)
 
 
-def test_a_decoder_is_counted_with_its_branches_and_its_cache(tmp_path):
-    released("dream", tmp_path)
+def test_a_decoder_is_counted_with_its_branches_and_its_cache(tmp_path, no_update):
+    released("dream", tmp_path, num_hidden_layers=1)
     plain, guided, kept = decoded(tmp_path), decoded(tmp_path, cfg_scale=1.0), decoded(tmp_path, cache="dual")
     assert guided.decode.of(1) > 1.7 * plain.decode.of(1)
     written = json.loads((tmp_path / "config.json").read_text())
@@ -97,6 +105,7 @@ def test_a_decoder_is_counted_with_its_branches_and_its_cache(tmp_path):
 
 
 def test_checkpointing_that_a_model_has_not_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(trials, "_decoded", lambda *_: (Peaks(), 0))
     released("llada", tmp_path)
     monkeypatch.setattr(checkpointing_of, "GradientCheckpointingLayer", type(None))
     with pytest.raises(InputError, match="does not support it, set it to false"):
@@ -104,8 +113,8 @@ def test_checkpointing_that_a_model_has_not_is_refused(tmp_path, monkeypatch):
     assert trial(settings(tmp_path), PROMPT).update_checkpointed is None
 
 
-def test_a_cache_that_grows_from_block_to_block_is_counted_with_the_prompt_and_at_the_end(tmp_path):
-    released("sdar", tmp_path)
+def test_a_cache_that_grows_from_block_to_block_is_counted_with_the_prompt_and_at_the_end(tmp_path, no_update):
+    released("sdar", tmp_path, num_hidden_layers=1)
     plain, kept = decoded(tmp_path, region=None), decoded(tmp_path, region=None, cache="prefix")
     assert 0 < kept.decode.of(1) < 3 * plain.decode.of(1)
     assert kept.decode.of(8) > 7 * kept.decode.of(1)

@@ -7,16 +7,24 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from flowgrpo import config
 from flowgrpo.mdlm import setup
+from flowgrpo.mdlm import trial as trials
 from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.methods.answers import Answers
 from flowgrpo.mdlm.methods.estimate import Call, log_probs
 from flowgrpo.mdlm.methods.views import Views
 from flowgrpo.mdlm.plan import training_decoder, walked
 from flowgrpo.mdlm.trial import trial
+from flowgrpo.training.live import Peaks
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 
 PROMPT, LENGTH = 8, 32
+ONE_LAYER = {
+    "llada": {"n_layers": 1},
+    "dream": {"num_hidden_layers": 1},
+    "sdar": {"num_hidden_layers": 1},
+    "llada2": {},
+}
 
 
 def settings(folder, **decoder):
@@ -49,8 +57,9 @@ BLOCKS = {"steps": 16, "region": {"block_length": 8}}
         ("llada2", {}, 0.1),
     ],
 )
-def test_what_is_planned_of_a_decode_is_what_it_computes(name, decoder, apart, tmp_path):
-    chosen = settings(released(name, tmp_path), **decoder)
+def test_what_is_planned_of_a_decode_is_what_it_computes(name, decoder, apart, tmp_path, monkeypatch):
+    monkeypatch.setattr(trials, "_learnt", lambda *_: (Peaks(), 0))  # updates have a test of their own
+    chosen = settings(released(name, tmp_path, **ONE_LAYER[name]), **decoder)
     policy, _ = setup.policy_and_weights(chosen, torch.device("cpu"))
     built = training_decoder(chosen, predictor=policy.predictor)
     prompt = torch.full((1, PROMPT), 5)
@@ -60,8 +69,9 @@ def test_what_is_planned_of_a_decode_is_what_it_computes(name, decoder, apart, t
 
 
 @pytest.mark.parametrize("name", ["llada", "dream", "sdar"])
-def test_what_is_planned_of_a_view_is_what_it_computes(name, tmp_path):
-    chosen = settings(released(name, tmp_path))
+def test_what_is_planned_of_a_view_is_what_it_computes(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(trials, "_decoded", lambda *_: (Peaks(), 0))
+    chosen = settings(released(name, tmp_path, **ONE_LAYER[name]))
     policy, _ = setup.policy_and_weights(chosen, torch.device("cpu"))
     scored = torch.ones(1, LENGTH, dtype=torch.bool)
     hidden = torch.nn.functional.pad(scored, (PROMPT, 0))
