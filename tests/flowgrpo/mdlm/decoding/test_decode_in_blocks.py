@@ -84,16 +84,16 @@ def test_an_answer_that_ends_is_that_of_the_pipeline_up_to_its_end(predictor):
     assert ended > 2
 
 
-def alone(model, row, canvas, end, shift):
-    """Log-probabilities (T, V) of an unpadded row, whose blocks after `end` do not exist yet."""
-    ids = torch.tensor(row + canvas[: end - len(row)])[None]
+def alone(model, row, canvases, end, shift):
+    """Log-probabilities (N, T, V) of an unpadded row with each canvas, whose blocks after `end` do not exist yet."""
+    ids = torch.tensor([row + canvas[: end - len(row)] for canvas in canvases])
     block = torch.arange(ids.shape[1]) // SIZE
     mask = torch.zeros(len(block), len(block), dtype=torch.float64)
     mask[block[:, None] < block] = torch.finfo(torch.float64).min
-    logits = model(ids, attention_mask=mask[None, None]).logits[0]
-    logits[:, MASK] = -torch.inf
+    logits = model(ids, attention_mask=mask.expand(len(ids), 1, -1, -1)).logits
+    logits[..., MASK] = -torch.inf
     if shift:
-        logits = torch.cat([logits[:1], logits[:-1]])
+        logits = torch.cat([logits[:, :1], logits[:, :-1]], dim=1)
     return logits.log_softmax(-1)
 
 
@@ -121,13 +121,14 @@ def test_tokens_are_drawn_given_finished_blocks_in_any_batch(name, shift, cache)
         region = 2 if name == "random" else SIZE
         number = (len(prompt) + torch.arange(10)) // region
         assert (steps[1:][number[1:] > number[:-1]] > steps[:-1][number[1:] > number[:-1]]).all()
-        for place in range(10):
-            canvas = whole.completion[row].masked_fill(steps >= steps[place], MASK).tolist()
-            end = (len(prompt) + place) // SIZE * SIZE + SIZE
-            expected = alone(predictor.model, prompt, canvas, end, shift)[
-                len(prompt) + place, whole.completion[row, place]
-            ]
-            torch.testing.assert_close(whole.commit_logp[row, place], expected, rtol=0, atol=1e-9)
+        ends = (len(prompt) + torch.arange(10)) // SIZE * SIZE + SIZE
+        for end in ends.unique():
+            places = (ends == end).nonzero()[:, 0].tolist()
+            canvases = [whole.completion[row].masked_fill(steps >= steps[place], MASK).tolist() for place in places]
+            expected = alone(predictor.model, prompt, canvases, int(end), shift)
+            for place, own in zip(places, expected, strict=True):
+                found = own[len(prompt) + place, whole.completion[row, place]]
+                torch.testing.assert_close(whole.commit_logp[row, place], found, rtol=0, atol=1e-9)
     assert predictor.evaluations == int(whole.nfe.sum()) * 3
 
 
