@@ -10,6 +10,7 @@ from field import STRATA, credit, lines, step_in_place, weights_of
 
 from flowgrpo import config
 from flowgrpo.data.prompts import Prompt
+from flowgrpo.flow.methods import sample_presets
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.training.weights import Weights, lora_config
@@ -34,9 +35,9 @@ NEAR = {"bfloat16": 0.03, "float16": 0.004}
 RANKED = {"bfloat16": 0.2, "float16": 0.03}
 
 
-def run_of(folder, preset, dtype, *, likelihood=(), **train):
+def run_of(folder, preset, dtype, *, likelihood=(), steps=4, **train):
     """A run of the tiny SD3 with adapters; of any type these are the same numbers."""
-    few = {"draws": 3} if preset in STRATA else {}
+    few = {"draws": 1 if preset in STRATA else 2}
     sizes = {"groups": 2, "group_size": 4, "updates": 1, "micro_batch": 8, "learning_rate": 0.01, "iterations": 2}
     chosen = config.validated(
         {
@@ -47,7 +48,7 @@ def run_of(folder, preset, dtype, *, likelihood=(), **train):
             "run": {"name": "r", "dir": str(folder), "checkpoint": {"every": 1}},
         }
     )
-    policy = DiffusersPolicy(tiny.sd3().to(DTYPES[dtype]), {**tiny.CALLS["sd3"], "num_inference_steps": 6})
+    policy = DiffusersPolicy(tiny.sd3().to(DTYPES[dtype]), {**tiny.CALLS["sd3"], "num_inference_steps": steps})
     torch.manual_seed(3)
     weights = Weights(
         policy.modules,
@@ -112,14 +113,16 @@ def moved(run):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_gradients_are_finite_and_near_those_of_float32(tmp_path, preset):
     """On the same final samples, scores and noise, rounded to the type."""
-    likelihood = COPIED if preset not in ("rwr", "dpo", "gdro", "seppo") else ()
-    whole = run_of(tmp_path / "float32", preset, "float32", likelihood=likelihood)
+    likelihood = dict(COPIED if preset not in ("rwr", "dpo", "gdro", "seppo") else ())
+    own = sample_presets.PRESETS[preset]["likelihood"].get("draws")
+    likelihood["draws"] = 3 if preset in STRATA else own
+    whole = run_of(tmp_path / "float32", preset, "float32", likelihood=likelihood, steps=6)
     batch = whole.rollout(0, whole.groups(0))
     moved(whole)
     wanted = gradient(whole, batch)
     assert wanted.norm() > 0
     for dtype in HALF:
-        run = run_of(tmp_path / dtype, preset, dtype, likelihood=likelihood)
+        run = run_of(tmp_path / dtype, preset, dtype, likelihood=likelihood, steps=6)
         run.policy.start([batch.tree.nodes[0].root.row])  # its sigmas are known from here on
         moved(run)
         tree = copy.copy(batch.tree)
