@@ -56,7 +56,7 @@ def furnish(folder, model):
     (folder / "mine.py").write_text("def redness(images, prompts):\n    return images[:, 0].mean((1, 2))\n")
     (folder / "tiny.yaml").write_text(
         f"model: {{path: {model}, lora: {{rank: 2, alpha: 4}},"
-        " call: {num_inference_steps: 4, guidance_scale: 1.0, height: 16, width: 16, max_sequence_length: 1}}\n"
+        " call: {num_inference_steps: 3, guidance_scale: 1.0, height: 16, width: 16, max_sequence_length: 1}}\n"
         "prompts: {train: prompts.txt, eval: prompts.txt}\n"
         "rewards: [{use: './mine.py:redness'}]\n"
         "algorithm: {preset: flow_grpo}\n"

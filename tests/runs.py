@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-CALL = {"num_inference_steps": 4, "guidance_scale": 1.0, "height": 16, "width": 16, "max_sequence_length": 1}
+CALL = {"num_inference_steps": 3, "guidance_scale": 1.0, "height": 16, "width": 16, "max_sequence_length": 1}
 
 
 def metrics(folder, phase="train"):
