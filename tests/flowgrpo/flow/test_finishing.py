@@ -1,5 +1,6 @@
 """Cheap finishes in runs: what they leave as it is, what they count, what is told of them, and what is refused."""
 
+import functools
 import json
 import math
 from types import SimpleNamespace
@@ -38,12 +39,25 @@ def rolled(run):
     return batches
 
 
+@pytest.fixture(scope="module")
+def plain_of(tmp_path_factory):
+    """The batch of a tree without a cheap finish, by its algorithm and whether adapters are trained."""
+
+    @functools.cache
+    def made(preset, lora):
+        algorithm = {own["preset"]: own for own in (BRUSH, TWIGS)}[preset]
+        (batch,) = rolled(pictures(tmp_path_factory.mktemp("plain"), algorithm, lora=lora, group_size=3))
+        return batch
+
+    return made
+
+
 @pytest.mark.parametrize("algorithm", [BRUSH, TWIGS], ids=["brush", "twigs"])
 @pytest.mark.parametrize("finish", CHEAP, ids=str)
 @pytest.mark.parametrize("lora", [True, False])
-def test_a_cheap_finish_changes_samples_and_no_trained_step(tmp_path, algorithm, finish, lora):
-    (plain,) = rolled(pictures(tmp_path / "plain", algorithm, lora=lora))
-    (cheap,) = rolled(pictures(tmp_path / "cheap", finishing(algorithm, {**finish, "check": 0}), lora=lora))
+def test_a_cheap_finish_changes_samples_and_no_trained_step(tmp_path, plain_of, algorithm, finish, lora):
+    plain = plain_of(algorithm["preset"], lora)
+    (cheap,) = rolled(pictures(tmp_path, finishing(algorithm, {**finish, "check": 0}), lora=lora, group_size=3))
     trained, alike = ([e for e in batch.tree.evaluations if e.trained] for batch in (plain, cheap))
     assert len(trained) == len(alike) > 0
     for a, b in zip(trained, alike, strict=True):
@@ -64,7 +78,8 @@ def test_a_cheap_finish_changes_samples_and_no_trained_step(tmp_path, algorithm,
     "finish", [{"steps": 2}, *CHEAP, {"steps": 2, "dtype": "int8", "cache": "first_block"}], ids=str
 )
 def test_plan_and_run_agree_also_where_finishes_are_compared(tmp_path, algorithm, finish):
-    run = pictures(tmp_path, finishing(algorithm, {**finish, "check": 2}), iterations=3, learning_rate=1e-3)
+    checked = finishing(algorithm, {**finish, "check": 2})
+    run = pictures(tmp_path, checked, iterations=3, group_size=3, learning_rate=1e-3)
     run.run()
     cost, (evaluations, decoded) = predicted(run.config, 4), compared(run.config, 4)
     assert evaluations > 0
@@ -124,7 +139,10 @@ def test_finishes_that_are_exact_agree_and_comparing_them_changes_nothing(tmp_pa
 
 def test_steps_alone_are_those_of_the_plan(tmp_path):
     runs = [
-        trainer(settings(tmp_path / str(i), algorithm=finishing(BRUSH, finish), train__group_size=6), reward=nearness)
+        trainer(
+            settings(tmp_path / str(i), algorithm=finishing(BRUSH, finish), train__group_size=6, train__iterations=2),
+            reward=nearness,
+        )
         for i, finish in enumerate((2, {"steps": 2}))
     ]
     for run in runs:
@@ -167,6 +185,7 @@ def test_drafts_and_finishes_share_a_copy_where_they_ask_for_the_same(tmp_path):
         run = pictures(
             tmp_path / word,
             finishing(BRUSH, {"dtype": word}),
+            group_size=3,
             draft={"pool": 2, "call": {"num_inference_steps": 2}, "precision": "int8"},
         )
         copies = run.copies
@@ -209,7 +228,7 @@ def test_an_int8_finish_is_what_a_quantised_network_samples(tmp_path):
 def test_a_tree_that_is_kept_is_finished_all_the_same(tmp_path):
     told = []
     for name, trees in (("kept", {"every": 1, "prompts": 1}), ("plain", None)):
-        run = pictures(tmp_path / name, finishing(BRUSH, {"dtype": "int8"}), trees=trees)
+        run = pictures(tmp_path / name, finishing(BRUSH, {"dtype": "int8"}), trees=trees, group_size=3)
         run.run()
         told.append(lines(run)[0])
     assert told[0] == told[1]
@@ -219,6 +238,7 @@ def test_a_run_by_command_finishes_cheaply_resumes_to_the_bit_and_costs_what_is_
     words = [
         "algorithm={preset: tempflow, tree: {branches: 2, finish: {dtype: int8, cache: first_block, threshold: 0.5}}}",
         "train.group_size=4",
+        "eval={every: 9, prompts: 1, save: 0}",
     ]
     assert main(["train", "tiny.yaml", "train.iterations=2", "run.name=whole", *words]) == 0
     assert main(["train", "tiny.yaml", "train.iterations=1", "run.name=parts", *words]) == 0
