@@ -25,13 +25,16 @@ def test_a_plan_of_shared_calls_asks_whether_they_can_be(workplace, capsys):
     assert main(["plan", "tiny.yaml", "model.path=./flux", call, "run.context_parallel=2", "run.processes=2"]) == 0
 
 
+NO_EVAL = ["eval={every: 9, prompts: 1, save: 0}"]  # but of one sample, at the start and at the end
+
+
 def test_plan_predicts_what_a_run_counts(workplace, capsys):
     for preset in ("flow_grpo", "flow_grpo_fast", "mix_grpo", "dance_grpo"):
         options = [f"algorithm.preset={preset}", "algorithm.objective.kl.beta=0.01", "model.call.guidance_scale=2.0"]
         options += ["algorithm.tree.size=2"] if preset in ("flow_grpo_fast", "mix_grpo") else []
         assert main(["plan", "tiny.yaml", *options, "--format", "json"]) == 0
         planned = json.loads(capsys.readouterr().out)
-        assert main(["train", "tiny.yaml", *options, f"run.name={preset}", "train.iterations=1", "eval.every=9"]) == 0
+        assert main(["train", "tiny.yaml", *options, f"run.name={preset}", "train.iterations=1", *NO_EVAL]) == 0
         capsys.readouterr()
         for line in metrics(workplace / "runs" / preset):
             assert planned["model_evaluations"]["rollout"] == line["cost/rollout_evaluations"]
@@ -46,19 +49,20 @@ def test_plan_predicts_what_a_run_counts(workplace, capsys):
         assert planned["reward_calls"] == 8
 
 
+FOUR = "model.call.num_inference_steps=4"
 SEPPO = ("seppo", ["algorithm.likelihood.bank={every: 1, keep: 2}"])
 
 
 @pytest.mark.parametrize(
     ("preset", "options"),
-    [("nft", ["model.call.guidance_scale=2.0"]), ("dpo", []), ("awm", ["algorithm.likelihood.draws=1"]), SEPPO],
+    [("nft", ["model.call.guidance_scale=2.0"]), ("dpo", []), ("awm", ["algorithm.likelihood.draws=1", FOUR]), SEPPO],
 )
 def test_adapters_learn_from_final_samples_as_planned(workplace, capsys, preset, options):
     """Of a pipeline of diffusers, guided too: sigmas between the steps of its schedule, and adapters of an old policy."""
     options = [f"algorithm={{preset: {preset}}}", "train.updates=1", *options]
     assert main(["plan", "tiny.yaml", *options, "--format", "json"]) == 0
     planned = json.loads(capsys.readouterr().out)
-    assert main(["train", "tiny.yaml", *options, f"run.name={preset}", "train.iterations=2", "eval.every=9"]) == 0
+    assert main(["train", "tiny.yaml", *options, f"run.name={preset}", "train.iterations=2", *NO_EVAL]) == 0
     for line in metrics(workplace / "runs" / preset):
         assert planned["model_evaluations"]["rollout"] == line["cost/rollout_evaluations"]
         assert planned["model_evaluations"]["update"] == line["cost/update_evaluations"]
@@ -71,12 +75,12 @@ SHAPES = Path(__file__).parents[3] / "configs" / "shapes.yaml"
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_method_can_be_planned_on_the_embedded_model(capsys, preset):
     # a map, without the clip range that the config has for its own method
-    options = [f"algorithm={{preset: {preset}}}", "train.group_size=24", "--format", "json"]
+    options = [f"algorithm={{preset: {preset}}}", "train.group_size=24", "train.groups=2", "--format", "json"]
     assert main(["plan", str(SHAPES), *options]) == 0
     planned = json.loads(capsys.readouterr().out)
     assert planned["preset"] == preset
     assert planned["axes"] == {axis: row["name"] for axis, row in PRESETS[preset].items()}
-    cost = predicted(config.load(SHAPES, options[:2]), 10)
+    cost = predicted(config.load(SHAPES, options[:3]), 10)
     assert planned["model_evaluations"] == {"rollout": cost.rollout, "update": cost.update}
     assert (planned["geometry"]["trained_edges"], planned["decoded"]) == (cost.trained_edges, cost.decoded)
     assert planned["reward_calls"] == planned["decoded"]
@@ -92,14 +96,14 @@ def test_every_method_can_be_planned_on_the_embedded_model(capsys, preset):
 
 
 def test_plan_reads_for_people_too(workplace, capsys):
-    assert main(["plan", "tiny.yaml"]) == 0
+    assert main(["plan", "tiny.yaml", FOUR]) == 0
     shown = capsys.readouterr().out
     assert "flow_sde" in shown
-    assert "\n  0   1   2   3   4\n  o~~~o~~~o~~~o---*\n" in shown
+    assert "\n  0   1   2   3\n  o~~~o~~~o---*\n" in shown
     assert "* decoded   ~ stochastic, trained" in shown
     words = " ".join(shown.split())
     assert "2 groups x 4 = 8 trajectories from 4 roots each, 2 updates, split by groups" in words
-    assert "published num_inference_steps 10 (here 4), groups 48 (here 2), group_size 24 (here 4), updates 2" in words
+    assert "published num_inference_steps 10 (here 3), groups 48 (here 2), group_size 24 (here 4), updates 2" in words
     assert "warning" not in words
     uneven = ["algorithm.kernel={name: cps, log_prob: mean}", "model.call.num_inference_steps=10"]
     assert main(["plan", "tiny.yaml", *uneven]) == 0
