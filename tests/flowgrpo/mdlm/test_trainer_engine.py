@@ -20,10 +20,10 @@ from flowgrpo.training.engine.seeds import seed_of
 
 RUN = """
 kind: mdlm
-model: {path: digits, lora: {rank: 2, alpha: 6}}
+model: {path: digits, length: 12, lora: {rank: 2, alpha: 6}}
 prompts: {train: prompts.txt, eval: prompts.txt}
 rewards: [{use: './mine.py:ones'}]
-algorithm: {preset: cj_grpo, decoder: {name: low_confidence, steps: 10, region: {block_length: 4}, eos_early_stop: true}}
+algorithm: {preset: cj_grpo, decoder: {name: low_confidence, steps: 6, region: {block_length: 4}, eos_early_stop: true}}
 train: {iterations: 3, groups: 2, group_size: 4, updates: 1, learning_rate: 0.01, micro_batch: 8, ema: null}
 eval: {every: 9, prompts: 1, save: 0}
 run: {name: t, checkpoint: {every: 1}}
@@ -32,7 +32,7 @@ run: {name: t, checkpoint: {every: 1}}
 
 @pytest.fixture
 def engine():
-    return FakeTextEngine({"name": "low_confidence", "steps": 10, "region": {"block_length": 4}})
+    return FakeTextEngine({"name": "low_confidence", "steps": 6, "region": {"block_length": 4}})
 
 
 @pytest.fixture
@@ -80,10 +80,11 @@ def test_a_run_learns_what_one_learns_that_draws_the_engines_noise_itself(servin
     """The engine computes with merged weights: all but rounding is the same."""
     url, _ = serving
     engine.over_all = over_all
-    assert main(["train", "run.yaml", *options(url, log_probs=True), "run.name=engine"]) == 0
+    twice = "train.iterations=2"  # the second time by adapters that were pushed
+    assert main(["train", "run.yaml", *options(url, log_probs=True), twice, "run.name=engine"]) == 0
     generate_with_the_engines_seeds(monkeypatch)
-    assert main(["train", "run.yaml", "run.name=here"]) == 0
-    ours, theirs = trained("here"), trained("engine")
+    assert main(["train", "run.yaml", twice, "run.name=here"]) == 0
+    ours, theirs = trained("here", 2), trained("engine", 2)
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         torch.testing.assert_close(theirs[name], tensor, rtol=0, atol=2e-4)  # steps of Adam are 0.01
@@ -100,13 +101,13 @@ def test_a_run_learns_what_one_learns_that_draws_the_engines_noise_itself(servin
 
 def test_the_plan_counts_what_the_run_does_and_files_of_old_weights_are_gone(serving, engine, capsys):
     url, _ = serving
-    whole = "algorithm.decoder={name: low_confidence, steps: 10, region: {block_length: 4}}"
+    whole = "algorithm.decoder={name: low_confidence, steps: 6, region: {block_length: 4}}"
     engine.over_all = True
     assert main(["plan", "run.yaml", *options(url), whole, "--format", "json"]) == 0
     planned = json.loads(capsys.readouterr().out)
     assert main(["train", "run.yaml", *options(url, samples=3), whole]) == 0
     for line in runs.metrics(folder()):
-        assert line["cost/rollout_evaluations"] == planned["model_evaluations"]["rollout"] == 8 * 10
+        assert line["cost/rollout_evaluations"] == planned["model_evaluations"]["rollout"] == 8 * 6
         assert line["cost/update_evaluations"] == planned["model_evaluations"]["update"]
         assert "engine/mean_abs_log_ratio" not in line  # nobody asked for log-probabilities
     asked = [body for path, body in engine.asked if path == "/generate"]
@@ -296,7 +297,7 @@ def test_the_server_of_the_page_rolls_out_for_a_run(serving, monkeypatch):
     whole = "algorithm.decoder={name: low_confidence, eos_early_stop: true}"
     try:
         url = f"http://127.0.0.1:{server.server_address[1]}"
-        assert main(["train", "run.yaml", *options(url, log_probs=True, requests=1), whole]) == 0
+        assert main(["train", "run.yaml", *options(url, log_probs=True, requests=1), whole, "train.iterations=2"]) == 0
     finally:
         server.shutdown()
         server.server_close()
