@@ -18,9 +18,9 @@ NUMBERS = {
     "train__groups": 4,
     "train__group_size": 4,
     "train__updates": 2,
-    "train__iterations": 5,
+    "train__iterations": 4,
     "train__replay": "always",  # as those must whose samples others make
-    "eval__every": 5,
+    "eval__every": 4,
 }
 CASES = {
     "chains": {},
