@@ -252,8 +252,9 @@ EVERYWHERE = ("diffu_grpo", "trace_rl")  # of the presets, tried on every class 
     ],
 )
 def test_every_preset_trains_two_iterations(folders, settings, preset, name):
-    tail = {"algorithm__hints__tail": 0} if preset == "igpo" else {}
-    done = run.train_config(settings(folders(name), algorithm__preset=preset, **tail))
+    chosen = {"algorithm__hints__tail": 0} if preset == "igpo" else {}
+    chosen["eval__decoder"] = {"name": "low_confidence", "steps": 1}
+    done = run.train_config(settings(folders(name), algorithm__preset=preset, **chosen))
     for line in (line for line in done.metrics if line["phase"] == "train"):
         assert line["policy/skipped_updates"] == 0
         assert line["policy/max_abs_log_ratio"] is None or line["policy/max_abs_log_ratio"] < 1e-4

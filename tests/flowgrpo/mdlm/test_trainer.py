@@ -34,8 +34,9 @@ def weights(done):
 )
 def test_every_preset_learns_from_its_reward(settings, preset):
     chosen = {"train__learning_rate": 0.02} if preset == "spg" else {}
+    rarely = {"eval__every": 16, "run__checkpoint__every": 16}
     done = run.train_config(
-        settings(algorithm__preset=preset, train__iterations=16, train__ema=None, train__updates=1, **chosen)
+        settings(algorithm__preset=preset, train__iterations=16, train__ema=None, train__updates=1, **rarely, **chosen)
     )
     rewards = [line["reward/mean"] for line in lines(done)]
     assert sum(rewards[-4:]) > sum(rewards[:4]) + 0.2
