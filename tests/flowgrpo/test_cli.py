@@ -155,7 +155,7 @@ def test_other_errors_of_the_file_system_keep_their_trace(monkeypatch):
         ),
         (
             ["train", "tiny.yaml", "algorithm.preset=branch_grpo", "algorithm.tree.splits=[0, 3]"],
-            "algorithm.tree.splits: [0, 3] are not different steps among the 3 stochastic ones, 0 to 2",
+            "algorithm.tree.splits: [0, 3] are not different steps among the 2 stochastic ones, 0 to 1",
         ),
         (
             ["train", "tiny.yaml", "algorithm.preset=branch_grpo", "train.group_size=16"],
@@ -167,15 +167,15 @@ def test_other_errors_of_the_file_system_keep_their_trace(monkeypatch):
         ),
         (
             ["train", "tiny.yaml", "algorithm.tree={name: brush, branches: 2, profile: [2, 2, 2, 2]}"],
-            "algorithm.tree.profile: [2, 2, 2, 2] are not the numbers of children of at most 3 stochastic steps",
+            "algorithm.tree.profile: [2, 2, 2, 2] are not the numbers of children of at most 2 stochastic steps",
         ),
         (
-            ["train", "tiny.yaml", "algorithm.kernel.level=[0.7, 0.6]"],
+            ["train", "tiny.yaml", "algorithm.kernel.level=[0.7, 0.6]", "model.call.num_inference_steps=4"],
             "algorithm.kernel.level: 2 levels for 4 steps, take 4, or 3 if the last step is ODE",
         ),
         (
             ["train", "tiny.yaml", "algorithm.kernel.level=[0.9, 0.8, 0.7, 0.6, 0.5]"],
-            "algorithm.kernel.level: 5 levels for 4 steps, take 4, or 3 if the last step is ODE",
+            "algorithm.kernel.level: 5 levels for 3 steps, take 3, or 2 if the last step is ODE",
         ),
         (
             ["train", "tiny.yaml", "run.trackers=[tensorbord]"],
@@ -243,8 +243,8 @@ MISFITS = [
         "algorithm.kernel.calibrate: it counts the gains of steps, for which every state needs a value; take the tree",
     ),
     (
-        ["algorithm.preset=branch_grpo", "algorithm.tree.splits=[0, 2]", "algorithm.tree.prune={rule: extremes}"],
-        "algorithm.tree.prune: no stochastic step follows the split at 2, so nothing can be left out",
+        ["algorithm.preset=branch_grpo", "algorithm.tree.splits=[0, 1]", "algorithm.tree.prune={rule: extremes}"],
+        "algorithm.tree.prune: no stochastic step follows the split at 1, so nothing can be left out",
     ),
     (
         ["algorithm.preset=branch_grpo", "algorithm.credit.weights=path", "algorithm.kernel.log_prob=constant_free"],

@@ -22,7 +22,7 @@ def test_a_sample_of_a_run_is_explained(run, capsys):
     told = json.loads(capsys.readouterr().out)
     prompts = Path("prompts.txt").read_text().splitlines()
     assert (told["prompt"], told["seed"], told["checkpoint"]) == (prompts[1], 1, 2)
-    steps = 4 - 1  # the last one is ODE
+    steps = 3 - 1  # the last one is ODE
     assert [each["step"] for each in told["shares"]] == [*range(steps)]
     assert [len(each["rewards"]) for each in told["redraws"]] == [3] * steps
     assert len({each["advantage"] for each in told["credit"]}) == 1

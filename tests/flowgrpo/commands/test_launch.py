@@ -135,6 +135,7 @@ def test_how_to_go_on_begins_as_the_command_did(monkeypatch, environment, begins
             [
                 "algorithm.preset=branch_grpo",
                 "algorithm.tree.prune={rule: extremes}",
+                "model.call.num_inference_steps=4",
                 "train.split=edges",
                 "train.updates=3",
             ],

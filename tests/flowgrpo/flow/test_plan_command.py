@@ -96,7 +96,7 @@ def test_every_method_can_be_planned_on_the_embedded_model(capsys, preset):
 
 
 def test_plan_reads_for_people_too(workplace, capsys):
-    assert main(["plan", "tiny.yaml", FOUR]) == 0
+    assert main(["plan", "tiny.yaml"]) == 0
     shown = capsys.readouterr().out
     assert "flow_sde" in shown
     assert "\n  0   1   2   3\n  o~~~o~~~o---*\n" in shown

@@ -46,14 +46,14 @@ def test_without_guidance_one_branch_is_trained_and_two_are_evaluated(workplace)
     done = run.train("tiny.yaml", overrides)
     train = [line for line in done.metrics if line["phase"] == "train"]
     held_out = [line for line in done.metrics if line["phase"] == "eval"]
-    assert [line["cost/rollout_evaluations"] for line in train] == [8 * 4] * 2  # samples x steps
-    assert [line["cost/model_evaluations"] for line in held_out] == [3 * 4 * 2] * 3
+    assert [line["cost/rollout_evaluations"] for line in train] == [8 * 3] * 2  # samples x steps
+    assert [line["cost/model_evaluations"] for line in held_out] == [3 * 3 * 2] * 3
     assert [line["policy/max_abs_log_ratio"] for line in train] == [0.0] * 2
     assert done.policy.call["guidance_scale"] == 3.0
 
     guided = run.train("tiny.yaml", {**overrides, "model.guidance": "pipeline", "run.name": "guided"}).metrics
     assert guided[0]["reward/mean"] == held_out[0]["reward/mean"]  # before training
-    assert guided[1]["cost/rollout_evaluations"] == 8 * 4 * 2
+    assert guided[1]["cost/rollout_evaluations"] == 8 * 3 * 2
 
 
 def test_a_guidance_that_no_argument_switches_off_is_refused():
