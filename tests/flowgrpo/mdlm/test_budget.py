@@ -69,15 +69,16 @@ def test_what_is_planned_is_what_is_allocated(name, checkpointing, tmp_path, mon
 
 def test_plan_says_whether_a_run_fits(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["plan", "digits.yaml", "--gpu-memory", "2"]) == 2
-    (tmp_path / "digits.yaml").write_text("kind: mdlm\nmodel: {path: digits}\nrewards: [{use: solved}]\n")
+    assert main(["plan", "small.yaml", "--gpu-memory", "2"]) == 2
+    released("llada", tmp_path / "small", n_layers=1)
+    (tmp_path / "small.yaml").write_text("kind: mdlm\nmodel: {path: small, length: 8}\nrewards: [{use: solved}]\n")
     capsys.readouterr()
-    assert main(["plan", "digits.yaml", "--gpu-memory", "2", "--format", "json"]) == 0
+    assert main(["plan", "small.yaml", "--gpu-memory", "2", "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)["gpu"]
     assert found["fits"]
     assert [phase["phase"] for phase in found["phases"]] == ["rollout", "update"]
     most = found["largest"]["train.rollout_batch"]
-    assert main(["plan", "digits.yaml", f"train.rollout_batch={most + 1}", "--gpu-memory", "2"]) == 0
+    assert main(["plan", "small.yaml", f"train.rollout_batch={most + 1}", "--gpu-memory", "2"]) == 0
     assert f"by: train.rollout_batch={most}" in capsys.readouterr().out
 
 
