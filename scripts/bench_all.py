@@ -1,9 +1,10 @@
-"""Run all benchmarks that measure ratios, and say which became worse.
+"""Run the benchmarks whose ratios are of one commit, and say which became worse.
 
     OMP_NUM_THREADS=1 python scripts/bench_all.py [--rounds N] [--json FILE] [--compare docs/benchmarks.json] [--only flow]
 
 Runs each of `bench_flow.py`, `bench_text.py` and `bench_run.py` in a process of its own, one after the other, and prints
-their ratios as one table. `--compare` names every ratio whose cost rose by more than 5 % over the one in the file, or of
+their ratios as one table. (What cheap finishes cost, and iterations of two commits, `bench_finish.py` and `bench_commits.py`
+measure by themselves.) `--compare` names every ratio whose cost rose by more than 5 % over the one in the file, or of
 which a saving fell by more than 5 %, and the status is 1 if there is one; a ratio whose quartiles reach back to the old one
 is named as unsure, and leaves the status. `--json docs/benchmarks.json` writes what later runs are compared with: what was
 measured takes the place of what the file holds of it, and the rest stays.
@@ -32,7 +33,7 @@ def worse(before: Mapping[str, Ratio], now: Mapping[str, Ratio]) -> tuple[list[s
     """Sentences about ratios that became worse, and about those of which that is not sure."""
     sure, unsure = [], []
     for name, own in now.items():
-        if name not in before:
+        if name not in before or not before[name]["median"]:
             continue
         old, more_is_better = before[name]["median"], any(word in name for word in SAVINGS)
         change = (own["median"] / old - 1) * (-1 if more_is_better else 1)

@@ -103,6 +103,12 @@ SIZES = {
 }
 
 
+def placed(name: str, rows: int) -> str:
+    """What is measured where, as ratios begin: seconds of a GPU have other ratios than those of a CPU."""
+    where = f" on {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{name}{where}, {rows} rows"
+
+
 def settings(size: Size, kind: str, rows: int, **train: Any) -> Config:
     """The run that is measured: one group, one optimizer step."""
     model: dict[str, Any] = {"path": "shapes", "lora": size.lora}
@@ -214,16 +220,16 @@ def rollouts(name: str, rounds: int) -> dict[str, Ratio]:
             evaluations[kind], leaves[kind] = sum(len(e.rows) for e in tree.evaluations), len(tree.leaves)
         taken = in_turns(works, rounds)
         for kind in KINDS:
-            found[f"{name}, {rows} rows: rollout of a {kind} / bare"] = paired.paired(
+            found[f"{placed(name, rows)}: rollout of a {kind} / bare"] = paired.paired(
                 taken[kind], taken[f"{kind} bare"]
             )
         for kind in SAVING:
             share = evaluations[kind] / leaves[kind] / (evaluations["chain"] / leaves["chain"])
             each = [taken[kind][i] / leaves[kind] / (taken["chain"][i] / leaves["chain"]) for i in range(rounds)]
-            found[f"{name}, {rows} rows: leaf of a {kind} / of a chain"] = spread(each)
-            found[f"{name}, {rows} rows: leaf of a {kind} / of a chain, evaluations"] = exactly(share)
+            found[f"{placed(name, rows)}: leaf of a {kind} / of a chain"] = spread(each)
+            found[f"{placed(name, rows)}: leaf of a {kind} / of a chain, evaluations"] = exactly(share)
             saved = spread([(1 - ratio) / (1 - share) for ratio in each])
-            found[f"{name}, {rows} rows: saving of a {kind} / what evaluations promise"] = saved
+            found[f"{placed(name, rows)}: saving of a {kind} / what evaluations promise"] = saved
     return found
 
 
@@ -253,7 +259,7 @@ def updates(name: str, rounds: int) -> dict[str, Ratio]:
             if trainer.kept_graphs.parts:  # there is memory for them
                 works |= {"replays": iteration, "keeps": partial(iteration, 0)}
             taken = in_turns(works, rounds)
-            place = f"{name}, {rows} rows"
+            place = placed(name, rows)
             found[f"{place}: update of a {kind} / bare"] = paired.paired(taken["update"], taken["bare"])
             if "keeps" in taken:
                 kept = paired.paired(taken["keeps"], taken["replays"])
@@ -276,12 +282,12 @@ def decoding(name: str, rounds: int) -> dict[str, Ratio]:
                 vae.decode(latents)
 
         taken = in_turns({"ours": partial(policy.decode, state, asked), "bare": alone}, rounds)
-        found[f"{name}, {rows} rows: decoding / bare"] = paired.paired(taken["ours"], taken["bare"])
+        found[f"{placed(name, rows)}: decoding / bare"] = paired.paired(taken["ours"], taken["bare"])
     return found
 
 
-def memory(name: str, rounds: int) -> dict[str, Ratio]:
-    """The peak of an iteration on a GPU over what is planned, and the largest |log ratio| before its first step."""
+def memory(name: str) -> dict[str, float]:
+    """Seconds of an iteration on a GPU, its peak over what is planned, and the largest |log ratio| before its first step."""
     size, found = SIZES[name], {}
     policy, weights = begun(size)
     for rows in size.rows:
@@ -292,19 +298,20 @@ def memory(name: str, rounds: int) -> dict[str, Ratio]:
                 trainer.on_start()
             torch.cuda.reset_peak_memory_stats()
             line = trainer.iterate()
-            place = f"{name}, {rows} rows: iteration of a {kind}"
-            found[f"{place}, seconds"] = exactly(line["time/rollout"] + line["time/update"])
-            found[f"{place}, largest |log ratio|"] = exactly(line["policy/max_abs_log_ratio"])
+            place = f"{placed(name, rows)}: iteration of a {kind}"
+            found[f"{place}, seconds"] = line["time/rollout"] + line["time/update"]
+            found[f"{place}, largest |log ratio|"] = line["policy/max_abs_log_ratio"]
             with random_pipelines.folder(chosen.model.path) as folder:
                 model = chosen.model.model_copy(update={"path": str(folder), "text_encoders": "keep"})
                 with budget_of(chosen.model_copy(update={"model": model})) as budget:
                     kept = budget.kept_graphs(torch.cuda.mem_get_info()[1])
                     planned = budget.peak() + (kept["bytes"] if trainer.kept_graphs.parts else 0)
-            found[f"{place}, peak / planned"] = exactly(torch.cuda.max_memory_allocated() / planned)
+            found[f"{place}, peak / planned"] = torch.cuda.max_memory_allocated() / planned
     return found
 
 
-PARTS = {"rollout": rollouts, "update": updates, "decoding": decoding, "memory": memory}
+PARTS = {"rollout": rollouts, "update": updates, "decoding": decoding}
+MEMORY = "memory"
 
 
 def ratios(rounds: int, names: Sequence[str] = tuple(SIZES), parts: Sequence[str] = tuple(PARTS)) -> dict[str, Ratio]:
@@ -312,17 +319,11 @@ def ratios(rounds: int, names: Sequence[str] = tuple(SIZES), parts: Sequence[str
     found: dict[str, Ratio] = {}
     for name in names:
         for part in parts:
-            if name in measured_by(part):
+            if (
+                part != "decoding" or name == "shapes"
+            ):  # the decoder of `wide` is the same, those of real sizes are slow
                 found |= PARTS[part](name, rounds)
     return found
-
-
-def measured_by(part: str) -> Sequence[str]:
-    """The sizes that a part means something for: the decoder of `wide` is the embedded model's, and peaks are a GPU's."""
-    if part == "decoding":
-        return ("shapes",)
-    real = [name for name, size in SIZES.items() if size.config is not None]
-    return tuple(SIZES) if part != "memory" else real if torch.cuda.is_available() else ()
 
 
 def main() -> None:
@@ -331,11 +332,17 @@ def main() -> None:
     parser.add_argument(
         "--size", action="append", choices=list(SIZES), help="without a GPU the first two, unless some are named"
     )
-    parser.add_argument("--only", action="append", choices=list(PARTS), help="all, unless some are named")
+    parser.add_argument("--only", action="append", choices=[*PARTS, MEMORY], help="all, unless some are named")
     options = parser.parse_args()
     torch.set_num_threads(1)
     sizes = options.size or [name for name, size in SIZES.items() if size.config is None or torch.cuda.is_available()]
-    paired.tell(ratios(options.rounds, sizes, options.only or tuple(PARTS)), options)
+    parts = options.only or [*PARTS, MEMORY]
+    found = ratios(options.rounds, sizes, [part for part in parts if part != MEMORY])
+    real = [name for name in sizes if SIZES[name].config is not None and MEMORY in parts and torch.cuda.is_available()]
+    numbers = {told: number for name in real for told, number in memory(name).items()}
+    paired.tell(found, options, numbers=numbers)
+    for told, number in numbers.items():
+        print(f"{told}: {number:.4g}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import InitProcessGroupKwargs, set_seed
 
 from flowgrpo import config
 from flowgrpo.commands import inputs, launch
@@ -45,6 +45,7 @@ from flowgrpo.training.kept_trees import TreeFolder
 from flowgrpo.training.out_of_memory import OutOfMemory, last_resort
 from flowgrpo.training.parts import check_geometry
 from flowgrpo.training.phases import phase
+from flowgrpo.training.post import PATIENCE
 from flowgrpo.training.run_data import RunData
 from flowgrpo.training.stopped import DiskFull, Lost, RanOutOfMemory, Stopped
 from rewards.base import last_part, matches, nearest
@@ -129,7 +130,7 @@ def _gone_on(settings: RunConfig) -> RunConfig:
 def _ran_out(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
     """How a run without memory ends: with the switch that helps most, and how to go on with it, where that can be."""
     folder = settings.run.folder
-    settings = batch_sizes.settled(settings, folder)
+    settings = batch_sizes.with_sizes(batch_sizes.settled(settings, folder), error.sizes)
     begun, step = (folder / "config.yaml").is_file(), checkpoint.latest(folder / "checkpoints")
     switch = remedy(error.phase, settings, ("",) if step is None else MAY_DIFFER)
     error.remedy = switch or last_resort(error.phase)
@@ -169,7 +170,8 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
     kind.setup.check(begun, data)
 
     cpu = not torch.accelerator.is_available()  # unless told, accelerate leaves several CPU processes unconnected
-    accelerator = Accelerator(cpu=cpu, project_dir=str(folder))
+    patient = InitProcessGroupKwargs(timeout=PATIENCE)  # while another process rolls out, or asks slow rewards
+    accelerator = Accelerator(cpu=cpu, project_dir=str(folder), kwargs_handlers=[patient])
     _check_processes(settings, accelerator.num_processes)
     set_seed(settings.run.seed)
     display.begin(f"run      {folder}")

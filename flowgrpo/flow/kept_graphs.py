@@ -23,6 +23,7 @@ class KeptGraphs:
 
     Attributes:
         parts: of an iteration's update, whose graphs they keep: the first or none, on all processes alike.
+        growing: whether the trees of a rollout have begun to grow; before, drafts have no graphs.
 
     Args:
         config: of the run.
@@ -30,6 +31,7 @@ class KeptGraphs:
 
     def __init__(self, config: Any):
         self.parts: Sequence[int] = ()
+        self.growing = False
         self._insists, self._gave_up = config.train.replay == "never", False
 
     def of(self, config: Any) -> Sequence[int]:
@@ -44,10 +46,14 @@ class KeptGraphs:
         """Take over what `state` returned when a checkpoint was written."""
         self._gave_up = bool(state and state["graphs_given_up"])
 
-    def give_up(self) -> str | None:
-        """Let rollouts keep none any more, and say so; None where they keep none, or are to whatever it takes."""
-        if not self.parts or self._insists:
+    def give_up(self, config: Any) -> str | None:
+        """Let rollouts keep none any more, and say so; None where this one keeps none, or is to whatever it takes."""
+        if not (self.growing and self.of(config)) or self._insists:
             return None
+        return self.stop()
+
+    def stop(self) -> str:
+        """Let rollouts keep none any more, and say so."""
         self.parts, self._gave_up = (), True
         return "the update calls the model anew (train.replay)"
 
@@ -72,14 +78,19 @@ class KeptGraphs:
                 raise
             call, need = 0, math.inf  # an update will say so, in its own phase
         device, processes = trainer.accelerator.device, of_machine(trainer.accelerator.num_processes)
+        call = 0 if config.train.found else call  # what was tried of found sizes is to come
         free = max(free_bytes(device, processes) - trainer.batch_sizes.to_come() - call, 0)
-        short = float(trainer.exchange.sum(torch.tensor(float(need > ROOM * free))))
-        share = "more than" if math.isinf(need) else f"{need / 2**30:.2f} of"
-        sizes = f"{share} the {free / 2**30:.2f} GiB that are free"
-        if short:
-            self._gave_up = True
-            said = f"the first update of an iteration calls the model anew; graphs of {rows:,} rows would take {sizes}"
-        else:
+        fits = need <= ROOM * free
+        alone = float(trainer.exchange.sum(torch.tensor(float(not fits)))) == 0
+        taken = "more memory than a call has" if math.isinf(need) else f"{need / 2**30:.2f} GiB"
+        there = f"{free / 2**30:.2f} GiB that are free"
+        if fits and alone:
             self.parts = (0,)
-            said = f"rollouts keep the graphs of {rows:,} rows for the first update, {sizes}"
+            said = f"rollouts keep the graphs of {rows:,} rows for the first update, {taken} of {there}"
+        else:
+            self._gave_up = True
+            share = (
+                "on another process more than half of what is free" if fits else f"more than {ROOM:.0%} of the {there}"
+            )
+            said = f"the first update of an iteration calls the model anew; graphs of {rows:,} rows would take {taken}, {share}"
         trainer.report.say(f"train.replay: {said}")

@@ -137,11 +137,12 @@ class Trainer(Loop):
             with phase("calibrating"), random_states.random_state_kept():  # a resume does not calibrate again
                 kernels = self.config.algorithm.kernel.kernels(len(self.policy.sigmas) - 1)
                 self.levels = calibration.calibrate(self, [kernel.level for kernel in kernels], self._rollout_at)
+            self.retrying.agree(within=False)
         self.kept_graphs.decide(self)
 
     @override
-    def give_up(self) -> str | None:
-        return self.kept_graphs.give_up()
+    def give_up(self, *, as_others: bool = False) -> str | None:
+        return self.kept_graphs.stop() if as_others else self.kept_graphs.give_up(self.config)
 
     @override
     def rollout_state(self) -> Any:
@@ -187,18 +188,15 @@ class Trainer(Loop):
             return self._by_engine(iteration, groups, plan)
         for cache in self.caches:
             cache.skipped = 0
+        self.kept_graphs.growing = False
         with self.weights.policy(algorithm.sampler), self.copies.kept():  # who samples, drafts
             starts = self._starts(iteration, groups)
+            self.kept_graphs.growing = True
             roots = self._roots(iteration, groups, starts.starts)
             made = Portraits(config, self.policy, self.rewards)
             watched = made.watch(iteration, roots)
-            dealt = {"deal": deal, "gather": self.gather_rolled, "share": self.share}
-            scoring = {
-                "rewards": self.rewards,
-                "iteration": iteration,
-                "micro_batch": config.train.rollout_rows,
-                **dealt,
-            }
+            scoring = {"rewards": self.rewards, "iteration": iteration, "micro_batch": config.train.rollout_rows}
+            scoring |= {"deal": deal, "gather": self.gather_rolled, "share": self.share}
             tree, scores = rollout(
                 self.policy,
                 plan,
@@ -214,8 +212,8 @@ class Trainer(Loop):
             finished = self.finishing.finished(algorithm, tree, scores, kernels=kernels, **scoring)
             portraits = made.of(tree, scores, watched, leads=self.share.leads)
         drafts, cached = len(self._pool(iteration, groups).own), sum(cache.skipped for cache in self.caches)
-        told = {"draft_rewards": starts.rewards, "portraits": portraits, "finished": finished}
-        return Batch(groups, tree, scores, drafts, cached=cached if self.caches else None, **told)
+        seen = {"draft_rewards": starts.rewards, "portraits": portraits, "finished": finished}
+        return Batch(groups, tree, scores, drafts, cached=cached if self.caches else None, **seen)
 
     def _by_engine(self, iteration: int, groups: Groups, plan: Plan) -> Batch:
         """Let the engine walk this process's chains, and score them as they stand here; errors as of `rolled_out`."""
@@ -348,7 +346,7 @@ class Trainer(Loop):
             objective=self.config.algorithm.objective,
             max_grad_norm=self.config.train.max_grad_norm,
             sum_shares=self.exchange.sum_shares,
-            sum_processes=self.exchange.sums,
+            sum_processes=self.exchange.sum_gradients,
         )
 
     def _rollout_at(self, iteration: int, levels: list[float]) -> Batch:

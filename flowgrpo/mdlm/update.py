@@ -197,7 +197,12 @@ def update_on(
             scaler.scale(loss / total).backward()
     if tokens > 0:
         optimizer_step(
-            weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=train.max_grad_norm, reduce=exchange.sums
+            weights,
+            stats,
+            optimizer=optimizer,
+            scaler=scaler,
+            max_grad_norm=train.max_grad_norm,
+            reduce=exchange.sum_gradients,
         )
     return stats
 
@@ -210,7 +215,7 @@ def scored_tokens(config: TextConfig, policy: TextPolicy, batch: Batch) -> Tenso
     scored = scope & (rollout.step_map != GIVEN) & (rollout.step_map < rollout.steps[:, None])
     if batch.hinted:
         scored |= highest_entropy(
-            policy.predictor, rollout, scope, share=algorithm.hints.entropy, micro_batch=config.train.rollout_rows
+            policy.predictor, rollout, scope, share=algorithm.hints.entropy, micro_batch=config.train.update_rows
         )
     return scored
 

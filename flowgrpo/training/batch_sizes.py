@@ -22,11 +22,12 @@ from accelerate.utils import gather_object
 
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
-from flowgrpo.schema.sections import RunConfig
+from flowgrpo.schema.sections import AUTO, RunConfig
 from flowgrpo.training import phases, probing
 from flowgrpo.training.folders import replace_text
 from flowgrpo.training.layout import of_machine
 from flowgrpo.training.optimizers import MESSAGE, OPTIMIZERS
+from flowgrpo.training.out_of_memory import OutOfMemory
 from flowgrpo.training.placement import local
 from flowgrpo.training.probing import Memory, Prober, Timed, Tried
 from flowgrpo.training.random_states import random_state_kept
@@ -94,6 +95,8 @@ class BatchSizes:
         if written is not None:
             self._tried = written["tried"]
             self._held = [each for each in written["held"] if each["step"] <= loop.done]
+            if len(self._held) < len(written["held"]):
+                self._write(None)  # what came after is forgotten
         known = self._held[-1] if self._held else {}
         if all(key in known for key in self._asked):
             self.use({key: known[key] for key in self._asked})
@@ -193,6 +196,15 @@ class BatchSizes:
         """The found sizes that this process uses now."""
         return {key: getattr(self._loop.config.train, key) for key in self._asked}
 
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Tell memory that runs out inside this context which found sizes its calls had."""
+        try:
+            yield
+        except OutOfMemory as error:
+            error.sizes = {key: rows for key, rows in self.sizes.items() if rows != AUTO}
+            raise
+
     def halved(self, key: str) -> dict[str, int] | None:
         """The sizes of a second attempt; None where there is none."""
         train = self._loop.config.train
@@ -203,8 +215,12 @@ class BatchSizes:
     def hold(self, step: int, sizes: dict[str, int], why: str, machines: list[tuple[str, int]] | None = None) -> None:
         """Use sizes from a step on, and write that to the run's folder."""
         self.use(sizes)
-        loop = self._loop
         self._held.append({"step": step, **self.sizes, "why": why})
+        self._write(machines)
+
+    def _write(self, machines: list[tuple[str, int]] | None) -> None:
+        """Write what holds to the run's folder, on machines that are written there already or these."""
+        loop = self._loop
         if not loop.accelerator.is_main_process:
             return
         written = read(loop.folder) or {}
@@ -231,8 +247,7 @@ def _still_to_come(loop: Batched, key: str) -> int:
     """Bytes that there will be beside calls, and are not yet: moments, copies, sums of gradients, and of a rollout those."""
     sizes = [local(p).numel() for p in loop.weights.parameters]
     moments = 0 if loop.optimizer.state else OPTIMIZERS[loop.config.train.optimizer.name].bytes_per_number
-    message = min(4 * sum(sizes), max(MESSAGE, 4 * max(sizes)))
-    sums = 2 * message if loop.accelerator.num_processes > 1 else 0
+    sums = 2 * min(4 * sum(sizes), MESSAGE) if loop.accelerator.num_processes > 1 else 0
     return int(sum(sizes) * (moments + 4 * (key == ROLLOUT))) + sums + loop.copies_to_come()
 
 

@@ -41,7 +41,7 @@ class Exchange:
         return tensor if self.count == 1 else journal.told(lambda: self._sum(tensor))
 
     @property
-    def sums(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    def sum_gradients(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """The sum over all processes of gradients, whose step is never made again; None where there is one process."""
         return None if self.count == 1 else self._sum
 
@@ -51,7 +51,7 @@ class Exchange:
 
     def gather(self, objects: list[Any]) -> list[Any]:
         """The objects of all processes, in their order."""
-        return journal.told(lambda: self._gathered(objects))
+        return self._gathered(objects) if self.count == 1 else journal.told(lambda: self._gathered(objects))
 
     def gather_shares(self, objects: list[Any]) -> list[Any]:
         """The objects of all shares of the data, in their order."""

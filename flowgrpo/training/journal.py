@@ -4,6 +4,8 @@ Processes meet in the middle of a rollout or of a gradient: they sum numbers and
 of memory and begins again, the others are past some of these meetings. So a process notes what each gave it. When it comes
 to the same meeting again it takes the note, and it meets the others at the first that it has not been to. All processes then
 have what they had of each other at first, though what is made again in smaller calls may differ by rounding.
+
+Work that fails within a meeting, or in another step that cannot be taken twice, is not made again.
 """
 
 from __future__ import annotations
@@ -21,16 +23,18 @@ class Journal:
 
     Attributes:
         met: to how many meetings the work has come so far; set back where a part of it is made again.
+        final: whether it failed in what cannot be taken twice.
     """
 
     def __init__(self) -> None:
         self._notes: list[Any] = []
-        self.met = 0
+        self.met, self.final = 0, False
 
     def told(self, meet: Callable[[], T]) -> T:
         """What a meeting gives, or gave."""
         if self.met == len(self._notes):
-            self._notes.append(meet())
+            with taken_once():
+                self._notes.append(meet())
         self.met += 1
         return self._notes[self.met - 1]
 
@@ -59,3 +63,15 @@ def told(meet: Callable[[], T]) -> T:
     """
     journal = _KEPT.get()
     return meet() if journal is None else journal.told(meet)
+
+
+@contextmanager
+def taken_once() -> Iterator[None]:
+    """Do inside this context what cannot be done twice: if it fails, the work that it is a part of is not made again."""
+    try:
+        yield
+    except BaseException:
+        journal = _KEPT.get()
+        if journal is not None:
+            journal.final = True
+        raise

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.distributed.tensor import DTensor
 
+from flowgrpo.training.journal import taken_once
 from flowgrpo.training.optimizers import MESSAGE
 from flowgrpo.training.phases import phase
 from flowgrpo.training.placement import gathered, local
@@ -99,7 +100,7 @@ def optimizer_step(
         scaler: of the loss, for float16; a disabled one does nothing.
         reduce: sum of a tensor over the processes; None where there is one.
     """
-    with phase("update"):  # memory that runs out in here ends the run: half a step cannot be made again
+    with phase("update"), taken_once():  # memory that runs out in here ends the run, for half a step may be taken
         # Gradients of weights in shards are summed as they come; asking for these also waits for all backward passes.
         if reduce is not None:
             _sum_gradients([p for p in weights.parameters if not isinstance(p, DTensor)], reduce)
@@ -143,13 +144,20 @@ def _sum_gradients(parameters: Sequence[torch.nn.Parameter], reduce: Callable[[t
 
 
 def messages(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Tensors by the message in which processes send them: of at most `MESSAGE` bytes, or of a single one."""
+    """Tensors, and parts of large ones, by the message in which processes send them, of at most `MESSAGE` bytes."""
     found: list[list[torch.Tensor]] = []
     room = 0
-    for tensor in tensors:
-        room -= tensor.nbytes
+    for part in (part for tensor in tensors for part in _parts(tensor)):
+        room -= part.nbytes
         if room < 0 or not found:
             found.append([])
-            room = MESSAGE - tensor.nbytes
-        found[-1].append(tensor)
+            room = MESSAGE - part.nbytes
+        found[-1].append(part)
     return found
+
+
+def _parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """A tensor by itself, or where it is larger than a message, its numbers in as many parts as are needed."""
+    if tensor.nbytes <= MESSAGE or not tensor.is_contiguous():  # whose numbers do not lie one after the other
+        return [tensor]
+    return tensor.view(-1).split(MESSAGE // tensor.itemsize)

@@ -63,12 +63,14 @@ class OutOfMemory(MemoryError):
 
     Attributes:
         remedy: what to set or to take; None where nobody has said yet.
+        sizes: of calls that a run had found and used, by key of `train`.
     """
 
     def __init__(self, phase: str | None, error: BaseException, place: str | None = None):
         super().__init__(phase, error, place)
         self.phase, self.place, self.amounts = phase, place, _amounts(str(error))
         self.remedy: str | None = None
+        self.sizes: dict[str, int] = {}
 
     def __str__(self) -> str:
         phase = f" in the {self.phase} phase" if self.phase else ""

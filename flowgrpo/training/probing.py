@@ -8,6 +8,7 @@ nearly as fast as the fastest.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,12 +19,13 @@ import psutil
 import torch
 
 from flowgrpo.errors import InputError
-from flowgrpo.training.report import peak_bytes
+from flowgrpo.training.report import lower_peak, peak_bytes
 from rewards.memory import is_out_of_memory
 
 MARGIN = 0.9
 NEARLY = 0.95  # of the rows a second of the fastest size
 PATIENCE = 2  # sizes in a row that were not faster than that by more; then larger ones are not tried
+LIBRARY = ctypes.CDLL(None)  # of C
 clock = time.perf_counter
 
 
@@ -80,7 +82,7 @@ def free_bytes(device: torch.device, processes: int) -> int:
 class Memory:
     """The memory of a process's device, or of the host where that computes, to try calls of one kind in.
 
-    A host tells no more than the most that the process ever had: calls that stay below that take what was there before.
+    Where a host tells no more than the most that the process ever had, calls that stay below that fit.
 
     Args:
         reserved: bytes that are not taken yet, but will be.
@@ -90,8 +92,7 @@ class Memory:
     def __init__(self, device: torch.device, reserved: int = 0, processes: int = 1):
         self._device = device
         self._seen: list[tuple[int, int]] = []  # rows of the last two sizes, and their bytes above what is taken now
-        self._taken = taken_bytes(device)
-        self._before = self._taken if device.type == "cuda" else peak_bytes(device)
+        self._taken = self._before = taken_bytes(device)
         self._room = int(MARGIN * free_bytes(device, processes)) - reserved
 
     def holds(self, rows: int) -> bool:
@@ -107,8 +108,9 @@ class Memory:
 
     def begin(self) -> None:
         """Look at what is taken from here on."""
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
+        lower_peak(self._device)
+        if self._device.type != "cuda":
+            self._before = peak_bytes(self._device)
 
     def look(self, rows: int) -> tuple[int, bool]:
         """The most bytes that were taken so far, by calls of so many rows, and whether that leaves the margin."""
@@ -121,13 +123,25 @@ class Memory:
 
     def free(self) -> None:
         """Give back what nobody holds, of a failed call too."""
-        gc.collect()
-        self.give_back()
+        free(self._device)
 
     def give_back(self) -> None:
         """Give a device back what is kept of it for later."""
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        give_back(self._device)
+
+
+def free(device: torch.device) -> None:
+    """Give a device, or the host, back what nobody holds."""
+    gc.collect()
+    give_back(device)
+
+
+def give_back(device: torch.device) -> None:
+    """Give a device, or the host, back what is kept of it for later."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif hasattr(LIBRARY, "malloc_trim"):  # glibc's
+        LIBRARY.malloc_trim(0)
 
 
 @dataclass(frozen=True, kw_only=True)

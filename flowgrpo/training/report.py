@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -221,6 +221,15 @@ def _git(*arguments: str) -> str | None:
     package = Path(__file__).parent
     result = subprocess.run(["git", *arguments], cwd=package, capture_output=True, text=True, check=False)
     return result.stdout.strip() if result.returncode == 0 else None
+
+
+def lower_peak(device: torch.device) -> None:
+    """Let `peak_bytes` begin anew from what is in use now; where a system cannot, it stays the most there ever was."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        with suppress(OSError):  # Linux's
+            Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_bytes(device: torch.device) -> int:

@@ -19,7 +19,7 @@ from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import journal, phases
 from flowgrpo.training.batch_sizes import ROLLOUT, UPDATE, BatchSizes
 from flowgrpo.training.exchange import Exchange
-from flowgrpo.training.probing import Memory
+from flowgrpo.training.probing import free
 from flowgrpo.training.random_states import random_state, set_random_state
 from flowgrpo.training.report import Report
 from rewards.memory import is_out_of_memory
@@ -29,7 +29,7 @@ S = TypeVar("S")
 
 
 class Retried(Protocol):
-    """What makes work again, as `Loop` has it; see there."""
+    """What `Retrying` uses of a `Loop`; see there."""
 
     accelerator: Accelerator
     config: RunConfig
@@ -39,8 +39,8 @@ class Retried(Protocol):
     done: int
     evaluations: int
 
-    def give_up(self) -> str | None:
-        """Let go of what rollouts keep and can do without, and say so; None where there is nothing."""
+    def give_up(self, *, as_others: bool = False) -> str | None:
+        """Let go of what rollouts keep and can do without."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Shortage:
 
 
 class Retrying:
-    """What makes work again on one process.
+    """The attempts of one process at its rollouts, evaluations and optimizer steps.
 
     Args:
         loop: of this process.
@@ -96,22 +96,20 @@ class Retrying:
                 try:
                     return work()
                 except Exception as error:
-                    phase = getattr(error, "phase", None)
-                    if not is_out_of_memory(error) or phase == "update":  # an optimizer step cannot be undone
+                    if not is_out_of_memory(error) or notes.final:
                         raise
-                    spared = give_up()
-                    halved = (
-                        None if spared or phase == "rewards" else loop.batch_sizes.halved(key)
-                    )  # which have their own batches
+                    phase, spared = getattr(error, "phase", None), give_up()
+                    # A reward is not asked in these calls, so that smaller ones would not help it.
+                    halved = None if spared or phase == "rewards" else loop.batch_sizes.halved(key)
                     if not (spared or halved):
                         raise
-                # Out of the handler nothing holds the tensors of the failed call any more.
+                # Out of the handler, for the error holds the tensors of the failed call.
                 undo()
                 set_random_state(state)
                 notes.met = met
                 loop.evaluations = evaluations
                 loop.batch_sizes.drop_gradients()
-                Memory(loop.accelerator.device).free()
+                free(loop.accelerator.device)
                 self._helped(phase or (now.name if (now := phases.now()) else key), spared, halved, within)
 
     def steps(
@@ -145,13 +143,9 @@ class Retrying:
             held.clear()
             undo()
 
+        first = {"give_up": give_up}  # later steps find nothing that can be given up
         return [
-            self.attempt(
-                UPDATE,
-                lambda number=number: take(number),
-                undo=forget,
-                **({"give_up": give_up} if number == 0 else {}),
-            )
+            self.attempt(UPDATE, lambda number=number: take(number), undo=forget, **({} if number else first))
             for number in range(count)
         ]
 
@@ -168,7 +162,7 @@ class Retrying:
         self._shortages = []
         happened = [each for _, shortages in everyone for each in shortages]
         if any(each.gave_up for each in happened):
-            loop.give_up()
+            loop.give_up(as_others=True)
         if not all(each.gave_up for each in happened):
             least = {key: min(sizes[key] for sizes, _ in everyone) for key in loop.batch_sizes.sizes}
             loop.batch_sizes.hold(loop.done + within, least, "out of memory")

@@ -86,8 +86,12 @@ class Steps(ABC):
     def probe_calls(self) -> ProbeCalls:
         """The calls of the model that sizes of batches are tried with; they change nothing but gradients."""
 
-    def give_up(self) -> str | None:
-        """Let go of what a rollout keeps and can do without, and say so; None where there is nothing, as by default."""
+    def give_up(self, *, as_others: bool = False) -> str | None:
+        """Let go of what a rollout keeps and can do without, and say so; None where there is nothing, as by default.
+
+        Args:
+            as_others: whether another process did, so that this one does whatever it keeps.
+        """
         return None
 
     def parameter_groups(self) -> list[dict[str, Any]]:

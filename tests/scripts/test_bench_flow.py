@@ -1,5 +1,6 @@
 """The benchmark of rollouts and updates, on real models' shapes that were made small."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -83,12 +84,19 @@ def test_a_rollout_of_a_real_shape_is_paired_with_its_transformer(bench, small, 
     assert len(calls) == 3 * guided
 
 
-def test_what_needs_a_gpu_is_left_out_without_one(bench, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert bench.measured_by("memory") == ()
-    assert bench.measured_by("decoding") == ("shapes",)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert list(bench.measured_by("memory")) == ["sd35-medium", "flux1-dev", "wan21-1.3b"]
+@pytest.mark.parametrize(("there", "sizes"), [(False, 2), (True, 5)])
+def test_real_sizes_and_their_memory_are_measured_where_there_is_a_gpu(bench, monkeypatch, tmp_path, there, sizes):
+    asked, real = [], ["sd35-medium", "flux1-dev", "wan21-1.3b"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    monkeypatch.setattr(bench, "ratios", lambda rounds, names, parts: asked.append((names, parts)) or {})
+    monkeypatch.setattr(bench, "memory", lambda name: {name: 1.0})
+    monkeypatch.setattr("sys.argv", ["bench_flow.py", "--json", str(tmp_path / "found.json")])
+    bench.main()
+    ((names, parts),) = asked
+    assert names == ["shapes", "wide", *real][:sizes]
+    assert parts == ["rollout", "update", "decoding"]
+    told = json.loads((tmp_path / "found.json").read_text())
+    assert told["numbers"] == (dict.fromkeys(real, 1.0) if there else {})
 
 
 def test_random_networks_have_numbers_everywhere_and_tied_weights_once(bench):

@@ -162,11 +162,13 @@ class EmbeddingCache:
         key = repr([(name, fingerprint(value)) for name, value in arguments.items()])
         if key not in self._outputs:
             were_offloaded = bool(self._offloaded) or self._freed
-            self.restore()
-            with torch.no_grad():
-                self._outputs[key] = _to(self._encode(**arguments), "cpu")
-            if were_offloaded:
-                self.offload()
+            try:
+                self.restore()
+                with torch.no_grad():
+                    self._outputs[key] = _to(self._encode(**arguments), "cpu")
+            finally:
+                if were_offloaded:
+                    self.offload()
         return self._outputs[key]
 
 

@@ -63,9 +63,9 @@ def offload(module: torch.nn.Module, device: torch.device) -> None:
         @functools.wraps(method)
         def run(*args: Any, **kwargs: Any) -> Any:
             away = next(module.parameters()).device != device
-            if away:  # and not inside another of its methods, or on a machine without a GPU
-                module.to(device)
             try:
+                if away:  # and not inside another of its methods, or on a machine without a GPU
+                    module.to(device)
                 return method(*args, **kwargs)
             finally:
                 if away:

@@ -188,17 +188,18 @@ class Walk:
             torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None, cache_enabled=False),
             seeded(devices),  # for what is drawn past the generators
         ):
-            output = self._run(
-                self.pipe,
-                prompt=[row.prompt for row in rows] if len(rows) > 1 else rows[0].prompt,  # some take no lists
-                generator=generators if len(rows) > 1 else generators[0],
-                output_type=output_type,
-                return_dict=False,
-                **given,
-            )
-        recorded = list(self.scheduler.history)
-        self.scheduler.history.clear()
-        return output[0], recorded
+            try:
+                output = self._run(
+                    self.pipe,
+                    prompt=[row.prompt for row in rows] if len(rows) > 1 else rows[0].prompt,  # some take no lists
+                    generator=generators if len(rows) > 1 else generators[0],
+                    output_type=output_type,
+                    return_dict=False,
+                    **given,
+                )
+                return output[0], list(self.scheduler.history)
+            finally:  # a call that ran out of memory holds nothing either
+                self.scheduler.history.clear()
 
     @torch.no_grad()
     def locate_latents(self, rows: Sequence[Row]) -> None:

@@ -28,6 +28,8 @@ def answered(loop: Loop, ask: Callable[[], T]) -> T:
     if problems:
         loop.keep_what_is_done()
         raise EngineLost(f"stopped after step {loop.done}: {problems[0]}", loop.rest())
+    if problem is not None:  # where this is made again, the others have gone on
+        raise EngineLost(f"stopped after step {loop.done}: {problem}", loop.rest())
     return answer
 
 

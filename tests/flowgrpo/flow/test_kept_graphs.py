@@ -155,6 +155,45 @@ def test_a_reward_that_runs_out_of_memory_lets_go_of_graphs_too(tmp_path):
     )
 
 
+def test_a_draft_that_runs_out_of_memory_costs_no_graphs(tmp_path):
+    """It has none: smaller calls help it."""
+    chosen = {"train__micro_batch": "auto", "train__draft": {"pool": 2, "call": {}}}
+    run = trainer(settings(tmp_path, train__iterations=2, train__updates=1, **chosen), held_out=0)
+    real = run._starts
+
+    def starts(*arguments):
+        if run.done == 1 and run.config.train.micro_batch > 4:
+            raise torch.OutOfMemoryError(SAID)
+        return real(*arguments)
+
+    run._starts = starts
+    run.run()
+    assert run.kept_graphs.parts == (0,)
+    assert run.config.train.micro_batch == 4
+
+
+def test_graphs_that_calls_of_other_sizes_hinder_are_not_given_up(tmp_path):
+    run = trainer(settings(tmp_path, train__iterations=1, train__updates=1), held_out=0)
+    run.run()
+    assert run.kept_graphs.of(run.config) == (0,)
+    run.config = run.config.model_copy(update={"train": run.config.train.model_copy(update={"rollout_batch": 8})})
+    assert run.kept_graphs.of(run.config) == ()
+    assert run.give_up() is None
+    assert run.give_up(as_others=True) == "the update calls the model anew (train.replay)"
+    assert run.kept_graphs.parts == ()
+
+
+def test_processes_agree_on_sizes_between_a_calibration_and_graphs(tmp_path):
+    """Or one that halved its own would not ask the others about graphs."""
+    algorithm = {"preset": "dense_grpo", "kernel": {"calibrate": {"rounds": 1}}}
+    run, order = trainer(settings(tmp_path, algorithm=algorithm, train__iterations=1), held_out=0), []
+    run.retrying.agree = lambda within: order.append("agree")
+    run.kept_graphs.decide = lambda trainer: order.append("decide")
+    with run.report:
+        run.on_start()
+    assert order == ["agree", "decide"]
+
+
 @pytest.mark.parametrize("place", ["evaluation", "second part"])
 def test_graphs_stay_where_memory_runs_out_without_them(tmp_path, place):
     """Where there are none, letting go of them would not help: it ends the run, as without graphs."""

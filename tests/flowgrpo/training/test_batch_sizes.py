@@ -1,6 +1,7 @@
 """Sizes that a run finds: it has the numbers of one with these written out, keeps them, and halves them if it must."""
 
 import json
+import shutil
 from functools import partial
 
 import pytest
@@ -122,6 +123,21 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_does_not_probe_again(
     whole = begun(tmp_path / "whole", train__micro_batch=4, train__rollout_batch=8, run__checkpoint__every=3)
     whole.run()
     equal(told(again), told(whole))
+
+
+def test_sizes_of_what_a_resume_goes_back_before_are_forgotten(tmp_path, no_probe):
+    run = begun(tmp_path, **AUTO, train__iterations=3)
+    at(run, 2, lambda: run.batch_sizes.hold(3, {"rollout_batch": 8}, "out of memory"))
+    run.run()
+    assert [each[0] for each in held(run)] == [0, 3]
+    shutil.rmtree(tmp_path / "r" / "checkpoints" / "step-000003")
+    no_probe()
+    rest = begun(tmp_path, **AUTO, train__iterations=3)
+    rest.resume()
+    with rest.report:
+        rest.batch_sizes.prepare()
+    assert rest.config.train.rollout_batch == 16
+    assert held(rest) == [(0, 16, 16, "found")]
 
 
 def test_a_number_in_the_place_of_the_word_is_taken_by_a_resume(tmp_path, no_probe):

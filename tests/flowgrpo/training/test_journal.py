@@ -29,12 +29,31 @@ def test_a_journal_within_another_is_the_same_and_ends_with_it():
         assert journal.told(lambda: 2) == 2
 
 
-def test_a_meeting_that_failed_is_not_noted():
+def fail():
+    raise MemoryError
+
+
+def test_work_that_failed_in_a_meeting_is_final():
+    """The other process may be in the middle of it."""
     with journal.kept() as notes:
-        with pytest.raises(OSError, match="nobody"):
-            journal.told(lambda: (_ for _ in ()).throw(OSError("nobody")))
-        notes.met = 0
-        assert journal.told(lambda: 3) == 3
+        assert not notes.final
+        with pytest.raises(MemoryError):
+            journal.told(fail)
+        assert notes.final
+    with journal.kept() as another:
+        assert not another.final
+
+
+def test_what_is_taken_once_is_final_where_it_fails():
+    with journal.kept() as notes:
+        with journal.taken_once():
+            assert not notes.final
+        assert not notes.final
+        with pytest.raises(MemoryError), journal.taken_once():
+            fail()
+        assert notes.final
+    with pytest.raises(MemoryError), journal.taken_once():  # nothing else happens where no journal is kept
+        fail()
 
 
 def test_without_a_journal_each_meeting_is_made():

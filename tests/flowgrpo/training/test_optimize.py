@@ -78,7 +78,7 @@ def test_in_half_precision_a_process_without_a_loss_takes_part_in_the_step():
 
 
 def test_gradients_are_summed_in_messages_of_a_bounded_size(monkeypatch):
-    """Five of 16 bytes and one of 40 in messages of 36: no message but that of the long one is longer; sums are the same."""
+    """Five of 16 bytes and one of 40, which lies in two messages of 36; sums are the same."""
     monkeypatch.setattr(optimize, "MESSAGE", 36)
     sent, parameters = [], [torch.nn.Parameter(torch.zeros(n)) for n in (4, 4, 4, 10, 4, 4)]
     for value, p in enumerate(parameters[:-1], start=1):  # the last was not reached here, but elsewhere
@@ -89,7 +89,7 @@ def test_gradients_are_summed_in_messages_of_a_bounded_size(monkeypatch):
         return 2 * tensor if len(sent) > 1 else torch.ones_like(tensor)
 
     optimize._sum_gradients(parameters, reduce)
-    assert sent == [6, 8, 4, 10, 8]
+    assert sent == [6, 8, 4, 9, 9]
     assert [p.grad.tolist() for p in parameters] == [
         [2.0 * v] * len(p) for v, p in zip([1, 2, 3, 4, 5, 0], parameters, strict=True)
     ]

@@ -17,13 +17,15 @@ class Machine:
     Args:
         seconds: of a call, by rows.
         bytes_per_row: that a call takes.
+        lowers: whether the most that was ever taken can be forgotten.
     """
 
-    def __init__(self, monkeypatch, seconds, bytes_per_row=0, available=9 * GIB):
+    def __init__(self, monkeypatch, seconds, bytes_per_row=0, available=9 * GIB, lowers=True):
         self.now, self.taken, self.peak, self.called, self.cleared = 0.0, GIB, GIB, [], 0
         self.seconds, self.bytes_per_row, self.available = seconds, bytes_per_row, available
         monkeypatch.setattr(probing, "clock", lambda: self.now)
         monkeypatch.setattr(probing, "peak_bytes", lambda device: self.peak)
+        monkeypatch.setattr(probing, "lower_peak", lambda device: setattr(self, "peak", self.taken) if lowers else None)
         monkeypatch.setattr(probing, "psutil", self)
 
     def Process(self):
@@ -156,8 +158,8 @@ def test_a_size_that_turns_out_to_take_more_is_left_out(monkeypatch):
 
 
 def test_calls_below_what_the_process_had_before_fit(monkeypatch):
-    """A host tells no more than the most ever: 3 GiB were taken before, of which 2 are given back."""
-    machine = Machine(monkeypatch, lambda rows: 1.0, bytes_per_row=GIB // 2)
+    """A host may tell no more than the most ever: 3 GiB were taken before, of which 2 are given back."""
+    machine = Machine(monkeypatch, lambda rows: 1.0, bytes_per_row=GIB // 2, lowers=False)
     machine.peak = 3 * GIB
     assert rows_of(machine.sizes(4)) == [1, 2, 4]
     assert machine.peak == 3 * GIB
@@ -228,3 +230,18 @@ def test_a_size_is_halved_until_it_fits(monkeypatch):
     assert machine.prober().largest([Timed(1, short_above(machine, 5))], 16) == 4
     assert machine.called == [16, 8, 4, 4]
     assert machine.prober().largest([Timed(1, short_above(machine, 0))], 16) == 1
+
+
+def test_of_a_host_the_first_half_that_fits_is_taken(monkeypatch):
+    """0.8 GiB a row: 16 rows take 12.8 GiB of 8.1, and 8 rows 6.4."""
+    machine = Machine(monkeypatch, lambda rows: 1.0, bytes_per_row=0.8 * GIB)
+    assert machine.prober().largest([Timed(1, machine.call)], 16) == 8
+
+
+def test_this_host_forgets_the_most_that_was_taken():
+    before = probing.taken_bytes(HOST)
+    torch.ones(2**26).sum()  # 256 MiB
+    assert probing.peak_bytes(HOST) >= before + 2**27
+    probing.free(HOST)
+    probing.lower_peak(HOST)
+    assert probing.peak_bytes(HOST) < before + 2**27

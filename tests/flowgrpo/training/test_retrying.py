@@ -23,7 +23,7 @@ from in_batches import (
 )
 from pair import pair
 
-from flowgrpo.training import probing
+from flowgrpo.training import journal, probing
 from flowgrpo.training.out_of_memory import OutOfMemory
 from rewards import Reward
 
@@ -195,6 +195,32 @@ def test_an_evaluation_and_a_decoding_are_made_again_too(tmp_path):
         (2, 16, 1, "out of memory"),
     ]
     assert len(lines(run, "eval")) == 2
+
+
+def test_memory_that_runs_out_where_processes_meet_ends_the_run(tmp_path):
+    """The other one may wait for the rest of what this one sends."""
+    run = begun(tmp_path, **AUTO, train__iterations=2)
+    real = run.retrying.attempt
+
+    def meets(key, work, **options):
+        def full():
+            raise torch.OutOfMemoryError(SAID)
+
+        return real(key, lambda: journal.told(full) if run.done else work(), **options)
+
+    run.retrying.attempt = meets
+    with pytest.raises(OutOfMemory, match="out of memory in the rollout phase"):
+        run.run()
+    assert held(run) == [(0, 16, 16, "found")]
+
+
+def test_the_sentence_of_the_end_knows_the_sizes_of_the_process_that_says_it(tmp_path):
+    run = begun(tmp_path, short(), **AUTO, train__iterations=2)
+    at(run, 1, lambda: run.batch_sizes.use({"rollout_batch": 1}))  # as where it has halved them, and others do not know
+    at(run, 1, lambda: setattr(run.policy.modules["field"], "without", 0))
+    with pytest.raises(OutOfMemory) as ended:
+        run.run()
+    assert ended.value.sizes == {"micro_batch": 16, "rollout_batch": 1}
 
 
 def test_memory_that_runs_out_within_an_optimizer_step_ends_the_run(tmp_path):

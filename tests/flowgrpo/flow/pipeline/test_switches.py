@@ -60,6 +60,22 @@ def test_an_offloaded_vae_visits_the_device_for_its_calls_only(monkeypatch):
     assert journeys[-1] == "cpu"
 
 
+def test_a_vae_that_the_device_has_no_room_for_stays_where_it_was(monkeypatch):
+    """Not a part of it there and a part here."""
+    vae, journeys = tiny.autoencoder(4), []
+
+    def to(device):
+        journeys.append(torch.device(device).type)
+        if journeys[-1] == "cuda":
+            raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(vae, "to", to)
+    switches.offload(vae, torch.device("cuda"))
+    with pytest.raises(torch.OutOfMemoryError):
+        vae.decode(torch.zeros(1))
+    assert journeys == ["cpu", "cuda", "cpu"]
+
+
 def test_tiling_changes_pictures_and_nothing_else():
     policies = [policy_of("sd3"), policy_of("sd3")]
     for policy in policies:

@@ -35,6 +35,21 @@ def test_only_steps_that_are_not_for_decoding_or_finding_out_are_counted():
     assert walk.evaluations == 2
 
 
+def test_a_call_that_failed_keeps_nothing_of_its_steps(monkeypatch):
+    walk = Walk(tiny.sd3(), tiny.CALLS["sd3"])
+    state, step = walk.start(ROWS), walk.scheduler.step
+
+    def full(*arguments, **options):
+        step(*arguments, **options)
+        assert walk.scheduler.history
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(walk.scheduler, "step", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        walk.run_slice(ROWS, range(1), state)
+    assert not walk.scheduler.history
+
+
 def test_what_autocast_copies_of_weights_is_not_kept_until_the_call_ends():
     walk, seen = Walk(tiny.sd3(), tiny.CALLS["sd3"], autocast=torch.bfloat16), set()
     walk.pipe.transformer.register_forward_pre_hook(

@@ -1,0 +1,25 @@
+"""What ends a run that asks engines."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from flowgrpo.training import journal
+from flowgrpo.training.engine.asking import answered
+from flowgrpo.training.engine.failures import EngineError
+from flowgrpo.training.stopped import EngineLost
+
+
+def test_an_engine_that_fails_where_its_rollout_is_made_again_ends_the_run():
+    """What the others said the first time tells nothing of it."""
+    exchange = SimpleNamespace(gather=lambda own: journal.told(lambda: own))
+    loop = SimpleNamespace(done=3, exchange=exchange, rest=lambda: "go on", keep_what_is_done=lambda: None)
+
+    def fails():
+        raise EngineError("is gone")
+
+    with journal.kept() as notes:
+        assert answered(loop, lambda: 7) == 7
+        notes.met = 0
+        with pytest.raises(EngineLost, match="stopped after step 3: is gone"):
+            answered(loop, fails)
