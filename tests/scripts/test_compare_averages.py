@@ -1,0 +1,30 @@
+"""How far averages lag the weights: their rule, and what is told of it."""
+
+import pytest
+from field import settings, trainer
+
+
+@pytest.fixture
+def compare(script):
+    return script("compare_averages")
+
+
+def test_the_average_of_the_run_s_own_warm_up_is_the_run_s_own(compare, tmp_path, capsys):
+    chosen = settings(tmp_path, train__iterations=4, eval__every=2, train__ema__warmup=5.0)
+    run = trainer(chosen, held_out=2)
+    found = compare.measured(run, [2.0, 5.0])
+    assert list(found) == [2, 4]
+    assert capsys.readouterr().out.count("|") == 2 * 5
+    with run.weights.averaged():
+        averaged = [sample.rewards["closeness"] for sample in run.eval_samples()]
+    raw = [sample.rewards["closeness"] for sample in run.eval_samples()]
+    reward, lags = found[4]
+    assert reward == pytest.approx(sum(raw) / len(raw))
+    assert lags[5.0] == pytest.approx(compare.difference(raw, averaged))
+    assert lags[2.0][0] > lags[5.0][0] > 0
+
+
+def test_differences_are_of_pairs(compare):
+    assert compare.difference([1.0, 2.0, 3.0], [0.0, 2.0, 4.0]) == pytest.approx((0.0, 1 / 3**0.5))
+    found = compare.pooled([{10.0: (0.1, 0.3)}, {10.0: (0.3, 0.4)}])
+    assert found[10.0] == pytest.approx((0.2, 0.25))
