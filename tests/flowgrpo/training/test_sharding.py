@@ -73,7 +73,6 @@ CASES = {
         "algorithm.objective.kl.level=sequence",
     ],
 }
-PICTURES = ["train.replay=always", "train.micro_batch=4"]  # as all must in shards; a step of four chains is one call
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -82,10 +81,10 @@ def test_a_base_in_shards_trains_as_a_whole_one(case, workplace):
     (workplace / "digits.py").write_text(REMAINDER)
     if "data.groups=stored" in CASES[case]:
         assert main(["sample", "tiny.yaml", "--groups", "stored", "algorithm.preset=rwr"]) == 0
-    lines, chosen = {}, PICTURES if CASES[case][0] == "tiny.yaml" else []
+    lines, replays = {}, ["train.replay=always"] * (CASES[case][0] == "tiny.yaml")  # as all must in shards
     rare = ["eval={every: 2, prompts: 1, save: 0}", "run.checkpoint={every: 2, keep: 1}"]
     for name in ("none", "fsdp2"):
-        own = [*chosen, *rare, f"run.name={name}", f"run.sharding={name}", "run.processes=2"]
+        own = [*replays, *rare, f"run.name={name}", f"run.sharding={name}", "run.processes=2"]
         process = background("train", *CASES[case], *own)
         _, said = process.communicate(timeout=300)
         if torch.__version__.startswith("2.9.") and "cannot cut a base of whole numbers" in said:
@@ -140,7 +139,6 @@ def test_all_weights_in_shards_train_as_whole_ones_and_go_on_as_such(case, workp
         *WHOLE[case],
         "model.lora=null",
         "train.updates=1",
-        "train.micro_batch=4",
         "train.optimizer.eps=1",  # steps along the gradient, however small a number of it is
         "train.learning_rate=1",
         "eval={every: 2, prompts: 1, save: 0}",
