@@ -91,11 +91,15 @@ def furnished(folder, finished):
     (folder / "my_reward.py").write_text(block("README.md", "# my_reward.py"))
     tiny = yaml.safe_load((folder / "tiny.yaml").read_text())
     read = yaml.safe_load(block("README.md", "# sd35.yaml"))
-    read["model"] = tiny["model"]
+    read["model"] = {**tiny["model"], "call": {**tiny["model"]["call"], "num_inference_steps": 4}}  # 3 are stochastic
     read["train"] |= {"group_size": 4, "micro_batch": 4}
     (folder / "sd35.yaml").write_text(yaml.safe_dump(read))
 
-    (folder / "offline.yaml").write_text(block("docs/offline.md", "model: {path: shapes}"))
+    offline = block("docs/offline.md", "model: {path: shapes}")
+    few = offline.replace(
+        "{path: shapes}", "{path: shapes, call: {num_inference_steps: 5}}"
+    )  # as the groups sampled there
+    (folder / "offline.yaml").write_text(few)
     call = [f"{key}={value}" for key, value in tiny["model"]["call"].items()]
     sample = ["sample", tiny["model"]["path"], "--prompt", "a red circle", "--out", str(folder / "pictures"), *call]
     assert main(sample) == 0

@@ -88,9 +88,10 @@ WORDS = {
 }
 # What makes a run small; a group has as many samples as its tree needs, and stored groups keep theirs.
 SMALL = {
-    "flow": ["train.iterations=1", "eval.prompts=2", "eval.save=2", "run.processes=1"],
-    "mdlm": ["train.iterations=1", "train.groups=8", "eval.prompts=4", "eval.save=2", "run.processes=1"],
+    "flow": ["train.iterations=1", "eval.prompts=1", "eval.save=1", "run.processes=1"],
+    "mdlm": ["train.iterations=1", "train.groups=8", "eval.prompts=2", "eval.save=2", "run.processes=1"],
 }
+FEW_STEPS = "num_inference_steps=5"  # half of those of the embedded model
 
 
 def why_checked(command):
@@ -127,6 +128,10 @@ def made_small(words, line):
         added.append("train.group_size=6")
     if settings.run.folder.exists():
         added.append(f"run.name=line-{line}")
+    if settings.model.path == "shapes":
+        added.append(f"model.call.{FEW_STEPS}")
+        if (getattr(settings.algorithm.likelihood, "draws", None) or 1) > 2:  # more than there are such steps
+            added.append("algorithm.likelihood.draws=2")
     if words[2].endswith("shapes.yaml") and not any("trees" in word for word in words):
         added.append("run.trees=null")  # its pictures of states are looked at where a page is about them
     return [*words, *added]
@@ -240,6 +245,8 @@ def failed(command, tiny):
             words = made_small(words, command.line)
         except InputError as error:
             return str(error)
+    if words[1:3] == ["sample", "shapes"]:
+        words.append(FEW_STEPS)
     if words[1] == "explain":
         words += ["--redraws", "2", "--chains", "3"]
     said = io.StringIO()
