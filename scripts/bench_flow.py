@@ -43,13 +43,13 @@ from flowgrpo.flow.encoding import longest_and_shortest, rows_of
 from flowgrpo.flow.pipeline.loading import load_pipeline
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.pipeline.switches import checkpoint_gradients
-from flowgrpo.flow.rollout import walk
+from flowgrpo.flow.rollout import edge_noise, walk
 from flowgrpo.flow.setup import trainable
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.training import scorer
 from flowgrpo.training.weights import Weights
 from rewards.compute import DTYPES
-from samplers.trees import Root, Tree
+from samplers.trees import Root, Tree, drawn_noise
 
 KINDS = {
     "chain": {"preset": "flow_grpo", "objective": {"kl": {"beta": 0.0}}},
@@ -205,6 +205,19 @@ def grown(trainer: Trainer) -> Tree:
     return walk(trainer.policy, plan, roots, micro_batch=train.rollout_rows, seed=0, iteration=0)
 
 
+def noises(tree: Tree) -> Work:
+    """All noise of a tree's edges, which is drawn on the host."""
+    drawn, shape = edge_noise(0, 0), tree.samples[0].shape[1:]
+
+    def work() -> None:
+        for evaluation in tree.evaluations:
+            for edges in evaluation.edges:
+                if edges.move.kernel.stochastic:
+                    drawn_noise(tree, edges, shape, 0, drawn)
+
+    return work
+
+
 def rollouts(name: str, rounds: int) -> dict[str, Ratio]:
     """Rollouts over the bare calls; trees over chains of as many leaves, beside what the evaluations promise."""
     size, found = SIZES[name], {}
@@ -217,12 +230,15 @@ def rollouts(name: str, rounds: int) -> dict[str, Ratio]:
             with recorded(policy) as calls:
                 tree = grown(trainer)
             works[kind], works[f"{kind} bare"] = partial(grown, trainer), bare(policy, calls)
+            if kind == "chain":
+                works["noise"] = noises(tree)
             evaluations[kind], leaves[kind] = sum(len(e.rows) for e in tree.evaluations), len(tree.leaves)
         taken = in_turns(works, rounds)
         for kind in KINDS:
             found[f"{placed(name, rows)}: rollout of a {kind} / bare"] = paired.paired(
                 taken[kind], taken[f"{kind} bare"]
             )
+        found[f"{placed(name, rows)}: noise of a chain / bare"] = paired.paired(taken["noise"], taken["chain bare"])
         for kind in SAVING:
             share = evaluations[kind] / leaves[kind] / (evaluations["chain"] / leaves["chain"])
             each = [taken[kind][i] / leaves[kind] / (taken["chain"][i] / leaves["chain"]) for i in range(rounds)]
@@ -310,7 +326,37 @@ def memory(name: str) -> dict[str, float]:
     return found
 
 
-PARTS = {"rollout": rollouts, "update": updates, "decoding": decoding}
+def fullness(name: str, rounds: int) -> dict[str, Ratio]:
+    """Calls of fewer rows with their backward passes, as many as make up one full call, over that one."""
+    size, found = SIZES[name], {}
+    policy, weights = begun(size)
+    most = max(size.rows)
+    trainer = trainer_of(policy, weights, settings(size, "chain", most))
+    grown(trainer)
+    with recorded(policy) as calls:
+        grown(trainer)
+    works = {}
+    for count in (1, 2, 4, 8):
+        if most % count == 0 and all(
+            len(x) == most for x in calls[0].values() if isinstance(x, torch.Tensor) and x.ndim
+        ):
+            parts = [{key: _part(x, i, count) for key, x in calls[0].items()} for i in range(count)]
+            works[count] = bare(policy, parts, learns=True)
+    taken = in_turns(works, rounds)
+    for count in works:
+        if count > 1:
+            told = f"{placed(name, most)}: forward and backward passes in {count} calls / in one"
+            found[told] = paired.paired(taken[count], taken[1])
+    return found
+
+
+def _part(value: Any, index: int, count: int) -> Any:
+    """One of so many equal parts of a call's argument; what is of no row is whole."""
+    whole = not isinstance(value, torch.Tensor) or not value.ndim
+    return value if whole else value.chunk(count)[index]
+
+
+PARTS = {"rollout": rollouts, "update": updates, "fullness": fullness, "decoding": decoding}
 MEMORY = "memory"
 
 

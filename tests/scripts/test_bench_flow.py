@@ -70,9 +70,11 @@ def small(bench, monkeypatch):
 @pytest.mark.parametrize("name", SMALL)
 def test_a_rollout_of_a_real_shape_is_paired_with_its_transformer(bench, small, name):
     size = small(name)
-    ((told, ratio),) = bench.rollouts(name, 1).items()
-    assert told == f"{name}, 2 rows: rollout of a chain / bare"
-    assert ratio["median"] > 0
+    found = bench.rollouts(name, 1)
+    assert list(found) == [
+        f"{name}, 2 rows: {told}" for told in ("rollout of a chain / bare", "noise of a chain / bare")
+    ]
+    assert all(ratio["median"] > 0 for ratio in found.values())
     policy, weights = bench.begun(size)
     assert all(p.requires_grad == ("lora" in path) for path, p in policy.modules["transformer"].named_parameters())
     assert weights.parameters
@@ -94,9 +96,22 @@ def test_real_sizes_and_their_memory_are_measured_where_there_is_a_gpu(bench, mo
     bench.main()
     ((names, parts),) = asked
     assert names == ["shapes", "wide", *real][:sizes]
-    assert parts == ["rollout", "update", "decoding"]
+    assert parts == ["rollout", "update", "fullness", "decoding"]
     told = json.loads((tmp_path / "found.json").read_text())
     assert told["numbers"] == (dict.fromkeys(real, 1.0) if there else {})
+
+
+def test_calls_of_fewer_rows_are_parts_of_a_full_one(bench, small, monkeypatch):
+    small("sd35-medium")
+    works = {}
+    monkeypatch.setattr(bench, "bare", lambda policy, calls, learns: works.setdefault(len(calls), calls))
+    monkeypatch.setattr(bench, "in_turns", lambda works, rounds: dict.fromkeys(works, (1.0,)))
+    ((told, _),) = bench.fullness("sd35-medium", 1).items()
+    assert told == "sd35-medium, 2 rows: forward and backward passes in 2 calls / in one"
+    ((whole,), parts) = works[1], works[2]
+    for key, value in whole.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(torch.cat([part[key] for part in parts]), value)
 
 
 def test_random_networks_have_numbers_everywhere_and_tied_weights_once(bench):
