@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import re
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,12 @@ _Loader.add_implicit_resolver(
 )
 
 
+@lru_cache(maxsize=8)
+def _parsed(text: str) -> Any:
+    """The value of a YAML text, which takes long to read: a run's config is read again for each page that is made of it."""
+    return yaml.load(text, _Loader)
+
+
 def parse_yaml(text: str, place: str) -> Any:
     """The value of a YAML text.
 
@@ -69,7 +77,7 @@ def parse_yaml(text: str, place: str) -> Any:
     if len(text) > LARGEST_TEXT:
         raise InputError(f"{place}: has {len(text)} characters, at most {LARGEST_TEXT} are read")
     try:
-        found = yaml.load(text, _Loader)
+        found = copy.deepcopy(_parsed(text))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None and "\n" in text else ""

@@ -92,5 +92,6 @@ class KeptGraphs:
             share = (
                 "on another process more than half of what is free" if fits else f"more than {ROOM:.0%} of the {there}"
             )
-            said = f"the first update of an iteration calls the model anew; graphs of {rows:,} rows would take {taken}, {share}"
+            graphs = f"graphs of {rows:,} rows would take {taken}, {share}"
+            said = f"the first update of an iteration calls the model anew; {graphs}"
         trainer.report.say(f"train.replay: {said}")

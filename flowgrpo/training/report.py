@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack, suppress
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -204,7 +205,7 @@ def environment(accelerator: Accelerator) -> dict[str, Any]:
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
-        "versions": {name: version(name) for name in LIBRARIES},
+        "versions": _versions(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "processes": accelerator.num_processes,
         "torchrun": os.environ.get("TORCHELASTIC_RUN_ID"),
@@ -214,8 +215,15 @@ def environment(accelerator: Accelerator) -> dict[str, Any]:
     }
 
 
+@cache
+def _versions() -> dict[str, str]:
+    """Of the libraries that this process has loaded."""
+    return {name: version(name) for name in LIBRARIES}
+
+
+@cache
 def _git(*arguments: str) -> str | None:
-    """What git prints in the folder of this package, or None outside a checkout."""
+    """What git prints in the folder of this package, or None outside a checkout; as it was when first asked."""
     if shutil.which("git") is None:
         return None
     package = Path(__file__).parent

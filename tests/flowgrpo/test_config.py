@@ -377,3 +377,12 @@ def test_calls_of_a_language_model_are_not_shared():
     run = {"processes": 2, "context_parallel": 2}
     with pytest.raises(InputError, match="run.context_parallel: a language model's calls are not shared, remove it"):
         config.validated({"kind": "mdlm", "model": {"path": "digits"}, "run": run})
+
+
+def test_a_text_that_is_read_again_gives_a_value_of_its_own(monkeypatch):
+    """It is parsed once, which takes long."""
+    text = "a: {b: [1, 2]}  # of this test"
+    first = yaml_maps.parse_yaml(text, "here")
+    first["a"]["b"].append(3)
+    monkeypatch.setattr(yaml_maps.yaml, "load", lambda *_: pytest.fail("parsed again"))
+    assert yaml_maps.parse_yaml(text, "there") == {"a": {"b": [1, 2]}}
