@@ -14,7 +14,7 @@ from runs import background, metrics, wait_for, weights
 
 from flowgrpo.cli import main
 
-OPTIONS = ["train.groups=4", "train.iterations=3", "run.processes=2", "eval={every: 3, prompts: 2, save: 1}"]
+OPTIONS = ["train.updates=1", "train.iterations=3", "run.processes=2", "eval={every: 3, prompts: 2, save: 1}"]
 
 # A plug-in that kills its process in a part of the second iteration, if nobody was killed before.
 DYING = """
