@@ -98,17 +98,16 @@ def test_the_reference_is_the_start_unless_the_base_is_asked_for(exported, refer
 
 
 def test_a_resumed_run_needs_no_file_and_is_exact(exported):
-    options = ["train", "tiny.yaml", START, *KL, "train.iterations=4", "run.checkpoint.keep=9"]
+    options = ["train", "tiny.yaml", START, *KL, "run.checkpoint.keep=9"]
     assert main([*options, "run.name=whole"]) == 0
     whole = exported / "runs" / "whole"
     shutil.copytree(whole, exported / "runs" / "half")
-    for step in (3, 4):
-        shutil.rmtree(exported / "runs" / "half" / "checkpoints" / f"step-{step:06d}")
+    shutil.rmtree(exported / "runs" / "half" / "checkpoints" / "step-000002")
     (exported / "out").rename("elsewhere")
     assert main([*options, "run.name=half", "run.resume=true"]) == 0
-    resumed = weights(exported / "runs" / "half", 4)
-    assert resumed.keys() == weights(whole, 4).keys()
-    assert all(torch.equal(tensor, resumed[key]) for key, tensor in weights(whole, 4).items())
+    resumed = weights(exported / "runs" / "half", 2)
+    assert resumed.keys() == weights(whole, 2).keys()
+    assert all(torch.equal(tensor, resumed[key]) for key, tensor in weights(whole, 2).items())
     kl = [[line["policy/kl"] for line in metrics(exported / "runs" / each)] for each in ("whole", "half")]
     assert kl[0] == kl[1]
     assert kl[0][-1] > 0
@@ -200,7 +199,7 @@ def test_full_weights_go_on_from_a_full_export(workplace):
     assert main(["train", "tiny.yaml", *full]) == 0
     assert main(["export", "runs/t", "--out", "out"]) == 0
     for run, options in (("u", full), ("v", [])):  # trained whole again, or with new adapters
-        assert main(["train", "tiny.yaml", *options, "model.path=out", f"run.name={run}"]) == 0
+        assert main(["train", "tiny.yaml", *options, "model.path=out", f"run.name={run}", "train.iterations=1"]) == 0
         before, after = (workplace / "runs" / each / "samples" for each in ("t", run))
         assert [line["rewards"] for line in lines(before, 2)] == [line["rewards"] for line in lines(after, 0)]
 
