@@ -12,11 +12,12 @@ OPTIONS = [
     "tiny.yaml",
     "model.lora=null",
     "train.updates=1",
+    "train.group_size=2",
     "train.ema=0.9",
     "train.optimizer.eps=1",  # steps along the gradient, however small a number of it is
     "train.learning_rate=1",
     "train.iterations=2",
-    "eval={every: 2, prompts: 3, save: 0}",
+    "eval={every: 2, prompts: 1, save: 0}",
     "run.checkpoint={every: 1, keep: 3}",
 ]
 ALONE = ["run.processes=1", "run.sharding=none"]
