@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import furnish
 from runs import background, metrics, weights
 
 from flowgrpo.cli import main
@@ -25,12 +26,16 @@ def redness(images, prompts):
 """
 
 
-@pytest.fixture
-def whole(workplace):
+@pytest.fixture(scope="module")
+def whole(tiny_model, tmp_path_factory):
     """The folder of a run that had room."""
-    (workplace / "mine.py").write_text(LIMITED)
-    assert main(["train", "tiny.yaml", *OPTIONS, "run.name=whole"]) == 0
-    return workplace / "runs" / "whole"
+    folder = tmp_path_factory.mktemp("whole")
+    furnish(folder, tiny_model)
+    (folder / "mine.py").write_text(LIMITED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["train", "tiny.yaml", *OPTIONS, "run.name=whole"]) == 0
+    return folder / "runs" / "whole"
 
 
 def stopped(process):
@@ -52,16 +57,17 @@ def stopped(process):
         ("metrics.jsonl", 2),
     ],
 )
-def test_a_run_without_room_ends_in_a_sentence_and_goes_on_when_there_is(whole, file, processes):
+def test_a_run_without_room_ends_in_a_sentence_and_goes_on_when_there_is(workplace, whole, file, processes):
     options = [*OPTIONS, f"train.groups={2 * processes}", f"run.processes={processes}"]
-    run = whole.with_name("t")
+    (workplace / "mine.py").write_text(LIMITED)
+    run = workplace / "runs" / "t"
     size = (whole / file).stat().st_size
     lines = (whole / "metrics.jsonl").read_text().splitlines(True)
     limit = sum(map(len, lines[:3])) + 20 if file == "metrics.jsonl" else size - 1
-    (whole.parents[1] / "limit").write_text(str(limit))
+    (workplace / "limit").write_text(str(limit))
     stopped(background("train", "tiny.yaml", *options))
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-000001", "step-000002"]
-    (whole.parents[1] / "limit").unlink()
+    (workplace / "limit").unlink()
     assert main(["train", "tiny.yaml", *options[:-1], "run.resume=true"]) == 0
     if processes == 1:
         again = weights(run, 4)
