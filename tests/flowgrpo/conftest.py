@@ -1,5 +1,7 @@
 """What the tests of several packages use."""
 
+from pathlib import Path
+
 import pytest
 
 
@@ -18,3 +20,23 @@ def small_pictures(monkeypatch):
 
     real = module.calculate_dimensions
     monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio: real(min(area, 128 * 128), ratio))
+
+
+@pytest.fixture(scope="module")
+def kept_trials():
+    """The trial of a plan is made once of each model, call and evaluation: it reads no other part of the config."""
+    from flowgrpo.flow import budget
+
+    real, kept = budget.trial, {}
+
+    def trial(config, folder, row):
+        files = [(path.name, path.read_text()) for path in sorted(Path(folder).rglob("*.json"))]
+        read = config.model_dump_json(exclude={"run": True, "train": True, "model": {"path"}})
+        key = repr((read, files, row))
+        if key not in kept:
+            kept[key] = real(config, folder, row)
+        return kept[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(budget, "trial", trial)
+        yield

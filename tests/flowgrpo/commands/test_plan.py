@@ -6,6 +6,7 @@ import pytest
 
 from flowgrpo.cli import main
 
+pytestmark = pytest.mark.usefixtures("kept_trials")
 FULL = ["model.lora=null", "train.groups=4", "run.processes=2", "run.sharding=fsdp2"]
 
 

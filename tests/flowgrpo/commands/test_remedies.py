@@ -9,6 +9,8 @@ from flowgrpo.commands.kinds import KINDS
 from flowgrpo.commands.train import MAY_DIFFER
 from flowgrpo.training import out_of_memory
 
+pytestmark = pytest.mark.usefixtures("kept_trials")
+
 
 @pytest.fixture
 def on_gpu(monkeypatch):
