@@ -87,14 +87,17 @@ def finished(tiny_model, tmp_path_factory):
     return folder
 
 
+def copy_run(source, folder):
+    """Put the run `runs/t` of one folder into another, as if it had begun there."""
+    shutil.copytree(source / "runs" / "t", folder / "runs" / "t")
+    environment = folder / "runs" / "t" / "environment.json"  # the paths of the config are relative to where it began
+    environment.write_text(environment.read_text().replace(str(source), str(folder)))
+
+
 @pytest.fixture
 def trained(workplace, finished):
     """A workplace with the finished run `runs/t` of its config."""
-    shutil.copytree(finished / "runs", workplace / "runs")
-    environment = (
-        workplace / "runs" / "t" / "environment.json"
-    )  # the paths of the config are relative to where it began
-    environment.write_text(environment.read_text().replace(str(finished), str(workplace)))
+    copy_run(finished, workplace)
     return workplace
 
 

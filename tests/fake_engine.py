@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.loading import load_policy
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -70,7 +71,11 @@ class FakeEngine:
     """
 
     def __init__(self, model, **started):
-        self.policy = load_policy(str(model), "float32", started, torch.device("cpu"))
+        """Of a model's folder and the arguments that it is started with, or of a policy."""
+        if isinstance(model, DiffusersPolicy):
+            self.policy = model
+        else:
+            self.policy = load_policy(str(model), "float32", started, torch.device("cpu"))
         (self.network,) = self.policy.modules.values()
         self.base = {name: p.detach().clone() for name, p in self.network.named_parameters()}
         self.asked, self.loaded, self.merged, self.wrapped, self.held = [], {}, None, False, {}

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import copy_run, furnish
 from runs import metrics, weights
 
 from flowgrpo.cli import main
@@ -19,10 +20,20 @@ def without_times(lines):
     return [{k: v for k, v in line.items() if not k.startswith(("time/", "memory/"))} for line in lines]
 
 
+@pytest.fixture(scope="module")
+def undamaged(tiny_model, tmp_path_factory):
+    """A folder with a finished run of three checkpoints."""
+    folder = tmp_path_factory.mktemp("undamaged")
+    furnish(folder, tiny_model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["train", "tiny.yaml", *OPTIONS]) == 0
+    return folder
+
+
 @pytest.fixture
-def run(workplace, capfd):
-    assert main(["train", "tiny.yaml", *OPTIONS]) == 0
-    capfd.readouterr()
+def run(workplace, undamaged):
+    copy_run(undamaged, workplace)
     return workplace / "runs" / "t"
 
 

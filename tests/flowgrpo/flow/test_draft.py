@@ -293,10 +293,11 @@ def test_a_precision_changes_which_starts_go_on_and_nothing_of_them(tmp_path, lo
 
 
 def test_a_run_by_command_drafts_in_low_precision_and_resumes_to_the_bit(workplace):
-    draft = "train.draft={pool: 2, call: {num_inference_steps: 2}, precision: int8}"
-    assert main(["train", "tiny.yaml", "train.iterations=2", "run.name=whole", draft]) == 0
-    assert main(["train", "tiny.yaml", "train.iterations=1", "run.name=parts", draft]) == 0
-    assert main(["train", "tiny.yaml", "train.iterations=2", "run.name=parts", "run.resume=true", draft]) == 0
+    words = ["train", "tiny.yaml", "train.draft={pool: 2, call: {num_inference_steps: 2}, precision: int8}"]
+    words.append("eval={every: 9, prompts: 1, save: 0}")
+    assert main([*words, "train.iterations=2", "run.name=whole"]) == 0
+    assert main([*words, "train.iterations=1", "run.name=parts"]) == 0
+    assert main([*words, "train.iterations=2", "run.name=parts", "run.resume=true"]) == 0
     whole, parts = (told(workplace / "runs" / name) for name in ("whole", "parts"))
     assert whole == parts
     assert all(-1 <= line["draft/rank_agreement"] <= 1 for line in whole)

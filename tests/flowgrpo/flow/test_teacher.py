@@ -21,7 +21,8 @@ from flowgrpo.training.adapters import Adapter, Matrices
 from flowgrpo.training.weights import Weights, lora_config
 
 SMALL = {"train__groups": 2, "train__group_size": 6, "train__updates": 1, "eval__every": 99}
-OPD = ["algorithm={preset: opd, tree: {size: 2}}", "train.iterations=1", "eval.save=0"]
+NO_EVAL = "eval={every: 9, prompts: 1, save: 0}"  # but of one sample, at the start and at the end
+OPD = ["algorithm={preset: opd, tree: {size: 2}}", "train.iterations=1", NO_EVAL]
 
 
 def settings_of(words):
@@ -175,7 +176,9 @@ def test_a_teacher_that_the_student_s_adapters_cannot_hold_is_refused(rank, only
 
 
 def test_a_run_teaches_another_by_command(workplace):
-    assert main(["train", "tiny.yaml", "run.name=first", "train.iterations=2", "train.learning_rate=0.05"]) == 0
+    assert (
+        main(["train", "tiny.yaml", "run.name=first", "train.iterations=2", "train.learning_rate=0.05", NO_EVAL]) == 0
+    )
     assert main(["train", "tiny.yaml", "run.name=second", "model.teacher=runs/first", *OPD, "train.updates=2"]) == 0
     (line,) = metrics(workplace / "runs" / "second")
     assert line["policy/kl"] > 0
@@ -281,7 +284,12 @@ def test_the_estimate_counts_the_networks_of_a_pipeline_that_teaches(workplace):
 
 @pytest.mark.parametrize(("preset", "kept_beside"), [("nft", "old."), ("seppo", "bank.")])
 def test_a_run_that_keeps_other_policies_and_no_average_teaches_what_it_has_learnt(workplace, preset, kept_beside):
-    first = [f"algorithm={{preset: {preset}, likelihood: {{draws: 2}}}}", "train.ema=null", "train.iterations=1"]
+    first = [
+        f"algorithm={{preset: {preset}, likelihood: {{draws: 2}}}}",
+        "train.ema=null",
+        "train.iterations=1",
+        NO_EVAL,
+    ]
     assert main(["train", "tiny.yaml", "run.name=first", *first]) == 0
     assert main(["train", "tiny.yaml", "run.name=second", "model.teacher=runs/first", *OPD]) == 0
     learnt, kept = (weights(workplace / "runs" / name, 1) for name in ("first", "second"))

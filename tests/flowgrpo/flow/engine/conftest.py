@@ -1,20 +1,30 @@
 """A tiny policy with adapters, and an engine of the same model."""
 
+import copy
+
 import fake_engine
 import pytest
 import runs
 import torch
 
-from flowgrpo.flow.pipeline.loading import load_policy
+from flowgrpo.flow.pipeline.loading import load_pipeline
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.training.weights import Weights, lora_config
 
-CALL = {name: value for name, value in runs.CALL.items() if name != "max_sequence_length"}
+STARTED = {**runs.CALL, "num_inference_steps": 4}
+CALL = {name: value for name, value in STARTED.items() if name != "max_sequence_length"}
+
+
+@pytest.fixture(scope="session")
+def pipe(tiny_model):
+    """The model, of which each test takes copies."""
+    return load_pipeline(str(tiny_model))
 
 
 @pytest.fixture
-def engine(tiny_model):
+def engine(pipe):
     """An engine that was started with the sizes of tests."""
-    return fake_engine.FakeEngine(tiny_model, **runs.CALL)
+    return fake_engine.FakeEngine(DiffusersPolicy(copy.deepcopy(pipe), STARTED))
 
 
 @pytest.fixture
@@ -25,9 +35,9 @@ def url(engine):
 
 
 @pytest.fixture
-def policy(tiny_model):
+def policy(pipe):
     """The model as a policy that calls have been made of."""
-    made = load_policy(str(tiny_model), "float32", runs.CALL, torch.device("cpu"))
+    made = DiffusersPolicy(copy.deepcopy(pipe), STARTED)
     assert made.sigmas
     return made
 
