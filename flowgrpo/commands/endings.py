@@ -16,7 +16,9 @@ from flowgrpo.schema.heavy import torch
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.lost import is_lost
 from flowgrpo.training.out_of_memory import OutOfMemory, last_resort
-from flowgrpo.training.stopped import DiskFull, RanOutOfMemory, Stopped
+from flowgrpo.training.stopped import DiskFull, EngineLostAlone, RanOutOfMemory, Stopped
+
+MAY_BE_ALONE = (DiskFull, EngineLostAlone, RanOutOfMemory)  # which one process can meet and the main one not
 
 
 @contextmanager
@@ -35,7 +37,7 @@ def stops_told(path: Path, overrides: Sequence[str]) -> Iterator[None]:
         replaced = tuple(f"{written.partition('=')[0]}=" for written in (*stopped.overrides, "run.resume="))
         kept = [written for written in overrides if not written.startswith(replaced)]
         command = shlex.join([*launch.command(), "train", str(path), *kept, *stopped.overrides])
-        if launch.is_main() or isinstance(stopped, DiskFull | RanOutOfMemory):  # which may be on this process alone
+        if launch.is_main() or isinstance(stopped, MAY_BE_ALONE):
             say(f"{stopped}; {stopped.rest} with: {command}")
             if isinstance(stopped, RanOutOfMemory) and torch.cuda.is_available():
                 room = torch.cuda.get_device_properties(0).total_memory // 2**30

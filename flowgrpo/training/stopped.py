@@ -67,6 +67,10 @@ class Lost(Stopped):
     status = 1
 
 
+class EngineLostAlone(Lost):
+    """An engine failed one process alone, in a rollout that it made again; checkpoints are of before."""
+
+
 class Killed(Stopped):
     """A process of the run was ended by a signal; checkpoints are of before."""
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from flowgrpo.training.engine.failures import EngineError
 from flowgrpo.training.engine.mismatch import FAR, Mismatch, metrics
 from flowgrpo.training.loop import Loop
-from flowgrpo.training.stopped import EngineLost
+from flowgrpo.training.stopped import EngineLost, EngineLostAlone
 
 T = TypeVar("T")
 
@@ -17,7 +17,8 @@ def answered(loop: Loop, ask: Callable[[], T]) -> T:
     """What is asked of an engine; where it fails for some process, all of them write a checkpoint and stop.
 
     Raises:
-        EngineLost: it failed.
+        EngineLost: it failed, and all processes know it.
+        EngineLostAlone: it failed where this process makes a rollout again, of which the others learn by its end.
     """
     answer, problem = None, None
     try:
@@ -28,8 +29,8 @@ def answered(loop: Loop, ask: Callable[[], T]) -> T:
     if problems:
         loop.keep_what_is_done()
         raise EngineLost(f"stopped after step {loop.done}: {problems[0]}", loop.rest())
-    if problem is not None:  # where this is made again, the others have gone on
-        raise EngineLost(f"stopped after step {loop.done}: {problem}", loop.rest())
+    if problem is not None:  # the others have gone on
+        raise EngineLostAlone(f"stopped after step {loop.done}: {problem}", loop.rest())
     return answer
 
 
@@ -47,6 +48,7 @@ def rolled_out(loop: Any, roll: Callable[[], T]) -> T:
 
     Raises:
         EngineLost: an engine is gone, or did something else; on all processes, with a checkpoint of what is done.
+        EngineLostAlone: as of `answered`.
     """
     adapters = loop.engine.adapters
     on_main(loop, adapters.push)

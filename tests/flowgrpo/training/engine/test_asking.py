@@ -7,7 +7,7 @@ import pytest
 from flowgrpo.training import journal
 from flowgrpo.training.engine.asking import answered
 from flowgrpo.training.engine.failures import EngineError
-from flowgrpo.training.stopped import EngineLost
+from flowgrpo.training.stopped import EngineLostAlone
 
 
 def test_an_engine_that_fails_where_its_rollout_is_made_again_ends_the_run():
@@ -21,5 +21,5 @@ def test_an_engine_that_fails_where_its_rollout_is_made_again_ends_the_run():
     with journal.kept() as notes:
         assert answered(loop, lambda: 7) == 7
         notes.met = 0
-        with pytest.raises(EngineLost, match="stopped after step 3: is gone"):
+        with pytest.raises(EngineLostAlone, match="stopped after step 3: is gone"):
             answered(loop, fails)
