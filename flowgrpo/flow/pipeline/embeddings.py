@@ -138,8 +138,12 @@ class EmbeddingCache:
         """
         if self._freed:
             raise InputError("the text encoders were freed: set model.text_encoders=offload to have them again")
+        device = device or self.pipe.device
         for name, module in self._offloaded.items():
-            object.__setattr__(self.pipe, name, module.to(device or self.pipe.device))
+            object.__setattr__(
+                self.pipe, name, module
+            )  # before it is moved: `offload` finds it where only a part of it was
+            module.to(device)
         self._offloaded = {}
 
     @contextmanager

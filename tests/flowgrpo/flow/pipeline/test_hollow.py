@@ -101,6 +101,28 @@ def test_a_new_prompt_brings_resting_encoders_back_and_freed_ones_are_missed(tin
         load_policy(str(tiny_model), call=CALL, device="cpu", encode=lambda p: p.start(ROWS), text_encoders="free")
 
 
+def test_encoders_of_which_one_finds_no_room_leave_the_device_together(tiny_model):
+    options = {"call": CALL, "device": "cpu", "encode": lambda policy: policy.prepare(ROWS)}
+    policy = load_policy(str(tiny_model), **options, text_encoders="offload")
+    moves, encoders = [], dict(policy.pipe.encode_prompt._offloaded)
+    assert len(encoders) > 1
+    last = list(encoders)[-1]
+
+    def moved(name, module, place):
+        moves.append(name)
+        if moves.count(name) == 1 and name == last:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return module
+
+    for name, module in encoders.items():
+        module.to = lambda place, name=name, module=module: moved(name, module, place)
+    with pytest.raises(torch.OutOfMemoryError):
+        policy.generate([Row("a green circle", 3)])
+    assert moves == 2 * list(encoders)  # there and away, the last one too, of which a part may be there
+    assert not any(isinstance(getattr(policy.pipe, name), torch.nn.Module) for name in encoders)
+    assert policy.generate([Row("a green circle", 3)]).isfinite().all()
+
+
 def test_kept_encoders_are_beside_the_networks_from_the_start(tiny_model):
     seen = []
     load_policy(
