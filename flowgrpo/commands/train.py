@@ -41,11 +41,11 @@ from flowgrpo.training import (
     scorer,
     trackers,
 )
+from flowgrpo.training.exchange import LONGEST
 from flowgrpo.training.kept_trees import TreeFolder
 from flowgrpo.training.out_of_memory import OutOfMemory, last_resort
 from flowgrpo.training.parts import check_geometry
 from flowgrpo.training.phases import phase
-from flowgrpo.training.post import PATIENCE
 from flowgrpo.training.run_data import RunData
 from flowgrpo.training.stopped import DiskFull, Lost, RanOutOfMemory, Stopped
 from rewards.base import last_part, matches, nearest
@@ -131,6 +131,8 @@ def _ran_out(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
     """How a run without memory ends: with the switch that helps most, and how to go on with it, where that can be."""
     folder = settings.run.folder
     settings = batch_sizes.with_sizes(batch_sizes.settled(settings, folder), error.sizes)
+    if not error.kept_graphs:  # what `train.replay` spares is spared already
+        settings = settings.model_copy(update={"train": settings.train.model_copy(update={"replay": "always"})})
     begun, step = (folder / "config.yaml").is_file(), checkpoint.latest(folder / "checkpoints")
     switch = remedy(error.phase, settings, ("",) if step is None else MAY_DIFFER)
     error.remedy = switch or last_resort(error.phase)
@@ -170,7 +172,7 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
     kind.setup.check(begun, data)
 
     cpu = not torch.accelerator.is_available()  # unless told, accelerate leaves several CPU processes unconnected
-    patient = InitProcessGroupKwargs(timeout=PATIENCE)  # while another process rolls out, or asks slow rewards
+    patient = InitProcessGroupKwargs(timeout=LONGEST)
     accelerator = Accelerator(cpu=cpu, project_dir=str(folder), kwargs_handlers=[patient])
     _check_processes(settings, accelerator.num_processes)
     set_seed(settings.run.seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,6 +16,10 @@ from flowgrpo.training import journal
 from flowgrpo.training.lockstep import Lockstep
 from flowgrpo.training.roles import Roles
 from flowgrpo.training.share import Share
+
+# How long a process waits where all meet. Others may be asking slow rewards, or roll out again in smaller calls; one that ends
+# is noticed at once, by whoever started them, and this is for a link that hangs.
+LONGEST = timedelta(hours=6)
 
 
 @dataclass(frozen=True)
@@ -83,8 +88,8 @@ def exchange_of(accelerator: Accelerator, share: Share, lockstep: Lockstep, role
     """What this process tells those of its role; all processes must ask for theirs together."""
     if roles.trainers == accelerator.num_processes:
         return Exchange(accelerator, share, lockstep, count=roles.trainers)
-    trainers = distributed.new_group(range(roles.trainers))
-    evaluators = distributed.new_group(roles.ranks_of_evaluators) if roles.evaluators else None
+    trainers = distributed.new_group(range(roles.trainers), timeout=LONGEST)
+    evaluators = distributed.new_group(roles.ranks_of_evaluators, timeout=LONGEST) if roles.evaluators else None
     if roles.evaluates(accelerator.process_index):
         return Exchange(accelerator, share, lockstep, count=roles.evaluators, group=evaluators)
     return Exchange(accelerator, share, lockstep, count=roles.trainers, group=trainers)
