@@ -33,7 +33,7 @@ def worse(before: Mapping[str, Ratio], now: Mapping[str, Ratio]) -> tuple[list[s
     """Sentences about ratios that became worse, and about those of which that is not sure."""
     sure, unsure = [], []
     for name, own in now.items():
-        if name not in before or not before[name]["median"]:
+        if name not in before:
             continue
         old, more_is_better = before[name]["median"], any(word in name for word in SAVINGS)
         change = (own["median"] / old - 1) * (-1 if more_is_better else 1)

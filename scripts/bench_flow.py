@@ -9,11 +9,10 @@ decoding. A tree is compared with chains of as many leaves: *evaluations* counts
 
  - `shapes`: the embedded model, calls of 8 and of 32 rows, all weights trained.
  - `wide`: a random SD3 transformer of 24 layers x 256 in the embedded pipeline, calls of 8 rows, adapters trained.
-
  - `sd35-medium`, `flux1-dev`, `wan21-1.3b`: networks of these sizes with random weights in bfloat16, of which adapters are
    trained, by the call (in ten steps) and the checkpointing of the built-in config; on a GPU, unless they are named. There
-   the peak of an iteration is compared with what `flowgrpo plan` counts, and the largest |log ratio| before its first step
-   is told.
+   the peak of an iteration is compared with what `flowgrpo plan` counts, and the largest |log ratio| of an update that calls
+   the model anew, before its first step, is told.
 
 Where there is a GPU they run on it, in wall seconds. Prints a table in Markdown.
 """
@@ -312,17 +311,19 @@ def memory(name: str) -> dict[str, float]:
             trainer = trainer_of(policy, weights, chosen)
             with trainer.report:
                 trainer.on_start()
+            place, keeps = f"{placed(name, rows)}: iteration of a {kind}", bool(trainer.kept_graphs.parts)
+            trainer.iterate()  # whose kernels are chosen, and whose moments made
             torch.cuda.reset_peak_memory_stats()
             line = trainer.iterate()
-            place = f"{placed(name, rows)}: iteration of a {kind}"
+            peak = torch.cuda.max_memory_allocated()
             found[f"{place}, seconds"] = line["time/rollout"] + line["time/update"]
-            found[f"{place}, largest |log ratio|"] = line["policy/max_abs_log_ratio"]
+            trainer.kept_graphs.stop()  # for the ratio of a velocity to itself says nothing
+            found[f"{place}, largest |log ratio|"] = trainer.iterate()["policy/max_abs_log_ratio"]
             with random_pipelines.folder(chosen.model.path) as folder:
                 model = chosen.model.model_copy(update={"path": str(folder), "text_encoders": "keep"})
                 with budget_of(chosen.model_copy(update={"model": model})) as budget:
                     kept = budget.kept_graphs(torch.cuda.mem_get_info()[1])
-                    planned = budget.peak() + (kept["bytes"] if trainer.kept_graphs.parts else 0)
-            found[f"{place}, peak / planned"] = torch.cuda.max_memory_allocated() / planned
+                    found[f"{place}, peak / planned"] = peak / (budget.peak() + (kept["bytes"] if keeps else 0))
     return found
 
 
@@ -335,12 +336,12 @@ def fullness(name: str, rounds: int) -> dict[str, Ratio]:
     grown(trainer)
     with recorded(policy) as calls:
         grown(trainer)
+    call = calls[0]
+    batch = len(call["hidden_states"])  # which guidance makes twice the rows
     works = {}
-    for count in (1, 2, 4, 8):
-        if most % count == 0 and all(
-            len(x) == most for x in calls[0].values() if isinstance(x, torch.Tensor) and x.ndim
-        ):
-            parts = [{key: _part(x, i, count) for key, x in calls[0].items()} for i in range(count)]
+    for count in sorted({1, 2, 4, 8, most}):
+        if most % count == 0:
+            parts = [{key: _part(x, batch, i, count) for key, x in call.items()} for i in range(count)]
             works[count] = bare(policy, parts, learns=True)
     taken = in_turns(works, rounds)
     for count in works:
@@ -350,9 +351,9 @@ def fullness(name: str, rounds: int) -> dict[str, Ratio]:
     return found
 
 
-def _part(value: Any, index: int, count: int) -> Any:
-    """One of so many equal parts of a call's argument; what is of no row is whole."""
-    whole = not isinstance(value, torch.Tensor) or not value.ndim
+def _part(value: Any, batch: int, index: int, count: int) -> Any:
+    """One of so many equal parts of a call's argument; what has no entry for each of the batch is whole, as ids of places."""
+    whole = not isinstance(value, torch.Tensor) or not value.ndim or len(value) != batch
     return value if whole else value.chunk(count)[index]
 
 
@@ -360,14 +361,21 @@ PARTS = {"rollout": rollouts, "update": updates, "fullness": fullness, "decoding
 MEMORY = "memory"
 
 
+def parts_of(name: str) -> list[str]:
+    """What is measured of a size: decoding of `shapes` alone (`wide` has its decoder), memory of real models on a GPU."""
+    left_out = {
+        "decoding": name != "shapes",
+        MEMORY: SIZES[name].config is None or not torch.cuda.is_available(),
+    }
+    return [part for part in (*PARTS, MEMORY) if not left_out.get(part)]
+
+
 def ratios(rounds: int, names: Sequence[str] = tuple(SIZES), parts: Sequence[str] = tuple(PARTS)) -> dict[str, Ratio]:
     """All ratios of some sizes."""
     found: dict[str, Ratio] = {}
     for name in names:
         for part in parts:
-            if (
-                part != "decoding" or name == "shapes"
-            ):  # the decoder of `wide` is the same, those of real sizes are slow
+            if part in parts_of(name):
                 found |= PARTS[part](name, rounds)
     return found
 
@@ -383,9 +391,13 @@ def main() -> None:
     torch.set_num_threads(1)
     sizes = options.size or [name for name, size in SIZES.items() if size.config is None or torch.cuda.is_available()]
     parts = options.only or [*PARTS, MEMORY]
+    if not any(part in parts_of(name) for name in sizes for part in parts):
+        parser.error(f"--only {' --only '.join(parts)} measures nothing of {', '.join(sizes)} on this machine")
     found = ratios(options.rounds, sizes, [part for part in parts if part != MEMORY])
-    real = [name for name in sizes if SIZES[name].config is not None and MEMORY in parts and torch.cuda.is_available()]
-    numbers = {told: number for name in real for told, number in memory(name).items()}
+    numbers: dict[str, float] = {}
+    for name in sizes:
+        if MEMORY in parts and MEMORY in parts_of(name):
+            numbers |= memory(name)
     paired.tell(found, options, numbers=numbers)
     for told, number in numbers.items():
         print(f"{told}: {number:.4g}")

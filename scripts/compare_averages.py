@@ -25,7 +25,8 @@ from flowgrpo.data import stored
 from flowgrpo.data.prompts import load_split
 from flowgrpo.flow.setup import trainer
 from flowgrpo.flow.trainer import Trainer
-from flowgrpo.training import scorer
+from flowgrpo.training import metrics, scorer
+from flowgrpo.training.random_states import random_state_kept
 from flowgrpo.training.run_data import RunData
 from flowgrpo.training.weights import follow
 
@@ -36,11 +37,13 @@ class Averages:
     """Averages of a run's weights, one for each warm-up.
 
     Args:
-        run: whose optimizer steps they follow.
+        run: whose optimizer steps they follow, by its rule with other warm-ups.
     """
 
-    def __init__(self, run: Trainer, warmups: Sequence[float], decay: float):
-        self._weights, self._decay, self._real = run.weights, decay, run.weights.after_update
+    def __init__(self, run: Trainer, warmups: Sequence[float]):
+        ema = run.config.train.ema
+        self._weights, self._real = run.weights, run.weights.after_update
+        self._rules = {warmup: ema.model_copy(update={"warmup": warmup}) for warmup in warmups}
         self.tensors = {warmup: [p.detach().clone() for p in run.weights.parameters] for warmup in warmups}
         run.weights.after_update = self._after_update
 
@@ -48,26 +51,26 @@ class Averages:
     def _after_update(self) -> None:
         step = self._weights.updates
         for warmup, slow in self.tensors.items():
-            follow(slow, self._weights.parameters, min((1 + step) / (warmup + step), self._decay))
+            if (decay := self._rules[warmup].decay_at(step)) < 1:
+                follow(slow, self._weights.parameters, decay)
         self._real()
 
 
 def difference(some: Sequence[float], others: Sequence[float]) -> Difference:
-    """The mean of the differences of pairs, and its standard error."""
-    pairs = [a - b for a, b in zip(some, others, strict=True)]
+    """The mean of the differences of pairs, and its standard error; of those pairs whose rewards are known."""
+    pairs = [gap for a, b in zip(some, others, strict=True) if math.isfinite(gap := a - b)]
     return statistics.fmean(pairs), statistics.stdev(pairs) / math.sqrt(len(pairs))
 
 
 def measured(run: Trainer, warmups: Sequence[float]) -> dict[int, tuple[float, dict[float, Difference]]]:
     """Train, and return of each evaluation the weights' mean reward and how much less each average's is."""
-    averages = Averages(run, warmups, run.config.train.ema.decay)
+    averages = Averages(run, warmups)
     found: dict[int, tuple[float, dict[float, Difference]]] = {}
 
     def rewards() -> list[float]:
-        return [
-            sum(reward.weight * (sample.rewards[reward.name] - reward.offset) for reward in run.rewards)
-            for sample in run.eval_samples()
-        ]
+        with random_state_kept():
+            totals = metrics.totals_of(run.eval_samples(), run.combination, run.rewards)
+        return totals.tolist()
 
     def evaluate() -> None:
         if run.done == 0:
@@ -76,7 +79,7 @@ def measured(run: Trainer, warmups: Sequence[float]) -> dict[int, tuple[float, d
         for warmup, slow in averages.tensors.items():
             with run.weights.swapped(slow):
                 lags[warmup] = difference(own, rewards())
-        found[run.done] = statistics.fmean(own), lags
+        found[run.done] = statistics.fmean(filter(math.isfinite, own)), lags
         print(row(run.done, *found[run.done]), flush=True)
 
     run.evaluate = evaluate
@@ -108,11 +111,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--every", type=int, default=6, help="iterations between two evaluations")
     parser.add_argument("--prompts", type=int, default=512, help="held-out ones")
     options = parser.parse_args(arguments)
+    if options.prompts < 2:
+        parser.error("--prompts: a standard error is of 2 prompts or more")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         own = [f"eval.every={options.every}", f"eval.prompts={options.prompts}", "eval.save=0", "run.processes=1"]
         own += [f"run.dir={folder}", "run.name=averages", "run.trees=null", "run.checkpoint.every=100000"]
         chosen = config.load(options.config, [*options.overrides, *own])
+        if chosen.train.ema is None:
+            parser.error("train.ema: is null, so that there is no average; leave it out, or set its decay")
         set_seed(chosen.run.seed)
         rewards, watched = scorer.rewards(chosen.rewards, [])
         held_out = load_split(chosen.prompts, "eval")[: options.prompts]

@@ -62,7 +62,8 @@ def _fill(network: torch.nn.Module, generator: torch.Generator) -> None:
     for module in network.modules():
         for name, p in module._parameters.items():
             if p is not None:
-                tied.setdefault(id(p), torch.nn.Parameter(there(p.data), requires_grad=False))
+                if id(p) not in tied:
+                    tied[id(p)] = torch.nn.Parameter(there(p.data), requires_grad=False)
                 module._parameters[name] = tied[id(p)]
         for name, b in module._buffers.items():
             if b is not None:

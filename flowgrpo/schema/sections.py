@@ -168,6 +168,10 @@ class Ema(Strict):
     every: int = Field(1, ge=1)
     """Optimizer steps between two moves."""
 
+    def decay_at(self, step: int) -> float:
+        """The decay of the move after an optimizer step, counted from 0; 1, which moves nothing, where none is due."""
+        return 1.0 if (step + 1) % self.every else min((1 + step) / (self.warmup + step), self.decay)
+
 
 class Train(Strict):
     """Sizes and numbers of the training loop."""
@@ -312,7 +316,10 @@ class Run(Strict):
 
     @property
     def begins_again(self) -> bool:
-        """Whether each of several processes can make again by itself what ran out of memory: all do alike, alone."""
+        """Whether each of several processes can make again by itself what ran out of memory.
+
+        Not where they share the calls of a network, or have roles of their own.
+        """
         alike = not (self.generators or self.evaluators)
         return alike and self.sharding == "none" and self.context_parallel == 1
 

@@ -66,8 +66,7 @@ def of_samples(
         combination: of the rewards, which are trained on.
         eval_rewards: which are watched only.
     """
-    trained = [[_nan(sample.rewards[r.name]) for r in rewards] for sample in samples]
-    totals = combination.total(torch.tensor(trained, dtype=torch.float64))
+    totals = totals_of(samples, combination, rewards)
     return {
         **of_totals(totals),
         "reward/count": int(totals.isfinite().sum()),
@@ -76,6 +75,12 @@ def of_samples(
             for r in (*rewards, *eval_rewards)
         },
     }
+
+
+def totals_of(samples: Sequence[Sample], combination: Combination, rewards: Sequence[Reward]) -> torch.Tensor:
+    """The number (B,) that counts for each held-out sample; NaN where no reward applies."""
+    own = [[_nan(sample.rewards[r.name]) for r in rewards] for sample in samples]
+    return combination.total(torch.tensor(own, dtype=torch.float64))
 
 
 def mean(values: torch.Tensor) -> float | None:

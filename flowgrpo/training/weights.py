@@ -131,9 +131,8 @@ class Weights:
     def after_update(self) -> None:
         """Move the average and a moving reference after an optimizer step, where their time has come."""
         step, self.updates = self.updates, self.updates + 1
-        if self.ema is not None and self.updates % self._ema_config.every == 0:
-            ema_decay = min((1 + step) / (self._ema_config.warmup + step), self._ema_config.decay)
-            follow(self.ema, self.parameters, ema_decay)
+        if self.ema is not None and (decay := self._ema_config.decay_at(step)) < 1:
+            follow(self.ema, self.parameters, decay)
         if self._refresh is not None and self.updates % self._refresh == 0:
             follow(self._reference, self.parameters, 0.0)
 

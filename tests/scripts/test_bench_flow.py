@@ -101,17 +101,28 @@ def test_real_sizes_and_their_memory_are_measured_where_there_is_a_gpu(bench, mo
     assert told["numbers"] == (dict.fromkeys(real, 1.0) if there else {})
 
 
-def test_calls_of_fewer_rows_are_parts_of_a_full_one(bench, small, monkeypatch):
-    small("sd35-medium")
+@pytest.mark.parametrize("name", SMALL)
+def test_calls_of_fewer_rows_are_parts_of_a_full_one(bench, small, monkeypatch, name):
+    small(name)
     works = {}
     monkeypatch.setattr(bench, "bare", lambda policy, calls, learns: works.setdefault(len(calls), calls))
     monkeypatch.setattr(bench, "in_turns", lambda works, rounds: dict.fromkeys(works, (1.0,)))
-    ((told, _),) = bench.fullness("sd35-medium", 1).items()
-    assert told == "sd35-medium, 2 rows: forward and backward passes in 2 calls / in one"
+    ((told, _),) = bench.fullness(name, 1).items()
+    assert told == f"{name}, 2 rows: forward and backward passes in 2 calls / in one"
     ((whole,), parts) = works[1], works[2]
     for key, value in whole.items():
         if isinstance(value, torch.Tensor):
-            assert torch.equal(torch.cat([part[key] for part in parts]), value)
+            shared = not value.ndim or key in ("img_ids", "txt_ids")  # places, the same for all rows
+            assert torch.equal(parts[0][key] if shared else torch.cat([part[key] for part in parts]), value)
+
+
+def test_what_measures_nothing_here_is_refused(bench, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("sys.argv", ["bench_flow.py", "--only", "memory", "--size", "flux1-dev"])
+    with pytest.raises(SystemExit) as ended:
+        bench.main()
+    assert ended.value.code == 2
+    assert "--only memory measures nothing of flux1-dev on this machine" in capsys.readouterr().err
 
 
 def test_random_networks_have_numbers_everywhere_and_tied_weights_once(bench):
