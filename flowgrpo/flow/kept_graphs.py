@@ -22,7 +22,8 @@ class KeptGraphs:
     """Whether the rollouts of a run keep graphs.
 
     Attributes:
-        parts: of an iteration's update, whose graphs they keep: the first or none, on all processes alike.
+        parts: of an iteration's update, whose graphs they keep: the first or none. All processes have the same when an
+            iteration begins; one that gives them up has none at once, the others when it ends.
         growing: whether the trees of a rollout have begun to grow; before, drafts have no graphs.
 
     Args:
@@ -46,16 +47,20 @@ class KeptGraphs:
         """Take over what `state` returned when a checkpoint was written."""
         self._gave_up = bool(state and state["graphs_given_up"])
 
-    def give_up(self, config: Any) -> str | None:
-        """Let rollouts keep none any more, and say so; None where this one keeps none, or is to whatever it takes."""
-        if not (self.growing and self.of(config)) or self._insists:
-            return None
-        return self.stop()
+    def there(self, config: Any) -> bool:
+        """Whether the rollout that was made last, or is under way, keeps graphs."""
+        return self.growing and bool(self.of(config))
 
-    def stop(self) -> str:
-        """Let rollouts keep none any more, and say so."""
-        self.parts, self._gave_up = (), True
+    def give_up(self, config: Any) -> str | None:
+        """Let rollouts keep none any more; what follows from that, in words, or None where there are none or none may go."""
+        if not self.there(config) or self._insists:
+            return None
+        self.stop()
         return "the update calls the model anew (train.replay)"
+
+    def stop(self) -> None:
+        """Let rollouts keep none any more."""
+        self.parts, self._gave_up = (), True
 
     def decide(self, trainer: Loop) -> None:
         """See whether there is room, and tell the user; not once a run has found that there is none."""
@@ -78,20 +83,20 @@ class KeptGraphs:
                 raise
             call, need = 0, math.inf  # an update will say so, in its own phase
         device, processes = trainer.accelerator.device, of_machine(trainer.accelerator.num_processes)
-        call = 0 if config.train.found else call  # what was tried of found sizes is to come
-        free = max(free_bytes(device, processes) - trainer.batch_sizes.to_come() - call, 0)
+        free = max(free_bytes(device, processes) - trainer.batch_sizes.to_come(call), 0)
         fits = need <= ROOM * free
-        alone = float(trainer.exchange.sum(torch.tensor(float(not fits)))) == 0
-        taken = "more memory than a call has" if math.isinf(need) else f"{need / 2**30:.2f} GiB"
-        there = f"{free / 2**30:.2f} GiB that are free"
-        if fits and alone:
+        short = float(trainer.exchange.sum(torch.tensor(float(not fits)))) > 0
+        taken, there = f"{need / 2**30:.2f} GiB", f"{free / 2**30:.2f} GiB that are free"
+        if not short:
             self.parts = (0,)
             said = f"rollouts keep the graphs of {rows:,} rows for the first update, {taken} of {there}"
         else:
             self._gave_up = True
-            share = (
-                "on another process more than half of what is free" if fits else f"more than {ROOM:.0%} of the {there}"
-            )
-            graphs = f"graphs of {rows:,} rows would take {taken}, {share}"
-            said = f"the first update of an iteration calls the model anew; {graphs}"
+            if math.isinf(need):
+                why = "one call that keeps its graph runs out of memory"
+            elif fits:
+                why = f"on another process graphs of {rows:,} rows would take more than {ROOM:.0%} of what is free"
+            else:
+                why = f"graphs of {rows:,} rows would take {taken}, more than {ROOM:.0%} of the {there}"
+            said = f"the first update of an iteration calls the model anew; {why}"
         trainer.report.say(f"train.replay: {said}")

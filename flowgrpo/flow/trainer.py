@@ -140,9 +140,18 @@ class Trainer(Loop):
             self.retrying.agree(within=False)
         self.kept_graphs.decide(self)
 
+    @property
     @override
-    def give_up(self, *, as_others: bool = False) -> str | None:
-        return self.kept_graphs.stop() if as_others else self.kept_graphs.give_up(self.config)
+    def keeps_graphs(self) -> bool:
+        return self.kept_graphs.there(self.config)
+
+    @override
+    def give_up(self) -> str | None:
+        return self.kept_graphs.give_up(self.config)
+
+    @override
+    def stop_keeping(self) -> None:
+        self.kept_graphs.stop()
 
     @override
     def rollout_state(self) -> Any:

@@ -22,12 +22,11 @@ from accelerate.utils import gather_object
 
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
-from flowgrpo.schema.sections import AUTO, RunConfig
+from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import phases, probing
 from flowgrpo.training.folders import replace_text
 from flowgrpo.training.layout import of_machine
 from flowgrpo.training.optimizers import MESSAGE, OPTIMIZERS
-from flowgrpo.training.out_of_memory import OutOfMemory
 from flowgrpo.training.placement import local
 from flowgrpo.training.probing import Memory, Prober, Timed, Tried
 from flowgrpo.training.random_states import random_state_kept
@@ -109,8 +108,12 @@ class BatchSizes:
         sizes = ", ".join(f"train.{key} {rows}" for key, rows in found.items())
         loop.report.say(f"found {sizes} in {phases.clock() - started:.0f} s")
 
-    def to_come(self) -> int:
-        """Bytes that a run will have beside what it has now: moments, gradients, copies, and in calls of found sizes."""
+    def to_come(self, call: int) -> int:
+        """Bytes that a run will have beside what it has now: moments, gradients, copies, and in calls.
+
+        Args:
+            call: that a call takes; the ones of found sizes, which were tried, may have taken more.
+        """
         train = self._loop.config.train
         tried = [
             each.get("call_bytes", each["peak_bytes"])
@@ -118,7 +121,8 @@ class BatchSizes:
             for each in self._tried.get(key, ())
             if each["rows"] == getattr(train, key)
         ]
-        return max(_still_to_come(self._loop, ROLLOUT), _still_to_come(self._loop, UPDATE) + max(tried, default=0))
+        update = _still_to_come(self._loop, UPDATE) + max([call, *tried])
+        return max(_still_to_come(self._loop, ROLLOUT) + call, update)
 
     def _read(self) -> dict[str, Any] | None:
         """What the main process reads in the run's folder, on every process: disks may differ.
@@ -195,15 +199,6 @@ class BatchSizes:
     def sizes(self) -> dict[str, int]:
         """The found sizes that this process uses now."""
         return {key: getattr(self._loop.config.train, key) for key in self._asked}
-
-    @contextmanager
-    def named(self) -> Iterator[None]:
-        """Tell memory that runs out inside this context which found sizes its calls had."""
-        try:
-            yield
-        except OutOfMemory as error:
-            error.sizes = {key: rows for key, rows in self.sizes.items() if rows != AUTO}
-            raise
 
     def halved(self, key: str) -> dict[str, int] | None:
         """The sizes of a second attempt; None where there is none."""

@@ -5,6 +5,9 @@ of memory and begins again, the others are past some of these meetings. So a pro
 to the same meeting again it takes the note, and it meets the others at the first that it has not been to. All processes then
 have what they had of each other at first, though what is made again in smaller calls may differ by rounding.
 
+Notes are kept until the work ends, so that what processes sent each other (of a group that they share, the decoded samples)
+lies in memory as long.
+
 Work that fails within a meeting, or in another step that cannot be taken twice, is not made again.
 """
 

@@ -134,7 +134,7 @@ class Loop(Steps):
             Diverged: a checkpoint was due, and the weights are not finite; none was written.
         """
         generating, evaluating = self.generating, self.evaluating
-        with self.report, self.background, self.batch_sizes.named():
+        with self.report, self.background, self.retrying.named():
             self.report.start(self.done)
             if self._damaged is not None:
                 self.report.warn(self._damaged)

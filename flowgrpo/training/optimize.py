@@ -144,7 +144,10 @@ def _sum_gradients(parameters: Sequence[torch.nn.Parameter], reduce: Callable[[t
 
 
 def messages(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Tensors, and parts of large ones, by the message in which processes send them, of at most `MESSAGE` bytes."""
+    """Tensors, and parts of large ones, by the message in which processes send them.
+
+    A message has at most `MESSAGE` bytes, unless it is one larger tensor whose numbers do not lie one after the other.
+    """
     found: list[list[torch.Tensor]] = []
     room = 0
     for part in (part for tensor in tensors for part in _parts(tensor)):

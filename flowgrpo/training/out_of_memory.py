@@ -64,6 +64,7 @@ class OutOfMemory(MemoryError):
     Attributes:
         remedy: what to set or to take; None where nobody has said yet.
         sizes: of calls that a run had found and used, by key of `train`.
+        kept_graphs: whether rollouts of the run kept graphs then.
     """
 
     def __init__(self, phase: str | None, error: BaseException, place: str | None = None):
@@ -71,6 +72,7 @@ class OutOfMemory(MemoryError):
         self.phase, self.place, self.amounts = phase, place, _amounts(str(error))
         self.remedy: str | None = None
         self.sizes: dict[str, int] = {}
+        self.kept_graphs = False
 
     def __str__(self) -> str:
         phase = f" in the {self.phase} phase" if self.phase else ""
@@ -134,12 +136,10 @@ def _values(settings: RunConfig, on_gpu: bool) -> dict[str, str | None]:
 
 
 def _replay(settings: RunConfig) -> str | None:
-    """Fewer graphs; None where none are kept, and where a process has given them up itself."""
+    """Fewer graphs; None where none are kept."""
     if not settings.keeps_graphs:
         return None
-    if settings.train.replay == "never":
-        return "train.replay=auto"
-    return "train.replay=always" if _processes(settings) > 1 and not settings.run.begins_again else None
+    return "train.replay=auto" if settings.train.replay == "never" else "train.replay=always"
 
 
 def _half(key: str, rows: int | str) -> str | None:

@@ -9,16 +9,19 @@ itself: such a run ends, with a size to resume with.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 from accelerate import Accelerator
 
-from flowgrpo.schema.sections import RunConfig
+from flowgrpo.schema.sections import AUTO, RunConfig
 from flowgrpo.training import journal, phases
 from flowgrpo.training.batch_sizes import ROLLOUT, UPDATE, BatchSizes
 from flowgrpo.training.exchange import Exchange
+from flowgrpo.training.out_of_memory import OutOfMemory
 from flowgrpo.training.probing import free
 from flowgrpo.training.random_states import random_state, set_random_state
 from flowgrpo.training.report import Report
@@ -39,13 +42,21 @@ class Retried(Protocol):
     done: int
     evaluations: int
 
-    def give_up(self, *, as_others: bool = False) -> str | None:
-        """Let go of what rollouts keep and can do without."""
+    @property
+    def keeps_graphs(self) -> bool:
+        """Whether graphs of a rollout are there, or are being made."""
+
+    def stop_keeping(self) -> None:
+        """Keep nothing in rollouts that they can do without, as another process does."""
+
+
+def _nothing() -> None:
+    return
 
 
 @dataclass(frozen=True)
 class Shortage:
-    """Memory that ran out, and what helped: the sentence that says so, and whether something was given up."""
+    """Memory that ran out, and what helped: the sentence that says so, and whether graphs were given up."""
 
     sentence: str
     gave_up: bool
@@ -69,8 +80,8 @@ class Retrying:
         work: Callable[[], T],
         *,
         within: bool = True,
-        undo: Callable[[], None] = lambda: None,
-        give_up: Callable[[], str | None] = lambda: None,
+        undo: Callable[[], None] = _nothing,
+        give_up: Callable[[], str | None] = _nothing,
     ) -> T:
         """What some work returns; where a call of it runs out of memory, made again with less.
 
@@ -119,8 +130,8 @@ class Retrying:
         step: Callable[[T, int], S],
         count: int,
         *,
-        undo: Callable[[], None] = lambda: None,
-        give_up: Callable[[], str | None] = lambda: None,
+        undo: Callable[[], None] = _nothing,
+        give_up: Callable[[], str | None] = _nothing,
     ) -> list[S]:
         """What some optimizer steps return, each attempted with what was made for the size of calls that holds.
 
@@ -143,9 +154,8 @@ class Retrying:
             held.clear()
             undo()
 
-        first = {"give_up": give_up}  # later steps find nothing that can be given up
-        return [
-            self.attempt(UPDATE, lambda number=number: take(number), undo=forget, **({} if number else first))
+        return [  # later steps find nothing that can be given up
+            self.attempt(UPDATE, partial(take, number), undo=forget, give_up=_nothing if number else give_up)
             for number in range(count)
         ]
 
@@ -162,26 +172,36 @@ class Retrying:
         self._shortages = []
         happened = [each for _, shortages in everyone for each in shortages]
         if any(each.gave_up for each in happened):
-            loop.give_up(as_others=True)
+            loop.stop_keeping()
         if not all(each.gave_up for each in happened):
             least = {key: min(sizes[key] for sizes, _ in everyone) for key in loop.batch_sizes.sizes}
             loop.batch_sizes.hold(loop.done + within, least, "out of memory")
         for each in happened:
             loop.report.warn(each.sentence)
 
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Tell memory that runs out inside this context how the run stood: its found sizes, and whether it kept graphs."""
+        try:
+            yield
+        except OutOfMemory as error:
+            error.sizes = {key: rows for key, rows in self._loop.batch_sizes.sizes.items() if rows != AUTO}
+            error.kept_graphs = self._loop.keeps_graphs
+            raise
+
     def _helped(self, phase: str, spared: str | None, halved: dict[str, int] | None, within: bool) -> None:
         """Go on with less, and say so: now, or when processes agree."""
         loop, index = self._loop, self._loop.accelerator.process_index
-        if halved:
-            spared = " and ".join(f"train.{name} is {rows}" for name, rows in halved.items())
+        less = spared or " and ".join(f"train.{name} is {rows}" for name, rows in halved.items())
         where = "out of memory" if self._alone else f"process {index} ran out of memory"
         sentence = (
-            f"step {loop.done + within}: {where} in the {phase} phase; {spared} from here on, "
+            f"step {loop.done + within}: {where} in the {phase} phase; {less} from here on, "
             "and what was under way is made again"
         )
         if not self._alone:
             self._shortages.append(Shortage(sentence, gave_up=not halved))
-            return loop.batch_sizes.use(halved or {})
+            loop.batch_sizes.use(halved or {})
+            return
         if halved:
             loop.batch_sizes.hold(loop.done + within, halved, "out of memory")
         loop.report.warn(sentence)

@@ -21,15 +21,19 @@ def room(monkeypatch, run, times):
     """Let a process have so many times the memory that its graphs take, beside what else will be there."""
     row, size = Row("eeeee", 0), run.config.train.rollout_rows
     kept, call = graphs.measured(run.policy, run.policy.start([row]), row, size=size)
-    need, beside = kept.of(80, times=5, size=size), run.batch_sizes.to_come() + call
+    need, beside = kept.of(80, times=5, size=size), run.batch_sizes.to_come(call)
     monkeypatch.setattr(kept_graphs, "free_bytes", lambda device, processes: times * need + beside)
+
+
+def numbers_of(run):
+    return sum(p.numel() for p in run.weights.parameters)
 
 
 @pytest.mark.parametrize(("times", "kept"), [(2.0, (0,)), (1.99, ())])
 def test_auto_keeps_what_fits_into_half_of_the_memory_that_stays_free(tmp_path, monkeypatch, capsys, times, kept):
     run = trainer(settings(tmp_path, train__micro_batch=32, train__iterations=1), held_out=0)
-    numbers = sum(p.numel() for p in run.weights.parameters)
-    assert run.batch_sizes.to_come() == (8 + 4) * numbers  # moments, and while a rollout runs the gradients to come
+    numbers = numbers_of(run)
+    assert run.batch_sizes.to_come(0) == (8 + 4) * numbers  # moments, and while a rollout runs the gradients to come
     room(monkeypatch, run, times)
     run.run()
     assert run.kept_graphs.parts == kept
@@ -50,8 +54,11 @@ def test_one_process_without_room_is_enough(tmp_path, monkeypatch):
 def test_calls_whose_size_was_found_take_of_the_room(tmp_path, monkeypatch):
     run = trainer(settings(tmp_path, train__micro_batch=32, train__iterations=1), held_out=0)
     room(monkeypatch, run, 9)
-    least = run.batch_sizes.to_come()
-    monkeypatch.setattr(type(run.batch_sizes), "to_come", lambda own: least + 2**40)
+    least = run.batch_sizes.to_come(2**30)
+    run.batch_sizes._asked = ("micro_batch",)
+    run.batch_sizes._tried = {"micro_batch": [{"rows": 32, "peak_bytes": 2**41, "call_bytes": 2**40}]}
+    assert run.batch_sizes.to_come(2**30) == least - 12 * numbers_of(run) + 2**40 - 2**30 + 8 * numbers_of(run)
+    assert run.batch_sizes.to_come(2**41) == least + 2**41 - 2**30  # one of them counts, the larger
     with run.report:
         run.kept_graphs.decide(run)
     assert run.kept_graphs.parts == ()
@@ -179,8 +186,22 @@ def test_graphs_that_calls_of_other_sizes_hinder_are_not_given_up(tmp_path):
     run.config = run.config.model_copy(update={"train": run.config.train.model_copy(update={"rollout_batch": 8})})
     assert run.kept_graphs.of(run.config) == ()
     assert run.give_up() is None
-    assert run.give_up(as_others=True) == "the update calls the model anew (train.replay)"
+    run.stop_keeping()
     assert run.kept_graphs.parts == ()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_memory_that_runs_out_in_an_optimizer_step_tells_whether_graphs_were_there(tmp_path, kept):
+    """Nothing is made again then, so that they were not given up."""
+    run = trainer(settings(tmp_path, train__iterations=1, train__replay="auto" if kept else "always"), held_out=0)
+
+    def step(*_):
+        raise torch.OutOfMemoryError(SAID)
+
+    run.optimizer.step = step
+    with pytest.raises(OutOfMemory) as found:
+        run.run()
+    assert found.value.kept_graphs == kept
 
 
 def test_processes_agree_on_sizes_between_a_calibration_and_graphs(tmp_path):
