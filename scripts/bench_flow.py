@@ -352,7 +352,7 @@ def fullness(name: str, rounds: int) -> dict[str, Ratio]:
 
 
 def _part(value: Any, batch: int, index: int, count: int) -> Any:
-    """One of so many equal parts of a call's argument; what has no entry for each of the batch is whole, as ids of places."""
+    """One of so many equal parts of a call's argument; what has no entry for each row, as ids of places, is whole."""
     whole = not isinstance(value, torch.Tensor) or not value.ndim or len(value) != batch
     return value if whole else value.chunk(count)[index]
 

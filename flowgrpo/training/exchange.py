@@ -17,8 +17,8 @@ from flowgrpo.training.lockstep import Lockstep
 from flowgrpo.training.roles import Roles
 from flowgrpo.training.share import Share
 
-# How long a process waits where all meet. Others may be asking slow rewards, or roll out again in smaller calls; one that ends
-# is noticed at once, by whoever started them, and this is for a link that hangs.
+# How long a process waits where all meet. Others may be asking slow rewards, or roll out again in smaller calls; one that
+# ends is noticed at once, by whoever started them, and this is for a link that hangs.
 LONGEST = timedelta(hours=6)
 
 

@@ -92,7 +92,7 @@ class Steps(ABC):
         return False
 
     def give_up(self) -> str | None:
-        """Let go of the graphs, and return what follows from that for the user; None where there are none, or none may go."""
+        """Let go of the graphs, and return what follows for the user; None where there are none, or none may go."""
         return None
 
     def stop_keeping(self) -> None:
