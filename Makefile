@@ -14,12 +14,13 @@ demo: .venv/installed
 	@n=1; while [ -e runs/demo-$$n ]; do n=$$((n + 1)); done; \
 	.venv/bin/flowgrpo train configs/shapes.yaml run.name=demo-$$n run.processes=2
 
+# Bytecode is kept, whatever the environment says: hundreds of files would be compiled anew by each worker and command.
 test: .venv/installed
-	OMP_NUM_THREADS=1 $(PY) -m pytest $(PARALLEL)
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest $(PARALLEL)
 
 # With the certificates of all pipelines, every preset on every language model, and other cases like those of a plain run.
 test-all: .venv/installed
-	OMP_NUM_THREADS=1 $(PY) -m pytest $(PARALLEL) -m 'zoo or not zoo'
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest $(PARALLEL) -m 'zoo or not zoo'
 
 # The suite with the lowest versions that pyproject.toml allows, in an environment of its own: several GB to download.
 # The MKL of torch 2.9 rounds by where in memory a matrix lies, unless it is told not to; two equal networks then differ.
