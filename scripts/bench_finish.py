@@ -20,6 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import paired
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
@@ -126,14 +127,13 @@ def main() -> int:
                 line = iterate(run)
                 lines[form] += [line] if turn else []  # the first one warms up
         for form in forms:
-            ratios = [a["seconds"] / b["seconds"] for a, b in zip(lines[form], lines["exact"], strict=True)]
+            taken, exact = ([line["seconds"] for line in lines[each]] for each in (form, "exact"))
             agreement = [
                 iterate(checked[form])["finish/rank_agreement"] for _ in range(args.iterations) if form in checked
             ]
-            low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
             found[form] = {
-                "seconds": statistics.median(line["seconds"] for line in lines[form]),
-                "ratio": [middle, low, high],
+                "seconds": statistics.median(taken),
+                "ratio": paired.paired(taken, exact),
                 "evaluations": lines[form][0]["cost/rollout_evaluations"],
                 "skipped": statistics.mean(line.get("cost/cached_evaluations", 0) for line in lines[form]),
                 "rank_agreement": statistics.mean(agreement) if agreement else 1.0,
@@ -154,8 +154,8 @@ def main() -> int:
     ]
     print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
     for form, each in found.items():
-        middle, low, high = each["ratio"]
-        cells = [form, f"{each['seconds']:.2f}", f"{middle:.2f} ({low:.2f} to {high:.2f})", f"{each['evaluations']:,}"]
+        ratio = "{median:.2f} ({low:.2f} to {high:.2f})".format(**each["ratio"])
+        cells = [form, f"{each['seconds']:.2f}", ratio, f"{each['evaluations']:,}"]
         cells += [f"{each['skipped'] / each['evaluations']:.0%}", f"{each['rank_agreement']:.2f}"]
         cells += [" and ".join(f"{gain:.3f}" for gain in each["gain"])] if args.gain else []
         print("| " + " | ".join(cells) + " |")
