@@ -23,6 +23,7 @@ from flowgrpo import cli, config
 from flowgrpo.cli import UsageError
 from flowgrpo.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("kept_trials")
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 SHOWN = {str(page.relative_to(ROOT)): commands(str(page.relative_to(ROOT)), page.read_text()) for page in PAGES}
@@ -89,7 +90,14 @@ WORDS = {
 # What makes a run small; a group has as many samples as its tree needs, and stored groups keep theirs.
 SMALL = {
     "flow": ["train.iterations=1", "eval.prompts=1", "eval.save=1", "run.processes=1"],
-    "mdlm": ["train.iterations=1", "train.groups=8", "eval.prompts=2", "eval.save=2", "run.processes=1"],
+    "mdlm": [
+        "train.iterations=1",
+        "train.groups=8",
+        "train.group_size=4",
+        "eval.prompts=2",
+        "eval.save=2",
+        "run.processes=1",
+    ],
 }
 FEW_STEPS = "num_inference_steps=5"  # half of those of the embedded model
 
