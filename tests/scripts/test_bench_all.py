@@ -1,7 +1,6 @@
 """What `bench_all.py --compare` says of ratios, and how pairs are made."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -37,12 +36,15 @@ def test_a_change_within_the_quartiles_is_unsure(script):
 
 
 @pytest.mark.parametrize("option", ["--compare", "--json"])
-def test_a_file_without_ratios_is_refused_before_anything_is_measured(tmp_path, option):
+def test_a_file_without_ratios_is_refused_before_anything_is_measured(script, tmp_path, monkeypatch, capsys, option):
     (tmp_path / "old.json").write_text("{}")
-    command = [sys.executable, str(SCRIPTS / "bench_all.py"), option, str(tmp_path / "old.json")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "old.json holds no ratios" in done.stderr
+    bench = script("bench_all")
+    monkeypatch.setattr(bench, "measured", lambda *_: pytest.fail("it was"))
+    monkeypatch.setattr(sys, "argv", ["bench_all.py", option, str(tmp_path / "old.json")])
+    with pytest.raises(SystemExit) as end:
+        bench.main()
+    assert end.value.code == 2
+    assert "old.json holds no ratios" in capsys.readouterr().err
 
 
 def test_what_is_measured_takes_the_place_of_what_a_file_holds_of_it(script, tmp_path, monkeypatch, capsys):
