@@ -73,7 +73,7 @@ def test_it_trains_as_written_but_for_sizes(model, workplace):
     jsonl("train")
     jsonl("test")
     sizes = [
-        "model.length=128",
+        "model.length=64",
         "model.lora.rank=4",
         "model.lora.alpha=2",
         "train.iterations=2",
@@ -85,7 +85,7 @@ def test_it_trains_as_written_but_for_sizes(model, workplace):
     trained = [line for line in lines if line["phase"] == "train"]
     assert len(trained) == 2
     for line in trained:
-        assert line["cost/rollout_evaluations"] == 6 * 128
+        assert line["cost/rollout_evaluations"] == 6 * 64
         assert line["policy/max_abs_log_ratio"] == 0.0
         assert line["policy/skipped_updates"] == 0
         assert line["policy/grad_norm"] > 0  # tags that stand once pay, so groups have something to learn from
