@@ -109,13 +109,15 @@ def test_a_config_of_pictures_or_videos_trains_as_written_but_for_sizes(name, tm
     sizes = {
         key: value for key, value in specimen.call.items() if key in SIZES or not (key in call or "guidance" in key)
     }
-    sizes |= {"num_inference_steps": min(call["num_inference_steps"], 4), **SHORT.get(name, {})}
+    sizes |= {"num_inference_steps": min(call["num_inference_steps"], 3), **SHORT.get(name, {})}
     rewards = [{"use": STAND_IN[use.use], "weight": use.weight, "name": use.use} for use in written.rewards]
     changed = {"model.path": "model", "model.call": call | sizes, "rewards": rewards}
     changed["train.updates"] = min(written.train.updates, 2)
     tree = written.algorithm.tree
-    if tree.steps and tree.steps[1] > 3:  # of more steps than there are here
-        changed |= {"algorithm.tree.size": min(tree.size, 3), "algorithm.tree.steps": [min(tree.steps[0], 2), 3]}
+    if tree.steps and tree.steps[1] > 2:  # of more steps than there are here
+        changed |= {"algorithm.tree.size": min(tree.size, 2), "algorithm.tree.steps": [min(tree.steps[0], 1), 2]}
+    elif tree.name == "window":
+        changed["algorithm.tree.size"] = min(tree.size, 2)
     overrides = [f"{key}={json.dumps(value)}" for key, value in changed.items()]
     assert main(["train", name, *overrides, *SMALL, "eval.call.num_inference_steps=2"]) == 0
     lines = trained(tmp_path / "runs" / name)
