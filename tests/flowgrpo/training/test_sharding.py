@@ -31,13 +31,13 @@ from flowgrpo.training.weights import Weights
 
 TEXTS = """
 kind: mdlm
-model: {path: digits, lora: {rank: 2, alpha: 4, targets: all-linear}}
+model: {path: digits, length: 12, lora: {rank: 2, alpha: 4, targets: all-linear}}
 rewards: [{use: './digits.py:remainder'}]
 algorithm: {preset: gdpo, decoder: {steps: 5}}
 train: {iterations: 2, updates: 1, groups: 2, group_size: 3, micro_batch: 3, learning_rate: 0.01}
-eval: {every: 2, prompts: 1, save: 0}
-run: {checkpoint: {every: 2, keep: 1}}
+eval: {decoder: {name: low_confidence, steps: 2}}
 """
+RARELY = ["eval.every=2", "eval.prompts=1", "eval.save=0"]
 REMAINDER = "def remainder(texts, prompts):\n    return [sum(map(ord, text)) % 7 for text in texts]\n"
 CASES = {
     "pruned trees, a divergence, checkpointing": [
@@ -83,7 +83,7 @@ def test_a_base_in_shards_trains_as_a_whole_one(case, workplace):
     if "data.groups=stored" in CASES[case]:
         assert main(["sample", "tiny.yaml", "--groups", "stored", "algorithm.preset=rwr"]) == 0
     lines, replays = {}, ["train.replay=always"] * (CASES[case][0] == "tiny.yaml")  # as all must in shards
-    rare = ["eval={every: 2, prompts: 1, save: 0}", "run.checkpoint={every: 2, keep: 1}"]
+    rare = [*RARELY, "run.checkpoint={every: 2, keep: 1}"]
     for name in ("none", "fsdp2"):
         own = [*replays, *rare, f"run.name={name}", f"run.sharding={name}", "run.processes=2"]
         process = background("train", *CASES[case], *own)
@@ -142,7 +142,7 @@ def test_all_weights_in_shards_train_as_whole_ones_and_go_on_as_such(case, workp
         "train.updates=1",
         "train.optimizer.eps=1",  # steps along the gradient, however small a number of it is
         "train.learning_rate=1",
-        "eval={every: 2, prompts: 1, save: 0}",
+        *RARELY,
         "run.checkpoint={every: 1, keep: 2}",
         "run.processes=2",
     ]
