@@ -82,6 +82,7 @@ def test_a_plan_counts_with_the_most_that_is_tried(workplace, capsys):
     )
 
 
+@pytest.mark.usefixtures("kept_trials")
 def test_with_a_gpu_a_plan_counts_with_the_most_that_fits(workplace, capsys):
     small = planned(capsys, *AUTO, "--gpu-memory", "1.06")["gpu"]
     assert small["found"].keys() == {"train.micro_batch", "train.rollout_batch"}
