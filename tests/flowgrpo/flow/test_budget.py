@@ -200,6 +200,7 @@ def test_what_a_copy_of_drafts_does_not_go_with_is_not_offered():
     assert "train.draft.precision" not in {key for key, _ in budget().switches()} | without
 
 
+@pytest.mark.usefixtures("kept_trials")
 def test_plan_says_whether_a_run_fits_and_what_to_set(workplace, capsys):
     assert main(["plan", "tiny.yaml", "--gpu-memory", "2", "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)["gpu"]
