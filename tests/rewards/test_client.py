@@ -203,10 +203,10 @@ def test_a_killed_server_costs_its_samples_and_not_the_run(tmp_path, caplog):
         "    return [1.0] * len(prompts)\n"
     )
     with serving("./mine.py:late", folder=tmp_path) as (_, urls):
-        reward = rewards.load(urls["late"], options={"timeout": 2})
+        reward = rewards.load(urls["late"], options={"timeout": 1})
         rows = [Row("a", 0), Row("a", 1)]
         assert score([reward], TWO, rows).values.flatten().tolist() == [1.0, 1.0]
-        with pytest.raises(RewardError, match=r"did not answer within (2|1\.\d+) s"):  # it hangs in the reward
+        with pytest.raises(RewardError, match=r"did not answer within (1|0\.\d+) s"):  # it hangs in the reward
             reward(TWO, ["hang", "hang"], {})
     with pytest.raises(RewardError, match=r"/late could not be reached \(.*refused\)"):
         reward(TWO, ["a", "b"], {})
