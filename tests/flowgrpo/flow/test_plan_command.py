@@ -75,7 +75,7 @@ SHAPES = Path(__file__).parents[3] / "configs" / "shapes.yaml"
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_method_can_be_planned_on_the_embedded_model(capsys, preset):
     # a map, without the clip range that the config has for its own method
-    options = [f"algorithm={{preset: {preset}}}", "train.group_size=24", "train.groups=2", "--format", "json"]
+    options = [f"algorithm={{preset: {preset}}}", "train.group_size=12", "train.groups=2", "--format", "json"]
     assert main(["plan", str(SHAPES), *options]) == 0
     planned = json.loads(capsys.readouterr().out)
     assert planned["preset"] == preset
