@@ -23,7 +23,7 @@ def update_peak(settings):
 
 
 def test_the_switch_named_is_the_one_that_spares_most_by_the_plan(workplace, on_gpu, capsys):
-    settings = config.load("tiny.yaml", ["train.micro_batch=4", "train.groups=4"])
+    settings = config.load("tiny.yaml", ["train.micro_batch=4", "train.groups=4", "train.replay=always"])
     found = remedies.remedy("update", settings, ("train.micro_batch", "model.gradient_checkpointing", "model.vae"))
     peaks = {
         key: update_peak(config.load("tiny.yaml", ["train.groups=4", "train.micro_batch=4", key]))
@@ -43,7 +43,7 @@ def test_a_plan_that_fails_leaves_the_word_to_the_fixed_order(workplace, on_gpu,
         raise RuntimeError("no plan")
 
     monkeypatch.setattr(KINDS["flow"].budget, "budget_of", fail)
-    settings = config.load("tiny.yaml")
+    settings = config.load("tiny.yaml", ["train.replay=always"])  # what graphs take, no plan is asked
     assert remedies.remedy("update", settings) == out_of_memory.advice("update", settings)
     assert "no plan" in caplog.text
 
