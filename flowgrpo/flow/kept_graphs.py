@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
+from typing_extensions import override
 
 from flowgrpo.flow.encoding import longest_and_shortest, rows_of
 from flowgrpo.flow.graphs import ROOM, hindrance, measured
@@ -15,10 +15,11 @@ from flowgrpo.training.layout import of_machine
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.probing import free_bytes
 from flowgrpo.training.random_states import random_state_kept
+from flowgrpo.training.retrying import NoGraphs
 from rewards.memory import is_out_of_memory
 
 
-class KeptGraphs:
+class KeptGraphs(NoGraphs):
     """Whether the rollouts of a run keep graphs.
 
     Attributes:
@@ -27,17 +28,22 @@ class KeptGraphs:
         growing: whether the trees of a rollout have begun to grow; before, drafts have no graphs.
 
     Args:
-        config: of the run.
+        trainer: of the run.
     """
 
-    def __init__(self, config: Any):
+    def __init__(self, trainer: Loop):
         self.parts: Sequence[int] = ()
         self.growing = False
-        self._insists, self._gave_up = config.train.replay == "never", False
+        self._trainer, self._gave_up = trainer, False
 
-    def of(self, config: Any) -> Sequence[int]:
+    @property
+    def held(self) -> Sequence[int]:
         """The parts with the sizes of calls that hold now, which may hinder it."""
-        return () if self.parts and hindrance(config) else self.parts
+        return () if self.parts and hindrance(self._trainer.config) else self.parts
+
+    @property
+    def _insists(self) -> bool:
+        return self._trainer.config.train.replay == "never"
 
     def state(self) -> dict[str, bool] | None:
         """Whether there was no room, as JSON, for a resume; None where nothing is to be remembered."""
@@ -47,24 +53,25 @@ class KeptGraphs:
         """Take over what `state` returned when a checkpoint was written."""
         self._gave_up = bool(state and state["graphs_given_up"])
 
-    def there(self, config: Any) -> bool:
-        """Whether the rollout that was made last, or is under way, keeps graphs."""
-        return self.growing and bool(self.of(config))
+    @property
+    @override
+    def there(self) -> bool:
+        return self.growing and bool(self.held)
 
-    def give_up(self, config: Any) -> str | None:
-        """Let rollouts keep none any more; what follows from that, in words, or None where there are none or none may go."""
-        if not self.there(config) or self._insists:
+    @override
+    def give_up(self) -> str | None:
+        if not self.there or self._insists:
             return None
         self.stop()
         return "the update calls the model anew (train.replay)"
 
+    @override
     def stop(self) -> None:
-        """Let rollouts keep none any more."""
         self.parts, self._gave_up = (), True
 
-    def decide(self, trainer: Loop) -> None:
+    def decide(self) -> None:
         """See whether there is room, and tell the user; not once a run has found that there is none."""
-        config, policy = trainer.config, trainer.policy
+        trainer, config, policy = self._trainer, self._trainer.config, self._trainer.policy
         if self._insists:
             self.parts = (0,)
             return

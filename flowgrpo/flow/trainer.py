@@ -98,7 +98,7 @@ class Trainer(Loop):
         self.training_call = guidance.training_call(config.model.guidance, policy)
         self.eval_call = eval_call(config, policy)
         self.levels: list[float] | None = None  # of the kernel's noise, where they are calibrated
-        self.kept_graphs = KeptGraphs(config)
+        self.kept_graphs = KeptGraphs(self)
         self.shaping = Shaping(config) if config.algorithm.tree.adapts else None
         self.copies = low_precision.Copies(config, policy.modules.values())
         self.drafting = Drafting(config, policy, self.copies)
@@ -138,20 +138,7 @@ class Trainer(Loop):
                 kernels = self.config.algorithm.kernel.kernels(len(self.policy.sigmas) - 1)
                 self.levels = calibration.calibrate(self, [kernel.level for kernel in kernels], self._rollout_at)
             self.retrying.agree(within=False)
-        self.kept_graphs.decide(self)
-
-    @property
-    @override
-    def keeps_graphs(self) -> bool:
-        return self.kept_graphs.there(self.config)
-
-    @override
-    def give_up(self) -> str | None:
-        return self.kept_graphs.give_up(self.config)
-
-    @override
-    def stop_keeping(self) -> None:
-        self.kept_graphs.stop()
+        self.kept_graphs.decide()
 
     @override
     def rollout_state(self) -> Any:
@@ -213,7 +200,7 @@ class Trainer(Loop):
                 seed=config.run.seed,
                 solver=algorithm.solver,
                 keep_means=algorithm.objective.needs_old_means,
-                keep_graphs=self.kept_graphs.of(config),
+                keep_graphs=self.kept_graphs.held,
                 evaluate=watched,
                 finish=self.finishing.over(watched),
                 **scoring,
@@ -264,7 +251,7 @@ class Trainer(Loop):
     def update(self, batch: Batch, units: Units, advantages: torch.Tensor, trained: torch.Tensor) -> list[UpdateStats]:
         """Give each edge its unit's advantage, take an optimizer step on each part of them, and return their statistics."""
         credit = partial(self.credit_edges, batch, units, advantages, trained)
-        spare = {"undo": partial(graphs.drop, batch.tree.evaluations), "give_up": self.give_up}
+        spare = {"undo": partial(graphs.drop, batch.tree.evaluations), "give_up": self.kept_graphs.give_up}
         held = [self.retrying.attempt(ROLLOUT, credit, **spare)]
         keep_trees(
             self, parts(self.config, self.credited, batch, held[0], iteration=self.done, names=self.reward_names)

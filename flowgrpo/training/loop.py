@@ -40,7 +40,7 @@ from flowgrpo.training.phases import phase
 from flowgrpo.training.placement import local
 from flowgrpo.training.prompt_stats import PromptStats
 from flowgrpo.training.report import Report, peak_bytes
-from flowgrpo.training.retrying import Retrying
+from flowgrpo.training.retrying import NoGraphs, Retrying
 from flowgrpo.training.roles import roles_of
 from flowgrpo.training.samples import SampleFolder
 from flowgrpo.training.share import Share, shares_of
@@ -117,7 +117,7 @@ class Loop(Steps):
         self.report = Report(self.folder, self.accelerator, config.train.iterations)
         self.samples, self.trees = SampleFolder(self.folder), TreeFolder(self.folder)
         self.checkpoints, self.batch_sizes = self.folder / "checkpoints", BatchSizes(self)
-        self.retrying = Retrying(self)
+        self.retrying, self.kept_graphs = Retrying(self), NoGraphs()
         self.background = Background()
         group = peers.of_first(self.roles.trainers)
         self._writer = Writer(self.checkpoints, self.background, keep=config.run.checkpoint.keep, peers=group)
@@ -223,7 +223,7 @@ class Loop(Steps):
         started, evaluations = time.perf_counter(), self.evaluations
         with self.versions.rolling_out(iteration):
             rollout = partial(self.rollout, iteration, self.groups(iteration))
-            batch = self.retrying.attempt(ROLLOUT, rollout, give_up=self.give_up)
+            batch = self.retrying.attempt(ROLLOUT, rollout, give_up=self.kept_graphs.give_up)
         return Made(batch, self.evaluations - evaluations, time.perf_counter() - started)
 
     def gather_rolled(self, objects: list[Any]) -> list[Any]:

@@ -31,6 +31,23 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 
+class NoGraphs:
+    """What the rollouts of a run keep for its update and can do without: nothing.
+
+    Attributes:
+        there: whether graphs of a rollout are there, or are being made.
+    """
+
+    there = False
+
+    def give_up(self) -> str | None:
+        """Let rollouts keep none any more; what follows for the user, or None where there are none or none may go."""
+        return None
+
+    def stop(self) -> None:
+        """Let rollouts keep none any more, as those of another process."""
+
+
 class Retried(Protocol):
     """What `Retrying` uses of a `Loop`; see there."""
 
@@ -39,15 +56,9 @@ class Retried(Protocol):
     exchange: Exchange
     report: Report
     batch_sizes: BatchSizes
+    kept_graphs: NoGraphs
     done: int
     evaluations: int
-
-    @property
-    def keeps_graphs(self) -> bool:
-        """Whether graphs of a rollout are there, or are being made."""
-
-    def stop_keeping(self) -> None:
-        """Keep nothing in rollouts that they can do without, as another process does."""
 
 
 def _nothing() -> None:
@@ -172,7 +183,7 @@ class Retrying:
         self._shortages = []
         happened = [each for _, shortages in everyone for each in shortages]
         if any(each.gave_up for each in happened):
-            loop.stop_keeping()
+            loop.kept_graphs.stop()
         if not all(each.gave_up for each in happened):
             least = {key: min(sizes[key] for sizes, _ in everyone) for key in loop.batch_sizes.sizes}
             loop.batch_sizes.hold(loop.done + within, least, "out of memory")
@@ -186,7 +197,7 @@ class Retrying:
             yield
         except OutOfMemory as error:
             error.sizes = {key: rows for key, rows in self._loop.batch_sizes.sizes.items() if rows != AUTO}
-            error.kept_graphs = self._loop.keeps_graphs
+            error.kept_graphs = self._loop.kept_graphs.there
             raise
 
     def _helped(self, phase: str, spared: str | None, halved: dict[str, int] | None, within: bool) -> None:

@@ -86,19 +86,6 @@ class Steps(ABC):
     def probe_calls(self) -> ProbeCalls:
         """The calls of the model that sizes of batches are tried with; they change nothing but gradients."""
 
-    @property
-    def keeps_graphs(self) -> bool:
-        """Whether graphs of a rollout are there for the update, or are being made; by default never."""
-        return False
-
-    def give_up(self) -> str | None:
-        """Let go of the graphs, and return what follows for the user; None where there are none, or none may go."""
-        return None
-
-    def stop_keeping(self) -> None:
-        """Make no graphs in rollouts any more, as another process does."""
-        return
-
     def parameter_groups(self) -> list[dict[str, Any]]:
         """What the optimizer moves, as it takes it; a kind may give some parameters a learning rate of their own."""
         return [{"params": self.weights.parameters}]

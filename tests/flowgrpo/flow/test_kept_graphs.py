@@ -47,7 +47,7 @@ def test_one_process_without_room_is_enough(tmp_path, monkeypatch):
     room(monkeypatch, run, 9)
     monkeypatch.setattr(type(run.exchange), "sum", lambda own, value: value + 1)
     with run.report:
-        run.kept_graphs.decide(run)
+        run.kept_graphs.decide()
     assert run.kept_graphs.parts == ()
 
 
@@ -60,7 +60,7 @@ def test_calls_whose_size_was_found_take_of_the_room(tmp_path, monkeypatch):
     assert run.batch_sizes.to_come(2**30) == least - 12 * numbers_of(run) + 2**40 - 2**30 + 8 * numbers_of(run)
     assert run.batch_sizes.to_come(2**41) == least + 2**41 - 2**30  # one of them counts, the larger
     with run.report:
-        run.kept_graphs.decide(run)
+        run.kept_graphs.decide()
     assert run.kept_graphs.parts == ()
 
 
@@ -182,11 +182,11 @@ def test_a_draft_that_runs_out_of_memory_costs_no_graphs(tmp_path):
 def test_graphs_that_calls_of_other_sizes_hinder_are_not_given_up(tmp_path):
     run = trainer(settings(tmp_path, train__iterations=1, train__updates=1), held_out=0)
     run.run()
-    assert run.kept_graphs.of(run.config) == (0,)
+    assert run.kept_graphs.held == (0,)
     run.config = run.config.model_copy(update={"train": run.config.train.model_copy(update={"rollout_batch": 8})})
-    assert run.kept_graphs.of(run.config) == ()
-    assert run.give_up() is None
-    run.stop_keeping()
+    assert run.kept_graphs.held == ()
+    assert run.kept_graphs.give_up() is None
+    run.kept_graphs.stop()
     assert run.kept_graphs.parts == ()
 
 
@@ -209,7 +209,7 @@ def test_processes_agree_on_sizes_between_a_calibration_and_graphs(tmp_path):
     algorithm = {"preset": "dense_grpo", "kernel": {"calibrate": {"rounds": 1}}}
     run, order = trainer(settings(tmp_path, algorithm=algorithm, train__iterations=1), held_out=0), []
     run.retrying.agree = lambda within: order.append("agree")
-    run.kept_graphs.decide = lambda trainer: order.append("decide")
+    run.kept_graphs.decide = lambda: order.append("decide")
     with run.report:
         run.on_start()
     assert order == ["agree", "decide"]
