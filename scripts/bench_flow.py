@@ -5,7 +5,9 @@
 
 The *bare* model is the transformer with the arguments of the very calls that a rollout or an update made, in their order:
 without gradient, or each followed by a backward pass. A rollout is `flow.rollout.walk`: starts, growth and noise, without
-decoding. A tree is compared with chains of as many leaves: *evaluations* counts what a saving could be at the most. Sizes:
+decoding. On a CPU a rollout is also compared with the time that it spends in the transformer itself, which a machine whose
+speed changes from turn to turn leaves as it is. A tree is compared with chains of as many leaves: *evaluations* counts what
+a saving could be at the most. Sizes:
 
  - `shapes`: the embedded model, calls of 8 and of 32 rows, all weights trained.
  - `wide`: a random SD3 transformer of 24 layers x 256 in the embedded pipeline, calls of 8 rows, adapters trained.
@@ -20,6 +22,7 @@ Where there is a GPU they run on it, in wall seconds. Prints a table in Markdown
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -248,6 +251,35 @@ def rollouts(name: str, rounds: int) -> dict[str, Ratio]:
     return found
 
 
+def inside(name: str, rounds: int) -> dict[str, Ratio]:
+    """Rollouts over the CPU seconds that they spend in the transformer."""
+    size, found = SIZES[name], {}
+    policy, weights = begun(size)
+    (network,) = policy.modules.values()
+    spent, entered = 0.0, 0.0
+
+    def enter(*_: Any) -> None:
+        nonlocal entered
+        entered = time.process_time()
+
+    def leave(*_: Any) -> None:
+        nonlocal spent
+        spent += time.process_time() - entered
+
+    hooks = [network.register_forward_pre_hook(enter), network.register_forward_hook(leave)]
+    for rows in size.rows:
+        for kind in KINDS:
+            trainer, ratios = trainer_of(policy, weights, settings(size, kind, rows)), []
+            grown(trainer)
+            for _ in range(rounds):
+                spent = 0.0
+                ratios.append(paired.cpu(partial(grown, trainer)) / spent)
+            found[f"{placed(name, rows)}: rollout of a {kind} / transformer in it"] = spread(ratios)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
 def updates(name: str, rounds: int) -> dict[str, Ratio]:
     """Updates over the bare calls with their backward passes; iterations that keep graphs over those that replay."""
     size, found = SIZES[name], {}
@@ -357,13 +389,18 @@ def _part(value: Any, batch: int, index: int, count: int) -> Any:
     return value if whole else value.chunk(count)[index]
 
 
-PARTS = {"rollout": rollouts, "update": updates, "fullness": fullness, "decoding": decoding}
+PARTS = {"rollout": rollouts, "inside": inside, "update": updates, "fullness": fullness, "decoding": decoding}
 MEMORY = "memory"
 
 
 def parts_of(name: str) -> list[str]:
-    """What is measured of a size: decoding of `shapes` alone (`wide` has its decoder), memory of real models on a GPU."""
+    """What is measured of a size.
+
+    Decoding of `shapes` alone (`wide` has its decoder), memory of real models on a GPU, and what lies inside on a CPU alone:
+    there a call returns when it is done.
+    """
     left_out = {
+        "inside": torch.cuda.is_available(),
         "decoding": name != "shapes",
         MEMORY: SIZES[name].config is None or not torch.cuda.is_available(),
     }

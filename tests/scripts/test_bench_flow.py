@@ -96,7 +96,7 @@ def test_real_sizes_and_their_memory_are_measured_where_there_is_a_gpu(bench, mo
     bench.main()
     ((names, parts),) = asked
     assert names == ["shapes", "wide", *real][:sizes]
-    assert parts == ["rollout", "update", "fullness", "decoding"]
+    assert parts == ["rollout", "inside", "update", "fullness", "decoding"]
     told = json.loads((tmp_path / "found.json").read_text())
     assert told["numbers"] == (dict.fromkeys(real, 1.0) if there else {})
 
@@ -114,6 +114,13 @@ def test_calls_of_fewer_rows_are_parts_of_a_full_one(bench, small, monkeypatch, 
         if isinstance(value, torch.Tensor):
             shared = not value.ndim or key in ("img_ids", "txt_ids")  # places, the same for all rows
             assert torch.equal(parts[0][key] if shared else torch.cat([part[key] for part in parts]), value)
+
+
+def test_a_rollout_is_longer_than_its_calls_of_the_transformer(bench, small):
+    small("flux1-dev")
+    ((told, ratio),) = bench.inside("flux1-dev", 2).items()
+    assert told == "flux1-dev, 2 rows: rollout of a chain / transformer in it"
+    assert 1 < ratio["low"] <= ratio["high"]
 
 
 def test_what_measures_nothing_here_is_refused(bench, monkeypatch, capsys):
