@@ -2,6 +2,7 @@ import gc
 import os
 import shutil
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -66,6 +67,15 @@ def furnish(folder, model):
     )
 
 
+@contextmanager
+def furnished(folder, model):
+    """A folder with such a config, in which commands run inside this context: for runs that several tests share."""
+    furnish(folder, model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield folder
+
+
 @pytest.fixture
 def workplace(tiny_model, tmp_path, monkeypatch):
     """An empty folder to work in, with a config of a very small run on the tiny model."""
@@ -79,10 +89,7 @@ def finished(tiny_model, tmp_path_factory):
     """A folder with the finished run `runs/t` of that config."""
     from flowgrpo.cli import main
 
-    folder = tmp_path_factory.mktemp("finished")
-    furnish(folder, tiny_model)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+    with furnished(tmp_path_factory.mktemp("finished"), tiny_model) as folder:
         assert main(["train", "tiny.yaml"]) == 0
     return folder
 

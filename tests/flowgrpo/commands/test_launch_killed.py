@@ -1,7 +1,6 @@
 """A process of several is killed: the others end, the launcher says how to go on, and that is the run that nobody killed."""
 
 import json
-import os
 import re
 import signal
 import time
@@ -10,6 +9,7 @@ import forked
 import psutil
 import pytest
 import torch
+from conftest import furnished
 from runs import background, metrics, wait_for, weights
 
 from flowgrpo.cli import main
@@ -57,24 +57,12 @@ def run(workplace):
 @pytest.fixture(scope="module")
 def whole(tiny_model, tmp_path_factory):
     """The folder of the run that nobody kills."""
-    from conftest import furnish
-
-    folder = tmp_path_factory.mktemp("whole")
-    furnish(folder, tiny_model)
-    (folder / "mine.py").write_text(DYING)
-    process = background_in(folder, "train", "tiny.yaml", *OPTIONS)
+    with furnished(tmp_path_factory.mktemp("whole"), tiny_model) as folder:
+        (folder / "mine.py").write_text(DYING)
+        process = background("train", "tiny.yaml", *OPTIONS)
     _, said = process.communicate(timeout=180)
     assert process.returncode == 0, said
     return folder / "runs" / "t"
-
-
-def background_in(folder, *arguments):
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
-        return background(*arguments)
-    finally:
-        os.chdir(before)
 
 
 def same(run, whole):

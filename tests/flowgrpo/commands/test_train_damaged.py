@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import copy_run, furnish
+from conftest import copy_run, furnished
 from runs import metrics, weights
 
 from flowgrpo.cli import main
@@ -23,10 +23,7 @@ def without_times(lines):
 @pytest.fixture(scope="module")
 def undamaged(tiny_model, tmp_path_factory):
     """A folder with a finished run of three checkpoints."""
-    folder = tmp_path_factory.mktemp("undamaged")
-    furnish(folder, tiny_model)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+    with furnished(tmp_path_factory.mktemp("undamaged"), tiny_model) as folder:
         assert main(["train", "tiny.yaml", *OPTIONS]) == 0
     return folder
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import furnish
+from conftest import furnished
 from runs import background, metrics, weights
 
 from flowgrpo.cli import main
@@ -29,11 +29,8 @@ def redness(images, prompts):
 @pytest.fixture(scope="module")
 def whole(tiny_model, tmp_path_factory):
     """The folder of a run that had room."""
-    folder = tmp_path_factory.mktemp("whole")
-    furnish(folder, tiny_model)
-    (folder / "mine.py").write_text(LIMITED)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+    with furnished(tmp_path_factory.mktemp("whole"), tiny_model) as folder:
+        (folder / "mine.py").write_text(LIMITED)
         assert main(["train", "tiny.yaml", *OPTIONS, "run.name=whole"]) == 0
     return folder / "runs" / "whole"
 

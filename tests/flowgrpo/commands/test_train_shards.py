@@ -5,7 +5,7 @@ import signal
 
 import pytest
 import torch
-from conftest import furnish
+from conftest import furnished
 from runs import background, from_shards, metrics, weights
 
 OPTIONS = [
@@ -60,10 +60,7 @@ def steps(run):
 @pytest.fixture(scope="module")
 def undisturbed(tiny_model, tmp_path_factory):
     """The folder of a run in shards that nobody disturbs."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    furnish(folder, tiny_model)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+    with furnished(tmp_path_factory.mktemp("undisturbed"), tiny_model) as folder:
         status, said = train("whole", *SHARDED)
     assert status == 0, said
     return folder / "runs" / "whole"
