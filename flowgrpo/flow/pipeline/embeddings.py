@@ -140,9 +140,8 @@ class EmbeddingCache:
             raise InputError("the text encoders were freed: set model.text_encoders=offload to have them again")
         device = device or self.pipe.device
         for name, module in self._offloaded.items():
-            object.__setattr__(
-                self.pipe, name, module
-            )  # before it is moved: `offload` finds it where only a part of it was
+            # Before it is moved: `offload` finds it there if only a part of it was.
+            object.__setattr__(self.pipe, name, module)
             module.to(device)
         self._offloaded = {}
 
