@@ -23,6 +23,7 @@ from accelerate.utils import set_seed
 from flowgrpo import config
 from flowgrpo.data import stored
 from flowgrpo.data.prompts import load_split
+from flowgrpo.errors import InputError
 from flowgrpo.flow.setup import trainer
 from flowgrpo.flow.trainer import Trainer
 from flowgrpo.training import metrics, scorer
@@ -117,7 +118,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         own = [f"eval.every={options.every}", f"eval.prompts={options.prompts}", "eval.save=0", "run.processes=1"]
         own += [f"run.dir={folder}", "run.name=averages", "run.trees=null", "run.checkpoint.every=100000"]
-        chosen = config.load(options.config, [*options.overrides, *own])
+        try:
+            chosen = config.load(options.config, [*options.overrides, *own])
+        except InputError as error:
+            parser.error(str(error))
         if chosen.train.ema is None:
             parser.error("train.ema: is null, so that there is no average; leave it out, or set its decay")
         set_seed(chosen.run.seed)
