@@ -29,6 +29,7 @@ def test_the_average_of_the_run_s_own_warm_up_is_the_run_s_own(compare, tmp_path
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["train.iteration=3"], "train.iteration: unknown key, did you mean 'iterations'?"),
         (["train.ema=null"], "train.ema: is null, so that there is no average"),
         (["--prompts", "1"], "2 prompts or more"),
     ],
