@@ -21,154 +21,35 @@ Where there is a GPU they run on it, in wall seconds. Prints a table in Markdown
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import flow_sizes
 import paired
 import random_pipelines
 import torch
-from accelerate import Accelerator
-from diffusers import SD3Transformer2DModel
+from flow_sizes import begun, settings, trainer_of
 from paired import Ratio, Work, exactly, in_turns, spread
 
-from flowgrpo import config
-from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.budget import budget_of
-from flowgrpo.flow.config import Config
-from flowgrpo.flow.encoding import longest_and_shortest, rows_of
-from flowgrpo.flow.pipeline.loading import load_pipeline
+from flowgrpo.flow.encoding import rows_of
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.flow.pipeline.switches import checkpoint_gradients
 from flowgrpo.flow.rollout import edge_noise, walk
-from flowgrpo.flow.setup import trainable
 from flowgrpo.flow.trainer import Trainer
-from flowgrpo.training import scorer
-from flowgrpo.training.weights import Weights
-from rewards.compute import DTYPES
 from samplers.trees import Root, Tree, drawn_noise
 
-KINDS = {
-    "chain": {"preset": "flow_grpo", "objective": {"kl": {"beta": 0.0}}},
-    "window": {"preset": "flow_grpo_fast"},
-    "brush": {
-        "preset": "tempflow_fast",
-        "tree": {"branches": 8, "profile": [8, 8]},
-        "objective": {"kl": {"beta": 0.0}},
-    },
-    "branch": {"preset": "branch_grpo"},
-    "twigs": {"preset": "stepwise_flow_grpo", "tree": {"length": 1}},
-}
 SAVING = ("brush", "branch")  # which share states among their leaves
-
-
-@dataclass(frozen=True)
-class Size:
-    """A model, and the calls that are measured.
-
-    Attributes:
-        rows: of each call.
-        group: samples.
-        lora: adapters; None where all weights are trained.
-        transformer: that takes the place of the embedded model's.
-        config: built-in one, whose pipeline has random weights; None for the embedded model.
-        call: arguments over those of that config.
-    """
-
-    rows: Sequence[int]
-    group: int
-    lora: dict[str, Any] | None = None
-    transformer: Callable[[], torch.nn.Module] | None = None
-    config: str | None = None
-    call: Mapping[str, Any] = field(default_factory=lambda: {"num_inference_steps": 10})
-
-
-def wide() -> torch.nn.Module:
-    """A random transformer of 24 layers, 256 wide, that fits the embedded pipeline."""
-    own = {"num_layers": 24, "num_attention_heads": 8, "attention_head_dim": 32, "caption_projection_dim": 256}
-    before = load_pipeline("shapes", torch.float32).transformer.config
-    torch.manual_seed(0)
-    return SD3Transformer2DModel.from_config({**before, **own})
-
-
-SIZES = {
-    "shapes": Size((8, 32), 32),
-    "wide": Size((8,), 8, {"rank": 8}, wide),
-    "sd35-medium": Size((8,), 24, {"rank": 32, "alpha": 64}, config="sd35-medium"),
-    "flux1-dev": Size((3,), 24, {"rank": 32, "alpha": 64}, config="flux1-dev"),
-    "wan21-1.3b": Size((8,), 8, {"rank": 32, "alpha": 64}, config="wan21-1.3b"),
-}
 
 
 def placed(name: str, rows: int) -> str:
     """What is measured where, as ratios begin: seconds of a GPU have other ratios than those of a CPU."""
     where = f" on {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     return f"{name}{where}, {rows} rows"
-
-
-def settings(size: Size, kind: str, rows: int, **train: Any) -> Config:
-    """The run that is measured: one group, one optimizer step."""
-    model: dict[str, Any] = {"path": "shapes", "lora": size.lora}
-    if size.config is not None:
-        known = config.load(size.config).model
-        shape = {"path": known.path, "gradient_checkpointing": known.gradient_checkpointing}
-        model |= {"dtype": "bfloat16", "call": {**known.call, **size.call}, **shape}
-    written = {
-        "model": model,
-        "prompts": {"train": "shapes:train", "eval": "shapes:eval"},
-        "rewards": [{"use": f"{__file__}:brightness"}],
-        "algorithm": KINDS[kind],
-        "train": {"groups": 1, "group_size": size.group, "updates": 1, "micro_batch": rows, "ema": None, **train},
-        "run": {"dir": tempfile.gettempdir(), "name": "bench"},
-    }
-    return config.validated(written)
-
-
-def brightness(samples: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
-    """A reward of pictures and videos that costs nothing."""
-    return samples.flatten(1).mean(1)
-
-
-def begun(size: Size, changes: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[DiffusersPolicy, Weights]:
-    """The policy of a size, on the GPU where there is one, and what is trained of it.
-
-    Args:
-        changes: of the configs of a real model's components.
-    """
-    model = settings(size, "chain", 1).model
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if size.config is None:
-        pipe = load_pipeline("shapes", torch.float32)
-        call = {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 64, "width": 64}
-        if size.transformer is not None:
-            pipe.register_modules(transformer=size.transformer())
-        pipe.to(device)
-    else:
-        call = model.call
-        with random_pipelines.folder(model.path, changes) as place:
-            pipe = random_pipelines.pipeline(place, DTYPES[model.dtype], device)
-    policy = DiffusersPolicy(pipe, call)
-    if model.gradient_checkpointing:
-        checkpoint_gradients(policy.modules.values())
-    weights = trainable(model, policy, ema=None)
-    weights.to(device)
-    return policy, weights
-
-
-def trainer_of(policy: DiffusersPolicy, weights: Weights, chosen: Config) -> Trainer:
-    """The training loop of a run on prompts of the embedded model, which its reward scores."""
-    rows = prompts.load_split(chosen.prompts, "train")[:1]
-    rewards, _ = scorer.rewards(chosen.rewards, [])
-    made = Trainer(chosen, policy, weights, rewards=rewards, train_prompts=rows, accelerator=Accelerator())
-    made.folder.mkdir(exist_ok=True)  # for what its report says
-    policy.prepare(rows_of(longest_and_shortest(rows)))
-    policy.start(rows_of(rows))
-    return made
 
 
 @contextmanager
@@ -222,11 +103,11 @@ def noises(tree: Tree) -> Work:
 
 def rollouts(name: str, rounds: int) -> dict[str, Ratio]:
     """Rollouts over the bare calls; trees over chains of as many leaves, beside what the evaluations promise."""
-    size, found = SIZES[name], {}
+    size, found = flow_sizes.SIZES[name], {}
     policy, weights = begun(size)
     for rows in size.rows:
         works, evaluations, leaves = {}, {}, {}
-        for kind in KINDS:
+        for kind in flow_sizes.KINDS:
             trainer = trainer_of(policy, weights, settings(size, kind, rows))
             grown(trainer)  # which may see first how rows can share a call
             with recorded(policy) as calls:
@@ -236,7 +117,7 @@ def rollouts(name: str, rounds: int) -> dict[str, Ratio]:
                 works["noise"] = noises(tree)
             evaluations[kind], leaves[kind] = sum(len(e.rows) for e in tree.evaluations), len(tree.leaves)
         taken = in_turns(works, rounds)
-        for kind in KINDS:
+        for kind in flow_sizes.KINDS:
             found[f"{placed(name, rows)}: rollout of a {kind} / bare"] = paired.paired(
                 taken[kind], taken[f"{kind} bare"]
             )
@@ -253,7 +134,7 @@ def rollouts(name: str, rounds: int) -> dict[str, Ratio]:
 
 def inside(name: str, rounds: int) -> dict[str, Ratio]:
     """Rollouts over the CPU seconds that they spend in the transformer."""
-    size, found = SIZES[name], {}
+    size, found = flow_sizes.SIZES[name], {}
     policy, weights = begun(size)
     (network,) = policy.modules.values()
     spent, entered = 0.0, 0.0
@@ -268,7 +149,7 @@ def inside(name: str, rounds: int) -> dict[str, Ratio]:
 
     hooks = [network.register_forward_pre_hook(enter), network.register_forward_hook(leave)]
     for rows in size.rows:
-        for kind in KINDS:
+        for kind in flow_sizes.KINDS:
             trainer, ratios = trainer_of(policy, weights, settings(size, kind, rows)), []
             grown(trainer)
             for _ in range(rounds):
@@ -282,7 +163,7 @@ def inside(name: str, rounds: int) -> dict[str, Ratio]:
 
 def updates(name: str, rounds: int) -> dict[str, Ratio]:
     """Updates over the bare calls with their backward passes; iterations that keep graphs over those that replay."""
-    size, found = SIZES[name], {}
+    size, found = flow_sizes.SIZES[name], {}
     policy, weights = begun(size)
     for rows in size.rows:
         for kind in ("chain", "window", "brush"):
@@ -316,7 +197,7 @@ def updates(name: str, rounds: int) -> dict[str, Ratio]:
 
 def decoding(name: str, rounds: int) -> dict[str, Ratio]:
     """Decoding over the decoder alone."""
-    size, found = SIZES[name], {}
+    size, found = flow_sizes.SIZES[name], {}
     policy, _ = begun(size)
     for rows in size.rows:
         asked = [Row("a red circle", seed) for seed in range(rows)]
@@ -335,7 +216,7 @@ def decoding(name: str, rounds: int) -> dict[str, Ratio]:
 
 def memory(name: str) -> dict[str, float]:
     """Seconds of an iteration on a GPU, its peak over what is planned, and the largest |log ratio| before its first step."""
-    size, found = SIZES[name], {}
+    size, found = flow_sizes.SIZES[name], {}
     policy, weights = begun(size)
     for rows in size.rows:
         for kind in ("chain", "window"):
@@ -361,7 +242,7 @@ def memory(name: str) -> dict[str, float]:
 
 def fullness(name: str, rounds: int) -> dict[str, Ratio]:
     """Calls of fewer rows with their backward passes, as many as make up one full call, over that one."""
-    size, found = SIZES[name], {}
+    size, found = flow_sizes.SIZES[name], {}
     policy, weights = begun(size)
     most = max(size.rows)
     trainer = trainer_of(policy, weights, settings(size, "chain", most))
@@ -402,12 +283,14 @@ def parts_of(name: str) -> list[str]:
     left_out = {
         "inside": torch.cuda.is_available(),
         "decoding": name != "shapes",
-        MEMORY: SIZES[name].config is None or not torch.cuda.is_available(),
+        MEMORY: flow_sizes.SIZES[name].config is None or not torch.cuda.is_available(),
     }
     return [part for part in (*PARTS, MEMORY) if not left_out.get(part)]
 
 
-def ratios(rounds: int, names: Sequence[str] = tuple(SIZES), parts: Sequence[str] = tuple(PARTS)) -> dict[str, Ratio]:
+def ratios(
+    rounds: int, names: Sequence[str] = tuple(flow_sizes.SIZES), parts: Sequence[str] = tuple(PARTS)
+) -> dict[str, Ratio]:
     """All ratios of some sizes."""
     found: dict[str, Ratio] = {}
     for name in names:
@@ -421,12 +304,17 @@ def main() -> None:
     """The command line."""
     parser = paired.parser(__doc__, rounds=5)
     parser.add_argument(
-        "--size", action="append", choices=list(SIZES), help="without a GPU the first two, unless some are named"
+        "--size",
+        action="append",
+        choices=list(flow_sizes.SIZES),
+        help="without a GPU the first two, unless some are named",
     )
     parser.add_argument("--only", action="append", choices=[*PARTS, MEMORY], help="all, unless some are named")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    sizes = options.size or [name for name, size in SIZES.items() if size.config is None or torch.cuda.is_available()]
+    sizes = options.size or [
+        name for name, size in flow_sizes.SIZES.items() if size.config is None or torch.cuda.is_available()
+    ]
     parts = options.only or [*PARTS, MEMORY]
     if not any(part in parts_of(name) for name in sizes for part in parts):
         parser.error(f"--only {' --only '.join(parts)} measures nothing of {', '.join(sizes)} on this machine")

@@ -49,18 +49,18 @@ def bench(script):
 @pytest.fixture
 def small(bench, monkeypatch):
     """A size whose networks, pictures, groups and schedule are small; in float32, for bfloat16 takes long on some CPUs."""
-    real, float32 = bench.random_pipelines.folder, dict.fromkeys(bench.DTYPES, torch.float32)
-    monkeypatch.setattr(bench, "DTYPES", float32)
+    real, float32 = bench.flow_sizes.random_pipelines.folder, dict.fromkeys(bench.flow_sizes.DTYPES, torch.float32)
+    monkeypatch.setattr(bench.flow_sizes, "DTYPES", float32)
 
     def made(name):
         changes = {**ENCODERS, **SMALL[name]}
-        monkeypatch.setattr(bench.random_pipelines, "folder", lambda path, _=None: real(path, changes))
+        monkeypatch.setattr(bench.flow_sizes.random_pipelines, "folder", lambda path, _=None: real(path, changes))
         call = {"num_inference_steps": 3, "height": 32, "width": 32, "max_sequence_length": 8}
         if name == "wan21-1.3b":
             call["num_frames"] = 5
-        size = replace(bench.SIZES[name], rows=(2,), group=2, lora={"rank": 2, "alpha": 4}, call=call)
-        monkeypatch.setattr(bench, "SIZES", {name: size})
-        monkeypatch.setattr(bench, "KINDS", {kind: bench.KINDS[kind] for kind in ("chain",)})
+        size = replace(bench.flow_sizes.SIZES[name], rows=(2,), group=2, lora={"rank": 2, "alpha": 4}, call=call)
+        monkeypatch.setattr(bench.flow_sizes, "SIZES", {name: size})
+        monkeypatch.setattr(bench.flow_sizes, "KINDS", {kind: bench.flow_sizes.KINDS[kind] for kind in ("chain",)})
         monkeypatch.setattr(bench, "SAVING", ())
         return size
 
@@ -133,7 +133,7 @@ def test_what_measures_nothing_here_is_refused(bench, monkeypatch, capsys):
 
 
 def test_random_networks_have_numbers_everywhere_and_tied_weights_once(bench):
-    made = bench.random_pipelines
+    made = bench.flow_sizes.random_pipelines
     with made.folder("stabilityai/stable-diffusion-3.5-medium", {**ENCODERS, **SMALL["sd35-medium"]}) as place:
         pipe = made.pipeline(place, torch.float32, torch.device("cpu"))
     for network in (pipe.transformer, pipe.vae, pipe.text_encoder, pipe.text_encoder_3):

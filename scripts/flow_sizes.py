@@ -1,0 +1,136 @@
+"""The flow models that `bench_flow.py` measures, by the names of their sizes, and runs of them before their start."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import random_pipelines
+import torch
+from accelerate import Accelerator
+from diffusers import SD3Transformer2DModel
+
+from flowgrpo import config
+from flowgrpo.data import prompts
+from flowgrpo.flow.config import Config
+from flowgrpo.flow.encoding import longest_and_shortest, rows_of
+from flowgrpo.flow.pipeline.loading import load_pipeline
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.flow.pipeline.switches import checkpoint_gradients
+from flowgrpo.flow.setup import trainable
+from flowgrpo.flow.trainer import Trainer
+from flowgrpo.training import scorer
+from flowgrpo.training.weights import Weights
+from rewards.compute import DTYPES
+
+KINDS = {
+    "chain": {"preset": "flow_grpo", "objective": {"kl": {"beta": 0.0}}},
+    "window": {"preset": "flow_grpo_fast"},
+    "brush": {
+        "preset": "tempflow_fast",
+        "tree": {"branches": 8, "profile": [8, 8]},
+        "objective": {"kl": {"beta": 0.0}},
+    },
+    "branch": {"preset": "branch_grpo"},
+    "twigs": {"preset": "stepwise_flow_grpo", "tree": {"length": 1}},
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model, and the calls that are measured.
+
+    Attributes:
+        rows: of each call.
+        group: samples.
+        lora: adapters; None where all weights are trained.
+        transformer: that takes the place of the embedded model's.
+        config: built-in one, whose pipeline has random weights; None for the embedded model.
+        call: arguments over those of that config.
+    """
+
+    rows: Sequence[int]
+    group: int
+    lora: dict[str, Any] | None = None
+    transformer: Callable[[], torch.nn.Module] | None = None
+    config: str | None = None
+    call: Mapping[str, Any] = field(default_factory=lambda: {"num_inference_steps": 10})
+
+
+def wide() -> torch.nn.Module:
+    """A random transformer of 24 layers, 256 wide, that fits the embedded pipeline."""
+    own = {"num_layers": 24, "num_attention_heads": 8, "attention_head_dim": 32, "caption_projection_dim": 256}
+    before = load_pipeline("shapes", torch.float32).transformer.config
+    torch.manual_seed(0)
+    return SD3Transformer2DModel.from_config({**before, **own})
+
+
+SIZES = {
+    "shapes": Size((8, 32), 32),
+    "wide": Size((8,), 8, {"rank": 8}, wide),
+    "sd35-medium": Size((8,), 24, {"rank": 32, "alpha": 64}, config="sd35-medium"),
+    "flux1-dev": Size((3,), 24, {"rank": 32, "alpha": 64}, config="flux1-dev"),
+    "wan21-1.3b": Size((8,), 8, {"rank": 32, "alpha": 64}, config="wan21-1.3b"),
+}
+
+
+def settings(size: Size, kind: str, rows: int, **train: Any) -> Config:
+    """The run that is measured: one group, one optimizer step."""
+    model: dict[str, Any] = {"path": "shapes", "lora": size.lora}
+    if size.config is not None:
+        known = config.load(size.config).model
+        shape = {"path": known.path, "gradient_checkpointing": known.gradient_checkpointing}
+        model |= {"dtype": "bfloat16", "call": {**known.call, **size.call}, **shape}
+    written = {
+        "model": model,
+        "prompts": {"train": "shapes:train", "eval": "shapes:eval"},
+        "rewards": [{"use": f"{__file__}:brightness"}],
+        "algorithm": KINDS[kind],
+        "train": {"groups": 1, "group_size": size.group, "updates": 1, "micro_batch": rows, "ema": None, **train},
+        "run": {"dir": tempfile.gettempdir(), "name": "bench"},
+    }
+    return config.validated(written)
+
+
+def brightness(samples: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+    """A reward of pictures and videos that costs nothing."""
+    return samples.flatten(1).mean(1)
+
+
+def begun(size: Size, changes: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[DiffusersPolicy, Weights]:
+    """The policy of a size, on the GPU where there is one, and what is trained of it.
+
+    Args:
+        changes: of the configs of a real model's components.
+    """
+    model = settings(size, "chain", 1).model
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if size.config is None:
+        pipe = load_pipeline("shapes", torch.float32)
+        call = {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 64, "width": 64}
+        if size.transformer is not None:
+            pipe.register_modules(transformer=size.transformer())
+        pipe.to(device)
+    else:
+        call = model.call
+        with random_pipelines.folder(model.path, changes) as place:
+            pipe = random_pipelines.pipeline(place, DTYPES[model.dtype], device)
+    policy = DiffusersPolicy(pipe, call)
+    if model.gradient_checkpointing:
+        checkpoint_gradients(policy.modules.values())
+    weights = trainable(model, policy, ema=None)
+    weights.to(device)
+    return policy, weights
+
+
+def trainer_of(policy: DiffusersPolicy, weights: Weights, chosen: Config) -> Trainer:
+    """The training loop of a run on prompts of the embedded model, which its reward scores."""
+    rows = prompts.load_split(chosen.prompts, "train")[:1]
+    rewards, _ = scorer.rewards(chosen.rewards, [])
+    made = Trainer(chosen, policy, weights, rewards=rewards, train_prompts=rows, accelerator=Accelerator())
+    made.folder.mkdir(exist_ok=True)  # for what its report says
+    policy.prepare(rows_of(longest_and_shortest(rows)))
+    policy.start(rows_of(rows))
+    return made
