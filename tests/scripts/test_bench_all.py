@@ -82,6 +82,6 @@ def test_the_committed_ratios_can_be_compared_with(script):
     committed = json.loads((SCRIPTS.parent / "docs" / "benchmarks.json").read_text())
     assert script("bench_all").worse(committed["ratios"], committed["ratios"]) == ([], [])
     names = committed["ratios"]
-    for kind in script("bench_flow").KINDS:
+    for kind in script("flow_sizes").KINDS:
         for rows in (8, 32):
             assert f"shapes, {rows} rows: rollout of a {kind} / bare" in names
