@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 from PIL import ImageSequence
 from scipy.io import wavfile
-from scipy.signal import resample_poly
 
 from flowgrpo.training import videos
 from rewards import media
@@ -99,6 +98,8 @@ def _film(path: Path) -> bytes:
 def _sound(path: Path) -> bytes:
     rate, samples = _read(path)
     if rate > HIGHEST_RATE:
+        from scipy.signal import resample_poly  # here, for its import takes a second, and few pages have sounds
+
         samples, rate = resample_poly(samples, HIGHEST_RATE, rate), HIGHEST_RATE
     buffer = io.BytesIO()
     wavfile.write(buffer, rate, (samples.clip(-1, 1) * 32767).round().astype(np.int16))
