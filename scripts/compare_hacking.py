@@ -34,6 +34,7 @@ SETTINGS = (
     "train.group_size=12",
     "train.updates=1",
     "train.learning_rate=3e-4",
+    "train.schedule=constant",
     "eval.prompts=64",
     "eval.every=4",
     "eval.save=0",

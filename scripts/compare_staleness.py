@@ -33,6 +33,7 @@ SETTINGS = (
     "train.group_size=12",
     "train.updates=1",
     "train.learning_rate=3e-4",
+    "train.schedule=constant",
     "eval.prompts=128",
     "eval.save=0",
     "run.processes=1",

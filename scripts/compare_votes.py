@@ -31,6 +31,7 @@ TRUE = "reward/truth/mean"
 SETTINGS = (
     "train.iterations=24",
     "train.learning_rate=1e-4",
+    "train.schedule=constant",
     "eval.every=12",
     "eval.save=0",
     "run.processes=1",

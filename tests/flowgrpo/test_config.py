@@ -363,6 +363,7 @@ def test_a_run_that_was_begun_under_old_names_goes_on(kept, file):
     since = [  # what has changed in the config
         "algorithm={preset: tempflow_fast, objective: {clip_range: 1.0e-3}}",
         "train={iterations: 48, groups: 4, group_size: 24, updates: 2, learning_rate: 7.0e-5, micro_batch: 32, ema: 0.9}",
+        "train.schedule=constant",
         "run.trees=null",
     ]
     assert begun == config.load(ROOT / "configs" / file, [*(since if kept == "shapes" else []), "train.half_life=5.0"])
