@@ -35,6 +35,7 @@ SETTINGS = (
     "train.updates=1",
     "train.learning_rate=3e-4",
     "train.schedule=constant",
+    "train.ema={decay: 0.9, warmup: 10}",
     "eval.prompts=64",
     "eval.every=4",
     "eval.save=0",

@@ -55,6 +55,7 @@ SHAPES = (  # what all methods share; a method's own numbers stay as published, 
     "train.updates=2",  # the second is a step off the rollout's policy, so that ratios and their clips do something
     "train.learning_rate=1e-4",
     "train.schedule=constant",
+    "train.ema={decay: 0.9, warmup: 10}",
     "eval.prompts=128",
     *ENDLESS,
 )

@@ -34,6 +34,7 @@ SETTINGS = (
     "train.updates=1",
     "train.learning_rate=3e-4",
     "train.schedule=constant",
+    "train.ema={decay: 0.9, warmup: 10}",
     "eval.prompts=128",
     "eval.save=0",
     "run.processes=1",

@@ -32,6 +32,7 @@ SETTINGS = (
     "train.iterations=24",
     "train.learning_rate=1e-4",
     "train.schedule=constant",
+    "train.ema={decay: 0.9, warmup: 10}",
     "eval.every=12",
     "eval.save=0",
     "run.processes=1",
