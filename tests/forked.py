@@ -120,11 +120,6 @@ def _command(arguments, environment, folder, said, *, deaf, run):
     run()
 
 
-def code():
-    """What the option -c of an interpreter is: its argument is run."""
-    _ended(lambda: exec(sys.argv[1], {}))
-
-
 def torchrun():
     """What torchrun's command line is, whose workers are `flowgrpo`."""
     from torch.distributed import run
