@@ -55,8 +55,8 @@ def tile(pipe: DiffusionPipeline) -> None:
 def offload(module: torch.nn.Module, device: torch.device) -> None:
     """Keep a decoder in host memory, and on `device` only while it encodes or decodes.
 
-    Its config and dtype can be read as ever. Each visit costs the transfer of its weights, also that of a pipeline which
-    encodes a picture at every step.
+    Its config and dtype can be read as ever. Each visit costs the transfer of its weights; a picture that a pipeline encodes
+    is encoded once, see `pictures`.
     """
 
     def visiting(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,6 +22,7 @@ from flowgrpo.flow.pipeline.block_cache import BlockCache
 from flowgrpo.flow.pipeline.call import RESERVED, checked_call
 from flowgrpo.flow.pipeline.embeddings import EmbeddingCache, EmbeddingShape, fingerprint
 from flowgrpo.flow.pipeline.latents import LatentSlots, Source
+from flowgrpo.flow.pipeline.pictures import EncodedPictures
 from flowgrpo.flow.pipeline.pins import Watch
 from flowgrpo.flow.pipeline.switches import remember_device, silence
 from flowgrpo.training.lockstep import stands_in
@@ -40,6 +41,7 @@ class Walk:
         modules: the networks that compute the velocity, by name.
         evaluations: how many samples the modules have processed so far; a guided sample in two branches counts 2.
         embeddings: the cache of its text encoders.
+        pictures: that of its VAEs.
         latents: what stands for its own latents.
         pins: whether its loop puts something else in place of a part of what each step moved to, as painting in a mask does.
 
@@ -75,6 +77,7 @@ class Walk:
         remember_device(pipe)
         self.takes = set(inspect.signature(self._run).parameters) - {"self", *RESERVED}
         self.embeddings = EmbeddingCache(pipe, text_encoders)
+        self.pictures = EncodedPictures(pipe)
         self.latents = LatentSlots(pipe)
         self.pins = self._spared = False
         self.evaluations = 0
@@ -187,6 +190,7 @@ class Walk:
             # Its cache would keep a copy of every weight until the call ends.
             torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None, cache_enabled=False),
             seeded(devices),  # for what is drawn past the generators
+            self.pictures.at_hand(),
         ):
             try:
                 output = self._run(

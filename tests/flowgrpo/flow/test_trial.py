@@ -110,7 +110,7 @@ def test_a_pipeline_is_planned_from_its_configs(name, tmp_path):
         assert planned.components[component] == pytest.approx(weights, rel=0.02)
     sampling, update = planned.rollout, planned.update.of(1)
     assert min(planned.trained, planned.state, planned.encode, sampling.step.of(1), sampling.decode.of(1)) > 0
-    assert update >= sampling.step.of(1)  # the same where a picture is encoded in each call, which takes the most
+    assert update >= sampling.step.of(1)  # the same where encoding a picture takes the most
     assert planned.update_checkpointed is None or planned.update_checkpointed.of(1) <= update
 
 
