@@ -30,7 +30,7 @@ class EncodedPictures:
     def __init__(self, pipe: DiffusionPipeline):
         self._pipe = pipe
         self._names = [name for name in DECODERS if hasattr(getattr(pipe, name, None), "encode")]
-        self._kept: dict[str, Any] = {}
+        self._kept: dict[str, tuple[Any, int]] = {}  # and its bytes
 
     @contextmanager
     def at_hand(self) -> Iterator[None]:
@@ -56,16 +56,16 @@ class EncodedPictures:
             states = [getattr(vae, state, None) for state in STATES]
             given = fingerprint([*args, *kwargs, *kwargs.values()])
             key = repr((name, id(vae), weight.dtype, weight.device, states, given))
-            found = self._kept.pop(key) if key in self._kept else encode(*args, **kwargs)
+            found = self._kept.pop(key, None) or _with_size(encode(*args, **kwargs))
             self._kept[key] = found  # the last that will be dropped
-            while len(self._kept) > 1 and sum(map(_bytes, self._kept.values())) > KEPT:
+            while len(self._kept) > 1 and sum(size for _, size in self._kept.values()) > KEPT:
                 del self._kept[next(iter(self._kept))]
-            return mapped(torch.clone, found)  # pipelines may write into what they are given
+            return mapped(torch.clone, found[0])  # pipelines may write into what they are given
 
         return kept
 
 
-def _bytes(encoded: Any) -> int:
+def _with_size(encoded: Any) -> tuple[Any, int]:
     sizes: list[int] = []
     mapped(lambda x: sizes.append(x.nbytes) or x, encoded)
-    return sum(sizes)
+    return encoded, sum(sizes)
