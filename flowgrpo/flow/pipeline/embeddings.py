@@ -13,11 +13,10 @@ import torch
 from diffusers import DiffusionPipeline
 
 from flowgrpo.errors import InputError
+from flowgrpo.flow.pipeline.recent import Recent
 from flowgrpo.flow.pipeline.traits import ENCODERS
 
 PLAIN = (str, int, float, type(None), torch.device, torch.dtype)
-# Bytes of assembled batches. With larger ones a step takes so long that putting them together is nothing.
-KEPT = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -61,14 +60,13 @@ class EmbeddingCache:
             and brings them back for a new prompt, `free` drops them.
 
     Attributes:
-        assembled: the batches that were asked for last, on their device, of `KEPT` bytes at most.
         seen: collects the `EmbeddingShape`s of the rows that are asked for while it is a list, not None.
     """
 
     def __init__(self, pipe: DiffusionPipeline, after_encoding: str = "keep"):
         self.pipe, self.after_encoding = pipe, after_encoding
         self.seen: list[EmbeddingShape] | None = None
-        self.assembled: dict[Any, Any] = {}
+        self._batches = Recent()
         self._outputs: dict[str, Any] = {}
         self._offloaded: dict[str, torch.nn.Module] = {}
         self._freed = False
@@ -81,9 +79,12 @@ class EmbeddingCache:
         """What the pipeline's own `encode_prompt` returns for these arguments."""
         place = kwargs.get("device") or self.pipe._execution_device
         key = _hashable((args, kwargs, place)) if self.seen is None else None
-        if key in self.assembled:
-            self.assembled[key] = found = self.assembled.pop(key)  # the last that will be dropped
-            return _copied(found)
+        if key is None:
+            return self._batch(args, kwargs)
+        return self._batches.of(key, lambda: self._batch(args, kwargs))
+
+    def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The outputs of single rows, put together on the device."""
         arguments = dict(self._signature.bind(*args, **kwargs).arguments)
         for name, parameter in self._signature.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
@@ -102,15 +103,7 @@ class EmbeddingCache:
         outputs = [self._encode_row(row) for row in rows]
         if self.seen is not None:
             self.seen += [_shape(output) for output in outputs]
-        batch = _to(_assemble(outputs), arguments.get("device") or self.pipe._execution_device)
-        return batch if key is None else self._kept(key, batch)
-
-    def _kept(self, key: Any, batch: Any) -> Any:
-        """Return the batch, of which a copy is kept: pipelines may write into what they are given."""
-        self.assembled[key] = _copied(batch)
-        while self.assembled and sum(map(_bytes, self.assembled.values())) > KEPT:
-            del self.assembled[next(iter(self.assembled))]
-        return batch
+        return _to(_assemble(outputs), arguments.get("device") or self.pipe._execution_device)
 
     def offload(self) -> None:
         """Free device memory: do with the text encoders what `after_encoding` says, until a new prompt needs them."""
@@ -202,18 +195,6 @@ def _hashable(value: Any) -> Any:
         parts = [_hashable(item) for item in value]
         return None if any(own is None for own in parts) else (type(value).__name__, *parts)
     return (type(value), value) if isinstance(value, PLAIN) else None
-
-
-def _copied(output: Any) -> Any:
-    if isinstance(output, torch.Tensor):
-        return output.clone()
-    return type(output)(map(_copied, output)) if isinstance(output, (tuple, list)) else output
-
-
-def _bytes(output: Any) -> int:
-    if isinstance(output, torch.Tensor):
-        return output.nbytes
-    return sum(map(_bytes, output)) if isinstance(output, (tuple, list)) else 0
 
 
 def _assemble(rows: list[Any]) -> Any:

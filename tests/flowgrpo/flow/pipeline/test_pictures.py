@@ -1,13 +1,14 @@
 """Pictures of a condition are encoded once: the same numbers as where each call encodes them, also of other pictures."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import tiny
 import torch
 from zoo import SPECIMENS
 
-from flowgrpo.flow.pipeline import pictures
+from flowgrpo.flow.pipeline import recent
 from flowgrpo.flow.pipeline.pictures import EncodedPictures
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 
@@ -44,6 +45,10 @@ def test_a_step_encodes_no_picture_that_the_start_did(name, monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(often, once, strict=True))
 
 
+def pipe_of(vae):
+    return SimpleNamespace(vae=vae, components={"vae": vae})
+
+
 @pytest.fixture
 def vae():
     torch.manual_seed(0)
@@ -51,7 +56,7 @@ def vae():
 
 
 def test_other_bytes_another_type_or_tiles_are_encoded_anew(vae):
-    calls, kept = counting(vae), EncodedPictures(type("Pipe", (), {"vae": vae}))
+    calls, kept = counting(vae), EncodedPictures(pipe_of(vae))
     picture = torch.rand(1, 3, 16, 16)
     encode = vae.encode
     with kept.at_hand():
@@ -72,26 +77,26 @@ def test_other_bytes_another_type_or_tiles_are_encoded_anew(vae):
 
 
 def test_the_encodings_that_were_asked_for_last_stay(vae, monkeypatch):
-    calls, kept = counting(vae), EncodedPictures(type("Pipe", (), {"vae": vae}))
+    calls, kept = counting(vae), EncodedPictures(pipe_of(vae))
     pictures_of = [torch.full((1, 3, 16, 16), float(i)) for i in range(3)]
     with kept.at_hand():
         vae.encode(pictures_of[0])
-        ((_, size),) = kept._kept.values()
-        monkeypatch.setattr(pictures, "KEPT", 2 * size)
+        ((_, size),) = kept._encodings._results.values()
+        monkeypatch.setattr(recent, "KEPT", 2 * size)
         for i in (1, 0, 2, 0, 1):
             vae.encode(pictures_of[i])
         assert len(calls) == 4  # the second went as the third came
-        monkeypatch.setattr(pictures, "KEPT", 0)
+        monkeypatch.setattr(recent, "KEPT", size - 1)
         vae.encode(pictures_of[2])
         vae.encode(pictures_of[2])
-    assert len(calls) == 5
-    assert len(kept._kept) == 1
+    assert len(calls) == 6
+    assert not kept._encodings._results
 
 
 def test_what_fails_leaves_the_vae_as_it_was(vae):
-    kept = EncodedPictures(type("Pipe", (), {"vae": vae}))
+    kept = EncodedPictures(pipe_of(vae))
     with pytest.raises(ValueError, match="not enough values"), kept.at_hand():
         vae.encode(torch.zeros(1))
     assert "encode" not in vars(vae)
-    with EncodedPictures(object()).at_hand():  # a pipeline without a VAE
+    with EncodedPictures(SimpleNamespace(components={})).at_hand():  # a pipeline without a VAE
         pass

@@ -1,0 +1,34 @@
+"""What a pipeline asks for in each of its calls, kept from one to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+from flowgrpo.training.hollow import mapped
+
+# Bytes of tensors. With larger ones a step takes so long that making them anew is nothing.
+KEPT = 64 * 2**20
+
+
+class Recent:
+    """The results that were asked for last, on their device, of `KEPT` bytes at most."""
+
+    def __init__(self) -> None:
+        self._results: dict[Hashable, tuple[Any, int]] = {}  # and their bytes
+
+    def of(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """A copy of a key's result, which is made where it is not there: pipelines may write into what they are given."""
+        found = self._results.pop(key, None) or _with_size(make())
+        self._results[key] = found  # the last that will be dropped
+        while self._results and sum(size for _, size in self._results.values()) > KEPT:
+            del self._results[next(iter(self._results))]
+        return mapped(torch.clone, found[0])
+
+
+def _with_size(result: Any) -> tuple[Any, int]:
+    sizes: list[int] = []
+    mapped(lambda x: sizes.append(x.nbytes) or x, result)
+    return result, sum(sizes)
