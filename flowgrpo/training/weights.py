@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -166,20 +167,19 @@ class Weights:
                 yield
             return
         self._exchange_base()
-        layers = [
-            m
-            for module in self.modules.values()
-            for m in module.modules()
-            if isinstance(m, tuners_utils.BaseTunerLayer)
-        ]
-        for layer in layers:
+        for layer in self._adapted:
             layer.enable_adapters(False)
         try:
             yield
         finally:
-            for layer in layers:
+            for layer in self._adapted:
                 layer.enable_adapters(True)
             self._exchange_base()
+
+    @cached_property
+    def _adapted(self) -> list[tuners_utils.BaseTunerLayer]:
+        networks = self.modules.values()
+        return [m for network in networks for m in network.modules() if isinstance(m, tuners_utils.BaseTunerLayer)]
 
     def policy(self, name: str) -> AbstractContextManager[None]:
         """A context in which to compute, without gradient, as the `live` policy, `old`, `reference`, or the `bank`'s."""
