@@ -3,6 +3,7 @@ import os
 import shutil
 import sys
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -10,6 +11,10 @@ os.environ["OMP_NUM_THREADS"] = "1"  # tiny tensors: more threads only wait for 
 sys.path.insert(0, str(Path(__file__).parent))  # for `import tiny`
 
 import pytest
+import typer
+
+# Else each call of `main` makes all commands anew.
+typer.main.get_command = cache(typer.main.get_command)
 
 
 @pytest.hookimpl(wrapper=True)
