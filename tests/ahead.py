@@ -20,7 +20,7 @@ NUMBERS = {
     "train__updates": 2,
     "train__iterations": 4,
     "train__replay": "always",  # as those must whose samples others make
-    "eval__every": 4,
+    "run__checkpoint": {"every": 4},
 }
 CASES = {
     "chains": {},
@@ -43,6 +43,7 @@ def begun(folder, **choices):
     return trainer(
         settings(folder, **{**NUMBERS, **choices}),
         steps=4,
+        held_out=0,
         rewards=[Reward("closeness", closeness)],
         accelerator=Accelerator(cpu=True),  # else several processes of a CPU are not connected
     )
@@ -58,7 +59,8 @@ def runs(rank, generators=0, cases=CASES, lags=(0, 2)):
     for case in cases:
         for staleness in lags:
             folder = Path(tempfile.mkdtemp())
-            run = begun(folder, run__generators=generators, run__staleness=staleness, **CASES[case])
+            iterations = {"train__iterations": 4 if staleness else 3}
+            run = begun(folder, run__generators=generators, run__staleness=staleness, **CASES[case], **iterations)
             run.run()
             found[case, staleness] = told(run)
     return found

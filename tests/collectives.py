@@ -120,12 +120,17 @@ def full_in_half(rank):
     return of_two(rank, full=True, half=True)
 
 
-def of_many(processes, of_node, full, file):
-    """Bytes sent by the first of so many processes, whose messages reach nobody: in a call, and with its backward pass.
+def of_many(cases, file):
+    """Bytes sent by the first of many processes, whose messages reach nobody: in a call, and with its backward pass.
 
-    Their machines hold `of_node` each, and share the network among these alone where they are several. Written to a file
-    with the shapes of the network.
+    Cases are whether all is trained, how many processes there are, and how many a machine holds, which share the network
+    among these alone where they are several. Written to a file with the shapes of the network.
     """
+    torch.save([_of_many(*case) for case in cases], file)
+    os._exit(0)
+
+
+def _of_many(full, processes, of_node):
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=processes)
     network = tiny.sd3().transformer.requires_grad_(False)
     modules, shapes = {"transformer": network}, shapes_of(network)
@@ -143,5 +148,5 @@ def of_many(processes, of_node, full, file):
             if learns:
                 out.sum().backward()
         found.append(dict(counter.sent))
-    torch.save((found, shapes), file)
-    os._exit(0)
+    distributed.destroy_process_group()
+    return found, shapes

@@ -1,12 +1,9 @@
 """What `flow/test_context` runs in one process, and in two that share each call of a network along its sequence."""
 
-import os
-
 import torch
 from torch import distributed
 from zoo import SPECIMENS
 
-from flowgrpo.commands.train import train
 from flowgrpo.flow import context
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.training.weights import Weights, lora_config
@@ -38,18 +35,6 @@ def velocity_and_gradient(_, name, call, *, degree=2, checkpointing=False):
         for gradient in gradients.values():
             distributed.all_reduce(gradient)
     return [v.detach() for v in velocity], before, gradients
-
-
-def kept_and_again(rank):
-    """The same of two policies alike, the second with gradient checkpointing."""
-    return [velocity_and_gradient(rank, "WanPipeline", {}, checkpointing=again) for again in (False, True)]
-
-
-def run(_, folder, overrides):
-    """Train in a folder as one of the processes that `pair` has started."""
-    os.chdir(folder)
-    sharing()
-    train("context.yaml", overrides)
 
 
 def sharing():

@@ -84,8 +84,9 @@ def runs(rank):
     for name, (choices, rewards) in CASES.items():
         folder = Path(tempfile.mkdtemp())
         run = trainer(
-            settings(folder, train__iterations=2, eval__every=2, **choices),
-            steps=4,
+            settings(folder, train__iterations=2, run__checkpoint={"every": 2}, **choices),
+            steps=3,
+            held_out=0,
             rewards=[
                 Reward(reward, function, group_wise=hasattr(function, "group_wise")) for reward, function in rewards
             ],

@@ -1,11 +1,12 @@
 """Several processes of one command, and what accelerate would set for them."""
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import forked
+import meeting
 import pytest
 import torch
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
@@ -18,40 +19,14 @@ from flowgrpo.training.kept_trees import TreeFolder
 
 ROOT = Path(__file__).parents[3]
 
-TALK = """
-import json, os, psutil, torch
-from torch import distributed
-distributed.init_process_group("gloo")
-total = torch.tensor([1.0 + distributed.get_rank()])
-distributed.all_reduce(total)
-listening = [
-    (c.laddr.ip, c.type.name)
-    for process in (psutil.Process(), psutil.Process().parent())
-    for c in process.net_connections() if not c.raddr
-]
-distributed.barrier()
-json.dump([total.item(), listening], open(f"{distributed.get_rank()}.json", "w"))
-"""
 
-
-@pytest.fixture
-def signals():
-    """Puts back the handlers of the signals that a launcher passes on."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
-def test_processes_meet_on_loopback_alone(tmp_path, monkeypatch, signals):
-    (tmp_path / "flowgrpo").mkdir()  # the command that is launched, in place of ours
-    (tmp_path / "flowgrpo" / "__main__.py").write_text(TALK)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert launch.relaunch(2, tmp_path) == 0
-    said = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    assert [total for total, _ in said] == [3.0, 3.0]  # 1 + 2
-    for _, listening in said:
+def test_processes_meet_on_loopback_alone(tmp_path):
+    process = forked.Command([], {}, tmp_path, run=meeting.launcher)
+    _, said = process.communicate(timeout=180)
+    assert process.returncode == 0, said
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert [total for total, _ in found] == [3.0, 3.0]  # 1 + 2
+    for _, listening in found:
         assert {ip for ip, _ in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
         assert len(listening) > 0
 
@@ -145,7 +120,7 @@ def test_how_to_go_on_begins_as_the_command_did(monkeypatch, environment, begins
 )
 def test_two_processes_give_the_weights_of_one(workplace, method, drift):
     kept = "run.trees={every: 1, prompts: 3}"  # on both processes
-    options = ["train.groups=4", "train.micro_batch=4", "eval.every=2", "eval.save=0", kept, *method]
+    options = ["train.groups=4", "train.micro_batch=4", "eval={every: 2, prompts: 1, save: 0}", kept, *method]
     assert main(["train", "tiny.yaml", *options, "run.name=one"]) == 0
     begin = interpreter if "algorithm.preset=flow_grpo" in method else background
     process = begin("train", "tiny.yaml", *options, "run.name=two", "run.processes=2")
@@ -196,12 +171,12 @@ def ending(*statuses):
     [
         (((0, 0), (0.1, 0)), None),
         (((30, 0), (0, 7)), 1),  # the first is still waiting for the second
-        (((0, launch.LOST), (0.5, 1)), 1),  # the first only lost the second, which takes longer to end
+        (((0, launch.LOST), (0.3, 1)), 1),  # the first only lost the second, which takes longer to end
         (((0, launch.LOST), (0, launch.LOST)), 0),
     ],
 )
 def test_the_process_that_failed_is_the_one_that_is_to_blame(monkeypatch, statuses, failed):
-    monkeypatch.setattr(launch, "GRACE", 3)
+    monkeypatch.setattr(launch, "GRACE", 1.5)
     children = ending(*statuses)
     assert launch._first_failure(children) == failed
     assert all(child.returncode is not None for child in children)

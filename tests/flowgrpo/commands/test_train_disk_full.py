@@ -7,7 +7,14 @@ from runs import background, metrics, weights
 
 from flowgrpo.cli import main
 
-OPTIONS = ["train.iterations=4", "run.checkpoint={every: 1, keep: 2}", "eval={every: 500, prompts: 2, save: 2}"]
+OPTIONS = [
+    "model.call.num_inference_steps=2",
+    "train.iterations=4",
+    "train.updates=1",
+    "train.group_size=2",
+    "run.checkpoint={every: 1, keep: 2}",
+    "eval={every: 500, prompts: 1, save: 0}",
+]
 
 # No file may grow beyond a number of bytes from some call on; the first two calls are on synthetic samples, the third is in
 # the first evaluation, and each iteration has two. The checkpoint before is written in the background until then.

@@ -1,15 +1,18 @@
 """Runs that train all weights in shards: their checkpoints go on anywhere, and are there as a whole or not at all."""
 
-import shutil
 import signal
 
 import pytest
 import torch
 from conftest import furnished
+from in_turn import Turn, after_first_step, trained_in_turn
 from runs import background, from_shards, metrics, weights
+
+from flowgrpo.cli import main
 
 OPTIONS = [
     "tiny.yaml",
+    "model.call.num_inference_steps=2",
     "model.lora=null",
     "train.updates=1",
     "train.group_size=2",
@@ -47,8 +50,8 @@ def redness(images, prompts):
 """
 
 
-def train(name, *options):
-    process = background("train", *OPTIONS, f"run.name={name}", *options)
+def train(*options):
+    process = background("train", *OPTIONS, "run.name=t", *SHARDED, *options)
     _, said = process.communicate(timeout=300)
     return process.returncode, said
 
@@ -58,24 +61,24 @@ def steps(run):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tiny_model, tmp_path_factory):
-    """The folder of a run in shards that nobody disturbs."""
+def runs(tiny_model, tmp_path_factory):
+    """The folder of runs that nobody disturbs: one in shards, and such as go on, begun by two processes or by one."""
     with furnished(tmp_path_factory.mktemp("undisturbed"), tiny_model) as folder:
-        status, said = train("whole", *SHARDED)
-    assert status == 0, said
-    return folder / "runs" / "whole"
+        config, *options = OPTIONS
+        assert main(["train", *OPTIONS, *ALONE, "run.name=first", "train.iterations=1"]) == 0
+        turns = [
+            Turn(str(folder), config, "whole", [*options, *SHARDED]),
+            Turn(str(folder), config, "same", [*options, *SHARDED], source="whole"),
+            Turn(str(folder), config, "spread", [*options, *SHARDED], source="first"),
+        ]
+        ends = trained_in_turn([turns], tmp_path_factory.mktemp("two"))
+        assert ends == [{turn.name: [None, None] for turn in turns}]
+        after_first_step(folder / "runs", "whole", "alone")
+        assert main(["train", *OPTIONS, *ALONE, "run.name=alone", "run.resume=true"]) == 0
+    return folder / "runs"
 
 
-def test_a_run_in_shards_goes_on_to_the_bit_in_as_many_processes_and_closely_in_others(workplace, undisturbed):
-    runs = workplace / "runs"
-    assert train("spread", *ALONE, "train.iterations=1")[0] == 0
-    for name in ("whole", "same", "alone"):
-        shutil.copytree(undisturbed, runs / name)
-    for name in ("same", "alone"):  # as the run was after its first step
-        shutil.rmtree(runs / name / "checkpoints" / "step-000002")
-    for name, options in (("same", SHARDED), ("alone", ALONE), ("spread", SHARDED)):
-        status, said = train(name, *options, "run.resume=true")
-        assert status == 0, said
+def test_a_run_in_shards_goes_on_to_the_bit_in_as_many_processes_and_closely_in_others(runs):
     places = {name: runs / name / "checkpoints" / "step-000002" for name in ("whole", "same", "alone", "spread")}
     assert [any(place.glob("shard-*")) for place in places.values()] == [True, True, False, True]
 
@@ -99,23 +102,23 @@ def disturbed(workplace):
     return workplace
 
 
-def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_before_whole(disturbed, undisturbed):
+def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_before_whole(disturbed, runs):
     run = disturbed / "runs" / "t"
     (disturbed / "kill").touch()
-    status, said = train("t", *SHARDED)
+    status, said = train()
     assert status == 128 + signal.SIGKILL, said
     assert "process 1 of 2 was ended by SIGKILL; a checkpoint of step 1 is there, go on with: flowgrpo train" in said
     assert "step-000002" not in steps(run)
-    assert train("t", *SHARDED, "run.resume=true")[0] == 0
+    assert train("run.resume=true")[0] == 0
     assert steps(run) == ["step-000001", "step-000002"]
-    whole, again = (from_shards(folder / "checkpoints" / "step-000002") for folder in (undisturbed, run))
+    whole, again = (from_shards(folder / "checkpoints" / "step-000002") for folder in (runs / "whole", run))
     assert whole.keys() == again.keys()
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 
 def test_a_process_without_room_for_its_shards_ends_the_run_in_a_sentence(disturbed):
     (disturbed / "limit").touch()
-    status, said = train("t", *SHARDED, "train.iterations=4")
+    status, said = train("train.iterations=4")
     assert status == 1, said
     assert "Traceback" not in said
     (sentence,) = [line for line in said.splitlines() if "cannot be written to" in line]

@@ -5,12 +5,13 @@ from functools import partial
 
 import pytest
 import torch
-from in_context import kept_and_again, run, velocity_and_gradient
-from pair import pair
-from runs import background, metrics, weights
+from in_context import sharing, velocity_and_gradient
+from in_turn import Turn, each_in_turn, trained_in_turn
+from runs import metrics, weights
 from zoo import SPECIMENS
 
 from flowgrpo import config
+from flowgrpo.cli import main
 from flowgrpo.errors import InputError
 from flowgrpo.flow import context
 
@@ -24,11 +25,20 @@ CALLS = {
 }
 
 
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What two processes that share calls find of each pipeline, of one with checkpointing, and of an uneven sequence."""
+    functions = {name: partial(velocity_and_gradient, name=name, call=call) for name, call in CALLS.items()}
+    functions["checkpointed"] = partial(velocity_and_gradient, name="WanPipeline", call={}, checkpointing=True)
+    uneven = {"max_sequence_length": 15}
+    functions["uneven"] = partial(velocity_and_gradient, name="FluxPipeline", call=uneven)
+    return each_in_turn(functions, tmp_path_factory.mktemp("found"))
+
+
 @pytest.mark.parametrize("name", CALLS)
-def test_a_shared_call_has_the_velocity_and_the_gradient_of_a_whole_one(name, tmp_path):
+def test_a_shared_call_has_the_velocity_and_the_gradient_of_a_whole_one(name, found):
     whole, _, gradients = velocity_and_gradient(0, name, CALLS[name], degree=1)
-    found = pair(partial(velocity_and_gradient, name=name, call=CALLS[name]), tmp_path)
-    for velocity, before, summed in found:
+    for velocity, before, summed in found[name]:
         for mine, own, replayed in zip(whole, velocity, before, strict=True):
             assert torch.equal(own, replayed)
             assert (own - mine).abs().max() <= 1e-6 * max(1.0, float(mine.abs().max()))
@@ -37,17 +47,15 @@ def test_a_shared_call_has_the_velocity_and_the_gradient_of_a_whole_one(name, tm
         assert apart <= 2e-6 * norm
 
 
-def test_checkpointing_changes_no_number_of_a_shared_call(tmp_path):
-    found = pair(kept_and_again, tmp_path)
-    velocity, _, gradients = found[0][0]
-    for _, (other, _, others) in found:
+def test_checkpointing_changes_no_number_of_a_shared_call(found):
+    velocity, _, gradients = found["WanPipeline"][0]
+    for other, _, others in found["checkpointed"]:
         assert all(torch.equal(a, b) for a, b in zip(velocity, other, strict=True))
         assert all(torch.equal(gradients[key], others[key]) for key in gradients)
 
 
-def test_a_sequence_that_does_not_divide_is_refused(tmp_path):
-    call = {"max_sequence_length": 15}
-    for said in pair(partial(velocity_and_gradient, name="FluxPipeline", call=call), tmp_path):
+def test_a_sequence_that_does_not_divide_is_refused(found):
+    for said in found["uneven"]:
         assert said == (
             "InputError: run.context_parallel: 2 processes cannot share a sequence of 15 in FluxTransformer2DModel evenly, "
             "take 1, or another height, width, num_frames or max_sequence_length in model.call"
@@ -59,8 +67,8 @@ model: {{path: model, lora: {{rank: 2, alpha: 4}}, call: {call}}}
 prompts: {{train: prompts.txt, eval: prompts.txt}}
 rewards: [{{use: './mine.py:redness'}}]
 algorithm: {{preset: flow_grpo_fast, tree: {{size: 2}}}}
-train: {{iterations: 2, updates: 1, groups: 2, group_size: 4, micro_batch: 4, learning_rate: 0.01, replay: always}}
-eval: {{every: 2, prompts: 3, save: 2}}
+train: {{iterations: 2, updates: 1, groups: 2, group_size: 2, micro_batch: 4, learning_rate: 0.01, replay: always}}
+eval: {{every: 2, prompts: 3, save: 0}}
 run: {{name: alone, checkpoint: {{every: 1, keep: 3}}}}
 """
 REWARD = """
@@ -83,23 +91,28 @@ def furnish(folder, name, **call):
     (folder / "context.yaml").write_text(CONFIG.format(call={**specimen.call, "num_inference_steps": 3, **call}))
 
 
-def alone(*overrides):
-    """A run in one process."""
-    process = background("train", "context.yaml", *overrides)
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 0, said
+def alone(folder, name, *overrides, **call):
+    """Furnish a folder, and make a run there in one process; returns how many samples were scored."""
+    furnish(folder, name, **call)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["train", "context.yaml", *overrides]) == 0
+    (count,) = scored(folder)
+    return count
 
 
-def together(folder, name, *overrides, processes=2):
-    """A run in processes of which two share each call; returns how many samples each scored."""
-    store = folder / f"store-{len(list(folder.iterdir()))}"
-    store.mkdir()
-    for file in folder.glob("scored-*"):
+def scored(folder):
+    """How many samples each process has scored in a folder since this was asked before."""
+    files = list(folder.glob("scored-*"))
+    counts = sorted(len(file.read_text()) for file in files)
+    for file in files:
         file.unlink()
-    chosen = [*overrides, f"run.name={name}", "run.context_parallel=2"]
-    function = partial(run, folder=str(folder), overrides=chosen)
-    assert pair(function, store, seconds=120, processes=processes) == [None] * processes
-    return sorted(len(file.read_text()) for file in folder.glob("scored-*"))
+    return counts
+
+
+def together(folder, name, *overrides, **options):
+    """A run of which two processes share each call."""
+    return Turn(str(folder), "context.yaml", name, [*overrides, "run.context_parallel=2"], **options)
 
 
 def counted(folder):
@@ -128,7 +141,7 @@ def gap(folder, other):
     return apart / sum(float((whole[key] - before[key]).square().sum()) for key in whole) ** 0.5
 
 
-PRUNED = ["algorithm={preset: branch_grpo, tree: {prune: {rule: extremes}}}"]
+PRUNED = ["algorithm={preset: branch_grpo, tree: {prune: {rule: extremes}}}", "train.group_size=4"]
 ALL = ["model.lora=null", "train.optimizer.eps=1", "train.learning_rate=1"]  # steps along the gradient, however small
 REFERENCE = ["model.gradient_checkpointing=true", "algorithm.objective.kl.beta=0.1"]
 CASES = {
@@ -139,46 +152,50 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_two_processes_that_share_calls_and_weights_train_as_one(case, tmp_path, monkeypatch):
-    name, call, overrides = CASES[case]
-    furnish(tmp_path, name, **call)
-    monkeypatch.chdir(tmp_path)
-    alone(*overrides)
-    (scored,) = (len(file.read_text()) for file in tmp_path.glob("scored-*"))
-    assert together(tmp_path, "both", "run.sharding=fsdp2", *overrides) == [TRIED, scored]
-    one, two = tmp_path / "runs" / "alone", tmp_path / "runs" / "both"
-    assert counted(one) == counted(two)
-    assert gap(one, two) < 1e-3
-    assert drift(two) <= (1e-6 if overrides == PRUNED else 0)
+SHARDED = "run.sharding=fsdp2"
 
 
 @pytest.fixture(scope="module")
 def of_one(tmp_path_factory):
     """A folder with a run in one process."""
     folder = tmp_path_factory.mktemp("alone")
-    furnish(folder, "FluxPipeline")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        alone()
+    alone(folder, "FluxPipeline")
     return folder
 
 
-@pytest.fixture
-def shared(of_one, tmp_path, monkeypatch):
-    """The folder of a test with a copy of that run."""
-    shutil.copytree(of_one, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def ran(of_one, tmp_path_factory):
+    """By case, the runs by one process and by two that share its calls, with the samples that each process scored."""
+    folders = {case: tmp_path_factory.mktemp("case") for case in (*CASES, "resumed")}
+    counts, turns = {}, []
+    for case, (name, call, overrides) in CASES.items():
+        counts[case] = alone(folders[case], name, *overrides, **call)
+        turns.append([together(folders[case], "both", SHARDED, *overrides)])
+    last = shutil.copytree(of_one, folders["resumed"], dirs_exist_ok=True)
+    whole, cut = together(last, "whole"), together(last, "cut", SHARDED)
+    turns.append([whole, cut, together(last, "later", source="whole")])
+    ends = trained_in_turn(turns, tmp_path_factory.mktemp("two"), begin=sharing)
+    return {
+        case: (folder / "runs", end, counts.get(case), scored(folder))
+        for (case, folder), end in zip(folders.items(), ends, strict=True)
+    }
 
 
-@pytest.mark.usefixtures("shared")
-def test_shards_change_no_number_of_shared_calls_nor_does_a_resume(tmp_path):
-    together(tmp_path, "whole")
-    together(tmp_path, "cut", "run.sharding=fsdp2")
-    later = shutil.copytree(tmp_path / "runs" / "whole", tmp_path / "runs" / "later")
-    shutil.rmtree(later / "checkpoints" / "step-000002")
-    together(tmp_path, "later", "run.resume=true")
-    one, *others = (tmp_path / "runs" / name for name in ("alone", "whole", "cut", "later"))
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_that_share_calls_and_weights_train_as_one(case, ran):
+    folder, ends, count, counts = ran[case]
+    assert ends == {"both": [None, None]}
+    assert counts == [TRIED, count]
+    one, two = folder / "alone", folder / "both"
+    assert counted(one) == counted(two)
+    assert gap(one, two) < 1e-3
+    assert drift(two) <= (1e-6 if CASES[case][2] == PRUNED else 0)
+
+
+def test_shards_change_no_number_of_shared_calls_nor_does_a_resume(ran):
+    folder, ends, *_ = ran["resumed"]
+    assert ends == {name: [None, None] for name in ("whole", "cut", "later")}
+    one, *others = (folder / name for name in ("alone", *ends))
     first = weights(others[0], 2)
     for other in others:
         assert counted(one) == counted(other)
@@ -188,11 +205,12 @@ def test_shards_change_no_number_of_shared_calls_nor_does_a_resume(tmp_path):
         assert timeless(others[0]) == timeless(other)
 
 
-@pytest.mark.usefixtures("shared")
-def test_shares_of_the_data_are_dealt_to_pairs_of_processes(tmp_path):
-    scored = together(tmp_path, "four", "run.sharding=fsdp2", processes=4)
-    each, evaluations = 2 * 4, 2  # of a group in two iterations; the first pair has two of three held-out prompts
-    assert scored == [TRIED, TRIED, TRIED + each + evaluations, TRIED + each + 2 * evaluations]
+def test_shares_of_the_data_are_dealt_to_pairs_of_processes(of_one, tmp_path, tmp_path_factory):
+    shutil.copytree(of_one, tmp_path, dirs_exist_ok=True)
+    run, store = together(tmp_path, "four", SHARDED), tmp_path_factory.mktemp("four")
+    assert trained_in_turn([[run]], store, begin=sharing, processes=4) == [{"four": [None] * 4}]
+    each, evaluations = 2 * 2, 2  # of a group in two iterations; the first pair has two of three held-out prompts
+    assert scored(tmp_path) == [TRIED, TRIED, TRIED + each + evaluations, TRIED + each + 2 * evaluations]
     assert len(list(tmp_path.glob("moved-*"))) == 1 + 2  # and that of the run in one process
     one, four = tmp_path / "runs" / "alone", tmp_path / "runs" / "four"
     assert counted(one) == counted(four)

@@ -9,6 +9,7 @@ import field
 import pytest
 import runs
 import torch
+from conftest import furnished
 
 from flowgrpo.cli import main
 from flowgrpo.flow import rollout
@@ -17,7 +18,7 @@ from flowgrpo.flow.trainer import Trainer
 from flowgrpo.flow.update import Credited
 from flowgrpo.training.engine.seeds import seed_of
 
-LIGHT = ["eval={every: 9, prompts: 1, save: 0}", "train.iterations=3"]
+LIGHT = ["eval={every: 9, prompts: 1, save: 0}", "train.iterations=3", "train.updates=1"]
 
 
 @pytest.fixture
@@ -37,14 +38,15 @@ def options(url, **more):
     return [f"run.engine={json.dumps(section)}", *LIGHT]
 
 
-def trained(folder, step=3):
+def trained(folder, step=2):
     return {name: tensor for name, tensor in runs.weights(folder, step).items() if not name.startswith("average.")}
 
 
 def test_a_run_learns_what_one_learns_that_draws_the_engines_noise_itself(workplace, serving, monkeypatch):
     """The engine computes with merged weights and formulas of its own: all but rounding is the same."""
     url, _ = serving
-    assert main(["train", "tiny.yaml", *options(url), "run.name=engine"]) == 0
+    twice = "train.iterations=2"  # the second time by adapters that were pushed
+    assert main(["train", "tiny.yaml", *options(url), twice, "run.name=engine"]) == 0
     generators = {}
 
     def start(self, rows):
@@ -71,7 +73,7 @@ def test_a_run_learns_what_one_learns_that_draws_the_engines_noise_itself(workpl
 
     monkeypatch.setattr(Trainer, "rollout", rolled)
     monkeypatch.setattr(Trainer, "_row_at", row_at)
-    assert main(["train", "tiny.yaml", *LIGHT, "run.name=here"]) == 0
+    assert main(["train", "tiny.yaml", *LIGHT, twice, "run.name=here"]) == 0
     assert DiffusersPolicy.start is real
     ours, theirs = (trained(workplace / "runs" / name) for name in ("here", "engine"))
     for name, tensor in ours.items():
@@ -103,11 +105,11 @@ def test_the_plan_counts_what_the_run_does_and_files_of_old_weights_are_gone(wor
 def test_where_the_engines_numbers_are_off_weights_are_cut_and_the_run_says_so(workplace, serving, engine):
     url, _ = serving
     engine.offset = -1.5
-    assert main(["train", "tiny.yaml", *options(url, truncate=1.25)]) == 0
-    for line in runs.metrics(workplace / "runs/t"):
-        assert line["engine/mean_abs_log_ratio"] == pytest.approx(1.5, abs=1e-5)
-        assert (line["engine/truncated_fraction"], line["engine/mean_weight"]) == (1.0, pytest.approx(1.25))
-        assert line["policy/max_abs_log_ratio"] == 0
+    assert main(["train", "tiny.yaml", *options(url, truncate=1.25), "train.iterations=1"]) == 0
+    (line,) = runs.metrics(workplace / "runs/t")
+    assert line["engine/mean_abs_log_ratio"] == pytest.approx(1.5, abs=1e-5)
+    assert (line["engine/truncated_fraction"], line["engine/mean_weight"]) == (1.0, pytest.approx(1.25))
+    assert line["policy/max_abs_log_ratio"] == 0
     log = (workplace / "runs/t/log.txt").read_text()
     assert (
         "step 1: the engine's log-probabilities are 1.5 nats per dimension from ours; are its model, precision" in log
@@ -138,45 +140,57 @@ def test_an_engine_that_is_lost_ends_the_run_with_what_is_done_and_a_resume_goes
     real = engine.rollout
 
     def rollout(body):
-        if sum(path == "/rollout/generate" for path, _ in engine.asked) > 1 + 2 * 2:
+        if sum(path == "/rollout/generate" for path, _ in engine.asked) > 1 + 2:
             threading_end.append(True)
             raise OSError("gone")
         return real(body)
 
     threading_end = []
     engine.rollout = rollout
-    chosen = [*options(url), "run.checkpoint.every=5"]
+    rest = ["run.checkpoint.every=5", "train.iterations=2"]
+    chosen = [*options(url), *rest]
     assert main(["train", "tiny.yaml", *chosen]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert re.match(
-        rf"stopped after step 2: {url}/rollout/generate could not be reached \(.+\); a checkpoint is written, go on with: "
+        rf"stopped after step 1: {url}/rollout/generate could not be reached \(.+\); a checkpoint is written, go on with: "
         r"flowgrpo train tiny.yaml .*run.resume=true$",
         said,
     )
     assert threading_end
-    assert [line["step"] for line in runs.metrics(workplace / "runs/t")] == [1, 2]
+    assert [line["step"] for line in runs.metrics(workplace / "runs/t")] == [1]
     end()
     assert main(["train", "tiny.yaml", *chosen, "run.resume=true"]) == 2  # nobody is there
     assert "flowgrpo: run.engine.url:" in capsys.readouterr().err
     with fake_engine.serving(fake_engine.FakeEngine(tiny_model, **runs.CALL)) as (other, _):
-        assert main(["train", "tiny.yaml", *options(other), "run.checkpoint.every=5", "run.resume=true"]) == 0
-    assert [line["step"] for line in runs.metrics(workplace / "runs/t")] == [1, 2, 3]
+        assert main(["train", "tiny.yaml", *options(other), *rest, "run.resume=true"]) == 0
+    assert [line["step"] for line in runs.metrics(workplace / "runs/t")] == [1, 2]
     assert runs.metrics(workplace / "runs/t")[-1]["engine/max_abs_log_ratio"] < 2e-6
 
 
+FOUR = ["train.groups=4", "train.iterations=2"]
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_model, tmp_path_factory):
+    """The folder of a run by one process, which asks an engine of its own."""
+    engine = fake_engine.FakeEngine(tiny_model, **runs.CALL)
+    with furnished(tmp_path_factory.mktemp("alone"), tiny_model) as folder, fake_engine.serving(engine) as (url, _):
+        assert main(["train", "tiny.yaml", *options(url), *FOUR, "run.name=one"]) == 0
+    return folder / "runs" / "one"
+
+
 @pytest.mark.parametrize("evaluators", [0, 1])
-def test_two_processes_ask_for_their_own_samples_and_learn_as_one(workplace, serving, evaluators):
+def test_two_processes_ask_for_their_own_samples_and_learn_as_one(workplace, serving, alone, evaluators):
     url, _ = serving
-    chosen = [*options(url), "train.groups=4", "train.iterations=2"]
     beside = ["run.processes=2", f"run.evaluators={evaluators}", "run.name=two"]
-    process = runs.background("train", "tiny.yaml", *chosen, *beside)
+    process = runs.background("train", "tiny.yaml", *options(url), *FOUR, *beside)
     _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
-    assert main(["train", "tiny.yaml", *chosen, "run.name=one"]) == 0
-    one, two = (trained(workplace / "runs" / name, 2) for name in ("one", "two"))
-    for name, tensor in one.items():
+    together = workplace / "runs" / "two"
+    two = trained(together)
+    for name, tensor in trained(alone).items():
         torch.testing.assert_close(two[name], tensor, rtol=0, atol=2e-4)
-    left, right = (runs.metrics(workplace / "runs" / name)[-1] for name in ("one", "two"))
+    left, right = (runs.metrics(folder)[-1] for folder in (alone, together))
     assert right["cost/rollout_evaluations"] == left["cost/rollout_evaluations"]
     assert right["engine/mean_weight"] == pytest.approx(left["engine/mean_weight"])
 

@@ -20,6 +20,15 @@ from rewards import RewardError
 REPRESENTATIVE = ("diffu_grpo", "gdpo", "cj_grpo", "trace_rl", "co_grpo")  # one of each way to estimate a likelihood
 
 
+RARE = {"eval__every": 16, "eval__prompts": 1, "eval__save": 0, "run__checkpoint__every": 16}
+
+
+@pytest.fixture
+def settings(settings):
+    """Of a run that evaluates and saves as little as it can, unless it is told to."""
+    return lambda **overrides: settings(**RARE | overrides)
+
+
 def lines(done, phase="train"):
     return [line for line in done.metrics if line["phase"] == phase]
 
@@ -34,9 +43,8 @@ def weights(done):
 )
 def test_every_preset_learns_from_its_reward(settings, preset):
     chosen = {"train__learning_rate": 0.02} if preset == "spg" else {}
-    rarely = {"eval__every": 16, "run__checkpoint__every": 16}
     done = run.train_config(
-        settings(algorithm__preset=preset, train__iterations=16, train__ema=None, train__updates=1, **rarely, **chosen)
+        settings(algorithm__preset=preset, train__iterations=16, train__ema=None, train__updates=1, **chosen)
     )
     rewards = [line["reward/mean"] for line in lines(done)]
     assert sum(rewards[-4:]) > sum(rewards[:4]) + 0.2
@@ -137,7 +145,7 @@ def test_a_rollout_has_batches_of_its_own(settings, monkeypatch):
         sizes[torch.is_grad_enabled()].add(len(ids))
         return real(self, form, ids, mask, **wanted)
 
-    choices = {"algorithm__preset": "gdpo", "train__updates": 1, "train__iterations": 1}
+    choices = {"algorithm__preset": "gdpo", "train__updates": 1, "train__iterations": 1, "eval__prompts": 4}
     reference = weights(run.train_config(settings(run__name="reference", **choices)))
     monkeypatch.setattr(MaskPredictor, "forward", watched)
     own = run.train_config(settings(train__micro_batch=6, train__rollout_batch=15, **choices))
@@ -310,7 +318,7 @@ def test_group_wise_rewards_meet_one_group_at_a_time(settings, tmp_path):
 
 
 def test_samples_are_texts_with_their_order_of_decoding(settings):
-    done = run.train_config(settings())
+    done = run.train_config(settings(eval__every=2, eval__prompts=2, eval__save=2))
     manifest = [json.loads(line) for line in (done.folder / "samples" / "manifest.jsonl").read_text().splitlines()]
     assert [(line["step"], line["prompt"], line["sampler"]) for line in manifest] == [
         (step, prompt, "decoder") for step in (0, 2) for prompt in ("ab", "bcd")
@@ -329,7 +337,8 @@ def test_python_gets_a_policy_that_answers(settings):
 
 
 def test_evaluation_takes_its_own_decoder(settings):
-    done = run.train_config(settings(eval__decoder={"name": "low_confidence", "steps": 2}, train__iterations=1))
+    decoder = {"name": "low_confidence", "steps": 2}
+    done = run.train_config(settings(eval__decoder=decoder, eval__prompts=4, train__iterations=1))
     assert lines(done, "eval")[0]["cost/model_evaluations"] == 4 * 2
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -25,26 +26,36 @@ prompts: {train: prompts.txt, eval: prompts.txt}
 rewards: [{use: './mine.py:ones'}]
 algorithm: {preset: cj_grpo, decoder: {name: low_confidence, steps: 6, region: {block_length: 4}, eos_early_stop: true}}
 train: {iterations: 3, groups: 2, group_size: 4, updates: 1, learning_rate: 0.01, micro_batch: 8, ema: null}
-eval: {every: 9, prompts: 1, save: 0}
+eval: {every: 9, prompts: 1, save: 0, decoder: {name: low_confidence, steps: 1}}
 run: {name: t, checkpoint: {every: 1}}
 """
 
 
+DECODER = {"name": "low_confidence", "steps": 6, "region": {"block_length": 4}}
+
+
 @pytest.fixture
 def engine():
-    return FakeTextEngine({"name": "low_confidence", "steps": 6, "region": {"block_length": 4}})
+    return FakeTextEngine(DECODER)
+
+
+@contextmanager
+def furnished(folder):
+    """A folder with a small run on the embedded model, in which commands run."""
+    (folder / "mine.py").write_text(
+        "def ones(texts, prompts):\n    return [sum(c in '135' for c in text) / 9 for text in texts]\n"
+    )
+    (folder / "prompts.txt").write_text("25,7,3=21:\n1,2,3=6:\n")
+    (folder / "run.yaml").write_text(RUN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield
 
 
 @pytest.fixture
-def serving(engine, tmp_path, monkeypatch):
+def serving(engine, tmp_path):
     """The address of an engine of the embedded model, and a function that ends it; a folder with a small run on it."""
-    (tmp_path / "mine.py").write_text(
-        "def ones(texts, prompts):\n    return [sum(c in '135' for c in text) / 9 for text in texts]\n"
-    )
-    (tmp_path / "prompts.txt").write_text("25,7,3=21:\n1,2,3=6:\n")
-    (tmp_path / "run.yaml").write_text(RUN)
-    monkeypatch.chdir(tmp_path)
-    with fake_engine.serving(engine) as served:
+    with furnished(tmp_path), fake_engine.serving(engine) as served:
         yield served
 
 
@@ -57,7 +68,7 @@ def folder(name="t"):
     return Path("runs") / name
 
 
-def trained(name, step=3):
+def trained(name, step=2):
     return runs.weights(folder(name), step)
 
 
@@ -84,7 +95,7 @@ def test_a_run_learns_what_one_learns_that_draws_the_engines_noise_itself(servin
     assert main(["train", "run.yaml", *options(url, log_probs=True), twice, "run.name=engine"]) == 0
     generate_with_the_engines_seeds(monkeypatch)
     assert main(["train", "run.yaml", twice, "run.name=here"]) == 0
-    ours, theirs = trained("here", 2), trained("engine", 2)
+    ours, theirs = trained("here"), trained("engine")
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         torch.testing.assert_close(theirs[name], tensor, rtol=0, atol=2e-4)  # steps of Adam are 0.01
@@ -181,24 +192,25 @@ def test_an_engine_that_is_lost_ends_the_run_with_what_is_done_and_a_resume_goes
     serving, engine, monkeypatch, capsys
 ):
     url, end = serving
-    chosen = [*options(url), "run.checkpoint.every=5"]
+    rest = ["run.checkpoint.every=5", "train.iterations=2"]
+    chosen = [*options(url), *rest]
     assert main(["train", "run.yaml", *chosen, "run.name=whole"]) == 0
-    lose(engine, 1 + 2 * 2, monkeypatch)
+    lose(engine, 1 + 2, monkeypatch)
     assert main(["train", "run.yaml", *chosen]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert re.match(
-        rf"stopped after step 2: {url}/generate could not be reached \(.+\); a checkpoint is written, go on with: "
+        rf"stopped after step 1: {url}/generate could not be reached \(.+\); a checkpoint is written, go on with: "
         r"flowgrpo train run.yaml .*run.resume=true$",
         said,
     )
-    assert [line["step"] for line in runs.metrics(folder())] == [1, 2]
+    assert [line["step"] for line in runs.metrics(folder())] == [1]
     end()
     assert main(["train", "run.yaml", *chosen, "run.resume=true"]) == 2  # nobody is there
     assert f"flowgrpo: run.engine.url: {url}/v1/models could not be reached" in capsys.readouterr().err
     other = FakeTextEngine(engine.decoder)
     with fake_engine.serving(other) as (there, _):
-        assert main(["train", "run.yaml", *options(there), "run.checkpoint.every=5", "run.resume=true"]) == 0
-    assert [line["step"] for line in runs.metrics(folder())] == [1, 2, 3]
+        assert main(["train", "run.yaml", *options(there), *rest, "run.resume=true"]) == 0
+    assert [line["step"] for line in runs.metrics(folder())] == [1, 2]
     whole, parts = trained("whole"), trained("t")  # this engine draws the same from the same seeds
     for name, tensor in whole.items():
         torch.testing.assert_close(parts[name], tensor, rtol=0, atol=2e-4)
@@ -215,19 +227,27 @@ def test_an_engine_that_skips_a_push_ends_the_run_before_it_learns_from_old_weig
     assert (folder() / "checkpoints/step-000001").is_dir()
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The folder of a run by one process, which asks an engine of its own."""
+    place, engine = tmp_path_factory.mktemp("alone"), FakeTextEngine(DECODER)
+    with furnished(place), fake_engine.serving(engine) as (url, _):
+        assert main(["train", "run.yaml", *options(url, log_probs=True), "train.iterations=2", "run.name=one"]) == 0
+    return place / "runs" / "one"
+
+
 @pytest.mark.parametrize("evaluators", [0, 1])
-def test_two_processes_ask_for_their_own_texts_and_learn_as_one(serving, evaluators):
+def test_two_processes_ask_for_their_own_texts_and_learn_as_one(serving, alone, evaluators):
     url, _ = serving
     chosen = [*options(url, log_probs=True), "train.iterations=2"]
     beside = ["run.processes=2", f"run.evaluators={evaluators}", "run.name=two"]
     process = runs.background("train", "run.yaml", *chosen, *beside)
     _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
-    assert main(["train", "run.yaml", *chosen, "run.name=one"]) == 0
-    one, two = trained("one", 2), trained("two", 2)
+    one, two = runs.weights(alone, 2), trained("two")
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=0, atol=2e-4)
-    left, right = (runs.metrics(folder(name))[-1] for name in ("one", "two"))
+    left, right = (runs.metrics(each)[-1] for each in (alone, folder("two")))
     assert right["cost/rollout_evaluations"] == left["cost/rollout_evaluations"]
     assert right["engine/mean_weight"] == pytest.approx(left["engine/mean_weight"])
 
@@ -297,7 +317,8 @@ def test_the_server_of_the_page_rolls_out_for_a_run(serving, monkeypatch):
     whole = "algorithm.decoder={name: low_confidence, eos_early_stop: true}"
     try:
         url = f"http://127.0.0.1:{server.server_address[1]}"
-        assert main(["train", "run.yaml", *options(url, log_probs=True, requests=1), whole, "train.iterations=2"]) == 0
+        chosen = [*options(url, log_probs=True, requests=1), whole, "train.iterations=2", "train.group_size=3"]
+        assert main(["train", "run.yaml", *chosen]) == 0
     finally:
         server.shutdown()
         server.server_close()

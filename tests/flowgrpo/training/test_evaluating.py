@@ -5,6 +5,7 @@ import re
 import beside
 import pytest
 import torch
+from in_turn import each_in_turn
 from pair import pair
 
 from flowgrpo import config
@@ -14,10 +15,29 @@ from flowgrpo.training import roles
 from flowgrpo.training.roles import Roles
 
 
+def found_by(folder, processes, *functions):
+    return each_in_turn({function.__name__: function for function in functions}, folder, processes=processes)
+
+
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    (found,) = pair(beside.alone, tmp_path_factory.mktemp("alone"), processes=1)
-    return found
+def of_one(tmp_path_factory):
+    return found_by(tmp_path_factory.mktemp("one"), 1, beside.alone, beside.behind)
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory):
+    functions = (beside.with_one, beside.alone, beside.slow, beside.interrupted)
+    return found_by(tmp_path_factory.mktemp("two"), 2, *functions)
+
+
+@pytest.fixture(scope="module")
+def of_three(tmp_path_factory):
+    return found_by(tmp_path_factory.mktemp("three"), 3, beside.with_one, beside.with_two, beside.with_a_generator)
+
+
+@pytest.fixture
+def alone(of_one):
+    return of_one["alone"][0]
 
 
 def assert_same(found, expected, same=torch.equal):
@@ -33,42 +53,35 @@ def assert_same(found, expected, same=torch.equal):
         assert all(map(same, found[3][step], samples))
 
 
-def test_an_evaluator_gives_the_lines_weights_and_samples_of_a_run_without_it(tmp_path, alone):
-    found, _ = pair(beside.with_one, tmp_path)
+def test_an_evaluator_gives_the_lines_weights_and_samples_of_a_run_without_it(of_two, alone):
+    found, _ = of_two["with_one"]
     assert_same(found, alone)
     assert found[1] == alone[1]
 
 
-def test_evaluators_deal_the_prompts_among_themselves(tmp_path, alone):
-    assert_same(pair(beside.with_two, tmp_path, processes=3)[0], alone, same=torch.allclose)
+def test_evaluators_deal_the_prompts_among_themselves(of_three, alone):
+    assert_same(of_three["with_two"][0], alone, same=torch.allclose)
 
 
-def test_evaluators_stand_beside_generators(tmp_path):
-    (tmp_path / "behind").mkdir()
-    (tmp_path / "ahead").mkdir()
-    (expected,) = pair(beside.behind, tmp_path / "behind", processes=1)
-    found = pair(beside.with_a_generator, tmp_path / "ahead", processes=3)[0]
-    assert_same(found, expected)
+def test_evaluators_stand_beside_generators(of_one, of_three):
+    assert_same(of_three["with_a_generator"][0], of_one["behind"][0])
 
 
-def test_several_processes_train_beside_an_evaluator(tmp_path):
-    (tmp_path / "apart").mkdir()
-    (tmp_path / "beside").mkdir()
-    apart = pair(beside.alone, tmp_path / "apart")
-    found = pair(beside.with_one, tmp_path / "beside", processes=3)
+def test_several_processes_train_beside_an_evaluator(of_two, of_three):
+    apart, found = of_two["alone"], of_three["with_one"]
     assert_same(found[0], apart[0], same=torch.allclose)
     assert found[1][0] == apart[1][0]
 
 
-def test_iterations_do_not_wait_for_an_evaluation(tmp_path):
-    told, _ = pair(beside.slow, tmp_path)
+def test_iterations_do_not_wait_for_an_evaluation(of_two):
+    told, _ = of_two["slow"]
     assert not isinstance(told, str), told
     assert told[0] == ("train", 1)
     assert [each for each in told if each[0] == "eval"] == [("eval", step) for step in (0, 2, 4, 5)]
 
 
-def test_a_run_that_stops_and_goes_on_is_the_one_that_did_not(tmp_path, alone):
-    trained, evaluated = pair(beside.interrupted, tmp_path)
+def test_a_run_that_stops_and_goes_on_is_the_one_that_did_not(of_two, alone):
+    trained, evaluated = of_two["interrupted"]
     assert not isinstance(trained, str), trained
     assert not isinstance(evaluated, str), evaluated
     assert trained[0] == evaluated[0] == "interrupted after step 3"

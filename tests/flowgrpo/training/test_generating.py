@@ -5,6 +5,7 @@ import re
 import ahead
 import pytest
 import torch
+from in_turn import each_in_turn
 from pair import pair
 
 from flowgrpo import config
@@ -23,40 +24,42 @@ def alone(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def ahead_of_one(tmp_path_factory):
-    found, _ = pair(ahead.with_one, tmp_path_factory.mktemp("one"))
-    return found
+def of_two(tmp_path_factory):
+    """What two processes find; the last function ends in an error."""
+    functions = (ahead.with_one, ahead.chains, ahead.interrupted, ahead.posted, ahead.unreadable)
+    return each_in_turn({function.__name__: function for function in functions}, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def of_three(tmp_path_factory):
+    functions = {"with_one": ahead.chains_with_one, "with_two": ahead.chains_with_two}
+    return each_in_turn(functions, tmp_path_factory.mktemp("three"), processes=3)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_generator_and_a_process_that_trains_give_the_weights_of_one_to_the_bit(alone, ahead_of_one, case):
+def test_a_generator_and_a_process_that_trains_give_the_weights_of_one_to_the_bit(alone, of_two, case):
     lines, weights = alone[case]
-    told, own = ahead_of_one[case]
+    told, own = of_two["with_one"][0][case]
     assert told == lines
     assert all(torch.equal(own[name], tensor) for name, tensor in weights.items())
     drifts = [line["policy/max_abs_log_ratio"] for line in told]
     assert (max(drifts) > 0) == (case[1] > 0)
 
 
-@pytest.mark.parametrize(
-    ("function", "processes", "trainers"), [(ahead.chains_with_one, 3, 2), (ahead.chains_with_two, 3, 1)]
-)
-def test_generators_are_fewer_or_more_than_those_that_train(tmp_path, function, processes, trainers):
+@pytest.mark.parametrize(("name", "trainers"), [("with_one", 2), ("with_two", 1)])
+def test_generators_are_fewer_or_more_than_those_that_train(alone, of_two, of_three, name, trainers):
     """One makes the samples of two; two take turns for one."""
-    (tmp_path / "apart").mkdir()
-    (tmp_path / "ahead").mkdir()
-    apart = pair(ahead.chains, tmp_path / "apart", processes=trainers)
-    found = pair(function, tmp_path / "ahead", processes=3)
+    apart = of_two["chains"] if trainers == 2 else [alone]
     for (lines, weights), (told, own) in zip(
-        (each["chains", 2] for each in apart), (each["chains", 2] for each in found), strict=False
+        (each["chains", 2] for each in apart), (each["chains", 2] for each in of_three[name]), strict=False
     ):
         assert told == lines
         assert all(torch.equal(own[name], tensor) for name, tensor in weights.items())
 
 
-def test_a_run_that_stops_and_goes_on_is_the_one_that_did_not(tmp_path, alone):
+def test_a_run_that_stops_and_goes_on_is_the_one_that_did_not(of_two, alone):
     """Both processes are told to stop, when what was made ahead has been thrown away."""
-    trained, generated = pair(ahead.interrupted, tmp_path)
+    trained, generated = of_two["interrupted"]
     assert not isinstance(trained, str), trained
     assert not isinstance(generated, str), generated
     (said, (told, own)), (of_generator, _) = trained, generated
@@ -74,14 +77,14 @@ def test_a_generator_that_ends_costs_no_more_than_what_it_was_making(tmp_path, a
     assert all(torch.equal(own[name], tensor) for name, tensor in weights.items())
 
 
-def test_what_was_posted_is_forgotten_once_it_must_have_been_received(tmp_path):
-    kept, received = pair(ahead.posted, tmp_path)
+def test_what_was_posted_is_forgotten_once_it_must_have_been_received(of_two):
+    kept, received = of_two["posted"]
     assert received == list(range(6))
     assert kept == [1, 2, 2, 2, 2, 2]
 
 
-def test_a_message_that_cannot_be_read_is_no_process_that_has_ended(tmp_path):
-    said, _ = pair(ahead.unreadable, tmp_path)
+def test_a_message_that_cannot_be_read_is_no_process_that_has_ended(of_two):
+    said, _ = of_two["unreadable"]
     assert said.startswith("OutOfMemory: out of memory in the rollout phase")
 
 

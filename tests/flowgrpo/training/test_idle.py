@@ -108,7 +108,8 @@ def test_whatever_leaves_nothing_to_learn_is_named(tmp_path, reward, why):
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name not in REWARDED])
 def test_a_constant_teaches_no_method(tmp_path, preset):
     written = {"preset": preset, "likelihood": {"draws": 3}} if preset in STRATA else preset
-    run = trainer(settings(tmp_path, written), reward=lambda samples, prompts: [0.1] * len(prompts), held_out=0)
+    chosen = settings(tmp_path, written, train__groups=2)
+    run = trainer(chosen, reward=lambda samples, prompts: [0.1] * len(prompts), held_out=0)
     with pytest.raises(NothingToLearn, match="stopped after step 2"):
         run.run()
 
@@ -120,11 +121,11 @@ def test_patience_counts_iterations_in_a_row_and_may_have_no_end(tmp_path):
             closeness(samples, prompts) if run.done % 2 and prompts[0] == "a" else [1.0] * len(prompts)
         )
 
-    run = trainer(settings(tmp_path / "a", train__groups=5, train__updates=1), held_out=0)
+    run = trainer(settings(tmp_path / "a", train__groups=5, train__group_size=4, train__updates=1), held_out=0)
     run.rewards[0] = type(run.rewards[0])("closeness", now_and_then(run))
     run.run()
     assert [line["groups/teaching"] for line in lines(run)] == [0, 1, 0, 1, 0, 1]
-    endless = settings(tmp_path / "b", run__patience=None)
+    endless = settings(tmp_path / "b", run__patience=None, train__groups=2, train__group_size=4)
     run = trainer(endless, reward=lambda samples, prompts: [1.0] * len(prompts), held_out=0)
     run.run()
     assert [line["groups/teaching"] for line in lines(run)] == [0] * 6
@@ -133,6 +134,10 @@ def test_patience_counts_iterations_in_a_row_and_may_have_no_end(tmp_path):
 
 def test_a_run_that_taught_nothing_does_not_end_well_however_short(workplace, capsys):
     (workplace / "mine.py").write_text("def redness(images, prompts):\n    return [1.0] * len(prompts)\n")
+    config = workplace / "tiny.yaml"
+    config.write_text(
+        config.read_text().replace("eval: {every: 1, prompts: 3, save: 2}", "eval: {every: 2, prompts: 1, save: 0}")
+    )
     for options in ([], ["run.resume=true"]):  # which finds nothing left to do
         assert main(["train", "tiny.yaml", *options]) == 1
         assert capsys.readouterr().err.splitlines()[-1] == (
@@ -189,7 +194,7 @@ def test_two_processes_stop_together_and_both_tell_the_log(workplace):
     )
     (workplace / "train.txt").write_text("a red circle\na green circle\n" * 6 + "a blue circle\ntwo blue square\n")
     options = ["run.processes=2", "run.patience=1", "eval.save=0", "eval.prompts=1"]
-    options += ["train.groups=14", "train.updates=1", "prompts.train=train.txt"]
+    options += ["train.groups=14", "train.group_size=2", "train.updates=1", "prompts.train=train.txt"]
     process = background("train", "tiny.yaml", *options)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 1, said
@@ -197,6 +202,6 @@ def test_two_processes_stop_together_and_both_tell_the_log(workplace):
     assert "Traceback" not in said
     run = workplace / "runs" / "t"
     told = (run / "log.txt").read_text()
-    assert told.count("failed 3 times (SystemExit: 0 at mine.py:3); its 4 samples are dropped") == 2
-    assert told.count("step 1: nothing to learn, the rewards of each group are equal, and 8 samples were lost") == 1
+    assert told.count("failed 3 times (SystemExit: 0 at mine.py:3); its 2 samples are dropped") == 2
+    assert told.count("step 1: nothing to learn, the rewards of each group are equal, and 4 samples were lost") == 1
     assert (run / "checkpoints" / "step-000001").is_dir()

@@ -1,8 +1,9 @@
 """Work whose memory runs out is made again in calls of half the size, or without graphs, also in one of two processes."""
 
 import json
-from functools import partial
+from functools import cache, partial
 
+import in_batches
 import pytest
 import torch
 from field import lines, weights_of
@@ -10,7 +11,6 @@ from in_batches import (
     AUTO,
     SAID,
     at,
-    begun,
     beside_a_generator,
     counting,
     equal,
@@ -21,6 +21,7 @@ from in_batches import (
     short,
     told,
 )
+from in_turn import each_in_turn, raised
 from pair import pair
 
 from flowgrpo.training import journal, probing
@@ -31,6 +32,10 @@ from rewards import Reward
 @pytest.fixture(autouse=True)
 def a_clock_that_only_counts(monkeypatch):
     monkeypatch.setattr(probing, "clock", counting())
+
+
+def begun(folder, net=None, **overrides):
+    return in_batches.begun(folder, net, **{"train__group_size": 8, **overrides})
 
 
 def said(run):
@@ -103,66 +108,84 @@ def in_the_second_part(run, change):
     run._update_part = update_part
 
 
+def options_of(algorithm):
+    size = 12 if algorithm == "tempflow" else 8
+    return {"algorithm__preset": algorithm, "train__iterations": 3, "train__group_size": size, **few(algorithm)}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A run of an algorithm that has enough memory, done; each is made once."""
+
+    @cache
+    def of(algorithm):
+        run = begun(tmp_path_factory.mktemp("plain"), train__micro_batch=16, **options_of(algorithm))
+        run.run()
+        return run
+
+    return of
+
+
 @pytest.mark.parametrize("algorithm", ["flow_grpo", "tempflow", "awm", "dgpo"])
-def test_an_optimizer_step_without_memory_leaves_no_trace(tmp_path, algorithm):
-    options = {"algorithm__preset": algorithm, "train__iterations": 3, **few(algorithm)}
+def test_an_optimizer_step_without_memory_leaves_no_trace(tmp_path, plain, algorithm):
     net, most = short(), 3 if algorithm == "tempflow" else 5  # of whose states six edges each leave
-    run = begun(tmp_path / "short", net, **AUTO, **options)
+    run = begun(tmp_path, net, **AUTO, **options_of(algorithm))
     in_the_second_part(run, lambda: setattr(net, "with_gradient", most))
     run.run()
     assert held(run)[1:] == [(2, rows, 16, "out of memory") for rows in (8, 4, 2) if 2 * rows > most]
-    plain = begun(tmp_path / "plain", train__micro_batch=16, **options)
-    plain.run()
     costs = ("cost/update_evaluations", "cost/trained_edges", "policy/updates")
     assert [[line[key] for key in costs] for line in lines(run)] == [
-        [line[key] for key in costs] for line in lines(plain)
+        [line[key] for key in costs] for line in lines(plain(algorithm))
     ]
-    for name, tensor in weights_of(plain).items():
+    for name, tensor in weights_of(plain(algorithm)).items():
         torch.testing.assert_close(weights_of(run)[name], tensor, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("algorithm", ["flow_grpo", "tempflow"])
-def test_with_one_size_for_both_an_update_has_its_rows_in_smaller_calls(tmp_path, algorithm):
+def test_with_one_size_for_both_an_update_has_its_rows_in_smaller_calls(tmp_path, plain, algorithm):
     """Also those of the rollout that was made in larger ones."""
-    options = {"algorithm__preset": algorithm, "train__iterations": 3}
     net, most = short(), 3 if algorithm == "tempflow" else 5
-    run = begun(tmp_path / "short", net, train__micro_batch="auto", **options)
+    run = begun(tmp_path, net, train__micro_batch="auto", **options_of(algorithm))
     in_the_second_part(run, lambda: setattr(net, "with_gradient", most))
     run.run()
     assert held(run)[1:] == [(2, rows, None, "out of memory") for rows in (8, 4, 2) if 2 * rows > most]
-    plain = begun(tmp_path / "plain", train__micro_batch=16, **options)
-    plain.run()
-    for name, tensor in weights_of(plain).items():
+    for name, tensor in weights_of(plain(algorithm)).items():
         torch.testing.assert_close(weights_of(run)[name], tensor, rtol=1e-3, atol=1e-4)
 
 
+def scarce(folder, dying=None):
+    """A run whose second steps have too little memory from the second iteration on; it dies before the one of `dying`."""
+    net = short()
+    run = begun(folder, net, **AUTO, run__checkpoint__every=2)
+    real = run._update_part
+
+    def update_part(credited, part):
+        net.with_gradient = 5 if run.done > 1 or (run.done, part) == (1, 1) else 1000
+        if run.done == dying and part == 1 and net.with_gradient == 5 and run.config.train.micro_batch == 4:
+            raise KeyboardInterrupt
+        return real(credited, part)
+
+    run._update_part = update_part
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Such a run that does not die, done."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probing, "clock", counting())
+        run = scarce(tmp_path_factory.mktemp("whole"))
+        run.run()
+    assert held(run)[-1] == (2, 4, 16, "out of memory")
+    return run
+
+
 @pytest.mark.parametrize("killed", [1, 2, 4])
-def test_a_resume_is_the_run_that_ran_out_of_memory_and_was_not_killed(tmp_path, killed):
+def test_a_resume_is_the_run_that_ran_out_of_memory_and_was_not_killed(tmp_path, whole, killed):
     """Bit for bit, whether it is killed before, in or after the iteration whose second step had too little."""
-
-    def run_of(name, **options):
-        net = short()
-        run = begun(tmp_path / name, net, **AUTO, run__checkpoint__every=2, **options)
-        real = run._update_part
-
-        def update_part(credited, part):
-            net.with_gradient = 5 if run.done > 1 or (run.done, part) == (1, 1) else 1000
-            if run.done == dying and part == 1 and net.with_gradient == 5 and run.config.train.micro_batch == 4:
-                raise KeyboardInterrupt
-            return real(credited, part)
-
-        run._update_part = update_part
-        return run
-
-    dying = None
-    whole = run_of("whole")
-    whole.run()
-    assert held(whole)[-1] == (2, 4, 16, "out of memory")
-    dying = {1: 1, 2: 3, 4: 5}[killed]
     with pytest.raises(KeyboardInterrupt):
-        run_of("killed").run()
-    dying = None
-    rest = run_of("killed")
+        scarce(tmp_path, dying={1: 1, 2: 3, 4: 5}[killed]).run()
+    rest = scarce(tmp_path)
     rest.resume()
     rest.run()
     assert held(rest) == held(whole)
@@ -267,17 +290,27 @@ def test_a_size_that_was_written_is_never_changed(tmp_path):
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """What two processes come to that have enough memory, and those of which the second has not, with their folder."""
-    folder, found = tmp_path_factory.mktemp("two"), []
-    for name in ("plain", "short"):
-        (folder / name / "pair").mkdir(parents=True)
-        own = partial(of_two_short_later, folder=str(folder / name), short=name == "short")
-        found.append(pair(own, folder / name / "pair"))
-    return *found, folder
+    folder = tmp_path_factory.mktemp("two")
+    (folder / "pair").mkdir()
+
+    def of(name, **options):
+        return partial(of_two_short_later, folder=str(folder / name), **options)
+
+    functions = {
+        "plain": of("plain", short=False),
+        "short": of("short", short=True),
+        "killed": partial(raised, of("killed", short=True, dying=3), RuntimeError),
+        "resumed": of("killed", short=True, resume=True),
+        "with graphs": partial(of_two_with_graphs, folder=str(folder / "graphs"), name="whole"),
+        "without": partial(of_two_with_graphs, folder=str(folder / "graphs"), name="short"),
+    }
+    return each_in_turn(functions, folder / "pair"), folder
 
 
 def test_one_of_two_processes_makes_again_what_it_has_no_memory_for(two):
     """What it was told before it is told by its notes, and both go on with its sizes."""
-    plain, scarce, folder = two
+    found, folder = two
+    plain, scarce = found["plain"], found["short"]
     assert [sizes for sizes, *_ in plain] == [(8, 8), (8, 8)]
     assert [sizes for sizes, *_ in scarce] == [(4, 2), (4, 2)]
     written = json.loads((folder / "short/r/batches.json").read_text())["held"]
@@ -305,31 +338,25 @@ def test_one_of_two_processes_makes_again_what_it_has_no_memory_for(two):
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
-def test_two_processes_resume_as_the_run_did_that_was_not_killed(two, tmp_path):
+def test_two_processes_resume_as_the_run_did_that_was_not_killed(two):
     """In the iteration in which the second runs out of memory once more."""
-    _, whole, _ = two
-    for name, options in (("killed", {"dying": 3}), ("rest", {"resume": True})):
-        (tmp_path / name).mkdir()
-        found = pair(partial(of_two_short_later, folder=str(tmp_path), short=True, **options), tmp_path / name)
-        assert name == "rest" or found == ["RuntimeError: killed", "RuntimeError: killed"]
-    for (*numbers, weights), (*expected, wanted) in zip(found, whole, strict=True):
+    found, _ = two
+    assert found["killed"] == ["killed", "killed"]
+    for (*numbers, weights), (*expected, wanted) in zip(found["resumed"], found["short"], strict=True):
         assert numbers == expected
         assert all(torch.equal(tensor, wanted[name]) for name, tensor in weights.items())
 
 
-def test_graphs_that_one_of_two_processes_gives_up_are_kept_by_none(tmp_path):
+def test_graphs_that_one_of_two_processes_gives_up_are_kept_by_none(two):
     """And the weights are those of a run that kept them."""
-    found = {}
-    for name in ("whole", "short"):
-        (tmp_path / name).mkdir()
-        found[name] = pair(partial(of_two_with_graphs, folder=str(tmp_path), name=name), tmp_path / name)
-    assert [kept for kept, _ in found["whole"]] == [(0,), (0,)]
-    assert [kept for kept, _ in found["short"]] == [(), ()]
+    found, folder = two
+    assert [kept for kept, _ in found["with graphs"]] == [(0,), (0,)]
+    assert [kept for kept, _ in found["without"]] == [(), ()]
     assert (
         "step 2: process 1 ran out of memory in the rollout phase; the update calls the model anew"
-        in (tmp_path / "short" / "log.txt").read_text()
+        in (folder / "graphs" / "short" / "log.txt").read_text()
     )
-    for (_, whole), (_, without) in zip(found["whole"], found["short"], strict=True):
+    for (_, whole), (_, without) in zip(found["with graphs"], found["without"], strict=True):
         assert all(torch.equal(tensor, without[name]) for name, tensor in whole.items())
 
 

@@ -1,9 +1,8 @@
 """A frozen base in shards trains what a whole one trains, to the bit; weights that learn in shards, closely."""
 
-import shutil
-
 import pytest
 import torch
+from conftest import furnished
 from in_shards import (
     experts,
     experts_apart,
@@ -17,8 +16,8 @@ from in_shards import (
     steps_of_all,
     unequal_updates_of_all,
 )
-from pair import pair
-from runs import background, metrics, weights
+from in_turn import Turn, each_in_turn, trained_in_turn
+from runs import metrics, weights
 from torch.distributed.fsdp import FSDPModule
 
 from flowgrpo import config
@@ -33,10 +32,11 @@ TEXTS = """
 kind: mdlm
 model: {path: digits, length: 12, lora: {rank: 2, alpha: 4, targets: all-linear}}
 rewards: [{use: './digits.py:remainder'}]
-algorithm: {preset: gdpo, decoder: {steps: 5}}
+algorithm: {preset: gdpo, decoder: {steps: 3}}
 train: {iterations: 2, updates: 1, groups: 2, group_size: 3, micro_batch: 3, learning_rate: 0.01}
 eval: {decoder: {name: low_confidence, steps: 2}}
 """
+SUMS_EXPERTS = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
 RARELY = ["eval.every=2", "eval.prompts=1", "eval.save=0"]
 REMAINDER = "def remainder(texts, prompts):\n    return [sum(map(ord, text)) % 7 for text in texts]\n"
 CASES = {
@@ -51,6 +51,7 @@ CASES = {
     ],
     "brushes, guided calls on an int8 base": [
         "tiny.yaml",
+        "model.call.num_inference_steps=2",
         "algorithm.preset=tempflow",
         "algorithm.tree.branches=2",
         "model.call.guidance_scale=2.0",
@@ -59,11 +60,13 @@ CASES = {
     ],
     "final samples, sampled and anchored by an old policy": [
         "tiny.yaml",
+        "model.call.num_inference_steps=2",
         "algorithm={preset: nft, likelihood: {old: {start: 0.5, slope: 0.0, most: 0.5}}}",
         "train.updates=1",
     ],
     "final samples in pairs, stored ones beside those of a snapshot": [
         "tiny.yaml",
+        "model.call.num_inference_steps=2",
         "algorithm={preset: seppo, likelihood: {bank: {every: 1, keep: 2}}}",
         "data.groups=stored",
         "train.updates=1",
@@ -76,35 +79,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_base_in_shards_trains_as_a_whole_one(case, workplace):
-    (workplace / "texts.yaml").write_text(TEXTS)
-    (workplace / "digits.py").write_text(REMAINDER)
-    if "data.groups=stored" in CASES[case]:
-        assert main(["sample", "tiny.yaml", "--groups", "stored", "algorithm.preset=rwr"]) == 0
-    lines, replays = {}, ["train.replay=always"] * (CASES[case][0] == "tiny.yaml")  # as all must in shards
-    rare = [*RARELY, "run.checkpoint={every: 2, keep: 1}"]
-    for name in ("none", "fsdp2"):
-        own = [*replays, *rare, f"run.name={name}", f"run.sharding={name}", "run.processes=2"]
-        process = background("train", *CASES[case], *own)
-        _, said = process.communicate(timeout=300)
-        if torch.__version__.startswith("2.9.") and "cannot cut a base of whole numbers" in said:
-            return  # the lowest version
-        assert process.returncode == 0, said
-        lines[name] = [
-            {key: value for key, value in line.items() if not key.startswith(("time/", "memory/"))}
-            for line in metrics(workplace / "runs" / name)
-        ]
-    assert lines["none"] == lines["fsdp2"]
-    whole, sharded = (weights(workplace / "runs" / name, 2) for name in lines)
-    assert whole.keys() == sharded.keys()
-    assert all(torch.equal(whole[key], sharded[key]) for key in whole)
-
-
 WHOLE = {
     "a divergence and an average": [
         "tiny.yaml",
-        "model.call.num_inference_steps=3",
+        "model.call.num_inference_steps=2",
         "algorithm.objective.kl.beta=0.1",
         "train.ema={decay: 0.9}",
     ],
@@ -116,7 +94,7 @@ WHOLE = {
     ],
     "final samples in pairs, of the reference": [
         "tiny.yaml",
-        "model.call.num_inference_steps=3",
+        "model.call.num_inference_steps=2",
         "algorithm={preset: dpo}",
     ],
     "texts held to a reference": [
@@ -127,33 +105,70 @@ WHOLE = {
 }
 
 
-SHARDED = ["run.sharding=fsdp2"]
+OF_ALL_WEIGHTS = [
+    "model.lora=null",
+    "train.updates=1",
+    "train.optimizer.eps=1",  # steps along the gradient, however small a number of it is
+    "train.learning_rate=1",
+    *RARELY,
+    "run.checkpoint={every: 1, keep: 2}",
+    "run.processes=2",
+]
+FORMS = {"none": ["run.sharding=none"], "fsdp2": ["run.sharding=fsdp2"]}
+
+
+def turns_of(case, folder):
+    """The runs of a case: whole and in shards, and where all weights learn also one that goes on in shards."""
+    if case in WHOLE:
+        config, *chosen = [*WHOLE[case], *OF_ALL_WEIGHTS]
+    else:
+        config, *chosen = [*CASES[case], *RARELY, "run.checkpoint={every: 2, keep: 1}", "run.processes=2"]
+        chosen += ["train.replay=always"] * (config == "tiny.yaml")  # as all must in shards
+    turns = [Turn(str(folder), config, name, [*chosen, *form]) for name, form in FORMS.items()]
+    later = Turn(str(folder), config, "later", [*chosen, *FORMS["fsdp2"]], source="fsdp2")
+    return [*turns, later] if case in WHOLE else turns
+
+
+@pytest.fixture(scope="module")
+def ran(tiny_model, tmp_path_factory):
+    """The runs of each case by two processes: their folder, and how they ended on each process, by name."""
+    folders = {case: tmp_path_factory.mktemp("runs") for case in (*CASES, *WHOLE)}
+    for case, folder in folders.items():
+        with furnished(folder, tiny_model):
+            (folder / "texts.yaml").write_text(TEXTS)
+            (folder / "digits.py").write_text(REMAINDER)
+            if "data.groups=stored" in CASES.get(case, ()):
+                words = ["tiny.yaml", "--groups", "stored", "algorithm.preset=rwr", "model.call.num_inference_steps=2"]
+                assert main(["sample", *words]) == 0
+    ends = trained_in_turn([turns_of(case, folder) for case, folder in folders.items()], tmp_path_factory.mktemp("two"))
+    return {case: (folder / "runs", own) for (case, folder), own in zip(folders.items(), ends, strict=True)}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_base_in_shards_trains_as_a_whole_one(case, ran):
+    folder, ends = ran[case]
+    if torch.__version__.startswith("2.9.") and "cannot cut a base of whole numbers" in str(ends):
+        return  # the lowest version
+    assert ends == {"none": [None, None], "fsdp2": [None, None]}
+    lines = {
+        name: [
+            {key: value for key, value in line.items() if not key.startswith(("time/", "memory/"))}
+            for line in metrics(folder / name)
+        ]
+        for name in ends
+    }
+    assert lines["none"] == lines["fsdp2"]
+    whole, sharded = (weights(folder / name, 2) for name in lines)
+    assert whole.keys() == sharded.keys()
+    assert all(torch.equal(whole[key], sharded[key]) for key in whole)
 
 
 @pytest.mark.parametrize("case", WHOLE)
-def test_all_weights_in_shards_train_as_whole_ones_and_go_on_as_such(case, workplace):
+def test_all_weights_in_shards_train_as_whole_ones_and_go_on_as_such(case, ran):
     """Gradients are summed in another order, so that numbers are close, and not the same."""
-    (workplace / "texts.yaml").write_text(TEXTS)
-    (workplace / "digits.py").write_text(REMAINDER)
-    options = [
-        "train",
-        *WHOLE[case],
-        "model.lora=null",
-        "train.updates=1",
-        "train.optimizer.eps=1",  # steps along the gradient, however small a number of it is
-        "train.learning_rate=1",
-        *RARELY,
-        "run.checkpoint={every: 1, keep: 2}",
-        "run.processes=2",
-    ]
-    folders = [workplace / "runs" / name for name in ("none", "fsdp2", "later")]
-    for folder, own in zip(folders, ([], SHARDED, [*SHARDED, "run.resume=true"]), strict=True):
-        if folder.name == "later":  # the run in shards as it was after its first step
-            shutil.copytree(folders[1], folder)
-            shutil.rmtree(folder / "checkpoints" / "step-000002")
-        process = background(*options, *own, f"run.name={folder.name}")
-        _, said = process.communicate(timeout=300)
-        assert process.returncode == 0, said
+    folder, ends = ran[case]
+    assert ends == {name: [None, None] for name in ("none", "fsdp2", "later")}
+    folders = [folder / name for name in ends]
     whole, *others = (weights(folder, 2) for folder in folders)
     start = weights(folders[2], 1)
     for other in others:
@@ -165,8 +180,24 @@ def test_all_weights_in_shards_train_as_whole_ones_and_go_on_as_such(case, workp
     assert drifts[0] == drifts[1] == drifts[2]
 
 
-def test_each_process_holds_its_part_of_the_base_and_whole_adapters(tmp_path):
-    found = pair(held, tmp_path)
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What two processes find by each of these functions."""
+    functions = [
+        held,
+        unequal_updates_of_all,
+        references_of_two,
+        reference_within_autocast,
+        steps_of_all,
+        in_half,
+        of_machines,
+        *[experts_apart] * SUMS_EXPERTS,
+    ]
+    return each_in_turn({function.__name__: function for function in functions}, tmp_path_factory.mktemp("found"))
+
+
+def test_each_process_holds_its_part_of_the_base_and_whole_adapters(found):
+    found = found["held"]
     assert sum(each["here"] for each in found) == found[0]["all"]
     for each in found:
         assert each["here"] == pytest.approx(each["all"] / 2, rel=0.05)
@@ -174,8 +205,8 @@ def test_each_process_holds_its_part_of_the_base_and_whole_adapters(tmp_path):
         assert each["blocks"] == ["", "transformer_blocks.0", "transformer_blocks.1"]
 
 
-def test_gradients_of_all_weights_are_summed_and_references_are_whole(tmp_path):
-    found = pair(unequal_updates_of_all, tmp_path)
+def test_gradients_of_all_weights_are_summed_and_references_are_whole(found):
+    found = found["unequal_updates_of_all"]
     assert found[0][1].keys() == found[1][1].keys()
     nets = learning()
     with torch.no_grad():
@@ -191,9 +222,9 @@ def test_gradients_of_all_weights_are_summed_and_references_are_whole(tmp_path):
             torch.testing.assert_close(each[1][name], gradient, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.skipif(not hasattr(FSDPModule, "set_reduce_scatter_unused_params"), reason="refused before torch 2.15")
-def test_experts_that_one_process_reaches_get_its_gradient(tmp_path):
-    found = pair(experts_apart, tmp_path)
+@pytest.mark.skipif(not SUMS_EXPERTS, reason="refused before torch 2.15")
+def test_experts_that_one_process_reaches_get_its_gradient(found):
+    found = found["experts_apart"]
     net = experts()["net"]
     with torch.no_grad():
         for p in net.parameters():
@@ -213,15 +244,15 @@ def test_experts_are_refused_where_torch_cannot_sum_their_gradients(monkeypatch)
         sharding._cut_learning(experts()["net"], None, None)
 
 
-def test_references_of_two_networks_at_once_are_whole(tmp_path):
+def test_references_of_two_networks_at_once_are_whole(found):
     nets = learning()
-    for rank, found in enumerate(pair(references_of_two, tmp_path)):
+    for rank, reference in enumerate(found["references_of_two"]):
         with torch.no_grad():
-            assert torch.equal(found, nets[f"net{2 - rank}"](rows(rank)))
+            assert torch.equal(reference, nets[f"net{2 - rank}"](rows(rank)))
 
 
-def test_who_stands_in_for_a_reference_forgets_its_weights(tmp_path):
-    live, reference = pair(reference_within_autocast, tmp_path)
+def test_who_stands_in_for_a_reference_forgets_its_weights(found):
+    live, reference = found["reference_within_autocast"]
     net = learning()["net1"]
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(reference, net(rows(0)))
@@ -232,8 +263,8 @@ def test_who_stands_in_for_a_reference_forgets_its_weights(tmp_path):
         assert torch.equal(live, net(rows(0)))
 
 
-def test_steps_on_all_weights_are_those_of_one_process(tmp_path):
-    zero, one = pair(steps_of_all, tmp_path)
+def test_steps_on_all_weights_are_those_of_one_process(found):
+    zero, one = found["steps_of_all"]
     nets = learning()
     weights = Weights(nets, None, ema=Ema(decay=0.5, every=1))
     with torch.no_grad():
@@ -259,16 +290,16 @@ def test_steps_on_all_weights_are_those_of_one_process(tmp_path):
         assert each["here"] == sum(p.numel() for p in weights.parameters) / 2
 
 
-def test_what_autocast_casts_travels_in_half_and_changes_no_number(tmp_path):
-    for (whole, cut), wanted, gradients in pair(in_half, tmp_path):
+def test_what_autocast_casts_travels_in_half_and_changes_no_number(found):
+    for (whole, cut), wanted, gradients in found["in_half"]:
         assert torch.equal(whole, cut)
         assert wanted.keys() == gradients.keys()
         for name, gradient in wanted.items():
             torch.testing.assert_close(gradients[name], gradient, rtol=1e-2, atol=1e-3 * float(gradient.abs().max()))
 
 
-def test_every_machine_holds_all_of_it(tmp_path):
-    assert pair(of_machines, tmp_path) == [(("replicate", "shard"), (2, 1))] * 2
+def test_every_machine_holds_all_of_it(found):
+    assert found["of_machines"] == [(("replicate", "shard"), (2, 1))] * 2
 
 
 def chosen(**model):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from in_checkpoints import held, load, loaded, save, spoil, taken, trained, without_room
 from in_shards import learning
-from pair import pair
+from in_turn import each_in_turn
 from runs import from_shards
 
 from flowgrpo.errors import InputError
@@ -28,24 +28,35 @@ def failing(*options):
     raise OSError(28, "full")
 
 
-def among(function, folder, name, processes, **options):
-    """What a function of a rank and a folder of checkpoints returns in each of some processes."""
-    (folder / name).mkdir()
-    return pair(partial(function, folder=folder / "checkpoints", **options), folder / name, processes=processes)
+def among(functions, folder, processes):
+    """What functions of a rank and a folder of checkpoints return in each of some processes, by name."""
+    own = {name: partial(function, folder=folder / name) for name, function in functions.items()}
+    (folder / f"of {processes}").mkdir()
+    return each_in_turn(own, folder / f"of {processes}", processes=processes)
 
 
 @pytest.fixture(scope="module")
-def sharded(tmp_path_factory):
+def of_two(tmp_path_factory):
+    """A folder in which two processes have written and read checkpoints, and what they held."""
+    folder = tmp_path_factory.mktemp("two")
+    whole = save(0, folder / "whole", None)
+    (folder / "again").symlink_to(folder / "sharded")
+    functions = {"sharded": save, "again": load, "whole": load, "without room": without_room}
+    return folder, whole, among(functions, folder, 2)
+
+
+@pytest.fixture(scope="module")
+def sharded(of_two):
     """A folder with a checkpoint in two shards, and what it holds."""
-    folder = tmp_path_factory.mktemp("sharded")
-    zero, one = among(save, folder, "save", 2)
+    folder, _, found = of_two
+    zero, one = found["sharded"]
     same(zero, one)
-    return folder, zero
+    return folder / "sharded", zero
 
 
 def test_a_checkpoint_in_shards_has_a_file_of_each_process_and_no_whole_tensors(sharded):
     folder, before = sharded
-    place = folder / "checkpoints" / "step-000001"
+    place = folder / "step-000001"
     parts = [f"shard-0000{number}-model-00001-of-00001.safetensors" for number in (1, 2)]
     assert sorted(path.name for path in place.iterdir()) == ["optimizer.pt", "random.pt", *parts, "state.json"]
     assert json.loads((place / "state.json").read_text())["files"].keys() == {"optimizer.pt", "random.pt", *parts}
@@ -58,36 +69,36 @@ def test_a_checkpoint_in_shards_has_a_file_of_each_process_and_no_whole_tensors(
 
 
 @pytest.mark.parametrize("processes", [2, 3])
-def test_shards_are_read_to_the_bit_on_as_many_processes_and_on_others(sharded, tmp_path, processes):
+def test_shards_are_read_to_the_bit_on_as_many_processes_and_on_others(of_two, sharded, tmp_path, processes):
     folder, before = sharded
-    (tmp_path / "checkpoints").symlink_to(folder / "checkpoints")
-    for found in among(load, tmp_path, "load", processes):
-        same(found, before)
+    (tmp_path / "again").symlink_to(folder)
+    found = of_two[2] if processes == 2 else among({"again": load}, tmp_path, processes)
+    for each in found["again"]:
+        same(each, before)
 
 
 def test_shards_are_read_to_the_bit_by_one_process_without_shards(sharded):
     folder, before = sharded
-    same(loaded(folder / "checkpoints", None), before)
+    same(loaded(folder, None), before)
 
 
-def test_a_whole_checkpoint_is_read_into_shards_to_the_bit(tmp_path):
-    before = save(0, tmp_path / "checkpoints", None)
+def test_a_whole_checkpoint_is_read_into_shards_to_the_bit(of_two):
+    folder, before, found = of_two
     names = ["optimizer.pt", "random.pt", "state.json", "versions.safetensors", "weights.safetensors"]
-    assert sorted(path.name for path in (tmp_path / "checkpoints" / "step-000001").iterdir()) == names
-    same(loaded(tmp_path / "checkpoints", None), before)
-    for found in among(load, tmp_path, "load", 2):
-        same(found, before)
+    assert sorted(path.name for path in (folder / "whole" / "step-000001").iterdir()) == names
+    same(loaded(folder / "whole", None), before)
+    for each in found["whole"]:
+        same(each, before)
 
 
 def test_of_machines_that_hold_the_same_shards_one_writes_them(tmp_path):
-    before = among(save, tmp_path, "save", 4, form="hsdp")[0]
-    place = tmp_path / "checkpoints" / "step-000001"
-    assert len([*place.glob("shard-*")]) == 2
-    same(loaded(tmp_path / "checkpoints", None), before)
+    before = among({"hsdp": partial(save, form="hsdp")}, tmp_path, 4)["hsdp"][0]
+    assert len([*(tmp_path / "hsdp" / "step-000001").glob("shard-*")]) == 2
+    same(loaded(tmp_path / "hsdp", None), before)
 
 
-def test_a_process_without_room_ends_the_writing_on_all_and_leaves_what_was_there(tmp_path):
-    for said, left in among(without_room, tmp_path, "full", 2):
+def test_a_process_without_room_ends_the_writing_on_all_and_leaves_what_was_there(of_two):
+    for said, left in of_two[2]["without room"]:
         assert said == "[Errno 27] File too large"
         assert left == ["step-000001"]
 
@@ -95,7 +106,7 @@ def test_a_process_without_room_ends_the_writing_on_all_and_leaves_what_was_ther
 @pytest.fixture
 def copied(sharded, tmp_path):
     """A copy of the checkpoint in shards, that may be damaged."""
-    return shutil.copytree(sharded[0] / "checkpoints" / "step-000001", tmp_path / "step-000001")
+    return shutil.copytree(sharded[0] / "step-000001", tmp_path / "step-000001")
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -117,11 +128,11 @@ def test_shards_of_another_model_are_one_sentence(copied):
         checkpoint.load_weights(copied, weights)
 
 
-def test_what_evaluation_used_is_read_in_the_place_of_what_is_trained(sharded, tmp_path):
-    whole = save(0, tmp_path, None)
-    for folder, before in ((sharded[0] / "checkpoints", sharded[1]), (tmp_path, whole)):
+def test_what_evaluation_used_is_read_in_the_place_of_what_is_trained(of_two, sharded):
+    folder, whole, _ = of_two
+    for place, before in (sharded, (folder / "whole", whole)):
         weights = Weights(learning(), None)
-        assert checkpoint.load_averaged(checkpoint.find(folder), weights) == 1
+        assert checkpoint.load_averaged(checkpoint.find(place), weights) == 1
         same(weights.tensors(), {k[8:]: v for k, v in before["weights"].items() if k.startswith("average.")})
 
 

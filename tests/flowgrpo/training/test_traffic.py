@@ -4,7 +4,7 @@ import collectives
 import forked
 import pytest
 import torch
-from pair import pair
+from in_turn import each_in_turn
 
 from flowgrpo import config
 from flowgrpo.training import sharding
@@ -21,9 +21,27 @@ def ruled(shapes, processes, of_node, *, full, width=4, trained=0):
     return messages(config.validated({"model": model}), [shapes], width=width, trained=trained, layout=layout)
 
 
-@pytest.mark.parametrize("trains", ["lora", "full", "full_in_half"])
-def test_two_processes_send_what_the_rule_says(trains, tmp_path):
-    found = pair(getattr(collectives, trains), tmp_path)
+TRAINED = ("lora", "full", "full_in_half")
+MANY = [(full, *size) for full in (False, True) for size in [(8, 8), (512, 512), (16, 8), (512, 8)]]
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory):
+    functions = {trains: getattr(collectives, trains) for trains in TRAINED}
+    return each_in_turn(functions, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def of_many(tmp_path_factory):
+    file = tmp_path_factory.mktemp("many") / "found"
+    process = forked.process(collectives.of_many, MANY, file)
+    process.join()
+    return dict(zip(MANY, torch.load(file, weights_only=False), strict=True))
+
+
+@pytest.mark.parametrize("trains", TRAINED)
+def test_two_processes_send_what_the_rule_says(trains, of_two):
+    found = of_two[trains]
     assert not isinstance(found[0], str), found[0]
     (sampled, learned, stepped), shapes, trained = found[0]
     half = trains == "full_in_half" and sharding.travels_in_half()
@@ -37,12 +55,9 @@ def test_two_processes_send_what_the_rule_says(trains, tmp_path):
     assert rule.spread.bytes == 0
 
 
-@pytest.mark.parametrize(("processes", "of_node"), [(8, 8), (512, 512), (16, 8), (512, 8)])
-@pytest.mark.parametrize("full", [False, True])
-def test_many_processes_send_what_the_rule_says(processes, of_node, full, tmp_path):
-    process = forked.process(collectives.of_many, processes, of_node, full, tmp_path / "found")
-    process.join()
-    (sampled, learned), shapes = torch.load(tmp_path / "found", weights_only=False)
+@pytest.mark.parametrize(("full", "processes", "of_node"), MANY)
+def test_many_processes_send_what_the_rule_says(full, processes, of_node, of_many):
+    (sampled, learned), shapes = of_many[full, processes, of_node]
     rule = ruled(shapes, processes, of_node, full=full)
     assert sampled == {"gather": rule.gather.bytes}
     sums = {"scatter": rule.scatter.bytes, "sum": rule.spread.bytes} if full else {}

@@ -1,0 +1,99 @@
+"""Functions and runs that the same processes make in turn, where none of them needs processes of its own."""
+
+import os
+import shutil
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from accelerate.state import AcceleratorState, GradientState
+from pair import pair
+from torch import distributed
+
+from flowgrpo.commands.train import train
+
+
+def each_in_turn(functions, folder, **options):
+    """What `pair` finds for each of some functions by name, an answer of each process; after an error none is called."""
+    found = pair(partial(_each, functions), folder, **options)
+    return {name: [of_process.get(name, "not called") for of_process in found] for name in functions}
+
+
+def _each(functions, rank):
+    found = {}
+    for name, function in functions.items():
+        try:
+            found[name] = function(rank)
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+            break
+    return found
+
+
+def raised(function, error, rank):
+    """The words of an error in which a function ends on every process."""
+    said = None
+    try:
+        function(rank)
+    except error as ended:
+        said = str(ended)
+    distributed.barrier()
+    return said
+
+
+class Turn(NamedTuple):
+    """A run of a config in a folder; one that goes on from a source begins as that was after its first step."""
+
+    folder: str
+    config: str
+    name: str
+    overrides: list[str]
+    source: str | None = None
+
+
+def trained_in_turn(cases, folder, begin=None, **options):
+    """How the runs of each case ended on each process, by name: None where they ended well.
+
+    Args:
+        cases: some runs each.
+        folder: an empty one.
+        begin: what each process calls first.
+    """
+    turns = [turn for case in cases for turn in case]
+    found = iter(zip(*pair(partial(_train, turns, str(folder), begin), folder, **options), strict=True))
+    return [{turn.name: list(next(found)) for turn in case} for case in cases]
+
+
+def after_first_step(folder, source, name):
+    """Copy a run as it was after its first step."""
+    later = shutil.copytree(folder / source, folder / name)
+    shutil.rmtree(later / "checkpoints" / "step-000002", ignore_errors=True)
+
+
+def _train(turns, folder, begin, rank):
+    ends = []
+    if begin:
+        begin()
+    for number, turn in enumerate(turns):
+        os.chdir(turn.folder)
+        try:
+            if turn.source and rank == 0:
+                after_first_step(Path("runs"), turn.source, turn.name)
+            _meet(rank, f"{folder}/met-{number}")
+            train(turn.config, [*turn.overrides, f"run.name={turn.name}", *["run.resume=true"] * bool(turn.source)])
+        except Exception as error:
+            ends.append(f"{type(error).__name__}: {error}")
+        else:
+            ends.append(None)
+    return ends
+
+
+def _meet(rank, store):
+    """A new group of the processes, as a run leaves none; none goes on before all are there."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    count, patience = int(os.environ["WORLD_SIZE"]), timedelta(seconds=60)
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count, timeout=patience)
