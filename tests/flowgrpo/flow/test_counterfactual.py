@@ -1,5 +1,6 @@
 """What other noise would have given, against a Gaussian flow, of which every step's part is known exactly."""
 
+import functools
 import math
 from itertools import pairwise
 
@@ -49,8 +50,14 @@ def test_the_shares_are_those_of_the_noises_and_add_up():
     assert abs(found.residual.share) < 2 * found.residual.error
 
 
+@functools.cache
+def of_many_redraws():
+    found, _ = explained("flow_grpo", redraws=400)
+    return found
+
+
 def test_redraws_of_a_step_spread_as_its_noise_does():
-    found, _ = explained("flow_grpo", redraws=300)
+    found = of_many_redraws()
     for each, own, reach in zip(found.steps, STEPS, REACH, strict=False):
         assert each.std == pytest.approx(own.noise)
         assert each.deviation == pytest.approx(own.noise * abs(reach), rel=0.15)
@@ -58,7 +65,7 @@ def test_redraws_of_a_step_spread_as_its_noise_does():
 
 def test_means_over_redraws_of_each_step_give_the_sample_back():
     """The sample is the path without noise plus what each step's own noise adds; each redraw mean leaves one of them out."""
-    found, _ = explained("flow_grpo", redraws=400)
+    found = of_many_redraws()
     added = [found.sample.reward - sum(look.reward for look in each.redraws) / 400 for each in found.steps]
     (start,) = oracle.FieldPolicy(oracle.Shifted(), (1,), SIGMAS).start([ROW])
     mean = float(start)

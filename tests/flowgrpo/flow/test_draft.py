@@ -2,9 +2,11 @@
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
+from cut_back import cut_back
 from field import closeness, lines, settings, trainer, weights_of
 from pictures import pictures
 from runs import metrics
@@ -22,6 +24,7 @@ from samplers import noise
 from samplers.trees import Root
 
 DRAFT = {"train__draft": {"pool": 3, "call": {}}}
+BRIEF = ["train.micro_batch=8", "eval={every: 9, prompts: 1, save: 0}"]
 
 
 @pytest.mark.parametrize(
@@ -134,11 +137,11 @@ def test_the_policy_that_samples_drafts(tmp_path):
 
 
 def test_a_resumed_run_drafts_as_the_whole_one(tmp_path):
-    whole = trainer(settings(tmp_path / "whole", train__iterations=3, **DRAFT), held_out=0)
+    whole = trainer(settings(tmp_path / "whole", train__iterations=2, **DRAFT), held_out=0)
     whole.run()
-    parts = trainer(settings(tmp_path / "parts", train__iterations=1, **DRAFT), held_out=0)
-    parts.run()
-    parts = trainer(settings(tmp_path / "parts", train__iterations=3, **DRAFT), held_out=0)
+    shutil.copytree(whole.folder, tmp_path / "parts" / "r")
+    cut_back(tmp_path / "parts" / "r", 1)
+    parts = trainer(settings(tmp_path / "parts", train__iterations=2, **DRAFT), held_out=0)
     parts.resume()
     parts.run()
     assert lines(whole) == lines(parts)
@@ -158,12 +161,18 @@ def drafting(tmp_path, call, *, likelihood=(), **options):
     return pictures(tmp_path, algorithm, draft=draft, **{"group_size": 2, **options})
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Such a run without a draft, which never begins."""
+    return drafting(tmp_path_factory.mktemp("plain"), None)
+
+
 @pytest.mark.parametrize(
     ("call", "cheap"),
     [*((call, {}) for call in CALLS), ({}, {"precision": "int8"}), (CALLS[0], {"precision": "fp8"}), ({}, CACHE)],
     ids=json.dumps,
 )
-def test_a_chosen_start_is_sampled_as_if_there_had_been_no_draft(tmp_path, call, cheap):
+def test_a_chosen_start_is_sampled_as_if_there_had_been_no_draft(tmp_path, plain, call, cheap):
     run = drafting(tmp_path, call, **cheap)
     batches, sizes = [], []
     rollout, generate = run.rollout, run.policy.generate
@@ -185,7 +194,6 @@ def test_a_chosen_start_is_sampled_as_if_there_had_been_no_draft(tmp_path, call,
 
     roots = list(dict.fromkeys(batch.tree.nodes[leaf].root for leaf in batch.tree.leaves))
     assert max(pool_place(root) for root in roots) > 1  # not merely the first, without a draft
-    plain = drafting(tmp_path / "plain", None)
     texts = [run.train_prompts[batch.groups.prompts[root.group]].text for root in roots]
     seeds = [noise.seed(0, "start", 0, root.group, pool_place(root)) for root in roots]
     rows = [Row(text, seed) for text, seed in zip(texts, seeds, strict=True)]
@@ -208,13 +216,10 @@ def pool_place(root):
     return seeds.index(root.row.seed)
 
 
-def test_the_chosen_are_the_best_and_the_worst_of_the_pool_by_the_draft(tmp_path):
+def test_the_chosen_are_the_best_and_the_worst_of_the_pool_by_the_draft(tmp_path, plain):
     run = drafting(tmp_path, {"num_inference_steps": 2}, group_size=2)
-    batches, rollout = [], run.rollout
-    run.rollout = lambda *args: batches.append(rollout(*args)) or batches[-1]
-    run.run()
-    plain = drafting(tmp_path / "plain", None)
-    tree, groups = batches[0].tree, batches[0].groups
+    batch = run.rollout(0, run.groups(0))
+    tree, groups = batch.tree, batch.groups
     for group in range(2):
         text = run.train_prompts[groups.prompts[group]].text
         pool = [Row(text, noise.seed(0, "start", 0, group, start)) for start in range(4)]
@@ -252,9 +257,9 @@ def drafts_of(run):
 def test_the_weights_that_sample_draft_in_low_precision_as_they_are(tmp_path, lora):
     """By nft these are the old policy's, from iteration to iteration others: each draft is what they are in int8."""
     old = {"old": {"flat": 0, "slope": 0.5, "most": 0.5}}
-    options = {"groups": 1, "iterations": 3, "learning_rate": 0.01, "likelihood": old, "lora": lora}
+    options = {"groups": 1, "iterations": 2, "learning_rate": 0.01, "likelihood": old, "lora": lora}
     drafts = drafts_of(drafting(tmp_path, {}, precision="int8", **options))
-    assert len(drafts) == 3
+    assert len(drafts) == 2
     for last, draft in zip([None, *drafts], drafts, strict=False):
         like = drafting(tmp_path / "like", None, lora=lora)
         like.weights.put(list(draft["weights"].values()))
@@ -275,14 +280,11 @@ def test_a_precision_changes_which_starts_go_on_and_nothing_of_them(tmp_path, lo
     found = []
     for precision in (None, "int8", "fp8"):
         run = drafting(
-            tmp_path / str(precision), {}, precision=precision, lora=lora, group_size=6, groups=2, micro_batch=4
+            tmp_path / str(precision), {}, precision=precision, lora=lora, group_size=6, groups=2, micro_batch=8
         )
-        batches, rollout = [], run.rollout
-        run.rollout = lambda *args, batches=batches, rollout=rollout: batches.append(rollout(*args)) or batches[-1]
-        run.run()
-        tree = batches[0].tree
-        seeds = [tree.nodes[leaf].root.row.seed for leaf in tree.leaves]
-        found.append((dict(zip(seeds, tree.samples[0], strict=True)), batches[0].draft_rewards))
+        batch = run.rollout(0, run.groups(0))
+        seeds = [batch.tree.nodes[leaf].root.row.seed for leaf in batch.tree.leaves]
+        found.append((dict(zip(seeds, batch.tree.samples[0], strict=True)), batch.draft_rewards))
     (plain, rewards), *others = found
     for low, told in others:
         assert not all(torch.equal(a, b) for a, b in zip(rewards, told, strict=True))
@@ -294,12 +296,12 @@ def test_a_precision_changes_which_starts_go_on_and_nothing_of_them(tmp_path, lo
 
 def test_a_run_by_command_drafts_in_low_precision_and_resumes_to_the_bit(workplace):
     words = ["train", "tiny.yaml", "train.draft={pool: 2, call: {num_inference_steps: 2}, precision: int8}"]
-    words.append("eval={every: 9, prompts: 1, save: 0}")
-    assert main([*words, "train.iterations=2", "run.name=whole"]) == 0
-    assert main([*words, "train.iterations=1", "run.name=parts"]) == 0
-    assert main([*words, "train.iterations=2", "run.name=parts", "run.resume=true"]) == 0
-    whole, parts = (told(workplace / "runs" / name) for name in ("whole", "parts"))
-    assert whole == parts
+    words += BRIEF
+    assert main(words) == 0
+    whole = told(workplace / "runs" / "t")
+    cut_back(workplace / "runs" / "t", 1)
+    assert main([*words, "run.resume=true"]) == 0
+    assert told(workplace / "runs" / "t") == whole
     assert all(-1 <= line["draft/rank_agreement"] <= 1 for line in whole)
 
 
@@ -392,7 +394,7 @@ def test_a_draft_that_the_model_cannot_make_is_refused_before_anything_is_sample
 
 def test_a_run_by_command_drafts_at_a_lower_resolution_in_one_step(workplace):
     draft = "train.draft={pool: 2, call: {height: 8, width: 8, num_inference_steps: 1}}"
-    assert main(["train", "tiny.yaml", "train.iterations=1", draft]) == 0
+    assert main(["train", "tiny.yaml", "train.iterations=1", draft, *BRIEF]) == 0
     (line,) = metrics(next((workplace / "runs").iterdir()))
     assert -1 <= line["draft/rank_agreement"] <= 1
     assert line["policy/grad_norm"] > 0

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from cut_back import cut_back
 from field import lines, nearness, settings, trainer, weights_of
 from pictures import pictures
 from runs import metrics
@@ -32,11 +33,8 @@ def finishing(algorithm, finish):
 
 
 def rolled(run):
-    """The run, run, with the batches of its rollouts."""
-    batches, rollout = [], run.rollout
-    run.rollout = lambda *args: batches.append(rollout(*args)) or batches[-1]
-    run.run()
-    return batches
+    """The batch of a run's first rollout."""
+    return run.rollout(0, run.groups(0))
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +44,7 @@ def plain_of(tmp_path_factory):
     @functools.cache
     def made(preset, lora):
         algorithm = {own["preset"]: own for own in (BRUSH, TWIGS)}[preset]
-        (batch,) = rolled(pictures(tmp_path_factory.mktemp("plain"), algorithm, lora=lora, group_size=3))
-        return batch
+        return rolled(pictures(tmp_path_factory.mktemp("plain"), algorithm, lora=lora, group_size=3))
 
     return made
 
@@ -57,7 +54,7 @@ def plain_of(tmp_path_factory):
 @pytest.mark.parametrize("lora", [True, False])
 def test_a_cheap_finish_changes_samples_and_no_trained_step(tmp_path, plain_of, algorithm, finish, lora):
     plain = plain_of(algorithm["preset"], lora)
-    (cheap,) = rolled(pictures(tmp_path, finishing(algorithm, {**finish, "check": 0}), lora=lora, group_size=3))
+    cheap = rolled(pictures(tmp_path, finishing(algorithm, {**finish, "check": 0}), lora=lora, group_size=3))
     trained, alike = ([e for e in batch.tree.evaluations if e.trained] for batch in (plain, cheap))
     assert len(trained) == len(alike) > 0
     for a, b in zip(trained, alike, strict=True):
@@ -78,11 +75,12 @@ def test_a_cheap_finish_changes_samples_and_no_trained_step(tmp_path, plain_of, 
     "finish", [{"steps": 2}, *CHEAP, {"steps": 2, "dtype": "int8", "cache": "first_block"}], ids=str
 )
 def test_plan_and_run_agree_also_where_finishes_are_compared(tmp_path, algorithm, finish):
-    checked = finishing(algorithm, {**finish, "check": 2})
-    run = pictures(tmp_path, checked, iterations=3, group_size=3, learning_rate=1e-3)
+    checked, iterations = finishing(algorithm, {**finish, "check": 2}), 3 if finish is CHEAP[-1] else 2
+    run = pictures(tmp_path, checked, iterations=iterations, group_size=3, learning_rate=1e-3)
     run.run()
     cost, (evaluations, decoded) = predicted(run.config, 4), compared(run.config, 4)
     assert evaluations > 0
+    assert len(lines(run)) == iterations
     for i, line in enumerate(lines(run)):
         due = i % 2 == 0
         assert line["cost/rollout_evaluations"] == cost.rollout + due * evaluations
@@ -121,27 +119,27 @@ def test_finishes_that_are_exact_agree_and_comparing_them_changes_nothing(tmp_pa
     runs = []
     for name, finish in (("never", None), ("always", {"check": 1})):
         own = finishing(algorithm, finish)
-        run = pictures(
-            tmp_path / name, own, rewards=[Reward("noisy", noisy)], groups=1, iterations=2, learning_rate=1e-3
-        )
+        sizes = {"groups": 1, "group_size": 3, "iterations": 2, "learning_rate": 1e-3}
+        run = pictures(tmp_path / name, own, rewards=[Reward("noisy", noisy)], **sizes)
         torch.manual_seed(3)
         run.run()
         runs.append(run)
     never, always = runs
     assert all(torch.equal(x, weights_of(always)[name]) for name, x in weights_of(never).items())
-    told = ("finish/rank_agreement", "cost/check_evaluations", "cost/rollout_evaluations", "cost/model_evaluations")
+    own = ("finish/rank_agreement", "cost/check_evaluations", "cost/rollout_evaluations", "cost/model_evaluations")
     for plain, line in zip(lines(never), lines(always), strict=True):
         assert line["finish/rank_agreement"] > 0.9
-        assert {k: v for k, v in plain.items() if k not in (*told, "cost/decoded")} == {
-            k: v for k, v in line.items() if k not in (*told, "cost/decoded")
+        assert {k: v for k, v in plain.items() if k not in (*own, "cost/decoded")} == {
+            k: v for k, v in line.items() if k not in (*own, "cost/decoded")
         }
 
 
 def test_steps_alone_are_those_of_the_plan(tmp_path):
     runs = [
         trainer(
-            settings(tmp_path / str(i), algorithm=finishing(BRUSH, finish), train__group_size=6, train__iterations=2),
+            settings(tmp_path / str(i), algorithm=finishing(BRUSH, finish), train__group_size=6, train__iterations=1),
             reward=nearness,
+            held_out=0,
         )
         for i, finish in enumerate((2, {"steps": 2}))
     ]
@@ -162,9 +160,8 @@ def test_the_correlation_within_siblings():
 
 
 def test_what_is_compared_are_the_siblings_of_the_first_group_by_both_finishes(tmp_path):
-    (batch,) = rolled(pictures(tmp_path, finishing(BRUSH, {"dtype": "int8"})))
-    exact = pictures(tmp_path / "exact", BRUSH)
-    (plain,) = rolled(exact)
+    batch = rolled(pictures(tmp_path, finishing(BRUSH, {"dtype": "int8"})))
+    plain = rolled(pictures(tmp_path / "exact", BRUSH))
     values, cheap = (
         {
             (b.tree.nodes[leaf].root.group, b.tree.nodes[leaf].path): float(value)
@@ -195,7 +192,8 @@ def test_drafts_and_finishes_share_a_copy_where_they_ask_for_the_same(tmp_path):
 
 
 def test_weights_that_learn_are_copied_once_in_a_rollout_and_anew_in_the_next(tmp_path):
-    run = pictures(tmp_path, finishing(BRUSH, {"dtype": "int8"}), lora=False, iterations=2, learning_rate=1e-2)
+    own = finishing(BRUSH, {"dtype": "int8"})
+    run = pictures(tmp_path, own, lora=False, group_size=3, iterations=2, learning_rate=1e-2)
     seen, finish = [], run.policy.finish
 
     def watched(*args):
@@ -204,8 +202,8 @@ def test_weights_that_learn_are_copied_once_in_a_rollout_and_anew_in_the_next(tm
 
     run.policy.finish = watched
     run.run()
-    own = list(dict.fromkeys(map(id, seen)))
-    assert len(seen) > len(own) == 2
+    apart = list(dict.fromkeys(map(id, seen)))
+    assert len(seen) > len(apart) == 2
     assert not all(torch.equal(a.codes, b.codes) for a, b in zip(seen[0], seen[-1], strict=True))
     assert run.copies._of_finishes._copies is None
 
@@ -214,7 +212,7 @@ def test_an_int8_finish_is_what_a_quantised_network_samples(tmp_path):
     run = pictures(tmp_path, finishing(BRUSH, {"dtype": "int8"}))
     calls, finish = [], run.policy.finish
     run.policy.finish = lambda *args: calls.append((args, finish(*args))) or calls[-1][1]
-    run.run()
+    rolled(run)
     plain = pictures(tmp_path / "plain", BRUSH)
     rows = calls[0][0][2]
     plain.policy.start(rows)
@@ -226,31 +224,31 @@ def test_an_int8_finish_is_what_a_quantised_network_samples(tmp_path):
 
 
 def test_a_tree_that_is_kept_is_finished_all_the_same(tmp_path):
-    told = []
+    first = []
     for name, trees in (("kept", {"every": 1, "prompts": 1}), ("plain", None)):
         run = pictures(tmp_path / name, finishing(BRUSH, {"dtype": "int8"}), trees=trees, group_size=3)
         run.run()
-        told.append(lines(run)[0])
-    assert told[0] == told[1]
+        first.append(lines(run)[0])
+    assert first[0] == first[1]
+
+
+def told(folder):
+    """The training lines of a run without its times and its memory."""
+    return [{k: v for k, v in line.items() if not k.startswith(("time/", "memory/"))} for line in metrics(folder)]
 
 
 def test_a_run_by_command_finishes_cheaply_resumes_to_the_bit_and_costs_what_is_planned(workplace, capsys):
     words = [
         "algorithm={preset: tempflow, tree: {branches: 2, finish: {dtype: int8, cache: first_block, threshold: 0.5}}}",
         "train.group_size=4",
+        "train.micro_batch=8",
         "eval={every: 9, prompts: 1, save: 0}",
     ]
-    assert main(["train", "tiny.yaml", "train.iterations=2", "run.name=whole", *words]) == 0
-    assert main(["train", "tiny.yaml", "train.iterations=1", "run.name=parts", *words]) == 0
-    assert main(["train", "tiny.yaml", "train.iterations=2", "run.name=parts", "run.resume=true", *words]) == 0
-    whole, parts = (
-        [
-            {k: v for k, v in line.items() if not k.startswith(("time/", "memory/"))}
-            for line in metrics(workplace / "runs" / n)
-        ]
-        for n in ("whole", "parts")
-    )
-    assert whole == parts
+    assert main(["train", "tiny.yaml", *words]) == 0
+    whole = told(workplace / "runs" / "t")
+    cut_back(workplace / "runs" / "t", 1)
+    assert main(["train", "tiny.yaml", "run.resume=true", *words]) == 0
+    assert told(workplace / "runs" / "t") == whole
     capsys.readouterr()
     assert main(["plan", "tiny.yaml", "--format", "json", *words]) == 0
     planned = json.loads(capsys.readouterr().out)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 from accelerate import Accelerator
+from conftest import furnished
 from runs import CALL, metrics
 
 from flowgrpo import config
@@ -18,6 +19,21 @@ from flowgrpo.training import scorer
 from flowgrpo.training.run_data import RunData
 
 ONE = ["train.groups=1", "train.updates=1", "algorithm.preset=rwr"]
+
+
+@pytest.fixture(scope="module")
+def sampled(tiny_model, tmp_path_factory):
+    """A folder with the groups of the small run."""
+    with furnished(tmp_path_factory.mktemp("sampled"), tiny_model) as folder:
+        assert main(["sample", "tiny.yaml", "--groups", "o", "algorithm.preset=rwr", "train.micro_batch=4"]) == 0
+    return folder / "o"
+
+
+@pytest.fixture
+def stored_groups(workplace, sampled):
+    """A workplace with these groups, in its folder `o`."""
+    shutil.copytree(sampled, workplace / "o")
+    return workplace
 
 
 @pytest.fixture
@@ -57,7 +73,7 @@ def test_a_model_is_sampled_without_a_config(workplace, tiny_model, capsys):
 
 def test_a_folder_that_was_cut_off_becomes_the_one_that_was_not(workplace, monkeypatch):
     monkeypatch.setattr(stored, "SHARD", 1)
-    command = ["sample", "tiny.yaml", "algorithm.preset=rwr"]
+    command = ["sample", "tiny.yaml", "algorithm.preset=rwr", "train.micro_batch=4"]
     assert main([*command, "--groups", "whole"]) == 0
     real = group_sampling.rollout
     calls = []
@@ -77,10 +93,9 @@ def test_a_folder_that_was_cut_off_becomes_the_one_that_was_not(workplace, monke
         assert (Path("cut") / path.name).read_bytes() == path.read_bytes(), path.name
 
 
-def test_a_run_trains_from_a_folder_and_its_plan_counts_no_rollout(workplace, capsys):
-    assert main(["sample", "tiny.yaml", "--groups", "o", "algorithm.preset=rwr"]) == 0
-    run = ["tiny.yaml", "algorithm.preset=gdro", "data.groups=o", "train.updates=1"]
-    capsys.readouterr()
+@pytest.mark.usefixtures("stored_groups")
+def test_a_run_trains_from_a_folder_and_its_plan_counts_no_rollout(capsys):
+    run = ["tiny.yaml", "algorithm.preset=gdro", "data.groups=o", "train.updates=1", "train.micro_batch=8"]
     assert main(["plan", *run, "--format", "json"]) == 0
     planned = json.loads(capsys.readouterr().out)
     assert planned["model_evaluations"]["rollout"] == planned["decoded"] == planned["reward_calls"] == 0
@@ -94,9 +109,8 @@ def test_a_run_trains_from_a_folder_and_its_plan_counts_no_rollout(workplace, ca
     assert [line["reward/count"] for line in metrics(Path("runs/t"), "eval")] == [3, 3, 3]
 
 
-def test_another_model_precision_or_call_is_one_sentence(workplace, tiny_model, capsys, request):
-    assert main(["sample", "tiny.yaml", "--groups", "o", "algorithm.preset=rwr"]) == 0
-    request.getfixturevalue("unloaded")
+@pytest.mark.usefixtures("stored_groups", "unloaded")
+def test_another_model_precision_or_call_is_one_sentence(capsys):
     run = ["algorithm.preset=gdro", "data.groups=o", "train.updates=1"]
     for override, said in (
         ("model.call.height=32", "data.groups: o has samples of a call with height 16, and model.call has 32; take 16"),
@@ -161,11 +175,10 @@ def test_what_cannot_be_sampled_is_one_sentence_before_the_model(workplace, unlo
     assert not Path("o").exists()
 
 
-def test_paths_of_groups_in_a_config_are_relative_to_it(workplace, monkeypatch):
-    assert main(["sample", "tiny.yaml", "--groups", "o", "algorithm.preset=rwr"]) == 0
+def test_paths_of_groups_in_a_config_are_relative_to_it(stored_groups, monkeypatch):
     written = yaml.safe_load(Path("tiny.yaml").read_text())
     written |= {"data": {"groups": "./o"}, "algorithm": {"preset": "gdro"}}
     Path("tiny.yaml").write_text(yaml.safe_dump(written))
-    (workplace / "elsewhere").mkdir()
-    monkeypatch.chdir(workplace / "elsewhere")
-    assert Path(config.load("../tiny.yaml").data.groups).resolve() == workplace / "o"
+    (stored_groups / "elsewhere").mkdir()
+    monkeypatch.chdir(stored_groups / "elsewhere")
+    assert Path(config.load("../tiny.yaml").data.groups).resolve() == stored_groups / "o"

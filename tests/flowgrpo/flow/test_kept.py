@@ -31,7 +31,7 @@ def run_of(folder, preset="flow_grpo", kept=True, resumed=False, **overrides):
         },
     )
     reward = Reward("nearness", nearness) if preset == "vgpo" else Reward("closeness", closeness)
-    run = trainer(chosen, GaussianFlow(), steps=STEPS, rewards=[reward])
+    run = trainer(chosen, GaussianFlow(), steps=STEPS, rewards=[reward], held_out=0)
     rollout, run.batches = run.rollout, []
     run.rollout = lambda iteration, groups: run.batches.append(rollout(iteration, groups)) or run.batches[-1]
     if resumed:
@@ -49,7 +49,7 @@ def painted(monkeypatch):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_trees_of_every_preset_are_kept_and_change_nothing(tmp_path, preset):
-    brief = {"train__iterations": 2, "eval__every": 9, "run__checkpoint__every": 9}
+    brief = {"train__group_size": 6, "train__micro_batch": 8, "train__iterations": 2, "run__checkpoint__every": 9}
     run, plain = (run_of(tmp_path / name, preset, kept=name == "a", **brief) for name in "ab")
     assert lines(run) == lines(plain)
     left = weights_of(plain)

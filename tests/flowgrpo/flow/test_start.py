@@ -1,5 +1,6 @@
 """LoRA files of diffusers, peft, ComfyUI and kohya become the adapters that a flow model's training starts from."""
 
+import copy
 import shutil
 from types import SimpleNamespace
 
@@ -22,7 +23,10 @@ TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A function of a specimen's name: its folder, and its pipeline with a random LoRA of rank 3 and alpha 5."""
+    """A function of a specimen's name: its folder, and its pipeline with a random LoRA of rank 3 and alpha 5.
+
+    Also its network without the LoRA, of which tests take copies.
+    """
     made = {}
 
     def build(name):
@@ -30,8 +34,9 @@ def trained(tmp_path_factory):
             folder = tmp_path_factory.mktemp("model")
             pipe = SPECIMENS[name].build()
             pipe.save_pretrained(folder)
+            plain = copy.deepcopy(pipe.transformer)
             pipe.transformer.add_adapter(config())
-            made[name] = SimpleNamespace(folder=folder, pipe=pipe, network=pipe.transformer)
+            made[name] = SimpleNamespace(folder=folder, pipe=pipe, network=pipe.transformer, plain=plain)
         return made[name]
 
     return build
@@ -50,13 +55,13 @@ def matrices(network):
     return {path: layer.get_delta_weight("default").detach() for path, layer in layers.items()}
 
 
-def started(name, folder, file, **lora):
-    """The network of a fresh pipeline with the adapters of a file, as a run puts them there."""
-    model = Model(path=str(folder), lora={"path": str(file), **lora})
-    fresh = diffusers.DiffusionPipeline.from_pretrained(folder)
-    weights = Weights({"transformer": fresh.transformer}, start.adapters(model))
+def started(made, file, **lora):
+    """The network of a specimen with the adapters of a file, as a run puts them there."""
+    model = Model(path=str(made.folder), lora={"path": str(file), **lora})
+    fresh = copy.deepcopy(made.plain)
+    weights = Weights({"transformer": fresh}, start.adapters(model))
     assert {p.dtype for p in weights.parameters} == {torch.float32}
-    return fresh.transformer
+    return fresh
 
 
 def assert_same(found, expected, exact=True):
@@ -74,7 +79,7 @@ def test_a_file_of_diffusers(trained, tmp_path, name, with_header):
     made.pipe.save_lora_weights(
         tmp_path, get_peft_model_state_dict(made.network), transformer_lora_adapter_metadata=header
     )
-    found = matrices(started(name, made.folder, tmp_path))
+    found = matrices(started(made, tmp_path))
     scale = 1 if with_header else 3 / 5  # without a header diffusers takes the rank for alpha
     assert_same(found, {path: change * scale for path, change in matrices(made.network).items()}, with_header)
 
@@ -82,10 +87,10 @@ def test_a_file_of_diffusers(trained, tmp_path, name, with_header):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_of_peft(trained, tmp_path, name):
     made = trained(name)
-    other = diffusers.DiffusionPipeline.from_pretrained(made.folder).transformer
+    other = copy.deepcopy(made.plain)
     model = peft.get_peft_model(other, config(rank_pattern={"to_k": 2}, alpha_pattern={"to_q": 7}))
     model.save_pretrained(tmp_path)
-    network = started(name, made.folder, tmp_path)
+    network = started(made, tmp_path)
     assert_same(matrices(network), matrices(other))
     ranks = {path: m.lora_A["default"].weight.shape[0] for path, m in network.named_modules() if hasattr(m, "lora_A")}
     assert {rank for path, rank in ranks.items() if path.endswith("to_k")} == {2}
@@ -100,7 +105,7 @@ def test_diffusers_names_with_the_prefix_of_comfyui(trained, tmp_path, name):
     save_file(
         {f"diffusion_model.{key}": t.contiguous() for key, t in (state | alphas).items()}, tmp_path / "a.safetensors"
     )
-    assert_same(matrices(started(name, made.folder, tmp_path / "a.safetensors")), matrices(made.network))
+    assert_same(matrices(started(made, tmp_path / "a.safetensors")), matrices(made.network))
 
 
 def of_flux(network):
@@ -127,7 +132,7 @@ def test_fused_names_of_flux(trained, tmp_path, names):
     if "peft" in names:  # which have no alphas
         written = {key: t for key, t in written.items() if not key.endswith("alpha")}
     save_file(written, tmp_path / "a.safetensors")
-    network = started("FluxPipeline", made.folder, tmp_path / "a.safetensors")
+    network = started(made, tmp_path / "a.safetensors")
     expected = {
         path: change for path, change in matrices(made.network).items() if path.startswith("transformer_blocks")
     }
@@ -155,7 +160,7 @@ def test_pefts_options_hold_for_the_original_names_of_flux2(trained, tmp_path, o
     made = trained("Flux2KleinPipeline")
     given = {"r": 4, "lora_alpha": 16}
     patterns = {key: {LAYERS_OF_FLUX2[at]: v for at, v in own.items()} for key, own in options.items() if "_p" in key}
-    other = diffusers.DiffusionPipeline.from_pretrained(made.folder).transformer
+    other = copy.deepcopy(made.plain)
     layers = r"single_transformer_blocks\..*\.(to_qkv_mlp_proj|to_out)"
     model = peft.get_peft_model(other, config(**{**given, **options, **patterns, "target_modules": layers}))
     written = {}
@@ -169,7 +174,7 @@ def test_pefts_options_hold_for_the_original_names_of_flux2(trained, tmp_path, o
     (found,) = start.adapters(Model(path=str(made.folder), lora={"path": str(tmp_path)})).values()
     assert {layer.alpha for layer in found.layers.values()} == {16}
     assert found.rslora is ("use_rslora" in options)
-    assert_same(matrices(started("Flux2KleinPipeline", made.folder, tmp_path)), matrices(other), exact)
+    assert_same(matrices(started(made, tmp_path)), matrices(other), exact)
 
 
 @pytest.mark.parametrize("before", ["base_model.model", "diffusion_model"])
@@ -180,7 +185,7 @@ def test_pefts_options_hold_for_fused_names_of_flux(trained, tmp_path, before, o
         written |= {f"{before}.{path}.lora_{x}.weight": half for x, half in zip("AB", halves, strict=True)}
     save_file(written, tmp_path / "adapter_model.safetensors")
     peft.LoraConfig(r=9, rank_pattern={"proj": 3}, **options).save_pretrained(tmp_path)
-    found = matrices(started("FluxPipeline", made.folder, tmp_path))
+    found = matrices(started(made, tmp_path))
     for path, change in matrices(made.network).items():
         if path.startswith("transformer_blocks"):
             rank = 3 if "to_out" in path else 9  # of the fused layer
@@ -198,7 +203,7 @@ def test_original_names_of_wan(trained, tmp_path):
         name = f"diffusion_model.blocks.{block}.{names[attention]}.{names[layer]}"
         written |= {f"{name}.lora_{matrix}": tensor.contiguous(), f"{name}.alpha": torch.tensor(5.0)}
     save_file(written, tmp_path / "a.safetensors")
-    found = matrices(started("WanPipeline", made.folder, tmp_path / "a.safetensors"))
+    found = matrices(started(made, tmp_path / "a.safetensors"))
     assert_same(found, matrices(made.network), exact=False)
 
 
@@ -219,42 +224,40 @@ def test_a_sample_is_that_of_the_pipelines_own_loader(trained, tmp_path):
 
 def test_adapters_with_biases(trained, tmp_path):
     made = trained("StableDiffusion3Pipeline")
-    other = diffusers.DiffusionPipeline.from_pretrained(made.folder).transformer
+    other = copy.deepcopy(made.plain)
     model = peft.get_peft_model(other, config(lora_bias=True))
     model.save_pretrained(tmp_path)
-    layer = started("StableDiffusion3Pipeline", made.folder, tmp_path).transformer_blocks[0].attn.to_q
+    layer = started(made, tmp_path).transformer_blocks[0].attn.to_q
     x = torch.randn(2, layer.in_features)
     expected = other.transformer_blocks[0].attn.to_q
     assert expected.lora_B["default"].bias.abs().max() > 0
     torch.testing.assert_close(layer(x), expected(x), rtol=0, atol=0)
 
 
-def test_a_network_without_adapters_in_the_file_gets_new_ones_on_the_same_layers(tmp_path):
-    pipe = SPECIMENS["WanPipeline (2.2)"].build()
-    pipe.save_pretrained(tmp_path / "model")
-    assert pipe.transformer_2 is not None
-    pipe.transformer.add_adapter(config())
-    pipe.save_lora_weights(tmp_path / "lora", get_peft_model_state_dict(pipe.transformer))
-    found = start.adapters(Model(path=str(tmp_path / "model"), lora={"path": str(tmp_path / "lora")}))
+def test_a_network_without_adapters_in_the_file_gets_new_ones_on_the_same_layers(trained, tmp_path):
+    made = trained("WanPipeline (2.2)")
+    assert made.pipe.transformer_2 is not None
+    made.pipe.save_lora_weights(tmp_path / "lora", get_peft_model_state_dict(made.network))
+    found = start.adapters(Model(path=str(made.folder), lora={"path": str(tmp_path / "lora")}))
     assert list(found) == ["transformer", "transformer_2"]
     assert found["transformer"].layers.keys() == found["transformer_2"].layers.keys()
     assert all(not layer.up.any() and layer.down.std() > 0.1 for layer in found["transformer_2"].layers.values())
 
 
-def test_each_network_may_have_a_file_of_its_own(tmp_path):
+def test_each_network_may_have_a_file_of_its_own(trained, tmp_path):
     """Both name it `transformer`, as ComfyUI's and kohya's names do not tell them apart."""
-    pipe = SPECIMENS["WanPipeline (2.2)"].build()
-    pipe.save_pretrained(tmp_path / "model")
+    made = trained("WanPipeline (2.2)")
     paths = {"transformer": str(tmp_path / "high"), "transformer_2": str(tmp_path / "low")}
     for name, path in paths.items():
-        getattr(pipe, name).add_adapter(config(r=2 if name == "transformer" else 4))
-        pipe.save_lora_weights(path, get_peft_model_state_dict(getattr(pipe, name)))
-    found = start.adapters(Model(path=str(tmp_path / "model"), lora={"path": paths}))
+        network = copy.deepcopy(made.plain)  # both are of the same shapes
+        network.add_adapter(config(r=2 if name == "transformer" else 4))
+        made.pipe.save_lora_weights(path, get_peft_model_state_dict(network))
+    found = start.adapters(Model(path=str(made.folder), lora={"path": paths}))
     assert {name: {layer.rank for layer in each.layers.values()} for name, each in found.items()} == {
         "transformer": {2}, "transformer_2": {4},
     }  # fmt: skip
     with pytest.raises(InputError, match=r"model\.lora\.path: \S+ has no network 'transformer_3', "):
-        start.adapters(Model(path=str(tmp_path / "model"), lora={"path": {"transformer_3": paths["transformer"]}}))
+        start.adapters(Model(path=str(made.folder), lora={"path": {"transformer_3": paths["transformer"]}}))
 
 
 def damaged(state, kind):

@@ -66,7 +66,9 @@ def test_every_modality_trains_from_the_command_line(config, tmp_path, capsys, n
 
 @pytest.mark.parametrize("name", ["FluxPipeline", "QwenImagePipeline", "WanPipeline"])
 def test_a_trained_lora_gives_its_sample_in_a_stock_pipeline_bit_for_bit(config, name):
-    path = config(name, "motion" if name.startswith("Wan") else "jpeg_size")
+    train = {"iterations": 1, "groups": 1, "group_size": 2, "updates": 1, "micro_batch": 2, "learning_rate": 0.01}
+    reward, brief = "motion" if name.startswith("Wan") else "jpeg_size", {"every": 9, "prompts": 1, "save": 0}
+    path = config(name, reward, train=train, eval=brief)
     run = flowgrpo.train(path)
     assert main(["export", "runs/t", "--out", "out"]) == 0
     specimen = SPECIMENS[name]

@@ -148,12 +148,12 @@ def test_a_run_of_each_is_sound_and_its_export_loads_back(folders, settings, mon
     assert [line["policy/skipped_updates"] for line in done.metrics if line["phase"] == "train"] == [0, 0]
     assert main(["export", str(done.folder), "--out", "out"]) == 0
     policy, weights = policy_and_weights(chosen, torch.device("cpu"))
+    with torch.no_grad():
+        start = policy.predictor.logits(IDS)
     checkpoint.load_weights(max((done.folder / "checkpoints").iterdir()), weights)
     with torch.no_grad(), weights.averaged():
         trained = policy.predictor.logits(IDS)
     fresh, _ = load_predictor(str(folder) if lora else "out")
-    with torch.no_grad():
-        start = load_predictor(str(folder))[0].logits(IDS)
     if lora:
         load_adapter(fresh, Path("out"))
     else:

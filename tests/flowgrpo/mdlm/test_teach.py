@@ -36,6 +36,7 @@ def folder(tmp_path, monkeypatch):
 
 
 COMMAND = ["mdlm", "tracelock", "model", "--prompts", "p.txt", "--length", "6", "--steps", "20"]
+BRIEF = [*COMMAND[:-1], "4"]
 
 
 def test_the_command_writes_a_controller_that_a_decoder_takes(folder, capsys):
@@ -60,7 +61,7 @@ def test_the_command_writes_a_controller_that_a_decoder_takes(folder, capsys):
 
 def test_the_same_seed_makes_the_same_controller_and_another_another(folder, capsys):
     for name, seed in (("one", 3), ("two", 3), ("three", 4)):
-        assert main([*COMMAND, "--out", name, "--seed", str(seed), "--decoder", "{name: random, steps: 3}"]) == 0
+        assert main([*BRIEF, "--out", name, "--seed", str(seed), "--decoder", "{name: random, steps: 3}"]) == 0
     assert "in a config: decoder: {name: trace_lock, scorer: {controller: three}}" in capsys.readouterr().out
     one, two, three = (load_controller(name, 32).state_dict() for name in ("one", "two", "three"))
     assert all(torch.equal(one[key], two[key]) for key in one)
@@ -91,7 +92,7 @@ def test_a_model_that_minds_padding_is_taught_prompts_of_one_length_at_a_time(fo
     written = json.loads((folder / "model" / "config.json").read_text())
     (folder / "model" / "config.json").write_text(json.dumps(written | {"pad_token_id": None}))
     assert load_predictor("model")[0].padded_form is None
-    assert main([*COMMAND, "--out", "lock"]) == 0
+    assert main([*BRIEF, "--out", "lock"]) == 0
     assert "learned from 8 prompts; on 1 others" in capsys.readouterr().out
     assert main([*COMMAND[:-4], "--length", "13", "--out", "long"]) == 2
     assert "are more than the 16 positions of the model, take at most 12" in capsys.readouterr().err
@@ -122,7 +123,7 @@ def test_wrong_input_is_one_sentence_and_status_2(folder, capsys, changes, said)
 
 
 def test_a_chat_model_is_asked_in_its_template(folder, capsys, monkeypatch):
-    arguments = [*COMMAND, "--chat", "--out", "lock"]
+    arguments = [*BRIEF, "--chat", "--out", "lock"]
     assert main(arguments) == 2
     assert "--chat: the tokenizer of 'model' has no chat template" in capsys.readouterr().err
     tokenizer = PreTrainedTokenizerFast.from_pretrained("model")
@@ -177,10 +178,10 @@ def test_a_controller_learns_what_confidence_cannot_tell(tmp_path):
     train_controller(
         controller,
         Replay(predictor, [teacher], batch=16, layers=3),
-        150,
+        80,
         run_seed=0,
         window_length=length,
-        learning_rate=3e-3,
+        learning_rate=6e-3,
     )
     accepted = sum(int((trace.scene.state >= 2).sum()) for trace in held_out)
     right = sum(int(trace.label.sum()) for trace in held_out)

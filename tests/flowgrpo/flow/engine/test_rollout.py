@@ -15,6 +15,7 @@ from flowgrpo.flow.engine.adapters import Adapters
 from flowgrpo.flow.engine.client import Client
 from flowgrpo.flow.engine.rollout import EngineRollout
 from flowgrpo.flow.pipeline.loading import load_policy
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.schema.engine import Engine
 from flowgrpo.training.engine.failures import EngineError
 from flowgrpo.training.weights import Weights, lora_config
@@ -24,6 +25,52 @@ from samplers.trees import Root
 
 PLAN = chain([Kernel("flow_sde", 0.7)] * 4, range(3), [1, 2])
 ROOTS = [Root(0, i, Row("a red circle", 40 + i)) for i in range(3)] + [Root(1, 0, Row("two blue square", 7))]
+
+
+@pytest.fixture(scope="module")
+def policy():
+    """The model as a policy that calls have been made of."""
+    made = DiffusersPolicy(tiny.sd3(), tiny.CALLS["sd3"])
+    assert made.sigmas
+    return made
+
+
+@pytest.fixture(scope="module")
+def weights(policy):
+    """Adapters of it that change what it computes; no test moves them."""
+    return moved(policy)
+
+
+def moved(policy):
+    """Adapters of a policy that are not 0, whose alpha is not their rank."""
+    torch.manual_seed(1)
+    made = Weights(policy.modules, lora_config(2, 6, "auto", policy.modules))
+    with torch.no_grad():
+        for p in made.parameters:
+            p.add_(0.1 * torch.randn_like(p))
+    return made
+
+
+@pytest.fixture(scope="module")
+def served():
+    """An engine of the same model, and its address."""
+    made = fake_engine.FakeEngine(DiffusersPolicy(tiny.sd3(), tiny.CALLS["sd3"]))
+    with fake_engine.serving(made) as (address, _):
+        yield made, address
+
+
+@pytest.fixture
+def engine(served):
+    """The engine, as if it had just been started."""
+    made, _ = served
+    made.unmerge()
+    made.__init__(made.policy)
+    return made
+
+
+@pytest.fixture
+def url(served, engine):
+    return served[1]
 
 
 @pytest.fixture
@@ -60,11 +107,7 @@ def test_packed_latents_embedded_guidance_and_branches_agree_too(name, tmp_path)
     tiny.PIPELINES[name]().save_pretrained(tmp_path / name)
     engine = fake_engine.FakeEngine(tmp_path / name, **tiny.CALLS[name])
     policy = load_policy(str(tmp_path / name), "float32", tiny.CALLS[name], torch.device("cpu"))
-    torch.manual_seed(1)
-    weights = Weights(policy.modules, lora_config(2, 6, "auto", policy.modules))
-    with torch.no_grad():
-        for p in weights.parameters:
-            p.add_(0.1 * torch.randn_like(p))
+    weights = moved(policy)
     with fake_engine.serving(engine) as (url, _):
         section = Engine(url=url, retries=0, timeout=20, untold=["max_sequence_length"])
         made = EngineRollout(section, policy, Adapters(Client(section), weights, tmp_path / "pushed", "run"))

@@ -47,15 +47,15 @@ def judge(dies_at=math.inf):
     return judged
 
 
-def trainer(folder, algorithm, reward=None, **train):
-    """A run of two groups of 12 in six steps; every tree has a size that divides 12."""
+def trainer(folder, algorithm, reward=None, every=1, **train):
+    """A run of two groups of 12 in six steps; every tree has a size that divides 12 and 6."""
     numbers = {"iterations": 2, "groups": 2, "group_size": 12, "micro_batch": 16, "learning_rate": 0.01}
     chosen = config.validated(
         {
             "model": {"path": "field", "lora": None},
             "algorithm": algorithm,
             "train": {**numbers, **train},
-            "run": {"name": "r", "dir": str(folder), "checkpoint": {"every": 1, "keep": 10}},
+            "run": {"name": "r", "dir": str(folder), "checkpoint": {"every": every, "keep": 10}},
         }
     )
     return field.trainer(chosen, reward=reward or judge(), held_out=0)
@@ -67,7 +67,8 @@ def finished(tmp_path_factory):
 
     @cache
     def run(method, micro_batch):
-        done = trainer(tmp_path_factory.mktemp(method), METHODS[method], micro_batch=micro_batch)
+        sizes = {"group_size": 6, "micro_batch": micro_batch}
+        done = trainer(tmp_path_factory.mktemp(method), METHODS[method], every=9, **sizes)
         done.run()
         return done
 
@@ -207,10 +208,17 @@ def test_the_coefficient_of_the_divergence_adapts_to_its_target(tmp_path):
 CALIBRATED = {"preset": "dense_grpo", "kernel": {"calibrate": {"rounds": 3, "step": 0.02, "balance": 0.3}}}
 
 
-def test_a_calibration_follows_its_counts_and_is_kept(tmp_path):
-    run = trainer(tmp_path, CALIBRATED)
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory):
+    """A run that calibrated, and its two iterations."""
+    run = trainer(tmp_path_factory.mktemp("calibrated"), CALIBRATED)
     run.run()
-    kept = json.loads((tmp_path / "r" / "calibration.json").read_text())
+    return run
+
+
+def test_a_calibration_follows_its_counts_and_is_kept(calibrated):
+    run = calibrated
+    kept = json.loads((run.folder / "calibration.json").read_text())
     assert kept.keys() == {"levels", "rounds", "metrics"}
     assert kept["rounds"][0]["levels"] == [0.7] * 6
     ups = 0
@@ -247,15 +255,14 @@ def test_a_calibration_draws_noise_that_no_iteration_draws_again(tmp_path):
     assert len(samples.unique(dim=0)) == len(samples)
 
 
-def test_a_calibrated_run_resumes_with_its_levels_bit_for_bit(tmp_path):
-    whole = trainer(tmp_path / "a", CALIBRATED, iterations=3)
-    whole.run()
-    place = tmp_path / "b" / "r" / "calibration.json"
-    killed = trainer(tmp_path / "b", CALIBRATED, judge(dies_at=2 * 3 + 2 * 2), iterations=3)  # in the second iteration
+def test_a_calibrated_run_resumes_with_its_levels_bit_for_bit(tmp_path, calibrated):
+    whole = calibrated
+    place = tmp_path / "r" / "calibration.json"
+    killed = trainer(tmp_path, CALIBRATED, judge(dies_at=2 * 3 + 2 * 2))  # in the second iteration
     with pytest.raises(Killed):
         killed.run()
     written = place.read_text()
-    rest = trainer(tmp_path / "b", CALIBRATED, iterations=3)
+    rest = trainer(tmp_path, CALIBRATED)
     rest.resume()
     assert rest.done == 1
     rest.run()
@@ -275,17 +282,15 @@ def test_a_calibration_that_was_cut_off_is_one_sentence(tmp_path, written):
         trainer(tmp_path, CALIBRATED, iterations=1).run()
 
 
-def test_a_run_killed_while_it_calibrates_calibrates_anew(tmp_path):
-    whole = trainer(tmp_path / "a", CALIBRATED, iterations=1)
-    whole.run()
+def test_a_run_killed_while_it_calibrates_calibrates_anew(tmp_path, calibrated):
     with pytest.raises(Killed):
-        trainer(tmp_path / "b", CALIBRATED, judge(dies_at=3), iterations=1).run()
-    assert not (tmp_path / "b" / "r" / "calibration.json").exists()
-    rest = trainer(tmp_path / "b", CALIBRATED, iterations=1)
+        trainer(tmp_path, CALIBRATED, judge(dies_at=3)).run()
+    assert not (tmp_path / "r" / "calibration.json").exists()
+    rest = trainer(tmp_path, CALIBRATED)
     rest.resume()
     rest.run()
-    assert rest.levels == whole.levels
-    assert lines(rest) == lines(whole)
+    assert rest.levels == calibrated.levels
+    assert lines(rest) == lines(calibrated)
 
 
 def test_a_run_killed_right_after_its_calibration_keeps_it_and_its_line(tmp_path):

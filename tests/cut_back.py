@@ -1,0 +1,16 @@
+"""Of a finished run what one leaves that is killed, for tests that resume."""
+
+import json
+import shutil
+
+
+def cut_back(folder, step):
+    """Leave nothing in a run's folder of what came after a checkpoint but what a killed run may leave, its samples."""
+    checkpoints = sorted((folder / "checkpoints").iterdir())
+    assert f"step-{step:06d}" in [checkpoint.name for checkpoint in checkpoints[:-1]]
+    for checkpoint in checkpoints:
+        if checkpoint.name > f"step-{step:06d}":
+            shutil.rmtree(checkpoint)
+    place = folder / "metrics.jsonl"
+    lines = place.read_text().splitlines(keepends=True)
+    place.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
