@@ -7,6 +7,7 @@ import pytest
 from flowgrpo.cli import main
 
 pytestmark = pytest.mark.usefixtures("kept_trials")
+DIVERGENCE = "algorithm.objective.kl.beta=0.01"  # of all plans, that they share their trials
 FULL = ["model.lora=null", "train.groups=4", "run.processes=2", "run.sharding=fsdp2"]
 
 
@@ -33,13 +34,12 @@ def test_what_can_be_cut_is_planned(workplace, capsys):
 
 
 def planned(capsys, *options):
-    assert main(["plan", "tiny.yaml", *options, "--format", "json"]) == 0
+    assert main(["plan", "tiny.yaml", DIVERGENCE, *options, "--format", "json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def test_seconds_follow_from_the_evaluations_that_are_counted(workplace, capsys):
-    options = ["model.lora={rank: 2}", "algorithm.objective.kl.beta=0.01", "--gpus", "3", "--fixed-seconds", "5"]
-    found = planned(capsys, *options)
+    found = planned(capsys, "--gpus", "3", "--fixed-seconds", "5")
     rows = {each["gpus"]: each for each in found["cost"]["costs"]}
     assert list(rows) == [1, 3, 8, 64, 512]
     alone = rows[1]["seconds"]
@@ -98,7 +98,7 @@ def test_shards_within_a_machine_are_advised_where_waiting_takes_the_most(workpl
 
 
 def test_a_plan_on_gpus_reads_for_people_too(workplace, capsys):
-    assert main(["plan", "tiny.yaml", "--gpus", "100"]) == 0
+    assert main(["plan", "tiny.yaml", DIVERGENCE, "--gpus", "100"]) == 0
     said = capsys.readouterr().out
     assert "on 100 GPUs the fixed part takes the most: 20.0 of 20.0 s" in said
     assert "92 of them have nothing to sample" in said

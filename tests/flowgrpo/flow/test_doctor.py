@@ -8,6 +8,7 @@ import torch
 from zoo import SPECIMENS
 
 from flowgrpo.cli import main
+from flowgrpo.flow import spectrum
 from flowgrpo.flow.pipeline import loading
 
 NAMES = [
@@ -22,6 +23,12 @@ NAMES = [
     "memory",
     "lora_reload",
 ]
+
+
+@pytest.fixture(autouse=True)
+def a_small_spectrum(monkeypatch):
+    """As few starts as it takes to compare some."""
+    monkeypatch.setattr(spectrum, "EVALUATIONS", 60)
 
 
 def examined(capsys, *arguments):

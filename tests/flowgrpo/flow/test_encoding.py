@@ -20,11 +20,12 @@ from flowgrpo.training.share import Share
 
 SMALL = [
     "train.iterations=2",
-    "train.groups=2",
+    "train.groups=1",
     "train.group_size=2",
+    "train.updates=1",
     "train.micro_batch=4",
     "train.learning_rate=0.01",
-    "eval.prompts=2",
+    "eval.prompts=1",
     "eval.save=0",
     "run.checkpoint.every=1",
 ]
@@ -89,7 +90,7 @@ def encoders(pipe):
 
 
 def test_a_run_that_goes_on_encodes_what_is_ahead_of_it(workplace, monkeypatch):
-    small = ["train.iterations=2", "model.text_encoders=free"]
+    small = ["train.iterations=2", "model.text_encoders=free", "eval={every: 9, prompts: 1, save: 0}"]
     assert main(["train", "tiny.yaml", "run.name=whole", *small]) == 0
     assert main(["train", "tiny.yaml", "run.name=parts", *small, "train.iterations=1"]) == 0
     asked = []

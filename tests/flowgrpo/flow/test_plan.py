@@ -119,7 +119,7 @@ def assert_foreseen(settings, steps):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_run_of_every_preset_counts_what_was_predicted(tmp_path, preset):
     few = {"likelihood": {"draws": 3}} if preset in STRATA else {}
-    assert_foreseen(chosen({"preset": preset, **few}, tmp_path, groups=4, updates=2, group_size=12), 6)
+    assert_foreseen(chosen({"preset": preset, **few}, tmp_path, groups=2, updates=2, group_size=12), 6)
 
 
 @st.composite

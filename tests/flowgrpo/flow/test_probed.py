@@ -9,8 +9,10 @@ from in_batches import SAID, counting
 from runs import metrics, weights
 
 from flowgrpo.cli import main
+from flowgrpo.flow import spectrum
 from flowgrpo.training import probing
 
+NO_EVAL = "eval={every: 9, prompts: 1, save: 0}"  # but of one sample, at the start and at the end
 AUTO = ["train.micro_batch=auto", "train.rollout_batch=auto"]
 
 
@@ -38,13 +40,13 @@ def numbers(run):
 
 def test_a_run_of_a_pipeline_has_the_numbers_of_one_with_the_found_sizes_written_out(workplace, short, capsys):
     short[0] = 2
-    assert main(["train", "tiny.yaml", *AUTO, "train.updates=1"]) == 0
+    assert main(["train", "tiny.yaml", *AUTO, "train.updates=1", NO_EVAL]) == 0
     assert "found train.micro_batch 2, train.rollout_batch 8 in" in capsys.readouterr().err
     run = workplace / "runs"
     assert "micro_batch: auto" in (run / "t" / "config.yaml").read_text()
     (held,) = json.loads((run / "t" / "batches.json").read_text())["held"]
     assert (held["micro_batch"], held["rollout_batch"]) == (2, 8)
-    written = ["train.micro_batch=2", "train.rollout_batch=8", "train.updates=1"]
+    written = ["train.micro_batch=2", "train.rollout_batch=8", "train.updates=1", NO_EVAL]
     assert main(["train", "tiny.yaml", *written, "run.name=other"]) == 0
     (lines, found), (others, other) = numbers(run / "t"), numbers(run / "other")
     assert lines == others
@@ -53,9 +55,9 @@ def test_a_run_of_a_pipeline_has_the_numbers_of_one_with_the_found_sizes_written
 
 def test_a_resume_by_the_command_goes_on_with_the_word(workplace, short):
     short[0] = 2
-    assert main(["train", "tiny.yaml", *AUTO, "train.iterations=1"]) == 0
+    assert main(["train", "tiny.yaml", *AUTO, "train.iterations=1", NO_EVAL]) == 0
     short[0] = 1000
-    assert main(["train", "tiny.yaml", *AUTO, "run.resume=true"]) == 0
+    assert main(["train", "tiny.yaml", *AUTO, "run.resume=true", NO_EVAL]) == 0
     (held,) = json.loads((workplace / "runs" / "t" / "batches.json").read_text())["held"]
     assert held["micro_batch"] == 2
 
@@ -106,7 +108,8 @@ def test_seconds_are_those_of_the_most_that_fits(workplace, capsys):
     assert auto["costs"] == written["costs"]
 
 
-def test_the_doctor_examines_a_run_that_has_not_found_its_batches(workplace, capsys):
+def test_the_doctor_examines_a_run_that_has_not_found_its_batches(workplace, capsys, monkeypatch):
+    monkeypatch.setattr(spectrum, "EVALUATIONS", 60)
     assert main(["doctor", "tiny.yaml", *AUTO, "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["ok"]
 
@@ -130,7 +133,8 @@ def test_an_evaluation_or_a_draft_that_asks_for_more_has_to_fit_too(workplace, m
     draft = "train.draft={pool: 2, call: {guidance_scale: 3.0}}"
     cases = {"alike": ([], 8), "guided": (["eval.call={guidance_scale: 3.0}"], 4), "draft": ([draft], 4)}
     for name, (asked, rows) in cases.items():
-        options = [*AUTO, *asked, "train.group_size=8", "train.iterations=1", "train.updates=1", f"run.name={name}"]
+        options = [*AUTO, *asked, "train.groups=1", "train.group_size=8", "train.iterations=1", "train.updates=1"]
+        options += ["eval.save=0", f"run.name={name}"]
         assert main(["train", "tiny.yaml", *options]) == 0
         (held,) = json.loads((workplace / "runs" / name / "batches.json").read_text())["held"]
         assert held["rollout_batch"] == rows

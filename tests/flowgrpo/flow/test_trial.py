@@ -26,6 +26,24 @@ NO_UPDATE = (Peaks(), Kept(once=0, each=0))  # where it is not asked for
 MORE = ("QwenImagePipeline", "ZImagePipeline", "Flux2Pipeline", "HunyuanVideo15Pipeline", "LTX2Pipeline")
 
 
+@pytest.fixture
+def no_decoding(monkeypatch):
+    """A trial decodes nothing."""
+    monkeypatch.setattr(trials, "_decoded", lambda *_: trials._Decoded(peaks=Peaks(), operations=0, sample=0))
+
+
+@pytest.fixture
+def no_checkpointing(monkeypatch):
+    """A trial tries no update with checkpointing."""
+    real = trials._learnt
+
+    def learnt(policy, *rest):
+        checkpointed = any(network.is_gradient_checkpointing for network in policy.modules.values())
+        return NO_UPDATE if checkpointed else real(policy, *rest)
+
+    monkeypatch.setattr(trials, "_learnt", learnt)
+
+
 def settings(folder, specimen, **model):
     return config.validated(
         {
@@ -36,30 +54,33 @@ def settings(folder, specimen, **model):
     )
 
 
-def really(chosen, row, rows=1):
-    """Peaks of a step with numbers: without gradients, and with them there; and the size of a sample."""
+def really(chosen, row, *numbers):
+    """Peaks of a step of each number of rows, with numbers: without gradients, and with them there; and a sample's size."""
     policy, weights = setup.policy_and_weights(chosen, torch.device("cpu"))
+    return [stepped(policy, weights, [row] * rows) for rows in numbers]
+
+
+def stepped(policy, weights, rows):
     live = Live()
     for module in policy.modules.values():
         for tensor in (*module.parameters(), *module.buffers()):
             live.ignore(tensor)
-    row = [row] * rows
     with torch.no_grad():
-        policy.prepare(row)
-        state = policy.start(row)
+        policy.prepare(rows)
+        state = policy.start(rows)
     for p in weights.parameters:
         p.grad = torch.zeros_like(p)
     gc.collect()
     with live:
         with torch.no_grad():
-            policy.walk.velocity(state, policy.sigmas[0], row)
+            policy.walk.velocity(state, policy.sigmas[0], rows)
         rollout = live.peak
         gc.collect()
         live.restart()
-        velocity = policy.walk.velocity(state, policy.sigmas[0], row)
+        velocity = policy.walk.velocity(state, policy.sigmas[0], rows)
         sum(v.float().square().mean() for v in velocity).backward()
     with torch.no_grad():
-        return rollout, live.peak, policy.walk.decode(state, row, by_landing=False).numel()
+        return rollout, live.peak, policy.walk.decode(state, rows, by_landing=False).numel()
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +109,7 @@ def test_what_is_planned_is_what_is_allocated(name, checkpointing, tmp_path, req
         specimen.build().save_pretrained(tmp_path)
         chosen = settings(tmp_path, specimen, gradient_checkpointing=checkpointing)
         planned = trial(chosen, str(tmp_path), row)
-    rollout, update, sample = really(chosen, row)
+    ((rollout, update, sample),) = really(chosen, row, 1)
     assert planned.rollout.step.of(1) == pytest.approx(rollout, rel=0.15)
     found = planned.update_checkpointed if checkpointing else planned.update
     assert found.of(1) == pytest.approx(update, rel=0.15)
@@ -114,7 +135,8 @@ def test_a_pipeline_is_planned_from_its_configs(name, tmp_path):
     assert planned.update_checkpointed is None or planned.update_checkpointed.of(1) <= update
 
 
-def test_a_quantised_base_is_planned_with_the_layers_it_makes_anew(flux):
+def test_a_quantised_base_is_planned_with_the_layers_it_makes_anew(flux, monkeypatch):
+    monkeypatch.setattr(trials, "_learnt", lambda *_: NO_UPDATE)
     specimen, (folder, whole) = SPECIMENS["FluxPipeline"], flux
     quantised = trial(settings(folder, specimen, quantise="int8"), str(folder), specimen.rows[0])
     layer = max(
@@ -127,6 +149,7 @@ def test_a_quantised_base_is_planned_with_the_layers_it_makes_anew(flux):
     assert quantised.trained == whole.trained
 
 
+@pytest.mark.usefixtures("no_decoding", "no_checkpointing")
 def test_a_row_of_longer_text_takes_more(tmp_path):
     specimen = SPECIMENS["QwenImagePipeline"]
     pipe = specimen.build()
@@ -137,16 +160,18 @@ def test_a_row_of_longer_text_takes_more(tmp_path):
     assert long.update.of(1) > 1.2 * short.update.of(1)
 
 
+@pytest.mark.usefixtures("no_decoding", "no_checkpointing")
 def test_copies_of_weights_in_half_precision_are_there_once_for_all_rows(flux):
     specimen, (folder, _) = SPECIMENS["FluxPipeline"], flux
     chosen = settings(folder, specimen, lora=None, dtype="bfloat16")
     planned = trial(chosen, str(folder), specimen.rows[0])
-    for rows in (1, 3):
-        rollout, update, _ = really(chosen, specimen.rows[0], rows)
+    numbers = (1, 3)
+    for rows, (rollout, update, _) in zip(numbers, really(chosen, specimen.rows[0], *numbers), strict=True):
         assert planned.rollout.step.of(rows) == pytest.approx(rollout, rel=0.15)
         assert planned.update.of(rows) == pytest.approx(update, rel=0.15)
 
 
+@pytest.mark.usefixtures("no_decoding")
 def test_blocks_that_are_not_run_are_counted_nearly_as_if_they_were(tmp_path, monkeypatch):
     specimen = SPECIMENS["FluxPipeline"]
     pipe = specimen.build()
@@ -178,6 +203,7 @@ def test_an_evaluation_is_tried_where_its_call_takes_more(flux, monkeypatch):
     assert planned.evaluate.step.of(1) > planned.rollout.step.of(1)
 
 
+@pytest.mark.usefixtures("no_decoding", "no_checkpointing")
 def test_adapters_on_a_base_of_bitsandbytes_keep_their_inputs_in_float32(flux):
     specimen, (folder, _) = SPECIMENS["FluxPipeline"], flux
     half = {"dtype": "bfloat16", "lora": {"rank": 2, "alpha": 4, "targets": "all-linear"}}

@@ -33,6 +33,7 @@ def counted(call):
 @pytest.mark.parametrize("name", CLASSES)
 def test_what_is_planned_is_what_is_computed(name, tmp_path, monkeypatch):
     monkeypatch.setattr(trials, "_learnt", lambda *_: (Peaks(), Kept(once=0, each=0)))  # no update is asked for
+    monkeypatch.setattr(trials, "_decoded_in_tiles", lambda *_: None)
     specimen = SPECIMENS[name]
     specimen.build().save_pretrained(tmp_path)
     chosen, row = settings(tmp_path, specimen), specimen.rows[0]

@@ -59,7 +59,7 @@ def interrupt():
     ],
 )
 def test_a_run_has_the_numbers_of_one_with_the_found_sizes_written_out(tmp_path, algorithm, asked, found):
-    options = {"algorithm__preset": algorithm, "train__iterations": 3, **few(algorithm)}
+    options = {"algorithm__preset": algorithm, "train__iterations": 2, **few(algorithm)}
     run = begun(tmp_path / "auto", short(4, 8), **options, **asked)
     run.run()
     assert (run.config.train.micro_batch, run.config.train.rollout_batch) == (
@@ -100,27 +100,29 @@ def test_a_probe_leaves_no_trace(tmp_path):
 
 
 def test_a_resume_takes_what_was_found_without_a_probe(tmp_path, no_probe):
-    whole = begun(tmp_path / "whole", short(4, 8), **AUTO, eval__every=3)
+    options = {**AUTO, "eval__every": 2, "train__iterations": 4}
+    whole = begun(tmp_path / "whole", short(4, 8), **options)
     whole.run()
-    begun(tmp_path / "half", short(4, 8), **AUTO, eval__every=3, train__iterations=3).run()
+    begun(tmp_path / "half", short(4, 8), **{**options, "train__iterations": 2}).run()
     no_probe()
-    rest = begun(tmp_path / "half", short(), **AUTO, eval__every=3)
+    rest = begun(tmp_path / "half", short(), **options)
     rest.resume()
     rest.run()
     equal(told(rest), told(whole))
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_does_not_probe_again(tmp_path, no_probe):
-    killed = begun(tmp_path, short(4, 8), **AUTO, run__checkpoint__every=3)
+    options = {"train__iterations": 3, "run__checkpoint__every": 3}
+    killed = begun(tmp_path, short(4, 8), **AUTO, **options)
     at(killed, 1, interrupt)
     with pytest.raises(KeyboardInterrupt):
         killed.run()
     no_probe()
-    again = begun(tmp_path, short(), **AUTO, run__checkpoint__every=3)
+    again = begun(tmp_path, short(), **AUTO, **options)
     again.resume()
     assert again.done == 0
     again.run()
-    whole = begun(tmp_path / "whole", train__micro_batch=4, train__rollout_batch=8, run__checkpoint__every=3)
+    whole = begun(tmp_path / "whole", train__micro_batch=4, train__rollout_batch=8, **options)
     whole.run()
     equal(told(again), told(whole))
 

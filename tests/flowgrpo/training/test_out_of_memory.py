@@ -119,7 +119,7 @@ def test_a_run_out_of_memory_goes_on_from_its_checkpoint_by_the_command_it_says(
     """Here the CPU's own allocator refuses, in a reward."""
     (workplace / "mine.py").write_text(HUNGRY)
     (workplace / "dead").touch()
-    options = ["train.iterations=3", "train.groups=1", "train.updates=1", "eval.every=9", "model.text_encoders=keep"]
+    options = ["train.iterations=2", "train.groups=1", "train.updates=1", "eval.every=9", "model.text_encoders=keep"]
     assert main(["train", "tiny.yaml", *options]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     sentence, _, command = said.partition(" with: ")
@@ -132,7 +132,7 @@ def test_a_run_out_of_memory_goes_on_from_its_checkpoint_by_the_command_it_says(
     ]
     (workplace / "dead").unlink()
     assert main(shlex.split(command)[1:]) == 0
-    assert [line["step"] for line in metrics(workplace / "runs" / "t")] == [1, 2, 3]
+    assert [line["step"] for line in metrics(workplace / "runs" / "t")] == [1, 2]
 
 
 def test_a_resumed_run_may_have_smaller_batches(workplace, monkeypatch, capsys):
