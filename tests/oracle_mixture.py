@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -113,9 +114,12 @@ class Row:
     noise: float
 
 
+@cache
 def exact(sees: str, reward: str) -> list[float]:
-    """What the shifts of the noisy steps change of the reward that edges of a kind see."""
+    """What the shifts of the noisy steps change of the reward that edges of a kind see, or that ODE samples earn."""
     earned = REWARDS[reward]
+    if sees == "ode":
+        return mixture_flow.of_ode(ODE, earned)[1][:-1]
     if sees == "chain":
         return mixture_flow.of_chain(CHAIN, earned)[1]
     trunk = mixture_flow.ode_trunk(ODE) if sees == "brush" else mixture_flow.chain_trunk(CHAIN)
@@ -157,8 +161,8 @@ def _row(
         size=size,
         error=spread / math.sqrt(family.batches),
         turned=max(apart),
-        to_chain=cosine(mean, mixture_flow.of_chain(CHAIN, REWARDS[reward])[1]),
-        to_ode=cosine(mean, mixture_flow.of_ode(ODE, REWARDS[reward])[1][:-1]),
+        to_chain=cosine(mean, exact("chain", reward)),
+        to_ode=cosine(mean, exact("ode", reward)),
         noise=math.sqrt(family.groups * sum(s * s for s in total) / sum(m * m for m in mean)),
     )
 

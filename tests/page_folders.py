@@ -96,9 +96,8 @@ def furnished(folder, finished):
     (folder / "sd35.yaml").write_text(yaml.safe_dump(read))
 
     offline = block("docs/offline.md", "model: {path: shapes}")
-    few = offline.replace(
-        "{path: shapes}", "{path: shapes, call: {num_inference_steps: 5}}"
-    )  # as the groups sampled there
+    few = offline.replace("{path: shapes}", "{path: shapes, call: {num_inference_steps: 4}}")
+    few = few.replace("group_size: 8", "group_size: 4")  # both as the groups sampled there
     (folder / "offline.yaml").write_text(few)
     call = [f"{key}={value}" for key, value in tiny["model"]["call"].items()]
     sample = ["sample", tiny["model"]["path"], "--prompt", "a red circle", "--out", str(folder / "pictures"), *call]

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import sys
 from contextlib import redirect_stderr
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,10 @@ from page_folders import MADE, furnished
 
 from flowgrpo import cli, config
 from flowgrpo.cli import UsageError
+from flowgrpo.data import scenes
 from flowgrpo.errors import InputError
 
-pytestmark = pytest.mark.usefixtures("kept_trials")
+pytestmark = pytest.mark.usefixtures("kept_trials", "kept_captions")
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 SHOWN = {str(page.relative_to(ROOT)): commands(str(page.relative_to(ROOT)), page.read_text()) for page in PAGES}
@@ -83,6 +85,7 @@ WORDS = {
         "DIR": ("groups-{line}", OWN),
         "data.groups=DIR": ("data.groups=earlier", OWN),
         "FILE": ("prompts.txt", OWN),
+        "8": ("4", LONG),
         "PAIRS": ("pairs.parquet", OWN),
         "REWARD": ("jpeg_size", OWN),
     },
@@ -99,7 +102,7 @@ SMALL = {
         "run.processes=1",
     ],
 }
-FEW_STEPS = "num_inference_steps=5"  # half of those of the embedded model
+FEW_STEPS = "num_inference_steps=4"
 
 
 def why_checked(command):
@@ -125,21 +128,28 @@ def with_words(command, tiny="TINY"):
 
 
 def made_small(words, line):
-    """The words of a training run, with overrides behind them that make it small and give it a folder of its own."""
+    """The words of a run or its doctor, with overrides behind them that make it small and give it a folder of its own."""
     settings = config.load(words[2], words[3:])
     added = list(SMALL[settings.kind])
     if settings.kind == "flow":
         added.append(f"train.groups={settings.train.updates}")  # one for each part of the update
     if settings.run.resume:
         return [*words, *added, "train.iterations=2"]
-    if settings.kind == "flow" and settings.train.group_size > 6 and settings.stored_groups is None:
-        added.append("train.group_size=6")
+    if settings.kind == "flow" and settings.train.group_size > 4 and settings.stored_groups is None:
+        tree = settings.algorithm.tree
+        if tree.name == "brush":
+            added += ["train.group_size=3", "algorithm.tree.branches=3"]
+            added += [f"algorithm.tree.profile={[3] * len(tree.profile)}"] if tree.profile else []
+        else:
+            added.append("train.group_size=4")
     if settings.run.folder.exists():
         added.append(f"run.name=line-{line}")
     if settings.model.path == "shapes":
         added.append(f"model.call.{FEW_STEPS}")
-        if (getattr(settings.algorithm.likelihood, "draws", None) or 1) > 2:  # more than there are such steps
+        if (getattr(settings.algorithm.likelihood, "draws", None) or 1) > 2:
             added.append("algorithm.likelihood.draws=2")
+            if settings.stored_groups is None:
+                added.append("model.call.num_inference_steps=5")  # of which AWM draws from two
     if words[2].endswith("shapes.yaml") and not any("trees" in word for word in words):
         added.append("run.trees=null")  # its pictures of states are looked at where a page is about them
     return [*words, *added]
@@ -221,6 +231,14 @@ def wrong_launch(launcher, words):
     return refused(words[at + 1 :])
 
 
+@pytest.fixture(scope="module")
+def kept_captions():
+    """The captions of the embedded model are made once of each split."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scenes, "captions", cache(scenes.captions))
+        yield
+
+
 @pytest.fixture(scope="session")
 def made(finished, tmp_path_factory):
     """What pages find in their folder, made once."""
@@ -248,7 +266,7 @@ def failed(command, tiny):
     words = with_words(command, tiny)
     if why_checked(command):
         return refused(words)
-    if words[1] == "train":
+    if words[1] in ("train", "doctor"):
         try:
             words = made_small(words, command.line)
         except InputError as error:

@@ -30,6 +30,11 @@ def reward(layers):
     return code(seconds=1)
 
 
+@pytest.fixture(scope="module")
+def as_it_comes(layers):
+    return rewards.load("code")
+
+
 def scores(reward, *programs, tests=("assert answer == 42",)):
     return reward(list(programs), [""] * len(programs), [list(tests)] * len(programs), [True] * len(programs))
 
@@ -105,15 +110,14 @@ PROMISED = ("a fork bomb", "an endless loop", "10 GB at once", "a file outside",
 
 
 @pytest.mark.parametrize("name", PROMISED)
-def test_the_reward_as_it_comes_refuses_what_is_promised_in_ten_seconds(layers, name, tmp_path):
+def test_the_reward_as_it_comes_refuses_what_is_promised_in_ten_seconds(as_it_comes, name, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("a secret")
-    reward = rewards.load("code")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         attack = ATTACKS[name].format(secret=secret, port=listener.getsockname()[1])
         text = f"Here you are:\n```python\n{attack}\n```\n"
         start = time.monotonic()
-        assert reward([text], [""], {"tests": [["assert answer == 42"]]}).tolist() == [0.0]
+        assert as_it_comes([text], [""], {"tests": [["assert answer == 42"]]}).tolist() == [0.0]
         assert time.monotonic() - start < 10
 
 
@@ -126,14 +130,14 @@ def test_a_batch_with_attacks_in_a_thread_of_a_training_process_leaves_nothing(l
     texts, expected = [], []
     with socket.create_server(("127.0.0.1", 0)) as listener:
         facts = {"secret": str(secret), "port": listener.getsockname()[1]}
-        for i in range(64):
-            bad = i % 6 == 1  # 11 of them, each kind at least twice
+        for i in range(32):
+            bad = i % 3 == 1  # 11 of them, each kind at least twice
             program = (
-                ATTACKS[PROMISED[i // 6 % 5]].format(**facts) if bad else f"def double(x):\n    return {2 + i % 2} * x"
+                ATTACKS[PROMISED[i // 3 % 5]].format(**facts) if bad else f"def double(x):\n    return {2 + i % 2} * x"
             )
             texts.append(f"```python\n{program}\n```")
             expected.append(0.0 if bad else 0.5 if i % 2 else 1.0)
-        tests = [["assert double(2) == 4", "assert double(0) == 0"]] * 64
+        tests = [["assert double(2) == 4", "assert double(0) == 0"]] * 32
         reward = rewards.load("code", options={"seconds": 2})
         one = psutil.Process()
 
@@ -141,7 +145,7 @@ def test_a_batch_with_attacks_in_a_thread_of_a_training_process_leaves_nothing(l
             return one.num_threads(), one.num_fds(), len(one.children(recursive=True))  # zombies are children too
 
         before, found = held(), []
-        caller = threading.Thread(target=lambda: found.append(reward(texts, [""] * 64, {"tests": tests}).tolist()))
+        caller = threading.Thread(target=lambda: found.append(reward(texts, [""] * 32, {"tests": tests}).tolist()))
         caller.start()
         caller.join()
         assert found == [expected]

@@ -72,6 +72,7 @@ def test_doctor_knows_a_base_quantised_by_torchao(workplace, capsys):
     assert checks["lora_reload"]["ok"]
 
 
+@pytest.mark.usefixtures("few_objects")
 def test_doctor_and_plan_know_it(workplace, capsys):
     assert main(["doctor", "tiny.yaml", "model.quantise=fp8", "--format", "json"]) == 0
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 
 import pytest
@@ -63,6 +63,19 @@ def trained(folder):
     return [line for line in read_metrics(folder) if line["phase"] == "train"]
 
 
+@pytest.fixture(scope="module")
+def saved(short_conditions, tmp_path_factory):
+    """Gives the folder of a specimen, which is built once."""
+
+    @cache
+    def folder(name):
+        place = tmp_path_factory.mktemp("model")
+        SPECIMENS[name].build().save_pretrained(place)
+        return str(place)
+
+    return folder
+
+
 def with_attributes(patch, pipeline, values):
     """Each pipeline of a class has these values, which are in no file of a saved one."""
     init = pipeline.__init__
@@ -98,12 +111,10 @@ def short_conditions():
         yield
 
 
-@pytest.mark.usefixtures("short_conditions")
 @pytest.mark.parametrize("name", FLOW)
-def test_a_config_of_pictures_or_videos_trains_as_written_but_for_sizes(name, tmp_path, monkeypatch):
+def test_a_config_of_pictures_or_videos_trains_as_written_but_for_sizes(name, saved, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     specimen = SPECIMENS[FLOW[name]]
-    specimen.build().save_pretrained("model")
     written = config.load(name)
     call = written.model.call
     sizes = {
@@ -111,7 +122,7 @@ def test_a_config_of_pictures_or_videos_trains_as_written_but_for_sizes(name, tm
     }
     sizes |= {"num_inference_steps": min(call["num_inference_steps"], 3), **SHORT.get(name, {})}
     rewards = [{"use": STAND_IN[use.use], "weight": use.weight, "name": use.use} for use in written.rewards]
-    changed = {"model.path": "model", "model.call": call | sizes, "rewards": rewards}
+    changed = {"model.path": saved(FLOW[name]), "model.call": call | sizes, "rewards": rewards}
     changed["train.updates"] = min(written.train.updates, 2)
     tree = written.algorithm.tree
     if tree.steps and tree.steps[1] > 2:  # of more steps than there are here

@@ -10,8 +10,17 @@ from oracle_samples import PRESETS, RANKED, row
 from flowgrpo.flow.methods import CHOICES, sample_presets
 from flowgrpo.flow.methods.likelihood import Elbo
 from flowgrpo.training import baseline
+from samplers import noise
 
 EXACT = [name for name in PRESETS if name not in RANKED]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _drawn_once():
+    """Noise is a function of its address, of which presets have many in common."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(noise, "noise", functools.cache(noise.noise))
+        yield
 
 
 @functools.cache

@@ -85,9 +85,12 @@ def test_a_pull_to_the_reference_holds_the_policy_back(tmp_path):
         kl = {"form": "velocity", "beta": beta}
         objective = {"name": "clip", "clip_range": 0.2, "kl": kl}
         chosen = settings(
-            tmp_path / str(beta), algorithm={"preset": "flow_grpo", "objective": objective}, train__iterations=20
+            tmp_path / str(beta),
+            algorithm={"preset": "flow_grpo", "objective": objective},
+            train__iterations=20,
+            run__checkpoint__every=20,
         )
-        run = trainer(chosen, GaussianFlow())
+        run = trainer(chosen, GaussianFlow(), held_out=0)
         run.run()
         measured = [line["policy/kl"] for line in lines(run)]
         return run.policy.modules["field"].mean.norm().item(), measured

@@ -2,12 +2,11 @@
 
 import functools
 import statistics
-from contextlib import ExitStack
 from dataclasses import replace
 
 import oracle
 import pytest
-from oracle import PRESETS, row
+from oracle import PRESETS
 from oracle_page import numbers, on_page
 from oracle_presets import line
 
@@ -15,11 +14,30 @@ from flowgrpo.flow.methods import CHOICES
 from flowgrpo.training import loop
 
 EXACT = [name for name in PRESETS if name != "vgpo"]  # whose edges' weights depend on the reward
+WHOLE = {"algorithm.baseline": {"name": "leave_one_out"}}
 
 
 @functools.cache
+def rolled(preset):
+    """A preset's batches as they were rolled out, and the row of the page that they make."""
+    rollouts, seen = [], []
+    with oracle.trainer(preset, "quadratic") as run:
+        for iteration in range(oracle.FEWER.get(preset, oracle.BATCHES)):
+            rollouts.append(run.made(iteration))
+            seen.append(oracle.batch(run, "quadratic", iteration, rollouts[-1]))
+    return rollouts, oracle.summary(preset, "quadratic", seen, oracle.GROUPS)
+
+
 def of(preset):
-    return row(preset, "quadratic")
+    return rolled(preset)[1]
+
+
+def again(preset, batches=None, **overrides):
+    """The row that a changed update makes of the first of these batches, by default of all."""
+    with oracle.trainer(preset, "quadratic", **overrides) as run:
+        rollouts = enumerate(rolled(preset)[0][:batches])
+        seen = [oracle.batch(run, "quadratic", iteration, made) for iteration, made in rollouts]
+    return oracle.summary(preset, "quadratic", seen, oracle.GROUPS)
 
 
 @pytest.mark.parametrize("preset", EXACT)
@@ -42,7 +60,7 @@ def test_brushes_climb_what_ode_samples_earn_and_chains_what_noisy_ones_do():
 
 def test_leave_one_out_leaves_the_whole_of_a_gradient():
     """Expectation is reckoned with a mean over all of a group, which is smaller."""
-    found = row("flow_grpo", "linear", **{"algorithm.baseline": {"name": "leave_one_out"}})
+    found = again("flow_grpo", **WHOLE)
     assert abs(found.size * 7 / 8 - 1) < 3 * found.error
     assert found.size - 1 > found.error
 
@@ -75,8 +93,9 @@ def change_objective(patch):
 @pytest.mark.parametrize("change", [change_baseline, change_credit, change_objective])
 @pytest.mark.parametrize("preset", EXACT)
 def test_a_sign_that_is_wrong_anywhere_is_seen(monkeypatch, preset, change):
+    rolled(preset)  # as they are, before the change
     change(monkeypatch)
-    found = row(preset, "quadratic", batches=5, groups=3)
+    found = again(preset, 4)
     assert found.size < 0 < 1 - found.size - 4 * found.error
 
 
@@ -87,7 +106,6 @@ def test_the_page_has_the_rows():
         assert numbers(line(of(preset))) == pytest.approx(numbers(there[f"`{preset}`"]), abs=0.011, rel=0.02)
 
 
-WHOLE = {"algorithm.baseline": {"name": "leave_one_out"}}
 WEIGHTS = {
     "default": {},
     "siblings": {"group": 0, "siblings": 1},
@@ -95,28 +113,11 @@ WEIGHTS = {
 }
 
 
-@functools.cache
-def nested(preset):
-    """The rows of a preset by the weights of its comparisons, all of the same rollouts."""
-    with ExitStack() as stack:
-        credits = {name: {"algorithm.credit": {"name": "nested", **chosen}} for name, chosen in WEIGHTS.items()}
-        runs = {
-            name: stack.enter_context(oracle.trainer(preset, "quadratic", **WHOLE, **chosen))
-            for name, chosen in credits.items()
-        }
-        seen = {name: [] for name in runs}
-        for iteration in range(oracle.FEWER.get(preset, oracle.BATCHES)):
-            made = runs["default"].made(iteration)
-            for name, run in runs.items():
-                seen[name].append(oracle.batch(run, "quadratic", iteration, made))
-    return {name: oracle.summary(preset, "quadratic", own, oracle.GROUPS) for name, own in seen.items()}
-
-
 @pytest.mark.parametrize("preset", ["branch_grpo", "branch_grpo_mix", "tempflow"])
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_nested_comparisons_leave_the_whole_of_every_edge(preset, weights):
     """Whatever the weights, and where siblings share a part of their noise; a group mean leaves half of the first split."""
-    found = nested(preset)[weights]
+    found = again(preset, **WHOLE, **{"algorithm.credit": {"name": "nested", **WEIGHTS[weights]}})
     assert abs(found.size - 1) < 3 * found.error
     assert found.error < 0.15
     assert found.worst < 4

@@ -2,11 +2,10 @@
 
 import functools
 
-import mixture_flow
 import oracle_mixture
 import pytest
 from gaussian_flow import cosine
-from oracle_mixture import CHAIN, FAMILIES, ODE, REWARDS, exact, rows
+from oracle_mixture import FAMILIES, REWARDS, exact, rows
 from oracle_page import numbers, on_page
 
 PLAIN = (("flow_grpo", "soft"), ("tempflow", "soft"))  # in every run of the suite; the others where it runs whole
@@ -49,9 +48,8 @@ def test_a_cut_of_advantages_takes_size_where_rewards_are_far_apart():
 
 @pytest.mark.parametrize("reward", REWARDS)
 def test_branches_climb_what_ode_samples_earn(reward):
-    ode = mixture_flow.of_ode(ODE, REWARDS[reward])[1][:-1]
-    chain = mixture_flow.of_chain(CHAIN, REWARDS[reward])[1]
-    assert cosine(exact("chain", reward), ode) < 0.987
+    ode, chain = exact("ode", reward), exact("chain", reward)
+    assert cosine(chain, ode) < 0.987
     for sees in ("brush", "twigs"):
         assert cosine(exact(sees, reward), ode) > 0.9994 > 0.99 > cosine(exact(sees, reward), chain)
 
