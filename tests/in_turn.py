@@ -53,7 +53,7 @@ class Turn(NamedTuple):
 
 
 def trained_in_turn(cases, folder, begin=None, **options):
-    """How the runs of each case ended on each process, by name: None where they ended well.
+    """How the runs of each case ended on each process, by name: None where they ended well; after an error none begins.
 
     Args:
         cases: some runs each.
@@ -84,16 +84,17 @@ def _train(turns, folder, begin, rank):
             train(turn.config, [*turn.overrides, f"run.name={turn.name}", *["run.resume=true"] * bool(turn.source)])
         except Exception as error:
             ends.append(f"{type(error).__name__}: {error}")
-        else:
-            ends.append(None)
-    return ends
+            break
+        ends.append(None)
+    return [*ends, *["not begun"] * (len(turns) - len(ends))]
 
 
 def _meet(rank, store):
-    """A new group of the processes, as a run leaves none; none goes on before all are there."""
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
+    """Wait for all processes, in a new group where a run has left none: one that some leave while others join it fails."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    count, patience = int(os.environ["WORLD_SIZE"]), timedelta(seconds=60)
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count, timeout=patience)
+    if not distributed.is_initialized():
+        count, patience = int(os.environ["WORLD_SIZE"]), timedelta(seconds=60)
+        place = f"file://{store}"
+        distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=count, timeout=patience)
+    distributed.barrier()
