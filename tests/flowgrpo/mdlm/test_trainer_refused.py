@@ -1,0 +1,66 @@
+"""What a training run of a language model refuses in a sentence, before anything is written."""
+
+import pytest
+
+from flowgrpo.commands import train as run
+from flowgrpo.errors import InputError
+from rewards import RewardError
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ({"algorithm__decoder": {"steps": 3, "region": {"block_length": 2}}}, "3 does not divide into 2 blocks"),
+        ({"eval__decoder": "thresholds"}, "^eval.decoder.name: 'thresholds' is unknown, did you mean 'threshold'"),
+        ({"eval__decoder": 3}, "^eval.decoder: 3 is not a map of keys"),
+        ({"eval__decoder__proposal": {"temperature": "abc"}}, "^eval.decoder.proposal.temperature: 'abc' is wrong"),
+        ({"algorithm__decoder__cfg_scale": "abc"}, "^algorithm.decoder.cfg_scale: 'abc' is wrong"),
+        ({"algorithm__decoder__suppressed": [11]}, "^algorithm.decoder.suppressed: 11 is outside the vocabulary of 11"),
+        ({"eval__decoder__suppressed": [99999]}, "^eval.decoder.suppressed: 99999 is outside the vocabulary of 11"),
+        ({"algorithm__preset": "gdop"}, "did you mean 'gdpo'"),
+        ({"algorithm__preset": "bgpo", "algorithm__objective__kl": {"beta": 1}}, "algorithm.objective.kl: unknown key"),
+        ({"algorithm__preset": "igpo", "algorithm__hints__column": "reasoning"}, "no training prompt has 'reasoning'"),
+        ({"algorithm__preset": "igpo", "algorithm__hints__column": "letters"}, r"'letters' holds \['a'\], a solution"),
+        ({"algorithm__preset": "igpo", "algorithm__hints__tail": 4}, "algorithm.hints.tail"),
+        (
+            {"algorithm__preset": "igpo", "rewards": [{"use": "tags"}, {"use": "./a.py:b", "name": "right"}]},
+            "^algorithm.hints.reward: name the one of tags, right by which an answer succeeds",
+        ),
+        (
+            {"algorithm__preset": "igpo", "algorithm__hints__reward": "vowel"},
+            "^algorithm.hints.reward: 'vowel' is not one of rewards, did you mean 'vowels'",
+        ),
+        ({"model__lora": {"targets": []}}, "model.lora.targets"),
+        ({"algorithm__preset": "igpo", "algorithm__hints__chunk": [10, 5]}, "algorithm.hints.chunk: 10 is above 5"),
+        ({"algorithm__decoder__proposal": "sampel"}, "algorithm.decoder.proposal: 'sampel' is unknown"),
+        ({"algorithm__decoder__proposal": 3}, "^algorithm.decoder.proposal: 3 is wrong"),
+        (
+            {"algorithm__preset": "co_grpo", "algorithm__schedule__start": {"temperature": [0.5, 0.6]}},
+            "algorithm.schedule.start.temperature: 2 numbers for 4 steps",
+        ),
+        ({"algorithm__preset": "co_grpo", "algorithm__hints": "inpainting"}, "algorithm.hints: they do not go"),
+        ({"algorithm__schedule": "learned"}, "algorithm.decoder=scheduled"),
+        ({"algorithm__preset": "cj_grpo", "algorithm__hints": "inpainting"}, "algorithm.hints: a given token"),
+        ({"model__path": "nowhere/at all"}, "model.path"),
+        ({"train__groups": 3}, "train.groups"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_before_anything_is_written(settings, tmp_path, overrides, sentence):
+    with pytest.raises(InputError, match=sentence):
+        run.train_config(settings(**overrides))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_reward_for_rows_that_do_not_exist_is_refused(settings, tmp_path):
+    reward = {"use": f"{tmp_path / 'mine.py'}:vowels", "name": "mine"}
+    with pytest.raises(
+        InputError, match="'mine' is only for completion = 'aaab', no held-out prompt has that; did you mean 'aaaa'"
+    ):
+        run.train_config(settings(eval_rewards=[reward | {"only": {"completion": "aaab"}}]))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_reward_that_breaks_its_contract_is_refused_first(settings, tmp_path):
+    with pytest.raises(RewardError, match="returned 1 values for 2 samples"):
+        run.train_config(settings(rewards=[{"use": f"{tmp_path / 'mine.py'}:broken"}]))
+    assert not (tmp_path / "runs").exists()
