@@ -221,7 +221,10 @@ def grow(
             tree.leaves = arrived
             tree.samples = stacked([states.pop(i) for i in arrived]) if arrived else ()
             continue
-        moves = {i: moves for i in arrived if (moves := _moves(tree.nodes[i], plan))}
+        moves = {}
+        for i, node in ((i, tree.nodes[i]) for i in arrived):
+            if own := _moves(plan, node.role, node.step, node.remaining_stops):
+                moves[i] = own
         if held is not None:
             ending = [i for i, own in moves.items() if _ends_by_ode(own, len(sigmas) - 1)]
             held.update((i, (moves.pop(i)[0], states[i])) for i in ending)
@@ -241,10 +244,23 @@ def grow(
     return tree
 
 
-def _moves(node: Node, plan: Plan) -> Sequence[Move]:
-    return (
-        (Move(role=node.role, ode_stops=node.remaining_stops),) if node.remaining_stops else plan(node.role, node.step)
-    )
+def trained_steps(plan: Plan, sigmas: Sequence[float]) -> list[tuple[Kernel, float, float]]:
+    """What `Tree.trained_steps` would be of any tree of a plan, without growing one."""
+    found: dict[tuple[Kernel, float, float], None] = {}
+    arrived = {step: {} for step in range(len(sigmas))}  # by step, the (role, remaining stops) of nodes
+    arrived[0][TRUNK, ()] = None
+    for step, sigma in enumerate(sigmas[:-1]):
+        for role, stops in arrived[step]:
+            for move in _moves(plan, role, step, stops):
+                following, *remaining = move.ode_stops or (step + 1,)
+                arrived[following][move.role, tuple(remaining)] = None
+                if move.trained:
+                    found[move.kernel, sigma, sigmas[following]] = None
+    return list(found)
+
+
+def _moves(plan: Plan, role: str, step: int, stops: tuple[int, ...]) -> Sequence[Move]:
+    return (Move(role=role, ode_stops=stops),) if stops else plan(role, step)
 
 
 def _ends_by_ode(moves: Sequence[Move], end: int) -> bool:

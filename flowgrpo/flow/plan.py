@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from flowgrpo.data import embedded, known, prompts, stored
 from flowgrpo.errors import InputError
 from flowgrpo.flow import memory, offline
@@ -26,7 +24,7 @@ from flowgrpo.schema.lazy import lazy
 from flowgrpo.training import scorer
 from flowgrpo.training.progress import BACKWARD
 from samplers.schedule import euler_sigmas, linear_sigmas
-from samplers.trees import Root, grow
+from samplers.trees import trained_steps
 
 if TYPE_CHECKING:  # only a plan of shared calls needs it
     from flowgrpo.flow import context
@@ -259,7 +257,7 @@ def sigma_table(path: str, num_steps: int) -> list[float]:
 def uneven(config: Config, sigmas: list[float]) -> list[str]:
     """Sentences about trained steps that outweigh others by far: in the loss, and in the divergence; see `UNEVEN`."""
     algorithm = config.algorithm
-    steps, sigma_cap = _trained_steps(config, sigmas)
+    steps, sigma_cap = _trained_steps(config, sigmas), sigmas[1]
     form, sentences = algorithm.kernel.log_prob, []
     pulls = _extremes(steps, algorithm.objective.pulls(steps, sigma_cap), UNEVEN)
     if pulls is not None:
@@ -278,23 +276,15 @@ def uneven(config: Config, sigmas: list[float]) -> list[str]:
     return sentences
 
 
-def _trained_steps(config: Config, sigmas: list[float]) -> tuple[list[TrainedStep], float]:
-    """The steps that some iteration of the run trains (of `LOOKS` spread over it), and the schedule's sigma cap."""
-    train, algorithm, start = config.train, config.algorithm, (torch.zeros(1, 1),)
+def _trained_steps(config: Config, sigmas: list[float]) -> list[TrainedStep]:
+    """The steps that some iteration of the run trains, of `LOOKS` spread over it."""
+    train, algorithm = config.train, config.algorithm
     kernels = algorithm.kernel.kernels(len(sigmas) - 1)
-    trees = [
-        grow(
-            algorithm.plan(kernels, train.group_size, config.run.seed, iteration),
-            sigmas,
-            [Root(0, 0, None)],
-            start,
-            lambda x, *_: x,
-            lambda shape, *_: torch.zeros(shape),
-            1,
-        )
+    plans = [
+        algorithm.plan(kernels, train.group_size, config.run.seed, iteration)
         for iteration in sorted({i * train.iterations // LOOKS for i in range(LOOKS)})
     ]
-    return list(dict.fromkeys(step for tree in trees for step in tree.trained_steps)), trees[0].sigma_cap
+    return list(dict.fromkeys(step for plan in plans for step in trained_steps(plan, sigmas)))
 
 
 def _extremes(steps: list[TrainedStep], sizes: list[float], most: float) -> tuple[float, str, str] | None:

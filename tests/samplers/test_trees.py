@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from samplers import noise
 from samplers.kernels import ODE, log_prob
 from samplers.plans import chain, twigs
-from samplers.trees import TRUNK, TWIG, Move, edge_transition, grow
+from samplers.trees import TRUNK, TWIG, Move, edge_transition, grow, trained_steps
 
 
 def test_an_ode_chain_is_plain_euler():
@@ -221,6 +221,9 @@ def test_any_plan_grows_as_it_says(plan, micro_batch):
     assert {tree.nodes[leaf].sigma for leaf in tree.leaves} <= {0.0}
     for i, node in enumerate(tree.nodes):
         assert node.parent is None or (node.parent < i and tree.nodes[node.parent].sigma > node.sigma)
+    foretold = trained_steps(plan, SIGMAS)
+    assert len(foretold) == len(tree.trained_steps)
+    assert set(foretold) == set(tree.trained_steps)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
