@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import islice, permutations
 
 import numpy as np
 
@@ -66,9 +66,9 @@ def captions(split: str) -> list[str]:
     """
     shuffled = np.random.default_rng(0).permutation(every_caption()).tolist()
     if split == "train":
-        return [c for c in shuffled if not is_held_out(c)][:1024]
-    unseen = [c for c in shuffled if names_unseen(c)][:64]
-    known = [c for c in shuffled if is_held_out(c) and not names_unseen(c)][:192]
+        return list(islice((c for c in shuffled if not is_held_out(c)), 1024))
+    unseen = list(islice(filter(names_unseen, shuffled), 64))
+    known = list(islice((c for c in shuffled if is_held_out(c) and not names_unseen(c)), 192))
     return [c for i in range(64) for c in (*known[3 * i : 3 * i + 3], unseen[i])]
 
 

@@ -12,7 +12,6 @@ import shlex
 import shutil
 import sys
 from contextlib import redirect_stderr
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,10 +21,9 @@ from page_folders import MADE, furnished
 
 from flowgrpo import cli, config
 from flowgrpo.cli import UsageError
-from flowgrpo.data import scenes
 from flowgrpo.errors import InputError
 
-pytestmark = pytest.mark.usefixtures("kept_trials", "kept_captions")
+pytestmark = pytest.mark.usefixtures("kept_trials")
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 SHOWN = {str(page.relative_to(ROOT)): commands(str(page.relative_to(ROOT)), page.read_text()) for page in PAGES}
@@ -229,14 +227,6 @@ def wrong_launch(launcher, words):
         except SystemExit:
             return said.getvalue()
     return refused(words[at + 1 :])
-
-
-@pytest.fixture(scope="module")
-def kept_captions():
-    """The captions of the embedded model are made once of each split."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scenes, "captions", cache(scenes.captions))
-        yield
 
 
 @pytest.fixture(scope="session")
