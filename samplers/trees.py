@@ -222,7 +222,8 @@ def grow(
             tree.samples = stacked([states.pop(i) for i in arrived]) if arrived else ()
             continue
         moves = {}
-        for i, node in ((i, tree.nodes[i]) for i in arrived):
+        for i in arrived:
+            node = tree.nodes[i]
             if own := _moves(plan, node.role, node.step, node.remaining_stops):
                 moves[i] = own
         if held is not None:
@@ -245,7 +246,7 @@ def grow(
 
 
 def trained_steps(plan: Plan, sigmas: Sequence[float]) -> list[tuple[Kernel, float, float]]:
-    """What `Tree.trained_steps` would be of any tree of a plan, without growing one."""
+    """What `Tree.trained_steps` would be of any tree of a plan, without growing one; those of one sigma in any order."""
     found: dict[tuple[Kernel, float, float], None] = {}
     arrived = {step: {} for step in range(len(sigmas))}  # by step, the (role, remaining stops) of nodes
     arrived[0][TRUNK, ()] = None

@@ -5,7 +5,7 @@ import shutil
 
 
 def cut_back(folder, step):
-    """Leave nothing in a run's folder of what came after a checkpoint but what a killed run may leave, its samples."""
+    """Leave no checkpoint and no metrics of later steps in a run's folder; a killed run may leave the rest, too."""
     checkpoints = sorted((folder / "checkpoints").iterdir())
     assert f"step-{step:06d}" in [checkpoint.name for checkpoint in checkpoints[:-1]]
     for checkpoint in checkpoints:

@@ -8,16 +8,28 @@ from pathlib import Path
 from typing import NamedTuple
 
 from accelerate.state import AcceleratorState, GradientState
+from cut_back import cut_back
 from pair import pair
 from torch import distributed
 
 from flowgrpo.commands.train import train
+from flowgrpo.errors import InputError
+
+SECONDS = 120  # after which a process that waits for the others gives up
 
 
 def each_in_turn(functions, folder, **options):
     """What `pair` finds for each of some functions by name, an answer of each process; after an error none is called."""
-    found = pair(partial(_each, functions), folder, **options)
+    found = _answers(partial(_each, functions), folder, **options)
     return {name: [of_process.get(name, "not called") for of_process in found] for name in functions}
+
+
+def _answers(function, folder, **options):
+    found = pair(function, folder, seconds=SECONDS, **options)
+    assert all(each is not None for each in found), (
+        f"of {len(found)} processes some ended before they answered: {found}"
+    )
+    return found
 
 
 def _each(functions, rank):
@@ -53,7 +65,8 @@ class Turn(NamedTuple):
 
 
 def trained_in_turn(cases, folder, begin=None, **options):
-    """How the runs of each case ended on each process, by name: None where they ended well; after an error none begins.
+    """How the runs of each case ended on each process, by name: None where they ended well; what is refused is told,
+    and after any other error none begins.
 
     Args:
         cases: some runs each.
@@ -61,14 +74,15 @@ def trained_in_turn(cases, folder, begin=None, **options):
         begin: what each process calls first.
     """
     turns = [turn for case in cases for turn in case]
-    found = iter(zip(*pair(partial(_train, turns, str(folder), begin), folder, **options), strict=True))
+    found = iter(zip(*_answers(partial(_train, turns, str(folder), begin), folder, **options), strict=True))
     return [{turn.name: list(next(found)) for turn in case} for case in cases]
 
 
 def after_first_step(folder, source, name):
     """Copy a run as it was after its first step."""
     later = shutil.copytree(folder / source, folder / name)
-    shutil.rmtree(later / "checkpoints" / "step-000002", ignore_errors=True)
+    if [path.name for path in (later / "checkpoints").iterdir()] != ["step-000001"]:
+        cut_back(later, 1)
 
 
 def _train(turns, folder, begin, rank):
@@ -78,23 +92,27 @@ def _train(turns, folder, begin, rank):
     for number, turn in enumerate(turns):
         os.chdir(turn.folder)
         try:
+            _meet(rank, f"{folder}/met-{number}")
             if turn.source and rank == 0:
                 after_first_step(Path("runs"), turn.source, turn.name)
-            _meet(rank, f"{folder}/met-{number}")
+            distributed.barrier()
             train(turn.config, [*turn.overrides, f"run.name={turn.name}", *["run.resume=true"] * bool(turn.source)])
+        except InputError as error:  # which all processes raise
+            ends.append(str(error))
         except Exception as error:
             ends.append(f"{type(error).__name__}: {error}")
             break
-        ends.append(None)
+        else:
+            ends.append(None)
     return [*ends, *["not begun"] * (len(turns) - len(ends))]
 
 
 def _meet(rank, store):
-    """Wait for all processes, in a new group where a run has left none: one that some leave while others join it fails."""
+    """Wait for all processes. A group that is there is kept: to leave it fails where another process is still joining it."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     if not distributed.is_initialized():
-        count, patience = int(os.environ["WORLD_SIZE"]), timedelta(seconds=60)
+        count, patience = int(os.environ["WORLD_SIZE"]), timedelta(seconds=SECONDS)
         place = f"file://{store}"
         distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=count, timeout=patience)
     distributed.barrier()

@@ -178,6 +178,7 @@ class Weights:
 
     @cached_property
     def _adapted(self) -> list[tuners_utils.BaseTunerLayer]:
+        """All layers that have adapters: no layer gets one, or takes the place of one that has, after `__init__`."""
         networks = self.modules.values()
         return [m for network in networks for m in network.modules() if isinstance(m, tuners_utils.BaseTunerLayer)]
 

@@ -135,7 +135,9 @@ def made_small(words, line):
         return [*words, *added, "train.iterations=2"]
     if settings.kind == "flow" and settings.train.group_size > 4 and settings.stored_groups is None:
         tree = settings.algorithm.tree
-        if tree.name == "brush":
+        if any("branches" in word or "profile" in word for word in words):
+            added.append("train.group_size=6")
+        elif tree.name == "brush":
             added += ["train.group_size=3", "algorithm.tree.branches=3"]
             added += [f"algorithm.tree.profile={[3] * len(tree.profile)}"] if tree.profile else []
         else:

@@ -14,14 +14,7 @@ from runs import background, metrics, wait_for, weights
 
 from flowgrpo.cli import main
 
-OPTIONS = [
-    "model.call.num_inference_steps=2",
-    "train.updates=1",
-    "train.group_size=2",
-    "train.iterations=3",
-    "run.processes=2",
-    "eval={every: 3, prompts: 1, save: 0}",
-]
+OPTIONS = ["train.updates=1", "train.iterations=3", "run.processes=2", "eval={every: 3, prompts: 1, save: 0}"]
 
 # A plug-in that kills its process in a part of the second iteration, if nobody was killed before.
 DYING = """

@@ -7,7 +7,7 @@ import pytest
 from flowgrpo.cli import main
 
 pytestmark = pytest.mark.usefixtures("kept_trials")
-DIVERGENCE = "algorithm.objective.kl.beta=0.01"  # of all plans, that they share their trials
+DIVERGENCE = "algorithm.objective.kl.beta=0.01"  # in all plans, so that one trial serves them
 FULL = ["model.lora=null", "train.groups=4", "run.processes=2", "run.sharding=fsdp2"]
 
 

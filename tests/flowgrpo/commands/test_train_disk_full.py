@@ -13,7 +13,7 @@ OPTIONS = [
     "train.updates=1",
     "train.group_size=2",
     "run.checkpoint={every: 1, keep: 2}",
-    "eval={every: 500, prompts: 1, save: 0}",
+    "eval={every: 500, prompts: 2, save: 0}",
 ]
 
 # No file may grow beyond a number of bytes from some call on; the first two calls are on synthetic samples, the third is in

@@ -44,17 +44,17 @@ def test_a_run_learns_from_a_served_reward_as_from_a_local_one_and_outlives_the_
         server.kill()
 
     threading.Thread(target=kill, daemon=True).start()
-    rare = {"eval": {"every": 6, "prompts": 1, "save": 0}}
-    settings = {"run.name": "killed", **rare, "train.iterations": 6, "train.updates": 1, **served}
+    rare = {"eval": {"every": 8, "prompts": 1, "save": 0}}
+    settings = {"run.name": "killed", **rare, "train.iterations": 8, "train.updates": 1, **served}
     flowgrpo.train("tiny.yaml", settings)
     log = (workplace / "runs/killed/log.txt").read_text()
     assert re.search(r"'redness' failed \(NoAnswer: http://.* could not be .*; its 4 samples are dropped", log)
     trained = [line for line in lines(workplace / "runs/killed") if line["phase"] == "train"]
-    assert len(trained) == 6
+    assert len(trained) == 8
     assert (trained[0]["reward/lost"], trained[-1]["reward/lost"]) == (0, 8)
     assert trained[0]["reward/redness/mean"] is not None
     assert trained[-1]["reward/mean"] is None
-    assert (workplace / "runs/killed/checkpoints/step-000006").is_dir()
+    assert (workplace / "runs/killed/checkpoints/step-000008").is_dir()
 
     assert main(["train", "tiny.yaml", "run.name=refused", f"rewards=[{{use: '{url}', options: {{retries: 0}}}}]"]) == 2
     assert f"flowgrpo: {url.removesuffix('/redness')}/health could not be reached" in capsys.readouterr().err

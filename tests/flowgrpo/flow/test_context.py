@@ -27,7 +27,8 @@ CALLS = {
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What two processes that share calls find of each pipeline, of one with checkpointing, and of an uneven sequence."""
+    """What two processes that share calls find of each pipeline, of one with checkpointing, and last, of an uneven
+    sequence, their error."""
     functions = {name: partial(velocity_and_gradient, name=name, call=call) for name, call in CALLS.items()}
     functions["checkpointed"] = partial(velocity_and_gradient, name="WanPipeline", call={}, checkpointing=True)
     uneven = {"max_sequence_length": 15}

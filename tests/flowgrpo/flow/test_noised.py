@@ -187,14 +187,14 @@ def test_an_iteration_is_sampled_by_the_snapshot_that_its_address_draws(tmp_path
 
 
 def test_a_run_killed_between_snapshots_goes_on_with_the_same_ones(tmp_path):
-    """Over every checkpoint there is: what the bank holds, what it draws and what is learned are those of the whole run."""
-    whole = run_of(tmp_path / "a", "seppo", likelihood=SNAPSHOTS, train__iterations=6)
+    """Whatever the bank has made or dropped by then, what it holds and draws and what is learned are as in the whole run."""
+    whole = run_of(tmp_path / "a", "seppo", likelihood=SNAPSHOTS, train__iterations=8)
     whole.run()
-    for done in (1, 3, 4, 5):
+    for done in (1, 3, 4, 7):
         folder = tmp_path / str(done)
         shutil.copytree(whole.folder, folder / "r")
         cut_back(folder / "r", done)
-        rest = run_of(folder, "seppo", likelihood=SNAPSHOTS, train__iterations=6)
+        rest = run_of(folder, "seppo", likelihood=SNAPSHOTS, train__iterations=8)
         rest.resume()
         assert rest.done == done
         rest.run()
@@ -202,7 +202,7 @@ def test_a_run_killed_between_snapshots_goes_on_with_the_same_ones(tmp_path):
         kept, held = weights_of(rest), weights_of(whole)
         assert kept.keys() == held.keys()
         assert all(torch.equal(tensor, kept[name]) for name, tensor in held.items())
-        assert {name.split(".")[1] for name in kept if name.startswith("bank.")} == {"1", "2", "3"}
+        assert {name.split(".")[1] for name in kept if name.startswith("bank.")} == {"2", "3", "4"}
 
 
 def test_the_gradient_of_seppo_is_that_of_its_formula(tmp_path):

@@ -16,7 +16,7 @@ from field import (
 
 
 def at_once(reward):
-    """A reward that is not tried again."""
+    """A reward that is not tried again, as one on a server, which has a thread of its own too."""
     reward.remote = True
     return reward
 

@@ -5,6 +5,7 @@ import math
 import re
 
 import pytest
+import yaml
 from field import STRATA, closeness, lines, trainer
 from runs import background
 
@@ -135,9 +136,8 @@ def test_patience_counts_iterations_in_a_row_and_may_have_no_end(tmp_path):
 def test_a_run_that_taught_nothing_does_not_end_well_however_short(workplace, capsys):
     (workplace / "mine.py").write_text("def redness(images, prompts):\n    return [1.0] * len(prompts)\n")
     config = workplace / "tiny.yaml"
-    config.write_text(
-        config.read_text().replace("eval: {every: 1, prompts: 3, save: 2}", "eval: {every: 2, prompts: 1, save: 0}")
-    )
+    rare = {"eval": {"every": 2, "prompts": 1, "save": 0}}
+    config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | rare))
     for options in ([], ["run.resume=true"]):  # which finds nothing left to do
         assert main(["train", "tiny.yaml", *options]) == 1
         assert capsys.readouterr().err.splitlines()[-1] == (

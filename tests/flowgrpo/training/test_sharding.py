@@ -181,7 +181,7 @@ def test_all_weights_in_shards_train_as_whole_ones_and_go_on_as_such(case, ran):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def answers(tmp_path_factory):
     """What two processes find by each of these functions."""
     functions = [
         held,
@@ -196,8 +196,8 @@ def found(tmp_path_factory):
     return each_in_turn({function.__name__: function for function in functions}, tmp_path_factory.mktemp("found"))
 
 
-def test_each_process_holds_its_part_of_the_base_and_whole_adapters(found):
-    found = found["held"]
+def test_each_process_holds_its_part_of_the_base_and_whole_adapters(answers):
+    found = answers["held"]
     assert sum(each["here"] for each in found) == found[0]["all"]
     for each in found:
         assert each["here"] == pytest.approx(each["all"] / 2, rel=0.05)
@@ -205,8 +205,8 @@ def test_each_process_holds_its_part_of_the_base_and_whole_adapters(found):
         assert each["blocks"] == ["", "transformer_blocks.0", "transformer_blocks.1"]
 
 
-def test_gradients_of_all_weights_are_summed_and_references_are_whole(found):
-    found = found["unequal_updates_of_all"]
+def test_gradients_of_all_weights_are_summed_and_references_are_whole(answers):
+    found = answers["unequal_updates_of_all"]
     assert found[0][1].keys() == found[1][1].keys()
     nets = learning()
     with torch.no_grad():
@@ -223,8 +223,8 @@ def test_gradients_of_all_weights_are_summed_and_references_are_whole(found):
 
 
 @pytest.mark.skipif(not SUMS_EXPERTS, reason="refused before torch 2.15")
-def test_experts_that_one_process_reaches_get_its_gradient(found):
-    found = found["experts_apart"]
+def test_experts_that_one_process_reaches_get_its_gradient(answers):
+    found = answers["experts_apart"]
     net = experts()["net"]
     with torch.no_grad():
         for p in net.parameters():
@@ -244,15 +244,15 @@ def test_experts_are_refused_where_torch_cannot_sum_their_gradients(monkeypatch)
         sharding._cut_learning(experts()["net"], None, None)
 
 
-def test_references_of_two_networks_at_once_are_whole(found):
+def test_references_of_two_networks_at_once_are_whole(answers):
     nets = learning()
-    for rank, reference in enumerate(found["references_of_two"]):
+    for rank, reference in enumerate(answers["references_of_two"]):
         with torch.no_grad():
             assert torch.equal(reference, nets[f"net{2 - rank}"](rows(rank)))
 
 
-def test_who_stands_in_for_a_reference_forgets_its_weights(found):
-    live, reference = found["reference_within_autocast"]
+def test_who_stands_in_for_a_reference_forgets_its_weights(answers):
+    live, reference = answers["reference_within_autocast"]
     net = learning()["net1"]
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(reference, net(rows(0)))
@@ -263,8 +263,8 @@ def test_who_stands_in_for_a_reference_forgets_its_weights(found):
         assert torch.equal(live, net(rows(0)))
 
 
-def test_steps_on_all_weights_are_those_of_one_process(found):
-    zero, one = found["steps_of_all"]
+def test_steps_on_all_weights_are_those_of_one_process(answers):
+    zero, one = answers["steps_of_all"]
     nets = learning()
     weights = Weights(nets, None, ema=Ema(decay=0.5, every=1))
     with torch.no_grad():
@@ -290,16 +290,16 @@ def test_steps_on_all_weights_are_those_of_one_process(found):
         assert each["here"] == sum(p.numel() for p in weights.parameters) / 2
 
 
-def test_what_autocast_casts_travels_in_half_and_changes_no_number(found):
-    for (whole, cut), wanted, gradients in found["in_half"]:
+def test_what_autocast_casts_travels_in_half_and_changes_no_number(answers):
+    for (whole, cut), wanted, gradients in answers["in_half"]:
         assert torch.equal(whole, cut)
         assert wanted.keys() == gradients.keys()
         for name, gradient in wanted.items():
             torch.testing.assert_close(gradients[name], gradient, rtol=1e-2, atol=1e-3 * float(gradient.abs().max()))
 
 
-def test_every_machine_holds_all_of_it(found):
-    assert found["of_machines"] == [(("replicate", "shard"), (2, 1))] * 2
+def test_every_machine_holds_all_of_it(answers):
+    assert answers["of_machines"] == [(("replicate", "shard"), (2, 1))] * 2
 
 
 def chosen(**model):
