@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,6 +20,7 @@ def watching(run, port=0):
         line = server.stdout.readline()
         url = re.search(r"http://127\.0\.0\.1:\d+/", line)
         assert url, line + server.stderr.read()
+        urlopen(url[0]).close()  # from here on it takes Ctrl-C as a server does
         yield url[0]
         server.send_signal(signal.SIGINT)
         told = server.communicate()
