@@ -18,13 +18,20 @@ def policy_of(name):
     return DiffusersPolicy(tiny.PIPELINES[name](), tiny.CALLS[name])
 
 
-def trained(policy):
-    """The samples, log-probs and decoded pictures of a rollout, its drift, and the gradients of its replay, with LoRA."""
+def adapted(policy, alpha=4, size=0.05):
+    """Adapters of rank 2 that change what a policy computes."""
     torch.manual_seed(1)
-    weights = Weights(policy.modules, lora_config(2, 4, "auto", policy.modules))
+    weights = Weights(policy.modules, lora_config(2, alpha, "auto", policy.modules))
     with torch.no_grad():
         for p in weights.parameters:
-            p.add_(0.05 * torch.randn_like(p))
+            p.add_(size * torch.randn_like(p))
+    return weights
+
+
+def trained(policy):
+    """The samples, log-probs and decoded pictures of a rollout, its drift, and the gradients of its replay, with LoRA."""
+    weights = adapted(policy)
+    with torch.no_grad():
         tree = grow(
             chain([Kernel("flow_sde", 0.7)] * 4, range(3), range(3)),
             policy.sigmas,

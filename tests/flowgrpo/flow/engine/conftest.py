@@ -5,11 +5,10 @@ import copy
 import fake_engine
 import pytest
 import runs
-import torch
+from replayed import adapted
 
 from flowgrpo.flow.pipeline.loading import load_pipeline
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.training.weights import Weights, lora_config
 
 STARTED = {**runs.CALL, "num_inference_steps": 4}
 CALL = {name: value for name, value in STARTED.items() if name != "max_sequence_length"}
@@ -45,9 +44,4 @@ def policy(pipe):
 @pytest.fixture
 def weights(policy):
     """Adapters of it, whose alpha is not their rank, that change what it computes."""
-    torch.manual_seed(1)
-    made = Weights(policy.modules, lora_config(2, 6, "auto", policy.modules))
-    with torch.no_grad():
-        for p in made.parameters:
-            p.add_(0.1 * torch.randn_like(p))
-    return made
+    return adapted(policy, alpha=6, size=0.1)

@@ -5,6 +5,7 @@ import fake_engine
 import pytest
 import tiny
 import torch
+from replayed import adapted
 from safetensors.torch import load
 
 from flowgrpo.data.prompts import Row
@@ -18,7 +19,6 @@ from flowgrpo.flow.pipeline.loading import load_policy
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.schema.engine import Engine
 from flowgrpo.training.engine.failures import EngineError
-from flowgrpo.training.weights import Weights, lora_config
 from samplers.kernels import Kernel
 from samplers.plans import chain
 from samplers.trees import Root
@@ -38,17 +38,7 @@ def policy():
 @pytest.fixture(scope="module")
 def weights(policy):
     """Adapters of it that change what it computes; no test moves them."""
-    return moved(policy)
-
-
-def moved(policy):
-    """Adapters of a policy that are not 0, whose alpha is not their rank."""
-    torch.manual_seed(1)
-    made = Weights(policy.modules, lora_config(2, 6, "auto", policy.modules))
-    with torch.no_grad():
-        for p in made.parameters:
-            p.add_(0.1 * torch.randn_like(p))
-    return made
+    return adapted(policy, alpha=6, size=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +97,7 @@ def test_packed_latents_embedded_guidance_and_branches_agree_too(name, tmp_path)
     tiny.PIPELINES[name]().save_pretrained(tmp_path / name)
     engine = fake_engine.FakeEngine(tmp_path / name, **tiny.CALLS[name])
     policy = load_policy(str(tmp_path / name), "float32", tiny.CALLS[name], torch.device("cpu"))
-    weights = moved(policy)
+    weights = adapted(policy, alpha=6, size=0.1)
     with fake_engine.serving(engine) as (url, _):
         section = Engine(url=url, retries=0, timeout=20, untold=["max_sequence_length"])
         made = EngineRollout(section, policy, Adapters(Client(section), weights, tmp_path / "pushed", "run"))
