@@ -78,10 +78,14 @@ class FakeEngine:
             self.policy = load_policy(str(model), "float32", started, torch.device("cpu"))
         (self.network,) = self.policy.modules.values()
         self.base = {name: p.detach().clone() for name, p in self.network.named_parameters()}
+        self.lock = threading.Lock()
+        self.as_started()
+
+    def as_started(self):
+        """Nothing was asked or loaded, and nothing goes wrong; the network is as it is."""
         self.asked, self.loaded, self.merged, self.wrapped, self.held = [], {}, None, False, {}
         self.skips_pushes, self.offset, self.answer, self.delay, self.edit = False, 0.0, None, 0.0, None
         self.as_text, self.dtype = False, torch.float32
-        self.lock = threading.Lock()
 
     @torch.no_grad()
     def rollout(self, body):

@@ -54,7 +54,7 @@ def engine(served):
     """The engine, as if it had just been started."""
     made, _ = served
     made.unmerge()
-    made.__init__(made.policy)
+    made.as_started()
     return made
 
 

@@ -48,8 +48,9 @@ def judge(dies_at=math.inf):
 
 
 def trainer(folder, algorithm, reward=None, every=1, **train):
-    """A run of two groups of 12 in six steps; every tree has a size that divides 12 and 6."""
+    """A run of two groups of 12 in six steps, whose updates replay; every tree has a size that divides 12 and 6."""
     numbers = {"iterations": 2, "groups": 2, "group_size": 12, "micro_batch": 16, "learning_rate": 0.01}
+    numbers["replay"] = "always"  # the graphs of a rollout would meet its log-probabilities whatever a replay made
     chosen = config.validated(
         {
             "model": {"path": "field", "lora": None},
