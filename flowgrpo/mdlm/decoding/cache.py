@@ -14,6 +14,7 @@ In a block-causal model a finished block never changes: what is kept of it is ex
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Literal
 
 import torch
@@ -73,21 +74,37 @@ class Cache(ABC):
             InputError: the model keeps keys and values in another way than one tensor a layer, or changes with padding.
         """
 
-    def _fed(self, ids: Tensor, visible: Tensor, position_ids: Tensor, row: Tensor) -> tuple[Tensor, DynamicCache]:
-        """The model's output (R, F, V or H) at the fed columns, and the cache of kept and fed ones.
+    def _fed(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        row: Tensor,
+        *,
+        visible: Tensor,
+        position_ids: Tensor,
+        start: int,
+        stop: int,
+    ) -> tuple[Tensor, DynamicCache]:
+        """Logits (R, stop - start, V) of some of the fed columns, and the cache of kept and fed ones.
 
         Args:
-            ids: (R, F).
-            visible: which of the kept and fed columns are seen, as `MaskPredictor.additive` returns it.
-            position_ids: (R, F).
+            ids, mask, position_ids: (R, F) of the fed columns.
             row: (R,) names of the rows.
+            visible: which of the kept and fed columns are seen, as `MaskPredictor.additive` returns it.
+            start: first of the fed columns that is returned.
+            stop: column after the last one.
         """
         cache = self._kept(row)
         self.predictor.evaluations += len(ids)
-        out = self.predictor.model(
-            ids, attention_mask=visible, position_ids=position_ids, past_key_values=cache, use_cache=True
+        evaluate = partial(
+            self.predictor.model,
+            ids,
+            attention_mask=visible,
+            position_ids=position_ids,
+            past_key_values=cache,
+            use_cache=True,
         )
-        return out.logits, cache
+        return self.predictor.columns(evaluate, mask, start, stop)[0], cache
 
     def _kept(self, row: Tensor) -> DynamicCache:
         """A cache that has what is kept of some rows; no copy of it, unless they have become fewer."""
@@ -138,13 +155,19 @@ class BlockCache(Cache):
         if len(self._told[0]) != len(row):
             self._told = self._tell(attention_mask, start=start, stop=stop, entered=entered)
         place, visible, fed, others = self._told
-        logits, cache = self._fed(ids[:, fed], visible, place, row)
+        logits, cache = self._fed(
+            ids[:, fed],
+            attention_mask[:, fed],
+            row,
+            visible=visible,
+            position_ids=place,
+            start=start - fed.start,
+            stop=stop - fed.start,
+        )
         if entered:
             self._keep(cache, row, others, ids.shape[1])
             self._told = NOTHING
-        begins = start - fed.start
-        block = self.predictor.aligned(logits, attention_mask[:, fed], begins, begins + stop - start)
-        return self.predictor.finished(block)
+        return logits
 
     def _tell(self, attention_mask: Tensor, *, start: int, stop: int, entered: bool) -> Told:
         """Positions (R, F) of the fed columns, what they see, which columns they are, and which the others."""
@@ -182,8 +205,16 @@ class PrefixCache(Cache):
         first, last = self._columns, self.predictor.block_end(ids, attention_mask, stop)
         ids, mask = ids[:, :last], attention_mask[:, :last]
         visible = self.predictor.additive(self.predictor.visible(mask, first), last - first)
-        logits, cache = self._fed(ids[:, first:], visible, positions(mask)[:, first:], row)
+        logits, cache = self._fed(
+            ids[:, first:],
+            mask[:, first:],
+            row,
+            visible=visible,
+            position_ids=positions(mask)[:, first:],
+            start=start - first,
+            stop=stop - first,
+        )
         if entered:
             self._columns = max(self.predictor.block_start(mask, start) - self.predictor.shift, 0)
             self._keep(cache, row, slice(self._columns), last)
-        return self.predictor.finished(self.predictor.aligned(logits, mask[:, first:], start - first, stop - first))
+        return logits

@@ -111,12 +111,22 @@ class MaskPredictor:
         if self.block_size is not None and not layers:
             seen = self.block_end(ids, mask, stop)
             ids, mask = ids[:, :seen], None if mask is None else mask[:, :seen]
-        out = self.forward(form, ids, mask, **wanted)
+        logits, out = self.columns(partial(self.forward, form, ids, mask, **wanted), mask, start, stop)
         states = (getattr(out, "hidden_states", None) or ()) if layers else ()
         if len(states) < layers:
             raise InputError(f"model: it returns {len(states)} hidden states, a learned commitment takes {layers}")
         hidden = tuple(self.aligned(state, mask) for state in states[-layers:]) if layers else ()
-        return self.finished(self.aligned(logits_of(out), mask, start, stop)), hidden
+        return logits, hidden
+
+    def columns(self, evaluate: Callable[[], Any], mask: Tensor | None, start: int, stop: int) -> tuple[Tensor, Any]:
+        """Aligned logits (B, stop - start, V) of some columns, as of `logits`, and all that a call of the model returns.
+
+        Where the model lets its head be asked for them alone, no other logits are computed.
+        """
+        align = partial(self.aligned, mask=mask, start=start, stop=stop)
+        with self._head_sees(align) if self.selects else nullcontext():
+            out = evaluate()
+        return self.finished(logits_of(out) if self.selects else align(logits_of(out))), out
 
     def block_start(self, mask: Tensor, column: int) -> int:
         """First column of the block that holds a column, in the row of a mask (B, T) bool where it begins first."""
@@ -168,7 +178,7 @@ class MaskPredictor:
             source = (columns - 1).clamp(min=0 if mask is None else mask.int().argmax(1)[rows])
         if clean is not None:
             evaluate, source = self._after_clean(ids, clean, mask, at=(rows, columns), source=source)
-        with self._asking_for(rows, source) if self.selects else nullcontext():
+        with self._head_sees(lambda hidden: hidden[rows, source][None]) if self.selects else nullcontext():
             logits = logits_of(evaluate())
         return self._without_mask_token(logits[0] if self.selects else logits[rows, source])
 
@@ -210,10 +220,10 @@ class MaskPredictor:
         return torch.cat(parts)[torch.cat(order).argsort()]
 
     @contextmanager
-    def _asking_for(self, rows: Tensor, columns: Tensor) -> Iterator[None]:
-        """Let the head see the hidden states (1, N, H) of some tokens in place of (B, T, H)."""
+    def _head_sees(self, choose: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """Let the head see what is chosen of the hidden states (B, T, H), (1 or B, N, H), in their place."""
         chosen = self.head().register_forward_pre_hook(
-            lambda _, given: None if stands_in() else (given[0][rows, columns][None], *given[1:])
+            lambda _, given: None if stands_in() else (choose(given[0]), *given[1:])
         )
         try:
             yield

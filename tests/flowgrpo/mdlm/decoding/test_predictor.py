@@ -157,6 +157,22 @@ def test_logits_of_some_tokens_are_theirs_of_the_whole_canvas(model, shift):
         torch.testing.assert_close(found, predictor.logits(ids, mask)[where], rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("shift", [False, True])
+def test_the_head_computes_the_columns_that_are_asked_for(shift):
+    predictor = MaskPredictor(llama(), MASK, PAD, shift=shift)
+    ids = torch.cat([torch.full((2, 3), PAD), IDS], dim=1)
+    seen = torch.ones_like(ids, dtype=torch.bool)
+    seen[0, :3] = False
+    columns = slice(3, 6)
+    predictor.selects = False
+    expected = predictor.logits(ids, seen)[:, columns]
+    predictor.selects, made = True, []
+    predictor.head().register_forward_hook(lambda _, given, out: made.append(out.shape[:2]))
+    found = predictor.logits(ids, seen, columns.start, columns.stop)
+    assert made == [(2, 3)]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
 def test_a_head_that_is_not_asked_for_itself_computes_all_tokens():
     class Centred(LlamaForCausalLM):
         """What it says of one token depends on its logits of the others."""
