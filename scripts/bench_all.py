@@ -6,8 +6,9 @@ Runs each of `bench_flow.py`, `bench_text.py` and `bench_run.py` in a process of
 their ratios as one table. (What cheap finishes cost, and iterations of two commits, `bench_finish.py` and `bench_commits.py`
 measure by themselves.) `--compare` names every ratio whose cost rose by more than 5 % over the one in the file, or of
 which a saving fell by more than 5 %, and the status is 1 if there is one; a ratio whose quartiles reach back to the old one
-is named as unsure, and leaves the status. `--json docs/benchmarks.json` writes what later runs are compared with: what was
-measured takes the place of what the file holds of it, and the rest stays.
+is named as unsure, and leaves the status. A change by less than 0.002 is none, whatever part of a small ratio that is. What
+the file has and nothing has measured is named, too. `--json docs/benchmarks.json` writes what later runs are compared with:
+what was measured takes the place of what the file holds of it, and the rest stays.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from paired import Ratio
 
 SCRIPTS = ("flow", "text", "run")
 WORSE = 0.05
+LEAST = 0.002
 SAVINGS = ("saving of",)  # words of ratios of which more is better
 
 
@@ -37,7 +39,7 @@ def worse(before: Mapping[str, Ratio], now: Mapping[str, Ratio]) -> tuple[list[s
             continue
         old, more_is_better = before[name]["median"], any(word in name for word in SAVINGS)
         change = (own["median"] / old - 1) * (-1 if more_is_better else 1)
-        if change <= WORSE:
+        if change <= WORSE or abs(own["median"] - old) < LEAST:
             continue
         reaches = own["high"] >= old if more_is_better else own["low"] <= old
         sentence = f"{name}: {old:.3f} before, {own['median']:.3f} now, {change:.0%} worse"
@@ -85,6 +87,8 @@ def main() -> int:
         return 0
     for name in found.keys() - before.keys():
         print(f"not in {options.compare}: {name}")
+    for name in before.keys() - found.keys():
+        print(f"not measured: {name}")
     sure, unsure = worse(before, found)
     print(
         "\n".join(["", *(f"worse: {sentence}" for sentence in sure), *(f"unsure: {sentence}" for sentence in unsure)])

@@ -24,6 +24,7 @@ def test_a_cost_that_rose_and_a_saving_that_fell_are_named(script):
     ]
     assert unsure == []
     assert bench.worse(now, before | {"saving of a brush": ratio(2.0)}) == ([], [])
+    assert bench.worse({"noise": ratio(0.002)}, {"noise": ratio(0.003)}) == ([], [])
 
 
 def test_a_change_within_the_quartiles_is_unsure(script):
@@ -58,7 +59,9 @@ def test_what_is_measured_takes_the_place_of_what_a_file_holds_of_it(script, tmp
         sys, "argv", ["bench_all.py", "--only", "run", "--rounds", "4", "--json", str(path), "--compare", str(path)]
     )
     assert bench.main() == 1
-    assert "worse: a / bare: 1.000 before, 2.000 now, 100% worse" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "worse: a / bare: 1.000 before, 2.000 now, 100% worse" in said
+    assert "not measured: b / bare" in said
     now = json.loads(path.read_text())["ratios"]
     assert {name: own["median"] for name, own in now.items()} == {"a / bare": 2.0, "b / bare": 1.0, "run, 4": 3.0}
 
