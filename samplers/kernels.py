@@ -20,6 +20,8 @@ from dataclasses import dataclass
 
 import torch
 
+from samplers.transfer import sent
+
 Tensor = torch.Tensor
 State = tuple[Tensor, ...]  # what a flow moves: one latent tensor (B, ...), or several of one B (video and audio)
 
@@ -217,6 +219,9 @@ def log_prob(next_state: State, mean: State, std: Tensor, form: str = "mean") ->
     """
     errors = [(x.detach().float() - m).flatten(1) for x, m in zip(next_state, mean, strict=True)]
     error = errors[0] if len(errors) == 1 else torch.cat(errors, dim=1)
-    std = std.to(error.device).reshape(-1)  # one for all, or one per row
+    std = std.reshape(-1)  # one for all, or one per row
+    if len(std) == 1 and std.device.type == "cpu" and std.item() > 0:  # a number that no device has to be sent
+        return LOG_PROBS[form](error, std.reshape(()))
+    std = sent(std, error.device)
     moved = std > 0
     return torch.where(moved, LOG_PROBS[form](error, torch.where(moved, std, 1.0)), 0.0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,6 +19,8 @@ import torch
 
 from samplers.batches import batched
 from samplers.kernels import ODE, Kernel, State, log_prob, transition
+from samplers.noise import Address, Ahead
+from samplers.transfer import sent
 
 TRUNK = "trunk"
 TWIG = "twig"  # a node that exists only to measure the state it left: its sample is not the end of a trajectory
@@ -115,6 +117,13 @@ class Edges:
     next_state: State | None
     log_prob: torch.Tensor | None
     mean: State | None = None
+
+    def gather(self, state: State) -> State:
+        """The part of a state (B, ...) that each edge leaves, (E, ...); the state itself where one edge leaves each row."""
+        if torch.equal(self.rows, torch.arange(len(state[0]))):
+            return state
+        rows = sent(self.rows, state[0].device)
+        return tuple(x[rows] for x in state)
 
 
 @dataclass
@@ -214,6 +223,8 @@ def grow(
     tree = Tree(tuple(sigmas), [Node(None, root, (root.index,), TRUNK, sigmas[0], 0) for root in roots])
     states = {i: tuple(x[i] for x in start) for i in range(len(roots))}
     pending = defaultdict(list, {sigmas[0]: list(states)})
+    ahead = None if start[0].device.type == "cpu" else Ahead(noise)  # a host that computes itself has no time to spare
+    noise = ahead or noise
     while pending:
         sigma = max(pending)
         arrived = pending.pop(sigma)
@@ -232,14 +243,21 @@ def grow(
         for batch in _batches(moves, tree, micro_batch):
             state = stacked([states[i] for i in batch])
             kept = tree.nodes[batch[0]].root.part in keep_graphs and _trains(moves[batch[0]])
+            evaluation = _branched(tree, batch, moves)
+            if ahead is not None:
+                ahead.begin(_noises(tree, evaluation, state))
             with torch.enable_grad() if kept else nullcontext():
-                velocity = evaluate(state, sigma, [tree.nodes[i].root.row for i in batch])
-            grown = _branched(tree, batch, moves, state, sigma, tuple(v.detach() for v in velocity), noise, keep_means)
+                velocity = evaluate(state, sigma, evaluation.rows)
             if kept:
-                tree.evaluations[-1].velocity = velocity
-            for child, child_state in grown:
-                states[child] = child_state
-                pending[tree.nodes[child].sigma].append(child)
+                evaluation.velocity = velocity
+            velocity = tuple(v.detach() for v in velocity)
+            for edges in evaluation.edges:
+                following, mean = _step(tree, edges, sigma, state, velocity, noise)
+                if edges.move.trained:
+                    evaluation.state, edges.next_state, edges.mean = state, following, mean if keep_means else None
+                for child, *child_state in zip(edges.nodes.tolist(), *(x.unbind() for x in following), strict=True):
+                    states[child] = tuple(child_state)
+                    pending[tree.nodes[child].sigma].append(child)
         for i in arrived:
             del states[i]
     return tree
@@ -282,36 +300,24 @@ def _trains(moves: Sequence[Move]) -> bool:
     return any(move.trained for move in moves)
 
 
-def _branched(tree, batch, moves, state, sigma, velocity, noise, keep_means) -> list[tuple[int, State]]:
-    """Record one evaluation, and return the children of its states with theirs."""
-    rows = [tree.nodes[i].root.row for i in batch]
+def _branched(tree: Tree, batch: Sequence[int], moves: dict[int, Sequence[Move]]) -> Evaluation:
+    """Record the evaluation of some nodes, with its edges and the nodes they lead to; their states are yet to come."""
+    nodes = [tree.nodes[i] for i in batch]
     leaving = defaultdict(list)  # move -> (row, ordinal among its siblings), rows in order
     siblings = [sum(move.count for move in moves[i]) for i in batch]
     for row, i in enumerate(batch):
         ordinals = iter(range(siblings[row]))
         for move in moves[i]:
             leaving[move].extend((row, next(ordinals)) for _ in range(move.count))
-    evaluation = Evaluation(sigma, rows, tree.nodes[batch[0]].root.part, None, [])
+    evaluation = Evaluation(nodes[0].sigma, [node.root.row for node in nodes], nodes[0].root.part, None, [])
     tree.evaluations.append(evaluation)
-    children = []
     for move, origins in leaving.items():
         ids = range(len(tree.nodes), len(tree.nodes) + len(origins))
         for row, ordinal in origins:
             tree.nodes.append(_child(tree, batch[row], move, ordinal if siblings[row] > 1 else None))
-        edges = Edges(
-            move,
-            tree.nodes[ids[0]].sigma,
-            torch.tensor([row for row, _ in origins]),
-            torch.tensor(ids),
-            None,
-            None,
-        )
-        evaluation.edges.append(edges)
-        following, mean = _step(tree, edges, sigma, state, velocity, noise)
-        if move.trained:
-            evaluation.state, edges.next_state, edges.mean = state, following, mean if keep_means else None
-        children += zip(ids, zip(*(x.unbind() for x in following), strict=True), strict=True)
-    return children
+        rows = torch.tensor([row for row, _ in origins])
+        evaluation.edges.append(Edges(move, tree.nodes[ids[0]].sigma, rows, torch.tensor(ids), None, None))
+    return evaluation
 
 
 def _child(tree: Tree, parent: int, move: Move, ordinal: int | None) -> Node:
@@ -328,7 +334,7 @@ def _step(tree: Tree, edges: Edges, sigma: float, state: State, velocity: State,
     following = mean
     if kernel.stochastic:
         following = tuple(
-            m + std * drawn_noise(tree, edges, m.shape[1:], component, noise).to(m.device)
+            m + std * sent(drawn_noise(tree, edges, m.shape[1:], component, noise), m.device)
             for component, m in enumerate(mean)
         )
     following = tuple(new.to(old.dtype) for new, old in zip(following, state, strict=True))
@@ -343,15 +349,32 @@ def drawn_noise(tree: Tree, edges: Edges, shape: Sequence[int], component: int, 
     What siblings share is drawn at their parent's own path, which leads to no edge.
     """
     move, drawn, shared = edges.move, [], {}
-    for node in (tree.nodes[i] for i in edges.nodes.tolist()):
-        parent = tree.nodes[node.parent]
-        xi = noise(shape, node.root.group, node.path, parent.step, component)
-        if move.sibling_strength is not None and move.count > 1:
-            if node.parent not in shared:
-                shared = {node.parent: noise(shape, node.root.group, parent.path, parent.step, component)}
-            xi = (shared[node.parent] + move.sibling_strength * xi) / math.sqrt(1 + move.sibling_strength**2)
+    for own, common in _addresses(tree, edges, component):
+        xi = noise(shape, *own)
+        if common is not None:
+            if common not in shared:
+                shared = {common: noise(shape, *common)}
+            xi = (shared[common] + move.sibling_strength * xi) / math.sqrt(1 + move.sibling_strength**2)
         drawn.append(move.noise_scale * xi)
     return torch.stack(drawn)
+
+
+def _addresses(tree: Tree, edges: Edges, component: int) -> Iterator[tuple[Address, Address | None]]:
+    """Where each edge's noise lies, and where that lies which it shares with its siblings, if they share some."""
+    shares = edges.move.sibling_strength is not None and edges.move.count > 1
+    for node in (tree.nodes[i] for i in edges.nodes.tolist()):
+        parent = tree.nodes[node.parent]
+        group, step = node.root.group, parent.step
+        yield (group, node.path, step, component), (group, parent.path, step, component) if shares else None
+
+
+def _noises(tree: Tree, evaluation: Evaluation, state: State) -> Iterator[tuple[torch.Size, Address]]:
+    """Shape and address of all noise that the edges of an evaluation are about to have."""
+    for edges in evaluation.edges:
+        if edges.move.kernel.stochastic:
+            for component, x in enumerate(state):
+                for addresses in _addresses(tree, edges, component):
+                    yield from ((x.shape[1:], address) for address in addresses if address is not None)
 
 
 def edge_transition(
@@ -362,12 +385,11 @@ def edge_transition(
     Rollout and update both come through here, on the same rows in the same order: that is why their ratio is exactly 1.
     Every kernel moves each element by itself, so that siblings take their parent's mean.
     """
-    rows = edges.rows.to(state[0].device)
-    if len(rows) <= len(state[0]):
-        state, velocity = tuple(x[rows] for x in state), tuple(v[rows] for v in velocity)
+    if len(edges.rows) <= len(state[0]):
+        state, velocity = edges.gather(state), edges.gather(velocity)
         return transition(edges.move.kernel, state, velocity, sigma, edges.sigma_next, sigma_cap)
     mean, std = transition(edges.move.kernel, state, velocity, sigma, edges.sigma_next, sigma_cap)
-    return tuple(m[rows] for m in mean), std
+    return edges.gather(mean), std
 
 
 def stacked(states: Sequence[State]) -> State:

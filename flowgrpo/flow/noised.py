@@ -25,6 +25,7 @@ from flowgrpo.training.weights import Weights
 from samplers import noise
 from samplers.batches import batched
 from samplers.kernels import State
+from samplers.transfer import sent
 from samplers.trees import Tree
 
 Tensor = torch.Tensor
@@ -90,7 +91,8 @@ class Noised:
         state, target = [], []
         for component, samples in enumerate(self.tree.samples):
             clean = samples[[draw.leaf for draw in call.draws]].float()
-            drawn = torch.stack([self._noise(draw, component, clean.shape[1:]) for draw in call.draws]).to(clean.device)
+            drawn = torch.stack([self._noise(draw, component, clean.shape[1:]) for draw in call.draws])
+            drawn = sent(drawn, clean.device)
             state.append(((1 - call.sigma) * clean + call.sigma * drawn).to(samples.dtype))
             target.append(drawn - clean)
         return tuple(state), flattened(tuple(target))

@@ -157,7 +157,7 @@ def _loss(
         if divergence is not None:
             per_edge = per_edge + beta * divergence
         weight = credited.weights(edges) * credited.factors(edges)
-        loss = loss + (per_edge * weight.to(per_edge)).sum()
+        loss = loss + (per_edge * weight.to(per_edge, non_blocking=True)).sum()
         gap, step = inputs.log_prob - inputs.old_log_prob, credited.tree.sigmas.index(sigma)
         stats.measure(gap, objective.clipped(inputs), objective.above(inputs), divergence=divergence, step=step)
     return loss
@@ -168,17 +168,16 @@ def _loss_inputs(
 ) -> LossInputs:
     state, sigma, cap = evaluation.state, evaluation.sigma, credited.tree.sigma_cap
     mean, std = edge_transition(edges, sigma, state, velocity, cap)
-    rows = edges.rows.to(state[0].device)
     return LossInputs(
         log_prob=log_prob(edges.next_state, mean, std, edges.move.kernel.log_prob),
         old_log_prob=edges.log_prob,
-        advantage=credited.of_edges(edges.nodes).to(edges.log_prob),
+        advantage=credited.of_edges(edges.nodes).to(edges.log_prob, non_blocking=True),
         mean=mean,
         std=std,
         step_size=sigma - edges.sigma_next,
-        velocity=None if reference is None else tuple(v[rows] for v in velocity),
+        velocity=None if reference is None else edges.gather(velocity),
         diffuses=edges.move.kernel.diffuses,
         old_mean=edges.mean,
         reference_mean=None if reference is None else edge_transition(edges, sigma, state, reference, cap)[0],
-        reference_velocity=None if reference is None else tuple(v[rows] for v in reference),
+        reference_velocity=None if reference is None else edges.gather(reference),
     )

@@ -15,6 +15,7 @@ from diffusers import DiffusionPipeline
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.recent import Recent
 from flowgrpo.flow.pipeline.traits import ENCODERS
+from samplers.transfer import sent
 
 PLAIN = (str, int, float, type(None), torch.device, torch.dtype)
 
@@ -221,7 +222,7 @@ def _pad(row: torch.Tensor, length: int) -> torch.Tensor:
 
 def _to(output: Any, device: torch.device | str) -> Any:
     if isinstance(output, torch.Tensor):
-        return output.to(device)
+        return sent(output, torch.device(device))
     if isinstance(output, (tuple, list)):
         return type(output)(_to(item, device) for item in output)
     return output

@@ -3,13 +3,16 @@
 A pipeline makes its latents in a `prepare_latents` (or `prepare_audio_latents`, ...). That method runs as ever, for its ids,
 masks and conditions; what it returns is then changed so that the loop works on our state. Which of the returned tensors that
 is, and how its elements reach the scheduler, is found by looking: nothing about any pipeline is written down here.
+
+A method that is handed latents draws none, which the host would do while a GPU waits for the step. So where a call takes them,
+and where nothing else comes of it, the state is that argument, too.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,12 +33,14 @@ class LatentSlot:
         order: (n,) which elements of a prepared row reach the scheduler, in its order; None when all do, as they are.
         shape: of one row at the scheduler.
         dtype: at the scheduler.
+        argument: of the pipeline's call, by which it takes such a tensor and draws none; None where it takes none.
     """
 
     source: Source
     order: torch.Tensor | None
     shape: torch.Size
     dtype: torch.dtype
+    argument: str | None = None
 
     def extract(self, prepared: torch.Tensor) -> torch.Tensor:
         """Return the state (B, *shape) that is in a prepared tensor (B, ...)."""
@@ -103,6 +108,24 @@ class LatentSlots:
         """The state (B, ...) that the pipeline prepared in its last call, or in the one that `prepared` is of."""
         prepared = self.prepared if prepared is None else prepared
         return tuple(slot.extract(prepared[slot.source]) for slot in self.slots)
+
+    def beside(self) -> list[torch.Tensor]:
+        """What else the pipeline prepared in its last call, of which the state is no part."""
+        sources = {slot.source for slot in self.slots}
+        return [tensor for source, tensor in self.prepared.items() if source not in sources]
+
+    def taking(self, takes: Container[str]) -> list[LatentSlot]:
+        """The slots, with the arguments of a call that takes some: of `prepare_latents` it is `latents`."""
+        named = [(slot, slot.source[0].removeprefix("prepare_")) for slot in self.slots]
+        return [
+            replace(slot, argument=name) if slot.order is None and slot.source[1] == 0 and name in takes else slot
+            for slot, name in named
+        ]
+
+    def arguments(self) -> dict[str, torch.Tensor]:
+        """The state as arguments of the next call, as far as it takes it so."""
+        state = () if self.state is None or not self.slots else zip(self.slots, self.state, strict=True)
+        return {slot.argument: tensor for slot, tensor in state if slot.argument is not None}
 
     def outlines(self) -> dict[Source, torch.Tensor]:
         """What was prepared in the last call, on the meta device: shapes alone."""

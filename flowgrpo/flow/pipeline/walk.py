@@ -27,6 +27,7 @@ from flowgrpo.flow.pipeline.pins import Watch
 from flowgrpo.flow.pipeline.switches import remember_device, silence
 from flowgrpo.training.lockstep import stands_in
 from flowgrpo.training.random_states import seeded
+from rewards.memory import is_out_of_memory
 from samplers.kernels import State
 from samplers.scheduler import FlowSDEScheduler, StepRecord
 
@@ -178,7 +179,7 @@ class Walk:
         self.latents.reset(state)
         if self._cache is not None:
             self._cache.reset()
-        given = {**self.call, **self._conditions(rows[0])}
+        given = {**self.latents.arguments(), **self.call, **self._conditions(rows[0])}
         if len(rows) > 1:  # a text that stands for all rows is one of each for some pipelines, and one alone for others
             given = {k: [v] * len(rows) if "prompt" in k and isinstance(v, str) else v for k, v in given.items()}
         if watch is not None:
@@ -211,7 +212,7 @@ class Walk:
         if not self.latents.slots:
             with self.uncounted():
                 self.latents.locate(lambda: [step.sample for step in self.run_slice(rows[:1], range(1))[1]])
-                self._find_pins(rows[:1])
+                self._look_at_a_step(rows[:1])
             for prepared in self._prepared_before.pop(self._call_key, []):
                 self._check_shapes(self.latents.initial(prepared))
 
@@ -303,9 +304,11 @@ class Walk:
         key = (row.prompt, self.conditions_key(row), self._call_key)
         if key not in self._embedding_shapes:
             seen = self.embeddings.seen = []
-            with torch.no_grad():
-                self.run_slice([row], range(0))
-            self.embeddings.seen = None
+            try:
+                with torch.no_grad():
+                    self.run_slice([row], range(0))
+            finally:
+                self.embeddings.seen = None
             if self.latents.slots:
                 self._check_shapes(self.latents.initial())
             else:
@@ -329,18 +332,41 @@ class Walk:
         """The columns of a row that the pipeline takes."""
         return {k: conditions.loaded(v) for k, v in row.columns.items() if k in self.takes and v is not None}
 
-    def _find_pins(self, rows: Sequence[Row]) -> None:
-        """Look at the loop's first step."""
-        if len(self.latents.slots) > 1 or "callback_on_step_end" not in self.takes:
-            return
-        watch = Watch()
-        _, recorded = self.run_slice(rows, range(1), watch=watch)
-        if watch.sees_pins(recorded[0]):
+    def _look_at_a_step(self, rows: Sequence[Row]) -> None:
+        """Find out whether the loop pins something after its first step, and whether the call takes latents as an argument.
+
+        The state is not what the pipeline would draw, so that all that it makes of its latents is seen.
+        """
+        state = tuple(-x for x in self.latents.initial())
+        watch = Watch() if len(self.latents.slots) == 1 and "callback_on_step_end" in self.takes else None
+        _, expected = self.run_slice(rows, range(1), state, watch=watch)
+        if watch is not None and watch.sees_pins(expected[0]):
             self.pins = True
             for module in self.modules.values():
                 if not self._spared:
                     pins.spare(module, lambda: self.scheduler.lands)
             self._spared = True
+            return
+        drawing, prepared = self.latents.slots, self.latents.beside()
+        self.latents.slots = self.latents.taking(inspect.signature(self._run).parameters)
+        if self.latents.slots != drawing and not self._same_with_latents(rows, state, expected, prepared):
+            self.latents.slots = drawing
+
+    def _same_with_latents(
+        self, rows: Sequence[Row], state: State, expected: Sequence[StepRecord], prepared: Sequence[torch.Tensor]
+    ) -> bool:
+        """Whether a step from latents that are an argument has the velocities, and prepares the rest, as it did without."""
+        try:
+            _, found = self.run_slice(rows, range(1), state)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return False
+        pairs = [(x.velocity, y.velocity) for x, y in zip(found, expected, strict=True)]
+        beside = self.latents.beside()
+        return len(beside) == len(prepared) and all(
+            torch.equal(x, y) for x, y in [*pairs, *zip(beside, prepared, strict=True)]
+        )
 
     def _count(self, module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         if stands_in() or (self.pins and self.scheduler.lands):  # it is thrown away, or spared

@@ -1,8 +1,13 @@
 """A pipeline gives the same in slices of its schedule as in one run."""
 
+import inspect
+import sys
+from dataclasses import replace
+
 import pytest
 import tiny
 import torch
+from diffusers import StableDiffusion3Pipeline
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.walk import Walk
@@ -68,3 +73,68 @@ def test_draws_past_the_generators_are_the_same_each_time_and_leave_no_trace():
         walk.velocity(state, walk.sigmas[0], ROWS)
     assert drawn[0] == drawn[-1]
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_row_that_could_not_be_encoded_does_not_keep_batches_from_being_kept(monkeypatch):
+    walk = Walk(tiny.sd3(), tiny.CALLS["sd3"])
+    state = walk.start(ROWS)
+    with monkeypatch.context() as patch:
+        patch.setattr(walk, "run_slice", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError))
+        with pytest.raises(torch.OutOfMemoryError):
+            walk.encode(Row("two blue square", 5))
+    walk.velocity(state, walk.sigmas[1], ROWS)
+    assert walk.embeddings.seen is None
+
+
+def draws(walk, monkeypatch):
+    """Shapes of the latents that the pipeline draws in a step from another state than it drew first, and the velocity."""
+    drawn, module = [], sys.modules[type(walk.pipe).__module__]
+    real = module.randn_tensor
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "randn_tensor", lambda shape, **given: drawn.append(shape) or real(shape, **given))
+        state = walk.start([replace(row, seed=row.seed + 9) for row in ROWS])
+        assert drawn
+        drawn.clear()
+        (velocity,) = walk.velocity(state, walk.sigmas[1], ROWS)
+    return drawn, velocity
+
+
+@pytest.mark.parametrize("name", ["sd3_guided", "flux"])
+@torch.no_grad()
+def test_a_step_draws_no_latents_where_the_call_takes_some(name, monkeypatch):
+    walk = Walk(tiny.PIPELINES[name](), tiny.CALLS[name])
+    none, velocity = draws(walk, monkeypatch)
+    assert not none
+    assert [slot.argument for slot in walk.latents.slots] == ["latents"]
+    walk.latents.slots = [replace(slot, argument=None) for slot in walk.latents.slots]
+    some, expected = draws(walk, monkeypatch)
+    assert len(some) == 1
+    assert torch.equal(velocity, expected)
+
+
+@pytest.mark.parametrize("told", ["another velocity", "another condition", "an error"])
+@torch.no_grad()
+def test_a_pipeline_that_makes_something_else_of_its_latents_draws_them(told, monkeypatch):
+    class Pipeline(StableDiffusion3Pipeline):
+        def prepare_latents(self, *args, **kwargs):
+            made = super().prepare_latents(*args, **kwargs)
+            if args[-1] is None and kwargs.get("latents") is None:
+                return made, torch.zeros(1)
+            if told == "an error":
+                raise ValueError("of no use")
+            if told == "another velocity":
+                self.transformer.pos_embed.proj.bias += 1
+            return made, torch.full((1,), float(told == "another condition"))
+
+        def __call__(self, *args, **kwargs):
+            own, self.prepare_latents = self.prepare_latents, lambda *a, **k: own(*a, **k)[0]
+            try:
+                return inspect.unwrap(StableDiffusion3Pipeline.__call__)(self, *args, **kwargs)
+            finally:
+                self.prepare_latents = own
+
+        __call__.__signature__ = inspect.signature(StableDiffusion3Pipeline.__call__)
+
+    walk = Walk(Pipeline(**tiny.sd3().components), tiny.CALLS["sd3"])
+    walk.start(ROWS)
+    assert [slot.argument for slot in walk.latents.slots] == [None]

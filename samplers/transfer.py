@@ -1,0 +1,15 @@
+"""Sending what the host has made to where the model computes."""
+
+from __future__ import annotations
+
+import torch
+
+
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor on a device. From the host to a GPU it goes by pinned memory, so that the host does not wait for the GPU.
+
+    A copy that waits would keep the host from preparing the next call of the model while the GPU computes this one.
+    """
+    if device.type == "cuda" and tensor.device.type == "cpu" and torch.cuda.is_available():
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=device.type != "cpu")
