@@ -123,8 +123,26 @@ def _replayed(
 ) -> Iterator[torch.Tensor]:
     """Yield the weighted sum of the loss of each evaluation's edges."""
     paths = PathRatios(credited.tree) if objective.needs_prefix else None
+    if evaluations and evaluations[0].velocity is not None:
+        stats.max_abs_log_ratio = _drift(policy, credited.tree, evaluations[0])
     for evaluation in evaluations:
         yield _loss(policy, weights, objective, credited=credited, evaluation=evaluation, paths=paths, stats=stats)
+
+
+@torch.no_grad()
+def _drift(policy: Policy, tree: Tree, evaluation: Evaluation) -> float:
+    """The largest |log ratio| of an evaluation whose graph was kept, by calling the model again, which is not counted.
+
+    By its graph it is 0 whatever a replay would make of it.
+    """
+    counted, state, sigma = policy.evaluations, evaluation.state, evaluation.sigma
+    velocity = policy.velocity(state, sigma, evaluation.rows)
+    policy.evaluations = counted
+    gaps = []
+    for edges in evaluation.trained:
+        mean, std = edge_transition(edges, sigma, state, velocity, tree.sigma_cap)
+        gaps.append((log_prob(edges.next_state, mean, std, edges.move.kernel.log_prob) - edges.log_prob).abs())
+    return float(torch.cat(gaps).max())
 
 
 def _loss(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -22,8 +23,8 @@ class UpdateStats:
 
     Attributes:
         edges: how many were trained.
-        max_abs_log_ratio: largest |log ratio|, None if it was not measured;
-            before the first update of an iteration it must be 0.
+        max_abs_log_ratio: largest |log ratio|, None if it was not measured; before the first update of an iteration it must
+            be 0. Where the graphs of a rollout are kept, that of the first call alone, which is made again for it.
         sum_abs_log_ratio: sum of |log ratio|.
         clipped: how many the clip stopped.
         clipped_high: of these, how many because the ratio was too large.
@@ -67,21 +68,21 @@ class UpdateStats:
             exact: whether the ratio is to be 1 before the first update of an iteration; only then the largest is kept.
         """
         gap = log_ratio.abs()
+        asked = [gap.max(), gap.sum(), clipped.sum(), (clipped & above).sum()]
+        asked += [] if divergence is None else [divergence.sum()]
+        largest, total, clips, high, *apart = torch.stack([x.double() for x in asked]).tolist()  # a GPU is asked once
         self.edges += len(gap)
         if exact:
             before = -1.0 if self.max_abs_log_ratio is None else self.max_abs_log_ratio
-            self.max_abs_log_ratio = float(
-                torch.tensor([before, gap.max()]).max()
-            )  # unlike Python's max, this keeps NaN
-        total, apart = float(gap.sum()), None if divergence is None else float(divergence.sum())
+            self.max_abs_log_ratio = float(np.maximum(before, largest))  # unlike Python's max, this keeps NaN
         self.sum_abs_log_ratio += total
-        self.clipped += int(clipped.sum())
-        self.clipped_high += int((clipped & above).sum())
-        if apart is not None:
-            self.kl = (self.kl or 0.0) + apart
+        self.clipped += int(clips)
+        self.clipped_high += int(high)
+        if apart:
+            self.kl = (self.kl or 0.0) + apart[0]
         if step is not None:
             edges, of_ratio, of_divergence = self.by_step.get(step, (0, 0.0, 0.0))
-            self.by_step[step] = edges + len(gap), of_ratio + total, of_divergence + (apart or 0.0)
+            self.by_step[step] = edges + len(gap), of_ratio + total, of_divergence + sum(apart)
 
 
 def optimizer_step(

@@ -66,6 +66,23 @@ def test_a_graph_goes_backward_once_and_is_gone(tmp_path):
     assert all(torch.equal(p.grad, own) for p, own in zip(run.weights.parameters, kept, strict=True))
 
 
+def test_a_drift_is_measured_where_graphs_are_kept(tmp_path):
+    """By a second call, for a graph meets its own log-probabilities; it changes no gradient and no count."""
+    found = []
+    for moved in (0.0, 0.1):
+        run = trainer(settings(tmp_path / str(moved), train__replay="never", train__updates=1), held_out=0)
+        run.kept_graphs.parts = (0,)
+        credited = credit(run, run.rollout(0, run.groups(0)))
+        for p in run.weights.parameters:
+            p.data += moved  # behind the back of the graphs
+        counted = run.policy.evaluations
+        found.append(step_in_place(run, credited))
+        assert run.policy.evaluations == counted + 32 * 5  # those of the reference
+    still, drifted = found
+    assert still.max_abs_log_ratio == still.sum_abs_log_ratio == drifted.sum_abs_log_ratio == 0
+    assert drifted.max_abs_log_ratio > 1e-3
+
+
 def test_rows_that_are_gathered_anew_are_replayed(tmp_path):
     """A step without a finite log-probability leaves the update; what is left has other calls than the rollout."""
     losses = []
