@@ -4,8 +4,8 @@ A pipeline makes its latents in a `prepare_latents` (or `prepare_audio_latents`,
 masks and conditions; what it returns is then changed so that the loop works on our state. Which of the returned tensors that
 is, and how its elements reach the scheduler, is found by looking: nothing about any pipeline is written down here.
 
-A method that is handed latents draws none, which the host would do while a GPU waits for the step. So where a call takes them,
-and where nothing else comes of it, the state is that argument, too.
+A method that is handed latents draws none, which the host would do while a GPU waits. So where a call takes them, and where
+nothing else comes of it, the state is that argument, too.
 """
 
 from __future__ import annotations
