@@ -39,7 +39,8 @@ def test_auto_keeps_what_fits_into_half_of_the_memory_that_stays_free(tmp_path, 
     assert run.kept_graphs.parts == kept
     assert lines(run)[0]["cost/update_evaluations"] == 2 * 32 * 5 - (80 if kept else 0)
     said = "rollouts keep the graphs of 80 rows" if kept else "calls the model anew; graphs of 80 rows would take"
-    assert said in " ".join(capsys.readouterr().err.split() or capsys.readouterr().out.split())
+    told = capsys.readouterr()
+    assert said in " ".join((told.err + told.out).split())
 
 
 def test_one_process_without_room_is_enough(tmp_path, monkeypatch):
