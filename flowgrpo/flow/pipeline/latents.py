@@ -24,7 +24,7 @@ from samplers.kernels import State
 Source = tuple[str, int, int]  # method, how many times it had run before, item of what it returned
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LatentSlot:
     """Where one tensor of the state comes from.
 
@@ -102,7 +102,7 @@ class LatentSlots:
                 source = same[0]
             else:
                 source, order = self._find_permutation(number, first_samples)
-            self.slots.append(LatentSlot(source, order, sample.shape[1:], sample.dtype))
+            self.slots.append(LatentSlot(source=source, order=order, shape=sample.shape[1:], dtype=sample.dtype))
 
     def initial(self, prepared: Mapping[Source, torch.Tensor] | None = None) -> State:
         """The state (B, ...) that the pipeline prepared in its last call, or in the one that `prepared` is of."""
