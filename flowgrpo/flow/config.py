@@ -79,6 +79,20 @@ class Model(Strict):
         check_quantised(self.quantise, self.lora)
         return self
 
+    @model_validator(mode="after")
+    def _scaled(self) -> Model:
+        """Diffusers takes the scale back when a forward pass ends, so blocks that are computed again have none."""
+        if not self.gradient_checkpointing or self.lora is None:
+            return self
+        for name, given in self.call.items():
+            scale = given.get("scale", 1.0) if name.endswith("attention_kwargs") and isinstance(given, dict) else 1.0
+            if scale != 1:
+                raise InputError(
+                    f"model.call.{name}.scale: with model.gradient_checkpointing gradients would be those of another scale; "
+                    "take it away and multiply model.lora.alpha by it"
+                )
+        return self
+
 
 class Algorithm(Strict):
     """A preset with any of its six axes replaced; see `flowgrpo.flow.methods.presets`."""

@@ -102,7 +102,10 @@ def _plan(config: Config) -> dict[str, Any]:
         "with_gradient": branches * cost.with_gradient,
         "graphs": 0 if train.replay == "always" else branches * cost.graphs,
         "drafted": drafts,
-        "calibration": {"model_evaluations": branches * cost.rollout * rounds, "decoded": cost.decoded * rounds},
+        "calibration": {
+            "model_evaluations": (branches * cost.rollout + draft_evaluations) * rounds,
+            "decoded": (cost.decoded + drafts) * rounds,
+        },
         "decoded": cost.decoded + drafts,
         "reward_calls": (cost.decoded + drafts) * len(config.rewards),
         "comparison": _comparison(config, call["num_inference_steps"], branches),

@@ -24,8 +24,8 @@ class Cost:
     """Counts of one iteration on all processes: rows through the model, samples decoded, edges and batches of the update.
 
     `with_gradient` are the rows of the update that a backward pass follows; the others are of the reference. `graphs` are
-    those of the first update, where the rollout may keep their graphs and the update then spares them, and `graph_times` the
-    times of the schedule at which they lie; see `graphs`.
+    those of the first update, where the rollout may keep their graphs and the update then spares them, `graph_times` the
+    times of the schedule at which they lie, and `call_rows` those of the largest call, of one process; see `graphs`.
     """
 
     rollout: int
@@ -36,6 +36,7 @@ class Cost:
     update_batches: int
     graphs: int = 0
     graph_times: int = 0
+    call_rows: int = 0
 
 
 def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
@@ -98,6 +99,7 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         update_batches=len(evaluations),
         graphs=sum(len(e.rows) for e in first),
         graph_times=len({e.sigma for e in first}),
+        call_rows=max(len(e.rows) for e in tree.evaluations),
     )
 
 

@@ -26,6 +26,7 @@ from flowgrpo.flow.engine.rollout import EngineRollout
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.attention import set_attention, try_attention
 from flowgrpo.flow.pipeline.backends import refuse_lossy_attention
+from flowgrpo.flow.pipeline.call import checked_call
 from flowgrpo.flow.pipeline.loading import load_policy, pipeline_class
 from flowgrpo.flow.pipeline.modality import expected_shape, frame_rate, sampling_rate
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
@@ -77,6 +78,8 @@ def check(settings: Config, data: RunData) -> None:
     teacher.check(settings)
     call = call_and_branches(settings)[0]
     offline.check_model(settings, offline.source_of(settings), call)
+    if settings.train.draft is not None:
+        checked_call(pipeline_class(settings.model.path), settings.train.draft.call, "train.draft.call")
     steps = call["num_inference_steps"]
     if steps is not None:  # otherwise the pipeline decides, and is asked later
         predicted(settings, steps)  # refuses axes that do not fit each other

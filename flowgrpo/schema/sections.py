@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,7 @@ from flowgrpo.schema.kept import Checkpoint, Tracker, Trees
 from flowgrpo.schema.schedule import Schedule
 
 AUTO = "auto"  # a number that the run finds when it starts
+MOST_ROWS = 2**20  # of a call
 
 
 class Lora(Strict):
@@ -213,8 +215,13 @@ class Train(Strict):
 
     @property
     def most_rows(self) -> int:
-        """The most rows of a call that are tried to find one: the last power of two that is not above those of a part."""
-        return 1 << max(1, self.groups * self.group_size // self.updates).bit_length() - 1
+        """The most rows of a call that are tried to find one: the last power of two that is not above `part_rows`."""
+        return 1 << max(1, self.part_rows).bit_length() - 1
+
+    @property
+    def part_rows(self) -> int:
+        """Trajectories that share calls, on all processes: those of a part, or all where parts are dealt when they end."""
+        return self.groups * self.group_size // (1 if self.split == "edges" else self.updates)
 
     @property
     def update_rows(self) -> int:
@@ -231,9 +238,11 @@ class Train(Strict):
     @classmethod
     def _rows(cls, written: Any, info: ValidationInfo) -> Any:
         null = written is None and info.field_name == "rollout_batch"
-        if null or written == AUTO or (isinstance(written, int) and written > 0 and not isinstance(written, bool)):
+        whole = isinstance(written, int) and not isinstance(written, bool)
+        if null or written == AUTO or (whole and 0 < written <= MOST_ROWS):
             return written
-        nearest = AUTO if isinstance(written, str) else max(1, round(written)) if isinstance(written, float) else 1
+        number = (isinstance(written, float) and math.isfinite(written)) or whole
+        nearest = min(max(1, round(written)), MOST_ROWS) if number else AUTO if isinstance(written, str | float) else 1
         raise InputError(
             f"train.{info.field_name}: {written!r} is neither a whole number from 1 on nor auto, take {nearest}"
         )
@@ -274,7 +283,7 @@ class Run(Strict):
     """Name of the run's folder."""
     dir: str = "runs"
     """Folder that the run's folder is in."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=2**32 - 1)
     """Seed of all random numbers of the run."""
     processes: int = Field(1, ge=1)
     """Processes that the command starts; or use accelerate launch -m flowgrpo."""

@@ -96,15 +96,19 @@ class BatchSizes:
             self._held = [each for each in written["held"] if each["step"] <= loop.done]
             if len(self._held) < len(written["held"]):
                 self._write(None)  # what came after is forgotten
-        known = self._held[-1] if self._held else {}
-        if all(key in known for key in self._asked):
-            self.use({key: known[key] for key in self._asked})
+        held = self._held[-1] if self._held else {}
+        known = {key: held[key] for key in self._asked if key in held}
+        if known:
+            self.use(known)
             if machines != [tuple(each) for each in written["machines"]]:
-                self._fit_another(machines)
+                self._fit_another(known, machines)
+        new = [key for key in self._asked if key not in known]
+        if not new:
             return
         with phases.phase("probing"):
-            started, found = phases.clock(), self._found()
-        self.hold(loop.done, found, "found", machines)
+            started, found = phases.clock(), self._found(new)
+        kept = {key: getattr(loop.config.train, key) for key in known}
+        self.hold(loop.done, {**kept, **found}, "found", machines)
         sizes = ", ".join(f"train.{key} {rows}" for key, rows in found.items())
         loop.report.say(f"found {sizes} in {phases.clock() - started:.0f} s")
 
@@ -141,12 +145,12 @@ class BatchSizes:
             raise written
         return written
 
-    def _found(self) -> dict[str, int]:
-        """The size of each key that asks for one."""
+    def _found(self, keys: Sequence[str]) -> dict[str, int]:
+        """The sizes of some keys that ask for one."""
         train, run, found = self._loop.config.train, self._loop.config.run, {}
         hands = self._loop.roles.trainers // run.context_parallel  # the same for those that do not train: all try alike
-        most = train.groups * train.group_size // train.updates // hands
-        for key in self._asked:
+        most = train.part_rows // hands
+        for key in keys:
             taken = probing.taken_bytes(self._loop.accelerator.device)
             with self._trying(key) as (prober, timed):
                 tried = prober.sizes(timed, max(1, most))
@@ -154,9 +158,9 @@ class BatchSizes:
             found[key] = probing.best(tried, f"train.{key}").rows
         return found
 
-    def _fit_another(self, machines: list[tuple[str, int]]) -> None:
+    def _fit_another(self, found: dict[str, int], machines: list[tuple[str, int]]) -> None:
         """Halve the sizes until they fit a machine that they were not found on."""
-        loop, found, fitting = self._loop, {key: getattr(self._loop.config.train, key) for key in self._asked}, {}
+        loop, fitting = self._loop, {}
         with phases.phase("probing"):
             for key, rows in found.items():
                 with self._trying(key) as (prober, timed):

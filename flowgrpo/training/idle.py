@@ -11,8 +11,13 @@ ROUNDING = 1e-9  # an advantage below it is what sums of equal rewards leave
 
 
 def is_idle(line: Mapping[str, Any]) -> bool:
-    """Whether an iteration learnt nothing: no advantage was other than 0, or no update could be made."""
-    return not line["groups/teaching"] or not line["policy/updates"]
+    """Whether an iteration learnt nothing: no advantage or no gradient was other than 0, or no update could be made."""
+    return not line["groups/teaching"] or not line["policy/updates"] or line["policy/grad_norm"] == 0
+
+
+def moved_nothing(line: Mapping[str, Any]) -> bool:
+    """Whether an iteration left the weights as they were; where it learnt, because a warm-up begins with a rate of 0."""
+    return is_idle(line) or line["policy/learning_rate"] == 0
 
 
 def is_sound(lines: Sequence[Mapping[str, Any]]) -> bool:
@@ -30,6 +35,9 @@ def why(line: Mapping[str, Any]) -> str:
     if line["reward/mean"] is None:
         return "every sample was lost" if lost else "no reward applies to any of its samples"
     if line["groups/teaching"]:
+        if line["policy/updates"]:
+            still = line["policy/grad_norm"] == 0
+            return "the gradient of every update is 0" if still else "its learning rate is 0 (train.schedule.warmup)"
         skipped = line["policy/skipped_updates"]
         return "no update had a gradient that is finite" if skipped else "nothing of its samples can be trained on"
     return "the rewards of each group are equal" + (f", and {lost} samples were lost" if lost else "")

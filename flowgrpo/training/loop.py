@@ -138,6 +138,12 @@ class Loop(Steps):
             self.report.start(self.done)
             if self._damaged is not None:
                 self.report.warn(self._damaged)
+            train = self.config.train
+            if train.ema is not None and train.ema.every > (steps := train.iterations * train.steps):
+                self.report.warn(
+                    "train.ema.every: the average of the weights, which evaluation, gallery and export use, moves after "
+                    f"{train.ema.every} optimizer steps, but the run has {steps}; take {steps} or fewer"
+                )
             self.batch_sizes.prepare()
             if generating is not None and generating.generates:
                 with stop_requests():  # those that train decide
@@ -176,7 +182,7 @@ class Loop(Steps):
             if stopping and not last:
                 raise Interrupted(f"interrupted after step {self.done}", self.rest())
         lines = [line for line in self.report.lines if line["phase"] == "train"]
-        if run.patience is not None and lines and all(idle.is_idle(line) for line in lines):
+        if run.patience is not None and lines and all(idle.moved_nothing(line) for line in lines):
             reason = f"nothing to learn in any of its {self.done} steps, {idle.why(lines[-1])}"
             another = [f"run.name={free(self.folder).name}"]
             raise NothingToLearn(f"ended after step {self.done}: {reason}", "mend that and begin again", another)

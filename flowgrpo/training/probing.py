@@ -186,10 +186,16 @@ class Prober:
         return found
 
     def largest(self, timed: Sequence[Timed], rows: int) -> int:
-        """`rows`, or the first half, quarter and so on of it that fits; 1 if none does."""
-        while rows > 1 and self.fits(timed, rows) is None:
-            rows //= 2
-        return rows
+        """`rows`, or the first half, quarter and so on of it that fits; 1 if none does.
+
+        They are tried from the smallest on, so that what is too large is seen by what smaller ones took.
+        """
+        most = 1
+        for size in sorted(rows >> halved for halved in range(rows.bit_length() - 1)):
+            if self.fits(timed, size) is None:
+                break
+            most = size
+        return most
 
     def _tried(self, timed: Sequence[Timed], rows: int) -> tuple[float, int] | None:
         """Seconds and the most bytes of calls on this process; None where they do not fit."""

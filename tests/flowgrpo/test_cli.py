@@ -131,6 +131,30 @@ def test_other_errors_of_the_file_system_keep_their_trace(monkeypatch):
         ),
         (["train", "tiny.yaml", "model.call.height=17"], "model.call: StableDiffusion3Pipeline refuses it: `height`"),
         (["train", "tiny.yaml", "model.call.height=x"], "model.call: StableDiffusion3Pipeline refuses it"),
+        (["train", "tiny.yaml", "model.call.height=true"], "model.call.height: True is no number, leave it out"),
+        (["plan", "tiny.yaml", "model.call.guidance_scale=x"], "model.call.guidance_scale: 'x' is no number, take 7.0"),
+        (
+            ["train", "tiny.yaml", "train.draft={pool: 2, call: {foo: 1}}"],
+            "train.draft.call.foo: StableDiffusion3Pipeline has no such argument",
+        ),
+        (
+            ["plan", "tiny.yaml", f"run.seed={2**32}"],
+            "run.seed: 4294967296 is wrong, input should be less than or equal to",
+        ),
+        (["plan", "tiny.yaml", "train.micro_batch=.inf"], "train.micro_batch: inf is neither a whole number from 1 on"),
+        (
+            [
+                "plan",
+                "tiny.yaml",
+                "model.gradient_checkpointing=true",
+                "model.call.joint_attention_kwargs={scale: 0.5}",
+            ],
+            "model.call.joint_attention_kwargs.scale: with model.gradient_checkpointing gradients would be those of another",
+        ),
+        (
+            ["plan", "tiny.yaml", "algorithm.tree={name: window, size: 1, steps: [5, 2]}"],
+            "algorithm.tree.steps: [5, 2] are not steps among the 2 stochastic ones, take [0, 2] or less",
+        ),
         (
             [
                 "train",

@@ -138,7 +138,11 @@ class Window(Rooted):
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
         end = self._end(kernels)
         first, stop = self.steps or (0, max(len(kernels) // 2, self.size) if self.move == "random" else end)
-        if not 0 <= first <= stop - self.size <= end - self.size:
+        if self.steps is not None and not 0 <= first < min(stop, end):
+            raise InputError(
+                f"algorithm.tree.steps: {self.steps} are not steps among the {end} stochastic ones, take [0, {end}] or less"
+            )
+        if not first <= stop - self.size <= end - self.size:
             raise InputError(
                 f"algorithm.tree.size: a window of {self.size} does not fit into steps {first} to {stop} of the "
                 f"{end} stochastic ones, take at most {max(1, min(stop, end) - first)}"

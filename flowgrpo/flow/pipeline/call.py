@@ -23,6 +23,7 @@ RESERVED = (
     "sigmas",
     "timesteps",
 )
+SIZES = ("height", "width", "num_frames")  # numbers also where their default is None
 MOST_STEPS = 10_000  # a plan grows a tree of them
 GUIDED = "do_classifier_free_guidance"
 
@@ -106,6 +107,13 @@ def checked_call(pipeline: type, call: dict[str, Any], key: str = "model.call") 
         if name not in known:
             choices = [k for k in known if k not in RESERVED and k != "self"]
             raise InputError(f"{key}.{name}: {pipeline.__name__} has no such argument, {nearest(name, choices)}")
+    for name, value in call.items():
+        default = known[name].default
+        numeric = isinstance(default, int | float) and not isinstance(default, bool) and name != "num_inference_steps"
+        if (numeric and isinstance(value, str | bool)) or (name in SIZES and isinstance(value, bool)):
+            raise InputError(
+                f"{key}.{name}: {value!r} is no number, {f'take {default}' if numeric else 'leave it out'}"
+            )
     steps = call.get("num_inference_steps")
     if steps is not None and not (isinstance(steps, int) and 0 < steps <= MOST_STEPS):
         raise InputError(f"{key}.num_inference_steps: {steps!r} is not a number of steps from 1 to {MOST_STEPS}")

@@ -93,7 +93,7 @@ def guidance_branches(pipeline: type, call: dict[str, Any]) -> int:
         negative = value.get("negative_prompt") is not None or value.get("negative_prompt_embeds") is not None
         return 2 if (value["true_cfg_scale"] or 1) > 1 and negative else 1
     declared = getattr(pipeline, "do_classifier_free_guidance", None)
-    if isinstance(declared, property) and value.get("guidance_scale") is not None:
+    if isinstance(declared, property) and isinstance(value.get("guidance_scale"), int | float):
         try:
             return 2 if declared.fget(SimpleNamespace(_guidance_scale=value["guidance_scale"])) else 1
         except AttributeError:  # it reads more of the pipeline than its scale

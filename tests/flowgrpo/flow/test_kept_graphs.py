@@ -19,7 +19,8 @@ SAID = "CUDA out of memory. Tried to allocate 2.00 GiB."
 
 def room(monkeypatch, run, times):
     """Let a process have so many times the memory that its graphs take, beside what else will be there."""
-    row, size = Row("eeeee", 0), run.config.train.rollout_rows
+    row, size = Row("eeeee", 0), most_graphs(run.config, 6).call_rows
+    assert size < run.config.train.rollout_rows
     kept, call = graphs.measured(run.policy, run.policy.start([row]), row, size=size)
     need, beside = kept.of(80, times=5, size=size), run.batch_sizes.to_come(call)
     monkeypatch.setattr(kept_graphs, "free_bytes", lambda device, processes: times * need + beside)

@@ -18,6 +18,9 @@ from flowgrpo.schema.sentences import checked
         ("rollout_batch", 7.6, "7.6 is neither a whole number from 1 on nor auto, take 8"),
         ("rollout_batch", "Auto", "'Auto' is neither a whole number from 1 on nor auto, take auto"),
         ("rollout_batch", [8], "[8] is neither a whole number from 1 on nor auto, take 1"),
+        ("rollout_batch", float("inf"), "inf is neither a whole number from 1 on nor auto, take auto"),
+        ("micro_batch", float("nan"), "nan is neither a whole number from 1 on nor auto, take auto"),
+        ("micro_batch", 10**30, f"{10**30} is neither a whole number from 1 on nor auto, take 1048576"),
     ],
 )
 def test_what_is_no_number_of_rows_is_refused_with_the_nearest(key, written, end):
@@ -48,3 +51,5 @@ def test_until_rows_are_found_the_most_that_are_tried_stand_for_them(written, up
 )
 def test_no_more_rows_are_tried_than_a_part_has(groups, size, updates, most):
     assert Train(groups=groups, group_size=size, updates=updates).most_rows == most
+    edges = Train(groups=groups, group_size=size, updates=updates, split="edges")  # dealt when all have run
+    assert edges.most_rows == Train(groups=groups, group_size=size, updates=1).most_rows

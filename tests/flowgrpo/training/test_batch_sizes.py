@@ -151,6 +151,17 @@ def test_a_number_in_the_place_of_the_word_is_taken_by_a_resume(tmp_path, no_pro
     assert (rest.config.train.micro_batch, rest.config.train.rollout_batch) == (5, 8)
 
 
+def test_a_resume_that_asks_for_another_size_finds_that_alone(tmp_path):
+    begun(tmp_path, train__micro_batch="auto", train__rollout_batch=8, train__iterations=1).run()
+    file = tmp_path / "r" / "batches.json"
+    written = json.loads(file.read_text())
+    file.write_text(json.dumps({**written, "held": [{**written["held"][0], "micro_batch": 2}]}))
+    rest = begun(tmp_path, **AUTO, train__iterations=2)
+    rest.resume()
+    rest.run()
+    assert held(rest) == [(0, 2, None, "found"), (1, 2, 16, "found")]
+
+
 @pytest.mark.parametrize(("room", "then"), [(1000, 16), (5, 4)])
 def test_on_another_machine_a_resume_tries_that_the_sizes_fit(tmp_path, room, then):
     begun(tmp_path, **AUTO, train__iterations=1).run()

@@ -5,6 +5,7 @@ import math
 import re
 
 import pytest
+import torch
 import yaml
 from field import STRATA, closeness, lines, trainer
 from runs import background
@@ -113,6 +114,32 @@ def test_a_constant_teaches_no_method(tmp_path, preset):
     run = trainer(chosen, reward=lambda samples, prompts: [0.1] * len(prompts), held_out=0)
     with pytest.raises(NothingToLearn, match="stopped after step 2"):
         run.run()
+
+
+def test_an_update_whose_gradient_is_0_learns_nothing(tmp_path):
+    """By a teacher that is the student, say."""
+    run = trainer(settings(tmp_path), held_out=0)
+    for p in run.weights.parameters:
+        p.register_hook(torch.zeros_like)
+    with pytest.raises(NothingToLearn, match="since step 0, the gradient of every update is 0$"):
+        run.run()
+
+
+def test_a_run_of_one_step_at_rate_0_learns_nothing(tmp_path):
+    chosen = settings(tmp_path, train__iterations=1, train__updates=1, train__schedule__warmup=5)
+    with pytest.raises(NothingToLearn, match=r"its 1 steps, its learning rate is 0 \(train.schedule.warmup\)$"):
+        trainer(chosen, held_out=0).run()
+    longer = settings(tmp_path / "b", train__iterations=2, train__updates=1, train__schedule__warmup=5)
+    trainer(longer, held_out=0).run()
+
+
+@pytest.mark.parametrize(("every", "warned"), [(4, False), (5, True)])
+def test_an_average_that_never_moves_is_told(tmp_path, every, warned):
+    trainer(settings(tmp_path, train__iterations=2, train__updates=2, train__ema__every=every), held_out=0).run()
+    said = (
+        f"train.ema.every: the average of the weights, which evaluation, gallery and export use, moves after {every} "
+    )
+    assert any(line.startswith(said) and line.endswith("take 4 or fewer") for line in log(tmp_path)) == warned
 
 
 def test_patience_counts_iterations_in_a_row_and_may_have_no_end(tmp_path):

@@ -228,7 +228,7 @@ def test_one_row_that_does_not_fit_is_refused_with_what_to_do(monkeypatch):
 def test_a_size_is_halved_until_it_fits(monkeypatch):
     machine = Machine(monkeypatch, lambda rows: 1.0)
     assert machine.prober().largest([Timed(1, short_above(machine, 5))], 16) == 4
-    assert machine.called == [16, 8, 4, 4]
+    assert machine.called == [2, 2, 4, 4, 8]  # from the smallest on
     assert machine.prober().largest([Timed(1, short_above(machine, 0))], 16) == 1
 
 
