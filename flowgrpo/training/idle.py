@@ -17,7 +17,7 @@ def is_idle(line: Mapping[str, Any]) -> bool:
 
 def moved_nothing(line: Mapping[str, Any]) -> bool:
     """Whether an iteration left the weights as they were; where it learnt, because a warm-up begins with a rate of 0."""
-    return is_idle(line) or line["policy/learning_rate"] == 0
+    return is_idle(line) or line.get("policy/learning_rate") == 0
 
 
 def is_sound(lines: Sequence[Mapping[str, Any]]) -> bool:
