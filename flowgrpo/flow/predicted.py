@@ -25,7 +25,7 @@ class Cost:
 
     `with_gradient` are the rows of the update that a backward pass follows; the others are of the reference. `graphs` are
     those of the first update, where the rollout may keep their graphs and the update then spares them, `graph_times` the
-    times of the schedule at which they lie, and `call_rows` those of the largest call, of one process; see `graphs`.
+    times of the schedule at which they lie, and `call_rows` those of the rollout's largest call then; see `graphs`.
     """
 
     rollout: int
@@ -99,7 +99,7 @@ def predicted(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         update_batches=len(evaluations),
         graphs=sum(len(e.rows) for e in first),
         graph_times=len({e.sigma for e in first}),
-        call_rows=max(len(e.rows) for e in tree.evaluations),
+        call_rows=max(len(e.rows) for e in tree.evaluations) if first else 0,
     )
 
 

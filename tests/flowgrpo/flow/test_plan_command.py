@@ -135,3 +135,14 @@ def test_the_memory_beside_the_devices_is_told_for_all_processes():
 def test_a_plan_in_which_no_sample_is_left_to_learn_from_is_refused(workplace, capsys):
     assert main(["plan", "tiny.yaml", "algorithm={preset: dpo, baseline: best}", "train.updates=1"]) == 2
     assert "algorithm.baseline: best leaves no sample that pair_preference could learn from" in capsys.readouterr().err
+
+
+def test_a_calibration_drafts_as_every_rollout_does():
+    shapes = {"path": "shapes", "call": {"num_inference_steps": 3}}
+    algorithm = {"preset": "dense_grpo", "kernel": {"calibrate": {"rounds": 2}}}
+    train = {"groups": 2, "group_size": 4, "draft": {"pool": 2, "call": {"num_inference_steps": 2}}}
+    told = plan(config.validated({"model": shapes, "algorithm": algorithm, "train": train}))
+    assert told["drafted"] == 2 * 4 * 2
+    calibration = told["calibration"]
+    assert calibration["model_evaluations"] == 2 * (2 * 4 * (3 + 2 + 1) + 16 * 2) == 160
+    assert calibration["decoded"] == 2 * (2 * 4 * 3 + 16) == 80

@@ -234,7 +234,11 @@ def test_a_pipeline_teaches_by_command_and_a_student_that_is_it_has_nothing_to_l
     words = [*OPD, lora, "train.optimizer={weight_decay: 0}"]
     assert main(["train", "tiny.yaml", "run.name=taught", "model.teacher=other", *words]) == 0
     same = f"model.teacher={settings_of(()).model.path}"
-    assert main(["train", "tiny.yaml", "run.name=same", same, *words, "train.iterations=2"]) == 0
+    assert main(["train", "tiny.yaml", "run.name=same", same, *words, "train.iterations=2"]) == 1
+    assert (
+        "step 2: nothing to learn, the gradient of every update is 0"
+        in (workplace / "runs" / "same" / "log.txt").read_text()
+    )
     for line in metrics(workplace / "runs" / "taught"):
         assert line["policy/kl"] > 0
         assert line["policy/grad_norm"] > 0
