@@ -22,6 +22,10 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch asks, and for the processes 
 
 import torch
 
+from rewards.heap import keep_freed_memory
+
+keep_freed_memory()  # as runs do; else turns of the same work differ by a quarter, by pages that come and go
+
 Ratio = dict[str, float]  # median, low, high and pairs
 Work = Callable[[], object]
 
