@@ -26,6 +26,7 @@ from flowgrpo.flow.pipeline.pictures import EncodedPictures
 from flowgrpo.flow.pipeline.pins import Watch
 from flowgrpo.flow.pipeline.switches import remember_device, silence
 from flowgrpo.training.lockstep import stands_in
+from flowgrpo.training.lost import is_lost
 from flowgrpo.training.random_states import seeded
 from rewards.memory import is_out_of_memory
 from samplers.kernels import State
@@ -355,11 +356,14 @@ class Walk:
     def _same_with_latents(
         self, rows: Sequence[Row], state: State, expected: Sequence[StepRecord], prepared: Sequence[torch.Tensor]
     ) -> bool:
-        """Whether a step from latents that are an argument has the velocities, and prepares the rest, as it did without."""
+        """Whether a step from latents that are an argument has the velocities, and prepares the rest, as it did without.
+
+        Not where the pipeline refuses them, in whatever way: it is then called without, as it was.
+        """
         try:
             _, found = self.run_slice(rows, range(1), state)
         except Exception as error:
-            if is_out_of_memory(error):
+            if is_out_of_memory(error) or is_lost(error):
                 raise
             return False
         pairs = [(x.velocity, y.velocity) for x, y in zip(found, expected, strict=True)]
