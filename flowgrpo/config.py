@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -132,10 +133,9 @@ def _set(written: dict[str, Any], key: str, value: Any) -> None:
 def _similar_file(path: Path) -> str:
     if not path.suffix:
         return f" and no built-in config of that name, {nearest(str(path), configs.names())}"
-    if not path.parent.is_dir():
-        return ""
-    names = [p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml")]
-    return f", {nearest(path.name, names)}" if names else ""
+    names = [p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml")] if path.parent.is_dir() else []
+    close = get_close_matches(path.name, names, 1)
+    return f", did you mean {close[0]!r}?" if close else "; flowgrpo init has some to begin with"
 
 
 def _renamed(written: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:

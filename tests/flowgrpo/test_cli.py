@@ -65,6 +65,7 @@ def test_other_errors_of_the_file_system_keep_their_trace(monkeypatch):
         (["train", "tiny.yaml", "train.iteration=3"], "train.iteration: unknown key, did you mean 'iterations'?"),
         (["train", "tiny.yaml", "train.iterations=ten"], "train.iterations: 'ten' is wrong"),
         (["train", "nothing.yaml"], "nothing.yaml: no such config file"),
+        (["train", "quite_another_thing.yaml"], "no such config file; flowgrpo init has some to begin with"),
         (["train", "tiny.yaml", "prompts.train=no.txt"], "prompts.train: there is no file no.txt"),
         (["train", "tiny.yaml", "rewards=[{use: nothing}]"], "there is no reward 'nothing'"),
         (["train", "tiny.yaml", "rewards=[{use: './no.py:f'}]"], "there is no file no.py"),
