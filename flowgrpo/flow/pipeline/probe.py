@@ -6,7 +6,7 @@ call change each other, some do to their latents in the loop what decoding needs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -93,23 +93,27 @@ def _shares(
 ) -> bool:
     """Whether batches of these capabilities give each row the velocity that it has `alone` at `sigma`."""
     batches = cut(walk, capabilities, rows, state)
-    try:
-        together = join([walk.velocity(part, sigma, batch) for batch, part in batches])
-    except Exception as error:  # each row alone has just run: it is their sharing that is refused
-        if is_out_of_memory(error) or is_lost(error):
-            raise
-        return False
-    pairs = zip(together, alone, strict=True)
-    return all((a - b).float().abs().max() <= _tolerance(walk) * b.float().std() for a, b in pairs)
+    return _is_as_alone(walk, lambda: [walk.velocity(part, sigma, batch) for batch, part in batches], alone)
 
 
 def _draws_together(walk: Walk, capabilities: Capabilities, rows: Sequence[Row], state: State) -> bool:
     """Whether batches of these capabilities start from other states than each row does alone: from `state`."""
     if capabilities.max_batch == 1:
         return False
-    together = join([walk.start(batch) for batch, _ in cut(walk, capabilities, rows)])
-    pairs = zip(together, state, strict=True)
-    return not all((a - b).float().abs().max() <= _tolerance(walk) * b.float().std() for a, b in pairs)
+    batches = cut(walk, capabilities, rows)
+    return not _is_as_alone(walk, lambda: [walk.start(batch) for batch, _ in batches], state)
+
+
+def _is_as_alone(walk: Walk, make: Callable[[], list[State]], alone: State) -> bool:
+    """Whether what is made in batches is what each row makes alone."""
+    try:
+        together = join(make())
+    except Exception as error:  # each row alone has just run: it is their sharing that is refused
+        if is_out_of_memory(error) or is_lost(error):
+            raise
+        return False
+    pairs = zip(together, alone, strict=True)
+    return all((a - b).float().abs().max() <= _tolerance(walk) * b.float().std() for a, b in pairs)
 
 
 def _whole_run(walk: Walk, rows: Sequence[Row]) -> tuple[State, torch.Tensor]:

@@ -70,3 +70,12 @@ def test_a_pipeline_that_never_gives_a_number_is_named(monkeypatch):
         policy.pipe.transformer.proj_out.weight.fill_(torch.nan)
     with pytest.raises(InputError, match="model.dtype: the final latents of FluxPipeline are not finite"):
         policy.check([row])
+
+
+def test_rows_that_may_not_start_together_share_a_step_all_the_same():
+    """From pictures in one call SD3 has as many as rows or none; in a step it is given the state and encodes none."""
+    specimen = SPECIMENS["StableDiffusion3Img2ImgPipeline"]
+    policy = DiffusersPolicy(specimen.build(), specimen.call)
+    policy.check(specimen.rows)
+    assert policy.capabilities.starts_alone
+    assert policy.capabilities.max_batch is None
