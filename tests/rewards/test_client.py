@@ -313,3 +313,18 @@ def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(monkeypatch, 
     with pytest.raises(RewardError, match="environment variable TOKEN holds no token") as caught:
         rewards.load("http://127.0.0.1:1/bright", options={"token_env": "TOKEN", "retries": 0})
     assert not any(part in str(caught.value) for part in ("sec", "cret", "\x01"))
+
+
+@pytest.mark.parametrize(
+    ("urls", "checked"),
+    [
+        (["https://here.test/a"], True),
+        (["http://127.0.0.1:1", "HTTPS://there.test"], True),
+        (["http://there.test", "http://localhost:1"], False),
+    ],
+)
+def test_certificates_are_checked_wherever_an_address_is_encrypted(urls, checked, monkeypatch):
+    asked, made = [], endpoint.httpx.AsyncClient
+    monkeypatch.setattr(endpoint.httpx, "AsyncClient", lambda **options: asked.append(options) or made(**options))
+    assert not endpoint.Endpoint(urls, timeout=1, retries=0)._http.follow_redirects
+    assert [options["verify"] for options in asked] == [checked]
