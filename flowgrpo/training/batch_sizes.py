@@ -22,7 +22,7 @@ from accelerate.utils import gather_object
 
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
-from flowgrpo.schema.sections import RunConfig
+from flowgrpo.schema.sections import AUTO, RunConfig
 from flowgrpo.training import phases, probing
 from flowgrpo.training.folders import replace_text
 from flowgrpo.training.layout import of_machine
@@ -201,8 +201,9 @@ class BatchSizes:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The found sizes that this process uses now."""
-        return {key: getattr(self._loop.config.train, key) for key in self._asked}
+        """The sizes that this process uses now, of those that were asked for and have been found."""
+        sizes = {key: getattr(self._loop.config.train, key) for key in self._asked}
+        return {key: rows for key, rows in sizes.items() if rows != AUTO}
 
     def halved(self, key: str) -> dict[str, int] | None:
         """The sizes of a second attempt; None where there is none."""

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 from accelerate import Accelerator
 
-from flowgrpo.schema.sections import AUTO, RunConfig
+from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import journal, phases
 from flowgrpo.training.batch_sizes import ROLLOUT, UPDATE, BatchSizes
 from flowgrpo.training.exchange import Exchange
@@ -196,7 +196,7 @@ class Retrying:
         try:
             yield
         except OutOfMemory as error:
-            error.sizes = {key: rows for key, rows in self._loop.batch_sizes.sizes.items() if rows != AUTO}
+            error.sizes = self._loop.batch_sizes.sizes
             error.kept_graphs = self._loop.kept_graphs.there
             raise
 

@@ -162,6 +162,22 @@ def test_a_resume_that_asks_for_another_size_finds_that_alone(tmp_path):
     assert held(rest) == [(0, 2, None, "found"), (1, 2, 16, "found")]
 
 
+def test_what_was_found_for_another_machine_is_kept_when_the_rest_is_not(tmp_path, monkeypatch):
+    begun(tmp_path, train__micro_batch="auto", train__rollout_batch=8, train__iterations=1).run()
+    file = tmp_path / "r" / "batches.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "machines": [["NVIDIA H200", 150 * 2**30]]}))
+    rest = begun(tmp_path, **AUTO, train__iterations=2)
+    rest.resume()
+    with monkeypatch.context() as patch:
+        patch.setattr(batch_sizes.BatchSizes, "_found", lambda *_: interrupt())
+        with pytest.raises(KeyboardInterrupt):
+            rest.run()
+    again = begun(tmp_path, **AUTO, train__iterations=2)
+    again.resume()
+    again.run()
+    assert held(again) == [(0, 16, None, "found"), (1, 16, None, "another machine"), (1, 16, 16, "found")]
+
+
 @pytest.mark.parametrize(("room", "then"), [(1000, 16), (5, 4)])
 def test_on_another_machine_a_resume_tries_that_the_sizes_fit(tmp_path, room, then):
     begun(tmp_path, **AUTO, train__iterations=1).run()
