@@ -11,7 +11,9 @@ nothing else comes of it, the state is that argument, too.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Mapping, Sequence
+import logging
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +21,8 @@ import torch
 from diffusers import DiffusionPipeline
 
 from flowgrpo.errors import InputError
+from flowgrpo.training.lost import is_lost
+from rewards.memory import is_out_of_memory
 from samplers.kernels import State
 
 Source = tuple[str, int, int]  # method, how many times it had run before, item of what it returned
@@ -109,12 +113,40 @@ class LatentSlots:
         prepared = self.prepared if prepared is None else prepared
         return tuple(slot.extract(prepared[slot.source]) for slot in self.slots)
 
-    def beside(self) -> list[torch.Tensor]:
+    def hand_over(
+        self, takes: Container[str], expected: Sequence[torch.Tensor], again: Callable[[], Sequence[torch.Tensor]]
+    ) -> None:
+        """Let calls take the state as arguments where a step has the same velocities so, prepares the rest as it did, and
+        warns of nothing.
+
+        Not where the pipeline refuses them, in whatever way: it is then called without, as it was.
+
+        Args:
+            takes: names of the arguments of a call.
+            expected: velocities of the step that was run last, in which the state was no argument.
+            again: runs it once more, and returns them.
+        """
+        drawing, prepared = self.slots, self._beside()
+        self.slots = self._taking(takes)
+        if self.slots == drawing:
+            return
+        try:
+            with _warnings_heard() as heard:
+                found = again()
+        except Exception as error:
+            if is_out_of_memory(error) or is_lost(error):
+                raise
+            found = []
+        tensors, others = [*found, *self._beside()], [*expected, *prepared]
+        if heard or len(tensors) != len(others) or not all(map(torch.equal, tensors, others)):
+            self.slots = drawing
+
+    def _beside(self) -> list[torch.Tensor]:
         """What else the pipeline prepared in its last call, of which the state is no part."""
         sources = {slot.source for slot in self.slots}
         return [tensor for source, tensor in self.prepared.items() if source not in sources]
 
-    def taking(self, takes: Container[str]) -> list[LatentSlot]:
+    def _taking(self, takes: Container[str]) -> list[LatentSlot]:
         """The slots, with the arguments of a call that takes some: of `prepare_latents` it is `latents`."""
         named = [(slot, slot.source[0].removeprefix("prepare_")) for slot in self.slots]
         return [
@@ -201,3 +233,16 @@ class LatentSlots:
                 if slot.source == source:
                     item = slot.insert(item, own)
         return item
+
+
+@contextmanager
+def _warnings_heard() -> Iterator[list[str]]:
+    """Collect what diffusers warns of, and nobody else hears."""
+    heard: list[str] = []
+    handler, logger = logging.Handler(logging.WARNING), logging.getLogger("diffusers")
+    handler.emit = lambda record: heard.append(record.getMessage())
+    before, logger.handlers = logger.handlers, [handler]
+    try:
+        yield heard
+    finally:
+        logger.handlers = before

@@ -21,14 +21,12 @@ from flowgrpo.flow.pipeline import attention, pins, strength, traits
 from flowgrpo.flow.pipeline.block_cache import BlockCache
 from flowgrpo.flow.pipeline.call import RESERVED, checked_call
 from flowgrpo.flow.pipeline.embeddings import EmbeddingCache, EmbeddingShape, fingerprint
-from flowgrpo.flow.pipeline.latents import LatentSlots, Source
+from flowgrpo.flow.pipeline.latents import LatentSlot, LatentSlots, Source
 from flowgrpo.flow.pipeline.pictures import EncodedPictures
 from flowgrpo.flow.pipeline.pins import Watch
 from flowgrpo.flow.pipeline.switches import remember_device, silence
 from flowgrpo.training.lockstep import stands_in
-from flowgrpo.training.lost import is_lost
 from flowgrpo.training.random_states import seeded
-from rewards.memory import is_out_of_memory
 from samplers.kernels import State
 from samplers.scheduler import FlowSDEScheduler, StepRecord
 
@@ -81,6 +79,7 @@ class Walk:
         self.embeddings = EmbeddingCache(pipe, text_encoders)
         self.pictures = EncodedPictures(pipe)
         self.latents = LatentSlots(pipe)
+        self._located: dict[str, tuple[list[LatentSlot], bool]] = {}  # its slots, and whether its loop pins, by call
         self.pins = self._spared = False
         self.evaluations = 0
         self._cache: BlockCache | None = None
@@ -101,6 +100,7 @@ class Walk:
         self.modules |= traits.networks(self.pipe)
         if not self.modules:
             raise InputError(f"model.path: {type(self.pipe).__name__} has no transformer (or unet) to train")
+        self._located.clear()
         for component in self.pipe.components.values():
             if isinstance(component, torch.nn.Module):
                 component.requires_grad_(False).eval()
@@ -122,7 +122,8 @@ class Walk:
         before = self.call, self._sigmas, self.latents.slots, self._first_state, self.pins
         merged = {k: v for k, v in {**self.call, **call}.items() if v is not None}
         checked_call(type(self.pipe), call, "eval.call")
-        self.call, self._sigmas, self.latents.slots, self._first_state, self.pins = merged, None, [], (), False
+        self.call, self._sigmas, self._first_state = merged, None, ()
+        self.latents.slots, self.pins = self._located.get(self._call_key, ([], False))
         try:
             yield
         finally:
@@ -180,7 +181,9 @@ class Walk:
         self.latents.reset(state)
         if self._cache is not None:
             self._cache.reset()
-        given = {**self.latents.arguments(), **self.call, **self._conditions(rows[0])}
+        # Not of a whole call: where its latents are given a pipeline draws other noise later on, as some do to decode.
+        latents = self.latents.arguments() if output_type == "latent" else {}
+        given = {**latents, **self.call, **self._conditions(rows[0])}
         if len(rows) > 1:  # a text that stands for all rows is one of each for some pipelines, and one alone for others
             given = {k: [v] * len(rows) if "prompt" in k and isinstance(v, str) else v for k, v in given.items()}
         if watch is not None:
@@ -214,6 +217,7 @@ class Walk:
             with self.uncounted():
                 self.latents.locate(lambda: [step.sample for step in self.run_slice(rows[:1], range(1))[1]])
                 self._look_at_a_step(rows[:1])
+            self._located[self._call_key] = self.latents.slots, self.pins
             for prepared in self._prepared_before.pop(self._call_key, []):
                 self._check_shapes(self.latents.initial(prepared))
 
@@ -348,28 +352,9 @@ class Walk:
                     pins.spare(module, lambda: self.scheduler.lands)
             self._spared = True
             return
-        drawing, prepared = self.latents.slots, self.latents.beside()
-        self.latents.slots = self.latents.taking(inspect.signature(self._run).parameters)
-        if self.latents.slots != drawing and not self._same_with_latents(rows, state, expected, prepared):
-            self.latents.slots = drawing
-
-    def _same_with_latents(
-        self, rows: Sequence[Row], state: State, expected: Sequence[StepRecord], prepared: Sequence[torch.Tensor]
-    ) -> bool:
-        """Whether a step from latents that are an argument has the velocities, and prepares the rest, as it did without.
-
-        Not where the pipeline refuses them, in whatever way: it is then called without, as it was.
-        """
-        try:
-            _, found = self.run_slice(rows, range(1), state)
-        except Exception as error:
-            if is_out_of_memory(error) or is_lost(error):
-                raise
-            return False
-        pairs = [(x.velocity, y.velocity) for x, y in zip(found, expected, strict=True)]
-        beside = self.latents.beside()
-        return len(beside) == len(prepared) and all(
-            torch.equal(x, y) for x, y in [*pairs, *zip(beside, prepared, strict=True)]
+        takes, velocities = inspect.signature(self._run).parameters, [step.velocity for step in expected]
+        self.latents.hand_over(
+            takes, velocities, lambda: [x.velocity for x in self.run_slice(rows, range(1), state)[1]]
         )
 
     def _count(self, module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:

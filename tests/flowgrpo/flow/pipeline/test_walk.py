@@ -1,13 +1,16 @@
 """A pipeline gives the same in slices of its schedule as in one run."""
 
 import inspect
+import logging
 import sys
 from dataclasses import replace
 
 import pytest
 import tiny
 import torch
-from diffusers import StableDiffusion3Pipeline
+from diffusers import LTXPipeline, StableDiffusion3Pipeline
+from zoo.base import seeded
+from zoo.ltx import LTX_CALL, LTX_SCHEDULE, ltx
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.walk import Walk
@@ -112,7 +115,42 @@ def test_a_step_draws_no_latents_where_the_call_takes_some(name, monkeypatch):
     assert torch.equal(velocity, expected)
 
 
-@pytest.mark.parametrize("told", ["another velocity", "another condition", "an error"])
+@torch.no_grad()
+def test_what_a_pipeline_draws_to_decode_is_what_it_draws_in_its_own_run():
+    """Where its latents are an argument it draws that first."""
+    pipe = seeded(
+        lambda: ltx(LTXPipeline, guided_vae=True, use_dynamic_shifting=True, shift_terminal=0.1, **LTX_SCHEDULE)
+    )
+    call = {**LTX_CALL, "guidance_scale": 1.0, "decode_timestep": 0.05, "decode_noise_scale": 0.1}
+    walk = Walk(pipe(), call)
+    state = walk.start(ROWS)
+    assert [slot.argument for slot in walk.latents.slots] == ["latents"]
+    whole, last = walk.generate(ROWS), range(len(walk.sigmas) - 1)
+    assert torch.equal(walk.generate(ROWS, state), whole)
+    end = walk.run_slice(ROWS, last, state)[1][-1].next_sample
+    assert torch.equal(walk.decode((end,), ROWS, by_landing=False), whole)
+
+
+@torch.no_grad()
+def test_another_call_is_looked_at_once():
+    walk, calls = Walk(tiny.sd3(), tiny.CALLS["sd3"]), []
+    walk.start(ROWS)
+    walk.pipe.transformer.register_forward_pre_hook(lambda *_: calls.append(1))
+    for first in (True, False):
+        calls.clear()
+        with walk.call_overrides(num_inference_steps=2):
+            state = walk.start(ROWS)
+            assert bool(calls) == first
+            assert walk.velocity(state, walk.sigmas[1], ROWS)[0].shape == state[0].shape
+    walk.start(ROWS)
+    walk.take_networks()
+    with walk.call_overrides(num_inference_steps=2):
+        calls.clear()
+        walk.start(ROWS)
+        assert calls
+
+
+@pytest.mark.parametrize("told", ["another velocity", "another condition", "an error", "a warning"])
 @torch.no_grad()
 def test_a_pipeline_that_makes_something_else_of_its_latents_draws_them(told, monkeypatch):
     class Pipeline(StableDiffusion3Pipeline):
@@ -122,6 +160,8 @@ def test_a_pipeline_that_makes_something_else_of_its_latents_draws_them(told, mo
                 return made, torch.zeros(1)
             if told == "an error":
                 raise ValueError("of no use")
+            if told == "a warning":
+                logging.getLogger("diffusers.pipelines").warning("of some use")
             if told == "another velocity":
                 self.transformer.pos_embed.proj.bias += 1
             return made, torch.full((1,), float(told == "another condition"))
