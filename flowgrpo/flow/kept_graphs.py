@@ -79,7 +79,7 @@ class KeptGraphs(NoGraphs):
         cost = most_graphs(config, len(policy.sigmas) - 1, trainer.done) if asks else None
         if cost is None or not cost.graphs:
             return
-        rows, size = -(-cost.graphs // trainer.share.count), min(config.train.rollout_rows, cost.call_rows)
+        rows, size = -(-cost.graphs // trainer.share.count), cost.call_rows
         (row,) = rows_of(longest_and_shortest(trainer.train_prompts)[:1])
         try:
             with random_state_kept():

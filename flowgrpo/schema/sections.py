@@ -243,9 +243,8 @@ class Train(Strict):
             return written
         number = (isinstance(written, float) and math.isfinite(written)) or whole
         nearest = min(max(1, round(written)), MOST_ROWS) if number else AUTO if isinstance(written, str | float) else 1
-        raise InputError(
-            f"train.{info.field_name}: {written!r} is neither a whole number from 1 on nor auto, take {nearest}"
-        )
+        allowed = f"a whole number from 1 to {MOST_ROWS:,}"
+        raise InputError(f"train.{info.field_name}: {written!r} is neither {allowed} nor auto, take {nearest}")
 
     @field_validator("ema", mode="before")
     @classmethod

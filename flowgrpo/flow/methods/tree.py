@@ -138,7 +138,7 @@ class Window(Rooted):
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
         end = self._end(kernels)
         first, stop = self.steps or (0, max(len(kernels) // 2, self.size) if self.move == "random" else end)
-        if self.steps is not None and not 0 <= first < min(stop, end):
+        if self.steps is not None and not 0 <= first < stop <= end:
             raise InputError(
                 f"algorithm.tree.steps: {self.steps} are not steps among the {end} stochastic ones, take [0, {end}] or less"
             )

@@ -22,11 +22,10 @@ class Recent:
     def of(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """A copy of a key's result, which is made where it is not there: pipelines may write into what they are given."""
         found = self._results.pop(key, None) or _with_size(make())
-        if found[1] > KEPT:
-            return found[0]
-        self._results[key] = found  # the last that will be dropped
-        while sum(size for _, size in self._results.values()) > KEPT:
-            del self._results[next(iter(self._results))]
+        if found[1] <= KEPT:
+            self._results[key] = found  # the last that will be dropped
+            while sum(size for _, size in self._results.values()) > KEPT:
+                del self._results[next(iter(self._results))]
         return mapped(torch.clone, found[0])
 
 
