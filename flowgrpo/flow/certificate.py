@@ -42,14 +42,15 @@ def certify(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: 
     policy.check(rows)
     stock = in_flow_euler(build())
     expected = [stock_sample(stock, call, row) for row in rows]
+    whole = [encoded_once(policy, rows), equals_stock(policy, rows, expected)]
+    tree, ran = stochastic(policy, rows)
     return [
-        encoded_once(policy, rows),
-        equals_stock(policy, rows, expected),
-        decoded(policy, rows, expected),
-        any_micro_batch(policy, rows),
-        *drift_and_gradients(policy, rows),
+        *whole,
+        decoded(policy, tree, expected),
+        any_micro_batch(policy, rows, tree),
+        *drift_and_gradients(policy, tree, ran),
         bfloat16_drift(build, call, rows),
-        lora_reloads(build, call, rows[0]),
+        lora_reloads(build, call, rows[0], untrained=expected[0]),
     ]
 
 
@@ -104,20 +105,30 @@ def equals_stock(policy: DiffusersPolicy, rows: Sequence[Row], expected: Sequenc
     )
 
 
-@torch.no_grad()
-def decoded(policy: DiffusersPolicy, rows: Sequence[Row], expected: Sequence[torch.Tensor]) -> Check:
-    """What a stochastic rollout decodes to is finite and of the stock shape."""
+def stochastic(policy: DiffusersPolicy, rows: Sequence[Row]) -> tuple[Tree, set[str]]:
+    """Return a stochastic rollout of all rows together, and the names of the modules that ran in it."""
+    ran: set[str] = set()
+    handles = [
+        module.register_forward_pre_hook(lambda *_, name=name: ran.add(name)) for name, module in policy.modules.items()
+    ]
     tree = rolled_out(policy, rows, Kernel("flow_sde", 0.7), len(rows))
+    for handle in handles:
+        handle.remove()
+    return tree, ran
+
+
+@torch.no_grad()
+def decoded(policy: DiffusersPolicy, tree: Tree, expected: Sequence[torch.Tensor]) -> Check:
+    """What a stochastic rollout decodes to is finite and of the stock shape."""
     samples = policy.decode(tree.samples, [tree.nodes[i].root.row for i in tree.leaves])
     shape, finite = tuple(samples.shape[1:]), bool(samples.isfinite().all())
-    ok = finite and shape == tuple(expected[0].shape[1:]) and len(samples) == len(rows)
+    ok = finite and shape == tuple(expected[0].shape[1:]) and len(samples) == len(expected)
     return Check("decoded", ok, f"{' x '.join(map(str, shape))}, {'finite' if finite else 'not finite'}")
 
 
 @torch.no_grad()
-def any_micro_batch(policy: DiffusersPolicy, rows: Sequence[Row]) -> Check:
+def any_micro_batch(policy: DiffusersPolicy, rows: Sequence[Row], together: Tree) -> Check:
     """A stochastic sample is the same alone and among others."""
-    together = rolled_out(policy, rows, Kernel("flow_sde", 0.7), len(rows))
     alone = rolled_out(policy, rows, Kernel("flow_sde", 0.7), 1)
     gap = float(torch.tensor([gap_of(a, b) for a, b in zip(together.samples, alone.samples, strict=True)]).max())
     can = policy.capabilities
@@ -126,17 +137,10 @@ def any_micro_batch(policy: DiffusersPolicy, rows: Sequence[Row]) -> Check:
     return Check("any_micro_batch", gap <= 10 * TOLERANCE, f"{gap:.1e}, {how}")
 
 
-def drift_and_gradients(policy: DiffusersPolicy, rows: Sequence[Row]) -> list[Check]:
+def drift_and_gradients(policy: DiffusersPolicy, tree: Tree, ran: set[str]) -> list[Check]:
     """A replay with gradient scores exactly what the rollout recorded, and reaches every weight of what ran."""
     weights = Weights(policy.modules, None)
-    ran: set[str] = set()
-    handles = [
-        module.register_forward_pre_hook(lambda *_, name=name: ran.add(name)) for name, module in policy.modules.items()
-    ]
-    tree = rolled_out(policy, rows, Kernel("flow_sde", 0.7), len(rows))
     largest = replay(policy, tree)
-    for handle in handles:
-        handle.remove()
     active = {name: p for name, p in weights.named.items() if name.split(".")[0] in ran}
     without = [name for name, p in active.items() if p.grad is None]
     missed = without if without and _matter(policy, tree, [active[name] for name in without]) else []
@@ -194,7 +198,9 @@ def _to_bfloat16(module: torch.nn.Module) -> None:
             part.float()
 
 
-def lora_reloads(build: Callable[[], DiffusionPipeline], call: dict[str, Any], row: Row) -> Check:
+def lora_reloads(
+    build: Callable[[], DiffusionPipeline], call: dict[str, Any], row: Row, *, untrained: torch.Tensor
+) -> Check:
     """A trained LoRA, saved and loaded by a fresh stock pipeline's own method, gives the trained sample bit for bit."""
     policy = DiffusersPolicy(build(), call)
     weights = Weights(policy.modules, lora_config(2, 4, "auto", policy.modules))
@@ -204,7 +210,6 @@ def lora_reloads(build: Callable[[], DiffusionPipeline], call: dict[str, Any], r
             p.copy_(0.1 * torch.randn(p.shape, generator=generator))
     trained = policy.generate([row])
     fresh = in_flow_euler(build())
-    untrained = stock_sample(fresh, call, row)
     with tempfile.TemporaryDirectory() as folder:
         write_weights(policy, weights, Path(folder))
         load_lora(fresh, Path(folder))
