@@ -67,7 +67,7 @@ CONFIG = """
 model: {{path: model, lora: {{rank: 2, alpha: 4}}, call: {call}}}
 prompts: {{train: prompts.txt, eval: prompts.txt}}
 rewards: [{{use: './mine.py:redness'}}]
-algorithm: {{preset: flow_grpo_fast, tree: {{size: 2}}}}
+algorithm: {{preset: flow_grpo_fast, tree: {{size: 1}}}}
 train: {{iterations: 2, updates: 1, groups: 2, group_size: 2, micro_batch: 4, learning_rate: 0.01, replay: always}}
 eval: {{every: 2, prompts: 3, save: 0}}
 run: {{name: alone, checkpoint: {{every: 1, keep: 3}}}}
@@ -89,7 +89,7 @@ def furnish(folder, name, **call):
     specimen.build().save_pretrained(folder / "model")
     (folder / "prompts.txt").write_text("a red fox in the snow\na cat\na green circle\na dog\n")
     (folder / "mine.py").write_text(REWARD)
-    (folder / "context.yaml").write_text(CONFIG.format(call={**specimen.call, "num_inference_steps": 3, **call}))
+    (folder / "context.yaml").write_text(CONFIG.format(call={**specimen.call, "num_inference_steps": 2, **call}))
 
 
 def alone(folder, name, *overrides, **call):
@@ -145,9 +145,14 @@ def gap(folder, other):
 PRUNED = ["algorithm={preset: branch_grpo, tree: {prune: {rule: extremes}}}", "train.group_size=4"]
 ALL = ["model.lora=null", "train.optimizer.eps=1", "train.learning_rate=1"]  # steps along the gradient, however small
 REFERENCE = ["model.gradient_checkpointing=true", "algorithm.objective.kl.beta=0.1"]
+BOTH = ["algorithm.tree.size=2"]  # steps that are trained, of which each expert has one
 CASES = {
     "guided calls with texts that are padded": ("QwenImagePipeline", {"negative_prompt": "blurry"}, []),
-    "two guided experts, checkpointed, held to a reference": ("WanPipeline (2.2)", {}, REFERENCE),
+    "two guided experts, checkpointed, held to a reference": (
+        "WanPipeline (2.2)",
+        {"num_inference_steps": 3},
+        REFERENCE + BOTH,
+    ),
     "pruned trees, which gather their rows anew": ("FluxPipeline", {"num_inference_steps": 4}, PRUNED),
     "all weights": ("FluxPipeline", {}, ALL),
 }
