@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from in_batches import AUTO, SAID, counting
+from in_turn import after_first_step
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
@@ -58,11 +59,11 @@ def test_a_run_has_the_numbers_of_one_with_the_found_sizes_written_out(settings,
 
 def test_a_resume_goes_on_with_what_was_found(settings, short, monkeypatch):
     short |= {True: 4, False: 8}
-    whole = run.train_config(settings(run__name="whole", train__iterations=4, **AUTO))
-    run.train_config(settings(run__name="half", train__iterations=2, **AUTO))
+    whole = run.train_config(settings(run__name="whole", **AUTO))
+    after_first_step(whole.folder.parent, "whole", "half")
     short |= {True: 1000, False: 1000}
     monkeypatch.setattr(probing.Prober, "fits", lambda *arguments: pytest.fail("it probes"))
-    rest = run.train_config(settings(run__name="half", train__iterations=4, run__resume=True, **AUTO))
+    rest = run.train_config(settings(run__name="half", run__resume=True, **AUTO))
     (lines, weights), (others, other) = numbers(whole), numbers(rest)
     assert lines == others
     assert all(torch.equal(tensor, other[name]) for name, tensor in weights.items())
