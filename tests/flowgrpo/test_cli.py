@@ -142,7 +142,10 @@ def test_other_errors_of_the_file_system_keep_their_trace(monkeypatch):
             ["plan", "tiny.yaml", f"run.seed={2**32}"],
             "run.seed: 4294967296 is wrong, input should be less than or equal to",
         ),
-        (["plan", "tiny.yaml", "train.micro_batch=.inf"], "train.micro_batch: inf is neither a whole number from 1 to 1,048,576"),
+        (
+            ["plan", "tiny.yaml", "train.micro_batch=.inf"],
+            "train.micro_batch: inf is neither a whole number from 1 to 1,048,576",
+        ),
         (
             [
                 "plan",
