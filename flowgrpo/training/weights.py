@@ -206,7 +206,8 @@ class Weights:
     @torch.no_grad()
     def _exchange(self, values: Sequence[torch.Tensor]) -> None:
         """Exchange the trained tensors with others. Of shards the contents: new `data` would never be gathered."""
-        for module in (m for network in self.modules.values() for m in network.modules() if isinstance(m, FSDPModule)):
+        sharded = [network for network in self.modules.values() if isinstance(network, FSDPModule)]
+        for module in (m for network in sharded for m in network.modules() if isinstance(m, FSDPModule)):
             module.reshard()
         for p, value in zip(self.parameters, values, strict=True):
             if isinstance(p, DTensor):
