@@ -10,18 +10,9 @@ from oracle_samples import PRESETS, RANKED, row
 from flowgrpo.flow.methods import CHOICES, sample_presets
 from flowgrpo.flow.methods.likelihood import Elbo
 from flowgrpo.training import baseline
-from samplers import noise
 
 EXACT = [name for name in PRESETS if name not in RANKED]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _drawn_once():
-    """Noise is a function of its address, of which presets have many in common."""
-    drawn = functools.cache(noise.noise)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(noise, "noise", lambda *address: drawn(*address).clone())
-        yield
+pytestmark = pytest.mark.usefixtures("noise_drawn_once")
 
 
 @functools.cache

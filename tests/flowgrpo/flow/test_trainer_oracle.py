@@ -15,6 +15,7 @@ from flowgrpo.training import loop
 
 EXACT = [name for name in PRESETS if name != "vgpo"]  # whose edges' weights depend on the reward
 WHOLE = {"algorithm.baseline": {"name": "leave_one_out"}}
+pytestmark = pytest.mark.usefixtures("noise_drawn_once")
 
 
 @functools.cache
