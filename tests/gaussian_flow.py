@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from operator import mul
 from statistics import NormalDist
 
@@ -46,12 +47,12 @@ class Step:
     phi: float = 0.0
     heat: float = 1.0
 
-    @property
+    @cached_property
     def slope(self) -> float:
         """How x' moves with x, the velocity moving with it."""
         return self.carry + self.push * (velocity(self.sigma)[0] + self.phi)
 
-    @property
+    @cached_property
     def shift(self) -> float:
         """What x' is where x is 0, but for the noise."""
         return self.push * (velocity(self.sigma)[1] + self.theta)
