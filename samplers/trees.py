@@ -355,8 +355,8 @@ def drawn_noise(tree: Tree, edges: Edges, shape: Sequence[int], component: int, 
             if common not in shared:
                 shared = {common: noise(shape, *common)}
             xi = (shared[common] + move.sibling_strength * xi) / math.sqrt(1 + move.sibling_strength**2)
-        drawn.append(move.noise_scale * xi)
-    return torch.stack(drawn)
+        drawn.append(xi)
+    return torch.stack(drawn).mul_(move.noise_scale)
 
 
 def _addresses(tree: Tree, edges: Edges, component: int) -> Iterator[tuple[Address, Address | None]]:
