@@ -38,11 +38,14 @@ def used(key: str, home: str = "") -> list[str]:
     *section, name = key.split(".")[-2:]
     found = []
     for file in sorted(root.rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        if name not in text:
+            continue
         place = str(file.relative_to(root.parent))
         owners = [*(section or ["config", "settings"]), *["self"] * (place == home.replace(".", "/") + ".py")]
         lines = sorted(
             node.lineno
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+            for node in ast.walk(ast.parse(text))
             if isinstance(node, ast.Attribute) and node.attr == name and _last(node.value) in owners
         )
         if lines:
