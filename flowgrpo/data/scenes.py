@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice, permutations
 
 import numpy as np
@@ -62,14 +63,19 @@ def captions(split: str) -> list[str]:
     """The captions of the split `train` (1,024) or `eval` (256), always the same ones in the same order.
 
     One quarter of the `eval` captions name a colour and shape that never meet in training; the others join known kinds
-    in a caption that was never trained on.
+    in a caption that was never trained on. A process draws them once.
     """
+    return list(_drawn(split))
+
+
+@cache
+def _drawn(split: str) -> tuple[str, ...]:
     shuffled = np.random.default_rng(0).permutation(every_caption()).tolist()
     if split == "train":
-        return list(islice((c for c in shuffled if not is_held_out(c)), 1024))
+        return tuple(islice((c for c in shuffled if not is_held_out(c)), 1024))
     unseen = list(islice(filter(names_unseen, shuffled), 64))
     known = list(islice((c for c in shuffled if is_held_out(c) and not names_unseen(c)), 192))
-    return [c for i in range(64) for c in (*known[3 * i : 3 * i + 3], unseen[i])]
+    return tuple(c for i in range(64) for c in (*known[3 * i : 3 * i + 3], unseen[i]))
 
 
 def arrange(caption: str, rng: np.random.Generator) -> list[Drawn]:
