@@ -22,6 +22,7 @@ from page_folders import MADE, furnished
 from flowgrpo import cli, config
 from flowgrpo.cli import UsageError
 from flowgrpo.errors import InputError
+from flowgrpo.flow import spectrum
 
 pytestmark = pytest.mark.usefixtures("kept_trials")
 ROOT = Path(__file__).parents[2]
@@ -241,6 +242,7 @@ def made(finished, tmp_path_factory):
 def place(made, tmp_path, monkeypatch):
     """An empty folder to work in, and a way to put into it what a page finds there."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(spectrum, "EVALUATIONS", 60)  # of a doctor: as few starts as it takes to compare some
 
     def put(page):
         for name, source in {**MADE[""], **MADE.get(page, {})}.items():
