@@ -22,20 +22,26 @@ def small_pictures(monkeypatch):
     monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio: real(min(area, 128 * 128), ratio))
 
 
+@pytest.fixture(scope="session")
+def _tried():
+    """Trials by what they read."""
+    return {}
+
+
 @pytest.fixture(scope="module")
-def kept_trials():
+def kept_trials(_tried):
     """The trial of a plan is made once of each model, call and evaluation: it reads no other part of the config."""
     from flowgrpo.flow import budget
 
-    real, kept = budget.trial, {}
+    real, unread = budget.trial, {"model": {"path", "vae", "text_encoders"}}
 
     def trial(config, folder, row):
         files = [(path.name, path.read_text()) for path in sorted(Path(folder).rglob("*.json"))]
-        read = config.model_dump_json(exclude={"run": True, "train": True, "model": {"path"}})
+        read = config.model_dump_json(include={"model", "eval"}, exclude=unread)
         key = repr((read, files, row))
-        if key not in kept:
-            kept[key] = real(config, folder, row)
-        return kept[key]
+        if key not in _tried:
+            _tried[key] = real(config, folder, row)
+        return _tried[key]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(budget, "trial", trial)
