@@ -3,12 +3,13 @@
     OMP_NUM_THREADS=1 python scripts/bench_all.py [--rounds N] [--json FILE] [--compare docs/benchmarks.json] [--only flow]
 
 Runs each of `bench_flow.py`, `bench_text.py` and `bench_run.py` in a process of its own, one after the other, and prints
-their ratios as one table. (What cheap finishes cost, and iterations of two commits, `bench_finish.py` and `bench_commits.py`
-measure by themselves.) `--compare` names every ratio whose cost rose by more than 5 % over the one in the file, or of
-which a saving fell by more than 5 %, and the status is 1 if there is one; a ratio whose quartiles reach back to the old one
-is named as unsure, and leaves the status. A change by less than 0.002 is none, whatever part of a small ratio that is. What
-the file has and nothing has measured is named, too. `--json docs/benchmarks.json` writes what later runs are compared with:
-what was measured takes the place of what the file holds of it, and the rest stays.
+their ratios as one table. (What cheap finishes cost, iterations of two commits, and single levers, `bench_finish.py`,
+`bench_commits.py` and `bench_levers.py` measure by themselves.) `--compare` names every ratio whose cost rose by more
+than 5 % over the one in the file, or of which a saving fell by more than 5 %, and the status is 1 if there is one; a
+ratio whose quartiles reach back to the old one is named as unsure, and leaves the status. A change by less than 0.002 is
+none, whatever part of a small ratio that is. What the file has and nothing has measured is named, too. `--json
+docs/benchmarks.json` writes what later runs are compared with: what was measured takes the place of what the file holds
+of it, and the rest stays.
 """
 
 from __future__ import annotations

@@ -132,11 +132,9 @@ def rollouts(name: str, rounds: int) -> dict[str, Ratio]:
     return found
 
 
-def inside(name: str, rounds: int) -> dict[str, Ratio]:
-    """Rollouts over the CPU seconds that they spend in the transformer."""
-    size, found = flow_sizes.SIZES[name], {}
-    policy, weights = begun(size)
-    (network,) = policy.modules.values()
+@contextmanager
+def over_inside(network: torch.nn.Module) -> Iterator[Callable[[Work], float]]:
+    """Gives a function: the CPU seconds of a piece of work over those that it spends in a network."""
     spent, entered = 0.0, 0.0
 
     def enter(*_: Any) -> None:
@@ -147,17 +145,30 @@ def inside(name: str, rounds: int) -> dict[str, Ratio]:
         nonlocal spent
         spent += time.process_time() - entered
 
+    def ratio(work: Work) -> float:
+        nonlocal spent
+        spent = 0.0
+        return paired.cpu(work) / spent
+
     hooks = [network.register_forward_pre_hook(enter), network.register_forward_hook(leave)]
-    for rows in size.rows:
-        for kind in flow_sizes.KINDS:
-            trainer, ratios = trainer_of(policy, weights, settings(size, kind, rows)), []
-            grown(trainer)
-            for _ in range(rounds):
-                spent = 0.0
-                ratios.append(paired.cpu(partial(grown, trainer)) / spent)
-            found[f"{placed(name, rows)}: rollout of a {kind} / transformer in it"] = spread(ratios)
-    for hook in hooks:
-        hook.remove()
+    try:
+        yield ratio
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def inside(name: str, rounds: int) -> dict[str, Ratio]:
+    """Rollouts over the CPU seconds that they spend in the transformer."""
+    size, found = flow_sizes.SIZES[name], {}
+    policy, weights = begun(size)
+    (network,) = policy.modules.values()
+    with over_inside(network) as ratio:
+        for rows in size.rows:
+            for kind in flow_sizes.KINDS:
+                trainer = trainer_of(policy, weights, settings(size, kind, rows))
+                taken = in_turns({"rollout": partial(grown, trainer)}, rounds, ratio)
+                found[f"{placed(name, rows)}: rollout of a {kind} / transformer in it"] = spread(taken["rollout"])
     return found
 
 
