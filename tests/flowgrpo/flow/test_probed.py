@@ -116,7 +116,8 @@ def test_the_doctor_examines_a_run_that_has_not_found_its_batches(workplace, cap
 
 def test_what_is_no_number_of_rows_is_refused_by_the_command(workplace, capsys):
     assert main(["plan", "tiny.yaml", "train.micro_batch=aut"]) == 2
-    assert "train.micro_batch: 'aut' is neither a whole number from 1 on nor auto, take auto" in capsys.readouterr().err
+    said = "train.micro_batch: 'aut' is neither a whole number from 1 to 1,048,576 nor auto, take auto"
+    assert said in capsys.readouterr().err
 
 
 def test_an_evaluation_or_a_draft_that_asks_for_more_has_to_fit_too(workplace, monkeypatch, capsys):
