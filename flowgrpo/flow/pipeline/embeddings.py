@@ -181,7 +181,7 @@ def fingerprint(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [fingerprint(item) for item in value]
     if isinstance(value, torch.Tensor):
-        data = value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        data = value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
         return (tuple(value.shape), value.dtype, hashlib.blake2b(data).hexdigest())
     if hasattr(value, "tobytes"):
         return (getattr(value, "size", None), hashlib.blake2b(value.tobytes()).hexdigest())

@@ -9,6 +9,7 @@ import torch
 from zoo import SPECIMENS
 
 from flowgrpo.flow.pipeline import recent
+from flowgrpo.flow.pipeline.embeddings import fingerprint
 from flowgrpo.flow.pipeline.pictures import EncodedPictures
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 
@@ -99,3 +100,12 @@ def test_what_fails_leaves_the_vae_as_it_was(vae):
     assert "encode" not in vars(vae)
     with EncodedPictures(SimpleNamespace(components={})).at_hand():  # a pipeline without a VAE
         pass
+
+
+def test_pictures_are_told_apart_by_their_bytes_however_they_lie_in_memory():
+    dot = torch.rand(1, 1, 1, 3).permute(0, 3, 1, 2)  # whose last stride is 3, though it counts as contiguous
+    assert fingerprint(dot) == fingerprint(dot.clone(memory_format=torch.contiguous_format).reshape(1, 3, 1, 1))
+    assert fingerprint(dot) != fingerprint(dot + 1)
+    wide = torch.rand(1, 4, 5, 3).permute(0, 3, 1, 2)
+    assert fingerprint(wide) == fingerprint(wide.contiguous()) != fingerprint(wide.contiguous().flip(-1))
+    assert fingerprint(torch.tensor(1.0)) != fingerprint(torch.tensor(2.0))
