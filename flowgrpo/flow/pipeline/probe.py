@@ -85,7 +85,8 @@ def probe_batching(walk: Walk, rows: Sequence[Row], known: Capabilities) -> Capa
                 break
         if not _draws_together(walk, capabilities, rows, state):
             return capabilities
-    return replace(capabilities, max_batch=1) if walk.pins else replace(capabilities, starts_alone=True)
+        shared = not walk.pins and _decodes_together(walk, capabilities, rows, state)
+    return replace(capabilities, starts_alone=True) if shared else replace(capabilities, max_batch=1)
 
 
 def _shares(
@@ -102,6 +103,17 @@ def _draws_together(walk: Walk, capabilities: Capabilities, rows: Sequence[Row],
         return False
     batches = cut(walk, capabilities, rows)
     return not _is_as_alone(walk, lambda: [walk.start(batch) for batch, _ in batches], state)
+
+
+def _decodes_together(walk: Walk, capabilities: Capabilities, rows: Sequence[Row], state: State) -> bool:
+    """Whether batches of these capabilities decode states, of which no call that decodes is given any, as each row does."""
+
+    def decoded(by: Capabilities) -> list[State]:
+        batches = cut(walk, by, rows, state)
+        return [(walk.decode(part, batch, by.decodes_by_landing),) for batch, part in batches]
+
+    alone = join(decoded(replace(capabilities, max_batch=1)))
+    return _is_as_alone(walk, lambda: decoded(capabilities), alone)
 
 
 def _is_as_alone(walk: Walk, make: Callable[[], list[State]], alone: State) -> bool:

@@ -72,10 +72,10 @@ def test_a_pipeline_that_never_gives_a_number_is_named(monkeypatch):
         policy.check([row])
 
 
-def test_rows_that_may_not_start_together_share_a_step_all_the_same():
-    """From pictures in one call SD3 has as many as rows or none; in a step it is given the state and encodes none."""
+def test_rows_that_may_share_a_step_and_no_decoding_have_calls_of_their_own():
+    """SD3 has as many pictures in a call as rows or none, and encodes them wherever it is not given the state."""
     specimen = SPECIMENS["StableDiffusion3Img2ImgPipeline"]
     policy = DiffusersPolicy(specimen.build(), specimen.call)
     policy.check(specimen.rows)
-    assert policy.capabilities.starts_alone
-    assert policy.capabilities.max_batch is None
+    assert policy.capabilities.max_batch == 1
+    assert len(policy.generate(specimen.rows)) == len(specimen.rows)
