@@ -27,45 +27,41 @@ from flow_sizes import begun, settings, trainer_of
 from paired import Ratio, in_turns, spread
 
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from samplers.trees import Tree
 
 ENTRIES = 20  # of a reference, in one turn
 
 
-@contextmanager
-def no_device(policy: DiffusersPolicy) -> Iterator[None]:
-    """A policy whose pipeline looks for its device whenever it asks for it."""
-    pipe, kind = policy.pipe, type(policy.pipe)
-    pipe.__class__ = kind.__mro__[1]
-    try:
-        yield
-    finally:
-        pipe.__class__ = kind
+def no_device(policy: DiffusersPolicy) -> tuple[object, str, object]:
+    """A pipeline of its own class, which looks for its device whenever it asks for it."""
+    return policy.pipe, "__class__", type(policy.pipe).__mro__[1]
 
 
-@contextmanager
-def no_embeddings(policy: DiffusersPolicy) -> Iterator[None]:
-    """A policy whose calls put their embeddings together anew."""
-    kept = policy.walk.embeddings._batches
-    real, kept.of = kept.of, lambda key, make: make()
-    try:
-        yield
-    finally:
-        kept.of = real
+def no_embeddings(policy: DiffusersPolicy) -> tuple[object, str, object]:
+    """Calls that put their embeddings together anew."""
+    return policy.walk.embeddings._batches, "of", lambda key, make: make()
 
 
-@contextmanager
-def no_latents(policy: DiffusersPolicy) -> Iterator[None]:
-    """A policy whose calls draw latents, in the place of which the state comes."""
+def no_latents(policy: DiffusersPolicy) -> tuple[object, str, object]:
+    """Calls that draw latents, in the place of which the state comes."""
     latents = policy.walk.latents
-    slots = latents.slots
-    latents.slots = [replace(slot, argument=None) for slot in slots]
+    return latents, "slots", [replace(slot, argument=None) for slot in latents.slots]
+
+
+# What each lever is taken out by: an object, its attribute, and what that is instead.
+LEVERS = {"device": no_device, "embeddings": no_embeddings, "latents": no_latents}
+
+
+@contextmanager
+def without(name: str, policy: DiffusersPolicy) -> Iterator[None]:
+    """Context in which a policy lacks a lever."""
+    owner, attribute, instead = LEVERS[name](policy)
+    real = getattr(owner, attribute)
+    setattr(owner, attribute, instead)
     try:
         yield
     finally:
-        latents.slots = slots
-
-
-LEVERS = {"device": no_device, "embeddings": no_embeddings, "latents": no_latents}
+        setattr(owner, attribute, real)
 
 
 def rollouts(rounds: int) -> dict[str, Ratio]:
@@ -76,11 +72,11 @@ def rollouts(rounds: int) -> dict[str, Ratio]:
     for rows in size.rows:
         grow = partial(bench_flow.grown, trainer_of(policy, weights, settings(size, "chain", rows)))
 
-        def without(lever: Callable, grow: Callable = grow):
-            with lever(policy):
+        def grown_without(name: str, grow: Callable[[], Tree] = grow) -> Tree:
+            with without(name, policy):
                 return grow()
 
-        works = {"as it is": grow, **{f"without {name}": partial(without, own) for name, own in LEVERS.items()}}
+        works = {"as it is": grow, **{f"without {name}": partial(grown_without, name) for name in LEVERS}}
         expected = grow().samples
         for name, work in works.items():
             if not all(map(torch.equal, work().samples, expected)):
