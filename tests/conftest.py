@@ -68,7 +68,7 @@ def furnish(folder, model):
         "prompts: {train: prompts.txt, eval: prompts.txt}\n"
         "rewards: [{use: './mine.py:redness'}]\n"
         "algorithm: {preset: flow_grpo}\n"
-        "train: {iterations: 2, groups: 2, group_size: 4, micro_batch: 3, learning_rate: 0.01}\n"
+        "train: {iterations: 2, groups: 2, group_size: 4, micro_batch: 4, learning_rate: 0.01}\n"
         "eval: {every: 1, prompts: 3, save: 2}\n"
         "run: {name: t, checkpoint: {every: 1, keep: 2}}\n"
     )

@@ -140,7 +140,7 @@ def test_a_resumed_run_may_have_smaller_batches(workplace, monkeypatch, capsys):
     run_out(monkeypatch, SD3Transformer2DModel, when=lambda: torch.is_grad_enabled() and stepped(workplace))
     assert main(["train", "tiny.yaml", *options]) == 1
     command = capsys.readouterr().err.splitlines()[-1].partition(" with: ")[2]
-    assert command.endswith("train.micro_batch=1 run.resume=true")
+    assert command.endswith("train.micro_batch=2 run.resume=true")
     monkeypatch.undo()
     monkeypatch.chdir(workplace)
     assert main(shlex.split(command)[1:]) == 0
