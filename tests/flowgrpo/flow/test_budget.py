@@ -206,7 +206,7 @@ def test_plan_says_whether_a_run_fits_and_what_to_set(workplace, capsys):
     found = json.loads(capsys.readouterr().out)["gpu"]
     assert found["fits"]
     assert [phase["phase"] for phase in found["phases"]] == ["encode", "rollout", "decode", "reward", "update"]
-    assert found["phases"][4]["rows"] == 3
+    assert found["phases"][4]["rows"] == 4
     assert found["rewards_not_counted"] == ["./mine.py:redness"]
     many = found["largest"]["train.micro_batch"] + 1
     assert main(["plan", "tiny.yaml", f"train.micro_batch={many}", "--gpu-memory", "2"]) == 0
