@@ -7,6 +7,7 @@ import pytest
 from zoo import REPRESENTATIVE, SPECIMENS
 
 import flowgrpo
+from flowgrpo.flow import certificate
 from flowgrpo.flow.certificate import certify
 from flowgrpo.flow.pipeline.traits import TRAITS
 
@@ -32,6 +33,21 @@ def test_a_certified_pipeline_keeps_its_certificate(name):
         "drift_bfloat16",
         "lora_reload",
     ]
+
+
+def test_what_is_replayed_was_rolled_out_by_weights_that_learn(monkeypatch):
+    """As in a run: layers of some pipelines round otherwise when their weights are frozen."""
+    real, seen = certificate.stochastic, []
+
+    def stochastic(policy, rows):
+        seen.extend(p.requires_grad for module in policy.modules.values() for p in module.parameters())
+        return real(policy, rows)
+
+    monkeypatch.setattr(certificate, "stochastic", stochastic)
+    specimen = SPECIMENS["StableDiffusion3Pipeline"]
+    certify(specimen.build, {**specimen.call, "num_inference_steps": 3}, specimen.rows)
+    assert seen
+    assert all(seen)
 
 
 def test_the_table_lists_every_specimen_and_enough_certified_classes():
