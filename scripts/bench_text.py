@@ -78,6 +78,7 @@ class Call:
         ids: its tokens.
         given: its other arguments but for what is kept of earlier calls.
         kept: keys and values of each layer; None where it was given no cache.
+        kept_as: what the model calls a cache that it is given.
         headed: tokens whose logits were computed.
         learnt: whether a backward pass followed.
     """
@@ -85,6 +86,7 @@ class Call:
     ids: Tensor
     given: dict[str, Any]
     kept: list[tuple[Tensor, Tensor]] | None
+    kept_as: str
     headed: int
     learnt: bool
 
@@ -98,7 +100,7 @@ class Call:
             layer.lazy_initialization(keys, values)
             layer.keys, layer.values = keys, values
             cache.layers.append(layer)
-        return {"past_key_values": cache}
+        return {self.kept_as: cache}
 
 
 def digits(rows: int = 8, length: int = 20) -> Size:
@@ -170,10 +172,12 @@ def recorded(predictor: MaskPredictor) -> Iterator[list[Call]]:
     headed: list[int] = []
 
     def before(_: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        cache = given.get("past_key_values")
+        name = predictor.cache_argument
+        cache = given.get(name)
         kept = None if cache is None else [(layer.keys, layer.values) for layer in cache.layers]
-        rest = {key: value for key, value in given.items() if key != "past_key_values"}
-        found.append(Call(ids=args[0], given=rest, kept=kept, headed=0, learnt=torch.is_grad_enabled()))
+        rest = {key: value for key, value in given.items() if key != name}
+        learnt = torch.is_grad_enabled()
+        found.append(Call(ids=args[0], given=rest, kept=kept, kept_as=name, headed=0, learnt=learnt))
 
     def at_head(_: torch.nn.Module, given: tuple[Tensor], __: Tensor) -> None:
         headed.append(given[0].shape[:-1].numel())

@@ -43,7 +43,7 @@ def cached(predictor: MaskPredictor, kind: Literal["prefix", "dual"], place: str
         InputError: the model takes no 4-d attention mask, no positions, or no cache.
     """
     place = f"{place}.cache"
-    if predictor.form.attention != "4d" or not all(map(predictor.takes, ("position_ids", "past_key_values"))):
+    if predictor.form.attention != "4d" or not all(map(predictor.takes, ("position_ids", predictor.cache_argument))):
         raise InputError(f"{place}: the model takes no 4-d attention mask, position_ids or past_key_values")
     return PrefixCache(predictor, place) if predictor.block_size is not None else BlockCache(predictor, kind, place)
 
@@ -101,8 +101,8 @@ class Cache(ABC):
             ids,
             attention_mask=visible,
             position_ids=position_ids,
-            past_key_values=cache,
             use_cache=True,
+            **{self.predictor.cache_argument: cache},
         )
         return self.predictor.columns(evaluate, mask, start, stop)[0], cache
 

@@ -289,6 +289,11 @@ class MaskPredictor:
         """Whether the model's forward has an argument of this name."""
         return self._takes_all or argument in self._takes
 
+    @property
+    def cache_argument(self) -> str:
+        """What the model's forward calls the cache that it is given; transformers renamed it in 5.24."""
+        return "cache" if "cache" in self._takes else "past_key_values"
+
     def visible(self, seen: Tensor, first: int = 0) -> Tensor:
         """Which columns (B, Q, T) bool those from `first` on see, of the ones that are not padding (B, T) bool.
 

@@ -1,5 +1,6 @@
 """Decoding of block-causal models: LLaDA2's pipeline, padding, and the cache that is exact."""
 
+import warnings
 from functools import cache
 from types import SimpleNamespace
 
@@ -43,6 +44,15 @@ class Released(torch.nn.Module):
         logits = self.model(ids, attention_mask=mask[:, None], position_ids=position_ids).logits
         logits[..., MASK] = -torch.inf
         return SimpleNamespace(logits=logits)
+
+
+def test_a_cache_is_given_by_the_name_that_the_model_has_for_it(predictor):
+    """Transformers warns of the older one in every call, and will refuse it."""
+    ids, mask = padded(PROMPTS)
+    written = {"name": "block_refinement", "steps": 4, "cache": "prefix"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        decode(predictor, ids, build(written, LENGTH, EOS, predictor), attention_mask=mask)
 
 
 @pytest.mark.parametrize(("steps", "threshold"), [(4, 0.5), (2, 0.5), (4, 2.0), (1, 0.9)])
