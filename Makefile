@@ -1,7 +1,7 @@
-# make demo | test | test-all | test-lowest | docs | oracle | lint | dist | constraints. Each makes .venv if it is missing; nothing here touches a model hub.
+# make demo | test | test-all | test-gpu | test-lowest | docs | oracle | lint | dist | constraints. Each makes .venv if it is missing; nothing here touches a model hub.
 PY := .venv/bin/python
 PARALLEL := -n 2 --dist loadfile
-.PHONY: demo test test-all test-lowest docs oracle lint dist constraints clean
+.PHONY: demo test test-all test-gpu test-lowest docs oracle lint dist constraints clean
 
 .venv/installed: pyproject.toml
 	test -x $(PY) || python3 -m venv .venv
@@ -9,10 +9,12 @@ PARALLEL := -n 2 --dist loadfile
 	$(PY) -m uv pip install --quiet --compile-bytecode --python $(PY) -e '.[test]'
 	touch $@
 
-# Fine-tunes the embedded model on this machine, in the next free runs/demo-N, and ends with the path of its gallery.
+# Fine-tunes the embedded model on this machine, in the next free runs/demo-N, and ends with the path of its gallery: in
+# two processes, but for a machine that has a single GPU.
 demo: .venv/installed
 	@n=1; while [ -e runs/demo-$$n ]; do n=$$((n + 1)); done; \
-	.venv/bin/flowgrpo train configs/shapes.yaml run.name=demo-$$n run.processes=2
+	processes=$$($(PY) -c "import torch; print(1 if torch.accelerator.device_count() == 1 else 2)"); \
+	.venv/bin/flowgrpo train configs/shapes.yaml run.name=demo-$$n run.processes=$$processes
 
 # Bytecode is kept, whatever the environment says: hundreds of files would be compiled anew by each worker and command.
 test: .venv/installed
@@ -20,7 +22,11 @@ test: .venv/installed
 
 # With the certificates of all pipelines, every preset on every language model, and other cases like those of a plain run.
 test-all: .venv/installed
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest $(PARALLEL) -m 'zoo or not zoo'
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest $(PARALLEL) -m 'not gpu'
+
+# What needs a real GPU, which all other tests do without.
+test-gpu: .venv/installed
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -m gpu
 
 # The suite with the lowest versions that pyproject.toml allows, in an environment of its own: several GB to download.
 # The MKL of torch 2.9 rounds by where in memory a matrix lies, unless it is told not to; two equal networks then differ.

@@ -22,12 +22,14 @@ from flowgrpo.training import signals
 from flowgrpo.training.stopped import Killed
 
 if TYPE_CHECKING:
+    import torch
     from torch import distributed
     from torch.distributed import TCPStore
 
     from flowgrpo.training import checkpoint
 else:
     checkpoint = lazy("flowgrpo.training.checkpoint")
+    torch = lazy("torch")
     distributed = lazy("torch.distributed")
 
 GRACE = 20  # seconds
@@ -87,6 +89,20 @@ def needed(processes: int) -> bool:
     return processes > 1 and "WORLD_SIZE" not in os.environ
 
 
+def check_gpus(processes: int) -> None:
+    """Refuse more processes on this machine than it has GPUs, if it has any: each computes on its own.
+
+    Raises:
+        InputError: there are fewer.
+    """
+    gpus = torch.accelerator.device_count()
+    if 0 < gpus < processes:
+        raise InputError(
+            f"run.processes: {processes} need a GPU each, and this machine has {gpus}; set run.processes={gpus}, or hide "
+            "GPUs from a run on the CPU: CUDA_VISIBLE_DEVICES= flowgrpo train ..."
+        )
+
+
 def command() -> list[str]:
     """The words that begin a command line like this one: of accelerate's launcher, where one has started this process."""
     if "WORLD_SIZE" not in os.environ or OURS in os.environ:
@@ -120,8 +136,10 @@ def relaunch(processes: int, folder: Path) -> int:
         folder: of the run.
 
     Raises:
+        InputError: this machine has fewer GPUs.
         Killed: the first that did not end well was ended by a signal.
     """
+    check_gpus(processes)
     store = _store(processes)
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     shared = {
