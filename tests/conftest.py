@@ -19,6 +19,12 @@ typer.main.get_command = cache(typer.main.get_command)
 os.fsync = lambda handle: None  # what only a loss of power would show; a checkpoint waits three times for the disk
 
 
+def pytest_configure(config):
+    """Tests and the commands they start see no GPU, but those that `-m gpu` asks for: numbers are those of the host."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable():
     """A worker sends the main process what a test printed as UTF-8, which has no half characters."""
@@ -113,6 +119,14 @@ def trained(workplace, finished):
     """A workplace with the finished run `runs/t` of its config."""
     copy_run(finished, workplace)
     return workplace
+
+
+@pytest.fixture
+def exact_convolutions(monkeypatch):
+    """A GPU's convolutions in float32, of which torch else rounds the factors to ten bits."""
+    import torch
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
 @pytest.fixture(name="few_objects")

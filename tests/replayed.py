@@ -28,9 +28,15 @@ def adapted(policy, alpha=4, size=0.05):
     return weights
 
 
-def trained(policy):
-    """The samples, log-probs and decoded pictures of a rollout, its drift, and the gradients of its replay, with LoRA."""
+def trained(policy, device=None):
+    """The samples, log-probs and decoded pictures of a rollout, its drift, and the gradients of its replay, with LoRA.
+
+    The adapters' numbers are those of the host on every device.
+    """
     weights = adapted(policy)
+    if device is not None:
+        policy.pipe.to(device)
+        weights.to(device)
     with torch.no_grad():
         tree = grow(
             chain([Kernel("flow_sde", 0.7)] * 4, range(3), range(3)),

@@ -35,6 +35,14 @@ def test_a_certified_pipeline_keeps_its_certificate(name):
     ]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", REPRESENTATIVE)
+def test_a_certified_pipeline_keeps_its_certificate_on_a_real_gpu(name, exact_convolutions):
+    specimen = SPECIMENS[name]
+    checks = certify(lambda: specimen.build().to("cuda"), {**specimen.call, "num_inference_steps": 3}, specimen.rows)
+    assert [f"{c.name}: {c.value} {c.advice}" for c in checks if not c.ok] == []
+
+
 def test_what_is_replayed_was_rolled_out_by_weights_that_learn(monkeypatch):
     """As in a run: layers of some pipelines round otherwise when their weights are frozen."""
     real, seen = certificate.stochastic, []

@@ -1,4 +1,4 @@
-"""A rollout and its update on a pretended GPU: the host's numbers, and no step that keeps the GPU waiting."""
+"""A rollout and its update on a pretended GPU, and on a real one: the host's numbers, and no step that keeps it waiting."""
 
 import threading
 
@@ -29,17 +29,30 @@ def edge_noise(shape, *address):
     return noise.noise(shape, "test", *address)
 
 
-@pytest.mark.parametrize("name", ["sd3_guided", "flux"])
-def test_a_rollout_and_its_replay_are_those_of_the_host(name):
+def are_those_of_the_host(name, own, gradients):
     expected, _, expected_gradients = trained(policy_of(name))
-    with pretended():
-        own, drift, gradients = trained(there(name))
-        own, gradients = numbers((own, gradients))
-    assert drift == 0
     for x, y in zip(own, expected, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
     whole, expected_whole = (torch.cat([g.flatten() for g in each]) for each in (gradients, expected_gradients))
     assert (whole - expected_whole).norm() < 1e-4 * expected_whole.norm()
+
+
+@pytest.mark.parametrize("name", ["sd3_guided", "flux"])
+def test_a_rollout_and_its_replay_are_those_of_the_host(name):
+    with pretended():
+        own, drift, gradients = trained(there(name))
+        own, gradients = numbers((own, gradients))
+    assert drift == 0
+    are_those_of_the_host(name, own, gradients)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["sd3_guided", "flux"])
+def test_a_real_gpu_has_the_numbers_of_the_host(name, exact_convolutions):
+    own, drift, gradients = trained(policy_of(name), torch.device("cuda"))
+    assert all(x.is_cuda for x in own)
+    assert drift == 0
+    are_those_of_the_host(name, [x.cpu() for x in own], [g.cpu() for g in gradients])
 
 
 def split(steps, factor, strength):
@@ -59,6 +72,22 @@ def test_no_step_of_a_rollout_waits_for_the_gpu(plan):
         with torch.no_grad():
             grow(plan, sigmas, [Root(i, 0, row) for i, row in enumerate(ROWS)], start, policy.velocity, edge_noise, 2)
         assert waits == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("plan", [split((), 1, None), split((1,), 2, 1.0)])
+@pytest.mark.parametrize("name", ["sd3", "sd3_guided"])
+def test_no_step_of_a_rollout_waits_for_a_real_gpu(plan, name):
+    policy = policy_of(name)
+    policy.pipe.to("cuda")
+    start, sigmas = policy.start(ROWS), policy.sigmas
+    policy.velocity(start, sigmas[1], ROWS)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.no_grad():
+            grow(plan, sigmas, [Root(i, 0, row) for i, row in enumerate(ROWS)], start, policy.velocity, edge_noise, 2)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize(("steps", "strength"), [((), None), ((0, 1), 2.0)])

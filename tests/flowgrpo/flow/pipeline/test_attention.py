@@ -40,12 +40,12 @@ def test_attention_names_are_those_of_diffusers_that_do_not_quantise():
     assert set(typing.get_args(backends.AttentionBackend)) == {name for name in everything if "sage" not in name}
 
 
-@pytest.mark.parametrize(("backend", "device"), [("_native_math", "cpu"), ("xformers", "cuda")])
+@pytest.mark.parametrize(
+    ("backend", "device"), [("_native_math", "cpu"), pytest.param("xformers", "cuda", marks=pytest.mark.gpu)]
+)
 def test_samples_of_another_attention_are_the_same_on_the_device_it_is_for(backend, device):
     if backend == "xformers":
         pytest.importorskip("xformers.ops")
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("xformers computes on a GPU only")
     attention.try_attention(backend, "float32", torch.device(device))
     plain, policy = policy_of("flux"), policy_of("flux")
     for each in (plain, policy):
@@ -69,7 +69,7 @@ def test_a_package_that_is_missing_is_named():
 
 
 @needs_xformers
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="xformers computes attention on GPUs only")
+@pytest.mark.gpu
 def test_xformers_trains_a_tiny_flux_without_drift(workplace):
     tiny.PIPELINES["flux"]().save_pretrained("flux")
     call = "{num_inference_steps: 4, height: 16, width: 16, max_sequence_length: 8}"

@@ -150,6 +150,20 @@ def test_a_cache_is_exact_for_one_layer_and_decodes_with_more(kind, shift):
     assert not torch.allclose(exact.commit_logp, cached.commit_logp)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("cache", [None, "prefix", "dual"])
+def test_a_real_gpu_decodes_the_tokens_of_the_host(cache):
+    written = {"name": "threshold", "region": {"block_length": 4}, "proposal": {"temperature": 1.0}, "cache": cache}
+    there, here = (
+        decode(MaskPredictor(llama().to(device), MASK, PAD), PROMPT.to(device), build(written, 12), SEEDS)
+        for device in ("cuda", "cpu")
+    )
+    assert there.ids.is_cuda
+    assert torch.equal(there.ids.cpu(), here.ids)
+    assert torch.equal(there.step_map.cpu(), here.step_map)
+    torch.testing.assert_close(there.commit_logp.cpu(), here.commit_logp, rtol=1e-5, atol=1e-5)
+
+
 def test_a_model_without_a_cache_is_refused_one():
     with pytest.raises(InputError, match=r"decoder\.cache"):
         decode(random_table(12), PROMPT, build({"name": "threshold", "cache": "dual"}, 8))
