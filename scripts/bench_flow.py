@@ -1,7 +1,7 @@
 """Measure what rollouts and updates of flow models cost beside their transformer alone, in pairs.
 
     OMP_NUM_THREADS=1 python scripts/bench_flow.py [--rounds 5] [--json FILE] [--size shapes] [--size wide] [--only rollout]
-    python scripts/bench_flow.py --size sd35-medium --size flux1-dev --size wan21-1.3b [--json FILE]      # on a GPU
+    python scripts/bench_flow.py --size sd35-medium --size flux1-dev --size wan21-1.3b [--kind window] [--json FILE]  # a GPU
 
 The *bare* model is the transformer with the arguments of the very calls that a rollout or an update made, in their order:
 without gradient, or each followed by a backward pass. A rollout is `flow.rollout.walk`: starts, growth and noise, without
@@ -13,8 +13,8 @@ a saving could be at the most. Sizes:
  - `wide`: a random SD3 transformer of 24 layers x 256 in the embedded pipeline, calls of 8 rows, adapters trained.
  - `sd35-medium`, `flux1-dev`, `wan21-1.3b`: networks of these sizes with random weights in bfloat16, of which adapters are
    trained, by the call (in ten steps) and the checkpointing of the built-in config; on a GPU, unless they are named. There
-   the peak of an iteration is compared with what `flowgrpo plan` counts, and the largest |log ratio| of an update that calls
-   the model anew, before its first step, is told.
+   the peak of an iteration and its seconds are compared with what `flowgrpo plan` counts, and the largest |log ratio| of an
+   update that calls the model anew, before its first step, is told.
 
 Where there is a GPU they run on it, in wall seconds. Prints a table in Markdown.
 """
@@ -36,14 +36,19 @@ from flow_sizes import begun, settings, trainer_of
 from paired import Ratio, Work, exactly, in_turns, spread
 
 from flowgrpo.data.prompts import Row
+from flowgrpo.flow import cost
 from flowgrpo.flow.budget import budget_of
 from flowgrpo.flow.encoding import rows_of
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.flow.plan import plan
 from flowgrpo.flow.rollout import edge_noise, walk
 from flowgrpo.flow.trainer import Trainer
+from flowgrpo.training.gpus import GPUS
+from flowgrpo.training.scaling import Prices
 from samplers.trees import Root, Tree, drawn_noise
 
 SAVING = ("brush", "branch")  # which share states among their leaves
+EVERY = tuple(flow_sizes.KINDS)
 
 
 def placed(name: str, rows: int) -> str:
@@ -101,13 +106,13 @@ def noises(tree: Tree) -> Work:
     return work
 
 
-def rollouts(name: str, rounds: int) -> dict[str, Ratio]:
+def rollouts(name: str, rounds: int, kinds: Sequence[str] = EVERY) -> dict[str, Ratio]:
     """Rollouts over the bare calls; trees over chains of as many leaves, beside what the evaluations promise."""
     size, found = flow_sizes.SIZES[name], {}
     policy, weights = begun(size)
     for rows in size.rows:
         works, evaluations, leaves = {}, {}, {}
-        for kind in flow_sizes.KINDS:
+        for kind in kinds:
             trainer = trainer_of(policy, weights, settings(size, kind, rows))
             grown(trainer)  # which may see first how rows can share a call
             with recorded(policy) as calls:
@@ -117,12 +122,13 @@ def rollouts(name: str, rounds: int) -> dict[str, Ratio]:
                 works["noise"] = noises(tree)
             evaluations[kind], leaves[kind] = sum(len(e.rows) for e in tree.evaluations), len(tree.leaves)
         taken = in_turns(works, rounds)
-        for kind in flow_sizes.KINDS:
+        for kind in kinds:
             found[f"{placed(name, rows)}: rollout of a {kind} / bare"] = paired.paired(
                 taken[kind], taken[f"{kind} bare"]
             )
-        found[f"{placed(name, rows)}: noise of a chain / bare"] = paired.paired(taken["noise"], taken["chain bare"])
-        for kind in SAVING:
+        if "chain" in kinds:
+            found[f"{placed(name, rows)}: noise of a chain / bare"] = paired.paired(taken["noise"], taken["chain bare"])
+        for kind in [own for own in SAVING if {own, "chain"} <= set(kinds)]:
             share = evaluations[kind] / leaves[kind] / (evaluations["chain"] / leaves["chain"])
             each = [taken[kind][i] / leaves[kind] / (taken["chain"][i] / leaves["chain"]) for i in range(rounds)]
             found[f"{placed(name, rows)}: leaf of a {kind} / of a chain"] = spread(each)
@@ -158,26 +164,26 @@ def over_inside(network: torch.nn.Module) -> Iterator[Callable[[Work], float]]:
             hook.remove()
 
 
-def inside(name: str, rounds: int) -> dict[str, Ratio]:
+def inside(name: str, rounds: int, kinds: Sequence[str] = EVERY) -> dict[str, Ratio]:
     """Rollouts over the CPU seconds that they spend in the transformer."""
     size, found = flow_sizes.SIZES[name], {}
     policy, weights = begun(size)
     (network,) = policy.modules.values()
     with over_inside(network) as ratio:
         for rows in size.rows:
-            for kind in flow_sizes.KINDS:
+            for kind in kinds:
                 trainer = trainer_of(policy, weights, settings(size, kind, rows))
                 taken = in_turns({"rollout": partial(grown, trainer)}, rounds, ratio)
                 found[f"{placed(name, rows)}: rollout of a {kind} / transformer in it"] = spread(taken["rollout"])
     return found
 
 
-def updates(name: str, rounds: int) -> dict[str, Ratio]:
+def updates(name: str, rounds: int, kinds: Sequence[str] = EVERY) -> dict[str, Ratio]:
     """Updates over the bare calls with their backward passes; iterations that keep graphs over those that replay."""
     size, found = flow_sizes.SIZES[name], {}
     policy, weights = begun(size)
     for rows in size.rows:
-        for kind in ("chain", "window", "brush"):
+        for kind in [own for own in ("chain", "window", "brush") if own in kinds]:
             trainer = trainer_of(policy, weights, settings(size, kind, rows))
 
             def rolled(trainer: Trainer = trainer) -> tuple[Any, ...]:
@@ -225,12 +231,12 @@ def decoding(name: str, rounds: int) -> dict[str, Ratio]:
     return found
 
 
-def memory(name: str) -> dict[str, float]:
-    """Seconds of an iteration on a GPU, its peak over what is planned, and the largest |log ratio| before its first step."""
+def memory(name: str, kinds: Sequence[str] = EVERY) -> dict[str, float]:
+    """An iteration on a GPU: its seconds and its peak, with what is planned of both, and the largest |log ratio|."""
     size, found = flow_sizes.SIZES[name], {}
     policy, weights = begun(size)
     for rows in size.rows:
-        for kind in ("chain", "window"):
+        for kind in [own for own in ("chain", "window") if own in kinds]:
             chosen = settings(size, kind, rows)
             trainer = trainer_of(policy, weights, chosen)
             with trainer.report:
@@ -240,7 +246,6 @@ def memory(name: str) -> dict[str, float]:
             torch.cuda.reset_peak_memory_stats()
             line = trainer.iterate()
             peak = torch.cuda.max_memory_allocated()
-            found[f"{place}, seconds"] = line["time/rollout"] + line["time/update"]
             trainer.kept_graphs.stop()  # for the ratio of a velocity to itself says nothing
             found[f"{place}, largest |log ratio|"] = trainer.iterate()["policy/max_abs_log_ratio"]
             with random_pipelines.folder(chosen.model.path) as folder:
@@ -248,6 +253,19 @@ def memory(name: str) -> dict[str, float]:
                 with budget_of(chosen.model_copy(update={"model": model})) as budget:
                     kept = budget.kept_graphs(torch.cuda.mem_get_info()[1])
                     found[f"{place}, peak / planned"] = peak / (budget.peak() + (kept["bytes"] if keeps else 0))
+                    found[f"{place}, peak GiB"] = peak / 2**30
+                    planned = cost.work(budget, plan(budget.config))
+                    costs = Prices(gpu_type=gpu_type(), fixed=0.0).cost(budget, planned).seconds
+            for part, counted in (("rollout", costs["rollout"] + costs["decode"]), ("update", costs["update"])):
+                found[f"{place}, seconds of the {part}"] = line[f"time/{part}"]
+                found[f"{place}, seconds of the {part} / planned"] = line[f"time/{part}"] / counted
+    return found
+
+
+def gpu_type() -> str:
+    """The name by which `flowgrpo plan` knows this GPU."""
+    own = torch.cuda.get_device_name().lower().replace(" ", "")
+    (found,) = [name for name in GPUS if name in own]
     return found
 
 
@@ -282,6 +300,7 @@ def _part(value: Any, batch: int, index: int, count: int) -> Any:
 
 
 PARTS = {"rollout": rollouts, "inside": inside, "update": updates, "fullness": fullness, "decoding": decoding}
+BY_KIND = ("rollout", "inside", "update")
 MEMORY = "memory"
 
 
@@ -300,14 +319,17 @@ def parts_of(name: str) -> list[str]:
 
 
 def ratios(
-    rounds: int, names: Sequence[str] = tuple(flow_sizes.SIZES), parts: Sequence[str] = tuple(PARTS)
+    rounds: int,
+    names: Sequence[str] = tuple(flow_sizes.SIZES),
+    parts: Sequence[str] = tuple(PARTS),
+    kinds: Sequence[str] = EVERY,
 ) -> dict[str, Ratio]:
     """All ratios of some sizes."""
     found: dict[str, Ratio] = {}
     for name in names:
         for part in parts:
             if part in parts_of(name):
-                found |= PARTS[part](name, rounds)
+                found |= PARTS[part](name, rounds, *[kinds] * (part in BY_KIND))
     return found
 
 
@@ -321,6 +343,7 @@ def main() -> None:
         help="without a GPU the first two, unless some are named",
     )
     parser.add_argument("--only", action="append", choices=[*PARTS, MEMORY], help="all, unless some are named")
+    parser.add_argument("--kind", action="append", choices=EVERY, help="of runs; all, unless some are named")
     options = parser.parse_args()
     torch.set_num_threads(1)
     sizes = options.size or [
@@ -329,11 +352,11 @@ def main() -> None:
     parts = options.only or [*PARTS, MEMORY]
     if not any(part in parts_of(name) for name in sizes for part in parts):
         parser.error(f"--only {' --only '.join(parts)} measures nothing of {', '.join(sizes)} on this machine")
-    found = ratios(options.rounds, sizes, [part for part in parts if part != MEMORY])
+    found = ratios(options.rounds, sizes, [part for part in parts if part != MEMORY], options.kind or EVERY)
     numbers: dict[str, float] = {}
     for name in sizes:
         if MEMORY in parts and MEMORY in parts_of(name):
-            numbers |= memory(name)
+            numbers |= memory(name, options.kind or EVERY)
     paired.tell(found, options, numbers=numbers)
     for told, number in numbers.items():
         print(f"{told}: {number:.4g}")

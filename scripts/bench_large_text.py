@@ -1,6 +1,6 @@
 """Measure an iteration of training a language model of LLaDA-8B's shape, of random weights: peak memory and tokens a second.
 
-    python scripts/bench_large_text.py [--preset gdpo] [--gradient-checkpointing] [--micro-batch 4] [--rollout-batch 32] ...
+    python scripts/bench_large_text.py [--preset gdpo] [--cache dual] [--gradient-checkpointing] [--micro-batch 4] ...
 
 The sizes are those of LLaDA-8B's config (arXiv 2502.09992), with a LoRA on its attention; smaller ones run anywhere. Nothing
 is downloaded, and nothing of the model is kept. Prints a table in Markdown with a row for each iteration. Tokens a second of
@@ -66,7 +66,7 @@ def alternating(texts: Sequence[str], prompts: Sequence[str], **columns: Any) ->
 
 def settings(options: argparse.Namespace, folder: Path) -> RunConfig:
     """The configuration of the run."""
-    blocks = {"steps": options.steps, "region": {"block_length": options.block_length}}
+    blocks = {"steps": options.steps, "region": {"block_length": options.block_length}, "cache": options.cache}
     return config.validated(
         {
             "kind": "mdlm",
@@ -129,6 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=f"{default}")
     parser.add_argument("--preset", default="gdpo")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--cache", choices=("prefix", "dual"), help="of keys and values, for the decoder")
     parser.add_argument("--gradient-checkpointing", action="store_true")
     options = parser.parse_args(arguments)
     print("| iteration | peak GiB | rollout, tokens a second | update, tokens a second |\n|---|---|---|---|")

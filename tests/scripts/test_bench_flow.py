@@ -60,8 +60,6 @@ def small(bench, monkeypatch):
             call["num_frames"] = 5
         size = replace(bench.flow_sizes.SIZES[name], rows=(2,), group=2, lora={"rank": 2, "alpha": 4}, call=call)
         monkeypatch.setattr(bench.flow_sizes, "SIZES", {name: size})
-        monkeypatch.setattr(bench.flow_sizes, "KINDS", {kind: bench.flow_sizes.KINDS[kind] for kind in ("chain",)})
-        monkeypatch.setattr(bench, "SAVING", ())
         return size
 
     return made
@@ -70,7 +68,7 @@ def small(bench, monkeypatch):
 @pytest.mark.parametrize("name", SMALL)
 def test_a_rollout_of_a_real_shape_is_paired_with_its_transformer(bench, small, name):
     size = small(name)
-    found = bench.rollouts(name, 1)
+    found = bench.rollouts(name, 1, ["chain"])
     assert list(found) == [
         f"{name}, 2 rows: {told}" for told in ("rollout of a chain / bare", "noise of a chain / bare")
     ]
@@ -90,8 +88,8 @@ def test_a_rollout_of_a_real_shape_is_paired_with_its_transformer(bench, small, 
 def test_real_sizes_and_their_memory_are_measured_where_there_is_a_gpu(bench, monkeypatch, tmp_path, there, sizes):
     asked, real = [], ["sd35-medium", "flux1-dev", "wan21-1.3b"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
-    monkeypatch.setattr(bench, "ratios", lambda rounds, names, parts: asked.append((names, parts)) or {})
-    monkeypatch.setattr(bench, "memory", lambda name: {name: 1.0})
+    monkeypatch.setattr(bench, "ratios", lambda rounds, names, parts, kinds: asked.append((names, parts)) or {})
+    monkeypatch.setattr(bench, "memory", lambda name, kinds: {name: 1.0})
     monkeypatch.setattr("sys.argv", ["bench_flow.py", "--json", str(tmp_path / "found.json")])
     bench.main()
     ((names, parts),) = asked
@@ -118,9 +116,24 @@ def test_calls_of_fewer_rows_are_parts_of_a_full_one(bench, small, monkeypatch, 
 
 def test_a_rollout_is_longer_than_its_calls_of_the_transformer(bench, small):
     small("flux1-dev")
-    ((told, ratio),) = bench.inside("flux1-dev", 2).items()
+    ((told, ratio),) = bench.inside("flux1-dev", 2, ["chain"]).items()
     assert told == "flux1-dev, 2 rows: rollout of a chain / transformer in it"
     assert 1 < ratio["low"] <= ratio["high"]
+
+
+def test_an_iteration_on_a_gpu_stands_beside_its_plan(bench, small, monkeypatch):
+    small("sd35-medium")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 2**20)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (80 * 2**30, 80 * 2**30))
+    found = bench.memory("sd35-medium", ["chain"])
+    place = "sd35-medium, 2 rows: iteration of a chain, "
+    told = {name.removeprefix(place) for name in found}
+    parts = {f"seconds of the {part}{planned}" for part in ("rollout", "update") for planned in ("", " / planned")}
+    assert told == {"largest |log ratio|", "peak / planned", "peak GiB", *parts}
+    assert found[f"{place}largest |log ratio|"] < 1e-3
+    assert all(found[place + name] > 0 for name in told if "ratio" not in name)
 
 
 def test_what_measures_nothing_here_is_refused(bench, monkeypatch, capsys):
