@@ -36,8 +36,28 @@ class _Key(ISeedSequence):
 
 def generator(*address: Address) -> np.random.Generator:
     """A fresh generator at `address`; the same address always starts the same stream."""
-    key = hashlib.blake2b(repr(address).encode(), digest_size=16).digest()
-    return np.random.Generator(np.random.Philox(_Key(key)))
+    return np.random.Generator(np.random.Philox(_Key(_key(address))))
+
+
+def _key(address: Address) -> bytes:
+    return hashlib.blake2b(repr(address).encode(), digest_size=16).digest()
+
+
+def uniforms(addresses: Sequence[Address], width: int) -> torch.Tensor:
+    """Numbers (R, width) float64 in [0, 1) on the CPU: a row holds the first ones that `generator` draws at its address.
+
+    One generator goes from address to address, which takes a third of the time that as many would.
+    """
+    found = np.empty((len(addresses), width))
+    if not len(addresses):
+        return torch.from_numpy(found)
+    philox = np.random.Philox(_Key(_key(addresses[0])))
+    started, drawing = philox.state, np.random.Generator(philox)
+    for address, row in zip(addresses, found, strict=True):
+        started["state"]["key"] = np.frombuffer(_key(address), "<u8")
+        philox.state = started
+        drawing.random(out=row)
+    return torch.from_numpy(found)
 
 
 def seed(*address: Address) -> int:

@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from samplers import noise
@@ -35,3 +36,14 @@ def test_noise_is_standard_normal_and_independent_between_neighbours():
 
 def test_seeds_fit_what_torch_takes():
     torch.Generator().manual_seed(max(noise.seed(0, i) for i in range(100)))
+
+
+@pytest.mark.parametrize(
+    "addresses", [[], [(0, "token", 3)], [(0, "token", 3), ((1, "a"), "token", 0), (0, "token", 3)]]
+)
+def test_uniforms_are_those_of_a_generator_at_each_address(addresses):
+    found = noise.uniforms(addresses, 7)
+    expected = [noise.generator(*address).random(7) for address in addresses]
+    assert found.shape == (len(addresses), 7)
+    assert found.dtype == torch.float64
+    assert found.tolist() == [each.tolist() for each in expected]

@@ -14,6 +14,7 @@ In a block-causal model a finished block never changes: what is kept of it is ex
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -28,9 +29,9 @@ from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 
 Tensor = torch.Tensor
 Layers = list[tuple[Tensor, Tensor]]  # keys and values of each
-Told = tuple[Tensor, Tensor, slice, Tensor]
+Told = tuple[Tensor, Tensor, slice]
 
-NOTHING: Told = (torch.empty(0), torch.empty(0), slice(0), torch.empty(0))
+NOTHING: Told = (torch.empty(0), torch.empty(0), slice(0))
 
 
 def cached(predictor: MaskPredictor, kind: Literal["prefix", "dual"], place: str) -> Cache:
@@ -58,6 +59,7 @@ class Cache(ABC):
         self._rows: Tensor | None = None
         self._layers: Layers = []
         self._some: tuple[Tensor, Layers] = (torch.empty(0), [])  # those of these rows that are not full yet
+        self._cache = DynamicCache()  # that was kept of, for the model to fill up again
 
     @abstractmethod
     def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, *, start: int, stop: int) -> Tensor:
@@ -84,8 +86,9 @@ class Cache(ABC):
         position_ids: Tensor,
         start: int,
         stop: int,
-    ) -> tuple[Tensor, DynamicCache]:
-        """Logits (R, stop - start, V) of some of the fed columns, and the cache of kept and fed ones.
+        keeps: Callable[[Tensor], Tensor] | None,
+    ) -> Tensor:
+        """Logits (R, stop - start, V) of some of the fed columns.
 
         Args:
             ids, mask, position_ids: (R, F) of the fed columns.
@@ -93,6 +96,11 @@ class Cache(ABC):
             visible: which of the kept and fed columns are seen, as `MaskPredictor.additive` returns it.
             start: first of the fed columns that is returned.
             stop: column after the last one.
+            keeps: gives those columns of keys or values (R, H, K, D) of the kept and fed ones that are kept from here on, in
+                the place of those before; None for these.
+
+        Raises:
+            InputError: the model does not hold keys and values of all columns.
         """
         cache = self._kept(row)
         self.predictor.evaluations += len(ids)
@@ -104,30 +112,33 @@ class Cache(ABC):
             use_cache=True,
             **{self.predictor.cache_argument: cache},
         )
-        return self.predictor.columns(evaluate, mask, start, stop)[0], cache
+        logits = self.predictor.columns(evaluate, mask, start, stop)[0]
+        if keeps is not None:
+            self._keep(cache, row, keeps, visible.shape[-1])
+        self._rewind()
+        return logits
 
     def _kept(self, row: Tensor) -> DynamicCache:
         """A cache that has what is kept of some rows; no copy of it, unless they have become fewer."""
-        cache = DynamicCache()
+        if not self._some[1]:
+            return DynamicCache()
         if len(row) < len(self._some[0]):
             index = torch.searchsorted(self._some[0], row)
             self._some = row, [(keys[index], values[index]) for keys, values in self._some[1]]
-        for layer, (keys, values) in enumerate(self._some[1]):
-            cache.update(keys[:, :, :0], values[:, :, :0], layer)
-            cache.layers[layer].keys, cache.layers[layer].values = keys, values
-        return cache
+            self._rewind()
+        return self._cache
 
-    def _keep(self, cache: DynamicCache, row: Tensor, columns: Tensor | slice, length: int) -> None:
-        """Keep some columns of a cache that has so many of some rows.
+    def _rewind(self) -> None:
+        """Let the cache hold what is kept and nothing else, for a new one takes longer than a layer of a small model."""
+        for layer, (keys, values) in zip(self._cache.layers, self._some[1], strict=True):
+            layer.keys, layer.values = keys, values
 
-        Raises:
-            InputError: not all layers hold keys and values of all columns.
-        """
+    def _keep(self, cache: DynamicCache, row: Tensor, columns: Callable[[Tensor], Tensor], length: int) -> None:
         layers = [layer for layer in cache.layers if type(layer) is DynamicLayer and layer.get_seq_length() == length]
         if not layers or len(layers) < len(cache.layers):
             raise InputError(f"{self.place}: the model does not keep the keys and values of all its columns")
-        self._layers = [(layer.keys[:, :, columns], layer.values[:, :, columns]) for layer in layers]
-        self._rows, self._some = row, (row, self._layers)
+        self._layers = [(columns(layer.keys), columns(layer.values)) for layer in layers]
+        self._rows, self._some, self._cache = row, (row, self._layers), cache
 
     def _check_padding(self, attention_mask: Tensor) -> None:
         if self.predictor.padded_form is None and not attention_mask.all():
@@ -142,7 +153,7 @@ class BlockCache(Cache):
     def __init__(self, predictor: MaskPredictor, kind: Literal["prefix", "dual"], place: str):
         """Take nothing in yet."""
         super().__init__(predictor, place)
-        self.kind, self._told = kind, NOTHING
+        self.kind, self._told, self._position = kind, NOTHING, torch.empty(0)
 
     @override
     def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, *, start: int, stop: int) -> Tensor:
@@ -150,12 +161,16 @@ class BlockCache(Cache):
         self._check_padding(attention_mask)
         if start != self._start:
             self._start, self._rows, self._layers = start, None, []
-            self._some, self._told = (torch.empty(0), []), NOTHING
+            self._some, self._told, self._cache = (torch.empty(0), []), NOTHING, DynamicCache()
         entered = self._rows is None
+        first = max(start - self.predictor.shift, 0)
+        last = ids.shape[1] if self.kind == "prefix" else stop
         if len(self._told[0]) != len(row):
-            self._told = self._tell(attention_mask, start=start, stop=stop, entered=entered)
-        place, visible, fed, others = self._told
-        logits, cache = self._fed(
+            self._told = self._tell(attention_mask, first, last, entered=entered)
+        place, visible, fed = self._told
+        if entered:
+            self._told = NOTHING
+        return self._fed(
             ids[:, fed],
             attention_mask[:, fed],
             row,
@@ -163,23 +178,23 @@ class BlockCache(Cache):
             position_ids=place,
             start=start - fed.start,
             stop=stop - fed.start,
+            keeps=partial(_without, first=first, last=last) if entered else None,
         )
-        if entered:
-            self._keep(cache, row, others, ids.shape[1])
-            self._told = NOTHING
-        return logits
 
-    def _tell(self, attention_mask: Tensor, *, start: int, stop: int, entered: bool) -> Told:
-        """Positions (R, F) of the fed columns, what they see, which columns they are, and which the others."""
-        columns = torch.arange(attention_mask.shape[1], device=attention_mask.device)
-        first = max(start - self.predictor.shift, 0)
-        last = len(columns) if self.kind == "prefix" else stop
-        fed, others = slice(first, last), torch.cat([columns[:first], columns[last:]])
-        seen = torch.cat([others, columns[fed]])
-        if entered:
-            fed, seen = slice(0, len(columns)), columns
-        visible = self.predictor.additive(attention_mask[:, None, seen], fed.stop - fed.start)
-        return positions(attention_mask)[:, fed], visible, fed, others
+    def _tell(self, attention_mask: Tensor, first: int, last: int, *, entered: bool) -> Told:
+        """Positions (R, F) of the fed columns, what they see, and which columns they are: all, or from first to last."""
+        if len(self._position) != len(attention_mask):
+            self._position = positions(attention_mask)
+        fed, seen = slice(0, attention_mask.shape[1]), attention_mask
+        if not entered:
+            others = (attention_mask[:, :first], attention_mask[:, last:])
+            fed, seen = slice(first, last), torch.cat([*others, attention_mask[:, first:last]], dim=1)
+        return self._position[:, fed], self.predictor.additive(seen[:, None], fed.stop - fed.start), fed
+
+
+def _without(tensor: Tensor, *, first: int, last: int) -> Tensor:
+    """Keys or values (R, H, K, D) without some columns; a copy, so that these take no memory."""
+    return torch.cat([tensor[:, :, :first], tensor[:, :, last:]], dim=2)
 
 
 class PrefixCache(Cache):
@@ -199,13 +214,17 @@ class PrefixCache(Cache):
         self._check_padding(attention_mask)
         entered, self._start = start != self._start, start
         if entered and not (self._rows is not None and torch.isin(row, self._rows).all()):
-            self._columns, self._rows, self._layers = 0, None, []  # a row has come back that had nothing to fill
+            # A row has come back that had nothing to fill.
+            self._columns, self._rows, self._layers, self._cache = 0, None, [], DynamicCache()
         if entered:
             self._some = torch.empty(0) if self._rows is None else self._rows, self._layers
+            self._rewind()
         first, last = self._columns, self.predictor.block_end(ids, attention_mask, stop)
         ids, mask = ids[:, :last], attention_mask[:, :last]
         visible = self.predictor.additive(self.predictor.visible(mask, first), last - first)
-        logits, cache = self._fed(
+        if entered:
+            self._columns = max(self.predictor.block_start(mask, start) - self.predictor.shift, 0)
+        return self._fed(
             ids[:, first:],
             mask[:, first:],
             row,
@@ -213,8 +232,5 @@ class PrefixCache(Cache):
             position_ids=positions(mask)[:, first:],
             start=start - first,
             stop=stop - first,
+            keeps=partial(torch.narrow, dim=2, start=0, length=self._columns) if entered else None,
         )
-        if entered:
-            self._columns = max(self.predictor.block_start(mask, start) - self.predictor.shift, 0)
-            self._keep(cache, row, slice(self._columns), last)
-        return logits

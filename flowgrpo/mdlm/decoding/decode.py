@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from flowgrpo.errors import InputError
@@ -207,17 +208,18 @@ def _filled(
         if decoder.region.counted is not None:
             block_masks = torch.full_like(steps, decoder.region.counted)
         while len(row := masked.any(1).nonzero()[:, 0]):
+            of_rows = partial(_some_rows, row)
             step = DecodeStep(
                 frame=decoder.frame,
                 row=row + first,
                 index=steps[row],
-                in_block=(steps - begun)[row],
-                block_masks=block_masks[row],
+                in_block=of_rows(steps - begun),
+                block_masks=of_rows(block_masks),
                 block=block,
                 start=start,
-                open=decoder.region.open(masked[row]),
+                open=decoder.region.open(of_rows(masked)),
                 ids=ids[row],
-                attention_mask=mask[row],
+                attention_mask=of_rows(mask),
                 prompt=prompt,
                 seeds=seeds,
             )
@@ -237,6 +239,11 @@ def _filled(
         nfe=steps * (2 if decoder.guided else 1),
         steps=steps,
     )
+
+
+def _some_rows(row: Tensor, tensor: Tensor) -> Tensor:
+    """Rows of a tensor that never changes; where these are all of them the tensor itself."""
+    return tensor if len(row) == len(tensor) else tensor[row]
 
 
 def _canvas(

@@ -119,7 +119,7 @@ class DecodeStep:
         """Row (N,), among the R, and column (N,), among the W, of each open position."""
         return self.open.nonzero(as_tuple=True)
 
-    @property
+    @cached_property
     def position(self) -> Tensor:
         """Position (N,) in the completion of each open position."""
         return self.place[1] + self.start
@@ -137,12 +137,9 @@ class DecodeStep:
         """
         if self.seeds is None:
             raise ValueError("this decoder draws random numbers, give it one seed for each row")
-        width = self.completion.shape[1]
-        rows = [
-            noise.generator(self.seeds[row], purpose, index).random(width)
-            for row, index in zip(self.row.tolist(), self.index.tolist(), strict=True)
-        ]
-        whole = torch.stack([torch.from_numpy(numbers) for numbers in rows]).to(self.open.device)  # (R, L)
+        rows = zip(self.row.tolist(), self.index.tolist(), strict=True)
+        addresses = [(self.seeds[row], purpose, index) for row, index in rows]
+        whole = noise.uniforms(addresses, self.completion.shape[1]).to(self.open.device)  # (R, L)
         return whole[self.owner, self.position]
 
 
