@@ -8,18 +8,19 @@ edges that are rolled out but not trained; all children of a state share one mod
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
 from typing import Any, Protocol
 
 import torch
 
 from samplers.batches import batched
+from samplers.drawing import Ahead, Family, drawn
 from samplers.kernels import ODE, Kernel, State, log_prob, transition
-from samplers.noise import Address, Ahead
 from samplers.transfer import sent
 
 TRUNK = "trunk"
@@ -223,8 +224,9 @@ def grow(
     tree = Tree(tuple(sigmas), [Node(None, root, (root.index,), TRUNK, sigmas[0], 0) for root in roots])
     states = {i: tuple(x[i] for x in start) for i in range(len(roots))}
     pending = defaultdict(list, {sigmas[0]: list(states)})
-    ahead = None if start[0].device.type == "cpu" else Ahead(noise)  # a host that computes itself has no time to spare
-    noise = ahead or noise
+    device = start[0].device
+    ahead = None if device.type == "cpu" else Ahead(noise, device)  # a host that computes itself has no time to spare
+    draw = partial(drawn_noise, tree, noise=noise) if ahead is None else lambda edges, _, of: ahead((id(edges), of))
     while pending:
         sigma = max(pending)
         arrived = pending.pop(sigma)
@@ -245,14 +247,14 @@ def grow(
             kept = tree.nodes[batch[0]].root.part in keep_graphs and _trains(moves[batch[0]])
             evaluation = _branched(tree, batch, moves)
             if ahead is not None:
-                ahead.begin(_noises(tree, evaluation, state))
+                _begin(ahead, tree, evaluation, state)
             with torch.enable_grad() if kept else nullcontext():
                 velocity = evaluate(state, sigma, evaluation.rows)
             if kept:
                 evaluation.velocity = velocity
             velocity = tuple(v.detach() for v in velocity)
             for edges in evaluation.edges:
-                following, mean = _step(tree, edges, sigma, state, velocity, noise)
+                following, mean = _step(tree, edges, sigma, state, velocity, draw)
                 if edges.move.trained:
                     evaluation.state, edges.next_state, edges.mean = state, following, mean if keep_means else None
                 for child, *child_state in zip(edges.nodes.tolist(), *(x.unbind() for x in following), strict=True):
@@ -327,15 +329,16 @@ def _child(tree: Tree, parent: int, move: Move, ordinal: int | None) -> Node:
     return Node(parent, node.root, path, move.role, tree.sigmas[step], step, tuple(remaining))
 
 
-def _step(tree: Tree, edges: Edges, sigma: float, state: State, velocity: State, noise: Noise) -> tuple[State, State]:
+def _step(
+    tree: Tree, edges: Edges, sigma: float, state: State, velocity: State, draw: Callable[..., torch.Tensor]
+) -> tuple[State, State]:
     """The children's states, rounded to the storage dtype before their log-probability is recorded, and their means."""
     kernel = edges.move.kernel
     mean, std = edge_transition(edges, sigma, state, velocity, tree.sigma_cap)
     following = mean
     if kernel.stochastic:
         following = tuple(
-            m + std * sent(drawn_noise(tree, edges, m.shape[1:], component, noise), m.device)
-            for component, m in enumerate(mean)
+            m + std * sent(draw(edges, m.shape[1:], component), m.device) for component, m in enumerate(mean)
         )
     following = tuple(new.to(old.dtype) for new, old in zip(following, state, strict=True))
     if kernel.stochastic:
@@ -344,37 +347,31 @@ def _step(tree: Tree, edges: Edges, sigma: float, state: State, velocity: State,
 
 
 def drawn_noise(tree: Tree, edges: Edges, shape: Sequence[int], component: int, noise: Noise) -> torch.Tensor:
-    """The noise (E, ...) that some edges have in one tensor of the state.
-
-    What siblings share is drawn at their parent's own path, which leads to no edge.
-    """
-    move, drawn, shared = edges.move, [], {}
-    for own, common in _addresses(tree, edges, component):
-        xi = noise(shape, *own)
-        if common is not None:
-            if common not in shared:
-                shared = {common: noise(shape, *common)}
-            xi = (shared[common] + move.sibling_strength * xi) / math.sqrt(1 + move.sibling_strength**2)
-        drawn.append(xi)
-    return torch.stack(drawn).mul_(move.noise_scale)
+    """The noise (E, ...) that some edges have in one tensor of the state."""
+    return drawn(_families(tree, edges, component), shape, noise)
 
 
-def _addresses(tree: Tree, edges: Edges, component: int) -> Iterator[tuple[Address, Address | None]]:
-    """Where each edge's noise lies, and where that lies which it shares with its siblings, if they share some."""
-    shares = edges.move.sibling_strength is not None and edges.move.count > 1
-    for node in (tree.nodes[i] for i in edges.nodes.tolist()):
-        parent = tree.nodes[node.parent]
-        group, step = node.root.group, parent.step
-        yield (group, node.path, step, component), (group, parent.path, step, component) if shares else None
-
-
-def _noises(tree: Tree, evaluation: Evaluation, state: State) -> Iterator[tuple[torch.Size, Address]]:
-    """Shape and address of all noise that the edges of an evaluation are about to have."""
+def _begin(ahead: Ahead, tree: Tree, evaluation: Evaluation, state: State) -> None:
+    """Begin to draw all noise that the edges of an evaluation are about to have."""
     for edges in evaluation.edges:
-        if edges.move.kernel.stochastic:
-            for component, x in enumerate(state):
-                for addresses in _addresses(tree, edges, component):
-                    yield from ((x.shape[1:], address) for address in addresses if address is not None)
+        for component, x in enumerate(state) if edges.move.kernel.stochastic else ():
+            ahead.begin((id(edges), component), _families(tree, edges, component), x.shape[1:])
+
+
+def _families(tree: Tree, edges: Edges, component: int) -> list[Family]:
+    """Where each edge's noise lies; what siblings share is drawn at their parent's own path, which leads to no edge."""
+    move, found = edges.move, []
+    shares = move.sibling_strength is not None and move.count > 1
+    children = [tree.nodes[i] for i in edges.nodes.tolist()]
+    for parent, siblings in groupby(children, key=lambda node: node.parent):
+        above = tree.nodes[parent]
+        group, step = above.root.group, above.step
+        own = [(group, node.path, step, component) for node in siblings]
+        if shares:
+            found.append(Family(own, (group, above.path, step, component), move.sibling_strength, move.noise_scale))
+        else:
+            found += [Family([address], None, 1.0, move.noise_scale) for address in own]
+    return found
 
 
 def edge_transition(
