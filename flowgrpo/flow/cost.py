@@ -36,6 +36,7 @@ def work(budget: FlowBudget, planned: dict[str, Any]) -> Work:
                     sweeps=sampled,
                     rows=train.rollout_rows,
                     operations=sampling.operations,
+                    launches=sampling.launches,
                     gathers=sampling.calls,
                 )
             ],
@@ -53,16 +54,24 @@ def work(budget: FlowBudget, planned: dict[str, Any]) -> Work:
                     **replayed,
                     sweeps=learnt,
                     operations=forwards_of(config) * sampling.operations,
+                    launches=forwards_of(config) * sampling.launches,
                     gathers=2 * sampling.calls,  # the backward pass gathers them again
                     sums=sampling.calls,
                 ),
-                Calls(**replayed, sweeps=updated - learnt, operations=sampling.operations, gathers=sampling.calls),
+                Calls(
+                    **replayed,
+                    sweeps=updated - learnt,
+                    operations=sampling.operations,
+                    launches=sampling.launches,
+                    gathers=sampling.calls,
+                ),
             ],
             "evaluate": [
                 Calls(
                     **held_out,
                     sweeps=steps / config.eval.every,
                     operations=evaluating.operations,
+                    launches=evaluating.launches,
                     gathers=evaluating.calls,
                 ),
                 Calls(**held_out, sweeps=1 / config.eval.every, operations=evaluating.decode_operations),

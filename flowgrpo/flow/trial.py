@@ -36,6 +36,7 @@ class Sampling:
     Attributes:
         step: without gradients.
         operations: of a step, all branches of its guidance.
+        launches: functions of PyTorch that the networks call in a step, whatever the number of rows.
         calls: of the networks in a step, which a batch of both branches needs one of.
         decode: a sample; nothing where the config has it in tiles.
         decode_tiled: a sample in tiles; None where the decoder has no tiling.
@@ -45,6 +46,7 @@ class Sampling:
 
     step: Peaks
     operations: int
+    launches: int
     calls: int
     decode: Peaks
     decode_tiled: Peaks | None
@@ -187,12 +189,12 @@ def _sampling(
     with hollow.phase() as live:
         state = policy.start([row])
         calls.clear()
-        operations = live.operations
+        operations, launches = live.operations, live.launches
         policy.walk.velocity(state, policy.sigmas[0], [row])
-        step, operations = live.peaks, live.operations - operations
+        step, operations, launches = live.peaks, live.operations - operations, live.launches - launches
     for hook in hooks:
         hook.remove()
-    found = {"step": step, "operations": operations, "calls": len(calls)}
+    found = {"step": step, "operations": operations, "launches": launches, "calls": len(calls)}
     if before is not None and [x.shape for x in before[1]] == [x.shape for x in state]:
         return replace(before[0], **found), state
     in_tiles = _decoded_in_tiles(policy, hollow, row, state)

@@ -34,6 +34,7 @@ def work(budget: TextBudget, planned: dict[str, Any]) -> Work:
                     sweeps=planned["model_evaluations"]["rollout"] / (samples * g["guidance_branches"]),
                     rows=train.rollout_rows,
                     operations=trial.decode_operations,
+                    launches=trial.launches,
                     gathers=1,
                 )
             ],
@@ -42,10 +43,17 @@ def work(budget: TextBudget, planned: dict[str, Any]) -> Work:
                     **views,
                     sweeps=learnt,
                     operations=forwards_of(config) * trial.update_operations,
+                    launches=forwards_of(config) * trial.launches,
                     gathers=2,  # the backward pass gathers them again
                     sums=1,
                 ),
-                Calls(**views, sweeps=updated - learnt, operations=trial.update_operations, gathers=1),
+                Calls(
+                    **views,
+                    sweeps=updated - learnt,
+                    operations=trial.update_operations,
+                    launches=trial.launches,
+                    gathers=1,
+                ),
             ],
             "evaluate": [
                 Calls(
@@ -53,6 +61,7 @@ def work(budget: TextBudget, planned: dict[str, Any]) -> Work:
                     sweeps=steps / config.eval.every,
                     rows=train.rollout_rows,
                     operations=trial.evaluate_operations,
+                    launches=trial.launches,
                     gathers=1,
                 )
             ],

@@ -48,6 +48,7 @@ class Trial:
         decode_operations: of a step of the decoder of training, all branches of its guidance; a mean where it has a cache.
         evaluate_operations: of that of evaluation.
         update_operations: of the forward pass of a view.
+        launches: functions of PyTorch that it calls, whatever the number of rows.
     """
 
     weights: int
@@ -62,6 +63,7 @@ class Trial:
     decode_operations: int
     evaluate_operations: int
     update_operations: int
+    launches: int
 
 
 class _Unasked(MaskPredictor):
@@ -107,12 +109,12 @@ def trial(config: TextConfig, prompt: int) -> Trial:
     alike = _work(training) == _work(evaluation)
     evaluate, of_evaluation = (None, operations) if alike else _decoded(hollow, predictor, evaluation, ids)
     hollow.with_gradients([network])
-    update, checkpointed, forward = Peaks(), None, 0
+    update, checkpointed, forward = Peaks(), None, (0, 0)
     if not model.gradient_checkpointing:
-        update, forward = _learnt(hollow, predictor, ids, prompt)
+        update, *forward = _learnt(hollow, predictor, ids, prompt)
     if can_checkpoint(network):
         checkpoint_gradients(network)
-        checkpointed, forward = _learnt(hollow, predictor, ids, prompt)
+        checkpointed, *forward = _learnt(hollow, predictor, ids, prompt)
     return Trial(
         weights=weights,
         shapes=shapes,
@@ -125,7 +127,8 @@ def trial(config: TextConfig, prompt: int) -> Trial:
         dequantises=model.quantise in quantise.FORMS,
         decode_operations=operations,
         evaluate_operations=of_evaluation,
-        update_operations=forward,
+        update_operations=forward[0],
+        launches=forward[1],
     )
 
 
@@ -189,8 +192,8 @@ def _made(path: str, place: str) -> transformers.PreTrainedModel:
     return kind.from_config(config)
 
 
-def _learnt(hollow: Hollow, predictor: MaskPredictor, ids: torch.Tensor, prompt: int) -> tuple[Peaks, int]:
-    """What the passes of one view that scores a whole answer allocate, and the operations of the forward one."""
+def _learnt(hollow: Hollow, predictor: MaskPredictor, ids: torch.Tensor, prompt: int) -> tuple[Peaks, int, int]:
+    """What the passes of one view that scores a whole answer allocate; operations and launches of the forward one."""
     scored = torch.ones(1, ids.shape[1] - prompt, dtype=torch.bool)
     hidden = torch.nn.functional.pad(scored, (prompt, 0))
     answers = Answers(
@@ -203,6 +206,6 @@ def _learnt(hollow: Hollow, predictor: MaskPredictor, ids: torch.Tensor, prompt:
     views = Views(hidden[None], scored[None].float(), torch.ones(1))
     with hollow.phase() as live, hollow.inside():
         found = log_probs(predictor, answers, views, Call(torch.tensor([0]), torch.tensor([0]))).sum()
-        operations = live.operations
+        operations, launches = live.operations, live.launches
         found.backward()
-        return live.peaks, operations
+        return live.peaks, operations, launches

@@ -1,7 +1,8 @@
 """The seconds of an iteration on any number of GPUs, from the operations and the bytes of its calls.
 
-A call of m rows takes as long as its operations, at the share of a GPU's peak that published runs reach, or as long as it
-waits for weights and gradients of other processes, whichever is longer. Ours, after what is usual of training with shards:
+A call of m rows takes as long as its operations, at the share of a GPU's peak that published runs reach, as a core takes to
+launch them, or as it waits for weights and gradients of other processes, whichever is longest. Ours, after what is usual of
+training with shards:
 
  1. A backward pass costs one forward pass for the gradients of activations, and one more for those of weights, which under
     adapters hardly any have. Checkpointing makes the forward pass again.
@@ -21,6 +22,7 @@ from flowgrpo.training.layout import Layout
 from flowgrpo.training.traffic import Messages, of_rewards
 
 UTILISATION = 0.45  # of a GPU's peak: what verl-omni reaches where it makes pictures; docs/scale.md has the run
+LAUNCH = 11e-6  # seconds of a core for a function of PyTorch: calls of 8 rows of SD3.5-medium's shape beside an H200
 FIXED = 20.0  # seconds, a guess
 PARTS = ("rollout", "decode", "update", "evaluate", "traffic", "fixed")
 
@@ -35,6 +37,7 @@ class Calls:
         sweeps: how often these go through the model.
         rows: of a call, at the most.
         operations: of a row.
+        launches: functions of PyTorch that a call of any number of rows calls, one after the other.
         gathers: how often a call gathers a network in shards; it may be several networks, or several calls of one.
         sums: how often it sums their gradients.
         parts: optimizer steps among which the rows are dealt; no call has rows of two.
@@ -45,6 +48,7 @@ class Calls:
     sweeps: float
     rows: int
     operations: float
+    launches: int = 0
     gathers: int = 0
     sums: int = 0
     parts: int = 1
@@ -136,7 +140,7 @@ def cost_of(work: Work, layout: Layout, gpu: Gpu, sent: Messages, *, rate: float
         for each in calls:
             waits = each.gathers * sent.gather.seconds(gpu) + each.sums * sent.scatter.seconds(gpu)
             for count, rows in each.sizes(processes):
-                computes = rows * each.operations / rate
+                computes = max(rows * each.operations / rate, each.launches * LAUNCH)
                 seconds[part] += count * computes
                 seconds["traffic"] += count * (max(waits - computes, 0.0) + each.sums * sent.spread.seconds(gpu))
                 counts["gathers"] += count * each.gathers

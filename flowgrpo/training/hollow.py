@@ -58,6 +58,7 @@ class _Run:
         by: its forward.
         fixed, each: bytes that stayed beside what it returned: once, and for the row.
         operations: floating-point ones.
+        launches: functions of PyTorch that it called.
         outputs: what it returned, flat: the index of an input; shape, type and whether it carries a gradient; or a value.
         form: of what it returned.
     """
@@ -66,6 +67,7 @@ class _Run:
     fixed: int
     each: int
     operations: int
+    launches: int
     outputs: list[Any]
     form: TreeSpec
 
@@ -104,7 +106,8 @@ class Hollow:
         self.live, self._mode = Live(), FakeTensorMode(allow_non_fake_inputs=True)
         self._anchor = torch.zeros((), requires_grad=True)
         self._depth = 0
-        self._seen: dict[Any, tuple[Any, int, int]] = {}  # what a call returned, bytes that stayed, and its operations
+        # What a call returned, bytes that stayed, its operations, and its launches.
+        self._seen: dict[Any, tuple[Any, int, int, int]] = {}
         self._again: list[Tensor] = []
         self._runs: dict[Any, _Run | None] = {}  # of blocks; None of one that is run each time
         self._weight = self._fresh(torch.empty(1))
@@ -178,13 +181,14 @@ class Hollow:
             key = (id(method), torch.is_grad_enabled(), tuple(shapes))
             if key in self._seen:
                 return self._repeated(*self._seen[key])
-            _, before, operations = self._counted  # another branch has the same copies of weights
+            _, before, operations, launches = self._counted  # another branch has the same copies of weights
             with self.inside():
                 out = method(*mapped(self._fake, args), **mapped(self._fake, kwargs))
             self._seen[key] = (
                 mapped(lambda x: torch.zeros((), dtype=x.dtype).expand(x.shape), out),
                 self.live.parts[1] - before,
                 self.live.operations - operations,
+                self.live.launches - launches,
             )
             return self._real(out)
 
@@ -215,10 +219,10 @@ class Hollow:
         return run
 
     @property
-    def _counted(self) -> tuple[int, int, int]:
-        return *self.live.parts, self.live.operations
+    def _counted(self) -> tuple[int, int, int, int]:
+        return *self.live.parts, self.live.operations, self.live.launches
 
-    def _left(self, out: Any, inputs: list[Tensor], before: tuple[int, int, int], by: Any) -> _Run | None:
+    def _left(self, out: Any, inputs: list[Tensor], before: tuple[int, ...], by: Any) -> _Run | None:
         """What a block left behind; None where it is not known what the next one would do."""
         found, form = tree_flatten(out)
         outputs: list[Any] = []
@@ -230,14 +234,16 @@ class Hollow:
                 continue
             outputs.append((x.shape, x.dtype, x.requires_grad))
             made += x.numel() * x.element_size()
-        fixed, each, operations = (now - then for now, then in zip(self._counted, before, strict=True))
+        fixed, each, operations, launches = (now - then for now, then in zip(self._counted, before, strict=True))
         plain = all(isinstance(x, (FakeTensor, type(None))) for x in found)
         if not plain or fixed < 0 or each < made:
             return None
-        return _Run(by=by, fixed=fixed, each=each - made, operations=operations, outputs=outputs, form=form)
+        effort = {"operations": operations, "launches": launches}
+        return _Run(by=by, fixed=fixed, each=each - made, outputs=outputs, form=form, **effort)
 
     def _as_before(self, run: _Run, inputs: list[Tensor], caches: list[transformers.Cache]) -> Any:
         self.live.operations += run.operations
+        self.live.launches += run.launches
         fixed = self._weight.new_empty(run.fixed, dtype=torch.uint8)
         kept = [fixed, next(x for x in inputs if isinstance(x, FakeTensor)).new_empty(run.each, dtype=torch.uint8)]
         for cache in caches:  # which lives as long as keys and values in it would
@@ -247,8 +253,9 @@ class Hollow:
         outputs = [next(made) if isinstance(x, tuple) else None if x is None else inputs[x] for x in run.outputs]
         return tree_unflatten(outputs, run.form)
 
-    def _repeated(self, out: Any, stayed: int, operations: int) -> Any:
+    def _repeated(self, out: Any, stayed: int, operations: int, launches: int) -> Any:
         self.live.operations += operations
+        self.live.launches += launches
         if torch.is_grad_enabled():
             with self.inside(), self._mode:
                 self._again.append(torch.empty(stayed, dtype=torch.uint8))

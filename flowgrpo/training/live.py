@@ -81,6 +81,7 @@ class Live(TorchDispatchMode):
 
     Attributes:
         operations: floating-point ones since `restart`, by `OPERATIONS`.
+        launches: functions of PyTorch that were called since `restart`, each of which a core launches.
     """
 
     def __init__(self):
@@ -88,7 +89,7 @@ class Live(TorchDispatchMode):
         self._now, self._start = {True: 0, False: 0}, (0, 0)  # once (True), and of the row
         self._points: list[tuple[int, int]] = [(0, 0)]
         self._sizes: dict[int, tuple[int, bool]] = {}
-        self.operations = 0
+        self.operations = self.launches = 0
 
     @property
     def parts(self) -> tuple[int, int]:
@@ -113,7 +114,7 @@ class Live(TorchDispatchMode):
     def restart(self) -> None:
         """Count from 0 again, whatever is allocated."""
         self._start, self._points = (self._now[True], self._now[False]), [(0, 0)]
-        self.operations = 0
+        self.operations = self.launches = 0
 
     def lower(self) -> None:
         """Forget what the most has been, and not what is there."""
@@ -131,6 +132,7 @@ class Live(TorchDispatchMode):
         if function is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             raise NotImplementedError(f"a value of {tuple(args[0].shape)} numbers that do not exist is read")
         out = function(*args, **(kwargs or {}))
+        self.launches += 1
         formula = OPERATIONS.get(function._overloadpacket)
         if formula is not None:
             self.operations += formula(*args, **(kwargs or {}), out_val=out)

@@ -116,7 +116,7 @@ def _changes(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) 
     if config.run.sharding == "fsdp2" and layout.nodes > 1 and not layout.processes % layout.of_node:
         settings.append({"run.sharding": "hsdp"})
     rows = {ROLLOUT: config.train.rollout_rows, UPDATE: config.train.micro_batch}
-    if before.seconds["traffic"] and any(before.samples > own for own in rows.values()):
+    if any(before.samples > own for own in rows.values()):
         settings.append({key: 2 * own for key, own in rows.items()})
     if config.model.gradient_checkpointing:
         settings.append({"model.gradient_checkpointing": False})
@@ -172,8 +172,8 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"{each['gpus']:>5}" + _row(cells, heads)
     gpu = found["gpu_type"]
     yield (
-        f"seconds of an iteration on {gpu}, at {found['utilisation']:.0%} of its peak; samples, GiB and GB sent of one GPU; "
-        "fixed: what no GPU takes away, rewards among it, a guess (--fixed-seconds)"
+        f"seconds of an iteration on {gpu}, at {found['utilisation']:.0%} of its peak, and no less than a core takes to launch "
+        "its calls; samples, GiB and GB sent of one GPU; fixed: what no GPU takes away, rewards among it, a guess (--fixed-seconds)"
     )
     if found["found"]:
         yield f"found when the run starts, and counted with the most that fits {gpu}: {written(found['found'])}"

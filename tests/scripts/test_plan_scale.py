@@ -25,7 +25,14 @@ def script(monkeypatch):
 
 def budget(*, full=False):
     nothing = Sampling(
-        step=Peaks(), operations=0, calls=1, decode=Peaks(), decode_tiled=None, sample=0, decode_operations=0
+        step=Peaks(),
+        operations=0,
+        launches=0,
+        calls=1,
+        decode=Peaks(),
+        decode_tiled=None,
+        sample=0,
+        decode_operations=0,
     )
     trial = Trial(
         components={"transformer": 40 * GIB},

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from flowgrpo.cli import main
+from flowgrpo.training import cost
 
 pytestmark = pytest.mark.usefixtures("kept_trials")
 DIVERGENCE = "algorithm.objective.kl.beta=0.01"  # in all plans, so that one trial serves them
@@ -33,12 +34,18 @@ def test_what_can_be_cut_is_planned(workplace, capsys):
     assert "model evaluations" in capsys.readouterr().out
 
 
+@pytest.fixture
+def launched_at_once(monkeypatch):
+    """Calls take as long as their operations, and no longer: those of the tiny model are launched longer than computed."""
+    monkeypatch.setattr(cost, "LAUNCH", 0.0)
+
+
 def planned(capsys, *options):
     assert main(["plan", "tiny.yaml", DIVERGENCE, *options, "--format", "json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
-def test_seconds_follow_from_the_evaluations_that_are_counted(workplace, capsys):
+def test_seconds_follow_from_the_evaluations_that_are_counted(workplace, launched_at_once, capsys):
     found = planned(capsys, "--gpus", "3", "--fixed-seconds", "5")
     rows = {each["gpus"]: each for each in found["cost"]["costs"]}
     assert list(rows) == [1, 3, 8, 64, 512]
@@ -58,7 +65,7 @@ def test_seconds_follow_from_the_evaluations_that_are_counted(workplace, capsys)
     assert found["cost"]["changes"] == []  # no iteration may have as many samples as would keep so small a model busy
 
 
-def test_more_samples_are_advised_where_the_fixed_part_takes_the_most(workplace, capsys):
+def test_more_samples_are_advised_where_the_fixed_part_takes_the_most(workplace, launched_at_once, capsys):
     alone = planned(capsys, "--gpus", "1", "--fixed-seconds", "0")["cost"]["costs"][0]["total"]
     found = planned(capsys, "--gpus", "3", "--fixed-seconds", str(alone))
     (change,) = (each for each in found["cost"]["changes"] if "train.groups" in each["set"])
@@ -71,7 +78,7 @@ def test_more_samples_are_advised_where_the_fixed_part_takes_the_most(workplace,
     assert own["efficiency"] == pytest.approx(change["efficiency"])
 
 
-def test_a_faster_gpu_takes_less_and_a_float32_run_is_not_priced_as_half_precision(workplace, capsys):
+def test_a_faster_gpu_takes_less_and_a_float32_run_is_not_priced_as_half_precision(workplace, launched_at_once, capsys):
     def seconds(*options):
         return planned(capsys, "--gpus", "1", *options)["cost"]["costs"][0]["seconds"]["rollout"]
 
@@ -80,7 +87,7 @@ def test_a_faster_gpu_takes_less_and_a_float32_run_is_not_priced_as_half_precisi
     assert seconds("model.dtype=bfloat16", "--gpu-type", "A100") == pytest.approx(single * 67 / 312)
 
 
-def test_shards_within_a_machine_are_advised_where_waiting_takes_the_most(workplace, capsys):
+def test_shards_within_a_machine_are_advised_where_waiting_takes_the_most(workplace, launched_at_once, capsys):
     options = ["model.lora=null", "run.sharding=fsdp2", "--fixed-seconds", "0"]
     found = planned(capsys, *options, "--gpus", "64")["cost"]
     assert found["limit"] == "traffic"
@@ -100,12 +107,24 @@ def test_shards_within_a_machine_are_advised_where_waiting_takes_the_most(workpl
 def test_a_plan_on_gpus_reads_for_people_too(workplace, capsys):
     assert main(["plan", "tiny.yaml", DIVERGENCE, "--gpus", "100"]) == 0
     said = capsys.readouterr().out
-    assert "on 100 GPUs the fixed part takes the most: 20.0 of 20.0 s" in said
+    assert "on 100 GPUs the fixed part takes the most: 20.0 of 20." in said
     assert "92 of them have nothing to sample" in said
     refused = (
         "a run on 100 GPUs is refused: train.groups: 2 groups of 4 samples do not divide into train.updates = 2 parts"
     )
     assert refused in " ".join(said.split())
+
+
+def test_more_rows_in_a_call_are_advised_where_a_core_launches_longer_than_a_gpu_computes(workplace, capsys):
+    options = ["train.rollout_batch=2", "train.micro_batch=2", "--fixed-seconds", "0", "--gpus", "1"]
+    found = planned(capsys, *options)["cost"]
+    more = {"train.rollout_batch": 4, "train.micro_batch": 4}
+    (change,) = (each for each in found["changes"] if each["set"] == more)
+    (alone,) = (each for each in found["costs"] if each["gpus"] == 1)
+    again = planned(capsys, *options, *(f"{key}={value}" for key, value in more.items()))["cost"]["costs"][0]
+    assert again["total"] == pytest.approx(change["total"])
+    assert again["total"] < 0.7 * alone["total"]
+    assert again["seconds"]["rollout"] == pytest.approx(alone["seconds"]["rollout"] / 2)
 
 
 def test_a_language_model_is_priced(workplace, capsys):

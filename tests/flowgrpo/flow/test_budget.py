@@ -31,6 +31,7 @@ TRIAL = Trial(
     rollout=Sampling(
         step=each_row(1),
         operations=0,
+        launches=0,
         calls=1,
         decode=each_row(3),
         decode_tiled=each_row(1),

@@ -49,6 +49,7 @@ def test_what_is_planned_is_what_is_computed(name, tmp_path, monkeypatch):
     sampling = trial(chosen, str(tmp_path), row).rollout
     assert sampling.operations == step > 0
     assert sampling.calls == len(calls)
+    assert sampling.launches > 20
     assert sampling.decode_operations == decoding > 0
 
 

@@ -85,7 +85,7 @@ def test_plan_says_whether_a_run_fits(tmp_path, monkeypatch, capsys):
 @pytest.fixture
 def no_update(monkeypatch):
     """A trial of decoders alone."""
-    monkeypatch.setattr(trials, "_learnt", lambda *_: (Peaks(), 0))
+    monkeypatch.setattr(trials, "_learnt", lambda *_: (Peaks(), 0, 0))
 
 
 def decoded(folder, **decoder):

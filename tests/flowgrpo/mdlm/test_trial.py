@@ -58,7 +58,7 @@ BLOCKS = {"steps": 16, "region": {"block_length": 8}}
     ],
 )
 def test_what_is_planned_of_a_decode_is_what_it_computes(name, decoder, apart, tmp_path, monkeypatch):
-    monkeypatch.setattr(trials, "_learnt", lambda *_: (Peaks(), 0))  # updates have a test of their own
+    monkeypatch.setattr(trials, "_learnt", lambda *_: (Peaks(), 0, 0))  # updates have a test of their own
     chosen = settings(released(name, tmp_path, **ONE_LAYER[name]), **decoder)
     policy, _ = setup.policy_and_weights(chosen, torch.device("cpu"))
     built = training_decoder(chosen, predictor=policy.predictor)

@@ -3,7 +3,7 @@
 import pytest
 
 from flowgrpo import config
-from flowgrpo.training.cost import Calls, Work, cost_of, forwards_of
+from flowgrpo.training.cost import LAUNCH, Calls, Work, cost_of, forwards_of
 from flowgrpo.training.gpus import Gpu
 from flowgrpo.training.layout import Layout
 from flowgrpo.training.traffic import LINK, NETWORK, PICKLED, Message, Messages
@@ -55,6 +55,16 @@ def test_a_call_takes_as_long_as_its_work_or_what_it_gathers():
     assert cost({"rollout": [rollout()]}, 4, wide).seconds["rollout"] == 30
     crossing = sent(gather=Message(bytes=3 * GB, crosses=True))
     assert cost({"rollout": [rollout()]}, 4, crossing).seconds["traffic"] == 5 * (26 + 28)
+
+
+def test_a_call_takes_no_less_than_a_core_takes_to_launch_it():
+    """However few rows it has: 24 rows in calls of 4, and of 3 of 8 processes in calls of 3."""
+    launched = rollout(launches=round(3.5 / LAUNCH), sweeps=1)
+    assert cost({"rollout": [launched]}).seconds["rollout"] == pytest.approx(6 * 4)
+    assert cost({"rollout": [launched]}, 8).seconds["rollout"] == pytest.approx(4)
+    assert cost({"rollout": [launched]}, 12).seconds["rollout"] == pytest.approx(3.5)
+    wide = sent(gather=Message(bytes=3 * GB))
+    assert cost({"rollout": [launched]}, 12, wide).seconds["traffic"] == 0  # while they are launched
 
 
 def test_a_backward_pass_gathers_again_and_scatters_its_sums():

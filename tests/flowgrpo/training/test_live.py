@@ -59,6 +59,11 @@ def test_blocks_that_are_not_run_and_repeated_calls_are_counted(run_all):
     hollow.empty(made, run_all=run_all)
     embeddings, layer = torch.ones(1, 8, 16), 2 * 8 * 16 * (4 * 16 + 3 * 48) + 2 * 2 * 8 * 8 * 16
     with torch.no_grad(), hollow.phase() as live:
+        made.eval()(inputs_embeds=torch.ones(1, 9, 16), use_cache=False)
+        launched = live.launches
+        assert launched > 5 * 7  # products in a layer
+        live.restart()
         for calls in (1, 2):
             made(inputs_embeds=embeddings, use_cache=False)
             assert live.operations == calls * 5 * layer
+            assert live.launches == calls * launched
