@@ -172,8 +172,9 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"{each['gpus']:>5}" + _row(cells, heads)
     gpu = found["gpu_type"]
     yield (
-        f"seconds of an iteration on {gpu}, at {found['utilisation']:.0%} of its peak, and no less than a core takes to launch "
-        "its calls; samples, GiB and GB sent of one GPU; fixed: what no GPU takes away, rewards among it, a guess (--fixed-seconds)"
+        f"seconds of an iteration on {gpu}, at {found['utilisation']:.0%} of its peak, and no less than a core takes to "
+        "launch its calls; samples, GiB and GB sent of one GPU; fixed: what no GPU takes away, rewards among it, a guess "
+        "(--fixed-seconds)"
     )
     if found["found"]:
         yield f"found when the run starts, and counted with the most that fits {gpu}: {written(found['found'])}"
