@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import torch
 
 from samplers.noise import Address
@@ -28,10 +29,16 @@ class Family:
         scale: factor on the whole.
     """
 
-    own: Sequence[Address]
-    shared: Address | None
+    own: Sequence[tuple[Address, ...]]
+    shared: tuple[Address, ...] | None
     strength: float
     scale: float
+
+    def mixed(self, own: np.ndarray, shared: np.ndarray | None) -> np.ndarray:
+        """The noise of one, of its own and of what it shares; by NumPy, which starts no threads of its own."""
+        if shared is not None:
+            own = (shared + self.strength * own) / math.sqrt(1 + self.strength**2)
+        return own if self.scale == 1 else own * self.scale
 
 
 def drawn(families: Sequence[Family], shape: Sequence[int], noise: Callable[..., torch.Tensor]) -> torch.Tensor:
@@ -40,7 +47,11 @@ def drawn(families: Sequence[Family], shape: Sequence[int], noise: Callable[...,
     Args:
         noise: the source, of a shape and an address.
     """
-    return torch.stack([xi for family in families for xi in _members(family, shape, noise)])
+    found = []
+    for family in families:
+        shared = None if family.shared is None else noise(shape, *family.shared).numpy()
+        found += [torch.from_numpy(family.mixed(noise(shape, *own).numpy(), shared)) for own in family.own]
+    return torch.stack(found)
 
 
 class Ahead:
@@ -60,8 +71,11 @@ class Ahead:
     def begin(self, name: Hashable, families: Sequence[Family], shape: Sequence[int]) -> None:
         """Begin to draw the noise of some families, which will be asked for by a name."""
         whole = sendable((sum(len(family.own) for family in families), *shape), self._device)
-        parts = zip(families, whole.split([len(family.own) for family in families]), strict=True)
-        self._begun[name] = whole, [_threads().submit(_put, family, places, self._noise) for family, places in parts]
+        places, parts = iter(whole.numpy()), []
+        for family in families:
+            shared = None if family.shared is None else _threads().submit(self._noise, shape, *family.shared)
+            parts += [_threads().submit(self._put, next(places), family, own, shared) for own in family.own]
+        self._begun[name] = whole, parts
 
     def __call__(self, name: Hashable) -> torch.Tensor:
         """The noise (E, ...) that was begun by a name, once."""
@@ -70,19 +84,12 @@ class Ahead:
             part.result()
         return whole
 
-
-def _members(family: Family, shape: Sequence[int], noise: Callable[..., torch.Tensor]) -> Iterator[torch.Tensor]:
-    shared = None if family.shared is None else noise(shape, *family.shared)
-    for address in family.own:
-        xi = noise(shape, *address)
-        if shared is not None:
-            xi = (shared + family.strength * xi) / math.sqrt(1 + family.strength**2)
-        yield xi if family.scale == 1 else xi * family.scale
-
-
-def _put(family: Family, places: torch.Tensor, noise: Callable[..., torch.Tensor]) -> None:
-    for place, xi in zip(places, _members(family, places.shape[1:], noise), strict=True):
-        place.copy_(xi)
+    def _put(
+        self, place: np.ndarray, family: Family, own: tuple[Address, ...], shared: Future[torch.Tensor] | None
+    ) -> None:
+        """Put the noise of one in its place. What it shares was begun before it, so that it waits for no one behind it."""
+        alone = self._noise(place.shape, *own).numpy()
+        place[...] = family.mixed(alone, None if shared is None else shared.result().numpy())
 
 
 @cache

@@ -34,11 +34,11 @@ def generator(*address: Address) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(_Key(_key(address))))
 
 
-def _key(address: Address) -> bytes:
+def _key(address: tuple[Address, ...]) -> bytes:
     return hashlib.blake2b(repr(address).encode(), digest_size=16).digest()
 
 
-def uniforms(addresses: Sequence[Address], width: int) -> torch.Tensor:
+def uniforms(addresses: Sequence[tuple[Address, ...]], width: int) -> torch.Tensor:
     """Numbers (R, width) float64 in [0, 1) on the CPU: a row holds the first ones that `generator` draws at its address.
 
     One generator goes from address to address, which takes less time than as many generators.

@@ -37,7 +37,7 @@ from paired import Ratio, Work, exactly, in_turns, spread
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow import cost
-from flowgrpo.flow.budget import budget_of
+from flowgrpo.flow.budget import FlowBudget, budget_of
 from flowgrpo.flow.encoding import rows_of
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.plan import plan
@@ -254,19 +254,27 @@ def memory(name: str, kinds: Sequence[str] = EVERY) -> dict[str, float]:
                     kept = budget.kept_graphs(torch.cuda.mem_get_info()[1])
                     found[f"{place}, peak / planned"] = peak / (budget.peak() + (kept["bytes"] if keeps else 0))
                     found[f"{place}, peak GiB"] = peak / 2**30
-                    planned = cost.work(budget, plan(budget.config))
-                    costs = Prices(gpu_type=gpu_type(), fixed=0.0).cost(budget, planned).seconds
-            for part, counted in (("rollout", costs["rollout"] + costs["decode"]), ("update", costs["update"])):
+                    seconds = planned_seconds(budget)
+            for part in ("rollout", "update"):
                 found[f"{place}, seconds of the {part}"] = line[f"time/{part}"]
-                found[f"{place}, seconds of the {part} / planned"] = line[f"time/{part}"] / counted
+                if seconds is not None:
+                    found[f"{place}, seconds of the {part} / planned"] = line[f"time/{part}"] / seconds[part]
     return found
 
 
-def gpu_type() -> str:
-    """The name by which `flowgrpo plan` knows this GPU."""
-    own = torch.cuda.get_device_name().lower().replace(" ", "")
-    (found,) = [name for name in GPUS if name in own]
-    return found
+def planned_seconds(budget: FlowBudget) -> dict[str, float] | None:
+    """What an iteration's rollout, with its decoding, and its update take by `flowgrpo plan`, if it knows this GPU."""
+    if gpu_type() is None:
+        return None
+    work = cost.work(budget, plan(budget.config))
+    seconds = Prices(gpu_type=gpu_type(), fixed=0.0).cost(budget, work).seconds
+    return {"rollout": seconds["rollout"] + seconds["decode"], "update": seconds["update"]}
+
+
+def gpu_type() -> str | None:
+    """The name by which `flowgrpo plan` knows this GPU; None where it knows none."""
+    words = torch.cuda.get_device_name().lower().replace("rtx ", "rtx").split()
+    return next((name for name in GPUS if name in words), None)
 
 
 def fullness(name: str, rounds: int) -> dict[str, Ratio]:
@@ -329,7 +337,7 @@ def ratios(
     for name in names:
         for part in parts:
             if part in parts_of(name):
-                found |= PARTS[part](name, rounds, *[kinds] * (part in BY_KIND))
+                found |= PARTS[part](name, rounds, kinds) if part in BY_KIND else PARTS[part](name, rounds)
     return found
 
 

@@ -90,13 +90,13 @@ def needed(processes: int) -> bool:
 
 
 def check_gpus(processes: int) -> None:
-    """Refuse more processes on this machine than it has GPUs, if it has any: each computes on its own.
+    """Refuse to start more processes on this machine than it has GPUs, if it has any: each computes on a GPU of its own.
 
     Raises:
         InputError: there are fewer.
     """
     gpus = torch.accelerator.device_count()
-    if 0 < gpus < processes:
+    if 0 < gpus < processes and os.environ.get("ACCELERATE_USE_CPU", "").lower() in OFF:
         raise InputError(
             f"run.processes: {processes} need a GPU each, and this machine has {gpus}; set run.processes={gpus}, or hide "
             "GPUs from a run on the CPU: CUDA_VISIBLE_DEVICES= flowgrpo train ..."

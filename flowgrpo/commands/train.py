@@ -171,7 +171,6 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
     begun = lora_files.kept(settings, folder) if settings.run.resume else settings
     kind.setup.check(begun, data)
 
-    launch.check_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     cpu = not torch.accelerator.is_available()  # unless told, accelerate leaves several CPU processes unconnected
     patient = InitProcessGroupKwargs(timeout=LONGEST)
     accelerator = Accelerator(cpu=cpu, project_dir=str(folder), kwargs_handlers=[patient])

@@ -35,6 +35,7 @@ def work(budget: FlowBudget, planned: dict[str, Any]) -> Work:
                     **dealt,
                     sweeps=sampled,
                     rows=train.rollout_rows,
+                    parts=train.updates,
                     operations=sampling.operations,
                     launches=sampling.launches,
                     gathers=sampling.calls,

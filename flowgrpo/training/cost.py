@@ -8,7 +8,7 @@ training with shards:
     adapters hardly any have. Checkpointing makes the forward pass again.
  2. Calls are of `micro_batch` or `rollout_batch` rows, the last one of fewer. Whole trees stay on a GPU (whole groups, where
     a run keeps them so), and an iteration is as long as that of the GPU which has the most of them.
- 3. What no GPU takes away (rewards, Python, launches of kernels, checkpoints, pages) is one number, which is given.
+ 3. What no GPU takes away (rewards, Python, checkpoints, pages) is one number, which is given.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flowgrpo.training.layout import Layout
 from flowgrpo.training.traffic import Messages, of_rewards
 
 UTILISATION = 0.45  # of a GPU's peak: what verl-omni reaches where it makes pictures; docs/scale.md has the run
-LAUNCH = 11e-6  # seconds of a core for a function of PyTorch: calls of 8 rows of SD3.5-medium's shape beside an H200
+LAUNCH = 27e-6  # seconds of a core for a function of PyTorch that computes; docs/scale.md has the measurement
 FIXED = 20.0  # seconds, a guess
 PARTS = ("rollout", "decode", "update", "evaluate", "traffic", "fixed")
 
@@ -37,7 +37,7 @@ class Calls:
         sweeps: how often these go through the model.
         rows: of a call, at the most.
         operations: of a row.
-        launches: functions of PyTorch that a call of any number of rows calls, one after the other.
+        launches: functions of PyTorch in a call of any number of rows, which a core launches one after the other.
         gathers: how often a call gathers a network in shards; it may be several networks, or several calls of one.
         sums: how often it sums their gradients.
         parts: optimizer steps among which the rows are dealt; no call has rows of two.
@@ -56,9 +56,13 @@ class Calls:
     def sizes(self, processes: int) -> list[tuple[float, int]]:
         """Numbers of calls on the GPU with the most units, and the rows of each."""
         own = -(-self.units // processes) * self.width
-        parts = min(self.parts, own)
-        full, rest = divmod(-(-own // parts) if own else 0, self.rows)
-        return [(parts * self.sweeps * count, rows) for count, rows in ((full, self.rows), (1, rest)) if count and rows]
+        parts = max(min(self.parts, own), 1)
+        least, larger = divmod(own, parts)
+        found = []
+        for alike, size in ((larger, least + 1), (parts - larger, least)):
+            full, rest = divmod(size, self.rows)
+            found += [(alike * self.sweeps * count, rows) for count, rows in ((full, self.rows), (1, rest))]
+        return [(count, rows) for count, rows in found if count and rows]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -238,18 +238,19 @@ class Hollow:
         plain = all(isinstance(x, (FakeTensor, type(None))) for x in found)
         if not plain or fixed < 0 or each < made:
             return None
-        effort = {"operations": operations, "launches": launches}
-        return _Run(by=by, fixed=fixed, each=each - made, outputs=outputs, form=form, **effort)
+        stayed = {"fixed": fixed, "each": each - made}
+        return _Run(by=by, operations=operations, launches=launches, outputs=outputs, form=form, **stayed)
 
     def _as_before(self, run: _Run, inputs: list[Tensor], caches: list[transformers.Cache]) -> Any:
         self.live.operations += run.operations
-        self.live.launches += run.launches
+        launched = self.live.launches + run.launches
         fixed = self._weight.new_empty(run.fixed, dtype=torch.uint8)
         kept = [fixed, next(x for x in inputs if isinstance(x, FakeTensor)).new_empty(run.each, dtype=torch.uint8)]
         for cache in caches:  # which lives as long as keys and values in it would
             vars(cache).setdefault("hollow", []).extend(kept)
         outlines = [x for x in run.outputs if isinstance(x, tuple)]
         made = iter(_Again.apply(outlines, kept, *inputs) if outlines else ())
+        self.live.launches = launched  # and not what stands in for the block
         outputs = [next(made) if isinstance(x, tuple) else None if x is None else inputs[x] for x in run.outputs]
         return tree_unflatten(outputs, run.form)
 

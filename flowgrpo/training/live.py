@@ -81,7 +81,7 @@ class Live(TorchDispatchMode):
 
     Attributes:
         operations: floating-point ones since `restart`, by `OPERATIONS`.
-        launches: functions of PyTorch that were called since `restart`, each of which a core launches.
+        launches: functions of PyTorch that were called since `restart` and compute, as views do not; a core launches each.
     """
 
     def __init__(self):
@@ -132,7 +132,7 @@ class Live(TorchDispatchMode):
         if function is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             raise NotImplementedError(f"a value of {tuple(args[0].shape)} numbers that do not exist is read")
         out = function(*args, **(kwargs or {}))
-        self.launches += 1
+        self.launches += function.namespace == "aten" and not function.is_view
         formula = OPERATIONS.get(function._overloadpacket)
         if formula is not None:
             self.operations += formula(*args, **(kwargs or {}), out_val=out)

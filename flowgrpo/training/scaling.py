@@ -116,8 +116,8 @@ def _changes(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) 
     if config.run.sharding == "fsdp2" and layout.nodes > 1 and not layout.processes % layout.of_node:
         settings.append({"run.sharding": "hsdp"})
     rows = {ROLLOUT: config.train.rollout_rows, UPDATE: config.train.micro_batch}
-    if any(before.samples > own for own in rows.values()):
-        settings.append({key: 2 * own for key, own in rows.items()})
+    if more := {key: 2 * own for key, own in rows.items() if own < before.samples}:
+        settings.append(more)
     if config.model.gradient_checkpointing:
         settings.append({"model.gradient_checkpointing": False})
     for setting in settings:
@@ -125,19 +125,25 @@ def _changes(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) 
         for key, value in setting.items():
             after = after.switched(key, value)
         found = _as_json(after, work_of(after), prices)
-        if found["total"] < (1 - SHOWN) * before.total:
+        fits = found["peak"] <= prices.gpu.memory * GIB or setting is not more
+        if found["total"] < (1 - SHOWN) * before.total and fits:
             measured = "model.gradient_checkpointing" not in setting  # the trial of a run with it leaves the rest out
             keys = ("total", "efficiency", *["peak"] * measured)
             yield {"set": setting} | {key: found[key] for key in keys}
     if layout.processes > 1 and _limit(before) == "fixed":
         factor = ENOUGH / (1 - ENOUGH) * prices.fixed / (before.total - prices.fixed)
-        least = math.ceil(config.train.groups * factor)
-        most = min(least + config.train.updates * layout.processes, MOST_SAMPLES // config.train.group_size + 1)
-        groups = next((n for n in range(least, most) if _refusal(switched(config, "train.groups", n)) is None), None)
-        if groups is None:  # more samples than an iteration may have
-            return
-        times = groups / config.train.groups
-        found = _as_json(budget.dealt(layout.processes, times=times), work.times(times), prices)
+        least, found = math.ceil(config.train.groups * factor), None
+        while (
+            found is None or found["efficiency"] < 0.98 * ENOUGH
+        ):  # full calls take less than their part of these seconds
+            most = min(least + config.train.updates * layout.processes, MOST_SAMPLES // config.train.group_size + 1)
+            groups = next(
+                (n for n in range(least, most) if _refusal(switched(config, "train.groups", n)) is None), None
+            )
+            if groups is None:  # more samples than an iteration may have
+                return
+            times, least = groups / config.train.groups, math.ceil(1.2 * groups)
+            found = _as_json(budget.dealt(layout.processes, times=times), work.times(times), prices)
         yield {"set": {"train.groups": groups}} | {key: found[key] for key in ("total", "efficiency", "peak")}
 
 

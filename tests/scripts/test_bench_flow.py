@@ -136,6 +136,21 @@ def test_an_iteration_on_a_gpu_stands_beside_its_plan(bench, small, monkeypatch)
     assert all(found[place + name] > 0 for name in told if "ratio" not in name)
 
 
+@pytest.mark.parametrize(
+    ("device", "known"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA A10G", None),
+        ("NVIDIA RTX A1000", None),
+    ],
+)
+def test_a_gpu_is_known_by_a_word_of_its_name(bench, monkeypatch, device, known):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: device)
+    assert bench.gpu_type() == known
+    assert known is not None or bench.planned_seconds(None) is None
+
+
 def test_what_measures_nothing_here_is_refused(bench, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("sys.argv", ["bench_flow.py", "--only", "memory", "--size", "flux1-dev"])

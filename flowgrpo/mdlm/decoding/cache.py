@@ -162,6 +162,7 @@ class BlockCache(Cache):
         if start != self._start:
             self._start, self._rows, self._layers = start, None, []
             self._some, self._told, self._cache = (torch.empty(0), []), NOTHING, DynamicCache()
+            self._position = torch.empty(0)  # other rows may have masks here
         entered = self._rows is None
         first = max(start - self.predictor.shift, 0)
         last = ids.shape[1] if self.kind == "prefix" else stop

@@ -242,7 +242,7 @@ def _filled(
 
 
 def _some_rows(row: Tensor, tensor: Tensor) -> Tensor:
-    """Rows of a tensor that never changes; where these are all of them the tensor itself."""
+    """Rows of a tensor that is not written to; where these are all of them the tensor itself."""
     return tensor if len(row) == len(tensor) else tensor[row]
 
 

@@ -71,15 +71,20 @@ def test_what_accelerate_s_environment_asks_for_in_vain_is_refused(workplace, ca
     assert not (workplace / "runs").exists()
 
 
-@pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0"}])
-def test_more_processes_than_gpus_are_refused_before_any_starts(workplace, capsys, monkeypatch, environment):
+def test_more_processes_than_gpus_are_refused_before_any_starts(workplace, capsys, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
-    for key, value in environment.items():
-        monkeypatch.setenv(key, value)
     assert main(["train", "tiny.yaml", "run.processes=2"]) == 2
     said = "run.processes: 2 need a GPU each, and this machine has 1; set run.processes=1"
     assert said in " ".join(capsys.readouterr().err.split())
     assert not Path("runs/t").exists()
+
+
+@pytest.mark.parametrize(("gpus", "environment"), [(2, {}), (3, {}), (0, {}), (1, {"ACCELERATE_USE_CPU": "true"})])
+def test_processes_that_have_a_gpu_each_or_none_may_start(monkeypatch, gpus, environment):
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: gpus)
+    for key, value in environment.items():
+        monkeypatch.setenv(key, value)
+    launch.check_gpus(2)
 
 
 def test_what_accelerate_launch_sets_for_nothing_is_let_through():

@@ -1,11 +1,12 @@
 """`flowgrpo plan` beside `flowgrpo train`, which refuses the same, and `flowgrpo plan --gpus`."""
 
+import dataclasses
 import json
 
 import pytest
 
 from flowgrpo.cli import main
-from flowgrpo.training import cost
+from flowgrpo.training import cost, gpus
 
 pytestmark = pytest.mark.usefixtures("kept_trials")
 DIVERGENCE = "algorithm.objective.kl.beta=0.01"  # in all plans, so that one trial serves them
@@ -125,6 +126,21 @@ def test_more_rows_in_a_call_are_advised_where_a_core_launches_longer_than_a_gpu
     assert again["total"] == pytest.approx(change["total"])
     assert again["total"] < 0.7 * alone["total"]
     assert again["seconds"]["rollout"] == pytest.approx(alone["seconds"]["rollout"] / 2)
+
+
+def test_as_many_groups_are_advised_as_keep_gpus_busy_where_their_calls_are_not_full_yet(workplace, capsys):
+    """A call of one row takes as long as one of four, so that seconds grow slower than groups at first."""
+    found = planned(capsys, "--gpus", "3", "--fixed-seconds", "0.3", "train.micro_batch=4")["cost"]
+    (change,) = (each for each in found["changes"] if "train.groups" in each["set"])
+    assert 0.68 < change["efficiency"] < 0.85
+
+
+def test_rows_that_would_not_fit_the_gpu_are_not_advised(workplace, capsys, monkeypatch):
+    options = ["train.rollout_batch=2", "train.micro_batch=2", "--fixed-seconds", "0", "--gpus", "1"]
+    assert any("train.micro_batch" in each["set"] for each in planned(capsys, *options)["cost"]["changes"])
+    small = dataclasses.replace(gpus.GPUS["h100"], memory=0.5)
+    monkeypatch.setitem(gpus.GPUS, "h100", small)
+    assert not any("train.micro_batch" in each["set"] for each in planned(capsys, *options)["cost"]["changes"])
 
 
 def test_a_language_model_is_priced(workplace, capsys):

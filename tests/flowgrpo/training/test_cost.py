@@ -62,7 +62,7 @@ def test_a_call_takes_no_less_than_a_core_takes_to_launch_it():
     launched = rollout(launches=round(3.5 / LAUNCH), sweeps=1)
     assert cost({"rollout": [launched]}).seconds["rollout"] == pytest.approx(6 * 4)
     assert cost({"rollout": [launched]}, 8).seconds["rollout"] == pytest.approx(4)
-    assert cost({"rollout": [launched]}, 12).seconds["rollout"] == pytest.approx(3.5)
+    assert cost({"rollout": [launched]}, 12).seconds["rollout"] == pytest.approx(3.5, rel=1e-4)
     wide = sent(gather=Message(bytes=3 * GB))
     assert cost({"rollout": [launched]}, 12, wide).seconds["traffic"] == 0  # while they are launched
 
@@ -82,6 +82,13 @@ def test_rows_of_two_optimizer_steps_share_no_call():
     messages = sent(gather=Message(bytes=GB))
     assert cost({"update": [rollout()]}, 6, messages).sent["gathers"] == 5 * GB  # four rows in one call
     assert cost({"update": [rollout(parts=2)]}, 6, messages).sent["gathers"] == 2 * 5 * GB
+
+
+def test_parts_have_as_many_rows_as_there_are():
+    """Five rows in two parts are calls of 3 and of 2, and of at most 2 one of 1 more."""
+    assert sorted(rollout(units=5, width=1, parts=2, sweeps=1).sizes(1)) == [(1, 2), (1, 3)]
+    assert sorted(rollout(units=5, width=1, parts=2, sweeps=1, rows=2).sizes(1)) == [(1, 1), (1, 2), (1, 2)]
+    assert rollout(units=0, parts=2).sizes(1) == []
 
 
 def test_gradients_of_what_is_whole_are_summed_once_an_optimizer_step():

@@ -164,6 +164,24 @@ def test_a_real_gpu_decodes_the_tokens_of_the_host(cache):
     torch.testing.assert_close(there.commit_logp.cpu(), here.commit_logp, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["prefix", "dual"])
+def test_a_cache_knows_which_rows_a_block_has(kind):
+    """As many in the next block, but others, which begin elsewhere: each by itself has the same tokens."""
+    prompt = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [PAD] * 6 + [5, 3], [5, 8, 9, 7, 9, 3, 2, 3]])
+    fixed = torch.full((3, 8), MASK)
+    fixed[2, :4], fixed[1, 4:] = torch.tensor([1, 2, 3, 4]), torch.tensor([4, 3, 2, 1])
+    written = {"name": "threshold", "region": {"block_length": 4}, "proposal": {"temperature": 1.0}, "cache": kind}
+    predictor = MaskPredictor(qwen(), MASK, PAD)
+    decoder = build(written, 8)
+    seen = prompt != PAD
+    whole = decode(predictor, prompt, decoder, SEEDS, attention_mask=seen, fixed=fixed)
+    for i in range(3):
+        own = {"attention_mask": seen[i : i + 1], "fixed": fixed[i : i + 1]}
+        alone = decode(predictor, prompt[i : i + 1], decoder, SEEDS[i : i + 1], **own)
+        assert torch.equal(whole.ids[i], alone.ids[0])
+        torch.testing.assert_close(whole.commit_logp[i], alone.commit_logp[0], rtol=0, atol=1e-9)
+
+
 def test_a_model_without_a_cache_is_refused_one():
     with pytest.raises(InputError, match=r"decoder\.cache"):
         decode(random_table(12), PROMPT, build({"name": "threshold", "cache": "dual"}, 8))
