@@ -98,3 +98,11 @@ def test_the_short_name_of_a_family_would_be_several_configs(short, meant):
     assert meant in begun
     assert short not in begun
     assert len(begun) > 1
+
+
+@pytest.mark.parametrize("file", ["mine.yaml", "configs/mine.yaml"])
+def test_a_config_of_that_name_that_lies_here_is_named(file, capsys):
+    Path(file).parent.mkdir(exist_ok=True)
+    Path(file).write_text("model: {path: shapes}\n")
+    assert main(["train", "mine"]) == 2
+    assert f"mine: no such config file, did you mean '{file}'?" in capsys.readouterr().err.replace("\n", " ")
