@@ -132,19 +132,25 @@ def _changes(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) 
             yield {"set": setting} | {key: found[key] for key in keys}
     if layout.processes > 1 and _limit(before) == "fixed":
         factor = ENOUGH / (1 - ENOUGH) * prices.fixed / (before.total - prices.fixed)
-        least, found = math.ceil(config.train.groups * factor), None
-        while (
-            found is None or found["efficiency"] < 0.98 * ENOUGH
-        ):  # full calls take less than their part of these seconds
-            most = min(least + config.train.updates * layout.processes, MOST_SAMPLES // config.train.group_size + 1)
-            groups = next(
-                (n for n in range(least, most) if _refusal(switched(config, "train.groups", n)) is None), None
-            )
-            if groups is None:  # more samples than an iteration may have
-                return
-            times, least = groups / config.train.groups, math.ceil(1.2 * groups)
+        for groups in _groups(config, math.ceil(config.train.groups * factor)):
+            times = groups / config.train.groups
             found = _as_json(budget.dealt(layout.processes, times=times), work.times(times), prices)
-        yield {"set": {"train.groups": groups}} | {key: found[key] for key in ("total", "efficiency", "peak")}
+            if found["efficiency"] >= 0.98 * ENOUGH:  # not before, where calls that fill up take no longer
+                yield {"set": {"train.groups": groups}} | {key: found[key] for key in ("total", "efficiency", "peak")}
+                return
+
+
+def _groups(config: RunConfig, least: int) -> Iterator[int]:
+    """Numbers of groups that divide among optimizer steps and processes, a fifth more each time, up to the most allowed."""
+    train = config.train
+    while True:
+        most = min(least + train.updates * config.run.processes, MOST_SAMPLES // train.group_size + 1)
+        fitting = (n for n in range(least, most) if _refusal(switched(config, "train.groups", n)) is None)
+        groups = next(fitting, None)
+        if groups is None:
+            return
+        yield groups
+        least = math.ceil(1.2 * groups)
 
 
 def _refusal(config: RunConfig) -> str | None:

@@ -49,13 +49,15 @@ def test_a_count_begins_anew():
     assert live.operations == 16
 
 
+LLAMA = transformers.LlamaConfig(
+    vocab_size=32, hidden_size=16, intermediate_size=48, num_hidden_layers=5, num_attention_heads=2
+)
+
+
 @pytest.mark.parametrize("run_all", [True, False])
 def test_blocks_that_are_not_run_and_repeated_calls_are_counted(run_all):
-    config = transformers.LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=48, num_hidden_layers=5, num_attention_heads=2
-    )
     hollow = Hollow()
-    made = built(lambda: transformers.LlamaModel(config), torch.float32)
+    made = built(lambda: transformers.LlamaModel(LLAMA), torch.float32)
     hollow.empty(made, run_all=run_all)
     embeddings, layer = torch.ones(1, 8, 16), 2 * 8 * 16 * (4 * 16 + 3 * 48) + 2 * 2 * 8 * 8 * 16
     with torch.no_grad(), hollow.phase() as live:
@@ -65,13 +67,10 @@ def test_blocks_that_are_not_run_and_repeated_calls_are_counted(run_all):
 
 
 def test_blocks_that_are_not_run_launch_as_much_as_those_that_are():
-    config = transformers.LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=48, num_hidden_layers=5, num_attention_heads=2
-    )
     found = []
     for run_all in (True, False):
         hollow = Hollow()
-        made = built(lambda: transformers.LlamaModel(config), torch.float32)
+        made = built(lambda: transformers.LlamaModel(LLAMA), torch.float32)
         hollow.empty(made, run_all=run_all)
         with torch.no_grad(), hollow.phase() as live:
             made(inputs_embeds=torch.ones(1, 8, 16), use_cache=False)
