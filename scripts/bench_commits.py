@@ -54,7 +54,8 @@ def cpu_seconds(place: Path, config: str, overrides: Sequence[str], iterations: 
 def main() -> None:
     """The command line."""
     parser = paired.parser(__doc__, rounds=3)
-    parser.add_argument("commits", nargs=2, metavar=("OLD", "NEW"))
+    parser.add_argument("old")
+    parser.add_argument("new")
     parser.add_argument("config")
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--iterations", type=int, default=4, help="after the first, 4 by default")
@@ -62,11 +63,11 @@ def main() -> None:
     parser.add_argument("--name", help="of the ratio; by default the config and its overrides")
     options = parser.parse_args()
     taken: dict[str, list[float]] = {"old": [], "new": []}
+    commits = {"old": options.old, "new": options.new}
     overrides = {"old": options.overrides, "new": [*options.overrides, *options.only_new]}
     with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
         places = {
-            name: stack.enter_context(checked_out(commit, Path(folder) / name))
-            for name, commit in zip(taken, options.commits, strict=True)
+            name: stack.enter_context(checked_out(commit, Path(folder) / name)) for name, commit in commits.items()
         }
         for turn in range(options.rounds):
             for name in list(taken)[:: -1 if turn % 2 else 1]:
@@ -75,7 +76,7 @@ def main() -> None:
                     for count in (1, 1 + options.iterations)
                 )
                 taken[name].append((long - short) / options.iterations)
-    for name, commit in zip(taken, options.commits, strict=True):
+    for name, commit in commits.items():
         print(f"{name} ({commit}): {paired.spread(taken[name])['median']:.2f} CPU seconds an iteration")
     label = options.name or " ".join((options.config, *options.overrides))
     paired.tell({f"iteration, {label}: new / old": paired.paired(taken["new"], taken["old"])}, options)
