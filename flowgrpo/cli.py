@@ -46,9 +46,9 @@ app.add_typer(mdlm.app, name="mdlm")
 
 def _show_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
+        from flowgrpo.schema.packages import installed
 
-        out.print(f"flowgrpo {version('flowgrpo')}")
+        out.print(f"flowgrpo {installed('flowgrpo')}")
         raise typer.Exit
 
 

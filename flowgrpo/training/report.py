@@ -14,7 +14,6 @@ import sys
 import threading
 from contextlib import ExitStack, suppress
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from accelerate.tracking import GeneralTracker
 from rich.text import Text
 from typing_extensions import override
 
+from flowgrpo.schema.packages import installed
 from flowgrpo.schema.readable import one_line
 from flowgrpo.training import phases
 from flowgrpo.training.folders import replace_text
@@ -218,7 +218,7 @@ def environment(accelerator: Accelerator) -> dict[str, Any]:
 @cache
 def _versions() -> dict[str, str]:
     """Of the libraries that this process has loaded."""
-    return {name: version(name) for name in LIBRARIES}
+    return {name: installed(name) for name in LIBRARIES}
 
 
 @cache

@@ -41,7 +41,7 @@ BELOW = {
     "flowgrpo.commands": (
         "errors schema data training flow flow.pipeline mdlm config commands.gallery commands.report rewards samplers"
     ),
-    "flowgrpo.cli": "errors data training config commands commands.gallery rewards",
+    "flowgrpo.cli": "errors schema data training config commands commands.gallery rewards",
     "flowgrpo": "flow.pipeline commands",
     "flowgrpo.__main__": "cli",
 }
