@@ -1,13 +1,13 @@
 """Measure what decoding and likelihoods of texts cost beside the model alone, in pairs, on one thread.
 
-    OMP_NUM_THREADS=1 python scripts/bench_text.py [--rounds 15] [--json FILE] [--size digits] [--size large]
+    OMP_NUM_THREADS=1 python scripts/bench_text.py [--rounds 15] [--json FILE] [--size digits|digits-32|large]
 
 Each ratio is of two ways to do the same, taken in turns in one process: seconds of CPU time of the one over those of the
 other, pair by pair, and of the pairs the median and the quartiles. The *bare model* is the same calls of the model again,
 with tensors of the same shapes, the same keys and values kept from earlier ones, and its head on the same tokens, but
 nothing between the calls. *To all tokens* has its head on every token, as a call of the class by itself has. Sizes are the
-embedded model `digits`, and a random one of 12 layers x 256 and 32,000 tokens, whose head is half of its weights. Rollouts
-are drawn at temperature 1, as those of training. Prints tables in Markdown.
+embedded model `digits` with 8 rows, its decoding with 32, and a random one of 12 layers x 256 and 32,000 tokens, whose head
+is half of its weights. Rollouts are drawn at temperature 1, as those of training. Prints tables in Markdown.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Size:
         steps: of a decode in steps.
         threshold: of the decoder that commits by it.
         micro_batch: rows of a call of the update.
+        learns: whether likelihoods are measured, too.
     """
 
     predictor: MaskPredictor
@@ -68,6 +69,7 @@ class Size:
     steps: int
     threshold: float
     micro_batch: int
+    learns: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,14 +105,14 @@ class Call:
         return {self.kept_as: cache}
 
 
-def digits(rows: int = 8, length: int = 20) -> Size:
+def digits(rows: int = 8, length: int = 20, *, learns: bool = True) -> Size:
     """The embedded model, on its own problems."""
     predictor, words = load_predictor("digits")
     prompts = tokenised(words, [row["prompt"] for row in problems("countdown", "train", rows)], chat=False)
     width = max(map(len, prompts))
     prompt = torch.tensor([[predictor.pad_id] * (width - len(row)) + row for row in prompts])
     sizes = {"length": length, "block": 5, "steps": length, "threshold": 0.6, "micro_batch": 16}
-    return Size(predictor=predictor, prompt=prompt, mask=prompt != predictor.pad_id, **sizes)
+    return Size(predictor=predictor, prompt=prompt, mask=prompt != predictor.pad_id, learns=learns, **sizes)
 
 
 def large(
@@ -141,7 +143,11 @@ def large(
     )
 
 
-SIZES: dict[str, Callable[[], Size]] = {"digits": digits, "large": large}
+SIZES: dict[str, Callable[[], Size]] = {
+    "digits": digits,
+    "digits-32": partial(digits, rows=32, learns=False),
+    "large": large,
+}
 
 
 def decoders(size: Size) -> dict[str, Decoder]:
@@ -325,8 +331,9 @@ def everything(names: Sequence[str], rounds: int) -> tuple[dict[str, Ratio], dic
     for name in names:
         size = SIZES[name]()
         found |= decoding(name, size, rounds)
-        ratios_of, rates_of = estimating(name, size, rounds)
-        found, rates = found | ratios_of, rates | rates_of
+        if size.learns:
+            ratios_of, rates_of = estimating(name, size, rounds)
+            found, rates = found | ratios_of, rates | rates_of
     return found, rates
 
 
