@@ -236,7 +236,7 @@ def memory(name: str, kinds: Sequence[str] = EVERY) -> dict[str, float]:
     size, found = flow_sizes.SIZES[name], {}
     policy, weights = begun(size)
     for rows in size.rows:
-        for kind in [own for own in ("chain", "window") if own in kinds]:
+        for kind in [own for own in REMEMBERED if own in kinds]:
             chosen = settings(size, kind, rows)
             trainer = trainer_of(policy, weights, chosen)
             with trainer.report:
@@ -310,6 +310,7 @@ def _part(value: Any, batch: int, index: int, count: int) -> Any:
 PARTS = {"rollout": rollouts, "inside": inside, "update": updates, "fullness": fullness, "decoding": decoding}
 BY_KIND = ("rollout", "inside", "update")
 MEMORY = "memory"
+REMEMBERED = ("chain", "window")  # whose iterations have their memory measured
 
 
 def parts_of(name: str) -> list[str]:
@@ -358,6 +359,8 @@ def main() -> None:
         name for name, size in flow_sizes.SIZES.items() if size.config is None or torch.cuda.is_available()
     ]
     parts = options.only or [*PARTS, MEMORY]
+    if parts == [MEMORY] and options.kind and not set(options.kind) & set(REMEMBERED):
+        parser.error(f"--only memory measures --kind {' and '.join(REMEMBERED)}, not {', '.join(options.kind)}")
     if not any(part in parts_of(name) for name in sizes for part in parts):
         parser.error(f"--only {' --only '.join(parts)} measures nothing of {', '.join(sizes)} on this machine")
     found = ratios(options.rounds, sizes, [part for part in parts if part != MEMORY], options.kind or EVERY)

@@ -151,13 +151,20 @@ def test_a_gpu_is_known_by_a_word_of_its_name(bench, monkeypatch, device, known)
     assert known is not None or bench.planned_seconds(None) is None
 
 
-def test_what_measures_nothing_here_is_refused(bench, monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("sys.argv", ["bench_flow.py", "--only", "memory", "--size", "flux1-dev"])
+@pytest.mark.parametrize(
+    ("has_gpu", "words", "said"),
+    [
+        (False, [], "--only memory measures nothing of flux1-dev on this machine"),
+        (True, ["--kind", "brush"], "--only memory measures --kind chain and window, not brush"),
+    ],
+)
+def test_what_measures_nothing_is_refused(bench, monkeypatch, capsys, has_gpu, words, said):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr("sys.argv", ["bench_flow.py", "--only", "memory", "--size", "flux1-dev", *words])
     with pytest.raises(SystemExit) as ended:
         bench.main()
     assert ended.value.code == 2
-    assert "--only memory measures nothing of flux1-dev on this machine" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
 
 def test_random_networks_have_numbers_everywhere_and_tied_weights_once(bench):
