@@ -50,8 +50,15 @@ def plain_of(tmp_path_factory):
 
 
 @pytest.mark.parametrize("algorithm", [BRUSH, TWIGS], ids=["brush", "twigs"])
-@pytest.mark.parametrize("finish", CHEAP, ids=str)
-@pytest.mark.parametrize("lora", [True, False])
+@pytest.mark.parametrize(
+    ("finish", "lora"),
+    [
+        pytest.param(finish, lora, marks=pytest.mark.zoo if finish is CHEAP[0] and not lora else ())
+        for lora in (True, False)
+        for finish in CHEAP
+    ],
+    ids=str,
+)
 def test_a_cheap_finish_changes_samples_and_no_trained_step(tmp_path, plain_of, algorithm, finish, lora):
     plain = plain_of(algorithm["preset"], lora)
     cheap = rolled(pictures(tmp_path, finishing(algorithm, {**finish, "check": 0}), lora=lora, group_size=3))
@@ -70,9 +77,19 @@ def test_a_cheap_finish_changes_samples_and_no_trained_step(tmp_path, plain_of, 
     assert plain.finished is None
 
 
-@pytest.mark.parametrize("algorithm", [BRUSH, TWIGS], ids=["brush", "twigs"])
+FEWER = {"steps": 2}
+ALL = {"steps": 2, "dtype": "int8", "cache": "first_block"}
+
+
 @pytest.mark.parametrize(
-    "finish", [{"steps": 2}, *CHEAP, {"steps": 2, "dtype": "int8", "cache": "first_block"}], ids=str
+    ("algorithm", "finish"),
+    [  # each finish of one tree and all at once of both, the others where the suite runs whole
+        *((BRUSH, finish) for finish in (FEWER, CHEAP[1], ALL)),
+        *((TWIGS, finish) for finish in (CHEAP[0], CHEAP[2], ALL)),
+        *(pytest.param(BRUSH, finish, marks=pytest.mark.zoo) for finish in (CHEAP[0], CHEAP[2])),
+        *(pytest.param(TWIGS, finish, marks=pytest.mark.zoo) for finish in (FEWER, CHEAP[1])),
+    ],
+    ids=lambda case: {"tempflow": "brush", "stepwise_flow_grpo": "twigs"}.get(case.get("preset"), str(case)),
 )
 def test_plan_and_run_agree_also_where_finishes_are_compared(tmp_path, algorithm, finish):
     checked, iterations = finishing(algorithm, {**finish, "check": 2}), 3 if finish is CHEAP[-1] else 2
@@ -237,9 +254,10 @@ def told(folder):
     return [{k: v for k, v in line.items() if not k.startswith(("time/", "memory/"))} for line in metrics(folder)]
 
 
-def test_a_run_by_command_finishes_cheaply_resumes_to_the_bit_and_costs_what_is_planned(workplace, capsys):
+def test_a_run_by_command_drafts_and_finishes_cheaply_resumes_to_the_bit_and_costs_what_is_planned(workplace, capsys):
     words = [
         "algorithm={preset: tempflow, tree: {branches: 2, finish: {dtype: int8, cache: first_block, threshold: 0.5}}}",
+        "train.draft={pool: 2, call: {num_inference_steps: 2}, precision: int8}",
         "train.group_size=4",
         "train.micro_batch=8",
         "eval={every: 9, prompts: 1, save: 0}",
@@ -249,6 +267,7 @@ def test_a_run_by_command_finishes_cheaply_resumes_to_the_bit_and_costs_what_is_
     cut_back(workplace / "runs" / "t", 1)
     assert main(["train", "tiny.yaml", "run.resume=true", *words]) == 0
     assert told(workplace / "runs" / "t") == whole
+    assert all(-1 <= line["draft/rank_agreement"] <= 1 for line in whole)
     capsys.readouterr()
     assert main(["plan", "tiny.yaml", "--format", "json", *words]) == 0
     planned = json.loads(capsys.readouterr().out)

@@ -29,7 +29,7 @@ RUNS = [
     ("tempflow", {}, {"tree": {"branches": 4}}),
     ("branch_grpo", {"train__updates": 1}, {"tree": {"splits": [0, 1, 2], "prune": None}}),
     ("branch_grpo", {"train__updates": 1}, {"tree": {"splits": [0, 1, 2], "prune": {"rule": "depth"}}}),
-    ("dense_grpo", {}, {}),
+    ("dense_grpo", {}, {"kernel": {"calibrate": {"rounds": 1}}}),
     ("grpo_guard", {}, {}),
 ]
 

@@ -14,7 +14,7 @@ from runs import CALL, metrics
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.data import prompts, stored
-from flowgrpo.flow import fingerprint, group_sampling, setup
+from flowgrpo.flow import fingerprint, group_sampling, setup, spectrum
 from flowgrpo.training import scorer
 from flowgrpo.training.run_data import RunData
 
@@ -94,7 +94,8 @@ def test_a_folder_that_was_cut_off_becomes_the_one_that_was_not(workplace, monke
 
 
 @pytest.mark.usefixtures("stored_groups")
-def test_a_run_trains_from_a_folder_and_its_plan_counts_no_rollout(capsys):
+def test_a_run_trains_from_a_folder_and_its_plan_counts_no_rollout(capsys, monkeypatch):
+    monkeypatch.setattr(spectrum, "EVALUATIONS", 60)
     run = ["tiny.yaml", "algorithm.preset=gdro", "data.groups=o", "train.updates=1", "train.micro_batch=8"]
     assert main(["plan", *run, "--format", "json"]) == 0
     planned = json.loads(capsys.readouterr().out)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow
 import pytest
 import torch
+from conftest import furnished
 from PIL import Image
 from pyarrow import parquet
 from runs import CALL, metrics
@@ -60,13 +61,21 @@ def test_pairs_become_groups_of_two_with_their_labels(workplace, tiny_model, cap
     torch.testing.assert_close(found.latents([(1, 0), (1, 1)])[0], expected)
 
 
-def test_a_run_trains_on_pairs(workplace, tiny_model):
-    write(
-        workplace / "p.parquet", [row(caption, label) for caption, label in zip(CAPTIONS, (1.0, 0.0, 1.0), strict=True)]
-    )
-    assert main(command(tiny_model, "p.parquet")) == 0
-    dpo = ["algorithm.preset=dpo", "algorithm.objective.kl.reference=fixed", "train.group_size=2", "train.updates=1"]
-    assert main(["train", "tiny.yaml", *dpo, "data={groups: o, rewards: {label: 1.0}}", "train.groups=3"]) == 0
+@pytest.fixture(scope="module")
+def on_pairs(tiny_model, tmp_path_factory):
+    """The words of a config that trains on stored pairs."""
+    with furnished(tmp_path_factory.mktemp("pairs"), tiny_model) as folder:
+        labels = zip(CAPTIONS, (1.0, 0.0, 1.0), strict=True)
+        write(folder / "p.parquet", [row(caption, label) for caption, label in labels])
+        assert main(command(tiny_model, "p.parquet")) == 0
+    data = f"data={{groups: {folder / 'o'}, rewards: {{label: 1.0}}}}"
+    return ["train.group_size=2", "train.updates=1", "train.groups=3", data]
+
+
+@pytest.mark.usefixtures("workplace")
+def test_a_run_trains_on_pairs(on_pairs):
+    dpo = ["algorithm.preset=dpo", "algorithm.objective.kl.reference=fixed"]
+    assert main(["train", "tiny.yaml", *dpo, *on_pairs]) == 0
     told = metrics(Path("runs/t"))
     assert [line["groups/teaching"] for line in told] == [3, 3]
     assert [line["reward/label/mean"] for line in told] == [0.5, 0.5]
@@ -75,11 +84,9 @@ def test_a_run_trains_on_pairs(workplace, tiny_model):
     assert metrics(Path("runs/t"), "eval")[-1]["reward/redness/mean"] is not None
 
 
-def test_snapshots_take_the_loser_s_place_in_pairs(workplace, tiny_model, capsys):
-    write(workplace / "p.parquet", [row(caption, 1.0) for caption in CAPTIONS])
-    assert main(command(tiny_model, "p.parquet")) == 0
-    options = ["algorithm={preset: seppo, likelihood: {bank: {every: 1, keep: 2}}}", "train.group_size=2"]
-    options += ["train.updates=1", "train.groups=3", "data={groups: o, rewards: {label: 1.0}}"]
+@pytest.mark.usefixtures("workplace")
+def test_snapshots_take_the_loser_s_place_in_pairs(on_pairs, capsys):
+    options = ["algorithm={preset: seppo, likelihood: {bank: {every: 1, keep: 2}}}", *on_pairs]
     capsys.readouterr()
     assert main(["plan", "tiny.yaml", *options, "--format", "json"]) == 0
     planned = json.loads(capsys.readouterr().out)["model_evaluations"]

@@ -37,7 +37,7 @@ def are_those_of_the_host(name, own, gradients):
     assert (whole - expected_whole).norm() < 1e-4 * expected_whole.norm()
 
 
-@pytest.mark.parametrize("name", ["sd3_guided", "flux"])
+@pytest.mark.parametrize("name", [pytest.param("sd3_guided", marks=pytest.mark.zoo), "flux"])
 def test_a_rollout_and_its_replay_are_those_of_the_host(name):
     with pretended():
         own, drift, gradients = trained(there(name))
@@ -61,7 +61,7 @@ def split(steps, factor, strength):
     return branch([SDE] * 4, steps, factor, stochastic=three, trained=three, sibling_strength=strength, noise_scale=1.0)
 
 
-@pytest.mark.parametrize("plan", [split((), 1, None), split((1,), 2, 1.0)])
+@pytest.mark.parametrize("plan", [pytest.param(split((), 1, None), marks=pytest.mark.zoo), split((1,), 2, 1.0)])
 def test_no_step_of_a_rollout_waits_for_the_gpu(plan):
     with pretended() as waits:
         policy = there("sd3")

@@ -1,6 +1,5 @@
 """Switches of memory and speed of `flowgrpo sample` on pipelines: the same samples, or one sentence."""
 
-import functools
 import json
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import torch
 from runs import CALL
 
 from flowgrpo.cli import main
-from flowgrpo.flow.pipeline import switches
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 
 PROMPTS = ["a red circle", "two blue square", "a green circle"]
@@ -21,6 +19,12 @@ def flux(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "flux"
     tiny.flux().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_model, tmp_path_factory):
+    """The pictures of the tiny model without any switch."""
+    return sampled(tiny_model, tmp_path_factory.mktemp("plain") / "o")
 
 
 def sampled(model, out, *options):
@@ -43,8 +47,8 @@ def sampled(model, out, *options):
     ],
     ids=" ".join,
 )
-def test_switches_change_no_sample(workplace, tiny_model, options):
-    assert sampled(tiny_model, "with", *options) == sampled(tiny_model, "without")
+def test_switches_change_no_sample(workplace, tiny_model, plain, options):
+    assert sampled(tiny_model, "with", *options) == plain
 
 
 def test_a_batch_has_the_size_that_is_asked_for(workplace, tiny_model, monkeypatch):
@@ -78,11 +82,16 @@ def test_an_attention_backend_is_that_of_the_pipeline(workplace, flux, capsys):
 
 
 def test_blocks_are_compiled_for_sampling(workplace, flux, monkeypatch):
-    graphs = []
-    eager = functools.partial(switches.compile_blocks, backend=lambda graph, inputs: graphs.append(graph) or graph)
-    monkeypatch.setattr("flowgrpo.flow.setup.compile_blocks", eager)
+    """And are those that compute the samples."""
+    computed = []
+
+    def compiled(modules):
+        for block in (block for module in modules for block in module.transformer_blocks):
+            block.register_forward_hook(lambda *_: computed.append(1))
+
+    monkeypatch.setattr("flowgrpo.flow.setup.compile_blocks", compiled)
     assert len(sampled(flux, "o", "--compile", "--batch-size", "1")) == 3
-    assert graphs
+    assert len(computed) >= 3 * CALL["num_inference_steps"]
 
 
 def test_a_compiler_that_is_missing_is_one_sentence(workplace, tiny_model, monkeypatch, capsys):

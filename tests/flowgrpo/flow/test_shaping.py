@@ -15,6 +15,7 @@ from flowgrpo.flow.predicted import kept, predicted
 from flowgrpo.flow.shaping import Shaping, sibling_squares
 from flowgrpo.training import checkpoint
 
+pytestmark = pytest.mark.usefixtures("noise_drawn_once")
 ADAPTIVE = {
     "algorithm": {"preset": "adaptive", "tree": {"branches": 4, "every": 2}},
     "train__group_size": 8,
@@ -124,7 +125,7 @@ def test_steps_weigh_alike_in_the_update_whatever_their_numbers_of_children():
     assert found.worst < 4
 
 
-@pytest.mark.parametrize("weights", ["none", "noise_aware"])
+@pytest.mark.parametrize("weights", [pytest.param("none", marks=pytest.mark.zoo), "noise_aware"])
 def test_it_varies_less_for_its_cost_than_chains_and_brushes_of_one_number(weights):
     """By the closed form of the linear reward; what the code of a run measures, and other trees, has docs/oracle.md."""
     aim = target("linear", weights)

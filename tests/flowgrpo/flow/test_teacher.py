@@ -1,12 +1,14 @@
 """On-policy distillation: the update is that of the KL from the teacher, and what a teacher may be."""
 
 import math
+import shutil
 from itertools import pairwise
 
 import field
 import pytest
 import tiny
 import torch
+from conftest import copy_run, furnished
 from cut_back import cut_back
 from field import TARGET, GaussianFlow, credit, lines, settings, step_in_place
 from runs import metrics, weights
@@ -228,20 +230,41 @@ def test_the_reference_is_the_pipeline_that_teaches(tmp_path, full):
     assert any(name.startswith("reference.") for name in student.tensors()) == full  # else it is loaded again
 
 
-@pytest.mark.parametrize("lora", ["model.lora={rank: 4}", "model.lora=null"])
-def test_a_pipeline_teaches_by_command_and_a_student_that_is_it_has_nothing_to_learn(workplace, lora):
-    another(tiny.sd3()).save_pretrained("other")
+ADAPTERS, ALL_WEIGHTS = "model.lora={rank: 4}", "model.lora=null"
+TAUGHT = ["train", "tiny.yaml", "model.teacher=other", *OPD]
+RESUMED = [*TAUGHT, ADAPTERS, "run.checkpoint.every=1", "train.iterations=2"]
+
+
+@pytest.fixture(scope="module")
+def taught(tiny_model, tmp_path_factory):
+    """A folder with the pipeline `other` and the run `runs/t` of two iterations by adapters that it taught."""
+    with furnished(tmp_path_factory.mktemp("taught"), tiny_model) as folder:
+        another(tiny.sd3()).save_pretrained("other")
+        assert main(RESUMED) == 0
+    return folder
+
+
+@pytest.mark.parametrize("lora", [ADAPTERS, ALL_WEIGHTS])
+def test_a_pipeline_teaches_by_command(taught, tmp_path, monkeypatch, lora):
+    if lora == ALL_WEIGHTS:
+        monkeypatch.chdir(taught)
+        assert main([*TAUGHT, lora, f"run.dir={tmp_path}", "run.name=t"]) == 0
+    told = metrics((taught / "runs" if lora == ADAPTERS else tmp_path) / "t")
+    assert told
+    for line in told:
+        assert line["policy/kl"] > 0
+        assert line["policy/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("lora", [ADAPTERS, ALL_WEIGHTS])
+def test_a_student_that_is_the_pipeline_that_teaches_has_nothing_to_learn(workplace, lora):
     words = [*OPD, lora, "train.optimizer={weight_decay: 0}"]
-    assert main(["train", "tiny.yaml", "run.name=taught", "model.teacher=other", *words]) == 0
     same = f"model.teacher={settings_of(()).model.path}"
     assert main(["train", "tiny.yaml", "run.name=same", same, *words, "train.iterations=2"]) == 1
     assert (
         "step 2: nothing to learn, the gradient of every update is 0"
         in (workplace / "runs" / "same" / "log.txt").read_text()
     )
-    for line in metrics(workplace / "runs" / "taught"):
-        assert line["policy/kl"] > 0
-        assert line["policy/grad_norm"] > 0
     for line in metrics(workplace / "runs" / "same"):
         assert (line["policy/kl"], line["policy/grad_norm"]) == (0, 0)
 
@@ -266,14 +289,12 @@ def test_a_pipeline_that_cannot_teach_is_refused_in_a_sentence(workplace, path, 
         teacher.check(chosen)
 
 
-def test_a_resume_learns_from_the_pipeline_as_the_whole_run_does(workplace):
-    another(tiny.sd3()).save_pretrained("other")
-    words = ["train", "tiny.yaml", "model.teacher=other", *OPD, "model.lora={rank: 4}", "run.checkpoint.every=1"]
-    words.append("train.iterations=2")
-    assert main(words) == 0
+def test_a_resume_learns_from_the_pipeline_as_the_whole_run_does(workplace, taught):
+    shutil.copytree(taught / "other", "other")
+    copy_run(taught, workplace)
     whole = weights(workplace / "runs" / "t", 2)
     cut_back(workplace / "runs" / "t", 1)
-    assert main([*words, "run.resume=true"]) == 0
+    assert main([*RESUMED, "run.resume=true"]) == 0
     parts = weights(workplace / "runs" / "t", 2)
     assert whole.keys() == parts.keys()
     assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())

@@ -47,7 +47,7 @@ def config(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "reward", "suffix"),
     [
-        ("WanPipeline", "motion", ".mp4"),
+        pytest.param("WanPipeline", "motion", ".mp4", marks=pytest.mark.zoo),
         ("QwenImageEditPipeline", "jpeg_size", ".png"),
         ("StableAudio3Pipeline", "loudness", ".wav"),
     ],
@@ -64,7 +64,9 @@ def test_every_modality_trains_from_the_command_line(config, tmp_path, capsys, n
     assert (tmp_path / "runs/t/gallery.html").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("name", ["FluxPipeline", "QwenImagePipeline", "WanPipeline"])
+@pytest.mark.parametrize(
+    "name", ["FluxPipeline", *(pytest.param(n, marks=pytest.mark.zoo) for n in ("QwenImagePipeline", "WanPipeline"))]
+)
 def test_a_trained_lora_gives_its_sample_in_a_stock_pipeline_bit_for_bit(config, name):
     train = {"iterations": 1, "groups": 1, "group_size": 2, "updates": 1, "micro_batch": 2, "learning_rate": 0.01}
     reward, brief = "motion" if name.startswith("Wan") else "jpeg_size", {"every": 9, "prompts": 1, "save": 0}

@@ -3,9 +3,11 @@
 import functools
 import statistics
 from dataclasses import replace
+from itertools import product
 
 import oracle
 import pytest
+import torch
 from oracle import PRESETS
 from oracle_page import numbers, on_page
 from oracle_presets import line
@@ -14,8 +16,17 @@ from flowgrpo.flow.methods import CHOICES
 from flowgrpo.training import loop
 
 EXACT = [name for name in PRESETS if name != "vgpo"]  # whose edges' weights depend on the reward
+# A plain run leaves out what has tree, kernel and credit of others; `adaptive`, whose children of any numbers `test_shaping`
+# tries; and `vgpo`, of which no closed form is known.
+VARIANTS = ("flow_grpo_fast", "flow_grpo_window", "mix_grpo", "branch_grpo_mix", "adaptive", "vgpo")
+# Of one tree and kernel; the objective of `grpo_guard` keeps the means of steps, too.
+ROLLED_AS = {"flow_grpo": "grpo_guard", "ctpo": "grpo_guard"}
 WHOLE = {"algorithm.baseline": {"name": "leave_one_out"}}
 pytestmark = pytest.mark.usefixtures("noise_drawn_once")
+
+
+def cases(names):
+    return [pytest.param(name, marks=pytest.mark.zoo if name in VARIANTS else ()) for name in names]
 
 
 @functools.cache
@@ -24,7 +35,8 @@ def rolled(preset):
     rollouts, seen = [], []
     with oracle.trainer(preset, "quadratic") as run:
         for iteration in range(oracle.FEWER.get(preset, oracle.BATCHES)):
-            rollouts.append(run.made(iteration))
+            alike = ROLLED_AS.get(preset)
+            rollouts.append(rolled(alike)[0][iteration] if alike else run.made(iteration))
             seen.append(oracle.batch(run, "quadratic", iteration, rollouts[-1]))
     return rollouts, oracle.summary(preset, "quadratic", seen, oracle.GROUPS)
 
@@ -41,13 +53,24 @@ def again(preset, batches=None, **overrides):
     return oracle.summary(preset, "quadratic", seen, oracle.GROUPS)
 
 
-@pytest.mark.parametrize("preset", EXACT)
+@pytest.mark.parametrize("preset", cases(EXACT))
 def test_an_update_is_in_expectation_what_its_edges_make_of_the_reward(preset):
     found = of(preset)
     assert abs(found.size - 1) < 3 * found.error
     assert found.error < 0.1
     assert found.worst < 4  # of up to twenty steps and parameters, each in standard errors
     assert found.compared > 4
+
+
+@pytest.mark.parametrize(("preset", "alike"), ROLLED_AS.items())
+def test_presets_that_differ_in_their_objective_alone_roll_out_the_same(preset, alike):
+    with oracle.trainer(preset, "quadratic") as run:
+        made, other = run.made(1), rolled(alike)[0][1]
+    assert made.evaluations == other.evaluations
+    assert torch.equal(made.batch.tree.samples[0], other.batch.tree.samples[0])
+    assert [[edges.log_prob.tolist() for edges in e.trained] for e in made.batch.tree.evaluations] == [
+        [edges.log_prob.tolist() for edges in e.trained] for e in other.batch.tree.evaluations
+    ]
 
 
 def test_brushes_climb_what_ode_samples_earn_and_chains_what_noisy_ones_do():
@@ -92,7 +115,7 @@ def change_objective(patch):
 
 
 @pytest.mark.parametrize("change", [change_baseline, change_credit, change_objective])
-@pytest.mark.parametrize("preset", EXACT)
+@pytest.mark.parametrize("preset", cases(EXACT))
 def test_a_sign_that_is_wrong_anywhere_is_seen(monkeypatch, preset, change):
     rolled(preset)  # as they are, before the change
     change(monkeypatch)
@@ -100,11 +123,11 @@ def test_a_sign_that_is_wrong_anywhere_is_seen(monkeypatch, preset, change):
     assert found.size < 0 < 1 - found.size - 4 * found.error
 
 
-def test_the_page_has_the_rows():
+@pytest.mark.parametrize("preset", cases(PRESETS))
+def test_the_page_has_the_row(preset):
     """Its numbers come of fixed seeds, so they are the same but for rounding."""
-    there = on_page("All presets")
-    for preset in PRESETS:
-        assert numbers(line(of(preset))) == pytest.approx(numbers(there[f"`{preset}`"]), abs=0.011, rel=0.02)
+    there = on_page("All presets")[f"`{preset}`"]
+    assert numbers(line(of(preset))) == pytest.approx(numbers(there), abs=0.011, rel=0.02)
 
 
 WEIGHTS = {
@@ -114,8 +137,17 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("preset", ["branch_grpo", "branch_grpo_mix", "tempflow"])
-@pytest.mark.parametrize("weights", WEIGHTS)
+# Each weight on a tree of several depths, and brushes, whose edges have an ODE trunk.
+NESTED = [("branch_grpo", weights) for weights in WEIGHTS] + [("tempflow", "default")]
+
+
+@pytest.mark.parametrize(
+    ("preset", "weights"),
+    [
+        pytest.param(*pair, marks=() if pair in NESTED else pytest.mark.zoo)
+        for pair in product(("branch_grpo", "branch_grpo_mix", "tempflow"), WEIGHTS)
+    ],
+)
 def test_nested_comparisons_leave_the_whole_of_every_edge(preset, weights):
     """Whatever the weights, and where siblings share a part of their noise; a group mean leaves half of the first split."""
     most = 3 * len(rolled(preset)[0]) // 5

@@ -14,8 +14,11 @@ from flowgrpo.training.live import Peaks
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 
-# Guidance in one call, none, in a call of each branch, and two networks.
-CLASSES = ("StableDiffusion3Pipeline", "FluxPipeline", "QwenImagePipeline", "WanPipeline (2.2)")
+# Guidance in one call, none, in a call of each branch of one of two networks, and of a single one.
+CLASSES = (
+    *("StableDiffusion3Pipeline", "FluxPipeline", "WanPipeline (2.2)"),
+    pytest.param("QwenImagePipeline", marks=pytest.mark.zoo),
+)
 
 
 def settings(folder, specimen, **model):
@@ -45,12 +48,14 @@ def test_what_is_planned_is_what_is_computed(name, tmp_path, monkeypatch):
         for network in policy.modules.values():
             network.register_forward_pre_hook(lambda *_: calls.append(1))
         step = counted(lambda: policy.walk.velocity(state, policy.sigmas[0], [row]))
-        decoding = counted(lambda: policy.walk.decode(state, [row], by_landing=False))
+        decoded = []
+        decoding = counted(lambda: decoded.append(policy.walk.decode(state, [row], by_landing=False)))
     sampling = trial(chosen, str(tmp_path), row).rollout
     assert sampling.operations == step > 0
     assert sampling.calls == len(calls)
     assert sampling.launches > 20
     assert sampling.decode_operations == decoding > 0
+    assert sampling.sample == 4 * decoded[0].numel()
 
 
 @pytest.mark.parametrize(

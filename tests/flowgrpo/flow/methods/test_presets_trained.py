@@ -28,6 +28,9 @@ METHODS = {
     "ddim_sde": {"preset": "stepwise_flow_grpo", "kernel": "ddim_sde"},
 }
 GATHERED = RULES[:2]  # they leave some edges of an evaluation, so that rows meet others in the update
+# A micro-batch of a part of a group, of more than one, and of all that there is; the second leaves a rest of every tree.
+SIZES = dict.fromkeys(("flow_grpo", "tempflow", "branch_grpo", "stepwise_flow_grpo", "nft", *GATHERED), (4, 7, 64))
+pytestmark = pytest.mark.usefixtures("noise_drawn_once")
 
 
 class Killed(BaseException):
@@ -79,7 +82,7 @@ def finished(tmp_path_factory):
 @pytest.mark.parametrize("method", METHODS)
 def test_the_update_meets_the_rollout_s_log_probabilities(finished, method):
     """Bit for bit where an evaluation is replayed as it ran, and to rounding where pruning gathers its rows anew."""
-    for micro_batch in (4, 7, 64):
+    for micro_batch in SIZES.get(method, (7, 64)):
         told = lines(finished(method, micro_batch))
         assert len(told) == 2
         for line in told:
@@ -93,7 +96,7 @@ def test_the_update_meets_the_rollout_s_log_probabilities(finished, method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_weights_do_not_depend_on_the_micro_batch(finished, method):
-    whole, *others = (weights_of(finished(method, size)) for size in (64, 4, 7))
+    *others, whole = (weights_of(finished(method, size)) for size in SIZES.get(method, (7, 64)))
     start = Network().state_dict()
     assert all((tensor - whole[f"field.{name}"]).abs().max() > 1e-3 for name, tensor in start.items())
     for tensors in others:

@@ -48,11 +48,16 @@ def test_the_folder_of_the_embedded_model_loads_by_itself():
     assert sum(file.stat().st_size for file in PATH.rglob("*") if file.is_file()) < 7_000_000
 
 
+@pytest.fixture(scope="module")
+def whole():
+    """What the embedded model draws in full precision."""
+    return pictures(StableDiffusion3Pipeline.from_pretrained(PATH), 1)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_embedded_model_draws_the_same_in_half_precision(dtype):
+def test_the_embedded_model_draws_the_same_in_half_precision(dtype, whole):
     pipe = StableDiffusion3Pipeline.from_pretrained(PATH, dtype=dtype)
     assert {model.dtype for model in pipe.components.values() if isinstance(model, torch.nn.Module)} == {dtype}
-    whole = pictures(StableDiffusion3Pipeline.from_pretrained(PATH), 1)
     assert (pictures(pipe, 1).float() - whole).abs().mean() < 0.02
 
 

@@ -3,6 +3,7 @@ import wave
 
 import diffusers
 import pytest
+from runs import metrics
 from zoo import SPECIMENS, audio, wan
 
 from flowgrpo.cli import main
@@ -116,12 +117,15 @@ def test_videos_and_audio_go_from_training_to_gallery_export_and_sampling(zoo, n
     use = {"motion": "motion", "rate": "./rate.py:rate"}[reward]
     call = [f"{key}={json.dumps(value)}" for key, value in specimen.call.items()]
     settings = ["model.path=model", f"model.call={json.dumps(specimen.call)}", f"rewards=[{{use: {use}}}]"]
-    short = ["train.iterations=1", "prompts.eval=prompts.txt", "run.patience=null"]
+    short = ["train.iterations=1", "train.groups=1", "train.group_size=2", "train.updates=1", "run.patience=null"]
     assert main(["train", "tiny.yaml", *settings, *short]) == 0
 
+    (line,) = metrics(workplace / "runs/t")
+    assert line["policy/max_abs_log_ratio"] == 0
+    assert (line["policy/grad_norm"] > 0) == (reward == "motion")  # the other gives all sounds the same
     lines = [json.loads(line) for line in (workplace / "runs/t/samples/manifest.jsonl").read_text().splitlines()]
     files = [workplace / "runs/t/samples" / line["file"] for line in lines]
-    assert len(files) == 4
+    assert [line["step"] for line in lines] == [0, 0, 1, 1]
     assert all(file.suffix == SUFFIX[name] for file in files)
     if name == "WanPipeline":
         assert [frame.size for frame in media.film(files[0])] == [(32, 32)] * specimen.call["num_frames"]
@@ -130,6 +134,7 @@ def test_videos_and_audio_go_from_training_to_gallery_export_and_sampling(zoo, n
         with wave.open(str(files[0])) as sound:
             assert (sound.getframerate(), sound.getnchannels(), sound.getnframes()) == (640, 2, 320)  # half a second
         assert all(line["rewards"]["rate"] == 640 for line in lines)
+    assert (workplace / "runs/t/gallery.html").stat().st_size > 10_000
     shown = {".mp4": '<video src="data:video/mp4', ".wav": "<audio controls"}[SUFFIX[name]]
     assert (workplace / "runs/t/gallery.html").read_text().count(shown) == 4
 
