@@ -57,7 +57,7 @@ def really(chosen):
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("name", ["llada", "dream", "sdar"])
+@pytest.mark.parametrize("name", ["llada", pytest.param("dream", marks=pytest.mark.zoo), "sdar"])
 def test_what_is_planned_is_what_is_allocated(name, checkpointing, tmp_path, monkeypatch):
     monkeypatch.setattr(trials, "_decoded", lambda *_: (Peaks(), 0))  # decoders have tests of their own
     released(name, tmp_path)

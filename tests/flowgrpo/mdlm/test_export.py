@@ -95,7 +95,7 @@ def test_an_export_is_the_trained_model_with_its_average(settings, model, capsys
 
 
 def test_comfyui_is_refused_before_a_repository_is_made(settings, capsys, monkeypatch):
-    done = run.train_config(settings(model__lora=LORA))
+    done = run.train_config(settings(model__lora=LORA, train__iterations=1))
     monkeypatch.setattr(push, "open_repository", lambda *a, **k: pytest.fail("a repository was made"))
     options = ["--out", "out", "--comfyui", "--push-to-hub", "me/sums"]
     assert main(["export", str(done.folder), *options]) == 2
@@ -148,7 +148,7 @@ def test_a_pipeline_is_exported_as_the_pipeline_it_was(settings, model, tmp_path
     pipe = LLaDA2Pipeline(AutoModelForCausalLM.from_pretrained(model), BlockRefinementScheduler(), tokenizer)
     pipe.save_pretrained("llada2")
     tokenizer.save_pretrained("llada2/tokenizer")
-    chosen = settings(model__path=str(tmp_path / "llada2"))
+    chosen = settings(model__path=str(tmp_path / "llada2"), train__iterations=1)
     done = run.train_config(chosen)
     exported(done.folder, capsys)
     assert {path.name for path in Path("out").iterdir()} >= {"model", "tokenizer", "scheduler", "model_index.json"}

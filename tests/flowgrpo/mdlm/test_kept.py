@@ -31,7 +31,7 @@ def plain(done):
     return [{k: v for k, v in line.items() if not k.startswith(("time/", "memory/"))} for line in lines]
 
 
-@pytest.mark.parametrize("preset", ["diffu_grpo", "trace_rl", "igpo"])
+@pytest.mark.parametrize("preset", [pytest.param("diffu_grpo", marks=pytest.mark.zoo), "trace_rl", "igpo"])
 def test_the_answers_of_a_run_are_kept_and_change_nothing(settings, preset, tmp_path):
     chosen = {"algorithm__preset": preset, "train__iterations": 2}
     kept = run.train_config(settings(**chosen, run__name="kept", run__trees={"every": 1, "prompts": 1}))

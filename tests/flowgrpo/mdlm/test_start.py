@@ -46,16 +46,15 @@ def test_an_adapter_of_peft(model, tmp_path, options):
             assert not torch.allclose(network(ids).logits, theirs(ids).logits, atol=1e-3)
 
 
-@pytest.mark.parametrize("place", ["out", "runs/demo"])
-def test_a_run_from_an_export_or_a_run_begins_where_that_ended(settings, tmp_path, monkeypatch, place):
+def test_a_run_from_an_export_or_a_run_begins_where_that_ended(settings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = run.train_config(settings(model__lora=LORA, train__learning_rate=0.05))
     assert main(["export", str(done.folder), "--out", "out"]) == 0
-    again = settings(model__lora={"path": place}, run__name="u", train__iterations=1, **KL)
-    begun = run.train_config(again)
-    rewards = [[line["reward/mean"] for line in metrics(each.folder, "eval")] for each in (done, begun)]
-    assert rewards[1][0] == rewards[0][-1] != rewards[0][0]
-    assert metrics(begun.folder)[0]["policy/max_abs_log_ratio"] == 0
+    earned = [line["reward/mean"] for line in metrics(done.folder, "eval")]
+    for name, place in (("u", "out"), ("v", "runs/demo")):
+        begun = run.train_config(settings(model__lora={"path": place}, run__name=name, train__iterations=1, **KL))
+        assert metrics(begun.folder, "eval")[0]["reward/mean"] == earned[-1] != earned[0]
+        assert metrics(begun.folder)[0]["policy/max_abs_log_ratio"] == 0
 
 
 def test_a_resumed_run_needs_no_file_and_is_exact(settings, model, tmp_path):

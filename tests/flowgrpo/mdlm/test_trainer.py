@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from in_turn import after_first_step
 from runs import background
 from safetensors.torch import load_file
 
@@ -16,13 +17,15 @@ from flowgrpo.training import selection
 from flowgrpo.training.metric_lines import read_metrics
 from flowgrpo.training.stopped import NothingToLearn
 
-REPRESENTATIVE = ("diffu_grpo", "gdpo", "cj_grpo", "trace_rl", "co_grpo")  # one of each way to estimate a likelihood
+# Likelihoods of one step, of many random ones, of the decoder's; and a schedule that learns, too.
+REPRESENTATIVE = ("diffu_grpo", "gdpo", "trace_rl", "co_grpo")
 
 
 @pytest.fixture
 def settings(settings):
     """Of a run that evaluates and saves as little as it can, unless it is told to."""
     rare = {"eval__every": 16, "eval__prompts": 1, "eval__save": 0, "run__checkpoint__every": 16}
+    rare |= {"eval__decoder": {"name": "low_confidence", "steps": 1}}
     return lambda **overrides: settings(**rare | overrides)
 
 
@@ -33,6 +36,12 @@ def lines(done, phase="train"):
 def weights(done):
     latest = max((done.folder / "checkpoints").iterdir())
     return load_file(latest / "weights.safetensors")
+
+
+def untrained(settings):
+    """The weights with which a run begins, of one that moves them by nothing to speak of."""
+    still = {"train__learning_rate": 1e-12, "train__iterations": 1, "train__groups": 1, "train__updates": 1}
+    return weights(run.train_config(settings(run__name="start", **still)))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +112,7 @@ def test_fixed_views_give_every_pass_the_same_old_policy(settings, monkeypatch, 
     """Computing it once changes no weight."""
     from flowgrpo.mdlm.methods.likelihood import Autoregressive, OneStep, Trajectory
 
-    choices = {"algorithm__preset": preset, "train__passes": 3, "train__iterations": 1}
+    choices = {"algorithm__preset": preset, "train__passes": 2, "train__iterations": 1}
     once = run.train_config(settings(run__name="once", **choices))
     for likelihood in (Autoregressive, Trajectory, OneStep):
         monkeypatch.setattr(likelihood, "fixed", False)
@@ -113,11 +122,11 @@ def test_fixed_views_give_every_pass_the_same_old_policy(settings, monkeypatch, 
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_four_iterations_are_two_and_a_resume_and_two(settings):
-    choices = {"algorithm__preset": "co_grpo", "train__passes": 2}
-    whole = run.train_config(settings(run__name="whole", train__iterations=4, **choices))
-    run.train_config(settings(run__name="parts", train__iterations=2, **choices))
-    parts = run.train_config(settings(run__name="parts", train__iterations=4, run__resume=True, **choices))
+def test_two_iterations_are_one_and_a_resume_and_one(settings):
+    choices = {"algorithm__preset": "co_grpo", "train__passes": 2, "run__checkpoint__every": 1}
+    whole = run.train_config(settings(run__name="whole", **choices))
+    after_first_step(whole.folder.parent, "whole", "parts")
+    parts = run.train_config(settings(run__name="parts", run__resume=True, **choices))
     one, other = weights(whole), weights(parts)
     assert any(name.startswith("schedule.") for name in one)
     assert one.keys() == other.keys()
@@ -127,7 +136,7 @@ def test_four_iterations_are_two_and_a_resume_and_two(settings):
 def test_the_batch_of_a_call_changes_nothing_but_rounding(settings):
     one = weights(run.train_config(settings(run__name="one", train__micro_batch=32, train__iterations=1)))
     other = weights(run.train_config(settings(run__name="other", train__micro_batch=3, train__iterations=1)))
-    start = weights(run.train_config(settings(run__name="start", train__learning_rate=1e-12, train__iterations=1)))
+    start = untrained(settings)
     for name in one:
         moved = (one[name] - start[name]).abs().max()
         assert (one[name] - other[name]).abs().max() <= 0.05 * moved + 1e-6
@@ -172,7 +181,7 @@ def test_answers_that_are_not_numbers_leave_the_update(settings, monkeypatch, tm
         "def vowels(texts, prompts):\n"
         "    return [None if p == 'bcd' else sum(c in 'ae' for c in t) / 4 for t, p in zip(texts, prompts)]\n"
     )
-    choices = {"algorithm__preset": preset, "train__passes": 2, "train__ema": None}
+    choices = {"algorithm__preset": preset, "train__iterations": 1, "train__passes": 2, "train__ema": None}
     lost = run.train_config(settings(run__name="lost", rewards=[{"use": f"{tmp_path / 'lost.py'}:vowels"}], **choices))
     real, prompt = MaskPredictor.logits_and_hidden, torch.tensor([4, 5, 6])  # b, c, d
 
@@ -191,9 +200,8 @@ def test_answers_that_are_not_numbers_leave_the_update(settings, monkeypatch, tm
 def test_an_iteration_whose_rewards_are_all_lost_moves_nothing(settings, tmp_path):
     reward = {"use": f"{tmp_path / 'mine.py'}:of_nothing"}
     done = run.train_config(settings(rewards=[reward], algorithm__preset="diffu_grpo", run__patience=None))
-    start = run.train_config(settings(run__name="start", train__learning_rate=1e-12))
     assert [line["cost/trained_edges"] for line in lines(done)] == [0, 0]
-    own, first = weights(done), weights(start)
+    own, first = weights(done), untrained(settings)
     assert all(torch.allclose(own[name], first[name], atol=1e-8) for name in first)
 
 
@@ -258,14 +266,14 @@ def test_two_processes_train_what_one_does(settings, tmp_path):
 @pytest.mark.parametrize("targets", ["auto", "all-linear"])
 def test_adapters_are_trained_and_their_base_is_not(settings, targets):
     lora = {"rank": 2, "alpha": 4, "targets": targets}
-    done = run.train_config(settings(model__lora=lora, algorithm__preset="gdpo"))
+    done = run.train_config(settings(model__lora=lora, algorithm__preset="gdpo", train__iterations=1))
     assert any("mlp" in name for name in weights(done)) == (targets == "all-linear")
     assert all("lora_" in name for name in weights(done))
     assert lines(done)[-1]["policy/grad_norm"] > 0
 
 
 def test_prompts_of_all_lengths_are_trained_on_by_a_model_that_minds_padding(settings, monkeypatch):
-    choices = {"algorithm__preset": "gdpo", "train__passes": 2}
+    choices = {"algorithm__preset": "gdpo", "train__iterations": 1, "train__passes": 2}
     one = run.train_config(settings(run__name="one", **choices))
     real = predictor.probe
     monkeypatch.setattr(predictor, "probe", lambda model: (*real(model)[:2], None))
@@ -284,7 +292,7 @@ def test_hints_replace_failed_answers_by_ones_that_succeed(settings, tmp_path):
             algorithm__preset="igpo",
             algorithm__hints=hints,
             rewards=[{"use": f"{tmp_path / 'mine.py'}:solved"}],
-            train__iterations=6,
+            train__iterations=1,
             train__group_size=16,
         )
     )
@@ -301,6 +309,7 @@ def test_a_group_fails_by_the_reward_that_is_named(settings, tmp_path, reward, f
             algorithm__preset="igpo",
             algorithm__hints={"share": [1.0, 1.0], "stretch": 1.0, "reward": reward},
             rewards=[{"use": f"{tmp_path / 'mine.py'}:{name}"} for name in ("polite", "solved")],
+            train__iterations=1,
             train__group_size=16,
             run__patience=None,
         )
@@ -315,7 +324,7 @@ def test_group_wise_rewards_meet_one_group_at_a_time(settings, tmp_path):
 
 
 def test_samples_are_texts_with_their_order_of_decoding(settings):
-    done = run.train_config(settings(eval__every=2, eval__prompts=2, eval__save=2))
+    done = run.train_config(settings(eval__every=2, eval__prompts=2, eval__save=2, eval__decoder="low_confidence"))
     manifest = [json.loads(line) for line in (done.folder / "samples" / "manifest.jsonl").read_text().splitlines()]
     assert [(line["step"], line["prompt"], line["sampler"]) for line in manifest] == [
         (step, prompt, "decoder") for step in (0, 2) for prompt in ("ab", "bcd")

@@ -72,6 +72,15 @@ def trained(name, step=2):
     return runs.weights(folder(name), step)
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The folder of a run by one process, which asks an engine of its own."""
+    place, engine = tmp_path_factory.mktemp("alone"), FakeTextEngine(DECODER)
+    with furnished(place), fake_engine.serving(engine) as (url, _):
+        assert main(["train", "run.yaml", *options(url, log_probs=True), "train.iterations=2", "run.name=one"]) == 0
+    return place / "runs" / "one"
+
+
 def generate_with_the_engines_seeds(monkeypatch):
     """Rollouts of this program draw from the seeds that an engine is told."""
     real = TextPolicy.generate
@@ -86,20 +95,35 @@ def generate_with_the_engines_seeds(monkeypatch):
     monkeypatch.setattr(TextPolicy, "generate", generate)
 
 
-@pytest.mark.parametrize("over_all", [False, True])
-def test_a_run_learns_what_one_learns_that_draws_the_engines_noise_itself(serving, engine, monkeypatch, over_all):
-    """The engine computes with merged weights: all but rounding is the same."""
-    url, _ = serving
-    engine.over_all = over_all
-    twice = "train.iterations=2"  # the second time by adapters that were pushed
-    assert main(["train", "run.yaml", *options(url, log_probs=True), twice, "run.name=engine"]) == 0
-    generate_with_the_engines_seeds(monkeypatch)
-    assert main(["train", "run.yaml", twice, "run.name=here"]) == 0
-    ours, theirs = trained("here"), trained("engine")
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """The folder of the run that draws an engine's noise itself."""
+    place = tmp_path_factory.mktemp("here")
+    with furnished(place), pytest.MonkeyPatch.context() as patch:
+        generate_with_the_engines_seeds(patch)
+        assert main(["train", "run.yaml", "train.iterations=2", "run.name=here"]) == 0
+    return place / "runs" / "here"
+
+
+@pytest.fixture(scope="module")
+def over_all(tmp_path_factory):
+    """The folder of a run whose engine counts steps over all blocks."""
+    place, engine = tmp_path_factory.mktemp("over-all"), FakeTextEngine(DECODER)
+    engine.over_all = True
+    with furnished(place), fake_engine.serving(engine) as (url, _):
+        assert main(["train", "run.yaml", *options(url, log_probs=True), "train.iterations=2", "run.name=all"]) == 0
+    return place / "runs" / "all"
+
+
+@pytest.mark.parametrize("by_engine", ["alone", "over_all"])
+def test_a_run_learns_what_one_learns_that_draws_the_engines_noise_itself(here, by_engine, request):
+    """It computes with merged weights, the second time by adapters that were pushed: all but rounding is the same."""
+    asked = request.getfixturevalue(by_engine)
+    ours, theirs = (runs.weights(each, 2) for each in (here, asked))
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         torch.testing.assert_close(theirs[name], tensor, rtol=0, atol=2e-4)  # steps of Adam are 0.01
-    both = (runs.metrics(folder(name)) for name in ("here", "engine"))
+    both = (runs.metrics(each) for each in (here, asked))
     for left, right in zip(*both, strict=True):
         assert right["reward/mean"] == pytest.approx(left["reward/mean"], abs=1e-6)
         assert right["reward/std"] > 0
@@ -110,7 +134,8 @@ def test_a_run_learns_what_one_learns_that_draws_the_engines_noise_itself(servin
         assert right["cost/update_evaluations"] == left["cost/update_evaluations"]
 
 
-def test_the_plan_counts_what_the_run_does_and_files_of_old_weights_are_gone(serving, engine, capsys):
+def test_the_plan_counts_what_the_run_does_and_each_rollout_has_the_adapters_of_its_iteration(serving, engine, capsys):
+    """The files of old weights are gone."""
     url, _ = serving
     whole = "algorithm.decoder={name: low_confidence, steps: 6, region: {block_length: 4}}"
     engine.over_all = True
@@ -126,6 +151,13 @@ def test_the_plan_counts_what_the_run_does_and_files_of_old_weights_are_gone(ser
     assert all(each["ignore_eos"] for body in asked for each in body["sampling_params"])
     assert [each.name for each in (folder() / "engine").iterdir()] == list(engine.loaded)
     assert len(engine.loaded) == 1
+    names = [body.get("lora_path", [None])[0] for body in asked]
+    trial, first, second, third = names[0], {*names[1:5]}, {*names[5:9]}, {*names[9:13]}
+    assert (trial, first) == (None, {None})  # new adapters change nothing
+    assert len(first | second | third) == 3
+    loads = [body["lora_name"] for path, body in engine.asked if path == "/load_lora_adapter"]
+    assert [{name} for name in loads] == [second, third]
+    assert [body["lora_name"] for path, body in engine.asked if path == "/unload_lora_adapter"] == loads[:1]
 
 
 def test_where_nobody_needs_our_log_probabilities_nothing_is_scored(serving, engine, capsys):
@@ -138,19 +170,6 @@ def test_where_nobody_needs_our_log_probabilities_nothing_is_scored(serving, eng
     (line,) = runs.metrics(folder())
     assert line["cost/rollout_evaluations"] == 0
     assert line["cost/update_evaluations"] == planned["model_evaluations"]["update"] > 0
-
-
-def test_each_rollout_is_asked_for_by_the_adapters_of_its_iteration(serving, engine):
-    url, _ = serving
-    assert main(["train", "run.yaml", *options(url)]) == 0
-    names = [body.get("lora_path", [None])[0] for path, body in engine.asked if path == "/generate"]
-    trial, first, second, third = names[0], {*names[1:3]}, {*names[3:5]}, {*names[5:7]}
-    assert (trial, first) == (None, {None})  # new adapters change nothing
-    assert len(names) == 7
-    assert len(first | second | third) == 3
-    loads = [body["lora_name"] for path, body in engine.asked if path == "/load_lora_adapter"]
-    assert [{name} for name in loads] == [second, third]
-    assert [body["lora_name"] for path, body in engine.asked if path == "/unload_lora_adapter"] == loads[:1]
 
 
 def test_where_the_engines_numbers_are_off_weights_are_cut_and_the_run_says_so(serving, engine):
@@ -168,8 +187,9 @@ def test_where_the_engines_numbers_are_off_weights_are_cut_and_the_run_says_so(s
 def test_an_engine_that_computes_nothing_with_what_was_pushed_is_seen_by_its_log_probabilities(serving, engine):
     url, _ = serving
     engine.ignores_adapters = True
-    assert main(["train", "run.yaml", *options(url, log_probs=True), "train.learning_rate=0.05"]) == 0
-    first, *_, last = runs.metrics(folder())
+    chosen = [*options(url, log_probs=True), "train.iterations=2"]
+    assert main(["train", "run.yaml", *chosen, "train.learning_rate=0.05"]) == 0
+    first, last = runs.metrics(folder())
     assert first["engine/mean_abs_log_ratio"] < 1e-5
     assert last["engine/mean_abs_log_ratio"] > 0.01
     assert "nats per token from ours" in (folder() / "log.txt").read_text()
@@ -189,12 +209,11 @@ def lose(engine, after, monkeypatch):
 
 
 def test_an_engine_that_is_lost_ends_the_run_with_what_is_done_and_a_resume_goes_on(
-    serving, engine, monkeypatch, capsys
+    serving, alone, engine, monkeypatch, capsys
 ):
     url, end = serving
     rest = ["run.checkpoint.every=5", "train.iterations=2"]
-    chosen = [*options(url), *rest]
-    assert main(["train", "run.yaml", *chosen, "run.name=whole"]) == 0
+    chosen = [*options(url, log_probs=True), *rest]
     lose(engine, 1 + 2, monkeypatch)
     assert main(["train", "run.yaml", *chosen]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
@@ -209,9 +228,9 @@ def test_an_engine_that_is_lost_ends_the_run_with_what_is_done_and_a_resume_goes
     assert f"flowgrpo: run.engine.url: {url}/v1/models could not be reached" in capsys.readouterr().err
     other = FakeTextEngine(engine.decoder)
     with fake_engine.serving(other) as (there, _):
-        assert main(["train", "run.yaml", *options(there), *rest, "run.resume=true"]) == 0
+        assert main(["train", "run.yaml", *options(there, log_probs=True), *rest, "run.resume=true"]) == 0
     assert [line["step"] for line in runs.metrics(folder())] == [1, 2]
-    whole, parts = trained("whole"), trained("t")  # this engine draws the same from the same seeds
+    whole, parts = runs.weights(alone, 2), trained("t")  # this engine draws the same from the same seeds
     for name, tensor in whole.items():
         torch.testing.assert_close(parts[name], tensor, rtol=0, atol=2e-4)
 
@@ -225,15 +244,6 @@ def test_an_engine_that_skips_a_push_ends_the_run_before_it_learns_from_old_weig
         rf"stopped after step 1: {url} has the adapters none, not those that were pushed, model: t-model-\w+; a", said
     )
     assert (folder() / "checkpoints/step-000001").is_dir()
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """The folder of a run by one process, which asks an engine of its own."""
-    place, engine = tmp_path_factory.mktemp("alone"), FakeTextEngine(DECODER)
-    with furnished(place), fake_engine.serving(engine) as (url, _):
-        assert main(["train", "run.yaml", *options(url, log_probs=True), "train.iterations=2", "run.name=one"]) == 0
-    return place / "runs" / "one"
 
 
 @pytest.mark.parametrize("evaluators", [0, 1])
@@ -313,7 +323,7 @@ def test_the_server_of_the_page_rolls_out_for_a_run(serving, monkeypatch):
     exec("\n".join(lines), names)
     server = ThreadingHTTPServer(("127.0.0.1", 0), names["Handler"])
     monkeypatch.setattr(names["Handler"], "log_message", lambda *words: None)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     whole = "algorithm.decoder={name: low_confidence, eos_early_stop: true}"
     try:
         url = f"http://127.0.0.1:{server.server_address[1]}"

@@ -72,6 +72,7 @@ def test_a_model_of_texts_that_diverges_has_nothing_to_learn(settings, monkeypat
 
 def test_texts_go_on_from_before_the_weights_were_no_numbers(settings, monkeypatch):
     choices = {"train__iterations": 4, "train__updates": 1, "run__checkpoint": {"every": 1, "keep": 1}}
+    choices |= {"eval__every": 9, "eval__prompts": 1, "eval__save": 0}
     whole = run.train_config(settings(run__name="whole", **choices))
     real = Weights.after_update
 
@@ -100,7 +101,7 @@ def vowels(asked):
 def test_a_run_whose_reward_server_dies_stops_and_goes_on_when_it_is_back(settings, tmp_path, capsys):
     """As if the server had never been away."""
     path = str(tmp_path / "run.yaml")
-    options = ["train.iterations=4", "train.updates=1", "eval.every=9", "run.patience=2"]
+    options = ["train.iterations=4", "train.updates=1", "eval={every: 9, prompts: 1, save: 0}", "run.patience=2"]
     assert main(["train", path, *options, "run.name=whole"]) == 0
     folder, life = tmp_path / "runs" / "served", ExitStack()
 

@@ -18,12 +18,12 @@ MEMBERS = [(0, 0), (0, 1), (1, 0), (1, 3)]
 TEXTS = [PROMPTS[group] for group, _ in MEMBERS]
 
 
-def made(url, engine, learner, tmp_path, *, stops=False, **options):
+def made(url, engine, learner, tmp_path, *, stops=False, length=8, **options):
     """An engine's rollout of the plain model, whose decoder is the engine's."""
     _, weights = learner
     section = Engine(url=url, retries=0, timeout=20, **options)
     spec = engine.decoder | {"proposal": {"temperature": 1.0}, "eos_early_stop": stops}
-    decoder = build(spec, 20, engine.policy.eos_id, engine.predictor)
+    decoder = build(spec, length, engine.policy.eos_id, engine.predictor)
     adapters = Adapters(Client(section), weights, tmp_path, "t", write=lambda out: None)
     return EngineRollout(section, engine.predictor, decoder, adapters)
 
@@ -37,7 +37,7 @@ def roll(rolled_by, policy, scored=True):
 @pytest.mark.parametrize("stops", [False, True])
 def test_it_is_what_our_own_decode_of_the_same_seeds_returns(url, engine, learner, tmp_path, over_all, stops):
     engine.over_all = over_all
-    by = made(url, engine, learner, tmp_path, stops=stops, log_probs=True)
+    by = made(url, engine, learner, tmp_path, stops=stops, length=20, log_probs=True)
     found = roll(by, engine.policy)
     seeds = [(seed_of(3, 5, group) + index,) for group, index in MEMBERS]
     own = engine.policy.generate(TEXTS, by.decoder, seeds, 4).rollout
@@ -67,7 +67,7 @@ def test_what_nobody_asks_for_is_neither_sent_nor_scored(url, engine, learner, t
 
 def test_an_answer_that_is_cut_at_its_end_is_scored_with_masks_behind_it(url, engine, learner, tmp_path):
     """As SGLang cuts it: what the engine wrote behind the end in its last block is not known here."""
-    by = made(url, engine, learner, tmp_path, stops=True, log_probs=True)
+    by = made(url, engine, learner, tmp_path, stops=True, length=20, log_probs=True)
     whole = roll(by, engine.policy).rollout
     engine.cuts = True
     cut = roll(by, engine.policy).rollout
@@ -99,7 +99,7 @@ def test_what_is_asked_for_again_has_another_name(url, engine, learner, tmp_path
     ("edit", "why"),
     [
         (lambda answer: answer["meta_info"].update(prompt_tokens=99), "completed a prompt of 99 tokens, where t-5-"),
-        (lambda answer: answer["output_ids"].pop(), "has 19 tokens and 20 steps"),
+        (lambda answer: answer["output_ids"].pop(), "has 7 tokens and 8 steps"),
         (lambda answer: answer["meta_info"]["step_maps"].__setitem__(0, 9), "leave some out: its tokens 0 to 3 have"),
         (lambda answer: answer["output_ids"].__setitem__(4, 4096), "has the token 4096, which no step of this model"),
     ],
@@ -112,7 +112,7 @@ def test_a_wrong_answer_is_one_sentence_with_its_place(url, engine, learner, tmp
 
 def test_a_trial_refuses_an_engine_of_other_blocks_in_a_sentence_about_the_config(url, engine, learner, tmp_path):
     by = made(url, engine, learner, tmp_path)
-    engine.decoder = {"name": "random", "steps": 20}
+    engine.decoder = {"name": "random", "steps": 8}
     engine.over_all = True
     with pytest.raises(
         InputError, match=rf"^run.engine: {url} at /generate sent steps of t-0-0-0-\w+ that leave some out"
