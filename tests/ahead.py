@@ -66,10 +66,6 @@ def runs(rank, generators=0, cases=CASES, lags=(0, 2)):
     return found
 
 
-def with_one(rank):
-    return runs(rank, 1)
-
-
 def chains(rank):
     return runs(rank, 0, ["chains"], [2])
 

@@ -7,6 +7,7 @@ from hashlib import sha256
 
 import pytest
 import yaml
+from conftest import furnished
 
 from flowgrpo import config
 from flowgrpo.cli import main
@@ -95,20 +96,27 @@ def test_a_corpus_is_kept_too_and_what_is_large_by_its_bytes_and_time_alone(sett
     assert json.loads(file.read_text().removeprefix(before))["modified"] == "1970-01-01T00:00:01+00:00"
 
 
-@pytest.fixture
-def begun(workplace, tiny_model, monkeypatch):
+@pytest.fixture(scope="module")
+def project(tiny_model, tmp_path_factory):
     """A folder with a run that was begun in it, whose config names everything relative to itself."""
-    (workplace / "project").mkdir()
-    shutil.copytree(tiny_model, workplace / "project" / "model")
-    for name in ("tiny.yaml", "prompts.txt", "mine.py"):
-        shutil.move(workplace / name, workplace / "project" / name)
-    monkeypatch.chdir(workplace / "project")
-    file = workplace / "project" / "tiny.yaml"
-    written = yaml.safe_load(file.read_text())
-    written["model"]["path"] = "model"
-    file.write_text(yaml.safe_dump(written))
-    assert main(["train", "tiny.yaml", "train.iterations=1"]) == 0
-    return workplace / "project"
+    with furnished(tmp_path_factory.mktemp("begun"), tiny_model) as folder:
+        shutil.copytree(tiny_model, folder / "model")
+        file = folder / "tiny.yaml"
+        written = yaml.safe_load(file.read_text())
+        written["model"]["path"] = "model"
+        file.write_text(yaml.safe_dump(written))
+        assert main(["train", "tiny.yaml", "train.iterations=1"]) == 0
+    return folder
+
+
+@pytest.fixture
+def begun(project, tmp_path, monkeypatch):
+    """A copy of it, as if the run had begun there."""
+    folder = shutil.copytree(project, tmp_path / "project")
+    environment = folder / "runs" / "t" / "environment.json"
+    environment.write_text(environment.read_text().replace(str(project), str(folder)))
+    monkeypatch.chdir(folder)
+    return folder
 
 
 def test_a_run_goes_on_and_is_exported_from_another_folder(begun, monkeypatch, capsys):

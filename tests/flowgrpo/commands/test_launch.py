@@ -192,7 +192,7 @@ def ending(*statuses):
     ],
 )
 def test_the_process_that_failed_is_the_one_that_is_to_blame(monkeypatch, statuses, failed):
-    monkeypatch.setattr(launch, "GRACE", 3)
+    monkeypatch.setattr(launch, "GRACE", 1)
     children = ending(*statuses)
     assert launch._first_failure(children) == failed
     assert all(child.returncode is not None for child in children)

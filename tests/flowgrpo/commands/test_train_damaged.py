@@ -7,7 +7,13 @@ from runs import metrics, weights
 
 from flowgrpo.cli import main
 
-OPTIONS = ["train.iterations=3", "run.checkpoint={every: 1, keep: 3}"]
+OPTIONS = [
+    "train.iterations=3",
+    "train.updates=1",
+    "train.group_size=2",
+    "eval.prompts=2",
+    "run.checkpoint={every: 1, keep: 3}",
+]
 
 
 def flip(path):

@@ -1,15 +1,13 @@
 """A run whose reward lives in a server, which then dies: real processes."""
 
-import json
 import re
-import threading
-import time
 
 import pytest
 import runs
 
 import flowgrpo
 from flowgrpo.cli import main
+from flowgrpo.flow.trainer import Trainer
 
 
 @pytest.fixture
@@ -19,14 +17,9 @@ def serving(workplace):
         yield process, urls["redness"]
 
 
-def lines(run):
-    path = run / "metrics.jsonl"
-    return (
-        [json.loads(line) for line in path.read_text().splitlines(True) if line.endswith("\n")] if path.exists() else []
-    )
-
-
-def test_a_run_learns_from_a_served_reward_as_from_a_local_one_and_outlives_the_server(workplace, serving, capsys):
+def test_a_run_learns_from_a_served_reward_as_from_a_local_one_and_outlives_the_server(
+    workplace, serving, capsys, monkeypatch
+):
     server, url = serving
     served = {"rewards": [{"use": url, "name": "redness", "options": {"retries": 0}}]}
     fewer = {"train.updates": 1, "eval": {"every": 2, "prompts": 1, "save": 0}}
@@ -38,23 +31,26 @@ def test_a_run_learns_from_a_served_reward_as_from_a_local_one_and_outlives_the_
         shared = [key for key in left if not key.startswith(("time/", "memory/"))]
         assert {key: left[key] for key in shared} == {key: right[key] for key in shared}
 
-    def kill():
-        while not any(line["phase"] == "train" for line in lines(workplace / "runs/killed")):
-            time.sleep(0.01)
-        server.kill()
+    real = Trainer.rollout
 
-    threading.Thread(target=kill, daemon=True).start()
-    rare = {"eval": {"every": 8, "prompts": 1, "save": 0}}
-    settings = {"run.name": "killed", **rare, "train.iterations": 8, "train.updates": 1, **served}
+    def rollout(trainer, iteration, groups):
+        if iteration == 1:
+            server.kill()
+            server.wait()
+        return real(trainer, iteration, groups)
+
+    monkeypatch.setattr(Trainer, "rollout", rollout)
+    rare = {"eval": {"every": 3, "prompts": 1, "save": 0}}
+    settings = {"run.name": "killed", **rare, "train.iterations": 3, "train.updates": 1, **served}
     flowgrpo.train("tiny.yaml", settings)
     log = (workplace / "runs/killed/log.txt").read_text()
     assert re.search(r"'redness' failed \(NoAnswer: http://.* could not be .*; its 4 samples are dropped", log)
-    trained = [line for line in lines(workplace / "runs/killed") if line["phase"] == "train"]
-    assert len(trained) == 8
+    trained = runs.metrics(workplace / "runs/killed")
+    assert len(trained) == 3
     assert (trained[0]["reward/lost"], trained[-1]["reward/lost"]) == (0, 8)
     assert trained[0]["reward/redness/mean"] is not None
     assert trained[-1]["reward/mean"] is None
-    assert (workplace / "runs/killed/checkpoints/step-000008").is_dir()
+    assert (workplace / "runs/killed/checkpoints/step-000003").is_dir()
 
     assert main(["train", "tiny.yaml", "run.name=refused", f"rewards=[{{use: '{url}', options: {{retries: 0}}}}]"]) == 2
     assert f"flowgrpo: {url.removesuffix('/redness')}/health could not be reached" in capsys.readouterr().err

@@ -61,8 +61,21 @@ def steps(run):
 
 
 @pytest.fixture(scope="module")
-def runs(tiny_model, tmp_path_factory):
-    """The folder of runs that nobody disturbs: one in shards, and such as go on, begun by two processes or by one."""
+def killed(tiny_model, tmp_path_factory):
+    """A folder with a run whose second process was killed while it wrote; how it ended, and its checkpoints by then."""
+    with furnished(tmp_path_factory.mktemp("killed"), tiny_model) as folder:
+        (folder / "mine.py").write_text(DISTURBED)
+        (folder / "kill").touch()
+        status, said = train()
+    return folder, status, said, steps(folder / "runs" / "t")
+
+
+@pytest.fixture(scope="module")
+def runs(killed, tiny_model, tmp_path_factory):
+    """The folder of runs that nobody disturbs: one in shards, and such as go on, begun by two processes or by one.
+
+    The run that was killed goes on, too, in its own folder.
+    """
     with furnished(tmp_path_factory.mktemp("undisturbed"), tiny_model) as folder:
         config, *options = OPTIONS
         assert main(["train", *OPTIONS, *ALONE, "run.name=first", "train.iterations=1"]) == 0
@@ -70,6 +83,7 @@ def runs(tiny_model, tmp_path_factory):
             Turn(str(folder), config, "whole", [*options, *SHARDED]),
             Turn(str(folder), config, "same", [*options, *SHARDED], source="whole"),
             Turn(str(folder), config, "spread", [*options, *SHARDED], source="first"),
+            Turn(str(killed[0]), config, "t", [*options, *SHARDED, "run.resume=true"]),
         ]
         ends = trained_in_turn([turns], tmp_path_factory.mktemp("two"))
         assert ends == [{turn.name: [None, None] for turn in turns}]
@@ -96,35 +110,28 @@ def test_a_run_in_shards_goes_on_to_the_bit_in_as_many_processes_and_closely_in_
         assert apart < 1e-4 * moved
 
 
-@pytest.fixture
-def disturbed(workplace):
-    (workplace / "mine.py").write_text(DISTURBED)
-    return workplace
-
-
-def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_before_whole(disturbed, runs):
-    run = disturbed / "runs" / "t"
-    (disturbed / "kill").touch()
-    status, said = train()
+def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_before_whole(killed, runs):
+    folder, status, said, left = killed
+    run = folder / "runs" / "t"
     assert status == 128 + signal.SIGKILL, said
     assert "process 1 of 2 was ended by SIGKILL; a checkpoint of step 1 is there, go on with: flowgrpo train" in said
-    assert "step-000002" not in steps(run)
-    assert train("run.resume=true")[0] == 0
+    assert "step-000002" not in left
     assert steps(run) == ["step-000001", "step-000002"]
     whole, again = (from_shards(folder / "checkpoints" / "step-000002") for folder in (runs / "whole", run))
     assert whole.keys() == again.keys()
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 
-def test_a_process_without_room_for_its_shards_ends_the_run_in_a_sentence(disturbed):
-    (disturbed / "limit").touch()
+def test_a_process_without_room_for_its_shards_ends_the_run_in_a_sentence(workplace):
+    (workplace / "mine.py").write_text(DISTURBED)
+    (workplace / "limit").touch()
     status, said = train("train.iterations=4")
     assert status == 1, said
     assert "Traceback" not in said
     (sentence,) = [line for line in said.splitlines() if "cannot be written to" in line]
     assert sentence.startswith("stopped, runs/t cannot be written to (File too large; ")
     # The first checkpoint may be sealed only after a reward was asked, which has its limit a step later then.
-    there = steps(disturbed / "runs" / "t")
+    there = steps(workplace / "runs" / "t")
     assert "step-000001" in there
     assert len(there) < 4
     last = int(there[-1].removeprefix("step-"))

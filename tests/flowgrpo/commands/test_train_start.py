@@ -76,7 +76,7 @@ def begun(tmp_path_factory):
     ("name", "place"),
     [
         pytest.param("FluxPipeline", "out", marks=pytest.mark.zoo),
-        ("StableDiffusion3Pipeline", "out"),
+        pytest.param("StableDiffusion3Pipeline", "out", marks=pytest.mark.zoo),
         ("StableDiffusion3Pipeline", "runs/t"),
         ("WanPipeline (2.2)", "out"),
         pytest.param("QwenImagePipeline", "out", marks=pytest.mark.zoo),
@@ -200,7 +200,7 @@ def test_a_plan_counts_the_files_adapters_and_the_kept_start(workplace, capsys):
     assert base == plain
 
 
-@pytest.mark.usefixtures("few_objects")
+@pytest.mark.usefixtures("few_objects", "kept_trials")
 def test_the_budget_of_a_gpu_counts_the_kept_start(workplace):
     lora(workplace / "out", alpha=4)
     trained = []

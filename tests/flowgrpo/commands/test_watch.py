@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import socket
 import warnings
 from importlib import util
 
@@ -155,8 +156,8 @@ def test_events_tell_each_change_until_it_is_interrupted(tmp_path):
 
 def test_what_cannot_be_served_is_refused_in_one_sentence(tmp_path, capsys, monkeypatch):
     run = run_of(tmp_path / "r")
-    with watching(run) as url:
-        assert main(["watch", str(run), "--port", url.rstrip("/").rpartition(":")[2]]) == 2
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["watch", str(run), "--port", str(taken.getsockname()[1])]) == 2
     assert "--port: cannot listen on 127.0.0.1" in capsys.readouterr().err
     find = util.find_spec
     monkeypatch.setattr("flowgrpo.commands.serve.find_spec", lambda name: None if name == "uvicorn" else find(name))

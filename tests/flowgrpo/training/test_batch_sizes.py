@@ -46,16 +46,23 @@ def interrupt():
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("algorithm", ["flow_grpo", "tempflow", "awm", "seppo"])
+BOTH = (AUTO, {"train__micro_batch": 4, "train__rollout_batch": 8})
+ONE = [
+    ({"train__micro_batch": "auto"}, {"train__micro_batch": 4}),
+    ({"train__micro_batch": 3, "train__rollout_batch": "auto"}, {"train__micro_batch": 3, "train__rollout_batch": 8}),
+]
+
+
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("algorithm", "asked", "found"),
     [
-        (AUTO, {"train__micro_batch": 4, "train__rollout_batch": 8}),
-        ({"train__micro_batch": "auto"}, {"train__micro_batch": 4}),
-        (
-            {"train__micro_batch": 3, "train__rollout_batch": "auto"},
-            {"train__micro_batch": 3, "train__rollout_batch": 8},
-        ),
+        *[(algorithm, *BOTH) for algorithm in ("flow_grpo", "tempflow", "awm", "seppo")],
+        *[("flow_grpo", *sizes) for sizes in ONE],
+        *[
+            pytest.param(algorithm, *sizes, marks=pytest.mark.zoo)
+            for algorithm in ("tempflow", "awm", "seppo")
+            for sizes in ONE
+        ],
     ],
 )
 def test_a_run_has_the_numbers_of_one_with_the_found_sizes_written_out(tmp_path, algorithm, asked, found):

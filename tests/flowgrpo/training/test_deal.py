@@ -1,5 +1,7 @@
 """Roots are dealt to the processes, not groups: few groups on many processes give the numbers of one."""
 
+from functools import cache, partial
+
 import pytest
 import torch
 from pair import pair
@@ -7,23 +9,43 @@ from shared_groups import CASES, runs
 
 EXACT = ("reward/mean", "reward/std", "reward/lost", "groups/teaching", "groups/zero_std_fraction")
 DRAFT = {"draft/rank_agreement", "draft/halves_kept"}
+BY_FOUR = ("a group of chains", "chosen among equals", "brushes", "groups of unequal sizes")
 COUNTS = ("cost/model_evaluations", "cost/trained_edges", "cost/decoded", "policy/updates")
 
 
+USUAL = {2: ("a group of chains", *(case for case in CASES if case not in BY_FOUR)), 4: BY_FOUR}
+
+
 @pytest.fixture(scope="module")
-def by_processes(tmp_path_factory):
-    found = {count: pair(runs, tmp_path_factory.mktemp(str(count)), processes=count) for count in (1, 2, 4)}
-    assert not [rank for ranks in found.values() for rank in ranks if isinstance(rank, str)]
-    return found
+def found_by(tmp_path_factory):
+    """Gives what each of some processes found for a case; what is usual is found at once."""
+
+    @cache
+    def found(processes, cases):
+        of_ranks = pair(partial(runs, cases=cases), tmp_path_factory.mktemp("runs"), processes=processes)
+        assert not [rank for rank in of_ranks if isinstance(rank, str)]
+        return of_ranks
+
+    def of(processes, case):
+        usual = USUAL.get(processes, tuple(CASES))
+        cases = usual if case in usual else tuple(each for each in CASES if each not in usual)
+        return [rank[case] for rank in found(processes, cases)]
+
+    return of
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-@pytest.mark.parametrize("case", CASES)
-def test_one_group_on_several_processes_gives_the_numbers_of_one(by_processes, case, processes):
-    ((of_one, weights),) = (rank[case] for rank in by_processes[1])
+@pytest.mark.parametrize(
+    ("case", "processes"),
+    [
+        pytest.param(case, processes, marks=[pytest.mark.zoo] * (case not in USUAL[processes]))
+        for case in CASES
+        for processes in USUAL
+    ],
+)
+def test_one_group_on_several_processes_gives_the_numbers_of_one(found_by, case, processes):
+    ((of_one, weights),) = found_by(1, case)
     assert of_one[-1]["policy/grad_norm"] > 0
-    for rank, found in enumerate(by_processes[processes]):
-        told, own = found[case]
+    for rank, (told, own) in enumerate(found_by(processes, case)):
         for name, tensor in own.items():
             torch.testing.assert_close(tensor, weights[name], rtol=1e-4, atol=1e-6)
         for line, expected in zip(told, of_one, strict=True) if rank == 0 else ():

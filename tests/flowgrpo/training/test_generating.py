@@ -1,6 +1,7 @@
 """Processes that only roll out for others give the numbers of a run without them."""
 
 import re
+from functools import cache, partial
 
 import ahead
 import pytest
@@ -14,20 +15,56 @@ from flowgrpo.schema.sections import Run
 from flowgrpo.training import roles, scaling
 from flowgrpo.training.roles import Roles
 
-CASES = [(case, staleness) for case in ahead.CASES for staleness in (0, 2)]
+AT_ONCE = ("chains", "an average and a reference that follows")
+FURTHER = tuple(case for case in ahead.CASES if case not in AT_ONCE)
+CASES = [
+    *[(case, staleness) for staleness, cases in ((0, AT_ONCE), (2, ahead.CASES)) for case in cases],
+    *[pytest.param((case, 0), marks=pytest.mark.zoo) for case in FURTHER],
+]
+
+
+def without_staleness(cases, generators):
+    return partial(ahead.runs, generators=generators, cases=cases, lags=(0,))
+
+
+def late(generators):
+    return partial(ahead.runs, generators=generators, lags=(2,))
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    (found,) = pair(ahead.runs, tmp_path_factory.mktemp("alone"), processes=1)
-    return found
+    functions = {"late": late(0), "at once": without_staleness(AT_ONCE, 0)}
+    found = each_in_turn(functions, tmp_path_factory.mktemp("alone"), processes=1)
+    return found["late"][0] | found["at once"][0]
 
 
 @pytest.fixture(scope="module")
 def of_two(tmp_path_factory):
     """What two processes find; the last function ends in an error."""
-    functions = (ahead.with_one, ahead.chains, ahead.interrupted, ahead.posted, ahead.unreadable)
-    return each_in_turn({function.__name__: function for function in functions}, tmp_path_factory.mktemp("two"))
+    functions = (ahead.chains, ahead.interrupted, ahead.posted, ahead.unreadable)
+    named = {function.__name__: function for function in functions}
+    beside = {"late": late(1), "at once": without_staleness(AT_ONCE, 1)}
+    return each_in_turn(beside | named, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def pairs(alone, of_two, tmp_path_factory):
+    """Gives what a run of a case told alone, and what it told beside a generator."""
+
+    @cache
+    def further():
+        one, beside = (
+            pair(without_staleness(FURTHER, count - 1), tmp_path_factory.mktemp("further"), processes=count)[0]
+            for count in (1, 2)
+        )
+        return one, beside
+
+    def of(case):
+        usual = alone, of_two["late"][0] | of_two["at once"][0]
+        one, beside = usual if case in alone else further()
+        return one[case], beside[case]
+
+    return of
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +74,8 @@ def of_three(tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_generator_and_a_process_that_trains_give_the_weights_of_one_to_the_bit(alone, of_two, case):
-    lines, weights = alone[case]
-    told, own = of_two["with_one"][0][case]
+def test_a_generator_and_a_process_that_trains_give_the_weights_of_one_to_the_bit(pairs, case):
+    (lines, weights), (told, own) = pairs(case)
     assert told == lines
     assert all(torch.equal(own[name], tensor) for name, tensor in weights.items())
     drifts = [line["policy/max_abs_log_ratio"] for line in told]

@@ -110,8 +110,15 @@ def plain_of(name):
     return trained(policy_of(name))
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
-@pytest.mark.parametrize("name", ["sd3_guided", "flux"])
+@pytest.mark.parametrize(
+    ("name", "checkpointed"),
+    [
+        ("sd3_guided", False),
+        ("flux", True),
+        pytest.param("sd3_guided", True, marks=pytest.mark.zoo),
+        pytest.param("flux", False, marks=pytest.mark.zoo),
+    ],
+)
 def test_a_pipeline_computes_the_same_with_and_without_checkpointing(name, checkpointed):
     policy = policy_of(name)
     if checkpointed:

@@ -105,6 +105,7 @@ def test_each_phase_of_a_run_ends_in_one_sentence(workplace, monkeypatch, capsys
     assert "Traceback" not in said
 
 
+SHORT = ["train.iterations=2", "train.groups=1", "train.updates=1", "eval.every=9", "eval.prompts=1", "eval.save=0"]
 HUNGRY = """
 from pathlib import Path
 import torch
@@ -119,7 +120,7 @@ def test_a_run_out_of_memory_goes_on_from_its_checkpoint_by_the_command_it_says(
     """Here the CPU's own allocator refuses, in a reward."""
     (workplace / "mine.py").write_text(HUNGRY)
     (workplace / "dead").touch()
-    options = ["train.iterations=2", "train.groups=1", "train.updates=1", "eval.every=9", "model.text_encoders=keep"]
+    options = [*SHORT, "model.text_encoders=keep"]
     assert main(["train", "tiny.yaml", *options]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     sentence, _, command = said.partition(" with: ")
@@ -136,7 +137,7 @@ def test_a_run_out_of_memory_goes_on_from_its_checkpoint_by_the_command_it_says(
 
 
 def test_a_resumed_run_may_have_smaller_batches(workplace, monkeypatch, capsys):
-    options = ["train.iterations=2", "eval.every=9", "model.gradient_checkpointing=true", "train.replay=always"]
+    options = [*SHORT, "model.gradient_checkpointing=true", "train.replay=always"]
     run_out(monkeypatch, SD3Transformer2DModel, when=lambda: torch.is_grad_enabled() and stepped(workplace))
     assert main(["train", "tiny.yaml", *options]) == 1
     command = capsys.readouterr().err.splitlines()[-1].partition(" with: ")[2]

@@ -126,7 +126,7 @@ def plain(tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("algorithm", ["flow_grpo", "tempflow", "awm", "dgpo"])
+@pytest.mark.parametrize("algorithm", ["flow_grpo", "tempflow", pytest.param("awm", marks=pytest.mark.zoo), "dgpo"])
 def test_an_optimizer_step_without_memory_leaves_no_trace(tmp_path, plain, algorithm):
     net, most = short(), 3 if algorithm == "tempflow" else 5  # of whose states six edges each leave
     run = begun(tmp_path, net, **AUTO, **options_of(algorithm))
@@ -180,7 +180,7 @@ def whole(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("killed", [1, 2, 4])
+@pytest.mark.parametrize("killed", [pytest.param(1, marks=pytest.mark.zoo), 2, 4])
 def test_a_resume_is_the_run_that_ran_out_of_memory_and_was_not_killed(tmp_path, whole, killed):
     """Bit for bit, whether it is killed before, in or after the iteration whose second step had too little."""
     with pytest.raises(KeyboardInterrupt):

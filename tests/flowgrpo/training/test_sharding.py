@@ -1,5 +1,7 @@
 """A frozen base in shards trains what a whole one trains, to the bit; weights that learn in shards, closely."""
 
+from functools import cache
+
 import pytest
 import torch
 from conftest import furnished
@@ -49,18 +51,17 @@ CASES = {
         "model.gradient_checkpointing=true",
         "train.updates=1",
     ],
-    "brushes, guided calls on an int8 base": [
+    "brushes": [
         "tiny.yaml",
         "model.call.num_inference_steps=2",
         "algorithm.preset=tempflow",
         "algorithm.tree.branches=2",
-        "model.call.guidance_scale=2.0",
-        "model.quantise=int8",
         "train.updates=1",
     ],
-    "final samples, sampled and anchored by an old policy": [
+    "final samples, sampled and anchored by an old policy, guided calls on an int8 base": [
         "tiny.yaml",
-        "model.call.num_inference_steps=2",
+        "model.call={num_inference_steps: 2, guidance_scale: 2.0}",
+        "model.quantise=int8",
         "algorithm={preset: nft, likelihood: {old: {start: 0.5, slope: 0.0, most: 0.5}}}",
         "train.updates=1",
     ],
@@ -80,15 +81,11 @@ CASES = {
 
 
 WHOLE = {
-    "a divergence and an average": [
-        "tiny.yaml",
-        "model.call.num_inference_steps=2",
-        "algorithm.objective.kl.beta=0.1",
-        "train.ema={decay: 0.9}",
-    ],
-    "guided calls in bfloat16, checkpointed": [
+    "a divergence and an average, guided calls in bfloat16, checkpointed": [
         "tiny.yaml",
         "model.call={num_inference_steps: 3, guidance_scale: 2.0}",
+        "algorithm.objective.kl.beta=1.0",
+        "train.ema={decay: 0.9}",
         "model.dtype=bfloat16",
         "model.gradient_checkpointing=true",
     ],
@@ -103,6 +100,8 @@ WHOLE = {
         "algorithm.objective.kl.beta=0.1",
     ],
 }
+
+FURTHER = ("brushes", "final samples in pairs, of the reference")
 
 
 OF_ALL_WEIGHTS = [
@@ -131,22 +130,33 @@ def turns_of(case, folder):
 
 @pytest.fixture(scope="module")
 def ran(tiny_model, tmp_path_factory):
-    """The runs of each case by two processes: their folder, and how they ended on each process, by name."""
-    folders = {case: tmp_path_factory.mktemp("runs") for case in (*CASES, *WHOLE)}
-    for case, folder in folders.items():
-        with furnished(folder, tiny_model):
-            (folder / "texts.yaml").write_text(TEXTS)
-            (folder / "digits.py").write_text(REMAINDER)
-            if "data.groups=stored" in CASES.get(case, ()):
-                words = ["tiny.yaml", "--groups", "stored", "algorithm.preset=rwr", "model.call.num_inference_steps=2"]
-                assert main(["sample", *words]) == 0
-    ends = trained_in_turn([turns_of(case, folder) for case, folder in folders.items()], tmp_path_factory.mktemp("two"))
-    return {case: (folder / "runs", own) for (case, folder), own in zip(folders.items(), ends, strict=True)}
+    """Gives the runs of a case by two processes: their folder, and how they ended on each process, by name."""
+
+    @cache
+    def of(*cases):
+        folders = {case: tmp_path_factory.mktemp("runs") for case in cases}
+        for case, folder in folders.items():
+            with furnished(folder, tiny_model):
+                (folder / "texts.yaml").write_text(TEXTS)
+                (folder / "digits.py").write_text(REMAINDER)
+                if "data.groups=stored" in CASES.get(case, ()):
+                    words = ["--groups", "stored", "algorithm.preset=rwr", "model.call.num_inference_steps=2"]
+                    assert main(["sample", "tiny.yaml", *words]) == 0
+        turns = [turns_of(case, folder) for case, folder in folders.items()]
+        ends = trained_in_turn(turns, tmp_path_factory.mktemp("two"))
+        return {case: (folder / "runs", own) for (case, folder), own in zip(folders.items(), ends, strict=True)}
+
+    usual = [case for case in (*CASES, *WHOLE) if case not in FURTHER]
+    return lambda case: of(*(FURTHER if case in FURTHER else usual))[case]
 
 
-@pytest.mark.parametrize("case", CASES)
+def marked(cases):
+    return [pytest.param(case, marks=[pytest.mark.zoo] * (case in FURTHER)) for case in cases]
+
+
+@pytest.mark.parametrize("case", marked(CASES))
 def test_a_base_in_shards_trains_as_a_whole_one(case, ran):
-    folder, ends = ran[case]
+    folder, ends = ran(case)
     if torch.__version__.startswith("2.9.") and "cannot cut a base of whole numbers" in str(ends):
         return  # the lowest version
     assert ends == {"none": [None, None], "fsdp2": [None, None]}
@@ -163,10 +173,10 @@ def test_a_base_in_shards_trains_as_a_whole_one(case, ran):
     assert all(torch.equal(whole[key], sharded[key]) for key in whole)
 
 
-@pytest.mark.parametrize("case", WHOLE)
+@pytest.mark.parametrize("case", marked(WHOLE))
 def test_all_weights_in_shards_train_as_whole_ones_and_go_on_as_such(case, ran):
     """Gradients are summed in another order, so that numbers are close, and not the same."""
-    folder, ends = ran[case]
+    folder, ends = ran(case)
     assert ends == {name: [None, None] for name in ("none", "fsdp2", "later")}
     folders = [folder / name for name in ends]
     whole, *others = (weights(folder, 2) for folder in folders)

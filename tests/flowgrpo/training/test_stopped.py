@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
+from conftest import furnished
 from field import Network, lines, trainer
-from safetensors.torch import load_file
+from runs import weights
 
 from flowgrpo import config
 from flowgrpo.cli import main
@@ -93,6 +94,26 @@ def poisoned(monkeypatch, value, at):
     monkeypatch.setattr(Weights, "after_update", after_update)
 
 
+OPTIONS = [
+    "train.iterations=4",
+    "train.updates=1",
+    "train.groups=1",
+    "run.patience=2",
+    "run.checkpoint.keep=1",
+    "eval.prompts=1",
+    "eval.save=0",
+]
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_model, tmp_path_factory):
+    """The weights of a run that does not diverge."""
+    with furnished(tmp_path_factory.mktemp("whole"), tiny_model) as folder:
+        (folder / "prompts.txt").write_text("a red circle\n")
+        assert main(["train", "tiny.yaml", *OPTIONS]) == 0
+    return weights(folder / "runs" / "t", 4)
+
+
 @pytest.mark.parametrize(
     ("value", "stopped"),
     [
@@ -100,16 +121,15 @@ def poisoned(monkeypatch, value, at):
         (math.nan, "stopped after step 2: the trained weights are not finite"),
     ],
 )
-def test_the_command_stops_and_goes_on_from_before_the_model_diverged(workplace, monkeypatch, capsys, value, stopped):
+def test_the_command_stops_and_goes_on_from_before_the_model_diverged(
+    workplace, whole, monkeypatch, capsys, *, value, stopped
+):
     (workplace / "prompts.txt").write_text("a red circle\n")
-    options = ["train.iterations=4", "train.updates=1", "train.groups=1", "run.patience=2", "run.checkpoint.keep=1"]
-    options += ["eval.prompts=1", "eval.save=0"]
-    assert main(["train", "tiny.yaml", *options, "run.name=whole"]) == 0
     with monkeypatch.context() as patched:
         poisoned(patched, value, at=2)
-        assert main(["train", "tiny.yaml", *options]) == 1
+        assert main(["train", "tiny.yaml", *OPTIONS]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
-    command = f"flowgrpo train tiny.yaml {' '.join(options)} run.resume=true"
+    command = f"flowgrpo train tiny.yaml {' '.join(OPTIONS)} run.resume=true"
     assert said == f"{stopped}; go on from step 1, the last that was sound, with: {command}"
     run = workplace / "runs" / "t"
     kept = sorted(path.name for path in (run / "checkpoints").iterdir())
@@ -123,9 +143,7 @@ def test_the_command_stops_and_goes_on_from_before_the_model_diverged(workplace,
         assert told.count(dropped) == 2
         assert [f"step {step}: nothing to learn, every sample was lost" in told for step in (2, 3, 4)] == [0, 1, 1]
 
-    assert main(["train", "tiny.yaml", *options, "run.resume=true"]) == 0
-    whole, rest = (
-        load_file(workplace / "runs" / n / "checkpoints/step-000004/weights.safetensors") for n in ("whole", "t")
-    )
+    assert main(["train", "tiny.yaml", *OPTIONS, "run.resume=true"]) == 0
+    rest = weights(run, 4)
     assert all(torch.equal(tensor, rest[name]) for name, tensor in whole.items())
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000004"]

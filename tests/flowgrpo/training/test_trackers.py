@@ -24,6 +24,8 @@ from flowgrpo.training import trackers
 from flowgrpo.training.report import Report
 from flowgrpo.training.samples import Sample, Text
 
+RARELY = ["train.updates=1", "train.group_size=2", "eval={every: 2, prompts: 1, save: 1}"]
+
 
 class Recorder(GeneralTracker):
     requires_logging_directory = False
@@ -121,7 +123,7 @@ def test_each_tracker_gets_its_options_the_numbers_the_config_and_the_pictures(w
 
 def test_a_resumed_run_goes_on_in_its_own(workplace, recorded):
     made = recorded("wandb", "trackio", "tensorboard")
-    options = ["run.trackers=[wandb, trackio, tensorboard]"]
+    options = ["run.trackers=[wandb, trackio, tensorboard]", *RARELY]
     assert main(["train", "tiny.yaml", *options, "train.iterations=1"]) == 0
     assert main(["train", "tiny.yaml", *options, "run.resume=true"]) == 0
     (wandb, trackio, board), (again, further, onwards) = made()[:3], made()[3:]
@@ -140,7 +142,7 @@ def test_a_tracker_that_cannot_start_is_one_sentence(workplace, recorded, monkey
         if self.name == "wandb":
             raise RuntimeError("no way\nto the service")
 
-    command = ["train", "tiny.yaml", "run.trackers=[tensorboard, wandb]"]
+    command = ["train", "tiny.yaml", "run.trackers=[tensorboard, wandb]", *RARELY]
     with monkeypatch.context() as short:
         short.setattr(Recorder, "start", refuse)
         assert main(command) == 2
@@ -158,7 +160,7 @@ def test_a_run_that_stops_waits_for_its_trackers(workplace, recorded, monkeypatc
     monkeypatch.setattr(Accelerator, "wait_for_everyone", lambda self: ended.append("all") if ended else None)
     same = "def redness(images, prompts):\n    return [0.0] * len(prompts)\n"
     (workplace / "mine.py").write_text(same)
-    assert main(["train", "tiny.yaml", "run.trackers=[wandb]"]) == 1
+    assert main(["train", "tiny.yaml", "run.trackers=[wandb]", "train.iterations=1", *RARELY]) == 1
     assert ended == [*made(), "all"]
 
 
