@@ -44,6 +44,7 @@ MADE = {
     "docs/methods/distillation.md": {"student.yaml": "sd35.yaml", "runs/teacher": "runs/t"},
     "docs/offline.md": {
         "offline.yaml": "offline.yaml",
+        "prompts.txt": "two_prompts.txt",
         "tiny.yaml": "of_samples.yaml",
         "pairs.parquet": "pairs.parquet",
         "earlier": "groups",
@@ -85,6 +86,7 @@ def furnished(folder, finished):
     for name, text in REWARDS.items():
         (folder / name).write_text(text)
     shutil.copy(folder / "prompts.txt", folder / "held_out.txt")
+    (folder / "two_prompts.txt").write_text("".join((folder / "prompts.txt").read_text().splitlines(True)[:2]))
     (folder / "eval.jsonl").write_text('{"prompt": "3 4 5 -> 12"}\n')
     (folder / "texts.yaml").write_text(TEXTS)
 

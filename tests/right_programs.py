@@ -273,4 +273,7 @@ FAMILIES = {
     ),
 }
 
-PROGRAMS = [(f"{name} {k}", *make(k)) for name, make in FAMILIES.items() for k in range(2, 10)]
+
+def programs(sizes):
+    """Of each family one program for each size: (name, program, tests)."""
+    return [(f"{name} {size}", *make(size)) for name, make in FAMILIES.items() for size in sizes]

@@ -94,7 +94,7 @@ SMALL = {
     "flow": ["train.iterations=1", "eval.prompts=1", "eval.save=1", "run.processes=1"],
     "mdlm": [
         "train.iterations=1",
-        "train.groups=8",
+        "train.groups=4",
         "train.group_size=4",
         "eval.prompts=2",
         "eval.save=2",
@@ -126,7 +126,14 @@ def with_words(command, tiny="TINY"):
     return [word.replace("{tiny}", str(tiny)).replace("{line}", line) for word in words if word is not None]
 
 
-def made_small(words, line):
+def on_the_tiny_model(words, tiny):
+    """What takes a run of the embedded model to a tiny one, and to a reward that is not 0 of each of its pictures."""
+    call = "{num_inference_steps: 4, guidance_scale: 1.0, height: 16, width: 16, max_sequence_length: 1}"
+    rewarded = any(word.startswith("rewards") for word in words)
+    return [f"model.path={tiny}", f"model.call={call}", *([] if rewarded else ["rewards=[jpeg_size]"])]
+
+
+def made_small(words, command, tiny):
     """The words of a run or its doctor, with overrides behind them that make it small and give it a folder of its own."""
     settings = config.load(words[2], words[3:])
     added = list(SMALL[settings.kind])
@@ -143,8 +150,11 @@ def made_small(words, line):
             added += [f"algorithm.tree.profile={[3] * len(tree.profile)}"] if tree.profile else []
         else:
             added.append("train.group_size=4")
-    if settings.run.folder.exists():
-        added.append(f"run.name=line-{line}")
+    again = settings.run.folder.exists()
+    if again:
+        added.append(f"run.name=line-{command.line}")
+    if words[2].endswith("shapes.yaml") and (again or command.page.startswith("docs/methods/")):
+        added += on_the_tiny_model(words, tiny)
     if settings.model.path == "shapes":
         added.append(f"model.call.{FEW_STEPS}")
         if (getattr(settings.algorithm.likelihood, "draws", None) or 1) > 2:
@@ -262,7 +272,7 @@ def failed(command, tiny):
         return refused(words)
     if words[1] in ("train", "doctor"):
         try:
-            words = made_small(words, command.line)
+            words = made_small(words, command, tiny)
         except InputError as error:
             return str(error)
     if words[1:3] == ["sample", "shapes"]:

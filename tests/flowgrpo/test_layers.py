@@ -5,6 +5,7 @@ The tests of the packages lie as the packages do.
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -70,8 +71,13 @@ MODULES = {
 }
 
 
+@cache
 def imported(path):
     """Full names of what a file imports, at its top or inside a function."""
+    return tuple(_imported(path))
+
+
+def _imported(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

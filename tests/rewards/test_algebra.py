@@ -15,7 +15,9 @@ installed = pytest.mark.skipif(find_spec("math_verify") is None, reason="math-ve
 
 @pytest.fixture(scope="module")
 def judge():
-    return rewards.load("math_verify", options={"seconds": 2}).function
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", "secret")
+        yield rewards.load("math_verify", options={"seconds": 1}).function
 
 
 @installed
@@ -70,7 +72,7 @@ def test_an_answer_that_never_ends_is_wrong_and_the_next_is_judged(judge):
 
 
 @installed
-def test_equal_pairs_are_asked_once_and_the_process_ends_with_the_reward(monkeypatch):
+def test_equal_pairs_are_asked_once_and_the_process_ends_with_the_reward():
     judge = rewards.load("math_verify").function
     assert judge([r"\boxed{3}"] * 3, [""] * 3, ["3"] * 3) == [1, 1, 1]
     assert judge._same.cache_info().misses == 1
@@ -81,10 +83,8 @@ def test_equal_pairs_are_asked_once_and_the_process_ends_with_the_reward(monkeyp
 
 
 @installed
-def test_it_sees_no_secret_of_the_environment(monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "secret")
-    judge = rewards.load("math_verify").function
-    judge([r"\boxed{3}"], [""], ["3"])
+def test_it_sees_no_secret_of_the_environment(judge):
+    judge([r"\boxed{33}"], [""], ["3"])  # which starts a process, where an answer ended the last
     with open(f"/proc/{judge._process.pid}/environ") as file:
         assert "secret" not in file.read()
 

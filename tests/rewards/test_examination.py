@@ -4,7 +4,7 @@ import json
 
 import pytest
 from hacks import HACKS, TESTS
-from right_programs import PROGRAMS
+from right_programs import FAMILIES, programs
 
 from rewards import examination, sandbox
 from rewards.code import code
@@ -30,10 +30,15 @@ def test_no_hack_earns_anything_and_the_right_program_everything(reward):
     assert scores[-1] == 1.0
 
 
-def test_right_programs_of_many_kinds_keep_their_score(reward):
-    names, programs, tests = zip(*PROGRAMS, strict=True)
-    assert len(programs) == 216
-    scores = graded(reward, programs, tests)
+@pytest.mark.parametrize(
+    "sizes",
+    [(2, 9), pytest.param(range(3, 9), marks=pytest.mark.zoo)],
+    ids=["smallest and largest", "between"],
+)
+def test_right_programs_of_many_kinds_keep_their_score(reward, sizes):
+    names, right, tests = zip(*programs(sizes), strict=True)
+    assert len(right) == 27 * len(sizes) == len(FAMILIES) * len(sizes)
+    scores = graded(reward, right, tests)
     assert {name: score for name, score in zip(names, scores, strict=True) if score != 1} == {}
 
 

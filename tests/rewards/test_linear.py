@@ -16,7 +16,6 @@ from rewards.text import (
     final_answer,
     gsm8k,
     gsm8k_accuracy,
-    math_accuracy,
     math_answer,
     tags,
 )
@@ -84,8 +83,8 @@ def test_every_reader_takes_40_kilobytes_in_a_second(piece):
         f"\\boxed{{{whole}",
     ):
         for reader in (
-            answer_of, final_answer, program_of, asked_text,
-            lambda text: [f([text], [""], ["42"]) for f in (gsm8k, gsm8k_accuracy, math_answer, math_accuracy)],
+            answer_of, program_of, asked_text,
+            lambda text: [f([text], [""], ["42"]) for f in (gsm8k, math_answer)],  # which compare as their accuracies do
             lambda text: arithmetic([text], [""], ["42"], [True]), lambda text: tags([text], [""]),
             lambda text: code_format([text], [""]), lambda text: read(text, {"1": 1.0, "5": 5.0}),
         ):  # fmt: skip

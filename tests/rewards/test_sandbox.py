@@ -107,15 +107,17 @@ def test_an_attack_scores_nothing_and_the_next_program_its_due(reward, name, tmp
 
 
 PROMISED = ("a fork bomb", "an endless loop", "10 GB at once", "a file outside", "a socket")
+LONG = pytest.param(PROMISED[1], marks=pytest.mark.zoo)  # takes all of its time; others give it less
 
 
-@pytest.mark.parametrize("name", PROMISED)
+@pytest.mark.parametrize("name", [PROMISED[0], LONG, *PROMISED[2:]])
 def test_the_reward_as_it_comes_refuses_what_is_promised_in_ten_seconds(as_it_comes, name, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("a secret")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         attack = ATTACKS[name].format(secret=secret, port=listener.getsockname()[1])
         text = f"Here you are:\n```python\n{attack}\n```\n"
+        assert as_it_comes.function.limits.seconds == 5
         start = time.monotonic()
         assert as_it_comes([text], [""], {"tests": [["assert answer == 42"]]}).tolist() == [0.0]
         assert time.monotonic() - start < 10
@@ -162,7 +164,7 @@ def test_a_batch_with_attacks_in_a_thread_of_a_training_process_leaves_nothing(l
 def test_nothing_is_left_behind(layers, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = {process.pid for process in psutil.Process().children(recursive=True)}
-    outcome = sandbox.run("open('x', 'w').write('x')\nwhile True:\n    pass", ["pass"], sandbox.Limits(seconds=1))
+    outcome = sandbox.run("open('x', 'w').write('x')\nwhile True:\n    pass", ["pass"], sandbox.Limits(seconds=0.3))
     assert (outcome.passed, outcome.problem) == ((False,), "timed out")
     assert {process.pid for process in psutil.Process().children(recursive=True)} == before
     assert list(tmp_path.iterdir()) == []
@@ -373,9 +375,9 @@ def test_a_folder_holds_no_more_files_than_it_should_and_says_where_it_does(laye
 
 
 def test_thousands_of_tests_all_count(layers):
-    tests = [f"assert double({n}) == {2 * n}" for n in range(4000)]
+    tests = [f"assert double({n}) == {2 * n}" for n in range(2000)]
     outcome = sandbox.run("def double(x):\n    return 2 * x", tests, sandbox.Limits(seconds=30))
-    assert outcome.passed == (True,) * 4000
+    assert outcome.passed == (True,) * 2000
 
 
 def test_programs_stand_in_the_last_block_and_their_format_is_scored():

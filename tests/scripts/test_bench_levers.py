@@ -9,7 +9,9 @@ import pytest
 @pytest.fixture
 def bench(script, monkeypatch):
     bench = script("bench_levers")
-    shapes = replace(bench.flow_sizes.SIZES["shapes"], rows=(2,), group=2, call={"num_inference_steps": 3})
+    shapes, real = replace(bench.flow_sizes.SIZES["shapes"], rows=(2,), group=2), bench.flow_sizes.DiffusersPolicy
+    few_steps = {"num_inference_steps": 3}
+    monkeypatch.setattr(bench.flow_sizes, "DiffusersPolicy", lambda pipe, call: real(pipe, call | few_steps))
     monkeypatch.setattr(
         bench.flow_sizes, "SIZES", {"shapes": shapes, "wide": replace(shapes, lora={"rank": 2, "alpha": 4})}
     )

@@ -14,7 +14,7 @@ def called(folder, *words):
 
 
 def test_a_table_of_two_presets(tmp_path):
-    found = called(tmp_path, "presets", "tempflow_fast", "just_grpo", "--batches", "8")
+    found = called(tmp_path, "presets", "tempflow_fast", "just_grpo", "--batches", "4")
     assert found.returncode == 0, found.stderr
     head, _, row, of_text = found.stdout.splitlines()
     assert head.startswith("| preset | evaluations | size |")

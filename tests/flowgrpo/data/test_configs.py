@@ -1,4 +1,4 @@
-"""Every built-in config for a real model, trained for two iterations on a tiny model of the same classes."""
+"""Every built-in config for a real model, trained for an iteration or two on a tiny model of the same classes."""
 
 import json
 from dataclasses import replace
@@ -38,6 +38,15 @@ FLOW = {
     "z-image-turbo": "ZImagePipeline",
 }
 TEXT = {"dream-7b": "dream", "llada-1.5": "llada15", "llada-8b": "llada", "llada2-mini": "llada2"}
+# Of the same algorithm and classes as another: it differs in its model, its prompts and what is made small here.
+ALIKE = {
+    "flux2-klein-9b": "flux2-klein-4b",
+    "llada-1.5": "llada-8b",
+    "sd35-large": "sd35-medium",
+    "wan21-14b": "wan21-1.3b",
+}
+# A second iteration begins with other weights: an adapter of int8 weights, of float16, of two networks, of sound, of text.
+TWICE = ("flux1-24gb", "sd35-medium", "wan22-14b", "stable-audio-3", "llada-8b")
 PAGE = Path(__file__).parents[3] / "docs/real_models.md"
 # A verifiable reward of the same kind of sample: the config's own needs weights from the hub, or letters that can be read.
 STAND_IN = dict.fromkeys(("geneval", "pickscore", "clip_score", "ocr", "shapes"), "jpeg_size")
@@ -50,7 +59,6 @@ SHORT = {
 }
 SIZES = ("height", "width", "num_frames", "duration")
 SMALL = [
-    "train.iterations=2",
     "train.groups=2",
     "train.group_size=2",
     "train.micro_batch=4",
@@ -59,8 +67,18 @@ SMALL = [
 ]
 
 
-def trained(folder):
-    return [line for line in read_metrics(folder) if line["phase"] == "train"]
+def each_but_alike(names):
+    return [pytest.param(name, marks=pytest.mark.zoo if name in ALIKE else ()) for name in names]
+
+
+def trained(name, *overrides):
+    """The metrics of each iteration of a run of a config."""
+    iterations = 1 + (name in TWICE)
+    assert main(["train", name, *overrides, *SMALL, f"train.iterations={iterations}"]) == 0
+    folder = Path("runs") / name
+    lines = [line for line in read_metrics(folder) if line["phase"] == "train"]
+    assert len(lines) == iterations
+    return lines
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +129,7 @@ def short_conditions():
         yield
 
 
-@pytest.mark.parametrize("name", FLOW)
+@pytest.mark.parametrize("name", each_but_alike(FLOW))
 def test_a_config_of_pictures_or_videos_trains_as_written_but_for_sizes(name, saved, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     specimen = SPECIMENS[FLOW[name]]
@@ -130,17 +148,16 @@ def test_a_config_of_pictures_or_videos_trains_as_written_but_for_sizes(name, sa
     elif tree.name == "window":
         changed["algorithm.tree.size"] = min(tree.size, 2)
     overrides = [f"{key}={json.dumps(value)}" for key, value in changed.items()]
-    assert main(["train", name, *overrides, *SMALL, "eval.call.num_inference_steps=2"]) == 0
-    lines = trained(tmp_path / "runs" / name)
-    assert len(lines) == 2
-    for line in lines:
+    of_steps = set(written.eval.call) == {"num_inference_steps"}
+    evaluated = "eval.call={}" if of_steps else "eval.call.num_inference_steps=2"
+    for line in trained(name, *overrides, evaluated):
         assert line["policy/grad_norm"] > 0
         assert line["policy/skipped_updates"] == 0
         assert line["policy/max_abs_log_ratio"] == 0
 
 
 @pytest.mark.usefixtures("short_conditions")
-@pytest.mark.parametrize("name", TEXT)
+@pytest.mark.parametrize("name", each_but_alike(TEXT))
 def test_a_config_of_texts_trains_as_written_but_for_sizes(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     released(TEXT[name], tmp_path / "model")
@@ -153,12 +170,18 @@ def test_a_config_of_texts_trains_as_written_but_for_sizes(name, tmp_path, monke
         length = ["model.length=6"]
     else:
         length = ["model.length=32", "algorithm.decoder.steps=8", "eval.decoder.steps=8", "train.passes=2"]
-    assert main(["train", name, "model.path=model", *mine, *length, *SMALL]) == 0
-    lines = trained(tmp_path / "runs" / name)
-    assert len(lines) == 2
-    for line in lines:
+    for line in trained(name, "model.path=model", *mine, *length):
         assert line["policy/grad_norm"] > 0
         assert line["policy/skipped_updates"] == 0
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_what_is_trained_in_place_of_another_has_its_algorithm(name):
+    one, other = config.load(name), config.load(ALIKE[name])
+    unread = {"path", "dtype"}
+    assert one.algorithm == other.algorithm
+    assert one.model.model_dump(exclude=unread) == other.model.model_dump(exclude=unread)
+    assert one.train.updates == other.train.updates
 
 
 def test_every_config_is_trained_here_and_says_what_it_needs():
