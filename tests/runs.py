@@ -67,6 +67,20 @@ def interpreter(*arguments, **environment):
     )
 
 
+def at_rollout(monkeypatch, iteration, act):
+    """Let a run of pictures do something before the rollout of an iteration."""
+    from flowgrpo.flow.trainer import Trainer
+
+    real = Trainer.rollout
+
+    def rollout(trainer, number, groups):
+        if number == iteration:
+            act()
+        return real(trainer, number, groups)
+
+    monkeypatch.setattr(Trainer, "rollout", rollout)
+
+
 def wait_for(path, process, seconds=120):
     for _ in range(seconds * 20):
         if path.exists() or process.poll() is not None:

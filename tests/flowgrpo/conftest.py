@@ -15,11 +15,14 @@ def unloaded(monkeypatch):
 
 @pytest.fixture
 def small_pictures(monkeypatch):
-    """Qwen-Image-Edit enlarges the picture that it edits to 128 x 128 pixels, not to a million."""
-    from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit as module
+    """Qwen-Image-Edit and its Plus enlarge the picture that they edit to 128 x 128 pixels, not to a million."""
+    from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 
-    real = module.calculate_dimensions
-    monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio: real(min(area, 128 * 128), ratio))
+    for module in (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus):
+        real = module.calculate_dimensions
+        monkeypatch.setattr(
+            module, "calculate_dimensions", lambda area, ratio, real=real: real(min(area, 128 * 128), ratio)
+        )
 
 
 @pytest.fixture(scope="session")

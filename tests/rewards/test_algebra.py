@@ -17,7 +17,7 @@ installed = pytest.mark.skipif(find_spec("math_verify") is None, reason="math-ve
 def judge():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", "secret")
-        yield rewards.load("math_verify", options={"seconds": 1}).function
+        yield rewards.load("math_verify", options={"seconds": 5}).function
 
 
 @installed
@@ -64,7 +64,8 @@ def test_answers_are_read_as_ours_are(judge):
 
 
 @installed
-def test_an_answer_that_never_ends_is_wrong_and_the_next_is_judged(judge):
+def test_an_answer_that_never_ends_is_wrong_and_the_next_is_judged():
+    judge = rewards.load("math_verify", options={"seconds": 1}).function
     assert judge([r"\boxed{3}"], [""], ["3"]) == [1]
     for endless in (r"9^{9^{9^{9}}}", r"\sum_{n=1}^{10^9} \frac{1}{n^2}", "(" * 1900, "(" * 100_000):
         assert judge([rf"\boxed{{{endless}}}"], [""], ["3"]) == [0]

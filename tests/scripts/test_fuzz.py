@@ -15,9 +15,9 @@ spec.loader.exec_module(fuzz)
 
 @pytest.mark.parametrize("subject", [configs, media])
 def test_a_case_is_accepted_or_refused_in_a_sentence(subject):
-    found = subject.fuzz(seed=1, count=30)
+    found = subject.fuzz(seed=1, count=60)
     assert found.failures == ()
-    assert found.cases == found.accepted + found.refused == 30
+    assert found.cases == found.accepted + found.refused == 60
     assert min(found.accepted, found.refused) > 2
     assert 0 < found.slowest < 5
 

@@ -30,7 +30,7 @@ FAMILIES = (
 )
 SPECIMENS: dict[str, Specimen] = {name: specimen for family in FAMILIES for name, specimen in family.SPECIMENS.items()}
 
-# What every test run certifies: each large family, each modality, each way of walking in slices, each trait.
+# Each large family, each modality, each way of walking in slices, each trait.
 REPRESENTATIVE = (
     "AceStepPipeline (turbo)",
     "FluxControlPipeline",

@@ -7,7 +7,7 @@ from hashlib import sha256
 
 import pytest
 import yaml
-from conftest import furnished
+from conftest import copy_run, furnished
 
 from flowgrpo import config
 from flowgrpo.cli import main
@@ -112,9 +112,8 @@ def project(tiny_model, tmp_path_factory):
 @pytest.fixture
 def begun(project, tmp_path, monkeypatch):
     """A copy of it, as if the run had begun there."""
-    folder = shutil.copytree(project, tmp_path / "project")
-    environment = folder / "runs" / "t" / "environment.json"
-    environment.write_text(environment.read_text().replace(str(project), str(folder)))
+    folder = shutil.copytree(project, tmp_path / "project", ignore=shutil.ignore_patterns("runs"))
+    copy_run(project, folder)
     monkeypatch.chdir(folder)
     return folder
 

@@ -17,7 +17,6 @@ from flowgrpo.cli import main
 OPTIONS = [
     "model.call.num_inference_steps=2",
     "train.updates=1",
-    "train.group_size=2",
     "train.iterations=3",
     "run.processes=2",
     "eval={every: 3, prompts: 1, save: 0}",

@@ -149,7 +149,7 @@ def test_an_existing_run_is_not_overwritten_and_a_resume_goes_on_as_it_began(tra
 
 
 def test_five_iterations_equal_two_and_a_kill_and_three(workplace):
-    steps = ["train.iterations=5", "train.group_size=2", "train.updates=1", "eval.prompts=2", "run.checkpoint.every=2"]
+    steps = ["train.iterations=5", "run.checkpoint.every=2"]
     assert main(["train", "tiny.yaml", *steps, "run.name=whole"]) == 0
     run = workplace / "runs" / "killed"
     process = background("train", "tiny.yaml", *steps, "run.name=killed")

@@ -7,7 +7,6 @@ import runs
 
 import flowgrpo
 from flowgrpo.cli import main
-from flowgrpo.flow.trainer import Trainer
 
 
 @pytest.fixture
@@ -31,15 +30,7 @@ def test_a_run_learns_from_a_served_reward_as_from_a_local_one_and_outlives_the_
         shared = [key for key in left if not key.startswith(("time/", "memory/"))]
         assert {key: left[key] for key in shared} == {key: right[key] for key in shared}
 
-    real = Trainer.rollout
-
-    def rollout(trainer, iteration, groups):
-        if iteration == 1:
-            server.kill()
-            server.wait()
-        return real(trainer, iteration, groups)
-
-    monkeypatch.setattr(Trainer, "rollout", rollout)
+    runs.at_rollout(monkeypatch, 1, lambda: (server.kill(), server.wait()))
     rare = {"eval": {"every": 3, "prompts": 1, "save": 0}}
     settings = {"run.name": "killed", **rare, "train.iterations": 3, "train.updates": 1, **served}
     flowgrpo.train("tiny.yaml", settings)

@@ -8,7 +8,6 @@ import pytest
 import runs
 
 from flowgrpo.cli import main
-from flowgrpo.flow.trainer import Trainer
 
 # Hangs once there is a file that says so.
 HANGING = """
@@ -31,18 +30,11 @@ def url(workplace):
 def test_a_server_that_hangs_costs_two_time_limits_an_iteration_and_ends_the_run_by_patience(
     workplace, url, capfd, monkeypatch
 ):
-    rewards = f"rewards=[{{use: '{url}', name: redness, options: {{timeout: 0.8, retries: 0}}}}]"
+    rewards = f"rewards=[{{use: '{url}', name: redness, options: {{timeout: 1.5, retries: 0}}}}]"
     options = [rewards, "train.groups=4", "eval={every: 9, prompts: 1}", "run.patience=2", "run.checkpoint.keep=10"]
     run = workplace / "runs" / "t"
 
-    real = Trainer.rollout
-
-    def rollout(trainer, iteration, groups):
-        if iteration == 1:
-            Path("hang").touch()
-        return real(trainer, iteration, groups)
-
-    monkeypatch.setattr(Trainer, "rollout", rollout)
+    runs.at_rollout(monkeypatch, 1, Path("hang").touch)
     assert main(["train", "tiny.yaml", *options, "train.iterations=9"]) == 1
     said = capfd.readouterr().err.splitlines()[-1]
     assert said.startswith("stopped after step 3: nothing to learn since step 1, every sample was lost; ")
@@ -53,9 +45,9 @@ def test_a_server_that_hangs_costs_two_time_limits_an_iteration_and_ends_the_run
     # Of four groups of four the first two are asked for, each for the time limit, and the others are not.
     log = (run / "log.txt").read_text()
     assert log.count("the reward 'redness' was not asked any more; 8 more samples are dropped") == 2
-    assert len(re.findall(r"did not answer within 0\.\d+ s\); its 4 samples are dropped", log)) == 2 * 2
+    assert len(re.findall(r"did not answer within 1\.\d+ s\); its 4 samples are dropped", log)) == 2 * 2
     assert json.loads((run / "checkpoints" / "step-000003" / "state.json").read_text())["sound"] is False
     assert "go on from step 1, the last that was sound, with: flowgrpo train tiny.yaml" in said
 
     assert main(["train", "tiny.yaml", *options, "run.resume=true"]) == 2
-    assert re.search(rf"flowgrpo: {re.escape(url)} did not answer within 0\.\d+ s", capfd.readouterr().err)
+    assert re.search(rf"flowgrpo: {re.escape(url)} did not answer within 1\.\d+ s", capfd.readouterr().err)

@@ -115,6 +115,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_before_w
     run = folder / "runs" / "t"
     assert status == 128 + signal.SIGKILL, said
     assert "process 1 of 2 was ended by SIGKILL; a checkpoint of step 1 is there, go on with: flowgrpo train" in said
+    assert "flowgrpo: another process of this run has ended, so this one ends too" in said
     assert "step-000002" not in left
     assert steps(run) == ["step-000001", "step-000002"]
     whole, again = (from_shards(folder / "checkpoints" / "step-000002") for folder in (runs / "whole", run))

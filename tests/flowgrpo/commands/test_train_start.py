@@ -200,7 +200,7 @@ def test_a_plan_counts_the_files_adapters_and_the_kept_start(workplace, capsys):
     assert base == plain
 
 
-@pytest.mark.usefixtures("few_objects", "kept_trials")
+@pytest.mark.usefixtures("few_objects")
 def test_the_budget_of_a_gpu_counts_the_kept_start(workplace):
     lora(workplace / "out", alpha=4)
     trained = []

@@ -12,7 +12,8 @@ from flowgrpo.flow.certificate import certify
 from flowgrpo.flow.pipeline.traits import TRAITS
 
 TABLE = json.loads((Path(flowgrpo.__file__).parent / "data" / "models.json").read_text())
-# Of the representative ones, those whose ways through the checks others go, too.
+# Whose ways through the checks others of the representative ones go, too: one row a call, a call for each branch of
+# guidance, one text encoder.
 ALIKE = ("OmniGenPipeline", "QwenImagePipeline", "SanaPipeline")
 CERTIFIED = [r["class"] + (f" ({r['variant']})" if r["variant"] else "") for r in TABLE if r["certified"]]
 

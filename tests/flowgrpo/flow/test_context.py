@@ -182,7 +182,8 @@ def ran(of_one, tmp_path_factory):
         counts[case] = alone(folders[case], name, *overrides, **call)
         turns.append([together(folders[case], "both", SHARDED, *overrides)])
     last = shutil.copytree(of_one, folders["resumed"], dirs_exist_ok=True)
-    turns.append([together(last, "whole"), together(last, "later", SHARDED, source="whole")])
+    whole, cut = together(last, "whole"), together(last, "cut", SHARDED)
+    turns.append([whole, cut, together(last, "later", source="whole")])
     ends = trained_in_turn(turns, tmp_path_factory.mktemp("two"), begin=sharing)
     return {
         case: (folder / "runs", end, counts.get(case), scored(folder))
@@ -203,7 +204,7 @@ def test_two_processes_that_share_calls_and_weights_train_as_one(case, ran):
 
 def test_shards_change_no_number_of_shared_calls_nor_does_a_resume(ran):
     folder, ends, *_ = ran["resumed"]
-    assert ends == {name: [None, None] for name in ("whole", "later")}
+    assert ends == {name: [None, None] for name in ("whole", "cut", "later")}
     one, *others = (folder / name for name in ("alone", *ends))
     first = weights(others[0], 2)
     for other in others:

@@ -1,6 +1,8 @@
 """The doctor finds a sound model sound, and names the fault of one that was broken on purpose."""
 
 import json
+import time
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -86,8 +88,11 @@ def test_overrides_reach_a_config_and_a_model_alone_and_a_constant_reward_is_nam
     assert "train.group: unknown key, did you mean 'groups'" in capsys.readouterr().err
 
 
-def test_the_embedded_model_gets_a_clean_bill(capsys):
-    checks = examined(capsys, "shapes", "model.call.num_inference_steps=4")
+@pytest.mark.parametrize(
+    "overrides", [["model.call.num_inference_steps=4"], pytest.param([], marks=pytest.mark.zoo)], ids=["4 steps", "all"]
+)
+def test_the_embedded_model_gets_a_clean_bill(capsys, overrides):
+    checks = examined(capsys, "shapes", *overrides)
     assert list(checks) == NAMES
     assert all(check["ok"] for check in checks.values())
 
@@ -136,7 +141,10 @@ def test_half_precision_times_are_named(workplace, capsys, broken):
 
 
 def test_a_reward_that_fails_on_real_samples_is_named_with_its_place(workplace, capsys, monkeypatch):
-    monkeypatch.setattr("flowgrpo.training.scorer.time.sleep", lambda seconds: None)  # before it is asked again
+    # Before it is asked again.
+    monkeypatch.setattr(
+        "flowgrpo.training.scorer.time", SimpleNamespace(**vars(time) | {"sleep": lambda seconds: None})
+    )
     (workplace / "late.py").write_text(
         "calls = []\n"
         "def late(images, prompts):\n"

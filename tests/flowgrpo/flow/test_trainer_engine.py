@@ -89,7 +89,6 @@ def test_a_run_learns_what_one_learns_that_draws_the_engines_noise_itself(workpl
 def test_the_plan_counts_what_the_run_does_and_files_of_old_weights_are_gone(workplace, serving, engine, capsys):
     url, _ = serving
     chosen = [*options(url), "algorithm.preset=flow_grpo_fast", "algorithm.tree={size: 1, steps: [0, 2]}"]
-    chosen.append("train.iterations=2")
     assert main(["plan", "tiny.yaml", *chosen, "--format", "json"]) == 0
     planned = json.loads(capsys.readouterr().out)
     assert main(["train", "tiny.yaml", *chosen]) == 0

@@ -16,8 +16,8 @@ from flowgrpo.flow.methods import CHOICES
 from flowgrpo.training import loop
 
 EXACT = [name for name in PRESETS if name != "vgpo"]  # whose edges' weights depend on the reward
-# A plain run leaves out what has tree, kernel and credit of others; `adaptive`, whose children of any numbers `test_shaping`
-# tries; and `vgpo`, of which no closed form is known.
+# A plain run leaves out what has the kernel and the credit of others, and their kind of tree; `adaptive`, whose children of
+# any numbers `test_shaping` tries; and `vgpo`, of which no closed form is known.
 VARIANTS = ("flow_grpo_fast", "flow_grpo_window", "mix_grpo", "branch_grpo_mix", "adaptive", "vgpo")
 # Of one tree and kernel; the objective of `grpo_guard` keeps the means of steps, too.
 ROLLED_AS = {"flow_grpo": "grpo_guard", "ctpo": "grpo_guard"}

@@ -13,14 +13,9 @@ from oracle_variants import effects
 TRAINED = [family.__name__ for family in oracle_families.FAMILIES]
 MOVED = {"1 stale": (oracle_stale.stale, 1), "2 stale": (oracle_stale.stale, 2), "4 stale": (oracle_stale.stale, 4)}
 PLAIN = ("comparisons", "2 stale")  # in every run of the suite; the others where it runs whole
-
-
 REST = "the other comparisons"
-# Of those of `comparisons`: median and the selection of extremes stay, and presets have these weights of steps.
-OTHERS = (
-    *("tracker", "median, no spread", "select 3 of max_variance"),
-    *("step weights noise_aware", "step weights equalised"),
-)
+# Variants of `comparisons` that are in REST: medians stay in another, and presets have these weights of steps.
+OTHERS = ("median, no spread", "step weights noise_aware", "step weights equalised")
 
 
 def cases(names):

@@ -24,8 +24,13 @@ MEASURED = (("FluxPipeline", False), ("FluxPipeline", True), ("StableDiffusion3P
 CLASSES = ("WanPipeline (2.2)", "StableAudio3Pipeline", "QwenImageEditPipeline")
 NO_UPDATE = (Peaks(), Kept(once=0, each=0))  # where it is not asked for
 MORE = (
-    *("FluxImg2ImgPipeline", "QwenImagePipeline", "QwenImageEditPlusPipeline", "ZImagePipeline", "Flux2Pipeline"),
-    *("HunyuanVideo15Pipeline", "LTX2Pipeline"),
+    "FluxImg2ImgPipeline",
+    "QwenImagePipeline",
+    "QwenImageEditPlusPipeline",
+    "ZImagePipeline",
+    "Flux2Pipeline",
+    "HunyuanVideo15Pipeline",
+    "LTX2Pipeline",
 )
 
 

@@ -26,7 +26,7 @@ def lines(done):
     return [line for line in done.metrics if line["phase"] == "train"]
 
 
-LIKE_ANOTHER = ("diffu_grpo_fast", "cj_grpo", "co_grpo")  # whose estimates diffu_grpo's and trace_rl's stand for
+LIKE_ANOTHER = ("diffu_grpo_fast", "cj_grpo")  # whose estimates diffu_grpo's and trace_rl's stand for
 
 
 @pytest.mark.parametrize(

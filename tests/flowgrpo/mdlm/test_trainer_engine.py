@@ -117,7 +117,7 @@ def over_all(tmp_path_factory):
 
 @pytest.mark.parametrize("by_engine", ["alone", "over_all"])
 def test_a_run_learns_what_one_learns_that_draws_the_engines_noise_itself(here, by_engine, request):
-    """It computes with merged weights, the second time by adapters that were pushed: all but rounding is the same."""
+    """The engine has merged weights, the second time by adapters that were pushed: all but rounding is the same."""
     asked = request.getfixturevalue(by_engine)
     ours, theirs = (runs.weights(each, 2) for each in (here, asked))
     assert ours.keys() == theirs.keys()

@@ -101,7 +101,7 @@ WHOLE = {
     ],
 }
 
-FURTHER = ("brushes", "final samples in pairs, of the reference")
+FURTHER = ("brushes",)
 
 
 OF_ALL_WEIGHTS = [

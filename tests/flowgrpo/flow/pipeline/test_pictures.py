@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import tiny
 import torch
-from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 from zoo import SPECIMENS
 
 from flowgrpo.flow.pipeline import recent
@@ -15,15 +14,6 @@ from flowgrpo.flow.pipeline.pictures import EncodedPictures
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 
 NAMES = ["QwenImageEditPlusPipeline", "Flux2KleinPipeline (edit)", "LTXImageToVideoPipeline", "FluxFillPipeline"]
-
-
-@pytest.fixture
-def small_pictures_of_plus(monkeypatch):
-    """Qwen-Image-Edit-Plus enlarges the picture that it edits to 128 x 128 pixels, not to a million."""
-    real = pipeline_qwenimage_edit_plus.calculate_dimensions
-    monkeypatch.setattr(
-        pipeline_qwenimage_edit_plus, "calculate_dimensions", lambda area, ratio: real(min(area, 128 * 128), ratio)
-    )
 
 
 def counting(vae):
@@ -47,7 +37,7 @@ def walked(name, monkeypatch, *, each):
     return found, before, len(calls) - before
 
 
-@pytest.mark.usefixtures("small_pictures_of_plus")
+@pytest.mark.usefixtures("small_pictures")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_encodes_no_picture_that_the_start_did(name, monkeypatch):
     often, first, further = walked(name, monkeypatch, each=True)

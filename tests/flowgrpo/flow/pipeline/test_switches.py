@@ -100,7 +100,8 @@ def compiling(policy):
 def test_compiled_blocks_compute_the_same_in_place():
     policies = [policy_of("flux"), policy_of("flux")]
     for each in policies:
-        each.pipe.transformer.single_transformer_blocks = torch.nn.ModuleList()  # the others are enough to compile
+        blocks = each.pipe.transformer.single_transformer_blocks
+        each.pipe.transformer.single_transformer_blocks = blocks[:1]  # one of each kind is enough to compile
     plain, policy = trained(policies[0]), policies[1]
     transformer = policy.pipe.transformer
     policy.start(ROWS)  # what it tries first need not be compiled
