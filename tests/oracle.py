@@ -316,7 +316,7 @@ def summary(preset: str, reward: str, seen: Sequence[Seen], groups: int) -> Row:
     if known:
         lengths = [along(own, each) for own, each in zip(update, aim, strict=True)]
         (size,), (error,) = mean_and_std([[each] for each in lengths])
-        error, worst = error / math.sqrt(batches), max(map(abs, distances))
+        error, worst = error / math.sqrt(batches), max(map(abs, distances), default=None)
     return Row(
         preset=preset,
         reward=reward,

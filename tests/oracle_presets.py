@@ -64,6 +64,8 @@ def main() -> None:
     asked = parser.parse_args()
     if strange := [preset for preset in asked.presets if preset not in PRESETS]:
         parser.error(f"there is no preset {strange[0]!r}, choose from {', '.join(PRESETS)}")
+    if asked.batches is not None and asked.batches < 2:
+        parser.error(f"--batches: {asked.batches} tells no error, take 2 or more")
     torch.set_num_threads(1)
     overrides = {key: yaml.safe_load(value) for key, _, value in (each.partition("=") for each in asked.set)}
     print("| " + " | ".join(HEADS) + " |\n" + "|---" * len(HEADS) + "|")

@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import oracle_presets
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "oracle_tables.py"
 
 
@@ -26,3 +29,11 @@ def test_a_table_that_is_not_there_is_one_sentence(tmp_path):
     found = called(tmp_path, "flows")
     assert (found.returncode, found.stdout) == (2, "")
     assert found.stderr.startswith("oracle_tables.py: there is no table 'flows', choose one of presets, effects,")
+
+
+def test_one_batch_is_refused_and_of_two_no_step_is_compared(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["oracle_tables.py presets", "tempflow_fast", "--batches", "1"])
+    with pytest.raises(SystemExit, match="2"):
+        oracle_presets.main()
+    assert "--batches: 1 tells no error, take 2 or more" in capsys.readouterr().err
+    assert "| - |" in oracle_presets.row("tempflow_fast", batches=2)
