@@ -9,7 +9,8 @@ than 5 % over the one in the file, or of which a saving fell by more than 5 %, a
 ratio whose quartiles reach back to the old one is named as unsure, and leaves the status. A change by less than 0.002 is
 none, whatever part of a small ratio that is. What the file has and nothing has measured is named, too. `--json
 docs/benchmarks.json` writes what later runs are compared with: what was measured takes the place of what the file holds
-of it, and the rest stays.
+of it, and the rest stays. All of it takes an hour or more. Where Ctrl-C or an error ends it, what was measured by then is
+told, compared and kept, with status 1.
 """
 
 from __future__ import annotations
@@ -48,14 +49,29 @@ def worse(before: Mapping[str, Ratio], now: Mapping[str, Ratio]) -> tuple[list[s
     return sure, unsure
 
 
+class Ended(Exception):
+    """A script has ended before all was measured; `found` has what was."""
+
+    def __init__(self, script: str, found: Mapping[str, Ratio]):
+        super().__init__(f"bench_{script}.py ended after {len(found)} ratios")
+        self.found = found
+
+
 def measured(script: str, rounds: int | None) -> dict[str, Ratio]:
-    """The ratios of a script."""
+    """The ratios of a script.
+
+    Raises:
+        Ended: it was stopped, or failed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "ratios.json"
         command = [sys.executable, str(Path(__file__).parent / f"bench_{script}.py"), "--json", str(out)]
-        subprocess.run(
-            [*command, *(["--rounds", str(rounds)] if rounds else [])], check=True, stdout=subprocess.DEVNULL
-        )
+        try:
+            subprocess.run(
+                [*command, *(["--rounds", str(rounds)] if rounds else [])], check=True, stdout=subprocess.DEVNULL
+            )
+        except (subprocess.CalledProcessError, KeyboardInterrupt) as error:
+            raise Ended(script, json.loads(out.read_text())["ratios"] if out.exists() else {}) from error
         return json.loads(out.read_text())["ratios"]
 
 
@@ -79,13 +95,21 @@ def main() -> int:
     kept = held(options.json, "--json", parser) if options.json is not None and options.json.exists() else {}
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     found: dict[str, Ratio] = {}
+    ended = None
     for script in options.only or SCRIPTS:
-        found |= measured(script, options.rounds)
-        if options.json is not None:  # after each, for the next may fail
+        try:
+            found |= measured(script, options.rounds)
+        except Ended as error:
+            found, ended = found | error.found, error
+        if options.json is not None:
             options.json.write_text(json.dumps({"ratios": kept | found}, indent=1) + "\n")
+        if ended:
+            break
     print(paired.table(found))
+    if ended:
+        print(ended)
     if before is None:
-        return 0
+        return 1 if ended else 0
     for name in found.keys() - before.keys():
         print(f"not in {options.compare}: {name}")
     for name in before.keys() - found.keys():
@@ -95,7 +119,7 @@ def main() -> int:
         "\n".join(["", *(f"worse: {sentence}" for sentence in sure), *(f"unsure: {sentence}" for sentence in unsure)])
     )
     print(f"{len(sure)} of {len(found)} ratios are worse by more than {WORSE:.0%}, {len(unsure)} perhaps")
-    return 1 if sure else 0
+    return 1 if sure or ended else 0
 
 
 if __name__ == "__main__":

@@ -332,14 +332,12 @@ def ratios(
     names: Sequence[str] = tuple(flow_sizes.SIZES),
     parts: Sequence[str] = tuple(PARTS),
     kinds: Sequence[str] = EVERY,
-) -> dict[str, Ratio]:
-    """All ratios of some sizes."""
-    found: dict[str, Ratio] = {}
+) -> Iterator[dict[str, Ratio]]:
+    """The ratios of each part of some sizes, when they are measured."""
     for name in names:
         for part in parts:
             if part in parts_of(name):
-                found |= PARTS[part](name, rounds, kinds) if part in BY_KIND else PARTS[part](name, rounds)
-    return found
+                yield PARTS[part](name, rounds, kinds) if part in BY_KIND else PARTS[part](name, rounds)
 
 
 def main() -> None:
@@ -363,11 +361,15 @@ def main() -> None:
         parser.error(f"--only memory measures --kind {' and '.join(REMEMBERED)}, not {', '.join(options.kind)}")
     if not any(part in parts_of(name) for name in sizes for part in parts):
         parser.error(f"--only {' --only '.join(parts)} measures nothing of {', '.join(sizes)} on this machine")
-    found = ratios(options.rounds, sizes, [part for part in parts if part != MEMORY], options.kind or EVERY)
+    found: dict[str, Ratio] = {}
     numbers: dict[str, float] = {}
+    for own in ratios(options.rounds, sizes, [part for part in parts if part != MEMORY], options.kind or EVERY):
+        found |= own
+        paired.keep(found, options)
     for name in sizes:
         if MEMORY in parts and MEMORY in parts_of(name):
             numbers |= memory(name, options.kind or EVERY)
+            paired.keep(found, options, numbers=numbers)
     paired.tell(found, options, numbers=numbers)
     for told, number in numbers.items():
         print(f"{told}: {number:.4g}")

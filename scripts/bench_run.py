@@ -154,6 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found: dict[str, Any] = {}
     for part in options.only or PARTS:
         found |= PARTS[part](options.rounds)
+        paired.keep(found, options)
     paired.tell(found, options)
 
 

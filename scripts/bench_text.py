@@ -325,16 +325,13 @@ def _each(gradient: Callable[[Sequence[int]], int], count: int) -> None:
         gradient([row])
 
 
-def everything(names: Sequence[str], rounds: int) -> tuple[dict[str, Ratio], dict[str, float]]:
-    """All ratios of some sizes, and views a second."""
-    found, rates = {}, {}
+def everything(names: Sequence[str], rounds: int) -> Iterator[tuple[dict[str, Ratio], dict[str, float]]]:
+    """The ratios of each part of some sizes, and its views a second, when they are measured."""
     for name in names:
         size = SIZES[name]()
-        found |= decoding(name, size, rounds)
+        yield decoding(name, size, rounds), {}
         if size.learns:
-            ratios_of, rates_of = estimating(name, size, rounds)
-            found, rates = found | ratios_of, rates | rates_of
-    return found, rates
+            yield estimating(name, size, rounds)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -343,7 +340,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", action="append", choices=list(SIZES), help="all, unless some are named")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    found, rates = everything(options.size or list(SIZES), options.rounds)
+    found: dict[str, Ratio] = {}
+    rates: dict[str, float] = {}
+    for ratios_of, rates_of in everything(options.size or list(SIZES), options.rounds):
+        found, rates = found | ratios_of, rates | rates_of
+        paired.keep(found, options, views_per_second=rates)
     paired.tell(found, options, views_per_second=rates)
     print("\n| likelihood | views a second |\n|---|---|")
     for label, rate in rates.items():

@@ -110,8 +110,16 @@ def parser(description: str, rounds: int) -> argparse.ArgumentParser:
 
 
 def tell(ratios: Mapping[str, Ratio], options: argparse.Namespace, **further: Any) -> None:
-    """Print the table; with `--json` write what `bench_all.py --compare` reads: the command, the ratios, and what else."""
+    """Print the table, and keep it."""
     print(table(ratios))
+    keep(ratios, options, **further)
+
+
+def keep(ratios: Mapping[str, Ratio], options: argparse.Namespace, **further: Any) -> None:
+    """With `--json` write what `bench_all.py --compare` reads: the command, the ratios, and what else.
+
+    It is called after each part, so that a script that is stopped leaves what it has measured.
+    """
     if options.json is not None:
         command = shlex.join(["python", *sys.argv])
         options.json.write_text(json.dumps({"command": command, "ratios": ratios, **further}, indent=1) + "\n")

@@ -66,6 +66,35 @@ def test_what_is_measured_takes_the_place_of_what_a_file_holds_of_it(script, tmp
     assert {name: own["median"] for name, own in now.items()} == {"a / bare": 2.0, "b / bare": 1.0, "run, 4": 3.0}
 
 
+def test_what_was_measured_before_a_script_ended_is_told_and_kept(script, tmp_path, monkeypatch, capsys):
+    bench, path = script("bench_all"), tmp_path / "ratios.json"
+
+    def run(command, **_):
+        assert "--json" in command
+        if "bench_flow.py" in command[1]:
+            Path(command[command.index("--json") + 1]).write_text(json.dumps({"ratios": {"a / bare": ratio(1.0)}}))
+            raise KeyboardInterrupt
+        pytest.fail("another script began")
+
+    monkeypatch.setattr(bench.subprocess, "run", run)
+    monkeypatch.setattr(sys, "argv", ["bench_all.py", "--json", str(path)])
+    assert bench.main() == 1
+    said = capsys.readouterr().out
+    assert "| a / bare | 1.000 |" in said
+    assert "bench_flow.py ended after 1 ratios" in said
+    assert json.loads(path.read_text())["ratios"] == {"a / bare": ratio(1.0)}
+
+
+def test_a_script_that_fails_has_kept_what_it_measured(script, tmp_path, monkeypatch):
+    bench, path = script("bench_run"), tmp_path / "ratios.json"
+    monkeypatch.chdir(tmp_path)  # it goes elsewhere
+    parts = {"first": lambda rounds: {"a / bare": ratio(1.0)}, "second": lambda rounds: 1 / 0}
+    monkeypatch.setattr(bench, "PARTS", parts)
+    with pytest.raises(ZeroDivisionError):
+        bench.main(["--json", str(path)])
+    assert json.loads(path.read_text())["ratios"] == {"a / bare": ratio(1.0)}
+
+
 def test_pairs_are_ratios_of_one_round(script, monkeypatch):
     paired = script("paired")
     assert paired.paired([1.0, 4.0, 9.0], [1.0, 2.0, 3.0]) == {"median": 2.0, "low": 1.5, "high": 2.5, "pairs": 3}
