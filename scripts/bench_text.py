@@ -346,7 +346,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found, rates = found | ratios_of, rates | rates_of
         paired.keep(found, options, views_per_second=rates)
     paired.tell(found, options, views_per_second=rates)
-    print("\n| likelihood | views a second |\n|---|---|")
+    if rates:
+        print("\n| likelihood | views a second |\n|---|---|")
     for label, rate in rates.items():
         print(f"| {label} | {rate:.0f} |")
 
