@@ -9,8 +9,8 @@ than 5 % over the one in the file, or of which a saving fell by more than 5 %, a
 ratio whose quartiles reach back to the old one is named as unsure, and leaves the status. A change by less than 0.002 is
 none, whatever part of a small ratio that is. What the file has and nothing has measured is named, too. `--json
 docs/benchmarks.json` writes what later runs are compared with: what was measured takes the place of what the file holds
-of it, and the rest stays. All of it takes an hour or more. Where Ctrl-C or an error ends it, what was measured by then is
-told, compared and kept, with status 1.
+of it, and the rest stays. All of it takes an hour and a quarter with `--rounds 2`. Where Ctrl-C or an error ends it, what
+was measured by then is told, compared and kept, with status 1.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Measure what rollouts and updates of flow models cost beside their transformer alone, in pairs.
 
     OMP_NUM_THREADS=1 python scripts/bench_flow.py [--rounds 5] [--json FILE] [--size shapes] [--size wide] [--only rollout]
+    OMP_NUM_THREADS=1 python scripts/bench_flow.py --size wide --only rollout --groups 4 [--kind chain] [--kind branch]
     python scripts/bench_flow.py --size sd35-medium --size flux1-dev --size wan21-1.3b [--kind window] [--json FILE]  # a GPU
 
 The *bare* model is the transformer with the arguments of the very calls that a rollout or an update made, in their order:
 without gradient, or each followed by a backward pass. A rollout is `flow.rollout.walk`: starts, growth and noise, without
 decoding. On a CPU a rollout is also compared with the time that it spends in the transformer itself, which a machine whose
 speed changes from turn to turn leaves as it is. A tree is compared with chains of as many leaves: *evaluations* counts what
-a saving could be at the most. Sizes:
+a saving could be at the most. A rollout is of one group, or of so many side by side, which fill calls. Sizes:
 
  - `shapes`: the embedded model, calls of 8 and of 32 rows, all weights trained.
  - `wide`: a random SD3 transformer of 24 layers x 256 in the embedded pipeline, calls of 8 rows, adapters trained.
@@ -51,10 +52,10 @@ SAVING = ("brush", "branch")  # which share states among their leaves
 EVERY = tuple(flow_sizes.KINDS)
 
 
-def placed(name: str, rows: int) -> str:
+def placed(name: str, rows: int, groups: int = 1) -> str:
     """What is measured where, as ratios begin: seconds of a GPU have other ratios than those of a CPU."""
     where = f" on {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return f"{name}{where}, {rows} rows"
+    return f"{name}{where}, {rows} rows" + (f", {groups} groups" if groups > 1 else "")
 
 
 @contextmanager
@@ -88,8 +89,9 @@ def grown(trainer: Trainer) -> Tree:
     train, algorithm = trainer.config.train, trainer.config.algorithm
     kernels = algorithm.kernel.kernels(len(trainer.policy.sigmas) - 1)
     plan = algorithm.plan(kernels, train.group_size, 0, 0)
-    row = rows_of(trainer.train_prompts[:1])[0]
-    roots = [Root(0, i, replace(row, seed=i)) for i in range(algorithm.roots(train.group_size))]
+    seeds = range(algorithm.roots(train.group_size))
+    prompts = enumerate(rows_of(trainer.train_prompts))
+    roots = [Root(group, i, replace(row, seed=i)) for group, row in prompts for i in seeds]
     return walk(trainer.policy, plan, roots, micro_batch=train.rollout_rows, seed=0, iteration=0)
 
 
@@ -106,14 +108,15 @@ def noises(tree: Tree) -> Work:
     return work
 
 
-def rollouts(name: str, rounds: int, kinds: Sequence[str] = EVERY) -> dict[str, Ratio]:
+def rollouts(name: str, rounds: int, kinds: Sequence[str] = EVERY, *, groups: int = 1) -> dict[str, Ratio]:
     """Rollouts over the bare calls; trees over chains of as many leaves, beside what the evaluations promise."""
     size, found = flow_sizes.SIZES[name], {}
     policy, weights = begun(size)
     for rows in size.rows:
+        place = placed(name, rows, groups)
         works, evaluations, leaves = {}, {}, {}
         for kind in kinds:
-            trainer = trainer_of(policy, weights, settings(size, kind, rows))
+            trainer = trainer_of(policy, weights, settings(size, kind, rows, groups=groups))
             grown(trainer)  # which may see first how rows can share a call
             with recorded(policy) as calls:
                 tree = grown(trainer)
@@ -123,18 +126,16 @@ def rollouts(name: str, rounds: int, kinds: Sequence[str] = EVERY) -> dict[str, 
             evaluations[kind], leaves[kind] = sum(len(e.rows) for e in tree.evaluations), len(tree.leaves)
         taken = in_turns(works, rounds)
         for kind in kinds:
-            found[f"{placed(name, rows)}: rollout of a {kind} / bare"] = paired.paired(
-                taken[kind], taken[f"{kind} bare"]
-            )
+            found[f"{place}: rollout of a {kind} / bare"] = paired.paired(taken[kind], taken[f"{kind} bare"])
         if "chain" in kinds:
-            found[f"{placed(name, rows)}: noise of a chain / bare"] = paired.paired(taken["noise"], taken["chain bare"])
+            found[f"{place}: noise of a chain / bare"] = paired.paired(taken["noise"], taken["chain bare"])
         for kind in [own for own in SAVING if {own, "chain"} <= set(kinds)]:
             share = evaluations[kind] / leaves[kind] / (evaluations["chain"] / leaves["chain"])
             each = [taken[kind][i] / leaves[kind] / (taken["chain"][i] / leaves["chain"]) for i in range(rounds)]
-            found[f"{placed(name, rows)}: leaf of a {kind} / of a chain"] = spread(each)
-            found[f"{placed(name, rows)}: leaf of a {kind} / of a chain, evaluations"] = exactly(share)
+            found[f"{place}: leaf of a {kind} / of a chain"] = spread(each)
+            found[f"{place}: leaf of a {kind} / of a chain, evaluations"] = exactly(share)
             saved = spread([(1 - ratio) / (1 - share) for ratio in each])
-            found[f"{placed(name, rows)}: saving of a {kind} / what evaluations promise"] = saved
+            found[f"{place}: saving of a {kind} / what evaluations promise"] = saved
     return found
 
 
@@ -332,12 +333,16 @@ def ratios(
     names: Sequence[str] = tuple(flow_sizes.SIZES),
     parts: Sequence[str] = tuple(PARTS),
     kinds: Sequence[str] = EVERY,
+    *,
+    groups: int = 1,
 ) -> Iterator[dict[str, Ratio]]:
     """The ratios of each part of some sizes, when they are measured."""
+    given = {part: {"kinds": kinds} for part in BY_KIND}
+    given["rollout"]["groups"] = groups
     for name in names:
         for part in parts:
             if part in parts_of(name):
-                yield PARTS[part](name, rounds, kinds) if part in BY_KIND else PARTS[part](name, rounds)
+                yield PARTS[part](name, rounds, **given.get(part, {}))
 
 
 def main() -> None:
@@ -351,7 +356,10 @@ def main() -> None:
     )
     parser.add_argument("--only", action="append", choices=[*PARTS, MEMORY], help="all, unless some are named")
     parser.add_argument("--kind", action="append", choices=EVERY, help="of runs; all, unless some are named")
+    parser.add_argument("--groups", type=int, default=1, help="of a rollout, whose trees grow side by side; 1")
     options = parser.parse_args()
+    if options.groups != 1 and (options.groups < 1 or options.only != ["rollout"]):
+        parser.error(f"--groups {options.groups}: there is at least one, and others than one go with --only rollout")
     torch.set_num_threads(1)
     sizes = options.size or [
         name for name, size in flow_sizes.SIZES.items() if size.config is None or torch.cuda.is_available()
@@ -363,7 +371,8 @@ def main() -> None:
         parser.error(f"--only {' --only '.join(parts)} measures nothing of {', '.join(sizes)} on this machine")
     found: dict[str, Ratio] = {}
     numbers: dict[str, float] = {}
-    for own in ratios(options.rounds, sizes, [part for part in parts if part != MEMORY], options.kind or EVERY):
+    timed = [part for part in parts if part != MEMORY]
+    for own in ratios(options.rounds, sizes, timed, options.kind or EVERY, groups=options.groups):
         found |= own
         paired.keep(found, options)
     for name in sizes:

@@ -77,7 +77,7 @@ SIZES = {
 
 
 def settings(size: Size, kind: str, rows: int, **train: Any) -> Config:
-    """The run that is measured: one group, one optimizer step."""
+    """The run that is measured: one group, unless `train` has more, and one optimizer step."""
     model: dict[str, Any] = {"path": "shapes", "lora": size.lora}
     if size.config is not None:
         known = config.load(size.config).model
@@ -127,7 +127,7 @@ def begun(size: Size, changes: Mapping[str, Mapping[str, Any]] | None = None) ->
 
 def trainer_of(policy: DiffusersPolicy, weights: Weights, chosen: Config) -> Trainer:
     """The training loop of a run on prompts of the embedded model, which its reward scores."""
-    rows = prompts.load_split(chosen.prompts, "train")[:1]
+    rows = prompts.load_split(chosen.prompts, "train")[: chosen.train.groups]
     rewards, _ = scorer.rewards(chosen.rewards, [])
     made = Trainer(chosen, policy, weights, rewards=rewards, train_prompts=rows, accelerator=Accelerator())
     made.folder.mkdir(exist_ok=True)  # for what its report says

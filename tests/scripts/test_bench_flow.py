@@ -84,11 +84,22 @@ def test_a_rollout_of_a_real_shape_is_paired_with_its_transformer(bench, small, 
     assert len(calls) == 3 * guided
 
 
+def test_groups_of_a_rollout_grow_side_by_side_and_fill_calls(bench, small, monkeypatch):
+    small("flux1-dev")
+    works = {}
+    monkeypatch.setattr(bench, "in_turns", lambda made, rounds: works.update(made) or dict.fromkeys(made, (1.0,)))
+    found = bench.rollouts("flux1-dev", 1, ["chain", "branch"], groups=2)
+    assert all(name.startswith("flux1-dev, 2 rows, 2 groups: ") for name in found)
+    tree = works["branch"]()
+    assert [len(evaluation.rows) for evaluation in tree.evaluations] == [2, 2, 2, 2, 2]  # one step of both roots, then two
+    assert {tree.nodes[leaf].root.group for leaf in tree.leaves} == {0, 1}
+
+
 @pytest.mark.parametrize(("there", "sizes"), [(False, 2), (True, 5)])
 def test_real_sizes_and_their_memory_are_measured_where_there_is_a_gpu(bench, monkeypatch, tmp_path, there, sizes):
     asked, real = [], ["sd35-medium", "flux1-dev", "wan21-1.3b"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
-    monkeypatch.setattr(bench, "ratios", lambda rounds, names, parts, kinds: asked.append((names, parts)) or {})
+    monkeypatch.setattr(bench, "ratios", lambda rounds, names, parts, kinds, groups: asked.append((names, parts)) or {})
     monkeypatch.setattr(bench, "memory", lambda name, kinds: {name: 1.0})
     monkeypatch.setattr("sys.argv", ["bench_flow.py", "--json", str(tmp_path / "found.json")])
     bench.main()
@@ -156,6 +167,7 @@ def test_a_gpu_is_known_by_a_word_of_its_name(bench, monkeypatch, device, known)
     [
         (False, [], "--only memory measures nothing of flux1-dev on this machine"),
         (True, ["--kind", "brush"], "--only memory measures --kind chain and window, not brush"),
+        (True, ["--groups", "2"], "--groups 2: there is at least one, and others than one go with --only rollout"),
     ],
 )
 def test_what_measures_nothing_is_refused(bench, monkeypatch, capsys, has_gpu, words, said):
