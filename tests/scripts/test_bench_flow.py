@@ -91,7 +91,13 @@ def test_groups_of_a_rollout_grow_side_by_side_and_fill_calls(bench, small, monk
     found = bench.rollouts("flux1-dev", 1, ["chain", "branch"], groups=2)
     assert all(name.startswith("flux1-dev, 2 rows, 2 groups: ") for name in found)
     tree = works["branch"]()
-    assert [len(evaluation.rows) for evaluation in tree.evaluations] == [2, 2, 2, 2, 2]  # one step of both roots, then two
+    assert [len(evaluation.rows) for evaluation in tree.evaluations] == [
+        2,
+        2,
+        2,
+        2,
+        2,
+    ]  # one step of both roots, then two
     assert {tree.nodes[leaf].root.group for leaf in tree.leaves} == {0, 1}
 
 
