@@ -358,7 +358,7 @@ def main() -> None:
     parser.add_argument("--kind", action="append", choices=EVERY, help="of runs; all, unless some are named")
     parser.add_argument("--groups", type=int, default=1, help="of a rollout, whose trees grow side by side; 1")
     options = parser.parse_args()
-    if options.groups != 1 and (options.groups < 1 or options.only != ["rollout"]):
+    if options.groups != 1 and (options.groups < 1 or set(options.only or ()) != {"rollout"}):
         parser.error(f"--groups {options.groups}: there is at least one, and others than one go with --only rollout")
     torch.set_num_threads(1)
     sizes = options.size or [
