@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, permutations
@@ -72,7 +71,10 @@ def problems(task: str, split: str, count: int, seed: int = 0) -> list[Row]:
     Problem i is drawn at its own address (seed, task, split, i) until it is new. `count` must stay below the number of
     problems that exist, tens of thousands for each task and split. A process draws them once, and each caller has a copy.
     """
-    return deepcopy(_drawn(task, split, count, seed))
+    return [
+        {key: [*value] if isinstance(value, list) else value for key, value in row.items()}
+        for row in _drawn(task, split, count, seed)
+    ]
 
 
 @cache
