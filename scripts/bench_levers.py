@@ -4,7 +4,7 @@
 
 A rollout of a chain of the embedded model, of 8 and 32 rows a call, over the CPU seconds that it spends in its transformer:
 
- - `device`: a pipeline looks for its device only when a component has moved.
+ - `components`: a pipeline knows its components, and looks for its device only when one has moved.
  - `embeddings`: those of a call are put together once, as long as they are asked for again.
  - `latents`: a state is an argument of the call, which then draws none.
 
@@ -32,8 +32,8 @@ from samplers.trees import Tree
 ENTRIES = 20  # of a reference, in one turn
 
 
-def no_device(policy: DiffusersPolicy) -> tuple[object, str, object]:
-    """A pipeline of its own class, which looks for its device whenever it asks for it."""
+def no_components(policy: DiffusersPolicy) -> tuple[object, str, object]:
+    """A pipeline of its own class, which looks for its components and its device in every call."""
     return policy.pipe, "__class__", type(policy.pipe).__mro__[1]
 
 
@@ -49,7 +49,7 @@ def no_latents(policy: DiffusersPolicy) -> tuple[object, str, object]:
 
 
 # What each lever is taken out by: an object, its attribute, and what that is instead.
-LEVERS = {"device": no_device, "embeddings": no_embeddings, "latents": no_latents}
+LEVERS = {"components": no_components, "embeddings": no_embeddings, "latents": no_latents}
 
 
 @contextmanager

@@ -20,20 +20,20 @@ def bench(script, monkeypatch):
 
 def test_each_lever_is_taken_out_and_put_back(bench):
     found = bench.rollouts(1)
-    places = ["as it is", *(f"without {name}" for name in ("device", "embeddings", "latents"))]
+    places = ["as it is", *(f"without {name}" for name in ("components", "embeddings", "latents"))]
     assert list(found) == [f"shapes, 2 rows: rollout / transformer in it, {place}" for place in places]
     assert all(ratio["median"] > 1 for ratio in found.values())
     (ratio,) = bench.references(1).values()
     assert ratio["median"] > 0
 
 
-@pytest.mark.parametrize("name", ["device", "embeddings", "latents"])
+@pytest.mark.parametrize("name", ["components", "embeddings", "latents"])
 def test_a_lever_that_is_taken_out_does_nothing(bench, name, monkeypatch):
     policy, _ = bench.begun(bench.flow_sizes.SIZES["shapes"])
     row = bench.bench_flow.Row("a red circle", 1)
     state, sigma = policy.start([row]), policy.sigmas[0]
     policy.velocity(state, sigma, [row])
-    done = {"device": 0, "embeddings": 0, "latents": 0}
+    done = {"components": 0, "embeddings": 0, "latents": 0}
 
     def counted(name, real):
         def called(*arguments, **given):
@@ -43,7 +43,7 @@ def test_a_lever_that_is_taken_out_does_nothing(bench, name, monkeypatch):
         return called
 
     base = type(policy.pipe).__mro__[1]
-    monkeypatch.setattr(base, "_execution_device", property(counted("device", base._execution_device.fget)))
+    monkeypatch.setattr(base, "_execution_device", property(counted("components", base._execution_device.fget)))
     embeddings, latents = policy.walk.embeddings, policy.walk.latents
     monkeypatch.setattr(embeddings, "_batch", counted("embeddings", embeddings._batch))
     real = latents.arguments

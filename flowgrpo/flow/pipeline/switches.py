@@ -90,18 +90,19 @@ def silence(pipe: DiffusionPipeline) -> None:
     pipe.progress_bar = lambda iterable=None, total=None: nothing if iterable is None else shows(iterable)
 
 
-def remember_device(pipe: DiffusionPipeline) -> None:
-    """Have a pipeline find out which device it runs on when a component has come or moved, and not at every call.
+def remember_components(pipe: DiffusionPipeline) -> None:
+    """Have a pipeline know its components, and their device until one has come or moved, without a search at every call.
 
-    diffusers asks each module of each component for hooks, two times a call; a policy calls its pipeline for every step.
+    diffusers asks each module of each component for hooks two times a call, and at its end reads the arguments of its class
+    for the components' names; a policy calls its pipeline for every step.
 
     Args:
         pipe: changed in place: its class becomes one of the same name below its own.
     """
     kind, known = type(pipe), {}
-    if getattr(kind, "remembers_device", False):
+    if getattr(kind, "remembers_components", False):
         return
-    names = list(pipe.components)
+    names, keys = list(pipe.components), kind._get_signature_keys(pipe)
 
     def device(self: DiffusionPipeline) -> torch.device:
         places = tuple(_place(getattr(self, name, None)) for name in names)
@@ -109,9 +110,12 @@ def remember_device(pipe: DiffusionPipeline) -> None:
             known.update(places=places, device=kind._execution_device.fget(self))
         return known["device"]
 
-    names_of_class = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    own = {"_execution_device": property(device), "remembers_device": True, **names_of_class}
-    pipe.__class__ = type(kind.__name__, (kind,), own)
+    def signature_keys(own: type, made: Any) -> tuple[list[str], list[str]]:
+        return keys if isinstance(made, own) else kind._get_signature_keys(made)
+
+    own = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    own |= {"_execution_device": property(device), "_get_signature_keys": classmethod(signature_keys)}
+    pipe.__class__ = type(kind.__name__, (kind,), {**own, "remembers_components": True})
 
 
 def _place(component: Any) -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ from flowgrpo.flow.pipeline.embeddings import EmbeddingCache, EmbeddingShape, fi
 from flowgrpo.flow.pipeline.latents import LatentSlot, LatentSlots, Source
 from flowgrpo.flow.pipeline.pictures import EncodedPictures
 from flowgrpo.flow.pipeline.pins import Watch
-from flowgrpo.flow.pipeline.switches import remember_device, silence
+from flowgrpo.flow.pipeline.switches import remember_components, silence
 from flowgrpo.training.lockstep import stands_in
 from flowgrpo.training.random_states import seeded
 from samplers.kernels import State
@@ -74,7 +74,7 @@ class Walk:
         silence(pipe)
         self._run = inspect.unwrap(type(pipe).__call__)  # without its torch.no_grad
         self.call = checked_call(type(pipe), call or {})
-        remember_device(pipe)
+        remember_components(pipe)
         self.takes = set(inspect.signature(self._run).parameters) - {"self", *RESERVED}
         self.embeddings = EmbeddingCache(pipe, text_encoders)
         self.pictures = EncodedPictures(pipe)
