@@ -118,7 +118,8 @@ def main() -> int:
     print(
         "\n".join(["", *(f"worse: {sentence}" for sentence in sure), *(f"unsure: {sentence}" for sentence in unsure)])
     )
-    print(f"{len(sure)} of {len(found)} ratios are worse by more than {WORSE:.0%}, {len(unsure)} perhaps")
+    compared = len(found.keys() & before.keys())
+    print(f"{len(sure)} of {compared} ratios are worse by more than {WORSE:.0%}, {len(unsure)} perhaps")
     return 1 if sure or ended else 0
 
 

@@ -8,7 +8,8 @@ The *bare* model is the transformer with the arguments of the very calls that a 
 without gradient, or each followed by a backward pass. A rollout is `flow.rollout.walk`: starts, growth and noise, without
 decoding. On a CPU a rollout is also compared with the time that it spends in the transformer itself, which a machine whose
 speed changes from turn to turn leaves as it is. A tree is compared with chains of as many leaves: *evaluations* counts what
-a saving could be at the most. A rollout is of one group, or of so many side by side, which fill calls. Sizes:
+a saving could be at the most. A rollout is of one group, or with `--groups N` of N side by side, whose rows share calls.
+Sizes:
 
  - `shapes`: the embedded model, calls of 8 and of 32 rows, all weights trained.
  - `wide`: a random SD3 transformer of 24 layers x 256 in the embedded pipeline, calls of 8 rows, adapters trained.
@@ -85,7 +86,7 @@ def bare(policy: DiffusersPolicy, calls: Sequence[dict[str, Any]], *, learns: bo
 
 
 def grown(trainer: Trainer) -> Tree:
-    """The trees of the first iteration."""
+    """The trees of the first iteration, a group for each prompt of the trainer."""
     train, algorithm = trainer.config.train, trainer.config.algorithm
     kernels = algorithm.kernel.kernels(len(trainer.policy.sigmas) - 1)
     plan = algorithm.plan(kernels, train.group_size, 0, 0)
@@ -356,10 +357,10 @@ def main() -> None:
     )
     parser.add_argument("--only", action="append", choices=[*PARTS, MEMORY], help="all, unless some are named")
     parser.add_argument("--kind", action="append", choices=EVERY, help="of runs; all, unless some are named")
-    parser.add_argument("--groups", type=int, default=1, help="of a rollout, whose trees grow side by side; 1")
+    parser.add_argument("--groups", type=int, default=1, help="of a rollout, grown side by side; 1 unless given")
     options = parser.parse_args()
     if options.groups != 1 and (options.groups < 1 or set(options.only or ()) != {"rollout"}):
-        parser.error(f"--groups {options.groups}: there is at least one, and others than one go with --only rollout")
+        parser.error(f"--groups {options.groups}: must be at least 1, and more need --only rollout and no other part")
     torch.set_num_threads(1)
     sizes = options.size or [
         name for name, size in flow_sizes.SIZES.items() if size.config is None or torch.cuda.is_available()

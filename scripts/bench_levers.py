@@ -4,7 +4,7 @@
 
 A rollout of a chain of the embedded model, of 8 and 32 rows a call, over the CPU seconds that it spends in its transformer:
 
- - `components`: a pipeline knows its components, and looks for its device only when one has moved.
+ - `components`: a pipeline keeps the names of its components, and its device until one is replaced or moved.
  - `embeddings`: those of a call are put together once, as long as they are asked for again.
  - `latents`: a state is an argument of the call, which then draws none.
 
@@ -33,7 +33,7 @@ ENTRIES = 20  # of a reference, in one turn
 
 
 def no_components(policy: DiffusersPolicy) -> tuple[object, str, object]:
-    """A pipeline of its own class, which looks for its components and its device in every call."""
+    """A pipeline of its own class, which looks for the names of its components and for its device in every call."""
     return policy.pipe, "__class__", type(policy.pipe).__mro__[1]
 
 

@@ -91,13 +91,8 @@ def test_groups_of_a_rollout_grow_side_by_side_and_fill_calls(bench, small, monk
     found = bench.rollouts("flux1-dev", 1, ["chain", "branch"], groups=2)
     assert all(name.startswith("flux1-dev, 2 rows, 2 groups: ") for name in found)
     tree = works["branch"]()
-    assert [len(evaluation.rows) for evaluation in tree.evaluations] == [
-        2,
-        2,
-        2,
-        2,
-        2,
-    ]  # one step of both roots, then two
+    calls = [len(evaluation.rows) for evaluation in tree.evaluations]
+    assert calls == [2] * 5  # both roots share one, their children are in two at each of the steps that follow
     assert {tree.nodes[leaf].root.group for leaf in tree.leaves} == {0, 1}
 
 
@@ -173,7 +168,7 @@ def test_a_gpu_is_known_by_a_word_of_its_name(bench, monkeypatch, device, known)
     [
         (False, [], "--only memory measures nothing of flux1-dev on this machine"),
         (True, ["--kind", "brush"], "--only memory measures --kind chain and window, not brush"),
-        (True, ["--groups", "2"], "--groups 2: there is at least one, and others than one go with --only rollout"),
+        (True, ["--groups", "2"], "--groups 2: must be at least 1, and more need --only rollout and no other part"),
     ],
 )
 def test_what_measures_nothing_is_refused(bench, monkeypatch, capsys, has_gpu, words, said):

@@ -33,7 +33,7 @@ def test_a_lever_that_is_taken_out_does_nothing(bench, name, monkeypatch):
     row = bench.bench_flow.Row("a red circle", 1)
     state, sigma = policy.start([row]), policy.sigmas[0]
     policy.velocity(state, sigma, [row])
-    done = {"components": 0, "embeddings": 0, "latents": 0}
+    done = {"components": 0, "names": 0, "embeddings": 0, "latents": 0}
 
     def counted(name, real):
         def called(*arguments, **given):
@@ -44,6 +44,8 @@ def test_a_lever_that_is_taken_out_does_nothing(bench, name, monkeypatch):
 
     base = type(policy.pipe).__mro__[1]
     monkeypatch.setattr(base, "_execution_device", property(counted("components", base._execution_device.fget)))
+    names = counted("names", base._get_signature_keys)
+    monkeypatch.setattr(base, "_get_signature_keys", classmethod(lambda _, made: names(made)))
     embeddings, latents = policy.walk.embeddings, policy.walk.latents
     monkeypatch.setattr(embeddings, "_batch", counted("embeddings", embeddings._batch))
     real = latents.arguments
@@ -53,6 +55,7 @@ def test_a_lever_that_is_taken_out_does_nothing(bench, name, monkeypatch):
         with bench.without(name, policy) if out else nullcontext():
             policy.velocity(state, sigma, [row])
         assert bool(done[name]) == out
+        assert bool(done["names"]) == (out and name == "components")
 
 
 def test_a_lever_that_changes_samples_ends_it(bench, monkeypatch):

@@ -91,10 +91,10 @@ def silence(pipe: DiffusionPipeline) -> None:
 
 
 def remember_components(pipe: DiffusionPipeline) -> None:
-    """Have a pipeline know its components, and their device until one has come or moved, without a search at every call.
+    """Have a pipeline keep the names of its components, and its device until a component is replaced or moved.
 
-    diffusers asks each module of each component for hooks two times a call, and at its end reads the arguments of its class
-    for the components' names; a policy calls its pipeline for every step.
+    Else diffusers asks each module of each component for hooks two times a call, and at the end of each reads the names off
+    the signature of the pipeline's constructor; a policy calls its pipeline for every step.
 
     Args:
         pipe: changed in place: its class becomes one of the same name below its own.
@@ -110,12 +110,12 @@ def remember_components(pipe: DiffusionPipeline) -> None:
             known.update(places=places, device=kind._execution_device.fget(self))
         return known["device"]
 
-    def signature_keys(own: type, made: Any) -> tuple[list[str], list[str]]:
-        return keys if isinstance(made, own) else kind._get_signature_keys(made)
+    def signature_keys(_: type, made: Any) -> tuple[list[str], list[str]]:
+        return keys if type(made) is changed else kind._get_signature_keys(made)
 
     own = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     own |= {"_execution_device": property(device), "_get_signature_keys": classmethod(signature_keys)}
-    pipe.__class__ = type(kind.__name__, (kind,), {**own, "remembers_components": True})
+    pipe.__class__ = changed = type(kind.__name__, (kind,), {**own, "remembers_components": True})
 
 
 def _place(component: Any) -> tuple[Any, ...]:
