@@ -187,6 +187,12 @@ def test_a_pipeline_knows_the_names_of_its_components(monkeypatch):
     assert type(pipe)._get_signature_keys(other) == found(other)
     assert asked == [other]
 
+    class OfVae(type(pipe)):
+        def __init__(self, vae):
+            super().__init__(**before)
+
+    assert OfVae._get_signature_keys(object.__new__(OfVae)) == (["vae"], [])
+
 
 def test_networks_without_what_a_switch_needs_are_refused():
     with pytest.raises(
