@@ -359,8 +359,11 @@ def main() -> None:
     parser.add_argument("--kind", action="append", choices=EVERY, help="of runs; all, unless some are named")
     parser.add_argument("--groups", type=int, default=1, help="of a rollout, grown side by side; 1 unless given")
     options = parser.parse_args()
-    if options.groups != 1 and (options.groups < 1 or set(options.only or ()) != {"rollout"}):
-        parser.error(f"--groups {options.groups}: must be at least 1, and more need --only rollout and no other part")
+    if options.groups != 1 and set(options.only or ()) != {"rollout"}:
+        parser.error(f"--groups {options.groups}: it goes with --only rollout and no other part")
+    most = flow_sizes.most_groups()
+    if not 1 <= options.groups <= most:
+        parser.error(f"--groups {options.groups}: must be 1 to {most}, the prompts of the embedded model")
     torch.set_num_threads(1)
     sizes = options.size or [
         name for name, size in flow_sizes.SIZES.items() if size.config is None or torch.cuda.is_available()

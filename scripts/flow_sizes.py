@@ -125,11 +125,14 @@ def begun(size: Size, changes: Mapping[str, Mapping[str, Any]] | None = None) ->
     return policy, weights
 
 
+def most_groups() -> int:
+    """How many groups a rollout may have: one for each prompt of the embedded model."""
+    return len(prompts.load_split(settings(SIZES["shapes"], "chain", 1).prompts, "train"))
+
+
 def trainer_of(policy: DiffusersPolicy, weights: Weights, chosen: Config) -> Trainer:
     """The training loop of a run on prompts of the embedded model, which its reward scores."""
     rows = prompts.load_split(chosen.prompts, "train")[: chosen.train.groups]
-    if len(rows) < chosen.train.groups:
-        raise SystemExit(f"groups: there are prompts for {len(rows)}, not {chosen.train.groups}")
     rewards, _ = scorer.rewards(chosen.rewards, [])
     made = Trainer(chosen, policy, weights, rewards=rewards, train_prompts=rows, accelerator=Accelerator())
     made.folder.mkdir(exist_ok=True)  # for what its report says

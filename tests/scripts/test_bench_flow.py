@@ -168,7 +168,7 @@ def test_a_gpu_is_known_by_a_word_of_its_name(bench, monkeypatch, device, known)
     [
         (False, [], "--only memory measures nothing of flux1-dev on this machine"),
         (True, ["--kind", "brush"], "--only memory measures --kind chain and window, not brush"),
-        (True, ["--groups", "2"], "--groups 2: must be at least 1, and more need --only rollout and no other part"),
+        (True, ["--groups", "2"], "--groups 2: it goes with --only rollout and no other part"),
     ],
 )
 def test_what_measures_nothing_is_refused(bench, monkeypatch, capsys, has_gpu, words, said):
@@ -178,6 +178,16 @@ def test_what_measures_nothing_is_refused(bench, monkeypatch, capsys, has_gpu, w
         bench.main()
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("groups", ["0", "1000000"])
+def test_as_many_groups_as_there_are_prompts_are_measured(bench, monkeypatch, capsys, groups):
+    monkeypatch.setattr("sys.argv", ["bench_flow.py", "--only", "rollout", "--groups", groups])
+    with pytest.raises(SystemExit) as ended:
+        bench.main()
+    assert ended.value.code == 2
+    most = bench.flow_sizes.most_groups()
+    assert f"--groups {groups}: must be 1 to {most}, the prompts of the embedded model" in capsys.readouterr().err
 
 
 def test_random_networks_have_numbers_everywhere_and_tied_weights_once(bench):
