@@ -112,7 +112,7 @@ class Cache(ABC):
             use_cache=True,
             **{self.predictor.cache_argument: cache},
         )
-        logits = self.predictor.columns(evaluate, mask, start, stop)[0]
+        logits = self.predictor.columns(evaluate, ids, mask, start=start, stop=stop)[0]
         if keeps is not None:
             self._keep(cache, row, keeps, visible.shape[-1])
         self._rewind()

@@ -192,12 +192,12 @@ def linear_times(step: DecodeStep, end: float = 1e-3) -> Tensor:
 def best(scores: Tensor, count: Tensor) -> Tensor:
     """Where (R, W) a score is among the `count` (R,) largest of its row."""
     order = scores.argsort(dim=1, descending=True, stable=True)
-    rank = torch.arange(scores.shape[1], device=scores.device).expand_as(order)
-    return torch.zeros_like(order).scatter(1, order, rank) < count[:, None]
+    first = torch.arange(scores.shape[1], device=scores.device) < count[:, None]
+    return torch.empty_like(first).scatter_(1, order, first)
 
 
 def even_share(step: DecodeStep) -> Tensor:
     """How many (R,) of a block's masks belong to this of its steps; all at the last and after it."""
     steps = step.frame.block_steps
-    share = step.block_masks // steps + (step.in_block < step.block_masks % steps)
+    share = (step.block_masks + (steps - 1) - step.in_block) // steps  # those of the first steps are larger by one
     return share.where(step.in_block < steps - 1, step.open.shape[1])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.proposals import Proposed, Sample
 from flowgrpo.mdlm.decoding.regions import Region
-from flowgrpo.mdlm.decoding.step import DecodeStep, Frame, Setting, setting
+from flowgrpo.mdlm.decoding.step import DecodeStep, Draws, Frame, Setting, setting
 from flowgrpo.schema.heavy import Tensor, torch
 from flowgrpo.schema.lazy import lazy
 from samplers.batches import batched
@@ -167,10 +167,11 @@ def decode(
         )
     if seeds is not None and len(seeds) != len(ids):
         raise InputError(f"seeds: {len(seeds)} for {len(ids)} prompts")
+    draws = None if seeds is None else Draws(seeds, decoder.region.length, ids.device)
     size = micro_batch or len(ids)
     with torch.no_grad():
         parts = [
-            _filled(predictor, decoder, seeds, ids=some, mask=seen, prompt=prompt.shape[1], first=rows.start)
+            _filled(predictor, decoder, draws, ids=some, mask=seen, prompt=prompt.shape[1], first=rows.start)
             for rows, some, seen in zip(*(batched(each, size) for each in (range(len(ids)), ids, mask)), strict=True)
         ]
     names = [field.name for field in fields(Rollout)]
@@ -180,7 +181,7 @@ def decode(
 def _filled(
     predictor: MaskPredictor,
     decoder: Decoder,
-    seeds: Sequence[Address] | None,
+    draws: Draws | None,
     *,
     ids: Tensor,
     mask: Tensor,
@@ -207,7 +208,7 @@ def _filled(
         begun, block_masks = steps.clone(), masked.sum(1)
         if decoder.region.counted is not None:
             block_masks = torch.full_like(steps, decoder.region.counted)
-        while len(row := masked.any(1).nonzero()[:, 0]):
+        while len(row := (unfinished := masked.any(1)).nonzero()[:, 0]):
             of_rows = partial(_some_rows, row)
             step = DecodeStep(
                 frame=decoder.frame,
@@ -221,7 +222,7 @@ def _filled(
                 ids=ids[row],
                 attention_mask=of_rows(mask),
                 prompt=prompt,
-                seeds=seeds,
+                draws=draws,
             )
             proposed, committed = _step(predictor, decoder, step, cache)
             chosen = committed.nonzero()[:, 0]
@@ -229,7 +230,7 @@ def _filled(
             completion[index] = proposed.tokens[chosen]
             step_map[index] = steps[index[0]]
             commit_logp[index] = proposed.log_prob[chosen].double()
-            steps[row] += 1
+            steps += unfinished
             masked = own & (completion[:, start:end] == predictor.mask_id)
     return Rollout(
         ids=ids,

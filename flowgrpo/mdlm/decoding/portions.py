@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from flowgrpo.schema.heavy import Tensor
+from flowgrpo.schema.heavy import Tensor, torch
 
 CHUNK = 256  # tokens on an accelerator: of a large vocabulary 0.15 GB in float32
 CACHED = 2**18  # numbers on a processor: they stay in its cache from one pass over them to the next
@@ -15,3 +15,8 @@ def portions(logits: Tensor) -> Iterator[slice]:
     size = max(1, CACHED // logits.shape[-1]) if logits.device.type == "cpu" else CHUNK
     for first in range(0, len(logits), size):
         yield slice(first, first + size)
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """What was found of each portion, in one tensor: a single one is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

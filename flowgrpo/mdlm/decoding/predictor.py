@@ -111,22 +111,30 @@ class MaskPredictor:
         if self.block_size is not None and not layers:
             seen = self.block_end(ids, mask, stop)
             ids, mask = ids[:, :seen], None if mask is None else mask[:, :seen]
-        logits, out = self.columns(partial(self.forward, form, ids, mask, **wanted), mask, start, stop)
+        evaluate = partial(self.forward, form, ids, mask, **wanted)
+        logits, out = self.columns(evaluate, ids, mask, start=start, stop=stop)
         states = (getattr(out, "hidden_states", None) or ()) if layers else ()
         if len(states) < layers:
             raise InputError(f"model: it returns {len(states)} hidden states, a learned commitment takes {layers}")
         hidden = tuple(self.aligned(state, mask) for state in states[-layers:]) if layers else ()
         return logits, hidden
 
-    def columns(self, evaluate: Callable[[], Any], mask: Tensor | None, start: int, stop: int) -> tuple[Tensor, Any]:
+    def columns(
+        self, evaluate: Callable[[], Any], ids: Tensor, mask: Tensor | None, *, start: int, stop: int
+    ) -> tuple[Tensor, Any]:
         """Aligned logits (B, stop - start, V) of some columns, as of `logits`, and all that a call of the model returns.
 
         Where the model lets its head be asked for them alone, no other logits are computed.
+
+        Args:
+            evaluate: calls the model with `ids` and all else.
+            ids, mask, start, stop: as of `logits`.
         """
         align = partial(self.aligned, mask=mask, start=start, stop=stop)
-        with self._head_sees(align) if self.selects else nullcontext():
+        select = self.selects and (self.shift or stop - start < ids.shape[1])  # else the head sees what it would see
+        with self._head_sees(align) if select else nullcontext():
             out = evaluate()
-        return self.finished(logits_of(out) if self.selects else align(logits_of(out))), out
+        return self.finished(logits_of(out) if select else align(logits_of(out))), out
 
     def block_start(self, mask: Tensor, column: int) -> int:
         """First column of the block that holds a column, in the row of a mask (B, T) bool where it begins first."""
@@ -324,7 +332,9 @@ class MaskPredictor:
         return self._without_mask_token(logits.to(torch.promote_types(logits.dtype, torch.float32)))
 
     def _without_mask_token(self, logits: Tensor) -> Tensor:
-        return logits.index_fill(-1, torch.tensor([self.mask_id], device=logits.device), -torch.inf)
+        logits = logits.clone()  # by `index_fill` the index would first wait for an accelerator
+        logits[..., self.mask_id] = -torch.inf
+        return logits
 
     @property
     def hidden_size(self) -> int | None:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from flowgrpo.mdlm.decoding.portions import portions
+from flowgrpo.mdlm.decoding.portions import joined, portions
 from flowgrpo.mdlm.decoding.step import DecodeStep, Setting, setting
 from flowgrpo.schema.base import Choice, Count
 from flowgrpo.schema.heavy import Tensor, torch
@@ -53,8 +53,7 @@ class Sample(Choice):
 
     def __call__(self, step: DecodeStep, logits: Tensor) -> Proposed:
         """Proposals from logits (N, V)."""
-        random, scale = self._tempered(step, logits)
-        uniform = None if random is None else step.uniform("token")
+        number, scale = self._tempered(step, logits)
 
         def log_probs(rows: slice) -> Tensor:
             part = logits[rows] if scale is None else logits[rows] / scale[rows]
@@ -63,36 +62,36 @@ class Sample(Choice):
         tokens, log_prob = [], []
         for rows in portions(logits):
             table = log_probs(rows)
-            if random is None:
+            if number is None:
                 chosen = logits[rows].argmax(-1)
             else:
-                chosen = categorical(table, uniform[rows])
-                drawn = random[rows] & (chosen < logits.shape[-1])
+                chosen = categorical(table, number[rows])
+                drawn = chosen < logits.shape[-1]
                 if not drawn.all():
                     chosen = torch.where(drawn, chosen, logits[rows].argmax(-1))
             tokens.append(chosen)
             log_prob.append(table.gather(-1, chosen[:, None])[:, 0])
-        return Proposed(torch.cat(tokens), logits, log_probs, torch.cat(log_prob))
+        return Proposed(joined(tokens), logits, log_probs, joined(log_prob))
 
     def _tempered(self, step: DecodeStep, logits: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Which positions (N,) bool are drawn, None if none is; and what their logits are divided by (N, 1), None for 1."""
+        """The number (N,) in [0, 1) that draws each token, NaN for the likeliest, None if all are; and what logits are
+        divided by (N, 1), None for 1.
+        """
         if not callable(self.temperature) and self.temperature in (0, 1):
-            drawn = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
-            return drawn if self.temperature else None, None
+            return step.uniform("token") if self.temperature else None, None
         temperature = setting(self.temperature, step)[step.owner]  # (N,)
         random = temperature > 0
-        return random if random.any() else None, temperature.where(random, 1.0).to(logits.dtype)[:, None]
+        number = step.uniform("token").where(random, torch.nan) if random.any() else None
+        return number, temperature.where(random, 1.0).to(logits.dtype)[:, None]
 
 
 def categorical(log_probs: Tensor, uniform: Tensor) -> Tensor:
-    """The token (N,) at which the cumulated probabilities (N, V) first exceed a number (N,) in [0, 1).
+    """The token (N,) at which the cumulated probabilities (N, V) first exceed a number (N,) float64 in [0, 1).
 
-    V where they are not numbers, which is not a token.
+    V where one of them is NaN, which is not a token. Rounded, the product of a number below 1 and a sum is below the sum.
     """
     cumulated = log_probs.to(torch.float64, copy=True).exp_().cumsum_(-1)
-    total = cumulated[:, -1:]
-    below = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulated, below, right=True)[:, 0]
+    return torch.searchsorted(cumulated, uniform[:, None] * cumulated[:, -1:], right=True)[:, 0]
 
 
 def filtered(log_probs: Tensor, top_p: float = 1.0, top_k: int | None = None) -> Tensor:

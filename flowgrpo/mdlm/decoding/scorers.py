@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from typing_extensions import override
 
 from flowgrpo.mdlm.decoding import controller_files
-from flowgrpo.mdlm.decoding.portions import portions
+from flowgrpo.mdlm.decoding.portions import joined, portions
 from flowgrpo.mdlm.decoding.proposals import Proposed
 from flowgrpo.mdlm.decoding.step import DecodeStep
 from flowgrpo.schema.base import Choice
@@ -141,4 +141,4 @@ class LearnedScorer(Scoring):
 
 def _of_each(logits: Tensor, found: Callable[[slice], Tensor]) -> Tensor:
     """What is found of all positions, a portion at a time."""
-    return torch.cat([found(rows) for rows in portions(logits)])
+    return joined([found(rows) for rows in portions(logits)])

@@ -25,6 +25,8 @@ else:
 Setting = NotNegative | Callable[..., Any]  # a number, or of a DecodeStep one (R,) for each of its rows
 Fraction = Rate | Callable[..., Any]  # the same, up to 1
 
+AHEAD = 4  # steps whose random numbers are drawn at once: right after a call of the model the first draw costs most
+
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
@@ -75,6 +77,38 @@ class Frame:
         return self.eos_id
 
 
+class Draws:
+    """The random numbers of a decode, addressed by row, purpose, step and position, and drawn some steps ahead."""
+
+    def __init__(self, seeds: Sequence[Address], width: int, device: torch.device | str = "cpu"):
+        """Draw nothing yet.
+
+        Args:
+            seeds: an address for each row of the batch.
+            width: positions of a row.
+            device: where numbers are wanted.
+        """
+        self.seeds, self.width, self.device = seeds, width, device
+        self._tables: dict[str, Tensor] = {}
+        self._entries: dict[str, dict[tuple[int, int], int]] = {}  # of each table, by row and step
+
+    def of(self, purpose: str, row: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """A table (M, L) float64 of numbers in [0, 1), and which of its rows (R,) are those of these rows at their steps.
+
+        Args:
+            row: (R,) indices in the batch.
+            index: (R,) steps that each row has taken before.
+        """
+        wanted = list(zip(row.tolist(), index.tolist(), strict=True))
+        entries = self._entries.get(purpose, {})
+        if any(each not in entries for each in wanted):
+            drawn = [(number, step + later) for later in range(AHEAD) for number, step in wanted]
+            addresses = [(self.seeds[number], purpose, step) for number, step in drawn]
+            self._tables[purpose] = noise.uniforms(addresses, self.width).to(self.device)
+            entries = self._entries[purpose] = {each: entry for entry, each in enumerate(drawn)}
+        return self._tables[purpose], torch.tensor([entries[each] for each in wanted], device=self.device)
+
+
 @dataclass(frozen=True, kw_only=True)
 class DecodeStep:
     """One step of R rows in one block.
@@ -91,7 +125,7 @@ class DecodeStep:
         ids: (R, T) canvas, prompt and completion.
         attention_mask: (R, T) bool, False at padding.
         prompt: its number of columns.
-        seeds: an address of random numbers for each row of the batch; None for a decode that draws none.
+        draws: random numbers of the rows of the batch; None for a decode that was given no seeds.
         hidden: hidden states (R, T, H) of the canvas, as many as the scorer asked for.
     """
 
@@ -106,7 +140,7 @@ class DecodeStep:
     ids: Tensor
     attention_mask: Tensor
     prompt: int
-    seeds: Sequence[Address] | None = None
+    draws: Draws | None = None
     hidden: tuple[Tensor, ...] = ()
 
     @property
@@ -135,12 +169,10 @@ class DecodeStep:
         Raises:
             ValueError: the decode was given no seeds.
         """
-        if self.seeds is None:
+        if self.draws is None:
             raise ValueError("this decoder draws random numbers, give it one seed for each row")
-        rows = zip(self.row.tolist(), self.index.tolist(), strict=True)
-        addresses = [(self.seeds[row], purpose, index) for row, index in rows]
-        whole = noise.uniforms(addresses, self.completion.shape[1]).to(self.open.device)  # (R, L)
-        return whole[self.owner, self.position]
+        table, entry = self.draws.of(purpose, self.row, self.index)
+        return table[entry[self.owner], self.position]
 
 
 def setting(value: Setting, step: DecodeStep) -> Tensor:

@@ -9,7 +9,7 @@ from predictors import MASK, random_table
 
 from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.decoding.decoders import build
-from flowgrpo.mdlm.decoding.step import DecodeStep
+from flowgrpo.mdlm.decoding.step import DecodeStep, Draws
 
 PROMPT = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6], [5, 3, 5, 8]])
 
@@ -48,7 +48,7 @@ def committed(spec, scores, **changes):
         ids=ids,
         attention_mask=ids == MASK,
         prompt=0,
-        seeds=["row"],
+        draws=Draws(["row"], scores.shape[1]),
     )
     return decoder.committer(replace(step, **changes), scores)[0].nonzero()[:, 0].tolist()
 

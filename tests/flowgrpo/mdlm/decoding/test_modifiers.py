@@ -6,7 +6,7 @@ from predictors import MASK
 
 from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.decoding.proposals import Proposed
-from flowgrpo.mdlm.decoding.step import DecodeStep
+from flowgrpo.mdlm.decoding.step import DecodeStep, Draws
 
 EOS, LENGTH = 13, 8
 
@@ -39,7 +39,7 @@ def test_noisy_scores_are_draws_without_replacement():
         ids=ids,
         attention_mask=ids == MASK,
         prompt=0,
-        seeds=range(rows),
+        draws=Draws(range(rows), 3),
     )
     empty = torch.empty(0)
     drawn = noisy(step, Proposed(empty, empty, empty, empty), scores.repeat(rows)).reshape(rows, 3)
