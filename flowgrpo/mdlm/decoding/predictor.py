@@ -127,11 +127,12 @@ class MaskPredictor:
         Where the model lets its head be asked for them alone, no other logits are computed.
 
         Args:
-            evaluate: calls the model with `ids` and all else.
-            ids, mask, start, stop: as of `logits`.
+            evaluate: calls the model.
+            ids, mask: what it is called with, (B, T).
+            start, stop: as of `logits`, among these columns.
         """
         align = partial(self.aligned, mask=mask, start=start, stop=stop)
-        select = self.selects and (self.shift or stop - start < ids.shape[1])  # else the head sees what it would see
+        select = self.selects and (self.shift or stop - start < ids.shape[1])  # else it sees these columns anyway
         with self._head_sees(align) if select else nullcontext():
             out = evaluate()
         return self.finished(logits_of(out) if select else align(logits_of(out))), out
@@ -329,10 +330,12 @@ class MaskPredictor:
 
     def finished(self, logits: Tensor) -> Tensor:
         """Logits in float32 or finer, with -inf for the mask token."""
-        return self._without_mask_token(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+        return self._without_mask_token(logits, torch.promote_types(logits.dtype, torch.float32))
 
-    def _without_mask_token(self, logits: Tensor) -> Tensor:
-        logits = logits.clone()  # by `index_fill` the index would first wait for an accelerator
+    def _without_mask_token(self, logits: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        logits = logits.to(
+            dtype or logits.dtype, copy=True
+        )  # by `index_fill` the index would first wait for an accelerator
         logits[..., self.mask_id] = -torch.inf
         return logits
 

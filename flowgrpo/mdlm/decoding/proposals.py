@@ -74,8 +74,11 @@ class Sample(Choice):
         return Proposed(joined(tokens), logits, log_probs, joined(log_prob))
 
     def _tempered(self, step: DecodeStep, logits: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """The number (N,) in [0, 1) that draws each token, NaN for the likeliest, None if all are; and what logits are
-        divided by (N, 1), None for 1.
+        """What draws each token, and what its logits are divided by.
+
+        Returns:
+            Numbers (N,) float64 in [0, 1), NaN where the likeliest token is taken, None where it is taken everywhere; and
+            divisors (N, 1), None for 1.
         """
         if not callable(self.temperature) and self.temperature in (0, 1):
             return step.uniform("token") if self.temperature else None, None
@@ -86,9 +89,9 @@ class Sample(Choice):
 
 
 def categorical(log_probs: Tensor, uniform: Tensor) -> Tensor:
-    """The token (N,) at which the cumulated probabilities (N, V) first exceed a number (N,) float64 in [0, 1).
+    """The token (N,) at which the cumulated probabilities (N, V) first exceed a part (N,) float64 in [0, 1) of their sum.
 
-    V where one of them is NaN, which is not a token. Rounded, the product of a number below 1 and a sum is below the sum.
+    V, which is no token, where the part or a probability is NaN. A part below 1 of a sum is below it when rounded, too.
     """
     cumulated = log_probs.to(torch.float64, copy=True).exp_().cumsum_(-1)
     return torch.searchsorted(cumulated, uniform[:, None] * cumulated[:, -1:], right=True)[:, 0]

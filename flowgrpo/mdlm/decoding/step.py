@@ -89,24 +89,25 @@ class Draws:
             device: where numbers are wanted.
         """
         self.seeds, self.width, self.device = seeds, width, device
-        self._tables: dict[str, Tensor] = {}
-        self._entries: dict[str, dict[tuple[int, int], int]] = {}  # of each table, by row and step
+        self._drawn: dict[str, tuple[Tensor, dict[tuple[int, int], int]]] = {}  # tables, and their rows by row and step
 
     def of(self, purpose: str, row: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """A table (M, L) float64 of numbers in [0, 1), and which of its rows (R,) are those of these rows at their steps.
 
         Args:
+            purpose: what the numbers are for; each has its own.
             row: (R,) indices in the batch.
             index: (R,) steps that each row has taken before.
         """
         wanted = list(zip(row.tolist(), index.tolist(), strict=True))
-        entries = self._entries.get(purpose, {})
-        if any(each not in entries for each in wanted):
+        table, entries = self._drawn.get(purpose, (None, {}))
+        if table is None or any(each not in entries for each in wanted):
             drawn = [(number, step + later) for later in range(AHEAD) for number, step in wanted]
             addresses = [(self.seeds[number], purpose, step) for number, step in drawn]
-            self._tables[purpose] = noise.uniforms(addresses, self.width).to(self.device)
-            entries = self._entries[purpose] = {each: entry for entry, each in enumerate(drawn)}
-        return self._tables[purpose], torch.tensor([entries[each] for each in wanted], device=self.device)
+            table = noise.uniforms(addresses, self.width).to(self.device)
+            entries = {each: entry for entry, each in enumerate(drawn)}
+            self._drawn[purpose] = table, entries
+        return table, torch.tensor([entries[each] for each in wanted], device=self.device)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,7 @@
 """Decoding: each row by itself, and what a rollout records is what was computed."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from predictors import MASK, PAD, VOCAB, llama, qwen, random_table
@@ -8,6 +10,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.decoding.decoders import DECODERS, build
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.proposals import Sample
 
 EOS, LENGTH = 13, 8
 NAMES = [name for name in DECODERS if name != "trace_lock"]  # it needs a controller, see test_trace_lock.py
@@ -207,6 +210,18 @@ def test_a_row_stops_after_the_block_that_holds_its_end():
         assert (stopped.commit_logp[i, known:] == 0).all()
         assert known == 12 or EOS in stopped.completion[i, known - 4 : known]
         assert EOS not in stopped.completion[i, : known - 4]
+
+
+def test_a_row_at_temperature_0_takes_the_likeliest_tokens_beside_rows_that_draw_theirs():
+    predictor, decoder = random_table(4 + LENGTH), build(spec("low_confidence"), LENGTH, EOS)
+    mixed, drawn, likeliest = (
+        decode(predictor, PROMPT, replace(decoder, proposal=Sample(temperature=temperature)), SEEDS)
+        for temperature in (lambda step: (step.row != 1).double(), 1.0, 0.0)
+    )
+    assert not torch.equal(drawn.completion[1], likeliest.completion[1])
+    for row, alone in enumerate((drawn, likeliest, drawn)):
+        for found in ("completion", "step_map", "commit_logp"):
+            assert torch.equal(getattr(mixed, found)[row], getattr(alone, found)[row])
 
 
 def test_randomness_needs_seeds_one_for_each_row():
