@@ -256,7 +256,7 @@ def test_two_processes_ask_for_their_own_texts_and_learn_as_one(serving, alone, 
     assert process.returncode == 0, err
     one, two = runs.weights(alone, 2), trained("two")
     for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=0, atol=2e-4)
+        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-3)  # of two steps of 0.01
     left, right = (runs.metrics(each)[-1] for each in (alone, folder("two")))
     assert right["cost/rollout_evaluations"] == left["cost/rollout_evaluations"]
     assert right["engine/mean_weight"] == pytest.approx(left["engine/mean_weight"])
