@@ -199,7 +199,6 @@ def best(scores: Tensor, count: Tensor) -> Tensor:
 def even_share(step: DecodeStep) -> Tensor:
     """How many (R,) of a block's masks belong to this of its steps; all at the last and after it."""
     steps = step.frame.block_steps
-    share = (
-        step.block_masks + (steps - 1) - step.in_block
-    ) // steps  # rounded up at as many first steps as the division leaves over
+    # Rounded up at as many first steps as the division leaves over.
+    share = (step.block_masks + (steps - 1) - step.in_block) // steps
     return share.where(step.in_block < steps - 1, step.open.shape[1])

@@ -333,10 +333,8 @@ class MaskPredictor:
         return self._without_mask_token(logits, torch.promote_types(logits.dtype, torch.float32))
 
     def _without_mask_token(self, logits: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        logits = logits.to(
-            dtype or logits.dtype, copy=True
-        )  # by `index_fill` the index would first wait for an accelerator
-        logits[..., self.mask_id] = -torch.inf
+        logits = logits.to(dtype or logits.dtype, copy=True)
+        logits[..., self.mask_id] = -torch.inf  # by `index_fill` the index would first wait for an accelerator
         return logits
 
     @property

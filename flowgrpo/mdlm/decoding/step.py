@@ -100,8 +100,8 @@ class Draws:
             index: (R,) steps that each row has taken before.
         """
         wanted = list(zip(row.tolist(), index.tolist(), strict=True))
-        table, entries = self._drawn.get(purpose, (None, {}))
-        if table is None or any(each not in entries for each in wanted):
+        table, entries = self._drawn.get(purpose, (torch.empty(0), {}))
+        if any(each not in entries for each in wanted):
             drawn = [(number, step + later) for later in range(AHEAD) for number, step in wanted]
             addresses = [(self.seeds[number], purpose, step) for number, step in drawn]
             table = noise.uniforms(addresses, self.width).to(self.device)
