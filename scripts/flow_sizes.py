@@ -71,7 +71,7 @@ SIZES = {
     "shapes": Size((8, 32), 32),
     "wide": Size((8,), 8, {"rank": 8}, wide),
     "sd35-medium": Size((8,), 24, {"rank": 32, "alpha": 64}, config="sd35-medium"),
-    "flux1-dev": Size((3,), 6, {"rank": 32, "alpha": 64}, config="flux1-dev"),
+    "flux1-dev": Size((4,), 8, {"rank": 32, "alpha": 64}, config="flux1-dev"),
     "wan21-1.3b": Size((8,), 8, {"rank": 32, "alpha": 64}, config="wan21-1.3b"),
 }
 

@@ -65,6 +65,13 @@ def small(bench, monkeypatch):
     return made
 
 
+def test_every_size_takes_every_kind_of_run(bench):
+    for size in bench.flow_sizes.SIZES.values():
+        for kind in bench.EVERY:
+            for rows in size.rows:
+                assert bench.settings(size, kind, rows).train.micro_batch == rows
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_a_rollout_of_a_real_shape_is_paired_with_its_transformer(bench, small, name):
     size = small(name)
