@@ -63,7 +63,7 @@ class Model(Strict):
     vae_tiling: bool = False
     """Decode in tiles: less memory, slightly other pictures, the same latents."""
     attention: AttentionBackend | None = None
-    """Attention backend of diffusers; null is PyTorch's own choice."""
+    """Attention backend of diffusers; null is PyTorch's own choice, of all but cuDNN's."""
     compile: bool = False
     """Compile the model's repeated blocks with torch.compile."""
 

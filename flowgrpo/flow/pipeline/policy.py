@@ -19,6 +19,7 @@ from flowgrpo.flow.pipeline.block_cache import BlockCache
 from flowgrpo.flow.pipeline.probe import probe, probe_batching, refusals
 from flowgrpo.flow.pipeline.walk import Walk, check_equal_shapes
 from flowgrpo.training.phases import phase
+from rewards.compute import leave_out_cudnn_attention
 from samplers.kernels import State
 
 
@@ -90,6 +91,7 @@ class DiffusersPolicy:
     """
 
     def __init__(self, pipe: DiffusionPipeline, call: dict[str, Any] | None = None, **options: Any):
+        leave_out_cudnn_attention()
         self.walk = walk = Walk(pipe, call, **options)
         self.pipe, self.modules, self.embeddings = walk.pipe, walk.modules, walk.embeddings
         self.scheduler, self.stock_scheduler = walk.scheduler, walk.stock_scheduler

@@ -19,6 +19,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.attention import block_causal, clean_prefix, positions
 from flowgrpo.mdlm.decoding.probe import Form, check_mask_token, logits_of, probe, probe_head
 from flowgrpo.training.lockstep import stands_in
+from rewards.compute import leave_out_cudnn_attention
 
 Tensor = torch.Tensor
 
@@ -63,6 +64,7 @@ class MaskPredictor:
             InputError: the mask token is not in the vocabulary, is the padding token, or is not the one that the model's
                 config names; no position sees a later one; or the model cannot be told to attend in blocks.
         """
+        leave_out_cudnn_attention()
         self.model, self.mask_id, self.pad_id, self.shift, self.block_size = model, mask_id, pad_id, shift, block_size
         inner = model.get_base_model() if hasattr(model, "get_base_model") else getattr(model, "module", model)
         parameters = inspect.signature(getattr(inner, "forward", inner)).parameters  # not of a wrapper by peft or torch

@@ -9,6 +9,7 @@ import tiny
 import torch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from replayed import ROWS, policy_of, trained
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
@@ -52,6 +53,27 @@ def test_samples_of_another_attention_are_the_same_on_the_device_it_is_for(backe
         each.pipe.to(device)
     attention.set_attention(policy.modules.values(), backend)
     torch.testing.assert_close(policy.generate(ROWS), plain.generate(ROWS), rtol=1e-3, atol=1e-3)
+
+
+def test_cudnn_computes_attention_only_where_it_is_named(monkeypatch):
+    """Its backward pass failed on a GPU; no other test sees which kernel PyTorch would take there."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    policy, allowed = policy_of("flux"), []
+    own = torch.nn.functional.scaled_dot_product_attention
+
+    def noting(*given, **named):
+        allowed.append(torch.backends.cuda.cudnn_sdp_enabled())
+        with sdpa_kernel(SDPBackend.MATH):
+            return own(*given, **named)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noting)
+    policy.generate(ROWS)
+    assert allowed
+    assert not any(allowed)
+    allowed.clear()
+    attention.set_attention(policy.modules.values(), "_native_cudnn")
+    policy.generate(ROWS)
+    assert any(allowed)  # of the transformer, not of the encoders and the decoder
 
 
 @pytest.mark.parametrize("learns", [True, False])

@@ -251,6 +251,12 @@ def test_gradients_are_finite_and_adapters_are_no_hindrance():
     assert all(g.isfinite().all() and g.abs().max() > 0 for g in gradients)
 
 
+def test_cudnn_computes_no_attention_of_a_predictor():
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    MaskPredictor(llama(layers=1), MASK, PAD)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_a_model_in_half_precision_gives_float32():
     predictor = MaskPredictor(llama().bfloat16(), MASK, PAD)
     assert predictor.padded_form is not None
