@@ -262,7 +262,7 @@ def _counted(decoder: Decoder, block: int, size: int) -> tuple[int, int]:
             frame=decoder.frame,
             row=row,
             index=index,
-            in_block=index,
+            in_block=steps,
             block_masks=shared,
             block=block,
             start=0,

@@ -153,7 +153,10 @@ class BlockCache(Cache):
     def __init__(self, predictor: MaskPredictor, kind: Literal["prefix", "dual"], place: str):
         """Take nothing in yet."""
         super().__init__(predictor, place)
-        self.kind, self._told, self._position = kind, NOTHING, torch.empty(0)
+        self.kind, self._told = kind, NOTHING
+        self._named: Tensor | None = None  # rows
+        self._position = self._seen = torch.empty(0)  # their positions, and what their columns see
+        self._padded = 0  # columns, of the row with most padding
 
     @override
     def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, *, start: int, stop: int) -> Tensor:
@@ -162,11 +165,11 @@ class BlockCache(Cache):
         if start != self._start:
             self._start, self._rows, self._layers = start, None, []
             self._some, self._told, self._cache = (torch.empty(0), []), NOTHING, DynamicCache()
-            self._position = torch.empty(0)  # other rows may have masks here
         entered = self._rows is None
         first = max(start - self.predictor.shift, 0)
         last = ids.shape[1] if self.kind == "prefix" else stop
         if len(self._told[0]) != len(row):
+            self._tell_rows(row, attention_mask)
             self._told = self._tell(attention_mask, first, last, entered=entered)
         place, visible, fed = self._told
         if entered:
@@ -184,13 +187,19 @@ class BlockCache(Cache):
 
     def _tell(self, attention_mask: Tensor, first: int, last: int, *, entered: bool) -> Told:
         """Positions (R, F) of the fed columns, what they see, and which columns they are: all, or from first to last."""
-        if len(self._position) != len(attention_mask):
-            self._position = positions(attention_mask)
-        fed, seen = slice(0, attention_mask.shape[1]), attention_mask
-        if not entered:
-            others = (attention_mask[:, :first], attention_mask[:, last:])
-            fed, seen = slice(first, last), torch.cat([*others, attention_mask[:, first:last]], dim=1)
-        return self._position[:, fed], self.predictor.additive(seen[:, None], fed.stop - fed.start), fed
+        fed = slice(0, attention_mask.shape[1]) if entered else slice(first, last)
+        queries = fed.stop - fed.start
+        if entered or first >= self._padded:  # then the fed columns go behind others that are all seen, as they are
+            return self._position[:, fed], self._seen.expand(-1, -1, queries, -1), fed
+        seen = torch.cat([attention_mask[:, :first], attention_mask[:, last:], attention_mask[:, first:last]], dim=1)
+        return self._position[:, fed], self.predictor.additive(seen[:, None], queries), fed
+
+    def _tell_rows(self, row: Tensor, attention_mask: Tensor) -> None:
+        """What stays from block to block, as long as the same rows have masks."""
+        if self._named is None or not torch.equal(row, self._named):
+            self._named, self._position = row, positions(attention_mask)
+            self._seen = self.predictor.additive(attention_mask[:, None], 1)
+            self._padded = int((~attention_mask).sum(1).max())
 
 
 def _without(tensor: Tensor, *, first: int, last: int) -> Tensor:

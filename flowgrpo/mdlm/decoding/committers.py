@@ -32,7 +32,7 @@ class Committer(Choice):
 
     @abstractmethod
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
-        """The positions (R, W) bool that are committed."""
+        """Which of the open positions (R, W) bool are committed."""
 
 
 class Even(Committer):
@@ -78,8 +78,8 @@ class Ascending(Committer):
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
         region = step.frame.region
         steps = ascending_sizes(region.length, len(region.ends))[step.block]
-        sizes = torch.tensor([*steps[:-1], scores.shape[1]], device=scores.device)
-        return best(scores, sizes[step.in_block.clamp(max=len(sizes) - 1)]) & step.open
+        size = steps[step.in_block] if step.in_block < len(steps) - 1 else scores.shape[1]
+        return best(scores, torch.full_like(step.row, size)) & step.open
 
 
 class Remaining(Committer):
@@ -97,9 +97,10 @@ class Remaining(Committer):
 
     @override
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
-        masks = step.open.sum(1)
-        count = (masks * (1 - stays(self.ratio, step))).floor().long().clamp(min=self.least)
-        return best(scores, count.where(step.in_block < step.frame.block_steps - 1, masks)) & step.open
+        if step.last:
+            return step.open
+        count = (step.open.sum(1) * (1 - stays(self.ratio, step))).floor().long().clamp(min=self.least)
+        return best(scores, count) & step.open
 
 
 class Bernoulli(Committer):
@@ -114,9 +115,10 @@ class Bernoulli(Committer):
 
     @override
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
-        masked = stays(self.ratio, step).where(step.in_block < step.frame.block_steps - 1, 0.0)
+        if step.last:
+            return step.open
         committed = torch.zeros_like(step.open)
-        committed[step.open] = step.uniform("commit") >= masked[step.owner]
+        committed[step.open] = step.uniform("commit") >= stays(self.ratio, step)[step.owner]
         return committed
 
 
@@ -185,8 +187,8 @@ def linear_times(step: DecodeStep, end: float = 1e-3) -> Tensor:
     """
     steps = step.frame.block_steps
     times = torch.linspace(1, end, steps + 1, dtype=torch.float64, device=step.open.device)
-    j = step.in_block.clamp(max=steps - 1)
-    return times[j + 1] / times[j]
+    j = min(step.in_block, steps - 1)
+    return (times[j + 1] / times[j]).expand(step.row.shape)
 
 
 def best(scores: Tensor, count: Tensor) -> Tensor:
@@ -198,7 +200,8 @@ def best(scores: Tensor, count: Tensor) -> Tensor:
 
 def even_share(step: DecodeStep) -> Tensor:
     """How many (R,) of a block's masks belong to this of its steps; all at the last and after it."""
+    if step.last:
+        return torch.full_like(step.block_masks, step.open.shape[1])
     steps = step.frame.block_steps
     # Rounded up at as many first steps as the division leaves over.
-    share = (step.block_masks + (steps - 1) - step.in_block) // steps
-    return share.where(step.in_block < steps - 1, step.open.shape[1])
+    return (step.block_masks + (steps - 1 - step.in_block)) // steps

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 
 from flowgrpo.errors import InputError
@@ -191,10 +192,11 @@ def _filled(
     """Fill some rows of the batch, in place; `first` is the index of the first one."""
     completion = ids[:, prompt:]  # a view: tokens are in one place
     step_map = torch.full_like(completion, GIVEN)
-    commit_logp = torch.zeros(completion.shape, dtype=torch.float64, device=ids.device)
     steps = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
     position = torch.arange(completion.shape[1], device=ids.device)
     cache = caches.cached(predictor, decoder.cache, decoder.frame.place) if decoder.cache else None
+    written: list[tuple[Tensor, Tensor, Tensor]] = []  # row, position and log-probability of what each step committed
+    taken: list[Tensor] = []  # the steps (B,) that rows had taken before it
     for block, (starts, ends) in enumerate(decoder.region.parts(mask[:, :prompt].sum(1))):
         start, end = int(starts.min()), int(ends.max())
         own = ((position >= starts[:, None]) & (position < ends[:, None]))[:, start:end]
@@ -205,33 +207,43 @@ def _filled(
             completion[:, start:end][left] = decoder.stop_id
             step_map[:, start:end][left] = steps[left.nonzero()[:, 0]]
             masked &= ~left
-        begun, block_masks = steps.clone(), masked.sum(1)
+        block_masks = masked.sum(1)
         if decoder.region.counted is not None:
             block_masks = torch.full_like(steps, decoder.region.counted)
+        in_block = count()
         while len(row := (unfinished := masked.any(1)).nonzero()[:, 0]):
             of_rows = partial(_some_rows, row)
             step = DecodeStep(
                 frame=decoder.frame,
-                row=row + first,
-                index=steps[row],
-                in_block=of_rows(steps - begun),
+                row=row + first if first else row,
+                index=of_rows(steps),
+                in_block=next(in_block),
                 block_masks=of_rows(block_masks),
                 block=block,
                 start=start,
                 open=decoder.region.open(of_rows(masked)),
-                ids=ids[row],
+                ids=of_rows(ids),
                 attention_mask=of_rows(mask),
                 prompt=prompt,
                 draws=draws,
             )
             proposed, committed = _step(predictor, decoder, step, cache)
-            chosen = committed.nonzero()[:, 0]
-            index = row[step.owner[chosen]], step.position[chosen]
-            completion[index] = proposed.tokens[chosen]
-            step_map[index] = steps[index[0]]
-            commit_logp[index] = proposed.log_prob[chosen].double()
-            steps += unfinished
-            masked = own & (completion[:, start:end] == predictor.mask_id)
+            chosen = committed[step.place].nonzero()[:, 0]
+            rows, at = step.owner[chosen], step.position[chosen]
+            if len(row) == len(ids):
+                masked = masked ^ committed
+            else:
+                rows, masked = row[rows], masked.index_put((row,), masked[row] ^ committed)
+            completion[rows, at] = proposed.tokens[chosen]
+            written.append((rows, at, proposed.log_prob[chosen]))
+            taken.append(steps)
+            steps = steps + unfinished
+    commit_logp = torch.zeros(completion.shape, dtype=torch.float64, device=ids.device)
+    if written:
+        rows, at, log_prob = (torch.cat(parts) for parts in zip(*written, strict=True))
+        number = torch.arange(len(taken)).repeat_interleave(torch.tensor([len(own) for own, *_ in written]))
+        step_map[rows, at] = torch.stack(taken)[number.to(rows.device), rows]
+        commit_logp[rows, at] = log_prob.double()
     return Rollout(
         ids=ids,
         attention_mask=mask,
@@ -243,7 +255,7 @@ def _filled(
 
 
 def _some_rows(row: Tensor, tensor: Tensor) -> Tensor:
-    """Rows of a tensor that is not written to; where these are all of them the tensor itself."""
+    """Rows of a tensor, to be looked at before anything is written to it; where these are all of them the tensor itself."""
     return tensor if len(row) == len(tensor) else tensor[row]
 
 
@@ -260,7 +272,7 @@ def _canvas(
 
 
 def _step(predictor: MaskPredictor, decoder: Decoder, step: DecodeStep, cache: Cache | None) -> tuple[Proposed, Tensor]:
-    """Proposals for the open positions, and which of them (N,) bool are committed."""
+    """Proposals for the open positions, and which positions (R, W) bool of the block, of these, are committed."""
     start = step.prompt + step.start
     columns = {"start": start, "stop": start + step.open.shape[1]}
     if cache is not None:
@@ -281,4 +293,4 @@ def _step(predictor: MaskPredictor, decoder: Decoder, step: DecodeStep, cache: C
         scores = modifier(step, proposed, scores)
     table = torch.full(step.open.shape, -torch.inf, dtype=scores.dtype, device=scores.device)
     table[step.place] = scores
-    return proposed, decoder.committer(step, table)[step.place]
+    return proposed, decoder.committer(step, table)

@@ -66,9 +66,8 @@ class Sample(Choice):
                 chosen = logits[rows].argmax(-1)
             else:
                 chosen = categorical(table, number[rows])
-                drawn = chosen < logits.shape[-1]
-                if not drawn.all():
-                    chosen = torch.where(drawn, chosen, logits[rows].argmax(-1))
+                if int(chosen.max()) == logits.shape[-1]:
+                    chosen = torch.where(chosen < logits.shape[-1], chosen, logits[rows].argmax(-1))
             tokens.append(chosen)
             log_prob.append(table.gather(-1, chosen[:, None])[:, 0])
         return Proposed(joined(tokens), logits, log_probs, joined(log_prob))

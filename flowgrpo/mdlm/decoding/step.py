@@ -100,13 +100,13 @@ class Draws:
             index: (R,) steps that each row has taken before.
         """
         wanted = list(zip(row.tolist(), index.tolist(), strict=True))
-        table, entries = self._drawn.get(purpose, (torch.empty(0), {}))
-        if any(each not in entries for each in wanted):
+        held = self._drawn.get(purpose)
+        if held is None or any(each not in held[1] for each in wanted):
             drawn = [(number, step + later) for later in range(AHEAD) for number, step in wanted]
             addresses = [(self.seeds[number], purpose, step) for number, step in drawn]
             table = noise.uniforms(addresses, self.width).to(self.device)
-            entries = {each: entry for entry, each in enumerate(drawn)}
-            self._drawn[purpose] = table, entries
+            held = self._drawn[purpose] = table, {each: entry for entry, each in enumerate(drawn)}
+        table, entries = held
         return table, torch.tensor([entries[each] for each in wanted], device=self.device)
 
 
@@ -118,7 +118,7 @@ class DecodeStep:
         frame: what is the same at all steps.
         row: (R,) indices in the batch.
         index: (R,) steps that each row has taken before.
-        in_block: (R,) those of them in this block.
+        in_block: those of them in this block, as many for each row: one that is not full takes a step whenever another does.
         block_masks: (R,) positions that were masked when the block began.
         block: which block it is.
         start: its first position in the completion.
@@ -133,7 +133,7 @@ class DecodeStep:
     frame: Frame
     row: Tensor
     index: Tensor
-    in_block: Tensor
+    in_block: int
     block_masks: Tensor
     block: int
     start: int
@@ -143,6 +143,15 @@ class DecodeStep:
     prompt: int
     draws: Draws | None = None
     hidden: tuple[Tensor, ...] = ()
+
+    @property
+    def last(self) -> bool:
+        """Whether it is the last of its block's steps, or after it.
+
+        Raises:
+            InputError: the steps cannot be divided among the blocks.
+        """
+        return self.in_block >= self.frame.block_steps - 1
 
     @property
     def completion(self) -> Tensor:

@@ -40,7 +40,7 @@ def committed(spec, scores, **changes):
         frame=decoder.frame,
         row=number,
         index=number,
-        in_block=number,
+        in_block=0,
         block_masks=width,
         block=0,
         start=0,

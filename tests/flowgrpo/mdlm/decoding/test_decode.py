@@ -135,9 +135,11 @@ def test_a_cache_is_exact_for_one_layer_and_decodes_with_more(kind, shift):
     region, padded = {"block_length": 4}, torch.cat([torch.full((3, 2), PAD), PROMPT], dim=1)
     mask = torch.ones(3, 6).bool()
     mask[:2, :2] = False
+    without = mask.clone()  # a prompt of padding alone, whose last column is fed where outputs are shifted
+    without[0] = False
     written = {"name": "threshold", "committer": {"threshold": 0.5}, "region": region, "proposal": {"temperature": 1.0}}
     plain, kept = build(written, 12), build({**written, "cache": kind}, 12)
-    for prompt, seen in ((padded, mask), (PROMPT[:, :0], None)):
+    for prompt, seen in ((padded, mask), (padded, without), (PROMPT[:, :0], None)):
         predictor = MaskPredictor(llama(layers=1), MASK, PAD, shift=shift)
         exact, cached = (decode(predictor, prompt, decoder, SEEDS, attention_mask=seen) for decoder in (plain, kept))
         assert exact.nfe.tolist() == cached.nfe.tolist()

@@ -31,7 +31,7 @@ def test_noisy_scores_are_draws_without_replacement():
         frame=frame,
         row=torch.arange(rows),
         index=number,
-        in_block=number,
+        in_block=0,
         block_masks=number + 3,
         block=0,
         start=0,
