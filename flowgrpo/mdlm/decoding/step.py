@@ -91,8 +91,8 @@ class Draws:
         self.seeds, self.width, self.device = seeds, width, device
         self._drawn: dict[str, tuple[Tensor, dict[tuple[int, int], int]]] = {}  # tables, and their rows by row and step
 
-    def of(self, purpose: str, row: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """A table (M, L) float64 of numbers in [0, 1), and which of its rows (R,) are those of these rows at their steps.
+    def of(self, purpose: str, row: Tensor, index: Tensor) -> Tensor:
+        """Numbers (R, L) float64 in [0, 1) of rows at their steps.
 
         Args:
             purpose: what the numbers are for; each has its own.
@@ -107,7 +107,10 @@ class Draws:
             table = noise.uniforms(addresses, self.width).to(self.device)
             held = self._drawn[purpose] = table, {each: entry for entry, each in enumerate(drawn)}
         table, entries = held
-        return table, torch.tensor([entries[each] for each in wanted], device=self.device)
+        found = [entries[each] for each in wanted]
+        if found == list(range(found[0], found[0] + len(found))):  # as they were drawn
+            return table[found[0] : found[0] + len(found)]
+        return table[torch.tensor(found, device=self.device)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,8 +184,7 @@ class DecodeStep:
         """
         if self.draws is None:
             raise ValueError("this decoder draws random numbers, give it one seed for each row")
-        table, entry = self.draws.of(purpose, self.row, self.index)
-        return table[entry[self.owner], self.position]
+        return self.draws.of(purpose, self.row, self.index)[self.owner, self.position]
 
 
 def setting(value: Setting, step: DecodeStep) -> Tensor:
