@@ -13,12 +13,11 @@ def default_device() -> torch.device:
 
 
 def leave_out_cudnn_attention() -> None:
-    """Let PyTorch's own attention of this process take FlashAttention's kernel and those after it, never cuDNN's.
+    """Let PyTorch's own attention take any kernel but cuDNN's from here on, in the whole process.
 
-    PyTorch 2.11 and later take cuDNN's first on an H100 or H200. There its backward pass can read memory that is not its own
-    (seen with PyTorch 2.11 and cuDNN 9.19 in the first update of FLUX.1's shape in bfloat16, which ended the run; without it
-    the same update went well) or give NaN (pytorch/pytorch issue 196678, with a mask), and on a B200 its forward pass was
-    reported wrong where few heads of keys serve many of queries (issue 193893). Who asks for it by its own name, as in
-    `model.attention: _native_cudnn`, still has it.
+    On an H200 PyTorch 2.11 takes cuDNN's first. With cuDNN 9.19 the first update of FLUX.1's shape in bfloat16 ended in an
+    illegal memory access there, in its backward pass, and went well without it. Others report gradients that are NaN on an
+    H100 and H200, with a mask (pytorch/pytorch issue 196678), and a wrong forward pass on a B200, with fewer than eight
+    heads of keys (issue 193893). Diffusers' backend `_native_cudnn` still has it.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)

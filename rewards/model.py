@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 from rewards import hub
 from rewards.base import RewardError, batched, nearest
-from rewards.compute import DTYPES
+from rewards.compute import DTYPES, leave_out_cudnn_attention
 from rewards.image import check_images
 from rewards.memory import is_out_of_memory
 from rewards.preprocessing import Preprocessing, of_transformers
@@ -57,6 +57,7 @@ class ModelReward(ABC):
     @cached_property
     def model(self) -> nn.Module:
         """The model, ready to be called; loaded here."""
+        leave_out_cudnn_attention()  # a server's scores are then those of the process that trains
         with self.loading(self.path):
             return self._load().eval().requires_grad_(False).to(self.device)
 

@@ -54,6 +54,16 @@ def pytest_sessionfinish():
     gc.unfreeze()
 
 
+@pytest.fixture
+def cudnn_attention():
+    """PyTorch may take cuDNN's attention, as it may in a new process."""
+    import torch
+
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
     """A folder with a tiny SD3 pipeline, saved as diffusers saves them."""

@@ -271,7 +271,7 @@ def _counted(decoder: Decoder, block: int, size: int) -> tuple[int, int]:
             attention_mask=ids.bool(),
             prompt=0,
         )
-        chosen = decoder.committer(step, torch.zeros(masked.shape).masked_fill(~masked, -torch.inf))
+        chosen = masked & decoder.committer(step, torch.zeros(masked.shape).masked_fill(~masked, -torch.inf))
         masked = masked & ~chosen
         steps, commits = steps + 1, commits + int(chosen.any())
     return steps, commits

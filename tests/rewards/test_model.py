@@ -49,6 +49,14 @@ def scores(reward, samples, rows=range(5)):
 held = pytest.mark.parametrize("name", tiny_rewards.NAMES)
 
 
+@pytest.mark.usefixtures("cudnn_attention")
+def test_cudnn_computes_no_attention_of_a_reward(options, samples):
+    """Else a server, which has no policy, would score by another kernel than the process that trains."""
+    name = tiny_rewards.NAMES[0]
+    scores(rewards.load(name, options=options[name]), samples)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 @held
 def test_scores_do_not_depend_on_the_batch_size_or_the_order(name, loaded, samples, monkeypatch):
     expected = scores(loaded[name], samples)

@@ -76,6 +76,8 @@ class Policy(Protocol):
 class DiffusersPolicy:
     """An unmodified diffusers flow pipeline as the policy: rows are cut into batches that it can take in one call.
 
+    Where one is made, PyTorch leaves cuDNN's attention out in the whole process; see `leave_out_cudnn_attention`.
+
     Attributes:
         walk: the pipeline, one call at a time; `pipe`, `modules`, `embeddings`, `takes` and the schedulers are its own.
         capabilities: which rows may share a call, and how final states are decoded; found by `check`, or when rows of one

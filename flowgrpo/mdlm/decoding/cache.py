@@ -67,7 +67,7 @@ class Cache(ABC):
 
         Args:
             ids: (R, T); of a block-causal model all columns of earlier blocks than that of `start` have their token.
-            attention_mask: (R, T) bool; a row's never changes.
+            attention_mask: (R, T) bool, False at padding, on the left; a row's never changes.
             row: (R,) ascending names of the rows; from step to step of the same `start` they only become fewer.
             start: first column that is returned, which tells the block.
             stop: column after the last one.
@@ -189,7 +189,7 @@ class BlockCache(Cache):
         """Positions (R, F) of the fed columns, what they see, and which columns they are: all, or from first to last."""
         fed = slice(0, attention_mask.shape[1]) if entered else slice(first, last)
         queries = fed.stop - fed.start
-        if entered or first >= self._padded:  # then the fed columns go behind others that are all seen, as they are
+        if entered or first >= self._padded:  # no column that changes its place is padding
             return self._position[:, fed], self._seen.expand(-1, -1, queries, -1), fed
         seen = torch.cat([attention_mask[:, :first], attention_mask[:, last:], attention_mask[:, first:last]], dim=1)
         return self._position[:, fed], self.predictor.additive(seen[:, None], queries), fed

@@ -1,6 +1,7 @@
 """How many positions take their token at a step: (step, scores (R, W)) -> (R, W) bool.
 
-Scores are -inf where nothing is open. Of equal scores the first position goes first.
+Scores are -inf where nothing is open, and what is committed there is passed over. Of equal scores the first position goes
+first.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Committer(Choice):
 
     @abstractmethod
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
-        """Which of the open positions (R, W) bool are committed."""
+        """The positions (R, W) bool that are committed."""
 
 
 class Even(Committer):
@@ -45,7 +46,7 @@ class Even(Committer):
 
     @override
     def __call__(self, step: DecodeStep, scores: Tensor) -> Tensor:
-        return best(scores, even_share(step)) & step.open
+        return best(scores, even_share(step))
 
 
 class Ascending(Committer):
@@ -79,7 +80,7 @@ class Ascending(Committer):
         region = step.frame.region
         steps = ascending_sizes(region.length, len(region.ends))[step.block]
         size = steps[step.in_block] if step.in_block < len(steps) - 1 else scores.shape[1]
-        return best(scores, torch.full_like(step.row, size)) & step.open
+        return best(scores, torch.full_like(step.row, size))
 
 
 class Remaining(Committer):
@@ -100,7 +101,7 @@ class Remaining(Committer):
         if step.last:
             return step.open
         count = (step.open.sum(1) * (1 - stays(self.ratio, step))).floor().long().clamp(min=self.least)
-        return best(scores, count) & step.open
+        return best(scores, count)
 
 
 class Bernoulli(Committer):
@@ -148,7 +149,7 @@ class Threshold(Committer):
         if self.most is not None:
             sure &= best(scores, torch.full_like(step.index, self.most))
         share = even_share(step).clamp(min=1) if self.share else torch.ones_like(step.index)
-        return (sure | best(scores, share)) & step.open
+        return sure | best(scores, share)
 
 
 class Factor(Committer):
@@ -172,7 +173,7 @@ class Factor(Committer):
         n = torch.arange(1, scores.shape[1] + 1, dtype=scores.dtype, device=scores.device)
         sure = scores.sort(dim=1, descending=True).values >= 1 - self.factor / (n + 1)
         count = torch.where(sure, n, 1.0).amax(1)
-        return best(scores, count) & step.open
+        return best(scores, count)
 
 
 def stays(ratio: Fraction | None, step: DecodeStep) -> Tensor:

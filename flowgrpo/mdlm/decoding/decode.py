@@ -44,7 +44,7 @@ class Decoder:
         proposal: token of each open position.
         scorer: how sure each is; one with `hidden_layers` is told so many hidden states.
         modifiers: what changes scores, in this order.
-        committer: which positions take their token.
+        committer: which of the open positions take their token; what it says of others is passed over.
         frame: the region, which has the open positions and the length of the completion, and the number of steps.
         cfg_scale: classifier-free guidance; 0 for none.
         suppressed: tokens that are never proposed.
@@ -222,7 +222,7 @@ def _filled(
                 block=block,
                 start=start,
                 open=decoder.region.open(of_rows(masked)),
-                ids=of_rows(ids),
+                ids=ids[row],
                 attention_mask=of_rows(mask),
                 prompt=prompt,
                 draws=draws,
@@ -241,7 +241,7 @@ def _filled(
     commit_logp = torch.zeros(completion.shape, dtype=torch.float64, device=ids.device)
     if written:
         rows, at, log_prob = (torch.cat(parts) for parts in zip(*written, strict=True))
-        number = torch.arange(len(taken)).repeat_interleave(torch.tensor([len(own) for own, *_ in written]))
+        number = torch.arange(len(taken)).repeat_interleave(torch.tensor([len(each) for each, *_ in written]))
         step_map[rows, at] = torch.stack(taken)[number.to(rows.device), rows]
         commit_logp[rows, at] = log_prob.double()
     return Rollout(
@@ -255,7 +255,7 @@ def _filled(
 
 
 def _some_rows(row: Tensor, tensor: Tensor) -> Tensor:
-    """Rows of a tensor, to be looked at before anything is written to it; where these are all of them the tensor itself."""
+    """Rows of a tensor that is not written to; where these are all of them the tensor itself."""
     return tensor if len(row) == len(tensor) else tensor[row]
 
 
@@ -293,4 +293,4 @@ def _step(predictor: MaskPredictor, decoder: Decoder, step: DecodeStep, cache: C
         scores = modifier(step, proposed, scores)
     table = torch.full(step.open.shape, -torch.inf, dtype=scores.dtype, device=scores.device)
     table[step.place] = scores
-    return proposed, decoder.committer(step, table)
+    return proposed, decoder.committer(step, table) & step.open

@@ -50,7 +50,7 @@ class MaskPredictor:
         shift: bool = False,
         block_size: int | None = None,
     ):
-        """Probe the model, with a few forwards of a few tokens.
+        """Probe the model, with a few forwards of a few tokens; no attention of the process is cuDNN's from here on.
 
         Args:
             model: module or function of ids (B, T) that returns logits (B, T, V), or an object that has them as `logits`;

@@ -55,9 +55,9 @@ def test_samples_of_another_attention_are_the_same_on_the_device_it_is_for(backe
     torch.testing.assert_close(policy.generate(ROWS), plain.generate(ROWS), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.usefixtures("cudnn_attention")
 def test_cudnn_computes_attention_only_where_it_is_named(monkeypatch):
     """Its backward pass failed on a GPU; no other test sees which kernel PyTorch would take there."""
-    torch.backends.cuda.enable_cudnn_sdp(True)
     policy, allowed = policy_of("flux"), []
     own = torch.nn.functional.scaled_dot_product_attention
 

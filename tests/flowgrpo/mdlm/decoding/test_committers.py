@@ -7,6 +7,7 @@ import torch
 from diffusers import BlockRefinementScheduler
 from predictors import MASK, random_table
 
+from flowgrpo.mdlm.decoding.committers import best
 from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.decoding.step import DecodeStep, Draws
@@ -59,6 +60,22 @@ def test_factor_takes_the_most_that_are_sure_together():
     assert committed("factor", [0.81, 0.8, 0.85, 0.9]) == [0, 1, 2, 3]
     assert committed("factor", [0.3, 0.4, 0.1, 0.2]) == [1]
     assert committed({"name": "factor", "committer": {"factor": 2.0}}, [0.35, 0.4, 0.1, 0.2]) == [0, 1]  # 0, 1/3, 1/2
+
+
+def test_what_a_committer_says_of_positions_that_are_not_open_is_passed_over():
+    """Two a step of 5 are three steps: at the last it names one that has its token."""
+    predictor = random_table(4 + 5)
+    decoder = replace(
+        build("low_confidence", 5), committer=lambda step, scores: best(scores, torch.full_like(step.row, 2))
+    )
+    found = decode(predictor, PROMPT, decoder)
+    assert (found.completion != predictor.mask_id).all()
+    assert [row.bincount().tolist() for row in found.step_map] == [[2, 2, 1]] * 3
+    window = replace(
+        build({"name": "low_confidence", "region": {"window": 1}}, 5),
+        committer=lambda step, _: torch.ones_like(step.open),
+    )
+    assert decode(predictor, PROMPT, window).step_map.tolist() == [list(range(5))] * 3
 
 
 def test_threshold_with_a_share_and_a_limit():

@@ -251,8 +251,8 @@ def test_gradients_are_finite_and_adapters_are_no_hindrance():
     assert all(g.isfinite().all() and g.abs().max() > 0 for g in gradients)
 
 
+@pytest.mark.usefixtures("cudnn_attention")
 def test_cudnn_computes_no_attention_of_a_predictor():
-    torch.backends.cuda.enable_cudnn_sdp(True)
     MaskPredictor(llama(layers=1), MASK, PAD)
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
