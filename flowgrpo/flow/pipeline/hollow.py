@@ -113,6 +113,11 @@ def fill(
 def _construct_again(pipe: DiffusionPipeline) -> None:
     """Run a pipeline's constructor once more on what it has now: some set up their networks there."""
     written, scheduler = pipe._internal_dict, pipe.scheduler
-    pipe.__init__(**pipe.components, **pipe.parameters)
+    given = {**pipe.components, **pipe.parameters}
+    for name in pipe.parameters:
+        vars(pipe).pop(
+            name, None
+        )  # diffusers takes a tuple that is set a second time (Krea 2's layers) for a component
+    pipe.__init__(**given)
     object.__setattr__(pipe, "scheduler", scheduler)  # some make one of their own
     pipe._internal_dict = written  # with the classes of text encoders that rest

@@ -15,8 +15,8 @@ from flowgrpo.flow.pipeline.loading import load_policy
 from flowgrpo.flow.pipeline.traits import networks
 
 WHOLE = {"OmniGenPipeline"}  # has no text encoder
-# One text encoder and several, none to encode, constructors that set up the network or make a scheduler, two networks of
-# which one is frozen; `flow/test_encoding` has runs with a picture in the prompt, and with two networks.
+# One text encoder and several, none to encode, constructors that set up the network, make a scheduler or keep a tuple, two
+# networks of which one is frozen; `flow/test_encoding` has runs with a picture in the prompt, and with two networks.
 TRIED = (
     "FluxPipeline",
     "LTX2Pipeline",
@@ -25,6 +25,7 @@ TRIED = (
     "Flux2KleinKVPipeline",
     "LongCatAudioDiTPipeline",
     "Ideogram4Pipeline",
+    "Krea2Pipeline",
     "ZImageControlNetPipeline",
 )
 CALL = tiny.CALLS["sd3"]
