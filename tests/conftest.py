@@ -25,6 +25,17 @@ def pytest_configure(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+def pytest_collection():
+    """All files are imported without a search for garbage: they make a million objects that stay."""
+    gc.disable()
+
+
+def pytest_collection_finish():
+    """Tests are run as programs are."""
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable():
     """A worker sends the main process what a test printed as UTF-8, which has no half characters."""
