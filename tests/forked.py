@@ -15,7 +15,26 @@ from pathlib import Path
 from types import SimpleNamespace
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["forked_ready"])
+CONTEXT.set_forkserver_preload(
+    [
+        "flowgrpo.cli",
+        "flowgrpo.commands.train",
+        "flowgrpo.flow.setup",
+        "flowgrpo.mdlm.setup",
+        "flowgrpo.mdlm.trainer",
+        "diffusers.guiders",
+        "diffusers.pipelines.onnx_utils",
+        "diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3",
+        "transformers.models.clip.modeling_clip",
+        "transformers.models.llama.modeling_llama",
+        "transformers.models.t5.modeling_t5",
+        "peft",
+        "torch.distributed",
+        "torchvision.io",
+        "zoo",
+        "forked_ready",
+    ]
+)
 
 
 def process(function, *arguments, **options):
