@@ -28,7 +28,7 @@ class lazy:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Look for no garbage meanwhile: an import makes a million objects that stay, and is over a quarter sooner.
+    """Look for no garbage meanwhile: an import makes a million objects, most of which stay, and is over sooner.
 
     Afterwards they are among the oldest objects, as if each had outlived its collections.
     """
