@@ -8,6 +8,8 @@ import torch
 from torch.nn.functional import normalize
 from transformers import AutoProcessor, CLIPModel
 
+from rewards.model import pretrained
+
 
 class ColourNamer:
     """Which of `colours` a crop of an object resembles most, zero-shot; a colour is the mean of GenEval's three sentences.
@@ -18,7 +20,7 @@ class ColourNamer:
 
     def __init__(self, path: str, colours: Sequence[str], dtype: torch.dtype = torch.float32):
         self.processor = AutoProcessor.from_pretrained(path)
-        self.model = CLIPModel.from_pretrained(path, dtype=dtype).eval()
+        self.model = pretrained(CLIPModel, path, dtype).eval()
         self.colours = colours
         self.texts = {}  # of each class, features (colours, D) on the CPU
 

@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from rewards.base import RewardError
+from rewards.model import pretrained
 from rewards.objects import Detection
 
 MOST_OVERLAP = 0.5  # intersection over union of two boxes of a class, above which OWLv2 has found one object twice
@@ -88,7 +89,7 @@ class Mask2Former(Detector):
 
     def __init__(self, path: str, dtype: torch.dtype):
         self.processor = AutoImageProcessor.from_pretrained(path)
-        self.model = Mask2FormerForUniversalSegmentation.from_pretrained(path, dtype=dtype).eval()
+        self.model = pretrained(Mask2FormerForUniversalSegmentation, path, dtype).eval()
         labels = {number: name.lower() for number, name in self.model.config.id2label.items()}
         self.numbers = {GENEVAL_NAMES.get(name, name): number for number, name in labels.items()}
 
@@ -143,7 +144,7 @@ class Owlv2(Detector):
 
     def __init__(self, path: str, dtype: torch.dtype):
         self.processor = AutoProcessor.from_pretrained(path)
-        self.model = Owlv2ForObjectDetection.from_pretrained(path, dtype=dtype).eval()
+        self.model = pretrained(Owlv2ForObjectDetection, path, dtype).eval()
 
     def _find(self, images: torch.Tensor, names: Sequence[str], threshold: float) -> list[dict[str, list[Detection]]]:
         height, width = images.shape[-2:]

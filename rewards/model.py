@@ -15,7 +15,14 @@ import torch
 from huggingface_hub import hf_hub_download
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModel,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
 from rewards import hub
@@ -24,6 +31,7 @@ from rewards.compute import DTYPES, leave_out_cudnn_attention
 from rewards.image import check_images
 from rewards.memory import is_out_of_memory
 from rewards.preprocessing import Preprocessing, of_transformers
+from rewards.weight_names import lacking
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 FIRST_SENTENCE = re.compile(r".*?(?=[.:]?\s*\n|\.\s|\.?$)")
@@ -84,15 +92,10 @@ class ModelReward(ABC):
         if kind is not AutoModel and not isinstance(config, kind.config_class):
             wanted = kind.config_class.model_type
             raise RewardError(f"{self.called}: {self.path} holds a model of type {config.model_type}, not {wanted}")
-        with _silent():
-            model, report = kind.from_pretrained(self.path, dtype=self.dtype, output_loading_info=True)
-        absent = sorted(report["missing_keys"])
-        if absent:
-            raise RewardError(
-                f"{self.called}: {self.path} holds no complete {type(model).__name__}, "
-                f"it lacks {len(absent)} weights such as {absent[0]}"
-            )
-        return model
+        try:
+            return pretrained(kind, self.path, self.dtype)
+        except RewardError as error:
+            raise RewardError(f"{self.called}: {error}") from error
 
     def tokenizer_at(self, path: str) -> PreTrainedTokenizerBase:
         """Transformers' tokenizer at `path`."""
@@ -203,6 +206,20 @@ class PairedReward(PictureReward):
     @abstractmethod
     def _embedded(self, images: torch.Tensor, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Embeddings (b, D) of pictures and of their prompts."""
+
+
+def pretrained(kind: Any, path: str, dtype: torch.dtype) -> PreTrainedModel:
+    """The model of a class of transformers in a folder or of a hub id.
+
+    Raises:
+        RewardError: any weight is missing there, which transformers would fill with random numbers.
+    """
+    with _silent():
+        model, report = kind.from_pretrained(path, dtype=dtype, output_loading_info=True)
+    if report["missing_keys"]:
+        absent, surplus = report["missing_keys"], report["unexpected_keys"]
+        raise RewardError(f"{path} {lacking(absent, surplus, len(model.state_dict()), type(model).__name__)}")
+    return model
 
 
 @contextmanager

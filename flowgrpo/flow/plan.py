@@ -47,9 +47,10 @@ def plan(config: Config) -> dict[str, Any]:
     Of a model at the hub that cannot be reached, what is known here stands in (`data.known`); its memory is None.
 
     Raises:
-        InputError: the model, the prompts or the geometry are wrong.
+        InputError: the model, its files, the prompts or the geometry are wrong.
     """
     if not loading.stands_in(config.model.path):
+        loading.check_weights(config.model.path)
         return _plan(config) | {"memory": memory.memory_estimate(config)}
     with known.folder(config.model.path, with_tokenizers=False) as folder:
         here = config.model_copy(update={"model": config.model.model_copy(update={"path": folder})})

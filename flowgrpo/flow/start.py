@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,11 +60,11 @@ def layer_shapes(path: str) -> dict[str, dict[str, Shape]]:
     The networks are built from their configurations alone, without weights.
     """
     shapes = {}
-    for name, kind in loading.index_of(path).items():
-        if not name.startswith(TRAINED) or not isinstance(kind, (list, tuple)) or kind[0] is None:
+    for name, written in loading.index_of(path).items():
+        network_class = loading.component_class(written) if name.startswith(TRAINED) else None
+        if network_class is None:
             continue
         with one_sentence(path):
-            network_class = getattr(import_module(kind[0]), kind[1])
             config = network_class.load_config(embedded.place_of(path), subfolder=name)
             with accelerate.init_empty_weights():
                 network = network_class.from_config(config)

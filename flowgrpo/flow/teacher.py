@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -39,6 +38,7 @@ def check(config: Config) -> dict[str, Adapter]:
         )
     with _as_teacher():
         if loading.is_pipeline(model.teacher):
+            loading.check_weights(model.teacher, TRAINED)
             _check_pipeline(config)
             return {}
         if model.lora is None:
@@ -84,12 +84,13 @@ def _check_pipeline(config: Config) -> None:
 def _built(path: str) -> dict[str, dict[str, Any]]:
     """What each network of a pipeline is built by: its class, its config, which may leave some out, and shapes."""
     built, shapes = {}, memory.component_shapes(path, TRAINED)
-    for name, kind in loading.index_of(path).items():
-        if name.startswith(TRAINED) and isinstance(kind, (list, tuple)) and kind[0] is not None:
+    for name, named in loading.index_of(path).items():
+        kind = loading.component_class(named) if name.startswith(TRAINED) else None
+        if kind is not None:
             with one_sentence(path):
-                config = getattr(import_module(kind[0]), kind[1]).load_config(place_of(path), subfolder=name)
+                config = kind.load_config(place_of(path), subfolder=name)
             written = {key: value for key, value in config.items() if not key.startswith("_")}
-            built[name] = {"class": kind[1], **written, **shapes.get(name, {})}
+            built[name] = {"class": kind.__name__, **written, **shapes.get(name, {})}
     return built
 
 
@@ -102,7 +103,7 @@ def put_pipeline(weights: Weights, path: str) -> None:
     """
     kinds, values = loading.index_of(path), {}
     for name, network in weights.modules.items():
-        kind = getattr(import_module(kinds[name][0]), kinds[name][1])
+        kind = loading.component_class(kinds[name])
         dtype = next(p.dtype for at, p in network.named_parameters() if ".lora_" not in at)
         with one_sentence(path, KEY):
             loaded = kind.from_pretrained(place_of(path), subfolder=name, dtype=dtype)

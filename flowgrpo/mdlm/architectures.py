@@ -36,10 +36,10 @@ from transformers import (
 )
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.core_model_loading import Split, WeightConverter, WeightRenaming, apply_renamings
-from transformers.utils import logging
 
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.released import is_released
+from flowgrpo.training import weight_check
 
 Written = Mapping[str, Any]  # a config.json
 
@@ -318,30 +318,21 @@ def load(path: str, place: str, written: Written, dtype: torch.dtype, **quantise
     Raises:
         InputError: its config.json or its weights are not those of its type.
     """
-    config = translated(path, written)
-    loads = ARCHITECTURES[written["model_type"]].model
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()  # what its report of the weights would say is said below
-    try:
-        model, found = loads.from_pretrained(
-            place, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **quantised
-        )
-    finally:
-        logging.set_verbosity(before)
-    for name, *shapes in sorted(found["mismatched_keys"]):
-        said = " where config.json asks for ".join(str(tuple(shape)) for shape in shapes)
-        raise InputError(f"model.path: {path!r} has {name} of shape {said}")
-    splits = any(isinstance(c, WeightConverter) for c in _conversions(model))
-    if quantised and splits and found["missing_keys"]:
+    config, kind = translated(path, written), ARCHITECTURES[written["model_type"]].model
+    with weight_check.silent():
+        model, found = kind.from_pretrained(place, config=config, dtype=dtype, output_loading_info=True, **quantised)
+    if found["missing_keys"]:
         raise InputError(
             f"model.quantise: files of a {written['model_type']} hold several layers in one, which transformers does not "
             "split and quantise at once; take int8, fp8 or nf4"
         )
-    for what, names in (("lacks", found["missing_keys"]), ("has unknown", found["unexpected_keys"])):
-        if names:
-            more = f" and {len(names) - 1} more" * (len(names) > 1)
-            raise InputError(f"model.path: {path!r} {what} weights: {min(names)}{more}")
     return model
+
+
+def check_weights(path: str, place: str, written: Written) -> None:
+    """Refuse files that do not hold the weights of a model's type, by their headers. Arguments and errors as of `load`."""
+    config = translated(path, written)
+    weight_check.check(path, place, ARCHITECTURES[written["model_type"]].model, config=config, all_used=True)
 
 
 def shapes(path: str, place: str) -> dict[str, tuple[int, ...]]:

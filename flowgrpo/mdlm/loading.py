@@ -16,7 +16,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.attention import Attention, known_block_size
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.training import adapters, quantise_libraries
+from flowgrpo.training import adapters, quantise_libraries, weight_check
 from flowgrpo.training import quantise as quantising
 from flowgrpo.training.hub import HUB_ID, without_progress_bars
 from rewards import hub
@@ -76,6 +76,7 @@ def load_predictor(
     model_path, tokenizer_path = model_paths(path)
     config = config_of(model_path)
     block_size = known_block_size(config, attention, block_size)
+    check_weights(path)
     with _one_sentence(path, "no readable weights", config, trust_remote_code), without_progress_bars("transformers"):
         model = _model(
             path, model_path, config=config, dtype=dtype, trust_remote_code=trust_remote_code, quantise=quantise
@@ -217,20 +218,50 @@ def _model(
     if architectures.architecture(config) is not None:
         return architectures.load(path, place, config, dtype, **options)
     loads = _model_class(path, config, trust_remote_code)
-    return loads.from_pretrained(place, dtype=dtype, trust_remote_code=trust_remote_code, **options)
+    with weight_check.silent():
+        model, info = loads.from_pretrained(
+            place, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True, **options
+        )
+    if not quantise:
+        weight_check.refuse(weight_check.loaded(info, model), type(model).__name__, path)
+    return model
 
 
-def _model_class(path: str, config: dict[str, Any], trust_remote_code: bool) -> type:
-    """The Auto class that loads a model with its head."""
+def check_weights(path: str) -> None:
+    """Refuse a model whose files do not hold its weights, by their headers; code of its own is looked at when it is loaded.
+
+    Raises:
+        InputError: there is no such model, or weights are missing or are of another shape.
+    """
+    place, _ = model_paths(path)
+    written = config_of(place)
+    if path in EMBEDDED:
+        return
+    if architectures.architecture(written) is not None:
+        architectures.check_weights(path, place, written)
+    elif (kind := _known_class(written)) is not None and not written.get("auto_map"):
+        weight_check.check(path, place, kind)
+
+
+def _model_class(path: str, config: dict[str, Any], trust_remote_code: bool) -> Any:
+    """The class that loads a model with its head."""
     kind, own = config.get("model_type"), config.get("auto_map", {})
     if kind in configuration_auto.CONFIG_MAPPING and not (trust_remote_code and own):
-        if kind in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-            return transformers.AutoModelForMaskedLM
-        if kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-            return transformers.AutoModelForCausalLM
-        raise InputError(f"model.path: {path!r} is a {kind}, which predicts no tokens")
+        known = _known_class(config)
+        if known is None:
+            raise InputError(f"model.path: {path!r} is a {kind}, which predicts no tokens")
+        return known
     if not own:
         raise InputError(f"model.path: {path!r} is a {kind}, which transformers does not know")
     if not trust_remote_code:
         raise InputError(f"model.path: {path!r} brings its own code, set model.trust_remote_code if you trust it")
     return transformers.AutoModelForCausalLM if "AutoModelForCausalLM" in own else transformers.AutoModel
+
+
+def _known_class(config: dict[str, Any]) -> Any:
+    """The class of transformers for a config.json, with a head that predicts tokens; None if it has none."""
+    if config.get("model_type") not in configuration_auto.CONFIG_MAPPING:
+        return None
+    kind = configuration_auto.CONFIG_MAPPING[config["model_type"]]
+    heads = (modeling_auto.MODEL_FOR_MASKED_LM_MAPPING, modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING)
+    return next((mapping[kind] for mapping in heads if kind in mapping), None)

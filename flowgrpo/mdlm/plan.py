@@ -21,7 +21,7 @@ from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.decoding.step import DecodeStep
 from flowgrpo.mdlm.engine import request
-from flowgrpo.mdlm.loading import block_size_of, model_paths
+from flowgrpo.mdlm.loading import block_size_of, check_weights
 from flowgrpo.mdlm.methods.answers import Answers
 from flowgrpo.mdlm.methods.hints import check_solutions
 from flowgrpo.mdlm.methods.learned_schedule import Chosen, scheduled
@@ -48,7 +48,7 @@ def plan(config: TextConfig) -> dict[str, Any]:
     Of a model at the hub that cannot be reached, what is known here stands in (`data.known`).
 
     Raises:
-        InputError: the model, the prompts or the axes are wrong.
+        InputError: the model, its files, the prompts or the axes are wrong.
     """
     with here(config) as placed:
         return _plan(placed) | {"config": config.model_dump(mode="json")}
@@ -62,7 +62,7 @@ def here(config: TextConfig) -> Iterator[TextConfig]:
         InputError: there is no such model, and it is not known here.
     """
     path = config.model.path
-    if not stands_in_for(path, known.texts(), "config.json", lambda: model_paths(path)):
+    if not stands_in_for(path, known.texts(), "config.json", lambda: check_weights(path)):
         yield config
         return
     with known.text_folder(path) as folder:

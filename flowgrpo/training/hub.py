@@ -79,23 +79,33 @@ def refuse_too_large(
 
 
 def shapes(place: str, folder: str = "") -> dict[str, Shape]:
-    """Shapes of all tensors, as the headers of the safetensors of a folder, or of a model's folder at the hub, say.
+    """Shapes of all tensors of the safetensors of a folder, or of a model's folder at the hub; see `shapes_by_file`."""
+    return {name: shape for own in shapes_by_file(place, folder).values() for name, shape in own.items()}
+
+
+def shapes_by_file(place: str, folder: str = "") -> dict[str, dict[str, Shape]]:
+    """Shapes of all tensors of each of a model's safetensors files, as their headers say.
 
     Args:
+        place: local folder or hub id.
         folder: below the place.
+
+    Returns:
+        by the file's name relative to the place, then by the tensor's.
     """
     if not Path(place).is_dir() and huggingface_hub.constants.HF_HUB_OFFLINE:
         place = huggingface_hub.snapshot_download(place, local_files_only=True)
     if Path(place).is_dir():
-        by_name: dict[str, Shape] = {}
+        by_file = {}
         for file in sorted((Path(place) / folder).glob("*.safetensors")):
             with safetensors.safe_open(file, "pt") as opened:
-                by_name |= {key: tuple(opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
-        return by_name
+                own = {key: tuple(opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
+            by_file[str(file.relative_to(place))] = own
+        return by_file
     api = huggingface_hub.HfApi()
     files = [file for file in api.list_repo_files(place) if file.endswith(".safetensors") and ".fp16." not in file]
-    headers = [api.parse_safetensors_file_metadata(place, f) for f in files if f.rpartition("/")[0] == folder]
-    return {key: tuple(tensor.shape) for header in headers for key, tensor in header.tensors.items()}
+    headers = {f: api.parse_safetensors_file_metadata(place, f) for f in files if f.rpartition("/")[0] == folder}
+    return {f: {key: tuple(tensor.shape) for key, tensor in h.tensors.items()} for f, h in headers.items()}
 
 
 @contextmanager

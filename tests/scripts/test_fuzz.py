@@ -4,7 +4,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from fuzzing import configs, media, server
+from fuzzing import configs, media, server, weights
 from fuzzing.runner import LONGEST_SENTENCE, is_sentence, run
 from hypothesis import strategies as st
 
@@ -13,11 +13,11 @@ fuzz = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(fuzz)
 
 
-@pytest.mark.parametrize("subject", [configs, media])
-def test_a_case_is_accepted_or_refused_in_a_sentence(subject):
-    found = subject.fuzz(seed=1, count=60)
+@pytest.mark.parametrize(("subject", "count"), [(configs, 60), (media, 60), (weights, 30)])
+def test_a_case_is_accepted_or_refused_in_a_sentence(subject, count):
+    found = subject.fuzz(seed=1, count=count)
     assert found.failures == ()
-    assert found.cases == found.accepted + found.refused == 60
+    assert found.cases == found.accepted + found.refused == count
     assert min(found.accepted, found.refused) > 2
     assert 0 < found.slowest < 5
 

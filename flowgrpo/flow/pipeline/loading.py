@@ -18,7 +18,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.call import outline
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.training import quantise as quantising
-from flowgrpo.training import quantise_libraries
+from flowgrpo.training import quantise_libraries, weight_check
 from flowgrpo.training.hub import HUB_ID, index_map, one_sentence, stands_in_for, without_progress_bars
 from rewards.base import nearest
 from rewards.compute import DTYPES, default_device
@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # what a plan does without is imported by who loads a model
     import diffusers
     import peft
     import safetensors
+    import transformers
     from diffusers import DiffusionPipeline
     from safetensors import torch as safetensors_torch
 
@@ -39,6 +40,7 @@ else:
     peft = lazy("peft")
     safetensors = lazy("safetensors")
     safetensors_torch = lazy("safetensors.torch")
+    transformers = lazy("transformers")
     hollow = lazy("flowgrpo.flow.pipeline.hollow")
     policies = lazy("flowgrpo.flow.pipeline.policy")
     traits = lazy("flowgrpo.flow.pipeline.traits")
@@ -61,8 +63,9 @@ def load_pipeline(
         quantise: what a library quantises its networks to; see `training.quantise_libraries`.
 
     Raises:
-        InputError: there is no such model, or it cannot be loaded.
+        InputError: there is no such model, its files lack weights, or it cannot be loaded.
     """
+    check_weights(path)
     absent = dict.fromkeys(absent_components(path))
     loaded = {name: library for name, library in network_libraries(path).items() if name not in given}
     quantised = quantise_libraries.pipeline_options(quantise, loaded, dtype)
@@ -74,6 +77,32 @@ def load_pipeline(
         if name not in given:
             quantise_libraries.refuse_quantised(network, quantise)
     return pipe
+
+
+def check_weights(path: str, beginning: str | tuple[str, ...] = "") -> None:
+    """Refuse a pipeline whose files do not hold the weights of its components, by their headers; see `weight_check`.
+
+    Args:
+        beginning: of the names of components.
+
+    Raises:
+        InputError: there is no such model, or weights are missing or are of another shape.
+    """
+    if path in EMBEDDED:
+        return
+    for name, written in index_of(path).items():
+        kind = component_class(written) if name.startswith(beginning) else None
+        if weight_check.is_checked(kind):
+            weight_check.check(path, place_of(path), kind, name)
+
+
+def component_class(written: Any) -> type | None:
+    """The class of a component as a pipeline's index names it, [library, class]; None for what is no class known here."""
+    if not isinstance(written, (list, tuple)) or not all(isinstance(word, str) for word in written):
+        return None
+    library, name = written
+    places = {"diffusers": diffusers, "transformers": transformers}
+    return getattr(places.get(library) or getattr(diffusers.pipelines, library, None), name, None)
 
 
 def network_libraries(path: str) -> dict[str, str]:

@@ -7,10 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import huggingface_hub
 import torch
-import transformers
 from diffusers import ConfigMixin, DiffusionPipeline
 
 from flowgrpo.data import known
@@ -52,23 +50,13 @@ def pipeline(folder: str, dtype: torch.dtype) -> DiffusionPipeline:
     """
     index = loading.index_of(folder)
     components: dict[str, Any] = {}
-    for name, kind in index.items():
-        if not isinstance(kind, (list, tuple)):
-            if not name.startswith("_"):
-                components[name] = kind  # a number, such as the boundary between two experts
-            continue
-        library, name_of_class = kind
-        if name_of_class is not None:
-            components[name] = _component(named(library, name_of_class), Path(folder) / name, dtype)
-        else:
-            components[name] = None
+    for name, written in index.items():
+        kind = loading.component_class(written)
+        if kind is not None:
+            components[name] = _component(kind, Path(folder) / name, dtype)
+        elif not name.startswith("_"):  # an absent component, or a number, such as the boundary between two experts
+            components[name] = None if written == [None, None] else written
     return loading.pipeline_class(folder)(**components)
-
-
-def named(library: str, name: str) -> type:
-    """The class of a component, as a pipeline's index names it."""
-    places = {"diffusers": diffusers, "transformers": transformers}
-    return getattr(places.get(library) or getattr(diffusers.pipelines, library), name)
 
 
 def network(kind: type[torch.nn.Module], folder: Path, dtype: torch.dtype) -> torch.nn.Module:
