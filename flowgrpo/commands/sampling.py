@@ -55,7 +55,9 @@ def sample(
     prompt: Annotated[list[str] | None, typer.Option("--prompt", metavar="TEXT")] = None,
     prompts_file: options.PromptsFile = None,
     column: options.Column = "prompt",
-    adapter: Annotated[Path | None, typer.Option("--adapter", metavar="DIR", help="what flowgrpo export wrote")] = None,
+    adapter: Annotated[
+        str | None, typer.Option("--adapter", metavar="LORA", help="an export, or any LoRA that model.lora.path takes")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="prompt i starts from seed + i; of --groups run.seed")] = 0,
     batch_size: options.SampleBatch = 16,
     dtype: options.Dtype = "float32",
@@ -99,15 +101,13 @@ def sample(
             raise InputError("--reward: groups are scored as they are sampled, name a reward (once or more)")
         written = {
             "model": {"path": model, "call": arguments, "dtype": dtype, "quantise": quantise, **switches},
-            "rewards": [
-                yaml_maps.parse_yaml(text, "REWARD") if text.startswith("{") else text for text in reward or []
-            ],
+            "rewards": [_written(text, "REWARD") for text in reward or []],
             "algorithm": {"preset": "rwr"},  # whose rollouts are Euler's, as the pipeline's own
             "train": {"group_size": group_size or 16, "micro_batch": batch_size},
             "run": {"seed": seed},
         }
         if adapter is not None:
-            written["model"]["lora"] = {"path": str(adapter)}
+            written["model"]["lora"] = {"path": _written(adapter, "--adapter")}
         if pairs is not None:
             del written["rewards"]
         settings = config.validated(written)
@@ -115,7 +115,12 @@ def sample(
         with remedied(spare):
             return _write_groups(settings, rows, groups, pairs=pairs, form=form)
     use = ModelUse(
-        path=model, call=arguments, adapter=adapter, dtype=dtype, quantise=quantise, switches=Switches(**switches)
+        path=model,
+        call=arguments,
+        adapter=_written(adapter, "--adapter"),
+        dtype=dtype,
+        quantise=quantise,
+        switches=Switches(**switches),
     )
     rows = asked(prompt, prompts_file, seed, column)
     with remedied(spare):
@@ -124,6 +129,11 @@ def sample(
         print(json.dumps({"folder": str(out_folder), "samples": lines}, indent=1))
     else:
         out.print(f"{len(lines)} samples in {out_folder}", soft_wrap=True)
+
+
+def _written(text: str | None, place: str) -> Any:
+    """A name or path, or the map that a text in braces is; `place` is what errors call it."""
+    return yaml_maps.parse_yaml(text, place) if text is not None and text.startswith("{") else text
 
 
 def _is_config(model: str) -> bool:

@@ -190,13 +190,14 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
     accelerator.wait_for_everyone()  # nobody makes the folder before all have looked for it
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
-        if settings.model.lora is not None and settings.model.lora.path is not None and not settings.run.resume:
-            adapters.save(folder / lora_files.START, trainer.weights.modules, trainer.weights.lora)
+        if trainer.weights.begun and not settings.run.resume:
+            adapters.save(folder / lora_files.START, trainer.weights.begun)
         folders.replace_text(folder / "config.yaml", config.dumped(settings))
         environment = {**report.environment(accelerator), "folder": str(Path.cwd())}
         folders.replace_text(folder / "environment.json", json.dumps(environment, indent=1) + "\n")
         inputs.keep(folder, settings, source)
     accelerator.wait_for_everyone()
+    trainer.weights.begun = {}  # the file has them
     if settings.run.resume:
         trainer.resume()
     try:

@@ -20,7 +20,7 @@ from flowgrpo.schema.sections import Prompts
 
 _CODE = re.compile(r"(?P<path>(?!https?://).+\.py)(?P<after>:\w+)?")
 _PROMPT_FILES = (".txt", *tables.SUFFIXES)
-_FOLDERS = ("model.path", "model.lora.path", "prompts.folder", "data.groups")
+_FOLDERS = ("model.path", "model.lora.path", "model.merge", "prompts.folder", "data.groups")
 _CODES = ("algorithm.tree.function",)
 
 
@@ -48,7 +48,7 @@ def paths(written: Mapping[str, Any]) -> Iterator[Named]:
         yield from _prompts(written, f"prompts.{split}")
     for place in _FOLDERS:
         holder, key = _holder(written, place)
-        if isinstance(holder.get(key), dict):  # a path for each network, of `model.lora.path`
+        if isinstance(holder.get(key), dict):  # a path for each network, of a LoRA
             for network in holder[key]:
                 yield from _folder(holder[key], network, f"{place}.{network}")
         else:

@@ -21,7 +21,7 @@ from flowgrpo.flow.pipeline.traits import ENCODERS, is_network
 from flowgrpo.flow.plan import call_and_branches
 from flowgrpo.flow.predicted import kept, most_graphs
 from flowgrpo.flow.trial import Sampling, Trial, trial
-from flowgrpo.schema.sections import Lora
+from flowgrpo.schema.lora import Lora
 from flowgrpo.training import low_precision, quantise, quantise_libraries
 from flowgrpo.training.budget import (
     ROLLOUT,

@@ -1,18 +1,13 @@
-"""A LoRA under the names that ComfyUI's loader knows, for each network whose names it is known to read.
+"""A LoRA as ComfyUI's loader reads it, for each network whose names it is known to read; see `layer_names`.
 
 ComfyUI adds `alpha / rank * up @ down` to a layer of its own model, and takes 1 for `alpha / rank` where a file has no
-`alpha`; so each layer's is written. It names the layers in one of two ways. Of some networks it reads the names of
-diffusers itself, behind a prefix. Others it keeps as they were released, where one matrix may hold what diffusers has in
-parts, such as q, k and v; the LoRAs of the parts become one, whose rank is the sum of theirs, each in a block of its own.
-
-Which names ComfyUI reads was looked up in its `comfy/lora.py`; what was tried with it: docs/export.md.
+`alpha`; so each layer's is written. The LoRAs of the parts of a layer become one, whose rank is the sum of theirs, each in a
+block of its own. What is added to a bias is `diff_b`, and to any other parameter `diff`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -20,193 +15,52 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from flowgrpo.errors import InputError
+from flowgrpo.flow import start
 from flowgrpo.flow.config import Config
+from flowgrpo.flow.layer_names import NAMES, Names
 from flowgrpo.flow.pipeline.loading import index_of
+from flowgrpo.training.adapters import shift_key
 from flowgrpo.training.weights import AVERAGE, OTHER_POLICIES, Weights
 
 FOLDER = "comfyui"  # of an export; diffusers looks for a LoRA at its top only
-DOWN, UP = ".lora_A.weight", ".lora_B.weight"  # peft's endings
+DOWN, UP, BIAS = ".lora_A.weight", ".lora_B.weight", ".lora_B.bias"  # peft's endings
+State = Mapping[str, torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Names:
-    """The names that ComfyUI has for the layers of a network of diffusers.
+def check(settings: Config, checkpoint: Path, shifts: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+    """Refuse, before a model is loaded, to name what ComfyUI is not known to read.
 
-    Attributes:
-        prefix: what stands before each name.
-        same: a pattern of the layers whose names are those of diffusers.
-        table: names of other layers, each with the layers of diffusers that it is made of, in order; `*` is a number.
-        kohya: names with `_` for each dot, and `lora_down`, `lora_up`, as kohya's scripts write them.
-    """
-
-    prefix: str = "diffusion_model."
-    same: str | None = None
-    table: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    kohya: bool = False
-
-    def find(self, layer: str) -> tuple[str, tuple[str, ...]] | None:
-        """The name of a layer, with all layers of diffusers that the name is made of; None if it has none."""
-        if self.same is not None and re.match(self.same, layer):
-            return layer, (layer,)
-        pattern, numbers = re.sub(r"\.\d+\.", ".*.", layer, count=1), re.findall(r"\.(\d+)\.", layer)[:1]
-        for name, parts in self.table.items():
-            for part in parts:
-                if part == layer or (part == pattern and numbers):
-                    number = numbers[0] if part != layer else "*"
-                    return name.replace("*", number), tuple(each.replace("*", number) for each in parts)
-        return None
-
-    def keys(self, name: str) -> tuple[str, str, str]:
-        """The keys of a layer's down and up matrices and of its alpha."""
-        if self.kohya:
-            whole = self.prefix + name.replace(".", "_")
-            return f"{whole}.lora_down.weight", f"{whole}.lora_up.weight", f"{whole}.alpha"
-        whole = self.prefix + name
-        return f"{whole}.lora_A.weight", f"{whole}.lora_B.weight", f"{whole}.alpha"
-
-
-def _attention(names: str, layers: str) -> dict[str, tuple[str, ...]]:
-    """Names of four projections, `q k v o` below one name, for `to_q` and so on below another."""
-    inner = ("to_q", "to_k", "to_v", "to_out.0")
-    return {f"{names}.{name}": (f"{layers}.{layer}",) for name, layer in zip("qkvo", inner, strict=True)}
-
-
-def _streams(fused: str, output: str, layers: str) -> dict[str, tuple[str, ...]]:
-    """Names of the projections of an image and a text stream that attend to each other, q, k and v in one."""
-    own, added = ("to_q", "to_k", "to_v"), ("add_q_proj", "add_k_proj", "add_v_proj")
-    return {
-        fused.format("img"): tuple(f"{layers}.{part}" for part in own),
-        fused.format("txt"): tuple(f"{layers}.{part}" for part in added),
-        output.format("img"): (f"{layers}.to_out.0",),
-        output.format("txt"): (f"{layers}.to_add_out",),
-    }
-
-
-def _wan(names: str, layers: str) -> dict[str, tuple[str, ...]]:
-    return {
-        **_attention(f"{names}.self_attn", f"{layers}.attn1"),
-        **_attention(f"{names}.cross_attn", f"{layers}.attn2"),
-        f"{names}.cross_attn.k_img": (f"{layers}.attn2.add_k_proj",),
-        f"{names}.cross_attn.v_img": (f"{layers}.attn2.add_v_proj",),
-        f"{names}.ffn.0": (f"{layers}.ffn.net.0.proj",),
-        f"{names}.ffn.2": (f"{layers}.ffn.net.2",),
-    }
-
-
-def _embedder(name: str, first: str, second: str, layers: str) -> dict[str, tuple[str, ...]]:
-    return {f"{name}.{first}": (f"{layers}.linear_1",), f"{name}.{second}": (f"{layers}.linear_2",)}
-
-
-WAN = Names(
-    table={
-        **_wan("blocks.*", "blocks.*"),
-        **_wan("vace_blocks.*", "vace_blocks.*"),
-        "vace_blocks.*.before_proj": ("vace_blocks.*.proj_in",),
-        "vace_blocks.*.after_proj": ("vace_blocks.*.proj_out",),
-        **_embedder("text_embedding", "0", "2", "condition_embedder.text_embedder"),
-        **_embedder("time_embedding", "0", "2", "condition_embedder.time_embedder"),
-        "time_projection.1": ("condition_embedder.time_proj",),
-        "img_emb.proj.1": ("condition_embedder.image_embedder.ff.net.0.proj",),
-        "img_emb.proj.3": ("condition_embedder.image_embedder.ff.net.2",),
-        "head.head": ("proj_out",),
-    }
-)
-
-FLUX2 = Names(
-    prefix="lora_unet_",
-    kohya=True,
-    table={
-        **_streams("double_blocks.*.{}_attn.qkv", "double_blocks.*.{}_attn.proj", "transformer_blocks.*.attn"),
-        "double_blocks.*.img_mlp.0": ("transformer_blocks.*.ff.linear_in",),
-        "double_blocks.*.img_mlp.2": ("transformer_blocks.*.ff.linear_out",),
-        "double_blocks.*.txt_mlp.0": ("transformer_blocks.*.ff_context.linear_in",),
-        "double_blocks.*.txt_mlp.2": ("transformer_blocks.*.ff_context.linear_out",),
-        "single_blocks.*.linear1": ("single_transformer_blocks.*.attn.to_qkv_mlp_proj",),
-        "single_blocks.*.linear2": ("single_transformer_blocks.*.attn.to_out",),
-        "img_in": ("x_embedder",),
-        "txt_in": ("context_embedder",),
-        **_embedder("time_in", "in_layer", "out_layer", "time_guidance_embed.timestep_embedder"),
-        **_embedder("guidance_in", "in_layer", "out_layer", "time_guidance_embed.guidance_embedder"),
-        "single_stream_modulation.lin": ("single_stream_modulation.linear",),
-        "double_stream_modulation_img.lin": ("double_stream_modulation_img.linear",),
-        "double_stream_modulation_txt.lin": ("double_stream_modulation_txt.linear",),
-        "final_layer.linear": ("proj_out",),
-    },
-)
-
-REFINER = "context_embedder.token_refiner.refiner_blocks.*"
-HUNYUAN_VIDEO = Names(
-    table={
-        **_streams("double_blocks.*.{}_attn.qkv", "double_blocks.*.{}_attn.proj", "transformer_blocks.*.attn"),
-        "double_blocks.*.img_mlp.0": ("transformer_blocks.*.ff.net.0.proj",),
-        "double_blocks.*.img_mlp.2": ("transformer_blocks.*.ff.net.2",),
-        "double_blocks.*.txt_mlp.0": ("transformer_blocks.*.ff_context.net.0.proj",),
-        "double_blocks.*.txt_mlp.2": ("transformer_blocks.*.ff_context.net.2",),
-        "double_blocks.*.img_mod.lin": ("transformer_blocks.*.norm1.linear",),
-        "double_blocks.*.txt_mod.lin": ("transformer_blocks.*.norm1_context.linear",),
-        "single_blocks.*.linear1": (
-            *(f"single_transformer_blocks.*.attn.to_{part}" for part in "qkv"),
-            "single_transformer_blocks.*.proj_mlp",
-        ),
-        "single_blocks.*.linear2": ("single_transformer_blocks.*.proj_out",),
-        "single_blocks.*.modulation.lin": ("single_transformer_blocks.*.norm.linear",),
-        "txt_in.individual_token_refiner.blocks.*.self_attn.qkv": tuple(f"{REFINER}.attn.to_{p}" for p in "qkv"),
-        "txt_in.individual_token_refiner.blocks.*.self_attn.proj": (f"{REFINER}.attn.to_out.0",),
-        "txt_in.individual_token_refiner.blocks.*.mlp.0": (f"{REFINER}.ff.net.0.proj",),
-        "txt_in.individual_token_refiner.blocks.*.mlp.2": (f"{REFINER}.ff.net.2",),
-        "final_layer.linear": ("proj_out",),
-    }
-)
-
-LTX = Names(
-    same=r"transformer_blocks\.|caption_projection\.|proj_out$|audio_proj_out$",
-    table={
-        "patchify_proj": ("proj_in",),
-        "audio_patchify_proj": ("audio_proj_in",),
-        "adaln_single.linear": ("time_embed.linear",),
-        "audio_adaln_single.linear": ("audio_time_embed.linear",),
-    },
-)
-
-BLOCKS = r"(single_)?transformer_blocks\."
-NAMES = {
-    "AuraFlowTransformer2DModel": Names("transformer.", r"(single_transformer|joint_transformer)_blocks\."),
-    "ChromaTransformer2DModel": Names("transformer.", BLOCKS),
-    "Flux2Transformer2DModel": FLUX2,
-    "FluxTransformer2DModel": Names("transformer.", r"."),
-    "HunyuanVideo15Transformer3DModel": HUNYUAN_VIDEO,
-    "HunyuanVideoTransformer3DModel": HUNYUAN_VIDEO,
-    "LTX2VideoTransformer3DModel": LTX,
-    "LTXVideoTransformer3DModel": LTX,
-    "QwenImageTransformer2DModel": Names(same=r"."),
-    "SD3Transformer2DModel": Names("transformer.", r"."),
-    "SkyReelsV2Transformer3DModel": WAN,
-    "WanTransformer3DModel": WAN,
-    "WanVACETransformer3DModel": WAN,
-    "ZImageTransformer2DModel": Names(same=r"(layers|noise_refiner|context_refiner)\.|all_final_layer\.2-1\."),
-}
-
-
-def check(settings: Config, checkpoint: Path) -> None:
-    """Refuse, before a model is loaded, to name layers that ComfyUI is not known to read.
+    Args:
+        shifts: of the run's networks, by the paths of parameters.
 
     Raises:
-        InputError: the run trained full weights, or a network or a layer has no name in ComfyUI.
+        InputError: the run trained full weights, or a network, a layer or a parameter has no name in ComfyUI.
     """
     if settings.model.lora is None:
         raise InputError("--comfyui: this run trained full weights (model.lora: null); ComfyUI's names are for a LoRA")
     index = index_of(settings.model.path)
     with safe_open(checkpoint / "weights.safetensors", "pt") as file:
-        layers = {key.partition(".lora_")[0] for key in file.keys() if ".lora_A." in key}  # noqa: SIM118
-    for path in sorted(layers):
-        if path.startswith((AVERAGE, *OTHER_POLICIES)):
-            continue
+        keys = [key for key in file.keys() if not key.startswith((AVERAGE, *OTHER_POLICIES))]  # noqa: SIM118
+        biases = {key.partition(".lora_")[0] for key in keys if key.endswith(".bias") and file.get_tensor(key).any()}
+    outlines = start.outlines(settings.model.path) if biases else {}
+    for network, _, layer in sorted(path.partition(".") for path in biases):
+        if f"{layer}.bias" not in outlines[network].parameters:
+            raise InputError(f"--comfyui: {layer} has no bias, so that ComfyUI would leave out the one of its adapter")
+    biased = {key.partition(".")[0] for key in keys if key.endswith(".bias")}
+    biased |= {network for network, own in shifts.items() if any(path.endswith(".bias") for path in own)}
+    for path in sorted({key.partition(".lora_")[0] for key in keys if ".lora_A." in key}):
         network, _, layer = path.partition(".")
-        _found(index[network][1], layer)
+        _found(names_of(index[network][1], network in biased), index[network][1], layer)
+    for network, own in shifts.items():
+        for path in own:
+            _name_of_parameter(names_of(index[network][1], network in biased), index[network][1], path)
 
 
-def names_of(kind: str) -> Names:
+def names_of(kind: str, biased: bool = False) -> Names:
     """The names of a network by its class.
+
+    Args:
+        biased: whether there are biases, which ComfyUI reads under its own names alone.
 
     Raises:
         InputError: they are not known.
@@ -217,16 +71,24 @@ def names_of(kind: str) -> Names:
             f"--comfyui: which names ComfyUI has for the layers of {kind} is not known, only of {known}; export without "
             "it, diffusers reads that"
         )
-    return NAMES[kind]
+    names = NAMES[kind]
+    return names.makers if biased and names.makers is not None else names
 
 
-def _found(kind: str, layer: str) -> tuple[str, tuple[str, ...]]:
-    found = names_of(kind).find(layer)
+def _found(names: Names, kind: str, layer: str) -> tuple[str, tuple[str, ...]]:
+    found = names.find(layer)
     if found is None:
         raise InputError(
             f"--comfyui: the layer {layer} of {kind} has no name in ComfyUI that is known; train with "
             "model.lora.targets: auto, or export without it"
         )
+    return found
+
+
+def _name_of_parameter(names: Names, kind: str, path: str) -> str:
+    found = names.find_parameter(path)
+    if found is None:
+        raise InputError(f"--comfyui: the parameter {path} of {kind} has no name in ComfyUI that is known")
     return found
 
 
@@ -245,30 +107,56 @@ def write(weights: Weights, out: Path, name: str) -> list[str]:
     files = []
     for (module, network), ending in zip(weights.modules.items(), endings, strict=True):
         files.append(f"{FOLDER}/{name}{ending}.safetensors")
-        save_file(renamed(network, weights.adapter_state(module)), out / files[-1], {"format": "pt"})
+        shifts = weights.begun[module].shifts if weights.begun else {}
+        written = renamed(network, weights.adapter_state(module), shifts)
+        save_file(written, out / files[-1], {"format": "pt"})
     return files
 
 
-def renamed(network: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def renamed(network: torch.nn.Module, state: State, shifts: State | None = None) -> dict[str, torch.Tensor]:
     """The tensors of a network's adapter under ComfyUI's names, with an alpha for each layer.
 
     Args:
-        state: under peft's names, `LAYER.lora_A.weight` (rank, in) and `LAYER.lora_B.weight` (out, rank).
+        state: under peft's names, `LAYER.lora_A.weight` (rank, in), `LAYER.lora_B.weight` (out, rank) and
+            `LAYER.lora_B.bias` (out,).
+        shifts: what is added to further parameters, by their paths.
     """
-    kind = type(network).__name__
-    names, layers = names_of(kind), [key.removesuffix(DOWN) for key in state if key.endswith(DOWN)]
+    kind, state = type(network).__name__, {key: tensor.detach().float().cpu() for key, tensor in state.items()}
+    names = names_of(kind, any(path.endswith(".bias") for path in (*state, *(shifts or {}))))
+    layers = [key.removesuffix(DOWN) for key in state if key.endswith(DOWN)]
     written = {}
-    for name, parts in dict(_found(kind, layer) for layer in layers).items():
-        trained = [network.get_submodule(part) for part in parts if part in layers]
-        scale = trained[0].scaling["default"]  # alpha / rank
-        rank, ups = 0, []
-        for part in parts:
-            layer, own = network.get_submodule(part), part in layers
-            up = state[part + UP].float().cpu() if own else torch.zeros(layer.out_features, 0)
-            ups.append(up * (layer.scaling["default"] / scale) if own else up)
-            rank += up.shape[1]
-        down, up, alpha = names.keys(name)
-        written[down] = torch.cat([state[part + DOWN].float().cpu() for part in parts if part in layers]).contiguous()
-        written[up] = torch.block_diag(*ups).contiguous()
-        written[alpha] = torch.tensor(float(scale * rank))
+    for name, parts in dict(_found(names, kind, layer) for layer in layers).items():
+        down, up, alpha, bias = names.keys(name)
+        own = [part for part in parts if part in layers]
+        scales = {part: network.get_submodule(part).scaling["default"] for part in own}  # alpha / rank
+        written[down] = torch.cat([state[part + DOWN] for part in own]).contiguous()
+        ups = [state[part + UP] * (scales[part] / scales[own[0]]) for part in own]
+        written[up] = (
+            ups[0].contiguous() if len(parts) == 1 else _stacked(network, dict(zip(own, ups, strict=True)), parts)
+        )
+        written[alpha] = torch.tensor(float(scales[own[0]] * len(written[down])))
+        if any(part + BIAS in state for part in own):
+            biases = {part: state[part + BIAS] * scales[part] for part in own if part + BIAS in state}
+            written[bias] = _stacked(network, biases, parts)
+        for key in (up, bias) if name in names.swapped else ():
+            if key in written:
+                written[key] = torch.cat(written[key].chunk(2)[::-1])
+    return written | _shifts(names, kind, shifts or {})
+
+
+def _stacked(network: torch.nn.Module, found: State, parts: Sequence[str]) -> torch.Tensor:
+    """Matrices (rows, rank) of the parts of a layer, each in a block of its own, or biases (rows,); zeros for the others."""
+    sizes = {part: network.get_submodule(part).out_features for part in parts}
+    if next(iter(found.values())).ndim == 1:
+        return torch.cat([found.get(part, torch.zeros(sizes[part])) for part in parts])
+    return torch.block_diag(*(found.get(part, torch.zeros(sizes[part], 0)) for part in parts)).contiguous()
+
+
+def _shifts(names: Names, kind: str, shifts: State) -> dict[str, torch.Tensor]:
+    """What is added to further parameters, under ComfyUI's keys."""
+    written = {}
+    for path, shift in shifts.items():
+        prefix = "diffusion_model." if names.kohya else names.prefix  # kohya's names are of layers alone
+        key = shift_key(prefix + _name_of_parameter(names, kind, path))
+        written[key] = shift.float().cpu().contiguous()
     return written

@@ -15,7 +15,8 @@ from flowgrpo.flow.pipeline.backends import AttentionBackend, refuse_lossy_atten
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.schema.sections import Eval, Lora, Quantised, RewardUse, RunConfig, Train, check_quantised
+from flowgrpo.schema.lora import Lora, LoraPath, Quantised, check_base
+from flowgrpo.schema.sections import Eval, RewardUse, RunConfig, Train
 from flowgrpo.training import low_precision, roles
 from flowgrpo.training.bank import Bank
 from flowgrpo.training.baseline import NESTED
@@ -42,6 +43,8 @@ class Model(Strict):
     """Type of the frozen weights and of the computation; trained weights are kept in float32."""
     lora: Lora | None = Lora()
     """Low-rank adapters; null trains every weight."""
+    merge: LoraPath | None = None
+    """A LoRA, as lora.path takes it, to merge into the weights before all of these are trained (lora: null); null: none."""
     teacher: str | None = None
     """Whose policy is the reference `teacher`: a LoRA over the same base (a file, a folder, an export's or a run's, or a hub
     id), or a pipeline whose networks have the same shapes (a built-in name, a folder or a hub id); null: none."""
@@ -76,7 +79,7 @@ class Model(Strict):
 
     @model_validator(mode="after")
     def _frozen(self) -> Model:
-        check_quantised(self.quantise, self.lora)
+        check_base(self.lora, self.quantise, self.merge)
         return self
 
     @model_validator(mode="after")

@@ -14,12 +14,14 @@ from diffusers.loaders.lora_base import LoraBaseMixin
 from flowgrpo.data import conditions, prompts
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.data.prompts import Row
+from flowgrpo.errors import InputError
 from flowgrpo.flow import comfyui as names
-from flowgrpo.flow import setup
+from flowgrpo.flow import setup, start
 from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.pipeline import loading, traits
 from flowgrpo.flow.pipeline.modality import frame_rate, modality_of, sampling_rate, task_of
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.schema.lora import LoraPath
 from flowgrpo.training import card, checkpoint, lora_files, markdown
 from flowgrpo.training.card import SAMPLES, Exported, Shown
 from flowgrpo.training.quantise import FORMS
@@ -39,21 +41,29 @@ def check(settings: Config, run: Path, found: Path, *, comfyui: bool) -> None:
     """Refuse what can be refused of an export of the checkpoint `found` without loading its model.
 
     Raises:
-        InputError: there is no such model, or no evaluation prompts, the run's own copy of a LoRA is gone, or for `comfyui`
-            layers have no names in ComfyUI that are known.
+        InputError: there is no such model, or no evaluation prompts, the run's own copy of a LoRA is gone, for `comfyui`
+            layers have no names in ComfyUI that are known, or without it diffusers' file cannot hold what was trained.
     """
-    lora_files.kept(settings, run)
+    kept = lora_files.kept(settings, run)
     loading.index_of(settings.model.path)
     prompts.load_split(settings.prompts, "eval")
+    begun = {} if settings.model.lora is None else start.adapters(kept.model)
+    shifts = {name: adapter.shifts for name, adapter in begun.items() if adapter.shifts}
     if comfyui:
-        names.check(settings, found)
+        names.check(settings, found, shifts)
+    elif shifts:
+        name, own = next(iter(shifts.items()))
+        raise InputError(
+            f"the LoRA that this run started from shifts {len(own)} parameters, {name}.{min(own)} first, which no LoRA file "
+            "of diffusers can hold; export with --comfyui, which then writes the file for ComfyUI alone"
+        )
 
 
 def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool = False) -> Exported:
     """Write the weights that evaluation used (the average, when one is kept) of the checkpoint `found` to `out`.
 
-    LoRA goes to `pytorch_lora_weights.safetensors`, which `pipe.load_lora_weights(out)` takes; full weights become a whole
-    pipeline for `from_pretrained(out)`, with its stock scheduler.
+    LoRA goes to `pytorch_lora_weights.safetensors`, which `pipe.load_lora_weights(out)` takes, unless it has shifts, which
+    that cannot hold; full weights become a whole pipeline for `from_pretrained(out)`, with its stock scheduler.
 
     Args:
         comfyui: write the LoRA under ComfyUI's names, too; see `flowgrpo.flow.comfyui`. `check` must have passed.
@@ -73,21 +83,25 @@ def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool
     policy, weights = setup.policy_and_weights(lora_files.kept(settings, run), device, encode, learns=False)
     step = checkpoint.load_averaged(found, weights)
     out.mkdir(parents=True, exist_ok=True)
-    write_weights(policy, weights, out)
     also = names.write(weights, out, settings.run.name) if comfyui else []
+    adapter: LoraPath = "."
+    if weights.lora is not None and any(each.shifts for each in weights.begun.values()):
+        adapter = also[0] if len(also) == 1 else dict(zip(weights.modules, also, strict=True))
+    else:
+        write_weights(policy, weights, out)
     with policy.call_overrides(**settings.eval.call):
         call = policy.call
         samples = policy.generate(rows)
         told = sampler_settings(policy, settings, weights.lora)
     rates = sampling_rate(policy.pipe) or SAMPLING_RATE, frame_rate(policy.pipe, call)
     files = [save_sample(sample, out / f"sample-{row.seed}", *rates) for row, sample in zip(rows, samples, strict=True)]
-    kind = "full" if weights.lora is None else "lora"
     shown = [_shown_with_before(run, row, file) for row, file in zip(rows, files, strict=True)]
     (out / SETTINGS).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     (out / "README.md").write_text(
-        _card(run, settings, policy=policy, kind=kind, step=step, call=call, samples=shown, comfyui=also),
+        _card(run, settings, policy=policy, adapter=adapter, step=step, call=call, samples=shown, comfyui=also),
         encoding="utf-8",
     )
+    kind = "full" if weights.lora is None else "lora"
     return Exported(folder=out, step=step, kind=kind, samples=[file.name for file in files], comfyui=also)
 
 
@@ -162,21 +176,26 @@ def _card(
     settings: Config,
     *,
     policy: DiffusersPolicy,
-    kind: str,
+    adapter: LoraPath,
     step: int,
     call: dict[str, Any],
     samples: list[Shown],
     comfyui: list[str],
 ) -> str:
-    """A model card that says how it was made, what it scored, and the exact lines that reproduce its samples."""
+    """A model card that says how it was made, what it scored, and the exact lines that reproduce its samples.
+
+    Args:
+        adapter: what the LoRA is, as `model.lora.path` takes it; "." is the file for diffusers.
+    """
     model, row = settings.model, samples[0].row
+    kind = "full" if model.lora is None else "lora"
     given = {name for s in samples for name, value in s.row.columns.items() if conditions.is_file_name(value)}
     task = task_of(type(policy.pipe), given & policy.takes)
     widget = [{"text": s.row.prompt, "output": {"url": s.after}} for s in samples]
     return card.text(
         card.heading(run, settings, library="diffusers", kind=kind, step=step, task=task, widget=widget),
-        snippet=_snippet(policy, model, kind=kind, call=call, row=row),
-        command=_command(model, kind, call=call, row=row),
+        snippet=_snippet(policy, model, adapter=adapter, call=call, row=row),
+        command=_command(model, adapter, call=call, row=row),
         made="sample",
         samples=[Shown(s.row, _shown(s.after), s.before and _shown(s.before)) for s in samples],
         notes=_notes(comfyui),
@@ -202,12 +221,16 @@ def _shown(file: str) -> str:
     return f"![]({file})"
 
 
-def _command(model: Model, kind: str, *, call: dict[str, Any], row: Row) -> str:
+def _command(model: Model, adapter: LoraPath, *, call: dict[str, Any], row: Row) -> str:
     given = _conditions(row)
     line = card.command(
         [
             *("flowgrpo", "sample"),
-            *([model.path, "--adapter", "."] if kind == "lora" else ["."]),
+            *(
+                ["."]
+                if model.lora is None
+                else [model.path, "--adapter", adapter if isinstance(adapter, str) else card.written(adapter)]
+            ),
             *(["--prompts", "rows.jsonl"] if given else ["--prompt", row.prompt, "--seed", str(row.seed)]),
             *("--dtype", model.dtype, *(["--quantise", model.quantise] if model.quantise else [])),
             *("--out", "samples"),
@@ -221,7 +244,7 @@ def _conditions(row: Row) -> list[str]:
     return [name for name, value in row.columns.items() if value is not None and name != "sampling_rate"]
 
 
-def _snippet(policy: DiffusersPolicy, model: Model, *, kind: str, call: dict[str, Any], row: Row) -> str:
+def _snippet(policy: DiffusersPolicy, model: Model, *, adapter: LoraPath, call: dict[str, Any], row: Row) -> str:
     source, name = model.path, type(policy.pipe).__name__
     absent = "".join(f", {part}=None" for part in loading.absent_components(source))
     euler = not isinstance(policy.stock_scheduler, FlowMatchEulerDiscreteScheduler)
@@ -236,8 +259,9 @@ def _snippet(policy: DiffusersPolicy, model: Model, *, kind: str, call: dict[str
             if by_library
             else "from flowgrpo.training.quantise import quantise"
         )
-    place = repr("." if kind == "full" else source)
-    if kind == "lora" and source in EMBEDDED:
+    lines += ["from flowgrpo.flow.start import load_lora"] * (adapter != ".")
+    place = repr("." if model.lora is None else source)
+    if model.lora is not None and source in EMBEDDED:
         lines.append(f"from flowgrpo.{source} import PATH")
         place = "PATH"
     lines.append("")
@@ -246,7 +270,9 @@ def _snippet(policy: DiffusersPolicy, model: Model, *, kind: str, call: dict[str
         lines.append(f"quantised = pipeline_options({model.quantise!r}, {networks!r}, torch.{model.dtype})")
     options = absent + ", **quantised" * by_library
     lines.append(f"pipe = {name}.from_pretrained({place}, dtype=torch.{model.dtype}{options})")
-    if kind == "lora":
+    if adapter != ".":
+        lines.append(f"load_lora(pipe, {place}, {adapter!r})")
+    elif model.lora is not None:
         own = traits.loads_lora(policy.pipe)
         lines += ['pipe.load_lora_weights(".")'] * own
         others = [name for name in policy.modules if not own or name != "transformer"]

@@ -16,7 +16,7 @@ from flowgrpo.flow import start
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline import loading
 from flowgrpo.flow.pipeline.traits import ENCODERS, TRAINED, is_network
-from flowgrpo.schema.sections import Lora
+from flowgrpo.schema.lora import Lora
 from flowgrpo.training import hub, low_precision, quantise, sharding
 from flowgrpo.training.adapters import Adapter
 from flowgrpo.training.hub import Shape, refuse_too_large, shapes

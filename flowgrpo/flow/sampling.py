@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow import setup
+from flowgrpo.flow import setup, start
 from flowgrpo.flow.config import Model
 from flowgrpo.flow.pipeline import loading
 from flowgrpo.flow.pipeline.modality import frame_rate, sampling_rate
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.schema.sentences import checked
-from flowgrpo.training import checkpoint
+from flowgrpo.training import lora_files
 from flowgrpo.training.samples import SAMPLING_RATE, ModelUse, Sampler, Switches
 from rewards.compute import default_device
 
@@ -27,11 +27,6 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
         InputError: there is no such model, adapter or argument, a switch is not for this model or machine, or the rows have
             conditions that it does not take.
     """
-    adapter = use.adapter
-    if adapter is not None:
-        if not (adapter / loading.LORA_FILE).is_file():
-            raise InputError(f"--adapter {adapter}: there is no {loading.LORA_FILE}, which flowgrpo export writes")
-        checkpoint.check_tensors(adapter / loading.LORA_FILE)
     with _as_options():
         policy = _policy(use, rows)
     return Sampler(
@@ -44,8 +39,10 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
 
 
 def _policy(use: ModelUse, rows: Sequence[Row]) -> DiffusersPolicy:
-    own = vars(use.switches)
-    model = checked(Model, {"path": use.path, "dtype": use.dtype, "quantise": use.quantise, **own}, "model")
+    written = {"path": use.path, "dtype": use.dtype, "quantise": use.quantise, "lora": {"path": use.adapter}}
+    model = checked(Model, written | vars(use.switches), "model")
+    with lora_files.named("--adapter"):
+        begun = start.adapters(model)
     setup.check_installed(model, default_device(), learns=False)
 
     def encode(policy: DiffusersPolicy) -> None:
@@ -56,12 +53,13 @@ def _policy(use: ModelUse, rows: Sequence[Row]) -> DiffusersPolicy:
         use.path,
         use.dtype,
         use.call,
-        adapter=use.adapter,
         quantise=use.quantise,
         encode=encode,
         text_encoders=use.switches.text_encoders,
     )
     setup.set_switches(model, policy, policy.pipe.device)
+    if begun:
+        setup.trainable(model, policy, ema=None, begun=begun)
     return policy
 
 

@@ -218,6 +218,8 @@ def policy_and_weights(
     for network in policy.modules.values():
         refuse_dynamic(network)
     set_switches(model, policy, torch.empty(0, device=device).device)  # with its index, as weights say it
+    for name, adapter in begun.items() if model.lora is None else ():
+        adapter.merge(policy.modules[name])
     algorithm = config.algorithm
     kept = {"ema": None}
     if learns:
@@ -262,8 +264,12 @@ def trainable(
     Args:
         begun: what `start.adapters` returned.
     """
-    lora = begun or (model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, policy.modules))
-    return Weights(policy.modules, lora, ema=ema, reference=reference, refresh=refresh, old=old, bank=bank)
+    lora = None
+    if model.lora is not None:
+        lora = begun or lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, policy.modules)
+    weights = Weights(policy.modules, lora, ema=ema, reference=reference, refresh=refresh, old=old, bank=bank)
+    weights.begun = begun
+    return weights
 
 
 def with_sampling_rate(prompts: Sequence[Prompt], policy: DiffusersPolicy) -> list[Prompt]:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,97 +16,139 @@ import torch
 from flowgrpo.data import embedded
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Model
+from flowgrpo.flow.layer_names import NAMES, Names
 from flowgrpo.flow.pipeline import loading
 from flowgrpo.flow.pipeline.traits import TRAINED
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.training import lora_files
+from flowgrpo.schema.lora import LoraPath
+from flowgrpo.training import lora_files, lora_layers
 from flowgrpo.training.adapters import Adapter, Matrices, check_agrees
-from flowgrpo.training.hub import Shape, one_sentence
+from flowgrpo.training.hub import one_sentence
 from flowgrpo.training.lora_files import KEY, LoraFile
+from flowgrpo.training.lora_layers import Index, Outline, Target
 from rewards.base import nearest
 
 if TYPE_CHECKING:
     import accelerate
+    from diffusers import DiffusionPipeline
 else:
     accelerate = lazy("accelerate")
 
-Layers = Mapping[str, Mapping[str, Shape]]
-
 
 def adapters(model: Model) -> dict[str, Adapter]:
-    """The adapters that training starts from, by network; {} without `model.lora.path`.
+    """The adapters that training starts from, by network: of `model.lora.path`, or of `model.merge`; {} without either.
 
-    A network that the file has nothing for gets new ones on the same layers, which change nothing at first.
+    A network for which `model.lora.path` has nothing gets new ones on the same layers, which change nothing at first.
 
     Raises:
         InputError: there is no such file, or its adapters are not for this model, or not those that the config names.
     """
+    if model.merge is not None:
+        with lora_files.named("model.merge"):
+            return read(model.merge, outlines(model.path), model.path)
     if model.lora is None or model.lora.path is None:
         return {}
-    paths = {None: model.lora.path} if isinstance(model.lora.path, str) else model.lora.path
-    files = {name: lora_files.read(path) for name, path in paths.items()}
-    layers = layer_shapes(model.path)
-    found: dict[str, Adapter] = {}
-    for name, file in files.items():
-        if name is not None and name not in layers:
-            raise InputError(f"{KEY}: {model.path} has no network {name!r}, {nearest(name, layers)}")
-        found |= placed(file, layers if name is None else {name: layers[name]}, model.path)
+    networks = outlines(model.path)
+    found = read(model.lora.path, networks, model.path)
     check_agrees(model.lora, found.values())
-    return {name: found[name] if name in found else _new(name, found, shapes) for name, shapes in layers.items()}
+    return {name: found[name] if name in found else _new(name, found, each) for name, each in networks.items()}
 
 
-def layer_shapes(path: str) -> dict[str, dict[str, Shape]]:
-    """Shapes of the weights of linear and convolutional layers, by the networks that compute the velocity.
+def read(path: LoraPath, networks: Mapping[str, Outline], model: str) -> dict[str, Adapter]:
+    """The adapters of a file, or of one for each network, by network.
+
+    Args:
+        networks: of the model, see `outlines`.
+        model: what it is called in errors.
+
+    Raises:
+        InputError: there is no such file, or its adapters are not for this model.
+    """
+    found: dict[str, Adapter] = {}
+    for name, each in ({None: path} if isinstance(path, str) else path).items():
+        file = lora_files.read(each)
+        if name is not None and name not in networks:
+            raise InputError(f"{KEY}: {model} has no network {name!r}, {nearest(name, networks)}")
+        found |= placed(file, networks if name is None else {name: networks[name]}, model)
+    return found
+
+
+def load_lora(pipe: DiffusionPipeline, path: str | Path, lora: LoraPath) -> None:
+    """Put a LoRA into the networks of a stock pipeline.
+
+    Args:
+        path: of the model: a built-in name, a local folder or a hub id.
+        lora: as `model.lora.path` takes it.
+
+    Raises:
+        InputError: there is no such file, or its adapters are not for this model.
+    """
+    for name, adapter in read(lora, outlines(str(path)), str(path)).items():
+        adapter.inject(getattr(pipe, name))
+
+
+def outlines(path: str) -> dict[str, Outline]:
+    """The shapes of a model's networks that compute the velocity, by name.
 
     The networks are built from their configurations alone, without weights.
     """
-    shapes = {}
+    found = {}
     for name, written in loading.index_of(path).items():
-        network_class = loading.component_class(written) if name.startswith(TRAINED) else None
-        if network_class is None:
-            continue
-        with one_sentence(path):
-            config = network_class.load_config(embedded.place_of(path), subfolder=name)
-            with accelerate.init_empty_weights():
-                network = network_class.from_config(config)
-        adaptable = (torch.nn.Linear, torch.nn.Conv2d, torch.nn.Conv3d)
-        shapes[name] = {at: tuple(m.weight.shape) for at, m in network.named_modules() if isinstance(m, adaptable)}
-    return shapes
+        kind = loading.component_class(written) if name.startswith(TRAINED) else None
+        if kind is not None:
+            with one_sentence(path):
+                config = kind.load_config(embedded.place_of(path), subfolder=name)
+                with accelerate.init_empty_weights():
+                    found[name] = Outline.of(kind.from_config(config))
+    return found
 
 
-def placed(file: LoraFile, layers: Layers, path: str) -> dict[str, Adapter]:
-    """The adapters of a file by network, by names as they are or as the pipeline's own class translates them.
+def placed(file: LoraFile, networks: Mapping[str, Outline], path: str) -> dict[str, Adapter]:
+    """The adapters of a file by network, by the names of diffusers, of `layer_names`, or as the pipeline's class translates.
 
     Args:
-        layers: of the model at `path`, see `layer_shapes`.
+        networks: of the model at `path`, see `outlines`.
 
     Raises:
         InputError: they are not for this model.
     """
-    try:
-        return lora_files.placed(file, lora_files.layers_of(file), layers, path)
-    except InputError as error:
-        refused = error
-    pipeline = loading.pipeline_class(path)
+    index = _index(networks)
+    unknown = lora_layers.unknown(file, index)
+    pipeline = loading.pipeline_class(path) if unknown else None
     if not hasattr(pipeline, "lora_state_dict"):
-        raise refused
+        return lora_layers.placed(file, index, networks, path)
+    refused = InputError(f"{KEY}: {file.place} has an adapter for {unknown[0]}, and {path} has no such layer")
     for spelled in (_for_translation(file), _respelled(file)):
-        translated = _translated(pipeline, spelled.tensors)
-        if not translated:  # some drop what they do not know
+        translated = _translated(pipeline, spelled)
+        if not translated or translated.keys() == spelled.tensors.keys():  # some leave names that they do not know
             continue
         try:
-            renamed = replace(spelled, tensors=translated)
-            return lora_files.placed(renamed, lora_files.layers_of(renamed), layers, path)
+            return lora_layers.placed(replace(spelled, tensors=translated), index, networks, path)
         except InputError as error:
-            refused = refused if translated.keys() == spelled.tensors.keys() else error
+            refused = error
     raise refused
+
+
+def _index(networks: Mapping[str, Outline]) -> Index:
+    """The names of diffusers and of others, and what they mean."""
+    layers: dict[str, dict[str, Target]] = {}
+    parameters: dict[str, dict[str, Target]] = {}
+    for name, outline in networks.items():
+        names = NAMES.get(outline.kind, Names())
+        for found, paths, read in (
+            (layers, outline.layers, names.read_layers),
+            (parameters, outline.parameters, names.read_parameters),
+        ):
+            others = {other: Target(name, parts, other in names.swaps) for other, parts in read(paths).items()}
+            found[name] = others | lora_layers.names_in(name, paths)
+    return Index(layers, parameters)
 
 
 def _for_translation(file: LoraFile) -> LoraFile:
     """A file whose options hold for names to come; none of them beside alphas of its own, which a class multiplies in."""
     if any(key.endswith(".alpha") for key in file.tensors):
         return replace(file, options={})
-    plain = lora_files.without_patterns(file)
+    plain = lora_layers.without_patterns(file)
     if len(plain.options) != 1:
         return plain
     (options,) = plain.options.values()
@@ -114,7 +157,7 @@ def _for_translation(file: LoraFile) -> LoraFile:
 
 def _respelled(file: LoraFile) -> LoraFile:
     """A file as ComfyUI and kohya would write it, which is all that some classes translate."""
-    alphas = lora_files.alphas(file) if file.options else {}
+    alphas = lora_layers.alphas(file) if file.options else {}
     tensors = {}
     for key, tensor in (alphas | dict(file.tensors)).items():
         name = re.sub(r"^base_model\.model\.", "diffusion_model.", key)
@@ -122,17 +165,41 @@ def _respelled(file: LoraFile) -> LoraFile:
     return replace(file, tensors=tensors, options={})
 
 
-def _translated(pipeline: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
-    """Tensors under diffusers' names, by the pipeline's own class; None where it does not know the names."""
+def _translated(pipeline: Any, file: LoraFile) -> dict[str, torch.Tensor] | None:
+    """Tensors under diffusers' names, by the pipeline's own class; None where it does not know the names.
+
+    Raises:
+        InputError: the class leaves a tensor out. Shifts, which it does not know, are not among them.
+    """
+    given = {
+        key: tensor if key.endswith(".alpha") else tensor.detach().requires_grad_()
+        for key, tensor in file.tensors.items()
+        if not lora_files.SHIFT.fullmatch(key)
+    }
     with_alphas = "return_alphas" in inspect.signature(pipeline.lora_state_dict).parameters
     with _silent():
         try:
-            found = pipeline.lora_state_dict(dict(tensors), **({"return_alphas": True} if with_alphas else {}))
+            passed = {key: tensor * 1 for key, tensor in given.items()}  # some change tensors in place
+            found = pipeline.lora_state_dict(passed, **({"return_alphas": True} if with_alphas else {}))
         except Exception:  # whatever names of others raise in there
             return None
     state, alphas = found if with_alphas else (found, None)
-    state = {key: t for key, t in state.items() if not key.startswith(lora_files.TEXT_ENCODERS)}
-    return state | {key: torch.as_tensor(alpha) for key, alpha in (alphas or {}).items()}
+    _check_used(file, given, state)
+    state = {key: t.detach() for key, t in state.items() if not key.startswith(lora_files.TEXT_ENCODERS)}
+    shifts = {key: tensor for key, tensor in file.tensors.items() if lora_files.SHIFT.fullmatch(key)}
+    return state | shifts | {key: torch.as_tensor(alpha) for key, alpha in (alphas or {}).items()}
+
+
+def _check_used(file: LoraFile, given: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
+    """Refuse a translation that does not depend on a tensor that was given: its gradient tells."""
+    learning = {key: tensor for key, tensor in given.items() if tensor.requires_grad}
+    total = sum(tensor.sum() for tensor in state.values() if torch.is_tensor(tensor) and tensor.requires_grad)
+    if not torch.is_tensor(total):
+        return
+    gradients = torch.autograd.grad(total, list(learning.values()), allow_unused=True)
+    for key, gradient in zip(learning, gradients, strict=True):
+        if gradient is None or not gradient.any():
+            raise InputError(f"{KEY}: {file.place} holds {key}, which diffusers' translation of such names leaves out")
 
 
 @contextmanager
@@ -147,13 +214,13 @@ def _silent():
             loading.diffusers.utils.logging.set_verbosity(before)
 
 
-def _new(name: str, found: Mapping[str, Adapter], shapes: Mapping[str, Shape]) -> Adapter:
+def _new(name: str, found: Mapping[str, Adapter], outline: Outline) -> Adapter:
     """Adapters that add nothing, on the layers that another network has some on."""
     ((other, adapter), *_) = found.items()
     generator = torch.Generator().manual_seed(0)
     layers = {}
     for path, layer in adapter.layers.items():
-        if shapes.get(path) == (len(layer.up), *layer.down.shape[1:]):
+        if outline.layers.get(path) == (len(layer.up), *layer.down.shape[1:]):
             down = torch.randn(layer.down.shape, generator=generator) / layer.rank
             layers[path] = Matrices(down=down, up=torch.zeros_like(layer.up), bias=None, alpha=layer.alpha)
     if not layers:

@@ -36,23 +36,23 @@ def check(config: Config) -> dict[str, Adapter]:
             f"{KEY}: algorithm.objective.kl.reference=teacher needs one; name a LoRA over {model.path}, a run's folder, or "
             "a pipeline like it"
         )
-    with _as_teacher():
+    with _as_teacher(), lora_files.named(KEY):
         if loading.is_pipeline(model.teacher):
             loading.check_weights(model.teacher, TRAINED)
             _check_pipeline(config)
             return {}
         if model.lora is None:
             loading.index_of(model.teacher)  # which says why it is no pipeline; a LoRA needs a base that stays
-        return start.placed(lora_files.read(model.teacher), start.layer_shapes(model.path), model.path)
+        return start.read(model.teacher, start.outlines(model.path), model.path)
 
 
 @contextmanager
 def _as_teacher() -> Iterator[None]:
-    """Name the teacher where an error names what others read alike: a LoRA to start from, or a model."""
+    """Name the teacher where an error names a model."""
     try:
         yield
     except InputError as error:
-        raise InputError(str(error).replace(lora_files.KEY, KEY).replace("model.path:", f"{KEY}:")) from error
+        raise InputError(str(error).replace("model.path:", f"{KEY}:")) from error
 
 
 def _check_pipeline(config: Config) -> None:
@@ -125,6 +125,10 @@ def put(weights: Weights, teacher: Mapping[str, Adapter]) -> None:
     """
     values = {name: torch.zeros_like(p) for name, p in weights.named.items()}
     for network, adapter in teacher.items():
+        if adapter.shifts:
+            raise InputError(
+                f"{KEY}: it shifts {network}.{min(adapter.shifts)}, which the student's adapters cannot do"
+            )
         modules = dict(weights.modules[network].named_modules())
         for path, layer in adapter.layers.items():
             name, student = f"{network}.{path}", modules[path]

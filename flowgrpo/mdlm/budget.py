@@ -14,7 +14,7 @@ from flowgrpo.data import prompts
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.plan import here
 from flowgrpo.mdlm.trial import Trial, trial
-from flowgrpo.schema.sections import Lora
+from flowgrpo.schema.lora import Lora
 from flowgrpo.training import quantise, quantise_libraries
 from flowgrpo.training.budget import (
     ROLLOUT,

@@ -16,7 +16,8 @@ from flowgrpo.mdlm.methods.prefix import ORDERED, PrefixRatio
 from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
-from flowgrpo.schema.sections import Eval, Lora, Prompts, Quantised, RewardUse, RunConfig, Train, check_quantised
+from flowgrpo.schema.lora import Lora, LoraPath, Quantised, check_base
+from flowgrpo.schema.sections import Eval, Prompts, RewardUse, RunConfig, Train
 from flowgrpo.training import roles
 from flowgrpo.training.parts import check_geometry
 from rewards.base import last_part, nearest
@@ -35,6 +36,8 @@ class TextModel(Strict):
     """Of the frozen weights and of what is computed; what is trained is kept in float32."""
     lora: Lora | None = Lora()
     """Low-rank adapters; null trains every weight."""
+    merge: LoraPath | None = None
+    """A LoRA, as lora.path takes it, to merge into the weights before all of these are trained (lora: null); null: none."""
     quantise: Quantised | None = None
     """Keep the linear layers of the frozen base in int8, fp8 (e4m3) or nf4, by layers of this package or by a library's
     (torchao_int8, torchao_fp8, bnb_nf4; flowgrpo[8bit]); needs adapters. null: as the files have them."""
@@ -66,7 +69,7 @@ class TextModel(Strict):
 
     @model_validator(mode="after")
     def _frozen(self) -> TextModel:
-        check_quantised(self.quantise, self.lora)
+        check_base(self.lora, self.quantise, self.merge)
         return self
 
 

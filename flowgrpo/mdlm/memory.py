@@ -13,7 +13,7 @@ from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.loading import config_of, model_paths
 from flowgrpo.mdlm.released import is_released
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.schema.sections import Lora
+from flowgrpo.schema.lora import Lora
 from flowgrpo.training import quantise, sharding
 from flowgrpo.training.hub import one_sentence, refuse_too_large, shapes
 from flowgrpo.training.optimizers import OPTIMIZERS

@@ -7,21 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flowgrpo.data import tables, templates
+from flowgrpo.data import templates
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
+from flowgrpo.mdlm import start
 from flowgrpo.mdlm.config import TextModel
 from flowgrpo.mdlm.export import SCHEDULE_FILE, with_schedule
-from flowgrpo.mdlm.loading import load_adapter
 from flowgrpo.mdlm.methods.decoder import Decoding
 from flowgrpo.mdlm.setup import load_text_policy
+from flowgrpo.schema.lora import Lora
 from flowgrpo.schema.sentences import checked
-from flowgrpo.training import checkpoint
+from flowgrpo.training import lora_files
 from flowgrpo.training.samples import ModelUse, Sampler, Switches, Text
+from flowgrpo.training.weights import Weights
 from rewards.base import nearest
 from rewards.compute import default_device
 
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 OPTIONS = ("length", "chat", "trust_remote_code", "mask_id", "shift", "attention", "block_size", "decoder", "template")
 
 
@@ -44,18 +45,16 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
     if template is not None and template not in templates.TEMPLATES:
         raise InputError(f"template: {template!r} is unknown, {nearest(str(template), templates.TEMPLATES)}")
     rows = [replace(row, prompt=templates.apply(template, row.prompt)) for row in rows]
-    for name in ADAPTER_FILES if adapter is not None else ():
-        if not (adapter / name).is_file():
-            raise InputError(f"--adapter {adapter}: there is no {name}, which flowgrpo export writes")
-    if adapter is not None:
-        tables.document(adapter / ADAPTER_FILES[0])
-        checkpoint.check_tensors(adapter / ADAPTER_FILES[1])
     chosen, decoding = options(use.path, use.dtype, use.call)
-    policy = load_text_policy(chosen.model_copy(update={"quantise": use.quantise}), default_device())
-    if adapter is not None:
-        load_adapter(policy.predictor, adapter)
+    chosen = chosen.model_copy(update={"quantise": use.quantise, "lora": checked(Lora, {"path": adapter}, "--adapter")})
+    with lora_files.named("--adapter"):
+        file = start.read(chosen)
+        policy = load_text_policy(chosen, default_device())
+        network = policy.predictor.model
+        if begun := start.adapters(chosen, file, network):
+            Weights({start.NETWORK: network}, begun)
     decoder = decoding.build(policy.length, policy.eos_id, "decoder", predictor=policy.predictor)
-    folder = adapter or Path(use.path)
+    folder = Path(use.path if adapter is None else adapter)
     learned = decoding.name == "scheduled" and (folder / SCHEDULE_FILE).is_file()
 
     def generate(part: Sequence[Row]) -> list[Text]:

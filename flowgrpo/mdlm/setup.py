@@ -94,9 +94,11 @@ def policy_and_weights(
     if model.offload_activations:
         offload_activations(network)
     modules = {"model": network}
-    lora = start.adapters(model, file, network) or (
-        model.lora and lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, modules)
-    )
+    begun, lora = start.adapters(model, file, network), None
+    if model.lora is not None:
+        lora = begun or lora_config(model.lora.rank, model.lora.alpha, model.lora.targets, modules)
+    elif begun:
+        begun["model"].merge(network)
     schedule = algorithm.schedule.policy(model.length)
     extra_modules = {} if schedule is None else {"schedule": schedule.to(device)}
     kept = {"ema": settings.train.ema, "reference": algorithm.objective.kl.reference} if learns else {}
@@ -107,6 +109,7 @@ def policy_and_weights(
         device=device,
         full=lora is None,
     )
+    weights.begun = begun
     return policy, weights
 
 

@@ -1,4 +1,4 @@
-"""What a language model's training starts from: the adapters of `model.lora.path`."""
+"""What a language model's training starts from: the adapters of `model.lora.path`, or of `model.merge`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.config import TextModel
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.training import lora_files
+from flowgrpo.training import lora_files, lora_layers
 from flowgrpo.training.adapters import Adapter, check_agrees
-from flowgrpo.training.lora_files import LoraFile
+from flowgrpo.training.lora_files import KEY, LoraFile
+from flowgrpo.training.lora_layers import Index, Outline
 
 if TYPE_CHECKING:
     from flowgrpo.mdlm import architectures
@@ -22,17 +23,19 @@ NETWORK = "model"  # its name in `Weights`
 
 
 def read(model: TextModel) -> LoraFile | None:
-    """The file of `model.lora.path`, checked as far as it alone tells; None without one.
+    """The file of `model.lora.path` or of `model.merge`, checked as far as it alone tells; None without one.
 
     Raises:
         InputError: there is no such file, it is no LoRA, or not the one that the config names.
     """
-    if model.lora is None or model.lora.path is None:
+    path = model.merge if model.lora is None else model.lora.path
+    if path is None:
         return None
-    if not isinstance(model.lora.path, str):
-        raise InputError(f"{lora_files.KEY}: a language model is one network, give one path in place of the map")
-    file = lora_files.read(model.lora.path)
-    check_agrees(model.lora, [Adapter(lora_files.layers_of(file))])
+    if not isinstance(path, str):
+        raise InputError(f"{KEY}: a language model is one network, give one path in place of the map")
+    file = lora_files.read(path)
+    if model.lora is not None:
+        check_agrees(model.lora, [Adapter(lora_layers.layers_of(file))])
     return file
 
 
@@ -44,9 +47,10 @@ def adapters(model: TextModel, file: LoraFile | None, network: torch.nn.Module) 
     """
     if file is None:
         return {}
-    linear = {path: module for path, module in network.named_modules() if isinstance(module, torch.nn.Linear)}
-    shapes = {path: (module.out_features, module.in_features) for path, module in linear.items()}
-    layers = {path.removeprefix("base_model.model."): each for path, each in lora_files.layers_of(file).items()}
-    own = architectures.own_paths(network, layers)
-    layers = {own[path] if own[path] in shapes else path: each for path, each in layers.items()}
-    return lora_files.placed(file, layers, {NETWORK: shapes}, model.path)
+    outline = Outline.of(network)
+    names = [name.removeprefix("base_model.model.") for name in lora_layers.layers_of(file)]
+    own = lora_layers.names_in(NETWORK, outline.layers)
+    released = {name: own[path] for name, path in architectures.own_paths(network, names).items() if path in own}
+    parameters = lora_layers.names_in(NETWORK, outline.parameters)
+    index = Index({NETWORK: own | released}, {NETWORK: parameters})
+    return lora_layers.placed(file, index, {NETWORK: outline}, model.path)

@@ -18,51 +18,6 @@ AUTO = "auto"  # a number that the run finds when it starts
 MOST_ROWS = 2**20  # of a call
 
 
-class Lora(Strict):
-    """Low-rank adapters."""
-
-    path: str | Annotated[dict[str, str], Field(min_length=1)] | None = None
-    """Start from a LoRA: a file, a folder (an export's, a run's) or a hub id, which says rank, alpha and targets, or a map
-    from networks to theirs; null: from new adapters, which change nothing at first."""
-    rank: int | None = Field(16, ge=1)
-    """Rank of each adapter; null: as path has it."""
-    alpha: float | None = Field(32, gt=0)
-    """An adapter's output is multiplied by alpha / rank; null: as path has it."""
-    targets: Literal["auto", "all-linear"] | Annotated[list[str], Field(min_length=1)] | None = "auto"
-    """Layer names, auto (the attention projections) or all-linear (all linear layers but a language model's head); null: as
-    path has them."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_path_has_it(cls, written: Any) -> Any:
-        if isinstance(written, dict) and written.get("path") is not None:
-            return {**dict.fromkeys(("rank", "alpha", "targets")), **written}
-        return written
-
-    @model_validator(mode="after")
-    def _known(self) -> Lora:
-        for key in ("rank", "alpha", "targets"):
-            if self.path is None and getattr(self, key) is None:
-                raise InputError(f"model.lora.{key}: null takes it from model.lora.path, which is not given")
-        return self
-
-
-Quantised = Literal["int8", "fp8", "nf4", "torchao_int8", "torchao_fp8", "bnb_nf4"]
-
-
-def check_quantised(quantise: Quantised | None, lora: Lora | None) -> None:
-    """Refuse a base that is quantised and trained.
-
-    Raises:
-        InputError: without adapters every weight is trained.
-    """
-    if quantise is not None and lora is None:
-        way_out = "give model.lora a rank, or set model.quantise=null"
-        raise InputError(
-            f"model.quantise: only a frozen base can be quantised, and model.lora=null trains it; {way_out}"
-        )
-
-
 class Pick(Strict):
     """Which training prompts an iteration takes, how many samples of each, and what they weigh.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +17,7 @@ from safetensors.torch import save_file
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.schema.sections import Lora
+from flowgrpo.schema.lora import Lora
 
 if TYPE_CHECKING:  # what reads a file does without
     import peft
@@ -58,14 +59,21 @@ class Matrices:
 
 @dataclass(frozen=True)
 class Adapter:
-    """The adapters of one network, by the paths of its layers; with `rslora`, alpha is over the root of the rank."""
+    """What a LoRA adds to one network.
+
+    Attributes:
+        layers: the matrices that are trained, by the paths of layers.
+        rslora: whether alpha is over the root of the rank.
+        shifts: what is added to further parameters, norms say, by their paths; these are not trained.
+    """
 
     layers: Mapping[str, Matrices]
     rslora: bool = False
+    shifts: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
-        """Number of weights."""
+        """Number of weights that are trained."""
         return sum(tensor.numel() for layer in self.layers.values() for _, tensor in layer.named())
 
     def config(self) -> LoraConfig:
@@ -83,20 +91,53 @@ class Adapter:
         )
 
     def inject(self, network: torch.nn.Module) -> LoraConfig:
-        """Put the adapters into a network, in float32; return their configuration."""
+        """Put the adapters into a network, in float32, and the shifts into its own tensors; return their configuration.
+
+        Raises:
+            InputError: a parameter that is shifted was quantised.
+        """
         config = self.config()
+        for p, shift in zip(self.shifted(network), self.shifts.values(), strict=True):
+            p.data = (p.float() + shift.to(p.device)).to(p.dtype)
         ends = tuple(f".{path}" for path in self.layers)
         if any(path not in self.layers and path.endswith(ends) for path, _ in network.named_modules()):
             config.target_modules = "|".join(map(re.escape, self.layers))  # peft takes listed paths for ends of others
         tensors = {f"{path}.{name}": tensor for path, layer in self.layers.items() for name, tensor in layer.named()}
-        peft.inject_adapter_in_model(config, network, state_dict=tensors)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`lora_bias=True` was passed")  # of layers whose bias is taken away below
+            peft.inject_adapter_in_model(config, network, state_dict=tensors)
         for path, layer in self.layers.items():
             injected = network.get_submodule(path)
             for name, tensor in layer.named():
                 matrix, _, kind = name.partition(".")
                 p = getattr(getattr(injected, matrix)["default"], kind)
                 p.data = tensor.to(p.device, torch.float32, copy=True)  # layers may share a tensor of the file
+            if injected.base_layer.bias is None and layer.bias is None:  # peft gives all layers one, where one has it
+                injected.lora_B["default"].bias = None
         return config
+
+    def shifted(self, network: torch.nn.Module) -> list[torch.nn.Parameter]:
+        """The parameters of a network that are shifted, in the order of `shifts`; errors as of `inject`."""
+        parameters = dict(network.named_parameters())
+        for path, shift in self.shifts.items():
+            p = parameters.get(path)
+            if p is None or not p.is_floating_point() or p.shape != shift.shape:
+                raise InputError(f"model.quantise: model.lora.path shifts {path}, which is quantised; set it to null")
+        return [parameters[path] for path in self.shifts]
+
+    @torch.no_grad()
+    def merge(self, network: torch.nn.Module) -> None:
+        """Add matrices, biases and shifts to the parameters of a network, which become float32 where it adds to them."""
+        changes = dict(self.shifts)
+        for path, layer in self.layers.items():
+            scale = layer.alpha / (layer.rank**0.5 if self.rslora else layer.rank)
+            product = layer.up.flatten(1).float() @ layer.down.flatten(1).float()
+            changes[f"{path}.weight"] = scale * product + changes.get(f"{path}.weight", 0)
+            if layer.bias is not None:
+                changes[f"{path}.bias"] = scale * layer.bias
+        for path, change in changes.items():
+            p = network.get_parameter(path)
+            p.data = p.float() + change.to(p.device).reshape(p.shape)
 
 
 def _commonest(values: Mapping[str, Number]) -> tuple[Number, dict[str, Number]]:
@@ -169,15 +210,25 @@ def check_agrees(lora: Lora, adapters: Iterable[Adapter]) -> None:
         )
 
 
-def save(file: Path, networks: Mapping[str, torch.nn.Module], configs: Mapping[str, LoraConfig]) -> None:
+def save(file: Path, adapters: Mapping[str, Adapter]) -> None:
     """Write the adapters of networks as diffusers names them, with their ranks and alphas in the header."""
     tensors, header = {}, {}
-    for name, network in networks.items():
-        for path, p in network.named_parameters():
-            if p.requires_grad:
-                tensors[f"{name}.{path.replace('.default.', '.')}"] = p.detach().cpu().contiguous()
-        options = ("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "lora_bias")
-        header |= {f"{name}.{option}": getattr(configs[name], option) for option in options}
+    for name, adapter in adapters.items():
+        for path, layer in adapter.layers.items():
+            tensors |= {f"{name}.{path}.{key}": tensor for key, tensor in layer.named()}
+        tensors |= {f"{name}.{shift_key(path)}": shift for path, shift in adapter.shifts.items()}
+        options, config = (
+            ("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "lora_bias"),
+            adapter.config(),
+        )
+        header |= {f"{name}.{option}": getattr(config, option) for option in options}
+    tensors = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
     partial = file.with_name(f".{file.name}.partial")
     save_file(tensors, partial, {"format": "pt", METADATA: json.dumps(header)})
     partial.replace(file)
+
+
+def shift_key(path: str) -> str:
+    """The key of what is added to a parameter: `LAYER.diff` of a weight, `LAYER.diff_b` of a bias, else `PATH.diff`."""
+    layer, _, own = path.rpartition(".")
+    return {"weight": f"{layer}.diff", "bias": f"{layer}.diff_b"}.get(own, f"{path}.diff")

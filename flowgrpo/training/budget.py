@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flowgrpo.schema.sections import AUTO, Lora, RunConfig
+from flowgrpo.schema.lora import Lora
+from flowgrpo.schema.sections import AUTO, RunConfig
 from flowgrpo.training import quantise, sharding
 from flowgrpo.training.hub import Shape
 from flowgrpo.training.layout import Layout, layout_of

@@ -85,8 +85,8 @@ def heading(
     held_out = [
         m for m in read_metrics(run) if m["phase"] == "eval" and m["step"] <= step and m["reward/mean"] is not None
     ]
-    lora = model.lora
-    started = lora and lora.path and (lora.path if isinstance(lora.path, str) else ", ".join(lora.path.values()))
+    started = model.merge if model.lora is None else model.lora.path
+    started = ", ".join(started.values()) if isinstance(started, dict) else started
     first, last = (held_out[0], held_out[-1]) if held_out else (None, None)
     base = origin.hub_name(model.path)
     facts = {

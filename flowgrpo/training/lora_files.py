@@ -1,4 +1,4 @@
-"""LoRA files of others and of ours, `model.lora.path`: found, read, and placed on the layers of networks.
+"""LoRA files of others and of ours, `model.lora.path`: found and read; `lora_layers` places them on networks.
 
 What a file alone tells is refused here, before a model is loaded.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,8 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import checkpoint
-from flowgrpo.training.adapters import METADATA, Adapter, Matrices, alpha_in
-from flowgrpo.training.hub import HUB_ID, Shape, one_sentence
+from flowgrpo.training.adapters import METADATA
+from flowgrpo.training.hub import HUB_ID, one_sentence
 from flowgrpo.training.weights import AVERAGE, OTHER_POLICIES
 
 if TYPE_CHECKING:
@@ -35,8 +36,7 @@ KEY = "model.lora.path"
 START = "start.safetensors"  # a run's own copy of what it started from
 USUAL = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")
 CONFIG = "adapter_config.json"
-MATRIX = re.compile(r"(.+)\.(lora_A|lora_B|lora_down|lora_up|lora\.down|lora\.up)(?:\.default)?\.(weight|bias)")
-ROLES = {"A.weight": "down", "down.weight": "down", "B.weight": "up", "up.weight": "up", "B.bias": "bias"}
+SHIFT = re.compile(r"(.+)\.(diff|diff_b|diff_m|w_norm|b_norm)")  # what is added to a parameter as it is
 OTHERS = {
     **dict.fromkeys(("lora_magnitude_vector", "dora_scale"), "a DoRA"),
     **{
@@ -47,7 +47,6 @@ OTHERS = {
         "lora_embedding": "a LoRA of embeddings",
     },
 }
-PREFIXES = ("base_model.model.", "diffusion_model.", "transformer.", "")  # of peft, ComfyUI, diffusers
 TEXT_ENCODERS = ("text_encoder", "lora_te", "text_model.", "conditioner.")
 
 
@@ -77,13 +76,22 @@ def kept(settings: RunConfig, folder: Path) -> RunConfig:
     Raises:
         InputError: the copy is gone.
     """
-    lora = settings.model.lora
-    if lora is None or lora.path is None:
+    model, own = settings.model, str(folder / START)
+    if model.merge is None and (model.lora is None or model.lora.path is None):
         return settings
-    if not (folder / START).is_file():
+    if not Path(own).is_file():
         raise InputError(f"{folder}: {START} is missing, the copy of what the run started from")
-    own = lora.model_copy(update={"path": str(folder / START)})
-    return settings.model_copy(update={"model": settings.model.model_copy(update={"lora": own})})
+    changed = {"merge": own} if model.lora is None else {"lora": model.lora.model_copy(update={"path": own})}
+    return settings.model_copy(update={"model": model.model_copy(update=changed)})
+
+
+@contextmanager
+def named(key: str) -> Iterator[None]:
+    """Name another key, or an option, in errors about a LoRA."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(error).replace(KEY, key)) from error
 
 
 def read(path: str) -> LoraFile:
@@ -109,7 +117,12 @@ def read(path: str) -> LoraFile:
         raise InputError(f"{KEY}: {path} has adapters for text encoders only ({min(tensors)}), which are not trained")
     if len(own) < len(tensors):
         warnings.warn(f"{KEY}: {path} has adapters for text encoders too, they are left out", stacklevel=2)
-    return LoraFile(place=path, tensors=own, options=options)
+    zeros = [key for key, tensor in own.items() if SHIFT.fullmatch(key) and not tensor.any()]
+    if zeros:
+        warnings.warn(f"{KEY}: {path} has {len(zeros)} shifts of zeros, {zeros[0]} first; left out", stacklevel=2)
+    return LoraFile(
+        place=path, tensors={key: tensor for key, tensor in own.items() if key not in zeros}, options=options
+    )
 
 
 def _located(path: str) -> Path:
@@ -151,6 +164,7 @@ def _chosen(path: str, names: Iterable[str]) -> str:
 
 def _of_file(path: str, file: Path) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
     """The tensors of a file, in float32, and peft's options in its header or beside it."""
+    path = path if path.endswith(file.name) else f"{path}/{file.name}"
     if file.suffix != ".safetensors":
         raise InputError(f"{KEY}: {path} is no .safetensors file; files of other formats may run code as they are read")
     try:
@@ -195,122 +209,3 @@ def _of_run(path: str, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str,
     if lora.get("path") is not None:
         return tensors, _of_file(path, folder / START)[1]
     return tensors, {"": {"lora_alpha": lora.get("alpha")}}
-
-
-def layers_of(file: LoraFile) -> dict[str, Matrices]:
-    """The adapters of a file by the paths that it names.
-
-    Raises:
-        InputError: it holds something else, or half of an adapter.
-    """
-    found: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
-    alphas: dict[str, float] = {}
-    for key, tensor in file.tensors.items():
-        if key.endswith(".alpha") and tensor.numel() == 1:
-            alphas[key.removesuffix(".alpha")] = float(tensor)
-            continue
-        matrix = MATRIX.fullmatch(key)
-        role = ROLES.get(f"{matrix[2].removeprefix('lora')[1:]}.{matrix[3]}") if matrix else None
-        if role is None:
-            raise InputError(f"{KEY}: {file.place} holds {key}, which is no matrix of a LoRA")
-        found[matrix[1]][role] = tensor
-    return {path: _matrices(file, path, roles, alphas.get(path)) for path, roles in found.items()}
-
-
-def _matrices(file: LoraFile, path: str, roles: Mapping[str, torch.Tensor], alpha: float | None) -> Matrices:
-    """The adapter of one layer; its alpha is the file's own, or that of peft's options."""
-    if not roles.keys() >= {"down", "up"}:
-        raise InputError(f"{KEY}: {file.place} has one matrix of the two for {path}")
-    down, up = roles["down"], roles["up"]
-    if down.ndim < 2 or up.ndim < 2 or up.shape[1] != len(down):
-        raise InputError(f"{KEY}: {file.place} has matrices of different ranks for {path}")
-    options, inside = _options(file, path)
-    try:
-        alpha = alpha or alpha_in(options, inside, len(down))
-    except (AttributeError, TypeError, ValueError, re.error) as error:
-        raise InputError(f"{KEY}: {file.place} has options that peft does not write ({error})") from error
-    return Matrices(down=down, up=up, bias=roles.get("bias"), alpha=alpha)
-
-
-def _options(file: LoraFile, path: str) -> tuple[Mapping[str, Any], str]:
-    """peft's options for a path that a file names, and the path as their patterns mean it."""
-    network, _, rest = path.partition(".")
-    return (file.options[network], rest) if network in file.options else (file.options.get("", {}), path)
-
-
-def without_patterns(file: LoraFile) -> LoraFile:
-    """The same adapters without `alpha_pattern`, which would not match other names: those alphas go into the matrices.
-
-    Raises:
-        InputError: there are such patterns, and the file holds something else than adapters.
-    """
-    options = {
-        name: {key: value for key, value in own.items() if key != "alpha_pattern"} for name, own in file.options.items()
-    }
-    plain = replace(file, options=options)
-    if options == file.options:
-        return plain
-    before, after = layers_of(file), layers_of(plain)
-    tensors = dict(file.tensors)
-    for key, tensor in file.tensors.items():
-        matrix = MATRIX.fullmatch(key)
-        if matrix and matrix[2].endswith(("B", "up")):
-            tensors[key] = tensor * (before[matrix[1]].alpha / after[matrix[1]].alpha)
-    return replace(plain, tensors=tensors)
-
-
-def alphas(file: LoraFile) -> dict[str, torch.Tensor]:
-    """The alpha of each adapter of a file as kohya writes it, which is over the rank and never over its root.
-
-    Raises:
-        InputError: the file holds something else than adapters.
-    """
-    found = {}
-    for path, matrices in layers_of(file).items():
-        root = _options(file, path)[0].get("use_rslora") is True
-        found[f"{path}.alpha"] = torch.tensor(matrices.alpha * (matrices.rank**0.5 if root else 1.0))
-    return found
-
-
-def placed(
-    file: LoraFile, layers: Mapping[str, Matrices], networks: Mapping[str, Mapping[str, Shape]], model: str
-) -> dict[str, Adapter]:
-    """The adapters by network, as far as a file has any.
-
-    Paths may begin with the name of a network; those of the first with what peft, ComfyUI or nobody puts before them.
-
-    Args:
-        layers: of the file; see `layers_of`.
-        networks: shapes of the weights of the layers of each, (out, in) or a convolution's.
-        model: what the networks are called in errors.
-
-    Raises:
-        InputError: a path is not that of a layer, or a shape is another.
-    """
-    found: dict[str, dict[str, Matrices]] = defaultdict(dict)
-    over_root: set[str] = set()  # networks whose alphas are over the root of the rank
-    for path, matrices in layers.items():
-        network, layer = _place(path, networks)
-        if network is None:
-            raise InputError(f"{KEY}: {file.place} has an adapter for {path}, and {model} has no such layer")
-        written, has = (len(matrices.up), *matrices.down.shape[1:]), networks[network][layer]
-        if written != has:
-            raise InputError(
-                f"{KEY}: {file.place} is of another model, its adapter of {path} is for a weight of "
-                f"{' x '.join(map(str, written))}, in {model} it has {' x '.join(map(str, has))}"
-            )
-        found[network][layer] = matrices
-        if _options(file, path)[0].get("use_rslora") is True:
-            over_root.add(network)
-    return {network: Adapter(own, network in over_root) for network, own in found.items()}
-
-
-def _place(path: str, networks: Mapping[str, Mapping[str, Shape]]) -> tuple[str | None, str]:
-    """The network and the layer that a path means."""
-    first = next(iter(networks))
-    prefixes = [*((f"{name}.", name) for name in networks), *((before, first) for before in PREFIXES)]
-    for prefix, name in prefixes:
-        layer = path.removeprefix(prefix)
-        if path.startswith(prefix) and layer in networks[name]:
-            return name, layer
-    return None, path

@@ -163,7 +163,7 @@ class ModelUse:
     Attributes:
         path: a built-in name, a local folder or a hub id.
         call: arguments of the pipeline's call; of a language model those of `flowgrpo.mdlm.sampling.OPTIONS`.
-        adapter: a folder that `flowgrpo export` wrote.
+        adapter: a LoRA, as `model.lora.path` takes it.
         dtype: `float32`, `bfloat16` or `float16`.
         quantise: the base as `model.quantise` keeps it.
         switches: of memory and speed, which only pipelines have.
@@ -171,7 +171,7 @@ class ModelUse:
 
     path: str
     call: dict[str, Any]
-    adapter: Path | None = None
+    adapter: str | dict[str, str] | None = None
     dtype: str = "float32"
     quantise: str | None = None
     switches: Switches = Switches()

@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.schema.sections import Ema, Lora
+from flowgrpo.schema.lora import Lora
+from flowgrpo.schema.sections import Ema
 from flowgrpo.training.adapters import Adapter
 from flowgrpo.training.bank import Bank, Snapshots
 from flowgrpo.training.decay import Decay
@@ -65,6 +66,7 @@ class Weights:
 
     Attributes:
         lora: peft's configuration of each module's adapters, or None.
+        begun: the adapters that training started from, by module; {} where these are new, and when a run has kept them.
         snapshots: that the bank keeps.
         lockstep: the turns of processes that hold the modules in shards.
     """
@@ -83,6 +85,10 @@ class Weights:
     ):
         self.modules, self.extra_modules, self._ema_config = modules, extra_modules, ema
         self.lora: dict[str, LoraConfig] | None = None if lora is None else {}
+        self.begun: Mapping[str, Adapter] = lora if isinstance(lora, Mapping) else {}
+        shifted = [p for name, adapter in self.begun.items() for p in adapter.shifted(modules[name])]
+        # Tensors of the base, and the reference's in their places.
+        self._base = [(p, p.detach().clone()) for p in shifted if reference == "base"]
         for name, module in (*modules.items(), *extra_modules.items()):
             if lora is None or name in extra_modules:
                 module.float().requires_grad_(True)
@@ -109,7 +115,6 @@ class Weights:
             or (reference == "base" and lora is None)
         )
         self._reference = [p.detach().clone() for p in self.parameters] if copied else None
-        self._base: list[tuple[torch.Tensor, torch.Tensor]] = []  # frozen ones, and a teacher's in their places
         self._decay = old
         self._old = [p.detach().clone() for p in self.parameters] if old is not None else None
         self.snapshots = Snapshots(bank, self.parameters)

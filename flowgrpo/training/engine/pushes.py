@@ -40,6 +40,8 @@ class Pushes(ABC):
         self.urls, self.weights, self.folder, self.name = urls, weights, folder, name
         if any(key.endswith(".bias") for network in weights.modules for key in weights.adapter_state(network)):
             raise InputError("model.lora.path: its adapters have biases, which an engine leaves out; start from others")
+        if shifts := [path for adapter in weights.begun.values() for path in adapter.shifts]:
+            raise InputError(f"model.lora.path: it shifts {shifts[0]}, which an engine leaves out; start from others")
         self.named: dict[str, str] | None = None  # the version of each network's, as they were pushed last
 
     def push(self) -> None:

@@ -23,8 +23,9 @@ def test_an_adapter_that_was_cut_off_is_one_sentence_before_the_model(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("flowgrpo.mdlm.sampling.load_text_policy", lambda *a: pytest.fail("the model was loaded"))
     (tmp_path / "adapter").mkdir()
-    for name in ("pytorch_lora_weights.safetensors", "adapter_model.safetensors", "adapter_config.json"):
-        (tmp_path / "adapter" / name).write_bytes(b"{}" if name.endswith(".json") else b"\x02" + b"\0" * 7 + b"{}")
+    if kind == "digits":
+        (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+        (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"\x02" + b"\0" * 7 + b"{}")
     (tmp_path / "adapter" / file).write_bytes(content)
     assert main(["sample", kind, "--prompt", "a", "--out", "out", "--adapter", "adapter"]) == 2
     told = capsys.readouterr().err

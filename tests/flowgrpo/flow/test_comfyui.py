@@ -185,7 +185,7 @@ def test_what_has_no_name_is_refused(tmp_path, kind, lora, layer, words):
     save_file({f"transformer.{layer}.lora_A.default.weight": torch.zeros(1)}, tmp_path / "weights.safetensors")
     settings = Config.model_validate({"model": {"path": str(tmp_path), "lora": lora}, "rewards": [{"use": "shapes"}]})
     with pytest.raises(InputError, match=f"^--comfyui: {words}"):
-        comfyui.check(settings, tmp_path)
+        comfyui.check(settings, tmp_path, {})
 
 
 @pytest.mark.parametrize("beside", ["", "average.", "reference.", "old.", "bank.3."])
@@ -195,7 +195,7 @@ def test_what_a_checkpoint_keeps_of_other_policies_needs_no_name(tmp_path, besid
     name = f"{beside}transformer.transformer_blocks.0.attn.to_q.lora_A.default.weight"
     save_file({name: torch.zeros(1)}, tmp_path / "weights.safetensors")
     settings = Config.model_validate({"model": {"path": str(tmp_path)}, "rewards": [{"use": "shapes"}]})
-    comfyui.check(settings, tmp_path)
+    comfyui.check(settings, tmp_path, {})
 
 
 @pytest.mark.usefixtures("trained")

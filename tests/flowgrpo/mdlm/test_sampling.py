@@ -76,7 +76,8 @@ def test_an_adapter_changes_the_answers_and_one_of_another_model_is_refused(sett
     AutoTokenizer.from_pretrained(model).save_pretrained("wider")
     capsys.readouterr()
     assert main(["sample", "wider", *asked, "--out", "other", "--adapter", "lora"]) == 2
-    assert capsys.readouterr().err.startswith("flowgrpo: --adapter lora: not of this model (")
+    said = "flowgrpo: --adapter: lora is of another model, its adapter of "
+    assert capsys.readouterr().err.startswith(said)
     assert not Path("other").exists()
 
 
@@ -111,7 +112,7 @@ def test_the_kind_of_a_model_is_read_off_its_folder(model, tiny_model, tmp_path)
         (["chat=true"], "model.chat: the tokenizer has no chat template"),
         (["mask_id=0"], "model.mask_id: 0 is the padding token too"),
         (["--dtype", "float16"], "dtype: 'float16' is not allowed"),
-        (["--adapter", "nowhere"], "--adapter nowhere: there is no adapter_config.json, which flowgrpo export writes"),
+        (["--adapter", "nowhere"], "--adapter: there is no file or folder 'nowhere'"),
         (["--vae-tiling"], "--vae-tiling: pipelines have that, "),
         (["--text-encoders", "free"], "--text-encoders: pipelines have that, "),
         (["--attention", "block"], "is a language model, write attention=block without the dashes"),

@@ -9,9 +9,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from flowgrpo.errors import InputError
-from flowgrpo.schema.sections import Ema, Lora
-from flowgrpo.training import adapters, lora_files
+from flowgrpo.schema.lora import Lora
+from flowgrpo.schema.sections import Ema
+from flowgrpo.training import adapters, lora_files, lora_layers
 from flowgrpo.training.adapters import Adapter, Matrices
+from flowgrpo.training.lora_layers import Index, Outline, names_in
 from flowgrpo.training.weights import Weights
 
 
@@ -33,6 +35,14 @@ def layer(rank=2, alpha=3.0, bias=None):
     generator = torch.Generator().manual_seed(rank)
     down, up = (torch.randn(shape, generator=generator) for shape in ((rank, 4), (4, rank)))
     return Matrices(down=down, up=up, bias=bias, alpha=alpha)
+
+
+def placed(file, networks):
+    """The adapters of a file on networks, by their own names."""
+    outlines = {name: Outline.of(network) for name, network in networks.items()}
+    layers = {name: names_in(name, outline.layers) for name, outline in outlines.items()}
+    parameters = {name: names_in(name, outline.parameters) for name, outline in outlines.items()}
+    return lora_layers.placed(file, Index(layers, parameters), outlines, "it")
 
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
@@ -103,10 +113,9 @@ def test_a_half_precision_base_gets_the_files_numbers_in_float32():
 def test_what_a_run_keeps_reads_back_to_the_bit(tmp_path):
     layers = {"proj": layer(2, 3.0, torch.arange(4.0)), "block.proj": layer(3, 7.0, torch.ones(4))}
     weights = Weights({"net": Network()}, {"net": Adapter(layers, rslora=True)})
-    adapters.save(tmp_path / lora_files.START, weights.modules, weights.lora)
+    adapters.save(tmp_path / lora_files.START, weights.begun)
     file = lora_files.read(str(tmp_path / lora_files.START))
-    shapes = dict.fromkeys(layers, (4, 4))
-    found = lora_files.placed(file, lora_files.layers_of(file), {"net": shapes}, "it")["net"]
+    found = placed(file, {"net": Network()})["net"]
     assert found.rslora
     for path, expected in layers.items():
         assert found.layers[path].alpha == expected.alpha
@@ -119,10 +128,9 @@ def test_networks_that_scale_otherwise_read_back_as_they_were(tmp_path):
     begun = {name: Adapter({"proj": layer(4, 8.0)}, rslora=name == "transformer") for name in networks}
     weights = Weights(networks, begun)
     assert [network.proj.scaling["default"] for network in networks.values()] == [4.0, 2.0]
-    adapters.save(tmp_path / lora_files.START, weights.modules, weights.lora)
+    adapters.save(tmp_path / lora_files.START, weights.begun)
     file = lora_files.read(str(tmp_path / lora_files.START))
-    shapes = {name: {"proj": (4, 4)} for name in networks}
-    found = lora_files.placed(file, lora_files.layers_of(file), shapes, "it")
+    found = placed(file, {name: Network() for name in networks})
     assert {name: each.rslora for name, each in found.items()} == {"transformer": True, "transformer_2": False}
 
 
@@ -141,14 +149,14 @@ def test_renamed_keeps_each_layers_rank_and_alpha():
 )
 def test_options_that_peft_does_not_write_are_refused(tmp_path, options):
     weights = Weights({"net": Network()}, {"net": Adapter({"proj": layer()})})
-    adapters.save(tmp_path / "adapter_model.safetensors", weights.modules, weights.lora)
+    adapters.save(tmp_path / "adapter_model.safetensors", weights.begun)
     with safe_open(tmp_path / "adapter_model.safetensors", "pt") as opened:
         tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
     save_file(tensors, tmp_path / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", **options}))
     file = lora_files.read(str(tmp_path))
     with pytest.raises(InputError, match=r"model\.lora\.path: \S+ has options that peft does not write \("):
-        lora_files.layers_of(file)
+        lora_layers.layers_of(file)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.loading import load_policy
 from flowgrpo.mdlm.loading import load_predictor
-from flowgrpo.schema.sections import Quantised
+from flowgrpo.schema.lora import Quantised
 from flowgrpo.training import quantise_libraries
 from flowgrpo.training.quantise import FORMS, quantise, refuse_dynamic, size
 from flowgrpo.training.quantise_libraries import LIBRARY_FORMS, library_config

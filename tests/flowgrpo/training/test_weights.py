@@ -5,7 +5,8 @@ from peft import LoraConfig, inject_adapter_in_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from flowgrpo.errors import InputError
-from flowgrpo.schema.sections import Ema, Lora
+from flowgrpo.schema.lora import Lora
+from flowgrpo.schema.sections import Ema
 from flowgrpo.training import checkpoint, snapshot
 from flowgrpo.training.bank import Bank
 from flowgrpo.training.saved_tensors import SavedTensorMeter

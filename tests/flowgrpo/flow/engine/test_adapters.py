@@ -8,7 +8,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.engine.adapters import Adapters
 from flowgrpo.flow.engine.client import Client
 from flowgrpo.schema.engine import Engine
-from flowgrpo.training import lora_files
+from flowgrpo.training import lora_files, lora_layers
 from flowgrpo.training.engine.failures import EngineError
 
 ROWS = [Row("a red circle", 1), Row("two blue square", 2)]
@@ -37,7 +37,7 @@ def test_a_push_makes_the_engine_compute_what_the_policy_computes(engine, policy
 def test_what_is_pushed_is_a_lora_file_by_the_names_of_diffusers(adapters, weights):
     adapters.push()
     (file,) = adapters.folder.iterdir()
-    layers = lora_files.layers_of(lora_files.read(str(file)))
+    layers = lora_layers.layers_of(lora_files.read(str(file)))
     assert set(layers) == {
         f"transformer.{key.removesuffix('.lora_A.weight')}"
         for key in weights.adapter_state("transformer")

@@ -7,7 +7,7 @@ from flowgrpo.mdlm.adapters import write_adapter
 from flowgrpo.mdlm.engine.adapters import Adapters
 from flowgrpo.mdlm.engine.client import Client
 from flowgrpo.schema.engine import Engine
-from flowgrpo.training import lora_files
+from flowgrpo.training import lora_files, lora_layers
 from flowgrpo.training.engine.failures import EngineError
 
 
@@ -48,7 +48,7 @@ def test_what_is_pushed_is_a_folder_that_peft_loads(adapters, learner):
     adapters.push()
     (folder,) = adapters.folder.iterdir()
     assert {file.name for file in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
-    layers = lora_files.layers_of(lora_files.read(str(folder)))
+    layers = lora_layers.layers_of(lora_files.read(str(folder)))
     assert {(matrices.rank, matrices.alpha) for matrices in layers.values()} == {(2, 6)}
 
 
