@@ -138,7 +138,7 @@ def renamed(network: torch.nn.Module, state: State, shifts: State | None = None)
         if any(part + BIAS in state for part in own):
             biases = {part: state[part + BIAS] * scales[part] for part in own if part + BIAS in state}
             written[bias] = _stacked(network, biases, parts)
-        for key in (up, bias) if name in names.swapped else ():
+        for key in (up, bias) if names.swaps(name, (len(written[up]), written[down].shape[1])) else ():
             if key in written:
                 written[key] = torch.cat(written[key].chunk(2)[::-1])
     return written | _shifts(names, kind, shifts or {})

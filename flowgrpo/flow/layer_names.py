@@ -25,7 +25,7 @@ class Names:
         same: a pattern of the layers whose names are those of diffusers.
         table: names of other layers, each with the layers of diffusers that it is made of, in order; `*` is a number.
         parameters: the same of parameters that are of no linear or convolutional layer.
-        swapped: names of the table whose outputs' two halves are in the other order.
+        swapped: names of the table whose outputs, where they are a shift and a scale, are in the other order.
         spellings: parts of names, each with how other programs spell it.
         makers: the released names, where ComfyUI reads those of diffusers, but not their biases.
         kohya: ComfyUI reads names with `_` for each dot, and `lora_down`, `lora_up`, as kohya's scripts write them.
@@ -72,10 +72,10 @@ class Names:
             found |= {name.replace(own, other): parts for name, parts in found.items() if own in name}
         return found
 
-    @property
-    def swaps(self) -> tuple[str, ...]:
-        """The names, of ComfyUI's and of the makers', whose outputs' two halves are in the other order."""
-        return self.swapped + (() if self.makers is None else self.makers.swaps)
+    def swaps(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether the two halves of the outputs of a layer, whose weight has a shape (out, in), are in the other order."""
+        own = re.sub(r"\.\d+\.", ".*.", name, count=1) in self.swapped and shape[0] == 2 * shape[1]
+        return own or (self.makers is not None and self.makers.swaps(name, shape))
 
     def keys(self, name: str) -> Iterator[str]:
         """Yield the keys of a layer's down and up matrices, of its alpha and of its bias."""
@@ -189,18 +189,14 @@ STREAMS = {  # of FLUX.1 and HunyuanVideo
     "single_blocks.*.modulation.lin": (f"{SINGLE}.norm.linear",),
     "final_layer.linear": ("proj_out",),
     "final_layer.adaLN_modulation.1": ("norm_out.linear",),
+    **_embedder("time_in", "in_layer", "out_layer", "time_text_embed.timestep_embedder"),
+    **_embedder("vector_in", "in_layer", "out_layer", "time_text_embed.text_embedder"),
+    **_embedder("guidance_in", "in_layer", "out_layer", "time_text_embed.guidance_embedder"),
 }
 SWAPPED = ("final_layer.adaLN_modulation.1",)  # scale and shift
 
 FLUX = Names(
-    table={
-        **STREAMS,
-        "img_in": ("x_embedder",),
-        "txt_in": ("context_embedder",),
-        **_embedder("time_in", "in_layer", "out_layer", "time_text_embed.timestep_embedder"),
-        **_embedder("vector_in", "in_layer", "out_layer", "time_text_embed.text_embedder"),
-        **_embedder("guidance_in", "in_layer", "out_layer", "time_text_embed.guidance_embedder"),
-    },
+    table={**STREAMS, "img_in": ("x_embedder",), "txt_in": ("context_embedder",)},
     parameters=STREAMS_NORMS,
     swapped=SWAPPED,
 )
@@ -238,6 +234,10 @@ HUNYUAN_VIDEO = Names(
         f"{TOKENS}.self_attn.proj": (f"{REFINER}.attn.to_out.0",),
         f"{TOKENS}.mlp.0": (f"{REFINER}.ff.net.0.proj",),
         f"{TOKENS}.mlp.2": (f"{REFINER}.ff.net.2",),
+        f"{TOKENS}.adaLN_modulation.1": (f"{REFINER}.norm_out.linear",),
+        "txt_in.input_embedder": ("context_embedder.proj_in",),
+        **_embedder("txt_in.t_embedder", "in_layer", "out_layer", "context_embedder.time_text_embed.timestep_embedder"),
+        **_embedder("txt_in.c_embedder", "in_layer", "out_layer", "context_embedder.time_text_embed.text_embedder"),
     },
     parameters=STREAMS_NORMS,
     swapped=SWAPPED,
@@ -263,6 +263,7 @@ SD3 = Names(
         "joint_blocks.*.x_block.attn2.qkv": tuple(f"transformer_blocks.*.attn2.to_{letter}" for letter in "qkv"),
         "joint_blocks.*.x_block.attn2.proj": ("transformer_blocks.*.attn2.to_out.0",),
         "joint_blocks.*.x_block.adaLN_modulation.1": ("transformer_blocks.*.norm1.linear",),
+        "joint_blocks.*.context_block.adaLN_modulation.1": ("transformer_blocks.*.norm1_context.linear",),
         "context_embedder": ("context_embedder",),
         "x_embedder.proj": ("pos_embed.proj",),
         **_embedder("t_embedder.mlp", "0", "2", "time_text_embed.timestep_embedder"),
@@ -270,7 +271,10 @@ SD3 = Names(
         "final_layer.linear": ("proj_out",),
         "final_layer.adaLN_modulation.1": ("norm_out.linear",),
     },
-    swapped=SWAPPED,
+    swapped=(
+        *SWAPPED,
+        "joint_blocks.*.context_block.adaLN_modulation.1",
+    ),  # in the last block, which ends the text's stream
 )
 
 LTX = Names(
@@ -280,17 +284,76 @@ LTX = Names(
         "audio_patchify_proj": ("audio_proj_in",),
         "adaln_single.linear": ("time_embed.linear",),
         "audio_adaln_single.linear": ("audio_time_embed.linear",),
+        **{
+            f"{name}.emb.timestep_embedder.linear_{i}": (f"{layer}.emb.timestep_embedder.linear_{i}",)
+            for name, layer in (("adaln_single", "time_embed"), ("audio_adaln_single", "audio_time_embed"))
+            for i in (1, 2)
+        },
     },
+)
+
+Z_IMAGE = Names(
+    table={
+        name: layers
+        for blocks in ("layers.*", "noise_refiner.*", "context_refiner.*")
+        for name, layers in {
+            f"{blocks}.attention.qkv": tuple(f"{blocks}.attention.to_{letter}" for letter in "qkv"),
+            f"{blocks}.attention.out": (f"{blocks}.attention.to_out.0",),
+        }.items()
+    }
+    | {
+        "x_embedder": ("all_x_embedder.2-1",),
+        "final_layer.linear": ("all_final_layer.2-1.linear",),
+        "final_layer.adaLN_modulation.1": ("all_final_layer.2-1.adaLN_modulation.1",),
+    },
+)
+
+_KREA2 = {
+    **{f"attn.w{letter}": f"attn.to_{letter}" for letter in "qkv"},
+    **{"attn.wo": "attn.to_out.0", "attn.gate": "attn.to_gate"},
+    **{f"mlp.{name}": f"ff.{name}" for name in ("gate", "up", "down")},
+}
+KREA2 = Names(
+    table={
+        f"{names}.*.{name}": (f"{layers}.*.{layer}",)
+        for names, layers in (
+            ("blocks", "transformer_blocks"),
+            ("txtfusion.layerwise_blocks", "text_fusion.layerwise_blocks"),
+            ("txtfusion.refiner_blocks", "text_fusion.refiner_blocks"),
+        )
+        for name, layer in _KREA2.items()
+    }
+    | {
+        "first": ("img_in",),
+        "last.linear": ("final_layer.linear",),
+        **_embedder("tmlp", "0", "2", "time_embed"),
+        "tproj.1": ("time_mod_proj",),
+        **_embedder("txtmlp", "1", "3", "txt_in"),
+        "txtfusion.projector": ("text_fusion.projector",),
+    },
+)
+
+ACE_STEP = Names(
+    table={
+        f"decoder.layers.*.{attention}.{name}_proj": (f"layers.*.{attention}.{layer}",)
+        for attention in ("self_attn", "cross_attn")
+        for name, layer in {"q": "to_q", "k": "to_k", "v": "to_v", "o": "to_out.0"}.items()
+    },
+    spellings=(("decoder.layers", "layers"),),
 )
 
 BLOCKS = r"(single_)?transformer_blocks\."
 NAMES = {
+    "AceStepTransformer1DModel": ACE_STEP,
     "AuraFlowTransformer2DModel": Names("transformer.", r"(single_transformer|joint_transformer)_blocks\."),
     "ChromaTransformer2DModel": Names("transformer.", BLOCKS, makers=FLUX),
+    "ErnieImageTransformer2DModel": Names(same=r"."),
     "Flux2Transformer2DModel": FLUX2,
     "FluxTransformer2DModel": Names("transformer.", r".", makers=FLUX),
     "HunyuanVideo15Transformer3DModel": HUNYUAN_VIDEO,
     "HunyuanVideoTransformer3DModel": HUNYUAN_VIDEO,
+    "Kandinsky5Transformer3DModel": Names(same=r"."),
+    "Krea2Transformer2DModel": KREA2,
     "LTX2VideoTransformer3DModel": LTX,
     "LTXVideoTransformer3DModel": LTX,
     "QwenImageTransformer2DModel": Names(same=r"."),
@@ -298,5 +361,7 @@ NAMES = {
     "SkyReelsV2Transformer3DModel": WAN,
     "WanTransformer3DModel": WAN,
     "WanVACETransformer3DModel": WAN,
-    "ZImageTransformer2DModel": Names(same=r"(layers|noise_refiner|context_refiner)\.|all_final_layer\.2-1\."),
+    "ZImageTransformer2DModel": Names(
+        same=r"(layers|noise_refiner|context_refiner)\.|all_final_layer\.2-1\.", makers=Z_IMAGE
+    ),
 }

@@ -135,12 +135,13 @@ def _index(networks: Mapping[str, Outline]) -> Index:
     parameters: dict[str, dict[str, Target]] = {}
     for name, outline in networks.items():
         names = NAMES.get(outline.kind, Names())
-        for found, paths, read in (
-            (layers, outline.layers, names.read_layers),
-            (parameters, outline.parameters, names.read_parameters),
-        ):
-            others = {other: Target(name, parts, other in names.swaps) for other, parts in read(paths).items()}
-            found[name] = others | lora_layers.names_in(name, paths)
+        others = {
+            other: Target(name, parts, names.swaps(other, outline.layers[parts[0]]))
+            for other, parts in names.read_layers(outline.layers).items()
+        }
+        layers[name] = others | lora_layers.names_in(name, outline.layers)
+        others = {other: Target(name, parts) for other, parts in names.read_parameters(outline.parameters).items()}
+        parameters[name] = others | lora_layers.names_in(name, outline.parameters)
     return Index(layers, parameters)
 
 

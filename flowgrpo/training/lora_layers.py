@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -67,7 +67,7 @@ class Index:
     """
 
     def __init__(self, layers: Mapping[str, Table], parameters: Mapping[str, Table]):
-        self._layers, self._parameters = _prefixed(layers), _prefixed(parameters)
+        self._layers, self._parameters = _prefixed(layers, _flat), _prefixed(parameters, _flat, _flat_layer)
 
     def layer(self, name: str) -> Target | None:
         """What the name of a layer means; None if no layer is called so."""
@@ -81,10 +81,19 @@ class Index:
             yield target._replace(parts=tuple(f"{part}.{own}" for part in target.parts))
 
 
-def _prefixed(tables: Mapping[str, Table]) -> list[tuple[str, Table]]:
+def _flat(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def _flat_layer(path: str) -> str:
+    layer, _, own = path.rpartition(".")
+    return f"{_flat(layer)}.{own}"
+
+
+def _prefixed(tables: Mapping[str, Table], *flatten: Callable[[str], str]) -> list[tuple[str, Table]]:
     """Each table, and what stands before its names in a file."""
     first = next(iter(tables.values()))
-    flat = {name.replace(".", "_"): target for name, target in first.items()}
+    flat = {each(name): target for each in flatten for name, target in first.items()}
     own = [(f"{network}.", table) for network, table in tables.items()]
     return own + [(prefix, first) for prefix in DOTTED] + [(prefix, flat) for prefix in FLAT]
 
