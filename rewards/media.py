@@ -1,18 +1,14 @@
 """Pictures, videos and sounds in files, which may be anyone's: what cannot be read as one is one sentence.
 
 Only regular files are opened, for a FIFO would be waited for; only by the decoders named in `FORMATS`, for an EPS file would
-start another program; and never more of them than the bounds below, for a small file may unpack to any size. Videos are
-decoded by ffmpeg, which is told what format they have and gets the open file and nothing else: it would follow a playlist,
-whatever its name, to other files and over the network.
+start another program; and never more of them than the bounds below, for a small file may unpack to any size. `films.py`
+decodes videos.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import stat
-import subprocess
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -21,9 +17,9 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image, ImageOps, ImageSequence, UnidentifiedImageError
 
+from rewards import films
+
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
-EBML = b"\x1a\x45\xdf\xa3"  # how WebM and Matroska begin
-BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")  # of which one begins an MP4 or MOV, after its size
 LARGEST_FILE = 256 << 20  # bytes
 LARGEST_PICTURE = 1 << 25  # pixels, a frame of 8K
 LARGEST_VIDEO = 1 << 28  # pixels of all its frames
@@ -59,41 +55,11 @@ def frames(path: str | Path) -> list[Image.Image]:
 def film(path: str | Path) -> list[Image.Image]:
     """The RGB frames of a .mp4, .mov or .webm file; a .webm that was cut off has those that are whole.
 
-    ffmpeg is told the container: left to guess, it would read whatever it knows, an SVG for one.
-
     Raises:
         MediaError: it cannot be read, its frames are too many, or ffmpeg is not installed.
     """
-    with _regular(path) as file:
-        container = _container(path, os.pread(file.fileno(), 8, 0))  # ffmpeg begins where the descriptor stands
-        with closing(_decoded(file, container)) as frames:
-            return list(bounded(path, frames))
-
-
-def _decoded(file: BinaryIO, container: str) -> Iterator[Image.Image]:
-    """The frames that ffmpeg finds in an open file, each written as a PPM: size, depth, pixels."""
-    try:
-        from imageio_ffmpeg import get_ffmpeg_exe
-    except ModuleNotFoundError:
-        raise ImportError("pip install 'flowgrpo[video]'") from None
-    bounds = ["-max_pixels", str(LARGEST_PICTURE), "-threads", "1"]  # each thread holds frames
-    source = ["-protocol_whitelist", "fd", "-f", container, "-fd", "0", "-i", "fd:", "-map", "0:v:0"]
-    target = ["-c:v", "ppm", "-f", "image2pipe", "pipe:1"]
-    command = [get_ffmpeg_exe(), "-v", "error", "-xerror", "-nostdin", *bounds, *source, *target]
-    with (
-        tempfile.TemporaryFile() as said,
-        subprocess.Popen(command, stdin=file, stdout=subprocess.PIPE, stderr=said) as ffmpeg,
-    ):
-        try:
-            while ffmpeg.stdout.readline():
-                width, height = map(int, ffmpeg.stdout.readline().split())
-                ffmpeg.stdout.readline()
-                yield Image.frombytes("RGB", (width, height), ffmpeg.stdout.read(3 * width * height))
-            if ffmpeg.wait():
-                said.seek(0)
-                raise ValueError(re.sub(r"^(\[[^]]*\] *)*", "", said.readline().decode(errors="replace")))
-        finally:
-            ffmpeg.kill()  # who reads may have had enough
+    with _regular(path) as file, closing(films.decode(file, LARGEST_PICTURE)) as frames:
+        return list(bounded(path, frames))
 
 
 def sound(path: str | Path) -> tuple[int, np.ndarray]:
@@ -184,15 +150,6 @@ def _opener(path: str, flags: int) -> int:
 def _check_size(path: str | Path, width: int, height: int) -> None:
     if width * height > LARGEST_PICTURE:
         raise MediaError(f"{path} has {width} x {height} pixels, at most {LARGEST_PICTURE} are read")
-
-
-def _container(path: str | Path, head: bytes) -> str:
-    """What ffmpeg calls the container of a video that begins so."""
-    if head.startswith(EBML):
-        return "matroska"
-    if head[4:] in BOXES:
-        return "mov"
-    raise MediaError(f"{path} cannot be read (it is not MP4, MOV or WebM)")
 
 
 def _words(error: Exception) -> str:
