@@ -15,16 +15,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image, ImageOps, ImageSequence, UnidentifiedImageError
+from PIL import Image, ImageOps, ImageSequence, TiffImagePlugin, UnidentifiedImageError
 
-from rewards import films
+from rewards import films, suffixes
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", *(["AVIF"] if ".avif" in suffixes.PICTURES else []))
 LARGEST_FILE = 256 << 20  # bytes
 LARGEST_PICTURE = 1 << 25  # pixels, a frame of 8K
 LARGEST_VIDEO = 1 << 28  # pixels of all its frames
 MOST_FRAMES = 1 << 12
 HIGHEST_RATE = 384_000  # samples of a sound per second
+UNSIGNED = 1  # sample format of a TIFF
+GREY_16 = ((16,), 1)  # bits and photometric interpretation of a TIFF of one channel, black to white
 WORDS = 160  # characters of what a decoder says
 
 
@@ -39,7 +41,7 @@ def picture(path: str | Path) -> Image.Image:
         MediaError: it cannot be read.
     """
     with opened(path) as image:
-        return rgb(ImageOps.exif_transpose(image))
+        return rgb(image)
 
 
 def frames(path: str | Path) -> list[Image.Image]:
@@ -90,6 +92,8 @@ def opened(path: str | Path) -> Iterator[Image.Image]:
     """
     with _regular(path) as file, Image.open(file, formats=FORMATS) as image:
         _check_size(path, *image.size)
+        if image.format == "TIFF":
+            _check_tiff(path, image)
         yield image
 
 
@@ -97,10 +101,14 @@ def bounded(path: str | Path, frames: Iterable[Image.Image]) -> Iterator[Image.I
     """The same frames, as long as they are few enough.
 
     Raises:
-        MediaError: there are too many, or no frame at all.
+        MediaError: there are too many, or no frame at all, or one has another size than the first.
     """
     pixels = number = 0
+    sizes = set()
     for number, frame in enumerate(frames, start=1):
+        sizes.add(frame.size)
+        if len(sizes) > 1:
+            raise MediaError(f"{path} cannot be read (its frames have several sizes)")
         pixels += frame.width * frame.height
         if number > MOST_FRAMES or pixels > LARGEST_VIDEO:
             raise MediaError(f"{path} has more than {MOST_FRAMES} frames or {LARGEST_VIDEO} pixels in all of them")
@@ -110,7 +118,11 @@ def bounded(path: str | Path, frames: Iterable[Image.Image]) -> Iterator[Image.I
 
 
 def rgb(image: Image.Image) -> Image.Image:
-    """A picture in RGB. Of 16 bits a pixel the upper ones count: PIL's own conversion shows all above 255 as white."""
+    """A picture in RGB, turned as its camera says.
+
+    Of 16 bits a pixel the upper ones count: PIL's own conversion shows all above 255 as white.
+    """
+    image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
         deep = np.asarray(image).clip(0, 65535).astype(np.uint32)
         image = Image.fromarray(((deep + 128) // 257).astype(np.uint8))
@@ -150,6 +162,21 @@ def _opener(path: str, flags: int) -> int:
 def _check_size(path: str | Path, width: int, height: int) -> None:
     if width * height > LARGEST_PICTURE:
         raise MediaError(f"{path} has {width} x {height} pixels, at most {LARGEST_PICTURE} are read")
+
+
+def _check_tiff(path: str | Path, image: Image.Image) -> None:
+    """Refuse a TIFF with tiles above the bound, for one is decoded whole, with an unknown white, or of several pages."""
+    tags = image.tag_v2
+    _check_size(path, tags.get(TiffImagePlugin.TILEWIDTH, 0), tags.get(TiffImagePlugin.TILELENGTH, 0))
+    depths, formats = tags.get(TiffImagePlugin.BITSPERSAMPLE, (1,)), tags.get(TiffImagePlugin.SAMPLEFORMAT, (UNSIGNED,))
+    deep = (depths, tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION)) if image.mode.startswith("I;") else GREY_16
+    if set(formats) != {UNSIGNED} or max(depths) > 16 or deep != GREY_16:
+        raise ValueError("which of its values is white is not known; save it with 8 or 16 bits from black to white")
+    try:
+        image.seek(1)
+    except EOFError:
+        return
+    raise ValueError("it has several pages; save the one that is meant as a file of its own")
 
 
 def _words(error: Exception) -> str:

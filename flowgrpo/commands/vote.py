@@ -17,7 +17,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import mimetypes
 import os
 import random
 from collections import Counter, defaultdict
@@ -42,13 +41,12 @@ from flowgrpo.commands.watch import HEADERS
 from flowgrpo.errors import InputError
 from flowgrpo.training.folders import check_writable, replace_text
 from flowgrpo.training.manifest import read_manifest
-from rewards import guard
+from rewards import guard, suffixes
 from rewards.base import RewardError
 from rewards.votes import OUTCOMES, read_votes
 
 SEED = 0  # of the order of the pairs
 LARGEST = 1 << 12  # bytes of a vote
-PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
 
 
 @dataclass(frozen=True)
@@ -73,8 +71,9 @@ def pairs_of(folders: Sequence[Path]) -> list[Pair]:
         samples = folder / "samples" if (folder / "samples" / "manifest.jsonl").is_file() else folder
         for line in read_manifest(samples):
             file = samples / line["file"]
-            if file.suffix.lower() not in PICTURES:
-                raise InputError(f"{file} is no picture; votes are on pictures")
+            if suffixes.suffix_of(file) not in suffixes.BROWSER_PICTURES:
+                shown = ", ".join(suffixes.BROWSER_PICTURES)
+                raise InputError(f"{file} is no picture that a browser shows; votes are on {shown}")
             if not file.is_file():
                 raise InputError(f"{samples / 'manifest.jsonl'}: there is no file {file}")
             by_prompt[line["prompt"]].setdefault(hashlib.blake2b(file.read_bytes()).digest(), file)
@@ -187,7 +186,7 @@ def application(ballot: Ballot, name: str) -> guard.Guard:
         if number >= len(ballot.pairs) or side not in ("a", "b"):
             return JSONResponse({"error": "there is no such picture"}, 404, headers)
         file = getattr(ballot.pairs[number], side)
-        return FileResponse(file, media_type=mimetypes.guess_type(file.name)[0], headers=headers)
+        return FileResponse(file, media_type=suffixes.BROWSER_PICTURES[suffixes.suffix_of(file)], headers=headers)
 
     async def voted(request: Request) -> Response:
         asked = await _json(request)

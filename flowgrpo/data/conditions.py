@@ -12,12 +12,9 @@ import numpy as np
 import torch
 
 from flowgrpo.errors import InputError
-from rewards import media
+from rewards import media, suffixes
 
-PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-VIDEOS = (".gif", ".mp4", ".webm", ".mov")
-AUDIO = (".wav",)
-KINDS = ", ".join((*PICTURES, *VIDEOS, *AUDIO))
+KINDS = ", ".join(suffixes.MEDIA)
 # What pipelines mostly call their conditions.
 COLUMNS = ("image", "images", "control_image", "last_image", "mask_image", "video", "audio")
 FILES_KEPT = 64  # decoded files held in memory
@@ -25,7 +22,7 @@ FILES_KEPT = 64  # decoded files held in memory
 
 def is_file_name(value: Any) -> bool:
     """Whether a value of a row names a picture, a video or a sound."""
-    return isinstance(value, str) and Path(value).suffix.lower() in (*PICTURES, *VIDEOS, *AUDIO)
+    return isinstance(value, str) and suffixes.suffix_of(value) in suffixes.MEDIA
 
 
 def resolved(value: Any, folder: Path) -> Any:
@@ -74,12 +71,12 @@ def check(columns: Iterable[Mapping[str, Any]], taken: Collection[str], key: str
 
 @lru_cache(maxsize=FILES_KEPT)
 def _read(name: str) -> Any:
-    suffix = Path(name).suffix.lower()
-    if suffix in AUDIO:
+    suffix = suffixes.suffix_of(name)
+    if suffix in suffixes.SOUNDS:
         return _sound(name)
-    if suffix == ".gif":
+    if suffix in suffixes.ANIMATIONS:
         return media.frames(name)
-    return media.film(name) if suffix in VIDEOS else media.picture(name)
+    return media.film(name) if suffix in suffixes.FILMS else media.picture(name)
 
 
 def _sound(name: str) -> torch.Tensor:

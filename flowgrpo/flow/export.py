@@ -28,6 +28,7 @@ from flowgrpo.training.quantise import FORMS
 from flowgrpo.training.quantise_libraries import LIBRARY_FORMS
 from flowgrpo.training.samples import SAMPLING_RATE, save_sample
 from flowgrpo.training.weights import Weights
+from rewards import suffixes
 from rewards.compute import default_device
 
 if TYPE_CHECKING:
@@ -214,9 +215,10 @@ def _notes(comfyui: list[str]) -> list[str]:
 
 
 def _shown(file: str) -> str:
-    if file.endswith(".wav"):
+    suffix = suffixes.suffix_of(file)
+    if suffix in suffixes.SOUNDS:
         return f'<audio controls src="{file}">[{file}]({file})</audio>'
-    if file.endswith(".mp4"):
+    if suffix in suffixes.FILMS:
         return f'<video controls loop src="{file}">[{file}]({file})</video>'
     return f"![]({file})"
 

@@ -27,10 +27,10 @@ from flowgrpo.data import conditions, prompts
 from flowgrpo.errors import InputError
 from fuzzing.runner import is_sentence, run
 from fuzzing.summary import Summary
-from rewards import RewardError, similarity
+from rewards import RewardError, similarity, suffixes
 
 DATA = Path(__file__).parents[1] / "data"
-SUFFIXES = (*conditions.PICTURES, *conditions.VIDEOS, *conditions.AUDIO, ".json")
+SUFFIXES = tuple(suffixes.MEDIA | suffixes.TEXTS)
 MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I", "F")
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 SOUNDS = ("u1", "<i2", "<i4", "<f4", "<f8")

@@ -15,7 +15,7 @@ import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
 from PIL import Image
 
-from rewards import media
+from rewards import media, suffixes
 
 
 @pytest.mark.parametrize(("colours", "channels"), [(0, 1), (2, 3), (4, 2), (6, 4)])  # grey, RGB, and both with opacity
@@ -40,14 +40,54 @@ def test_pictures_of_other_modes_are_as_ever(tmp_path):
         assert media.picture(tmp_path / "a.png").getpixel((0, 0)) == seen
 
 
-@pytest.mark.parametrize("kind", ["TIFF", "EPS", "PPM", "PDF", "ICO"])
+@pytest.mark.parametrize("kind", ["EPS", "PPM", "PDF", "ICO", "TGA"])
 def test_other_formats_are_refused_whatever_their_name(tmp_path, monkeypatch, kind):
-    """A float TIFF was read as black, and an EPS would start Ghostscript."""
+    """An EPS would start Ghostscript."""
     monkeypatch.setattr("subprocess.Popen", lambda *a, **k: pytest.fail("another program was started"))
-    picture = Image.fromarray(np.full((32, 32), 0.5, np.float32)) if kind == "TIFF" else Image.new("RGB", (32, 32))
-    picture.save(tmp_path / "a.png", kind)
-    with pytest.raises(media.MediaError, match=r"a\.png cannot be read \(it is not PNG, JPEG, WEBP, BMP or GIF\)"):
+    Image.new("RGB", (32, 32)).save(tmp_path / "a.png", kind)
+    with pytest.raises(media.MediaError, match=r"a\.png cannot be read \(it is not PNG, JPEG, WEBP, BMP, GIF.*\)"):
         media.picture(tmp_path / "a.png")
+
+
+@pytest.mark.skipif(".avif" not in suffixes.PICTURES, reason="this Pillow reads no AVIF")
+def test_an_avif_is_its_frames(tmp_path):
+    shades = [Image.new("RGB", (8, 6), (60 * i, 200, 30)) for i in range(3)]
+    shades[0].save(tmp_path / "a.avif", save_all=True, append_images=shades[1:], quality=100)
+    seen = np.stack([np.asarray(frame) for frame in media.frames(tmp_path / "a.avif")]).astype(int)
+    assert seen.shape == (3, 6, 8, 3)
+    assert abs(seen - np.stack([np.asarray(shade) for shade in shades])).max() < 6
+    assert np.asarray(media.picture(tmp_path / "a.avif")).tolist() == seen[0].tolist()
+
+
+@pytest.mark.parametrize("kind", ["png", "webp", "jpeg", "tiff"])
+def test_every_frame_is_turned_as_its_camera_says(tmp_path, kind):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter to the right
+    shades = [Image.new("RGB", (16, 8), (0, 80 * i, 0)) for i in range(3 if kind in ("png", "webp") else 1)]
+    for shade in shades:
+        shade.paste((200, 60, 30), (0, 0, 8, 8))  # the left half, which is then the upper one
+    moving = {"save_all": True, "append_images": shades[1:]} if len(shades) > 1 else {}
+    shades[0].save(tmp_path / f"a.{kind}", exif=exif, quality=100, lossless=True, **moving)
+    frames = media.frames(tmp_path / f"a.{kind}")
+    assert len(frames) == len(shades)
+    for i, frame in enumerate([*frames, media.picture(tmp_path / f"a.{kind}")]):
+        assert frame.size == (8, 16)
+        assert np.allclose(frame.getpixel((4, 4)), (200, 60, 30), atol=3)
+        assert np.allclose(frame.getpixel((4, 12)), (0, 80 * (i % len(shades)), 0), atol=3)
+
+
+@pytest.mark.parametrize(("place", "value"), [(1, 9), (3, 9), (5, 9)])  # of the second frame: left, top, width
+@pytest.mark.filterwarnings("ignore")
+def test_frames_of_several_sizes_are_refused(tmp_path, place, value):
+    shades = [Image.fromarray(np.random.default_rng(i).integers(0, 256, (6, 6, 3), np.uint8)) for i in range(2)]
+    shades[0].save(tmp_path / "a.gif", save_all=True, append_images=shades[1:])
+    data = bytearray(tmp_path.joinpath("a.gif").read_bytes())
+    second = data.rindex(struct.pack("<HHHH", 0, 0, 6, 6)) - 1
+    data[second + place : second + place + 2] = struct.pack("<H", value)
+    (tmp_path / "a.gif").write_bytes(data)
+    assert media.picture(tmp_path / "a.gif").size == (6, 6)
+    with pytest.raises(media.MediaError, match=r"a\.gif cannot be read \(its frames have several sizes\)$"):
+        media.frames(tmp_path / "a.gif")
 
 
 def special(path, kind):

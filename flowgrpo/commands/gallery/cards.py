@@ -20,6 +20,7 @@ from flowgrpo.commands.gallery.totals import Totals
 from flowgrpo.data.yaml_maps import read_map
 from flowgrpo.errors import InputError
 from flowgrpo.training.manifest import read_manifest
+from rewards import suffixes
 from rewards.media import MediaError
 
 LARGEST_MEDIA = 64 << 20  # bytes of a page's video and audio files, above which the steps between are left out
@@ -187,10 +188,11 @@ def _worth_showing(samples: Path, manifest: list[dict[str, Any]], folders: int) 
     """The lines to show: all, or those of the first and the last step where all would make the page too large to open."""
     files = [samples / line["file"] for line in manifest]
 
-    def size(*suffixes: str) -> int:
-        return sum(file.stat().st_size for file in files if file.suffix in suffixes)
+    def size(*kinds: str) -> int:
+        return sum(file.stat().st_size for file in files if suffixes.suffix_of(file) in kinds)
 
-    if size(".mp4", ".webp", ".wav") <= LARGEST_MEDIA / folders and size(".json") <= LARGEST_TEXTS / folders:
+    media = (*suffixes.FILMS, *suffixes.ANIMATIONS, ".webp", *suffixes.SOUNDS)
+    if size(*media) <= LARGEST_MEDIA / folders and size(*suffixes.TEXTS) <= LARGEST_TEXTS / folders:
         return manifest
     steps = [line["step"] for line in manifest]
     return [line for line in manifest if line["step"] in (min(steps), max(steps))]
@@ -199,7 +201,7 @@ def _worth_showing(samples: Path, manifest: list[dict[str, Any]], folders: int) 
 def _shown(samples: Path, line: Mapping[str, Any], trained: Totals, seen_bounds: tuple[float, float]) -> Shown:
     rewards = line["rewards"]
     file = samples / line["file"]
-    text = file.suffix == ".json"
+    text = suffixes.suffix_of(file) in suffixes.TEXTS
     return Shown(
         file=file,
         step=line["step"],

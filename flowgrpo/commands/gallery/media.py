@@ -13,7 +13,7 @@ from PIL import ImageSequence
 from scipy.io import wavfile
 
 from flowgrpo.training import videos
-from rewards import media
+from rewards import films, media, suffixes
 
 LARGEST_SIDE = 384  # pixels of an embedded picture or video
 LONGEST = 15  # seconds of embedded sound
@@ -22,7 +22,7 @@ BARS = 72  # of a sound's outline
 
 
 def data_url(path: Path) -> str:
-    """A picture as WebP, a video as MP4 or WebP, at most `LARGEST_SIDE` wide and high, or the beginning of a .wav file.
+    """A picture as WebP, a film as MP4, at most `LARGEST_SIDE` wide and high, or the beginning of a sound as WAV.
 
     It is kept for the next page: a run writes one at every evaluation, of files that stay as they are.
     """
@@ -31,9 +31,10 @@ def data_url(path: Path) -> str:
 
 @lru_cache(maxsize=4096)
 def _data_url(path: Path, changed: int) -> str:
-    if path.suffix == ".wav":
+    suffix = suffixes.suffix_of(path)
+    if suffix in suffixes.SOUNDS:
         kind, data = "audio/wav", _sound(path)
-    elif path.suffix == ".mp4":
+    elif suffix in suffixes.FILMS:
         kind, data = "video/mp4", _film(path)
     else:
         kind, data = "image/webp", _picture(path)
@@ -42,7 +43,7 @@ def _data_url(path: Path, changed: int) -> str:
 
 def outline(path: Path) -> str | None:
     """The peaks of a sound as an SVG path of upright bars, each in 3 x 40 units; None of anything else."""
-    if path.suffix != ".wav":
+    if suffixes.suffix_of(path) not in suffixes.SOUNDS:
         return None
     _, samples = _read(path)
     peaks = [part.max(initial=0) for part in np.array_split(np.abs(samples).max(1), BARS)]
@@ -53,9 +54,9 @@ def outline(path: Path) -> str | None:
 def pixel_difference(before: Path, after: Path) -> float | None:
     """The mean absolute difference of two pictures, in [0, 1]; the second is scaled to the first's size.
 
-    Of moving pictures the first frames count. None where one of the files is an MP4, a sound or a text.
+    Of moving pictures the first frames count. None where one of the files is a film, a sound or a text.
     """
-    if {before.suffix, after.suffix} & {".mp4", ".wav", ".json"}:
+    if {suffixes.suffix_of(before), suffixes.suffix_of(after)} & {*suffixes.FILMS, *suffixes.SOUNDS, *suffixes.TEXTS}:
         return None
     first, second = media.picture(before), media.picture(after)
     second = second.resize(first.size)
@@ -65,7 +66,7 @@ def pixel_difference(before: Path, after: Path) -> float | None:
 def _picture(path: Path) -> bytes:
     frames, durations = [], []
     with media.opened(path) as image:
-        if getattr(image, "n_frames", 1) > 1 and max(image.size) <= LARGEST_SIDE:
+        if image.format == "WEBP" and getattr(image, "n_frames", 1) > 1 and max(image.size) <= LARGEST_SIDE:
             return path.read_bytes()
         for frame in media.bounded(path, ImageSequence.Iterator(image)):
             small = media.rgb(frame)
@@ -82,16 +83,23 @@ def _picture(path: Path) -> bytes:
 
 
 def _film(path: Path) -> bytes:
-    """An MP4 as it is, or scaled down where it is too large."""
-    program = videos.ffmpeg()
-    if program is None or max(media.film(path)[0].size) <= LARGEST_SIDE:
+    """An MP4 as it is; another film, or one that is too large, as a small MP4."""
+    program, is_mp4 = videos.ffmpeg(), suffixes.suffix_of(path) == ".mp4"
+    if is_mp4 and program is None:
         return path.read_bytes()
-    side = LARGEST_SIDE
-    fit = f"scale={side}:{side}:force_original_aspect_ratio=decrease:force_divisible_by=2"
-    with tempfile.TemporaryDirectory() as folder:
+    fits = max(media.film(path)[0].size) <= LARGEST_SIDE
+    if is_mp4 and fits:
+        return path.read_bytes()
+    sides = f"'min(iw,{LARGEST_SIDE})':'min(ih,{LARGEST_SIDE})'"
+    colours = "out_color_matrix=bt709:out_range=tv"  # as `videos.run` says that they are
+    scale = f"scale={sides}:force_original_aspect_ratio=decrease:force_divisible_by=2:{colours}"
+    with path.open("rb") as opened, tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "small.mp4"
-        source = ["-protocol_whitelist", "file", "-f", "mov", "-i", str(path.absolute()), "-an", "-vf", fit]
-        videos.run(program, source, file)
+        source = ["-protocol_whitelist", "file", "-f", films.container_of(opened), "-i", str(path.absolute())]
+        try:
+            videos.run(program, [*source, "-an", "-vf", scale], file)
+        except OSError as error:
+            raise media.MediaError(f"{path} cannot be shown ({error})") from error
         return file.read_bytes()
 
 

@@ -14,6 +14,7 @@ from flowgrpo.commands.gallery.text import answer
 from flowgrpo.commands.gallery.totals import Totals
 from flowgrpo.errors import InputError
 from flowgrpo.training.manifest import read_manifest
+from rewards import suffixes
 
 MOST = 4  # of either
 
@@ -81,7 +82,7 @@ def _sample(folder: Path, line: Mapping[str, Any], total: float) -> Sample:
     file = folder / line["file"]
     if not file.is_file():
         raise InputError(f"{folder / 'manifest.jsonl'}: there is no file {file}")
-    text = file.suffix == ".json"
+    text = suffixes.suffix_of(file) in suffixes.TEXTS
     return Sample(
         file=file,
         prompt=line["prompt"],

@@ -16,9 +16,9 @@ from flowgrpo.commands.report.signals import Signal
 from flowgrpo.commands.report.watched import Verdict
 from flowgrpo.data import tables
 from flowgrpo.training.markdown import escaped, fenced, table_row
+from rewards import suffixes
 
 LONGEST = 600  # characters of a text, of which the rest is left out
-PICTURES = (".png", ".webp")
 
 
 def markdown(report: Report, folder: Path) -> str:
@@ -141,7 +141,7 @@ def _shown(sample: Sample, folder: Path) -> str:
     if sample.answer is not None:
         return escaped(_cut(str(tables.document(sample.file)["text"])))
     link = quote(os.path.relpath(sample.file, folder))
-    return f"![sample]({link})" if sample.file.suffix in PICTURES else f"[sample]({link})"
+    return f"![sample]({link})" if suffixes.suffix_of(sample.file) in suffixes.BROWSER_PICTURES else f"[sample]({link})"
 
 
 def _cut(text: str) -> str:

@@ -1,17 +1,15 @@
-import base64
-import io
 import itertools
 import json
 import os
 import re
 import statistics
-import subprocess
 import wave
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from data_urls import embedded
 from PIL import Image
 
 from flowgrpo.cli import main
@@ -23,7 +21,6 @@ from flowgrpo.errors import InputError
 from flowgrpo.training import videos
 from flowgrpo.training.samples import save_sample
 from rewards import BUILT_IN
-from rewards.media import film
 
 
 def folder_of_samples(path, rewards_by_step, shape=(3, 8, 8)):
@@ -82,11 +79,6 @@ def test_an_empty_folder_is_refused(tmp_path):
         write_gallery([tmp_path / "empty"], tmp_path / "g.html")
 
 
-def embedded(url):
-    kind, data = url.removeprefix("data:").split(";base64,")
-    return kind, io.BytesIO(base64.b64decode(data))
-
-
 def test_videos_move_on_the_page(tmp_path):
     folder = folder_of_samples(tmp_path / "s", {0: [0.2], 4: [0.9]}, (5, 3, 8, 12))
     page = write_gallery([folder], tmp_path / "g.html").read_text()
@@ -105,30 +97,6 @@ def test_without_ffmpeg_videos_move_as_webp(tmp_path, monkeypatch):
     for kind, data in (before, after):
         assert kind == "image/webp"
         assert Image.open(data).n_frames == 5
-
-
-def test_a_large_webp_is_made_smaller_and_keeps_its_pace(tmp_path, monkeypatch):
-    monkeypatch.setattr(videos, "ffmpeg", lambda: None)
-    kind, data = embedded(data_url(save_sample(torch.rand(3, 3, 200, 768), tmp_path / "a")))
-    with Image.open(data) as video:
-        assert (kind, video.size, video.n_frames, video.info["loop"]) == ("image/webp", (384, 100), 3, 0)
-        video.seek(2)
-        video.load()
-        assert video.info["duration"] == 125
-
-
-def test_a_large_mp4_is_made_smaller_and_keeps_its_pace(tmp_path):
-    kind, data = embedded(data_url(save_sample(torch.rand(6, 3, 200, 768), tmp_path / "a", frame_rate=24)))
-    (tmp_path / "small.mp4").write_bytes(data.getvalue())
-    assert kind == "video/mp4"
-    assert [frame.size for frame in film(tmp_path / "small.mp4")] == [(384, 100)] * 6
-    assert media_length(tmp_path / "small.mp4") == pytest.approx(6 / 24)
-
-
-def media_length(file):
-    """Seconds of a video, as ffmpeg counts them."""
-    done = subprocess.run([videos.ffmpeg(), "-i", str(file)], capture_output=True, text=True, check=False)
-    return float(re.search(r"Duration: 00:00:(\d+\.\d+)", done.stderr)[1])
 
 
 def test_audio_is_heard_on_the_page_and_a_step_between_can_be_scrubbed_to(tmp_path):

@@ -129,4 +129,5 @@ def test_pictures_of_two_sizes_are_compared_at_the_first_ones_and_texts_are_not(
     for name, grey, side in (("a", 0, 4), ("b", 255, 8)):
         Image.fromarray(np.full((side, side, 3), grey, np.uint8)).save(tmp_path / f"{name}.png")
     assert pixel_difference(tmp_path / "a.png", tmp_path / "b.png") == 1
-    assert pixel_difference(tmp_path / "a.png", tmp_path / "b.json") is None
+    for other in ("b.json", "b.mp4", "b.mov", "B.WebM", "b.WAV"):
+        assert pixel_difference(tmp_path / "a.png", tmp_path / other) is None

@@ -1,7 +1,9 @@
 """Votes on pairs of pictures: what is asked, what is written, and who may vote."""
 
 import json
+import mimetypes
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -100,17 +102,24 @@ def test_two_ballots_do_not_write_one_file(tmp_path):
         pass  # it is free again
 
 
-@pytest.fixture
-def served(tmp_path):
-    ballot = Ballot(pairs_of([folder(tmp_path / "s", ["<b>a</b>"] * 3)]), tmp_path / "votes.jsonl")
+@contextmanager
+def serving(ballot):
+    """A client of a ballot's page."""
     listening = guard.listen("127.0.0.1", 0, None)
     server = uvicorn.Server(guard.configured(application(ballot, "mine")))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     with httpx.Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", trust_env=False) as client:
-        yield client, ballot
+        yield client
     server.should_exit = True
     thread.join()
+
+
+@pytest.fixture
+def served(tmp_path):
+    ballot = Ballot(pairs_of([folder(tmp_path / "s", ["<b>a</b>"] * 3)]), tmp_path / "votes.jsonl")
+    with serving(ballot) as client:
+        yield client, ballot
 
 
 def test_the_page_asks_pairs_and_shows_their_pictures(served):
@@ -147,6 +156,16 @@ def test_who_may_not_vote_is_refused(served):
     assert ballot.told == told
 
 
+@pytest.mark.parametrize(
+    ("suffix", "kind"), [(".jfif", "image/jpeg"), (".gif", "image/gif"), (".BMP", "image/bmp"), (".webp", "image/webp")]
+)
+def test_a_picture_is_served_as_what_the_table_says(tmp_path, monkeypatch, suffix, kind):
+    monkeypatch.setattr(mimetypes, "guess_type", lambda *_: (None, None))  # as on a machine without a table of its own
+    ballot = Ballot(pairs_of([folder(tmp_path / "s", ["a", "a"], suffix)]), tmp_path / "votes.jsonl")
+    with serving(ballot) as client:
+        assert client.get("/media/0/a").headers["content-type"] == kind
+
+
 def test_what_cannot_be_voted_on_is_one_sentence(tmp_path, capsys):
     alone = folder(tmp_path / "alone", ["a", "b"])
     assert main(["vote", str(alone)]) == 2
@@ -164,7 +183,9 @@ def test_what_cannot_be_voted_on_is_one_sentence(tmp_path, capsys):
     assert "no ordinary file" in capsys.readouterr().err
     sound = tmp_path / "sound"
     sound.mkdir()
-    (sound / "a.wav").write_bytes(b"")
-    (sound / "manifest.jsonl").write_text(json.dumps({"file": "a.wav", "prompt": "a"}) + "\n")
-    with pytest.raises(InputError, match="is no picture"):
-        pairs_of([Path(sound)])
+    for name in ("a.wav", "a.tiff", "a.mp4"):
+        (sound / "manifest.jsonl").write_text(json.dumps({"file": name, "prompt": "a"}) + "\n")
+        with pytest.raises(
+            InputError, match=rf"{name} is no picture that a browser shows; votes are on .png, .*, .gif$"
+        ):
+            pairs_of([Path(sound)])

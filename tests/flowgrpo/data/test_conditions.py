@@ -35,6 +35,16 @@ def test_a_picture_is_turned_as_its_camera_says(tmp_path):
     assert conditions.loaded(str(tmp_path / "turned.jpg")).size == (2, 4)
 
 
+@pytest.mark.parametrize("name", ["a.tiff", "a.TIF", "a.jfif", "a.bmp"])
+def test_pictures_of_every_suffix_are_read(tmp_path, name):
+    form = {"a.jfif": "JPEG", "a.bmp": "BMP"}.get(name, "TIFF")
+    Image.new("RGB", (4, 2), (200, 60, 30)).save(tmp_path / name, form, quality=100)
+    (tmp_path / "rows.jsonl").write_text(f'{{"prompt": "a", "image": "{name}"}}')
+    (row,) = prompts.load(str(tmp_path / "rows.jsonl"))
+    conditions.check([row.columns], {"image"}, "prompts.train")
+    assert np.allclose(conditions.loaded(row.columns["image"]).getpixel((0, 0)), (200, 60, 30), atol=3)
+
+
 @pytest.mark.parametrize(("kind", "silent"), [(np.uint8, 128), (np.int16, 0), (np.float32, 0)])
 def test_sounds_are_between_minus_one_and_one(tmp_path, kind, silent):
     low = np.iinfo(kind).min if np.issubdtype(kind, np.integer) else -1
@@ -60,7 +70,8 @@ def test_an_animation_is_a_list_of_pictures(tmp_path):
         ("a.mp4", r"a.mp4 cannot be read \(it is not MP4, MOV or WebM\)"),
         ("fifo.png", "fifo.png is not a regular file"),
         ("a" * 300 + ".png", "cannot be read .*File name too long"),
-        ("depth.tif", r"image is 'depth.tif', but of files only .png, .jpg, .*, .wav are read; convert it to one"),
+        ("depth.tif", r"depth.tif cannot be read \(which of its values is white is not known"),
+        ("a.heic", r"image is 'a.heic', but of files only .png, .jpg, .*, .wav are read; convert it to one"),
         (["depth.exr"], "image is 'depth.exr', but of files only .png"),
     ],
 )
