@@ -14,6 +14,7 @@ import torch
 from rich.table import Column, Table
 
 from flowgrpo.commands.rewards import options_of
+from flowgrpo.commands.terminal import say
 from flowgrpo.data import conditions, tables, yaml_maps
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RewardUse
@@ -22,13 +23,14 @@ from flowgrpo.training.manifest import check_inside, read_manifest
 from flowgrpo.training.out_of_memory import OutOfMemory
 from flowgrpo.training.phases import phase
 from flowgrpo.training.progress import shown
-from rewards import Reward, RewardError, load, media
+from rewards import Reward, RewardError, load, media, suffixes
 from rewards.base import told
 from rewards.compute import default_device
 from rewards.memory import is_out_of_memory
 from samplers.batches import batched
 
 BATCH = 16
+NAMED = 3  # files that are left out, of which the names are said
 Sample = torch.Tensor | str
 
 
@@ -80,7 +82,7 @@ def score_folder(folder: Path, rewards: Sequence[Reward], batch_size: int = BATC
     """Rewards of every sample of a folder, of which a reward gets `batch_size` at once.
 
     Prompts, and further columns, come from its manifest.jsonl; without one a file's name is its prompt, `_` for a space.
-    Group-wise rewards meet all files of one prompt together.
+    Group-wise rewards meet all files of one prompt together. One line on stderr says which files are left out.
 
     Returns:
         for each file `file`, `prompt` and `rewards`, a map from names to numbers, None where a reward does not apply.
@@ -100,6 +102,8 @@ def score_folder(folder: Path, rewards: Sequence[Reward], batch_size: int = BATC
                     for i, value in zip(alike, values, strict=True):
                         scores[i][reward.name] = value
                 scoring.advance(len(indices))
+    if said := left_out(folder, files):
+        say(f"--samples: {said}")
     return [
         {"file": file.name, "prompt": file.prompt, "rewards": values}
         for file, values in zip(files, scores, strict=True)
@@ -125,24 +129,53 @@ def listed(folder: Path) -> list[File]:
     """The files of a folder, by its manifest or by their names.
 
     Raises:
-        InputError: there is no such folder, or nothing in it.
+        InputError: there is no such folder, nothing in it, or its manifest names a file that is missing or of another kind.
     """
     if not folder.is_dir():
         raise InputError(f"--samples: there is no folder {folder}")
-    lines = read_manifest(folder)
-    for line in lines:
-        if not os.path.isfile(folder / line["file"]):
-            raise InputError(f"{folder / 'manifest.jsonl'}: there is no file {folder / line['file']}")
-    known = ("file", "prompt", "rewards")
-    files = [File(line["file"], line["prompt"], {k: v for k, v in line.items() if k not in known}) for line in lines]
-    if not files:
-        names = sorted(path.name for path in folder.iterdir() if conditions.is_file_name(path.name))
-        for name in names:
-            check_inside(folder, name, "--samples")
-        files = [File(name, Path(name).stem.replace("_", " "), {}) for name in names]
-    if not files:
-        raise InputError(f"--samples: {folder} holds no manifest.jsonl and no picture, video or sound")
-    return files
+    if lines := read_manifest(folder):
+        return [_named(folder, line) for line in lines]
+    names = sorted(path.name for path in folder.iterdir() if _is_sample(path.name))
+    for name in names:
+        check_inside(folder, name, "--samples")
+    if not names:
+        said = left_out(folder, [])
+        nothing = f"--samples: {folder} holds no manifest.jsonl and no picture, video or sound"
+        raise InputError(f"{nothing}; {said}" if said else nothing)
+    return [File(name, Path(name).stem.replace("_", " "), {}) for name in names]
+
+
+def left_out(folder: Path, files: Sequence[File]) -> str | None:
+    """Which files of a folder are not scored, and why, without the hidden ones; None if there are none.
+
+    Beside a manifest only files of the kinds that are read count: a run writes others.
+    """
+    known = {file.name for file in files} | {"manifest.jsonl"}
+    names = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name not in known)
+    reason = f"only {conditions.KINDS} are read"
+    if (folder / "manifest.jsonl").is_file():
+        names = [name for name in names if _is_sample(name)]
+        reason = "its manifest.jsonl does not name them"
+    names = [name for name in names if not name.startswith(".")]
+    if not names:
+        return None
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"left out {len(names)} of the files in {folder}: {', '.join(names[:NAMED])}{more} ({reason})"
+
+
+def _is_sample(name: str) -> bool:
+    return conditions.is_file_name(name) and not suffixes.is_apple_double(name)
+
+
+def _named(folder: Path, line: Mapping[str, Any]) -> File:
+    """The file of a line of a manifest."""
+    name, place = line["file"], folder / "manifest.jsonl"
+    if suffixes.suffix_of(name) not in suffixes.MEDIA | suffixes.TEXTS:
+        raise InputError(f"{place}: {name} is no sample, only {conditions.KINDS} and .json are read; convert it to one")
+    if not os.path.isfile(folder / name):
+        raise InputError(f"{place}: there is no file {folder / name}")
+    columns = {key: value for key, value in line.items() if key not in ("file", "prompt", "rewards")}
+    return File(name, line["prompt"], columns)
 
 
 def batches(files: Sequence[File], group_wise: bool, batch_size: int = BATCH) -> list[list[int]]:
@@ -203,13 +236,12 @@ def read(path: Path) -> Sample:
     Raises:
         InputError: it cannot be read.
     """
-    if path.suffix == ".json":
+    suffix = suffixes.suffix_of(path)
+    if suffix in suffixes.TEXTS:
         return _text(path)
-    conditions.check([{"file": str(path)}], ["file"], "--samples")
-    # A .webp is a picture to conditions.py; ours may move.
     try:
-        loaded = media.frames(path) if path.suffix.lower() == ".webp" else conditions.loaded(str(path))
-    except media.MediaError as error:  # of a frame after the first
+        loaded = media.frames(path) if suffix in suffixes.MULTI_FRAME else conditions.loaded(str(path))
+    except media.MediaError as error:
         raise InputError(f"--samples: {error}") from error
     if isinstance(loaded, torch.Tensor):
         return loaded

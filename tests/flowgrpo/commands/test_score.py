@@ -5,11 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from film_files import H264, HEVC, VP9, blocks, write_film
 from PIL import Image
 from runs import CALL
 
 from flowgrpo.cli import main
-from flowgrpo.commands.score import read, score_folder
+from flowgrpo.commands.score import listed, read, score_folder
 from flowgrpo.errors import InputError
 from flowgrpo.training.samples import save_sample
 from rewards import Reward
@@ -52,6 +53,100 @@ def test_names_of_files_are_prompts(folder):
         ("a_red_thing.png", {"redness": 1.0}),
     ]
     assert asked == ["a blue thing", "a red thing"]
+
+
+def test_a_film_of_10_bits_scores_as_its_copy_of_8(tmp_path, capsys):
+    (tmp_path / "bright.py").write_text("def bright(samples, prompts):\n    return samples.flatten(1).mean(1)\n")
+    (tmp_path / "films").mkdir()
+    films = {"a.mp4": (H264, "yuv420p"), "b.mp4": (HEVC, "yuv420p10le"), "c.webm": (VP9, "yuv420p10le")}
+    for name, (codec, pixel_format) in (films | {"d.mp4": (H264, "yuv420p10le")}).items():
+        write_film(tmp_path / "films" / name, blocks(), pixel_format, *codec)
+    command = ["score", str(tmp_path / "bright.py:bright"), "--samples", str(tmp_path / "films"), "--format", "json"]
+    assert main(command) == 0
+    told = capsys.readouterr()
+    assert told.err == ""
+    scores = [line["rewards"]["bright"] for line in json.loads(told.out)]
+    assert scores == pytest.approx([blocks().mean() / 255] * 4, abs=0.01)
+    assert scores == pytest.approx([scores[0]] * 4, abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["png", "webp", "gif"])
+def test_a_moving_picture_is_all_of_its_frames(tmp_path, kind):
+    shades = [Image.new("RGB", (4, 2), (80 * i, 200, 30)) for i in range(3)]
+    shades[0].save(tmp_path / f"a.{kind}", save_all=True, append_images=shades[1:], lossless=True)
+    assert read(tmp_path / f"a.{kind}").shape == (3, 3, 2, 4)
+    shades[1].save(tmp_path / f"b.{kind}", lossless=True)
+    assert read(tmp_path / f"b.{kind}").shape == (3, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [("a.tiff", "TIFF"), ("a.TIF", "TIFF"), ("a.jfif", "JPEG"), ("a.BMP", "BMP")]
+)
+def test_pictures_of_every_suffix_are_scored(tmp_path, name, form):
+    Image.new("RGB", (8, 8), (255, 0, 0)).save(tmp_path / name, form, quality=100)
+    (found,) = score_folder(tmp_path, [Reward("redness", redness)])
+    assert found["file"] == name
+    assert found["rewards"]["redness"] == pytest.approx(1, abs=0.02)
+
+
+def test_one_line_says_which_files_are_left_out(folder, capsys):
+    names = (
+        "notes.txt",
+        "a.heic",
+        "b.HEIC",
+        "scores.json",
+        "film.mkv",
+        "._a_red_thing.png",
+        "._notes.txt",
+        ".DS_Store",
+    )
+    for name in names:
+        (folder / name).write_bytes(b"\0\5\x16\7")
+    (folder / "more.png.d").mkdir()
+    found = score_folder(folder, [Reward("redness", redness)])
+    assert [line["file"] for line in found] == ["a_blue_thing.png", "a_red_thing.png"]
+    (line,) = capsys.readouterr().err.splitlines()
+    said = f"--samples: left out 5 of the files in {folder}: a.heic, b.HEIC, film.mkv and 2 more (only .png, .jpg, "
+    assert line.startswith(said)
+    assert line.endswith(".wav are read)")
+    for name in ("a.heic", "b.HEIC", "scores.json", "film.mkv"):
+        (folder / name).unlink()
+    score_folder(folder, [Reward("redness", redness)])
+    assert f"left out 1 of the files in {folder}: notes.txt (only" in capsys.readouterr().err
+
+
+def test_of_a_folder_of_other_files_the_first_are_named(tmp_path):
+    with pytest.raises(InputError, match=r"holds no manifest\.jsonl and no picture, video or sound$"):
+        listed(tmp_path)
+    (tmp_path / "._a.png").write_bytes(b"\0\5\x16\7")
+    with pytest.raises(InputError, match=r"holds no manifest\.jsonl and no picture, video or sound$"):
+        listed(tmp_path)
+    (tmp_path / "a.heic").write_bytes(b"")
+    with pytest.raises(
+        InputError, match=r"video or sound; left out 1 of the files in .*: a\.heic \(only \.png, .* are read\)"
+    ):
+        listed(tmp_path)
+
+
+def test_pictures_that_a_manifest_does_not_name_are_said_to_be_left_out(folder, capsys):
+    (folder / "manifest.jsonl").write_text(json.dumps({"file": "a_red_thing.png", "prompt": "p"}) + "\n")
+    (folder / "votes.jsonl").write_text("")  # a run writes other files, too
+    (folder / "._a_red_thing.png").write_bytes(b"")
+    score_folder(folder, [Reward("redness", redness)])
+    said = f"left out 1 of the files in {folder}: a_blue_thing.png (its manifest.jsonl does not name them)"
+    assert capsys.readouterr().err == f"--samples: {said}\n"
+    (folder / "a_blue_thing.png").unlink()
+    score_folder(folder, [Reward("redness", redness)])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["a.heic", "a.txt", "a", "film.mkv"])
+def test_a_manifest_that_names_what_is_no_sample_is_refused(folder, name):
+    (folder / name).write_text("7")
+    (folder / "manifest.jsonl").write_text(json.dumps({"file": name, "prompt": "p"}) + "\n")
+    said = rf"manifest\.jsonl: {name} is no sample, only \.png, .* and \.json are read; convert it to one$"
+    with pytest.raises(InputError, match=said):
+        score_folder(folder, [Reward("redness", redness)])
 
 
 def test_a_manifest_gives_prompts_and_columns(folder):
