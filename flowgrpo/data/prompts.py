@@ -89,7 +89,7 @@ def _rows(source: str, key: str, *, column: str, folder: str) -> list[tables.Row
         return _filled([_asking(row, column, place) for place, row in hub.rows(source, key)])
     path = Path(source)
     if not path.is_file():
-        files = (str(p) for p in path.parent.glob("*") if p.suffix in (".txt", *tables.SUFFIXES))
+        files = (str(p) for p in path.parent.glob("[!.]*") if p.suffix in (".txt", *tables.SUFFIXES))
         raise InputError(
             f"{key}: there is no file {source}, {nearest(source, [*BUILT_IN, *edits.NAMES, *corpora.NAMES, *files])}"
         )

@@ -73,7 +73,7 @@ def files_of(source: Path) -> list[Path]:
     Raises:
         InputError: there are none.
     """
-    files = sorted(source.glob("*.parquet")) if source.is_dir() else [source]
+    files = sorted(source.glob("[!.]*.parquet")) if source.is_dir() else [source]
     if not files or not all(file.is_file() and file.suffix == ".parquet" for file in files):
         raise InputError(f"{KEY}: {source} is neither a .parquet file nor a folder with some")
     stored.check_parquet(KEY, source)

@@ -20,6 +20,7 @@ from pydantic import ConfigDict, TypeAdapter
 from flowgrpo.errors import InputError
 from flowgrpo.training.folders import replace_text
 
+FILES = "[!.]*.json"  # of trees; macOS puts hidden ones beside them
 QUALITY = 80
 
 
@@ -150,7 +151,7 @@ class TreeFolder:
     def sizes(self) -> dict[int, int]:
         """The iterations, counted from 1, whose trees are kept, and the bytes of their files."""
         found = {
-            step: sum(file.stat().st_size for file in folder.glob("*.json")) for step, folder in self._folders().items()
+            step: sum(file.stat().st_size for file in folder.glob(FILES)) for step, folder in self._folders().items()
         }
         return {step: size for step, size in found.items() if size}
 
@@ -161,7 +162,7 @@ class TreeFolder:
             InputError: a file is damaged.
         """
         folders = [folder for step, folder in self._folders().items() if steps is None or step in steps]
-        return [_read(file) for folder in folders for file in sorted(folder.glob("*.json"))]
+        return [_read(file) for folder in folders for file in sorted(folder.glob(FILES))]
 
     def _folders(self) -> dict[int, Path]:
         """The folders of the iterations, in their order."""

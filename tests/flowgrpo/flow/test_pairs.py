@@ -49,6 +49,7 @@ def test_pairs_become_groups_of_two_with_their_labels(workplace, tiny_model, cap
         workplace / "a.parquet",
         [row(CAPTIONS[0], 1.0, ranking_id=7), row(CAPTIONS[1], 0.0, colours=("white", "black"))],
     )
+    (workplace / "._a.parquet").write_bytes(b"\0\5\x16\7")  # of macOS
     assert main(command(tiny_model, workplace)) == 0
     assert capsys.readouterr().out == "3 pairs in o\n"
     found = stored.read(Path("o"))

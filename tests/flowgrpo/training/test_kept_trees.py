@@ -40,6 +40,9 @@ def test_what_is_written_is_read_again(tmp_path):
     assert TreeFolder(tmp_path).read() == [TREE]
     file = tmp_path / "trees/step-000003/0001.json"
     assert TreeFolder(tmp_path).sizes() == {3: file.stat().st_size}
+    (file.parent / "._0001.json").write_bytes(b"\0\5\x16\7")  # of macOS
+    assert TreeFolder(tmp_path).read() == [TREE]
+    assert TreeFolder(tmp_path).sizes() == {3: file.stat().st_size}
 
 
 def test_a_picture_is_kept_as_it_looks():
