@@ -1,7 +1,7 @@
 """Broken pictures, videos and sounds, through what reads them: score, the files of prompts, the gallery.
 
-A case is the suffix of a file and its bytes. Tiny files of many formats and pixel types, written here, are cut off, have
-bytes flipped, put in and taken out, get the head of another format, and headers that promise any size.
+A case is the suffix of a file and its bytes. Tiny files of many formats and pixel types, written here or by ffmpeg, are cut
+off, have bytes flipped, put in and taken out, get the head of another format, and headers that promise any size.
 """
 
 from __future__ import annotations
@@ -27,38 +27,39 @@ from flowgrpo.data import conditions, prompts
 from flowgrpo.errors import InputError
 from fuzzing.runner import is_sentence, run
 from fuzzing.summary import Summary
-from rewards import RewardError, similarity, suffixes
+from rewards import RewardError, media, similarity, suffixes
 
 DATA = Path(__file__).parents[1] / "data"
-SUFFIXES = tuple(suffixes.MEDIA | suffixes.TEXTS)
+READ = tuple(suffixes.MEDIA | suffixes.TEXTS)
+SUFFIXES = (*READ, ".heic", ".txt")
 MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I", "F")
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+MOVING = ("GIF", "WEBP", "PNG", "TIFF", "AVIF")  # formats of several frames or pages
 SOUNDS = ("u1", "<i2", "<i4", "<f4", "<f8")
 LARGE = (0, 1, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF)
 
 
 @cache
 def pictures() -> dict[str, bytes]:
-    """Pictures of 6 x 5 pixels, still and moving, in every format that takes their mode, and a TIFF of floats."""
+    """Pictures of 6 x 5 pixels, still and moving, in every format that takes their mode, and packed TIFFs."""
     found = {}
     pixels = np.random.default_rng(0).integers(0, 256, (3, 5, 6, 3), dtype=np.uint8)
     for mode in MODES:
         first, *others = (Image.fromarray(frame).convert("L" if mode == "I;16" else mode) for frame in pixels)
         if mode == "I;16":
             first = Image.fromarray(pixels[0, :, :, 0].astype(np.uint16) * 257)
-        for form in FORMATS:
-            for several in (
-                ({}, {"save_all": True, "append_images": others}) if form in ("GIF", "WEBP", "PNG") else ({},)
-            ):
+        for form in media.FORMATS:
+            for several in ({}, {"save_all": True, "append_images": others}) if form in MOVING else ({},):
                 buffer = io.BytesIO()
                 try:
                     first.save(buffer, form, **several)
                 except (OSError, ValueError, KeyError):  # the format has no such pixels
                     continue
                 found[f"{form} {mode} {len(several)}"] = buffer.getvalue()
-    deep = io.BytesIO()
-    Image.fromarray(pixels[0, :, :, 0].astype(np.float32)).save(deep, "TIFF")
-    return {**found, "TIFF F": deep.getvalue()}
+    for packed in ("tiff_lzw", "tiff_adobe_deflate", "jpeg", "packbits"):
+        buffer = io.BytesIO()
+        Image.fromarray(pixels[0]).save(buffer, "TIFF", compression=packed)
+        found[f"TIFF {packed}"] = buffer.getvalue()
+    return found
 
 
 @cache
@@ -77,11 +78,12 @@ def sounds() -> dict[str, bytes]:
 def seeds() -> dict[str, bytes]:
     """All files that cases begin with; the last are none that anything here should read.
 
-    The films, of two frames of one colour each, are what ffmpeg made of them.
+    The films, of two frames, are what ffmpeg made of them: of 8 and 10 bits, turned, with opacity, HDR.
     """
     array = io.BytesIO()
     np.save(array, np.zeros((4, 4, 3), np.float32))
-    films = {kind: (DATA / f"film.{kind.lower()}").read_bytes() for kind in ("MP4", "WEBM")}
+    files = [DATA / "film.mp4", DATA / "film.webm", *sorted((DATA / "films").iterdir())]
+    films = {f"{file.suffix[1:].upper()} {file.stem}": file.read_bytes() for file in files}
     text = json.dumps({"text": "7", "tokens": ["7"]}).encode()
     script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n"
     drawing = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>'
@@ -107,7 +109,7 @@ def cases(draw: st.DrawFn) -> tuple[str, bytes]:
     name = draw(st.sampled_from(sorted(seeds())))
     data = bytearray(seeds()[name])
     own = f".{name.split()[0].lower()}"
-    suffix = draw(st.sampled_from((own if own in SUFFIXES else ".png",) * 30 + SUFFIXES))
+    suffix = draw(st.sampled_from((own if own in READ else ".png",) * 30 + SUFFIXES))
     for _ in range(draw(st.integers(0, 4))):
         at = len(data) - draw(st.integers(0, len(data)))  # simple cases have a good head
         match draw(st.sampled_from(("flip", "flip", "size", "size", "cut", "insert", "remove", "head"))):
@@ -137,6 +139,14 @@ def readers(file: Path) -> dict[str, Callable[[], object]]:
     row = {"file": file.name, "prompt": "a", "image": file.name, "seed": 0, "step": 0, "rewards": {"shapes": 0.5}}
     (folder / "manifest.jsonl").write_text(json.dumps(row) + "\n")
 
+    def named() -> None:
+        """Score it by its name alone, beside a companion of macOS."""
+        (folder / "alone").mkdir()
+        (folder / "alone" / f"._{file.name}").write_bytes(b"\0\5\x16\7")
+        (folder / "alone" / file.name).write_bytes(file.read_bytes())
+        for found in scoring.listed(folder / "alone"):
+            scoring.read(folder / "alone" / found.name)
+
     def conditioned() -> None:
         columns = [prompt.columns for prompt in prompts.load(str(folder / "manifest.jsonl"))]
         conditions.check(columns, ["image"], "prompts.train")
@@ -144,6 +154,7 @@ def readers(file: Path) -> dict[str, Callable[[], object]]:
 
     return {
         "score": lambda: scoring.read(folder / scoring.listed(folder)[0].name),
+        "names": named,
         "prompts": conditioned,
         "gallery": lambda: write_gallery([folder], folder / "gallery.html"),
         "reference": lambda: similarity._read(str(file)),

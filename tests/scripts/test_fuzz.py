@@ -8,6 +8,8 @@ from fuzzing import configs, media, server, weights
 from fuzzing.runner import LONGEST_SENTENCE, is_sentence, run
 from hypothesis import strategies as st
 
+from rewards import suffixes
+
 spec = importlib.util.spec_from_file_location("fuzz", Path(__file__).parents[2] / "scripts" / "fuzz.py")
 fuzz = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(fuzz)
@@ -24,17 +26,9 @@ def test_a_case_is_accepted_or_refused_in_a_sentence(subject, count):
 
 def test_every_config_and_every_kind_of_file_is_a_case():
     assert len(configs.bases()) == 2 * (2 + 23)  # demos and built-in ones
-    assert {name.split()[0] for name in media.seeds()} > {
-        "PNG",
-        "JPEG",
-        "WEBP",
-        "GIF",
-        "BMP",
-        "TIFF",
-        "WAV",
-        "NPY",
-        "MP4",
-    }
+    kinds = {name.split()[0] for name in media.seeds()}
+    assert kinds > {"PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "WAV", "NPY", "MP4", "WEBM", "MOV"}
+    assert ("AVIF" in kinds) == (".avif" in suffixes.PICTURES)
     assert {f"PNG {mode} 0" for mode in ("1", "L", "P", "RGBA", "I;16")} < set(media.seeds())
 
 
