@@ -198,9 +198,10 @@ def effective(found: torch.nn.Module) -> State:
     state = {path: p for path, p in state.items() if ".lora_" not in path}
     for path, layer in found.named_modules():
         if isinstance(layer, LoraLayer):
-            state[f"{path}.weight"] += layer.get_delta_weight("default")
-            if (bias := layer.lora_B["default"].bias) is not None:
-                state[f"{path}.bias"] += bias * layer.scaling["default"]
+            (own,) = layer.lora_B  # the name that its loader has given to the adapter
+            state[f"{path}.weight"] += layer.get_delta_weight(own)
+            if (bias := layer.lora_B[own].bias) is not None:
+                state[f"{path}.bias"] += bias * layer.scaling[own]
     return state
 
 

@@ -1,10 +1,15 @@
 """What does not work here is refused before a run begins."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from packaging.version import Version
+from runs import metrics, weights
 
 from flowgrpo import config
+from flowgrpo.cli import main
 from flowgrpo.errors import InputError
 from flowgrpo.flow import setup
 from flowgrpo.flow.pipeline import attention
@@ -47,3 +52,46 @@ def test_a_lossy_attention_of_the_environment_is_refused(workplace, monkeypatch)
     monkeypatch.setattr(setup, "DIFFUSERS_ATTN_BACKEND", "sage")
     with pytest.raises(InputError, match="DIFFUSERS_ATTN_BACKEND: 'sage' quantises"):
         setup.policy_and_weights(config.load("tiny.yaml"), CPU)
+
+
+def test_all_weights_may_be_trained_from_a_lora_that_is_merged(trained):
+    """Its first held-out reward is that of the run whose LoRA it is, and a resume needs the run's own copy alone."""
+    shutil.copytree(trained / "runs" / "t", "other")
+    common = [
+        "model.lora=null",
+        "model.merge=other",
+        "algorithm.objective.kl={form: exact, beta: 0.5}",
+        "train.updates=1",
+    ]
+    assert main(["train", "tiny.yaml", *common, "run.name=whole"]) == 0
+    whole = trained / "runs" / "whole"
+    earned = [line["reward/mean"] for line in metrics(trained / "runs" / "t", "eval")]
+    assert metrics(whole, "eval")[0]["reward/mean"] == pytest.approx(earned[-1], abs=1e-6)
+    assert abs(earned[-1] - earned[0]) > 1e-4
+    assert metrics(whole)[0]["policy/max_abs_log_ratio"] == 0
+    assert metrics(whole)[0]["policy/kl"] == pytest.approx(0, abs=1e-9)  # from the merged start
+    assert not any(".lora_" in name for name in weights(whole, 2))
+    assert main(["train", "tiny.yaml", *common, "run.name=half", "train.iterations=1"]) == 0
+    shutil.rmtree("other")
+    assert main(["train", "tiny.yaml", *common, "run.name=half", "run.resume=true"]) == 0
+    resumed = weights(trained / "runs" / "half", 2)
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in weights(whole, 2).items())
+    assert main(["export", "runs/whole", "--out", "exported"]) == 0
+    assert (
+        "Training started from the LoRA `other`, which is in these weights." in Path("exported/README.md").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["model.merge=other"],
+            "model.merge: it goes with model.lora=null, adapters start from model.lora.path instead",
+        ),
+        (["model.lora=null", "model.merge=other"], "model.merge: there is no file or folder 'other'"),
+    ],
+)
+def test_a_lora_that_cannot_be_merged_is_one_sentence(workplace, capsys, overrides, said):
+    assert main(["train", "tiny.yaml", *overrides]) == 2
+    assert said in capsys.readouterr().err

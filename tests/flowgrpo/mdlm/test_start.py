@@ -57,6 +57,20 @@ def test_a_run_from_an_export_or_a_run_begins_where_that_ended(settings, tmp_pat
         assert metrics(begun.folder)[0]["policy/max_abs_log_ratio"] == 0
 
 
+def test_all_weights_may_be_trained_from_an_adapter_that_is_merged(settings, model, tmp_path):
+    theirs = saved(model, tmp_path / "lora")
+    chosen = settings(model__lora=None, model__merge=str(tmp_path / "lora"), train__iterations=1, **KL)
+    policy, trained = policy_and_weights(chosen, torch.device("cpu"))
+    ids = torch.tensor([[3, 4, 1, 5]])
+    with torch.no_grad():
+        expected = theirs(ids).logits
+        torch.testing.assert_close(policy.predictor.model(ids).logits, expected, atol=1e-5, rtol=1e-4)
+    assert trained.lora is None
+    done = run.train_config(chosen)
+    assert metrics(done.folder)[0]["policy/max_abs_log_ratio"] == 0
+    assert (done.folder / "start.safetensors").is_file()
+
+
 def test_a_resumed_run_needs_no_file_and_is_exact(settings, model, tmp_path):
     saved(model, tmp_path / "lora")
     options = {"model__lora": {"path": str(tmp_path / "lora")}, **KL}

@@ -177,3 +177,16 @@ def test_a_lora_section_has_defaults_or_the_files_numbers():
     assert (begun.rank, begun.alpha, begun.targets) == (None, None, None)
     assert Lora.model_validate(begun.model_dump()) == begun
     assert Lora(path="a", rank=4).rank == 4
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_what_is_merged_computes_what_the_adapter_does(rslora):
+    adapter = Adapter(
+        {"proj": layer(2, 3.0), "block.proj": layer(3, 7.0)}, rslora, {"block.proj.weight": torch.ones(4, 4)}
+    )
+    beside, within = Network().to(torch.bfloat16), Network().to(torch.bfloat16)
+    beside.float()
+    adapter.inject(beside)
+    adapter.merge(within)
+    assert {p.dtype for p in within.parameters()} == {torch.float32}  # bfloat16 would round the changes away
+    torch.testing.assert_close(within(X), beside(X))
