@@ -221,7 +221,7 @@ def test_other_errors_of_the_file_system_keep_their_trace(monkeypatch):
         (["sample", "shapes", "--out", "o", "--prompts", "no.txt"], "--prompts: there is no file no.txt"),
         (
             ["sample", "shapes", "--out", "o", "--prompt", "a", "--adapter", "x"],
-            "--adapter x: there is no pytorch_lora_weights",
+            "--adapter: there is no file or folder 'x'",
         ),
         (["gallery", "nowhere"], "nowhere: there is no such folder"),
         (["gallery", "."], "there are no samples to show"),

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoTokenizer
 
 from flowgrpo.data import configs, known
-from flowgrpo.flow.pipeline import weightless
+from flowgrpo.flow.pipeline import loading, weightless
 from flowgrpo.mdlm import architectures
 
 # Billions of parameters of the trained networks, of torch's own count of the hub's configs.
@@ -44,7 +44,7 @@ TEXTS = {
 def test_a_known_pipeline_has_the_size_that_is_published(name):
     with known.folder(name, with_tokenizers=False) as place:
         index = json.loads((Path(place) / "model_index.json").read_text())
-        kind = weightless.named(*index["transformer"])
+        kind = loading.component_class(index["transformer"])
         network = weightless.network(kind, Path(place) / "transformer", torch.bfloat16)
     billions = sum(p.numel() for p in network.parameters()) / 1e9
     assert billions == pytest.approx(SIZES[name], abs=0.006)
