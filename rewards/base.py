@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rewards.cards import BUILT_IN
 from rewards.memory import is_out_of_memory
+from rewards.process_state import kept, module_of
 
 if TYPE_CHECKING:
     import torch
@@ -93,9 +94,10 @@ class Reward:
             raise RewardError(
                 f"the reward {self.name!r} calls an argument {taken[0]!r}, so no column can have that name"
             )
-        returned = self.function(
-            samples if isinstance(samples, torch.Tensor) else list(samples), list(prompts), **given
-        )
+        with kept(f"the reward {self.name!r}", self.function):
+            returned = self.function(
+                samples if isinstance(samples, torch.Tensor) else list(samples), list(prompts), **given
+            )
         try:
             if isinstance(returned, (Mapping, Set, str, bytes)):  # lists of keys, in no order, of letters
                 raise TypeError
@@ -108,6 +110,12 @@ class Reward:
         if len(values) != len(prompts):
             raise RewardError(f"the reward {self.name!r} returned {len(values)} values for {len(prompts)} samples")
         return torch.tensor([self._number(value, i) for i, value in enumerate(values)], dtype=torch.float64)
+
+    def to(self, device: torch.device | str) -> None:
+        """Move what it holds, if it can be moved."""
+        if hasattr(self.function, "to"):
+            with kept(f"the reward {self.name!r}", self.function):
+                self.function.to(device)
 
     def _number(self, value: Any, i: int) -> float:
         if value is None:
@@ -152,8 +160,7 @@ def told(error: BaseException, plugin: Any) -> str:
         plugin: a function, a class, an object, or the name of the module.
     """
     said = f"{type(error).__name__}: {one_line(str(error))}".removesuffix(": ")
-    plugin = plugin.func if isinstance(plugin, partial) else plugin
-    module = plugin if isinstance(plugin, str) else getattr(plugin, "__module__", None)
+    module = module_of(plugin)
     own = [at for at in traceback.walk_tb(error.__traceback__) if at[0].f_globals.get("__name__") == module]
     if isinstance(error, RewardError) or not own:  # a sentence of ours names what is wrong
         return said
@@ -187,7 +194,7 @@ def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None
     """
     found = find(use)
     if inspect.isclass(found) or isinstance(found, partial):
-        with _one_sentence(f"the reward {use!r} could not be made", found):
+        with _one_sentence(f"the reward {use!r} could not be made", found), kept(f"the reward {use!r}", found):
             found = found(**(options or {}))
     elif options:
         raise RewardError(f"the reward {use!r} is a function and takes no options, but got {', '.join(options)}")
@@ -209,7 +216,9 @@ def find(use: str) -> Any:
         return _only_reward(use, _load_file(Path(use), f"the reward {use!r}"))
     installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if use in installed:
-        with _one_sentence(f"the reward {use!r}: {installed[use].value} could not be imported", installed[use].module):
+        module = installed[use].module
+        sentence = f"the reward {use!r}: {installed[use].value} could not be imported"
+        with _one_sentence(sentence, module), kept(f"the reward {use!r}", module, imports=True):
             return installed[use].load()
     hint = nearest(use, [*BUILT_IN, *installed])
     raise RewardError(
@@ -262,7 +271,7 @@ def locate(use: str, what: str) -> Any:
     place, _, attribute = use.rpartition(":")
     if place.endswith(".py"):
         return _attribute(_load_file(Path(place), what), attribute, what)
-    with _one_sentence(f"{what}: {place} could not be imported", place):
+    with _one_sentence(f"{what}: {place} could not be imported", place), kept(what, place, imports=True):
         module = importlib.import_module(place)
     return _attribute(module, attribute, what)
 
@@ -273,7 +282,7 @@ def _load_file(path: Path, what: str) -> Any:
     digest = hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
     spec = importlib.util.spec_from_file_location(f"flowgrpo_plugin_{path.stem}_{digest}", path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses and pickle look there
-    with _one_sentence(f"{what}: {path} could not be imported", spec.name):
+    with _one_sentence(f"{what}: {path} could not be imported", spec.name), kept(what, path, imports=True):
         spec.loader.exec_module(module)
     return module
 

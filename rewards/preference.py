@@ -12,6 +12,7 @@ import torch
 from rewards.base import RewardError, load, locate
 from rewards.chat import Chat, pictures, text
 from rewards.judge import filled
+from rewards.process_state import kept
 
 TEMPLATE = (
     "Both were generated from the description between the lines.\n---\n{prompt}\n---\n"
@@ -134,7 +135,8 @@ class Preference:
         return self.chat.ask([[text("First:"), *parts[i], text("Second:"), *parts[j], question] for i, j in pairs])
 
     def _compared(self, samples: torch.Tensor, prompt: str, pairs: Sequence[tuple[int, int]]) -> list[float | None]:
-        outcomes = [self.compare(samples[i], samples[j], prompt) for i, j in pairs]
+        with kept("the function that compares", self.compare):
+            outcomes = [self.compare(samples[i], samples[j], prompt) for i, j in pairs]
         for outcome in outcomes:
             if outcome is not None and not (isinstance(outcome, (int, float)) and 0 <= outcome <= 1):
                 raise RewardError(f"compare returned {outcome!r}, not a number from 0 to 1 or None")

@@ -73,8 +73,7 @@ def loaded(
     if dtype is not None and not took_dtype:
         raise InputError(f"--dtype: {' and '.join(reward.name for reward in rewards)} takes none, leave it out")
     for reward in rewards:
-        if hasattr(reward.function, "to"):
-            reward.function.to(device or default_device())
+        reward.to(device or default_device())
     return rewards
 
 

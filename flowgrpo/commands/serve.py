@@ -67,8 +67,7 @@ def serve(
     device = device or default_device()
     served = [load(use.use, use.weight, use.options, use.name) for use in settings.rewards]
     for reward in served:
-        if hasattr(reward.function, "to"):
-            reward.function.to(device)
+        reward.to(device)
     application = server.app(served, token, batch_size=batch_size, max_bytes=max_bytes, device=device)
     host = f"[{host}]" if ":" in host else host
     for reward in served:

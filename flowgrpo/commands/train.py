@@ -181,8 +181,7 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
         trainer = kind.setup.trainer(begun, accelerator, data)
     with phase("rewards"):
         for reward in (*rewards, *eval_rewards) if trainer.share.leads else ():
-            if hasattr(reward.function, "to"):
-                reward.function.to(accelerator.device)
+            reward.to(accelerator.device)
 
     trainer.after_evaluation = _write_gallery
     trainer.report.forwards = kind.plan.forwards(settings)

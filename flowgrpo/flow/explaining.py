@@ -64,8 +64,7 @@ def explain_sample(
         policy, weights = setup.policy_and_weights(settings, device, encode, begun, learns=False)
     with phase("rewards"):
         for reward in rewards:
-            if hasattr(reward.function, "to"):
-                reward.function.to(device)
+            reward.to(device)
     step = checkpoint.load_averaged(found, weights)
     (with_rate,) = setup.with_sampling_rate([chosen], policy)
     row = Row(row.prompt, row.seed, with_rate.columns)

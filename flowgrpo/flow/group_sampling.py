@@ -55,8 +55,7 @@ def sample_groups(config: Config, prompts: Sequence[Prompt], rewards: Sequence[R
     left = list(range(writer.done, len(prompts)))
     policy = _policy(config, prompts)
     for reward in rewards:
-        if hasattr(reward.function, "to"):
-            reward.function.to(default_device())
+        reward.to(default_device())
     whole = setup.with_sampling_rate(prompts, policy)
     with policy.call_overrides(**guidance.training_call(config.model.guidance, policy)):
         policy.start([Row(whole[0].text, 0, whole[0].columns)])  # the sigmas are known from here on

@@ -18,6 +18,7 @@ from rewards import Reward, RewardError
 from rewards import load as load_reward
 from rewards.base import NoAnswer, told
 from rewards.memory import is_out_of_memory
+from rewards.process_state import own_directory
 from samplers.batches import batched
 
 Samples = torch.Tensor | Sequence[str]  # pictures, videos and sounds, or texts
@@ -70,8 +71,8 @@ class Scorer:
     def __init__(self, rewards: Sequence[Reward]):
         self.rewards = rewards
         self._silences = [Silence() for _ in rewards]
-        local = ThreadPoolExecutor(1)
-        self._threads = [ThreadPoolExecutor(1) if getattr(r.function, "remote", False) else local for r in rewards]
+        local = _thread()
+        self._threads = [_thread() if getattr(r.function, "remote", False) else local for r in rewards]
 
     def __enter__(self) -> Scorer:
         return self
@@ -117,6 +118,11 @@ class Scorer:
             return Scores(values, lost, spent)
 
         return wait
+
+
+def _thread() -> ThreadPoolExecutor:
+    """One thread, with a current directory of its own: the run's files have relative names."""
+    return ThreadPoolExecutor(1, initializer=own_directory)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from fuzzing import configs, loras, media, server, weights
+from fuzzing import configs, loras, media, plugins, server, weights
 from fuzzing.runner import LONGEST_SENTENCE, is_sentence, run
 from hypothesis import strategies as st
 
@@ -22,6 +22,12 @@ def test_a_case_is_accepted_or_refused_in_a_sentence(subject, count):
     assert found.cases == found.accepted + found.refused == count
     assert min(found.accepted, found.refused) > 2
     assert 0 < found.slowest < 5
+
+
+def test_a_plug_in_leaves_the_process_as_it_was():
+    found = plugins.fuzz(seed=1, count=40)
+    assert found.failures == ()
+    assert found.accepted == 40
 
 
 def test_every_config_and_every_kind_of_file_is_a_case():

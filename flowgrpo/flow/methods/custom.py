@@ -19,6 +19,7 @@ from flowgrpo.flow.methods.credit import trunk_ends
 from flowgrpo.flow.methods.tree import Rooted, divided
 from flowgrpo.schema.lazy import lazy
 from rewards.base import locate, nearest
+from rewards.process_state import kept
 
 if TYPE_CHECKING:
     from samplers import kernels as formulas
@@ -69,7 +70,7 @@ class Custom(Rooted):
         except TypeError as error:
             takes = ", ".join(list(inspect.signature(function).parameters)[1:]) or "none"
             raise InputError(f"algorithm.tree.options: {error}; {self.function} has the options {takes}") from None
-        with _move_fields(self.function):
+        with _move_fields(self.function), kept("algorithm.tree.function", function):
             plan = function(arguments, **self.options)
         if not callable(plan):
             raise InputError(
@@ -77,7 +78,7 @@ class Custom(Rooted):
             )
 
         def moves(role: str, step: int) -> Sequence[Move]:
-            with _move_fields(self.function):
+            with _move_fields(self.function), kept("algorithm.tree.function", function):
                 return plan(role, step)
 
         return moves

@@ -30,7 +30,10 @@ def test_ordinary_texts_are_as_they_were_and_others_are_seen():
         (["gallery", "{}"], "{}: there is no such folder"),
         (["train", "{}"], "{}: no such config file"),
         (["sample", "shapes", "--out", "o", "--prompts", "{}"], "--prompts: there is no file {}"),
-        (["sample", "shapes", "--out", "o", "--prompt", "a", "--adapter", "{}"], "--adapter: there is no file or folder "),
+        (
+            ["sample", "shapes", "--out", "o", "--prompt", "a", "--adapter", "{}"],
+            "--adapter: there is no file or folder ",
+        ),
         (["score", "jpeg_size", "--samples", "{}"], "--samples: there is no folder {}"),
         (["score", "./{}.py:f", "--samples", "."], "there is no file {}.py"),
         (["serve", "./{}.py:f"], "there is no file {}.py"),

@@ -1,0 +1,102 @@
+"""Reward files that change the process when they are imported, made, moved and called: it stays as it was, scores are right.
+
+A case is what is changed, and where.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from hypothesis import strategies as st
+
+from fuzzing.runner import run
+from fuzzing.summary import Summary
+from rewards import load
+
+PICTURES = torch.linspace(0, 1, 96).reshape(2, 3, 4, 4)
+CHANGES = {
+    "the working directory": ("import os", 'os.chdir("/")', os.getcwd),
+    "torch's default dtype": ("import torch", "torch.set_default_dtype(torch.bfloat16)", torch.get_default_dtype),
+    "torch's default device": ("import torch", 'torch.set_default_device("meta")', lambda: torch.zeros(1).device),
+    "torch's gradient mode": ("import torch", "torch.set_grad_enabled(False)", torch.is_grad_enabled),
+    "torch's deterministic algorithms": (
+        "import torch",
+        "torch.use_deterministic_algorithms(True, warn_only=True)",
+        torch.are_deterministic_algorithms_enabled,
+    ),
+    "cudnn.benchmark": (
+        "from torch.backends import cudnn",
+        "cudnn.benchmark = True",
+        lambda: torch.backends.cudnn.benchmark,
+    ),
+    "cudnn.enabled": (
+        "from torch.backends import cudnn",
+        "cudnn.enabled = False",
+        lambda: torch.backends.cudnn.enabled,
+    ),
+    "the precision of matmul": (
+        "import torch",
+        'torch.set_float32_matmul_precision("medium")',
+        torch.get_float32_matmul_precision,
+    ),
+    "the attention flash": (
+        "from torch.backends import cuda",
+        "cuda.enable_flash_sdp(False)",
+        torch.backends.cuda.flash_sdp_enabled,
+    ),
+    "the number of threads": ("import torch", "torch.set_num_threads(3)", torch.get_num_threads),
+    "signal handlers": (
+        "import signal",
+        "signal.signal(signal.SIGUSR1, signal.SIG_IGN)",
+        lambda: signal.getsignal(signal.SIGUSR1),
+    ),
+    "the filters of warnings": (
+        "import warnings",
+        'warnings.simplefilter("ignore")',
+        lambda: list(warnings.filters),
+    ),
+}
+WHERE = ("import", "make", "move", "call")
+Case = Mapping[str, Sequence[str]]  # from where to names of `CHANGES`
+
+
+def source(case: Case) -> str:
+    """A file with the class of a reward, which makes the changes of a case."""
+
+    def lines(where: str, indent: int) -> str:
+        return "".join(f"{' ' * indent}{CHANGES[name][1]}\n" for name in case.get(where, ())) or f"{' ' * indent}pass\n"
+
+    imports = dict.fromkeys(CHANGES[name][0] for names in case.values() for name in names)
+    return (
+        "\n".join(imports)
+        + f"\n{lines('import', 0)}class bright:\n    def __init__(self):\n{lines('make', 8)}"
+        + f"    def to(self, device):\n{lines('move', 8)}"
+        + f"    def __call__(self, images, prompts):\n{lines('call', 8)}        return images.float().mean((1, 2, 3))\n"
+    )
+
+
+def attempt(case: Case) -> None:
+    """Use the reward; an AssertionError where something is left changed, or a score is another."""
+    before = {name: get() for name, (_, _, get) in CHANGES.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "mine.py"
+        file.write_text(source(case))
+        reward = load(f"{file}:bright")
+        reward.to("cpu")
+        values = reward(PICTURES, ["a", "b"], {})
+    for name, (_, _, get) in CHANGES.items():
+        assert get() == before[name], name
+    assert torch.allclose(values, PICTURES.mean((1, 2, 3)).double())
+
+
+def fuzz(seed: int, count: int) -> Summary:
+    """Use `count` rewards."""
+    names = st.lists(st.sampled_from(sorted(CHANGES)), max_size=3, unique=True)
+    cases = st.dictionaries(st.sampled_from(WHERE), names, max_size=4)
+    return run("plugins", cases, attempt, seed, count)

@@ -1,0 +1,137 @@
+"""A plug-in cannot change the process: what it changes is put back, and said once."""
+
+import logging
+import os
+import random
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fuzzing.plugins import CHANGES, WHERE, source
+
+from flowgrpo.data.prompts import Row
+from flowgrpo.flow.methods.custom import Custom
+from flowgrpo.training.scorer import Scorer
+from rewards import load, process_state
+from samplers import kernels
+
+PICTURES = torch.rand(2, 3, 4, 4)
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_reward_changes_is_put_back_and_said_once(tmp_path, caplog, name, where):
+    get, caplog.propagate = CHANGES[name][2], True
+    before = get()
+    with caplog.at_level(logging.WARNING):
+        (tmp_path / "mine.py").write_text(source({where: [name]}))
+        reward = load(f"{tmp_path / 'mine.py'}:bright")
+        reward.to("cpu")
+        for _ in range(2):
+            values = reward(PICTURES, ["a", "b"], {})
+    assert get() == before
+    assert values.tolist() == PICTURES.mean((1, 2, 3)).double().tolist()
+    if name == process_state.FILTERS:  # libraries add some when they are imported
+        assert not caplog.records
+        return
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert str(tmp_path / "mine.py") in said
+    assert f"changed {name}; that is put back after each of its calls" in said
+
+
+@pytest.mark.parametrize("change", ["random.seed(1)", "np.random.seed(1)", "torch.manual_seed(1)"])
+def test_an_import_leaves_the_generators_as_they_were(tmp_path, change):
+    def drawn():
+        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+    (tmp_path / "mine.py").write_text(
+        f"import random, torch\nimport numpy as np\n{change}\ndef f(images, prompts):\n    return images.mean((1, 2, 3))\n"
+    )
+    before = drawn()
+    load(f"{tmp_path / 'mine.py'}:f")
+    assert drawn() == before
+
+
+def test_a_reward_that_draws_goes_on_drawing(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import random\ndef f(images, prompts):\n    return [random.random() for _ in prompts]\n"
+    )
+    reward = load(f"{tmp_path / 'mine.py'}:f")
+    random.seed(3)
+    first, second = (reward(PICTURES, ["a", "b"], {}).tolist() for _ in range(2))
+    random.seed(3)
+    assert first + second == [random.random() for _ in range(4)]
+
+
+def test_a_reward_that_fails_is_cleaned_up_after(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\ndef f(images, prompts):\n    torch.set_default_dtype(torch.float64)\n    raise KeyError\n"
+    )
+    with pytest.raises(KeyError):
+        load(f"{file}:f")(PICTURES, ["a", "b"], {})
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_two_that_run_at_once_leave_what_was_before_both(tmp_path):
+    """The first to begin ends first; what the second has found was the first's change."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def first():
+        torch.set_default_dtype(torch.float64)
+        entered.set()
+        leave.wait(5)
+
+    def run():
+        with process_state.kept("it", Path("first.py")):
+            first()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    entered.wait(5)
+    with process_state.kept("it", Path("second.py")):
+        assert torch.get_default_dtype() == torch.float64
+        leave.set()
+        thread.join()
+        assert torch.get_default_dtype() == torch.float32
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_run_keeps_its_directory_while_a_reward_has_another(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import os, threading\nthere, back = threading.Event(), threading.Event()\ndef f(images, prompts):\n"
+        "    os.chdir('/')\n    there.set()\n    back.wait(5)\n    return [float(os.getcwd() == '/')] * len(prompts)\n"
+    )
+    reward, before = load(f"{file}:f"), os.getcwd()
+    events = reward.function.__globals__
+    with Scorer([reward]) as scorer:
+        wait = scorer.submit(PICTURES, [Row("a", 0, {}), Row("b", 1, {})])
+        assert events["there"].wait(5)
+        assert os.getcwd() == before
+        events["back"].set()
+        assert wait().values.flatten().tolist() == [1, 1]
+    assert os.getcwd() == before
+
+
+def test_a_judge_and_a_tree_are_held_alike(tmp_path, caplog):
+    caplog.propagate = True
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\ndef compare(first, second, prompt):\n    torch.set_default_dtype(torch.float64)\n    return 0.5\n"
+        "def tree(kernels):\n    torch.set_default_dtype(torch.float64)\n    return lambda role, step: []\n"
+    )
+    reward = load("preference", options={"compare": f"{file}:compare"})
+    assert reward(PICTURES, ["a", "a"], {}).tolist() == [0.5, 0.5]
+    assert torch.get_default_dtype() == torch.float32
+    plan = Custom(function=f"{file}:tree").plan([kernels.ODE] * 2, 2, 0, 0)
+    assert plan("trunk", 0) == []
+    assert torch.get_default_dtype() == torch.float32
+    assert [record.getMessage().split(" (")[0] for record in caplog.records] == ["the function that compares"]
+
+
+def test_our_own_rewards_are_not_looked_at(monkeypatch):
+    monkeypatch.setattr(process_state._shared, "enter", lambda: pytest.fail("it was looked at"))
+    load("jpeg_size")(PICTURES, ["a", "b"], {})
