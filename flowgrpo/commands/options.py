@@ -11,7 +11,7 @@ PromptsFile = Annotated[
     typer.Option(
         "--prompts",
         metavar="FILE",
-        help=".txt, .jsonl, .csv, .parquet, a built-in set, a corpus such as gsm8k:test, or hub:owner/name:split",
+        help=".txt, .jsonl, .json, .csv, .tsv, .parquet, a built-in set, a corpus (gsm8k:test) or hub:owner/name:split",
     ),
 ]
 Column = Annotated[

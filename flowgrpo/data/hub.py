@@ -18,7 +18,7 @@ def is_dataset(source: str) -> bool:
     return source.startswith("hub:")
 
 
-def rows(source: str, key: str) -> list[tuple[str, Row]]:
+def rows(source: str, key: str, needed: str) -> list[tuple[str, Row]]:
     """The rows of a dataset's split, each with its place: the source, and the row from 1.
 
     `datasets` downloads the split whole into its own cache. Columns of pictures, sounds, videos and bytes are left out here.
@@ -26,6 +26,7 @@ def rows(source: str, key: str) -> list[tuple[str, Row]]:
     Args:
         source: as in the first line of this file.
         key: the place named in errors.
+        needed: a column that must not hold any of these.
 
     Raises:
         InputError: the name is written otherwise, `datasets` is not installed, or the dataset cannot be had.
@@ -46,5 +47,7 @@ def rows(source: str, key: str) -> list[tuple[str, Row]]:
         said = reason or f"cannot be had from the hub ({one_line(str(error))})"
         raise InputError(f"{key}: {source} {said}") from error
     media = (datasets.Image, datasets.Audio, datasets.Video)
+    if isinstance(found.features.get(needed), media) or "binary" in str(found.features.get(needed)):
+        raise InputError(f"{key}: the column {needed!r} of {source} holds {found.features[needed]}, not texts")
     plain = [n for n, kind in found.features.items() if not isinstance(kind, media) and "binary" not in str(kind)]
     return [(f"{source}:{number}", row) for number, row in enumerate(found.select_columns(plain), start=1)]

@@ -54,7 +54,7 @@ def load(
 ) -> list[Prompt]:
     """Prompts of a built-in set, a corpus, a hub dataset (hub:owner/name:split), a .txt file (one per line) or a table.
 
-    A table is a .jsonl, .csv or .parquet file, with a column of prompts and any further columns.
+    A table is a file in one of `tables.SUFFIXES`, with a column of prompts and any further columns.
 
     A column that a row of the file lacks is None there. Empty lines are skipped. Names of pictures, videos and sounds become
     absolute paths; they are relative to the file.
@@ -86,7 +86,7 @@ def _rows(source: str, key: str, *, column: str, folder: str) -> list[tables.Row
     if corpora.is_corpus(source):
         return _filled(corpora.load(source, folder, key))
     if hub.is_dataset(source):
-        return _filled([_asking(row, column, place) for place, row in hub.rows(source, key)])
+        return _filled([_asking(row, column, place) for place, row in hub.rows(source, key, column)])
     path = Path(source)
     if not path.is_file():
         files = (str(p) for p in path.parent.glob("[!.]*") if p.suffix in (".txt", *tables.SUFFIXES))
@@ -102,7 +102,7 @@ def _rows(source: str, key: str, *, column: str, folder: str) -> list[tables.Row
         )
     return [
         {name: cell if name == "prompt" else conditions.resolved(cell, path.parent) for name, cell in row.items()}
-        for row in _filled([_asking(row, column, place) for place, row in tables.rows(path, key)])
+        for row in _filled([_asking(row, column, place) for place, row in tables.rows(path, key, needed=column)])
     ]
 
 

@@ -1,11 +1,13 @@
-"""Rows of a .jsonl, .csv or .parquet file, each with the place that errors name, and what JSON of others may hold."""
+"""Rows of a table in one of `SUFFIXES`, each with the place that errors name, and what JSON of others may hold."""
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from io import StringIO
 from itertools import chain
 from pathlib import Path
@@ -14,7 +16,10 @@ from typing import Any
 from flowgrpo.errors import InputError
 from flowgrpo.schema.readable import one_line
 
-SUFFIXES = (".jsonl", ".csv", ".parquet")
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+DELIMITERS = {".csv": ",;", ".tsv": "\t"}
+MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+EXAMPLE = '{"prompt": "a red circle"}'
 LARGEST = 1 << 30  # bytes of a file that is read whole
 LARGEST_INTEGER = 14_000  # bits, some 4,200 digits
 DEEPEST = 64  # lists and maps in each other
@@ -29,29 +34,35 @@ def lines(path: Path, key: str) -> list[tuple[int, str]]:
         key: the place named in errors.
 
     Raises:
-        InputError: the file is not UTF-8.
+        InputError: the file is not text in UTF-8 or, with its mark, in UTF-16.
     """
     stripped = ((number, line.strip()) for number, line in enumerate(_text(path, key).split("\n"), start=1))
     return [(number, line) for number, line in stripped if line]
 
 
-def rows(path: Path, key: str, columns: Sequence[str] | None = None) -> list[tuple[str, Row]]:
-    """The rows of a .jsonl, .csv or .parquet file, each with its place: the file, and the line or the row from 1.
+def rows(
+    path: Path, key: str, columns: Sequence[str] | None = None, *, needed: str | None = None
+) -> list[tuple[str, Row]]:
+    """The rows of a table, each with its place: the file, and the line or the row from 1.
 
-    Cells of a .csv file, whose first line names the columns, are texts, None where they are empty. Columns of a .parquet
-    file that hold bytes (pictures, sounds) are left out.
+    A .json file is an array of objects, or of texts, which are then the column `prompt`. Cells of a .csv or .tsv file, whose
+    first line names the columns, are texts, None where they are empty; a .csv file has commas or semicolons. Columns of a
+    .parquet file that hold bytes (pictures, sounds) are left out, and of times and decimals come texts and numbers.
 
     Args:
         key: the place named in errors.
         columns: of a .parquet file, those that are read; by default all.
+        needed: a column that must not hold bytes.
 
     Raises:
-        InputError: the file cannot be read, or a line is not a row.
+        InputError: the file cannot be read, a line is not a row, or two columns have one name.
     """
     if path.suffix == ".parquet":
-        return [(f"{path}:{number}", row) for number, row in enumerate(_parquet(path, key, columns), start=1)]
-    if path.suffix == ".csv":
-        return _separated(path, key)
+        return [(f"{path}:{number}", row) for number, row in enumerate(_parquet(path, key, columns, needed), start=1)]
+    if path.suffix in DELIMITERS:
+        return _separated(path, key, needed)
+    if path.suffix == ".json":
+        return _array(path, key)
     return [(f"{path}:{number}", _object(line, f"{path}:{number}")) for number, line in lines(path, key)]
 
 
@@ -85,17 +96,20 @@ def document(path: Path) -> Any:
     return value(_bytes(path).decode(errors="replace"), str(path))
 
 
-def value(text: str, place: str) -> Any:
+def value(text: str, place: str, *, of_row: bool = False) -> Any:
     """The value of a JSON text.
 
     Args:
         place: named in errors.
+        of_row: whether it is of a table, where no object may have a key twice.
 
     Raises:
         InputError: it is not valid JSON, or holds what `check_plain` refuses.
     """
     try:
-        parsed = json.loads(text)
+        parsed = json.loads(text, object_pairs_hook=_unique if of_row else None)
+    except _Doubled as error:
+        raise InputError(f"{place}: the key {error.args[0]!r} stands there twice") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{place}: not valid JSON ({error.msg} at column {error.colno})") from None
     except RecursionError:
@@ -104,6 +118,22 @@ def value(text: str, place: str) -> Any:
         raise InputError(f"{place}: not valid JSON ({error})") from None
     check_plain(parsed, place)
     return parsed
+
+
+class _Doubled(Exception):
+    """A key that an object has twice."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Row:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        raise _Doubled(_first_doubled([key for key, _ in pairs]))
+    return row
+
+
+def _first_doubled(names: Sequence[str]) -> str | None:
+    """The first of some names that stands there again."""
+    return next((name for i, name in enumerate(names) if name in names[:i]), None)
 
 
 def check_plain(value: Any, place: str) -> None:
@@ -143,46 +173,118 @@ def text(row: Row, column: str, place: str) -> str:
 
 
 def _text(path: Path, key: str) -> str:
+    data = _bytes(path)
+    mark = next((mark for mark in MARKS if data.startswith(mark)), b"")
     try:
-        return _bytes(path).decode("utf-8-sig")
+        text = data[len(mark) :].decode(MARKS.get(mark, "utf-8"))
     except UnicodeDecodeError as error:
-        raise InputError(f"{key}: {path} is not UTF-8 text (byte {error.start})") from None
+        raise InputError(f"{key}: {path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    if "\0" in text:  # as UTF-16 without its mark has
+        raise InputError(f"{key}: {path} is not UTF-8 text (it holds zero bytes); save it as UTF-8")
+    return text
 
 
-def _separated(path: Path, key: str) -> list[tuple[str, Row]]:
-    reader = csv.DictReader(StringIO(_text(path, key), newline=""), strict=True)
+def _array(path: Path, key: str) -> list[tuple[str, Row]]:
+    written = value(_text(path, key), str(path), of_row=True)
+    if not isinstance(written, list):
+        kind = "an object" if isinstance(written, dict) else type(written).__name__
+        raise InputError(f"{path}: holds {kind}, not an array of texts or of objects such as {EXAMPLE}")
+    return [
+        (f"{path}:{i}", _row({"prompt": item} if isinstance(item, str) else item, f"{path}:{i}"))
+        for i, item in enumerate(written, 1)
+    ]
+
+
+def _separated(path: Path, key: str, needed: str | None) -> list[tuple[str, Row]]:
+    text = _text(path, key)
+    delimiter = _delimiter(path, text, needed)
+    reader = csv.DictReader(StringIO(text, newline=""), strict=True, delimiter=delimiter)
     found = []
     try:
+        names = list(reader.fieldnames or ())
+        if (doubled := _first_doubled(names)) is not None:
+            raise InputError(f"{path}:1: two columns are called {doubled!r}")
         for row in reader:
             place = f"{path}:{reader.line_num}"
             if None in row:
-                names = ", ".join(reader.fieldnames)
-                raise InputError(f"{place}: the row has more cells than the first line names ({names}); quote commas")
+                raise InputError(
+                    f"{place}: the row has more cells than the first line names ({', '.join(names)}); quote cells that hold "
+                    f"{delimiter!r}"
+                )
             found.append((place, {name: cell or None for name, cell in row.items()}))
     except csv.Error as error:
-        raise InputError(f"{path}:{reader.line_num}: not a line of a .csv file ({error})") from None
+        raise InputError(f"{path}:{reader.line_num}: not a line of a {path.suffix} file ({error})") from None
     return found
 
 
-def _parquet(path: Path, key: str, columns: Sequence[str] | None) -> list[Row]:
+def _delimiter(path: Path, text: str, needed: str | None) -> str:
+    """What stands between the cells of a file: by the first line, which names the column that is needed.
+
+    Raises:
+        InputError: that line can be read in two ways.
+    """
+    first, names = text.split("\n", 1)[0], {}
+    for delimiter in DELIMITERS[path.suffix]:
+        with suppress(csv.Error):
+            names[delimiter] = next(csv.reader([first], delimiter=delimiter), [])
+    if has := [delimiter for delimiter, own in names.items() if needed in own]:
+        return has[0]
+    several = [delimiter for delimiter, own in names.items() if len(own) > 1]
+    if len(several) > 1:
+        raise InputError(f"{path}:1: the first line has both commas and semicolons, so that its columns are not clear")
+    return several[0] if several else DELIMITERS[path.suffix][0]
+
+
+def _parquet(path: Path, key: str, columns: Sequence[str] | None, needed: str | None) -> list[Row]:
     try:
         from pyarrow import ArrowException, parquet
+        from pyarrow import schema as schema_of
     except ModuleNotFoundError:
         raise InputError(
             f"{key}: {path} needs pyarrow to be read, pip install 'flowgrpo[parquet]' or save it as .jsonl"
         ) from None
     try:
         schema = parquet.read_schema(path)
+        if (doubled := _first_doubled(schema.names)) is not None:
+            raise InputError(f"{path}: two columns are called {doubled!r}")
+        if needed in schema.names and "binary" in str(schema.field(needed).type):
+            raise InputError(f"{path}: the column {needed!r} holds bytes ({schema.field(needed).type}), not texts")
         readable = [f.name for f in schema if "binary" not in str(f.type) and (columns is None or f.name in columns)]
-        return parquet.read_table(path, columns=readable).to_pylist()
-    except ArrowException as error:
-        raise InputError(f"{key}: {path} is not a readable parquet file ({str(error).splitlines()[0]})") from None
+        table = parquet.read_table(path, columns=readable)
+        return table.cast(schema_of([(f.name, _plain_type(f.type)) for f in table.schema])).to_pylist()
+    except InputError:
+        raise
+    except (ArrowException, OSError, ValueError, OverflowError) as error:  # by what its pages hold
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{key}: {path} is not a readable parquet file ({reason})") from None
+
+
+def _plain_type(kind: Any) -> Any:
+    """The type in which values of an Arrow type are read, so that JSON can hold them: times as texts, decimals as floats."""
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind):
+        return pa.string()
+    if pa.types.is_duration(kind):
+        return pa.int64()  # of its unit
+    if pa.types.is_decimal(kind) or pa.types.is_float16(kind):
+        return pa.float64()
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return pa.list_(_plain_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _plain_type(field.type)) for field in kind])
+    return kind
 
 
 def _object(line: str, place: str) -> Row:
-    row = value(line, place)
+    return _row(value(line, place, of_row=True), place)
+
+
+def _row(row: Any, place: str) -> Row:
     if not isinstance(row, dict):
-        raise InputError(f'{place}: a row is an object such as {{"prompt": "a red circle"}}, not {type(row).__name__}')
+        raise InputError(f"{place}: a row is an object such as {EXAMPLE}, not {type(row).__name__}")
     return row
 
 

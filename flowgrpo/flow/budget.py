@@ -267,12 +267,12 @@ def budget_of(config: Config, of_node: int = OF_NODE) -> Iterator[FlowBudget]:
             return of_kind(other.model.dtype, other.model.lora is None)
 
         measured = measure(config)
-        states, group = kept(config, call_and_branches(placed)[0]["num_inference_steps"])
+        states, group = kept(config, call_and_branches(placed, columns=longest.columns)[0]["num_inference_steps"])
         yield FlowBudget(
             config=config,
             trial=measured,
             states=states,
-            **_graphs(placed),
+            **_graphs(placed, longest.columns),
             samples=config.train.groups * group,
             group=group,
             loads_later=loading.loads_later(folder),
@@ -281,9 +281,9 @@ def budget_of(config: Config, of_node: int = OF_NODE) -> Iterator[FlowBudget]:
         )
 
 
-def _graphs(config: Config) -> dict[str, int]:
+def _graphs(config: Config, columns: dict[str, Any]) -> dict[str, int]:
     """Rows whose graphs a rollout may keep, and the times at which they lie."""
     if config.train.replay == "always":
         return {"graphs": 0, "graph_times": 0}
-    cost = most_graphs(config, call_and_branches(config)[0]["num_inference_steps"])
+    cost = most_graphs(config, call_and_branches(config, columns=columns)[0]["num_inference_steps"])
     return {"graphs": cost.graphs, "graph_times": cost.graph_times}

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # only a plan of shared calls needs it
 else:
     context = lazy("flowgrpo.flow.context")
 
+STEPS = "num_inference_steps"
 UNEVEN = 100  # times as hard as another that a step may pull at the velocity without a warning
 UNEVEN_KL = 100_000  # times as strictly as another that a step may be held by the divergence; these are squares
 LOOKS = 32  # iterations whose trained steps are looked at
@@ -66,8 +67,9 @@ def _plan(config: Config) -> dict[str, Any]:
     columns = stored.train_prompts(config)[0].columns
     unguided = config.model.guidance == "none"
     over = guidance.unguided(planned_class(config.model.path)) if unguided else None
-    call, branches = call_and_branches(config, over, {} if unguided else columns)
-    eval_call, eval_branches = call_and_branches(config, config.eval.call, columns)
+    held_out = prompts.load_split(config.prompts, "eval")[: config.eval.prompts]
+    call, branches = call_and_branches(config, over, _unguiding(columns) if unguided else columns)
+    eval_call, eval_branches = call_and_branches(config, config.eval.call, held_out[0].columns if held_out else columns)
     if call["num_inference_steps"] is None:
         raise InputError("model.call.num_inference_steps: this pipeline decides it while it runs, set it to plan")
     scorer.rewards(config.rewards, config.eval_rewards)
@@ -75,8 +77,7 @@ def _plan(config: Config) -> dict[str, Any]:
     cost = predicted(config, call["num_inference_steps"])
     drafts, draft_evaluations = _draft(config, over or {}, columns)
     rounds = 0 if algorithm.kernel.calibrate is None else algorithm.kernel.calibrate.rounds
-    held_out = min(config.eval.prompts, len(prompts.load_split(config.prompts, "eval")))
-    eval_evaluations = held_out * eval_call["num_inference_steps"] * eval_branches
+    eval_evaluations = len(held_out) * eval_call["num_inference_steps"] * eval_branches
     return {
         "preset": algorithm.preset,
         "axes": {axis: getattr(algorithm, axis).name for axis in CHOICES},
@@ -110,7 +111,7 @@ def _plan(config: Config) -> dict[str, Any]:
         "decoded": cost.decoded + drafts,
         "reward_calls": (cost.decoded + drafts) * len(config.rewards),
         "comparison": _comparison(config, call["num_inference_steps"], branches),
-        "evaluation": {"model_evaluations": eval_evaluations, "decoded": held_out},
+        "evaluation": {"model_evaluations": eval_evaluations, "decoded": len(held_out)},
         "evaluation_branches": eval_branches,
         "memory": None,
         "published": published.compared(presets.PUBLISHED[algorithm.preset], _with_call(config, call)),
@@ -236,12 +237,18 @@ def forwards(config: Config) -> int | None:
     """Model evaluations of an iteration, counted in forward passes: one with its backward pass is about 3. None: unknown."""
     unguided = config.model.guidance == "none"
     over = guidance.unguided(planned_class(config.model.path)) if unguided else {}
-    call, branches = call_and_branches(config, over)
+    columns = stored.train_prompts(config)[0].columns
+    call, branches = call_and_branches(config, over, _unguiding(columns) if unguided else columns)
     if call["num_inference_steps"] is None:
         return None
     cost = predicted(config, call["num_inference_steps"])
-    _, of_draft = _draft(config, over, {})
+    _, of_draft = _draft(config, over, columns)
     return branches * (cost.rollout + cost.update + (BACKWARD - 1) * cost.with_gradient) + of_draft
+
+
+def _unguiding(columns: dict[str, Any]) -> dict[str, Any]:
+    """The columns of a row that set the number of steps, and guide nothing."""
+    return {key: value for key, value in columns.items() if key == STEPS}
 
 
 def sigma_table(path: str, num_steps: int) -> list[float]:
@@ -318,7 +325,7 @@ def call_and_branches(
 
     Args:
         over: what goes over `model.call`: `eval.call`, or what switches guidance off.
-        columns: of a prompt row; those that the pipeline takes may guide (a negative prompt).
+        columns: of a prompt row; those that the pipeline takes may guide (a negative prompt) or set the number of steps.
         key: where `over` is written.
     """
     pipeline = planned_class(config.model.path)
@@ -332,4 +339,5 @@ def call_and_branches(
     parameters = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
     call.setdefault("num_inference_steps", parameters["num_inference_steps"].default)
     given = {k: v for k, v in (columns or {}).items() if k in parameters and v is not None}
+    call |= {key: steps for key, steps in given.items() if key == STEPS}
     return call, guidance_branches(pipeline, {**call, **given})

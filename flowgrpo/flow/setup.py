@@ -76,7 +76,7 @@ def check(settings: Config, data: RunData) -> None:
         Client(settings.run.engine).greet()
     start.adapters(settings.model)  # refuses a LoRA that is not for the model
     teacher.check(settings)
-    call = call_and_branches(settings)[0]
+    call = call_and_branches(settings, columns=data.train_prompts[0].columns)[0]
     offline.check_model(settings, offline.source_of(settings), call)
     if settings.train.draft is not None:
         checked_call(pipeline_class(settings.model.path), settings.train.draft.call, "train.draft.call")
@@ -117,7 +117,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData) -> Traine
     policy, weights = policy_and_weights(settings, accelerator.device, encode, begun)
     train_prompts, eval_prompts = (with_sampling_rate(part, policy) for part in (data.train_prompts, data.eval_prompts))
     train_ends, eval_ends = (rows_of(longest_and_shortest(part)) for part in (train_prompts, eval_prompts))
-    steps = call_and_branches(settings)[0]["num_inference_steps"]
+    steps = call_and_branches(settings, columns=train_prompts[0].columns)[0]["num_inference_steps"]
     with policy.call_overrides(**guidance.training_call(settings.model.guidance, policy)):
         policy.check(train_ends)
         finishing.check_policy(settings, policy)

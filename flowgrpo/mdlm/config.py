@@ -77,8 +77,8 @@ class TextPrompts(Prompts):
     """Where prompts come from; by default the embedded model's tasks."""
 
     train: str = "tasks:train"
-    """Trained on: a built-in set, a corpus (gsm8k:train, math:train), a .txt, .jsonl, .csv or .parquet file, or a dataset of
-    the hub (hub:owner/name:split)."""
+    """Trained on: a built-in set, a corpus (gsm8k:train, math:train), a .txt file, a table (.jsonl, .json, .csv, .tsv or
+    .parquet), or a dataset of the hub (hub:owner/name:split)."""
     eval: str = "tasks:eval"
     """Held out; likewise."""
     template: Literal["d1", "boxed", "d1_boxed"] | None = None

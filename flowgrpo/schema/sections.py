@@ -50,12 +50,12 @@ class Prompts(Strict):
     """Where prompts come from."""
 
     train: str = "shapes:train"
-    """Trained on: a built-in set, a corpus (pickapic:train), a .txt file (one prompt a line), a .jsonl, .csv or .parquet
-    file (prompt and any further columns) or a dataset of the hub (hub:owner/name:split)."""
+    """Trained on: a built-in set, a corpus (pickapic:train), a .txt file (one prompt a line), a table (.jsonl, .json, .csv,
+    .tsv or .parquet: prompt and any further columns) or a dataset of the hub (hub:owner/name:split)."""
     eval: str = "shapes:eval"
     """Held out for evaluation; the same kinds of source."""
     column: str = Field("prompt", min_length=1)
-    """The column that holds the prompt, of .jsonl, .csv and .parquet files and datasets of the hub."""
+    """The column that holds the prompt, of tables and of datasets of the hub."""
     folder: str = "data"
     """Where copies of corpora are."""
     pick: Pick = Pick()

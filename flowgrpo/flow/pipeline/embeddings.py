@@ -13,6 +13,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 from flowgrpo.errors import InputError
+from flowgrpo.flow.pipeline.cut_prompts import CutPrompts
 from flowgrpo.flow.pipeline.recent import Recent
 from flowgrpo.flow.pipeline.traits import ENCODERS
 from samplers.transfer import sent
@@ -61,12 +62,14 @@ class EmbeddingCache:
             and brings them back for a new prompt, `free` drops them.
 
     Attributes:
+        cut: the prompts that an encoder has cut.
         seen: collects the `EmbeddingShape`s of the rows that are asked for while it is a list, not None.
     """
 
     def __init__(self, pipe: DiffusionPipeline, after_encoding: str = "keep"):
         self.pipe, self.after_encoding = pipe, after_encoding
         self.seen: list[EmbeddingShape] | None = None
+        self.cut = CutPrompts()
         self._batches = Recent()
         self._outputs: dict[str, Any] = {}
         self._offloaded: dict[str, torch.nn.Module] = {}
@@ -161,7 +164,7 @@ class EmbeddingCache:
             were_offloaded = bool(self._offloaded) or self._freed
             try:
                 self.restore()
-                with torch.no_grad():
+                with torch.no_grad(), self.cut.counted(arguments.get("prompt")):
                     self._outputs[key] = _to(self._encode(**arguments), "cpu")
             finally:
                 if were_offloaded:

@@ -150,6 +150,7 @@ class DiffusersPolicy:
             for row in rows:
                 self.walk.encode(row)
                 encoding.advance()
+        self.embeddings.cut.tell(len({row.prompt for row in rows}))
 
     def offload(self) -> None:
         """Free the text encoders' device memory, until a new prompt needs them."""

@@ -132,7 +132,7 @@ def test_another_folder_and_a_file_of_any_name_can_be_named(data, tmp_path):
         ),
         (
             "gsm8k:eval",
-            r"gsm8k:eval is neither a split of gsm8k nor a .jsonl, .csv or .parquet file, did you mean 'gsm8k:t",
+            r"gsm8k:eval is neither a split of gsm8k nor a .jsonl, .* or .parquet file, did you mean 'gsm8k:t",
         ),
         ("gsm8k:there.jsonl", r"prompts.train: there is no file there.jsonl"),
         ("gms8k:train", r"there is no file gms8k:train, did you mean 'gsm8k:train'"),

@@ -43,13 +43,13 @@ def test_a_bad_line_is_named(tmp_path, line, said):
 def test_missing_empty_and_foreign_files_are_refused(tmp_path):
     (tmp_path / "prompts.txt").write_text("x\n")
     (tmp_path / "empty.txt").write_text("\n")
-    (tmp_path / "table.tsv").write_text("x\n")
+    (tmp_path / "table.xlsx").write_text("x\n")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
     (tmp_path / "._promts.txt").write_bytes(b"\0\5\x16\7")  # of macOS, which nobody means
     for name, said in {
         "promts.txt": r"there is no file .*did you mean '[^.]*/prompts.txt'",
         "empty.txt": "holds no prompt",
-        "table.tsv": "neither a .txt file",
+        "table.xlsx": "neither a .txt file",
         "latin.txt": "not UTF-8",
     }.items():
         with pytest.raises(InputError, match=said):

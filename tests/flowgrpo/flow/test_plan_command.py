@@ -151,3 +151,18 @@ def test_a_calibration_drafts_as_every_rollout_does():
     calibration = told["calibration"]
     assert calibration["model_evaluations"] == 2 * (2 * 4 * (3 + 2 + 1) + 16 * 2) == 160
     assert calibration["decoded"] == 2 * (2 * 4 * 3 + 16) == 80
+
+
+def test_a_column_of_steps_is_counted_as_the_run_counts_it(workplace, capsys):
+    (workplace / "p.jsonl").write_text(
+        '{"prompt": "a", "num_inference_steps": 5}\n{"prompt": "b", "num_inference_steps": 5}\n'
+    )
+    asked = ["tiny.yaml", "prompts={train: p.jsonl, eval: p.jsonl}", "train.iterations=1", "eval.prompts=2"]
+    assert main(["plan", *asked, "--format", "json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["geometry"]["steps"] == 5
+    assert main(["train", *asked]) == 0
+    (line,), (held_out, _) = (metrics(workplace / "runs" / "t", phase) for phase in ("train", "eval"))
+    assert line["cost/rollout_evaluations"] == planned["model_evaluations"]["rollout"] == 2 * 4 * 5
+    assert line["cost/update_evaluations"] == planned["model_evaluations"]["update"] - planned["graphs"]
+    assert held_out["cost/model_evaluations"] == planned["evaluation"]["model_evaluations"] == 2 * 5
