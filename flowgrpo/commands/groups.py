@@ -9,7 +9,7 @@ from typing import Any
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
-from flowgrpo.flow import group_sampling
+from flowgrpo.flow import group_sampling, setup
 from flowgrpo.flow import pairs as preference_pairs
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training import folders, scorer
@@ -33,6 +33,7 @@ def write(settings: RunConfig, rows: Sequence[Row] | None, folder: Path, pairs: 
             f"--groups: samples of {settings.model.path} are texts, which have no latents; take a flow model"
         )
     folders.check_writable(folder, "--groups")
+    setup.check_model(settings.model)
     with shown(), phase("loading"):
         if pairs is not None:
             return preference_pairs.store_pairs(settings, pairs, folder)

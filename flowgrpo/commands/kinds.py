@@ -11,6 +11,7 @@ from flowgrpo.data import tables
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.errors import InputError
 from flowgrpo.schema.lazy import lazy
+from flowgrpo.training import model_files
 from flowgrpo.training.hub import HUB_ID, index_map, one_sentence
 from rewards.base import nearest
 
@@ -20,7 +21,8 @@ class Kind:
     """The modules of a kind, each imported by the command that uses it.
 
     Attributes:
-        setup: `check`, what can be refused without the model, before training; `trainer`, the loop with its model.
+        setup: `check_model`, what can be refused of a model by its folder; `check`, what can be refused without the model,
+            before training; `trainer`, the loop with its model.
         plan: `plan`, the plan of a run, and `table`, its lines for people, and `drawn`, its picture; `reached`, the config
             of a run after a step.
         budget: `fit`, whether a run fits a GPU, `lines`, the same for people, and `budget_of`, the memory it takes.
@@ -69,15 +71,14 @@ def kind_of(path: str) -> str:
     """
     if path in EMBEDDED:
         return EMBEDDED[path].kind
-    if not Path(path).is_dir() and not re.fullmatch(HUB_ID, path):
+    model_files.refuse_file(path)
+    if Path(path).is_dir():
+        return _kind_of_folder(Path(path))
+    if not re.fullmatch(HUB_ID, path):
         raise InputError(
             f"model.path: there is no folder {path!r} and no built-in model of that name, {nearest(path, EMBEDDED)}"
         )
-    if Path(path).is_dir() and not any((Path(path) / name).is_file() for name in ("model_index.json", "config.json")):
-        raise InputError(f"model.path: {path} holds no model, neither a pipeline's model_index.json nor a config.json")
     from transformers.utils import cached_file
-
-    from flowgrpo.mdlm.loading import PIPELINE
 
     unless = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     with one_sentence(path):
@@ -85,4 +86,25 @@ def kind_of(path: str) -> str:
         if index is None:
             cached_file(path, "config.json")  # refuses what is not a model
             return "mdlm"
-        return "mdlm" if index_map(tables.document(Path(index))).get("_class_name") == PIPELINE else "flow"
+        return _kind_of_pipeline(Path(index))
+
+
+def _kind_of_folder(folder: Path) -> str:
+    index, own = folder / "model_index.json", folder / "config.json"
+    model_files.refuse_empty(folder)
+    for file in (index, own):
+        model_files.refuse_pointer(file)
+    if index.is_file():
+        with one_sentence(str(folder)):
+            return _kind_of_pipeline(index)
+    if not own.is_file():
+        raise InputError(
+            f"model.path: {folder} holds no model, neither a pipeline's model_index.json nor a config.json"
+        )
+    return "flow" if model_files.is_network(folder) else "mdlm"  # a network alone is refused there
+
+
+def _kind_of_pipeline(index: Path) -> str:
+    from flowgrpo.mdlm.loading import PIPELINE
+
+    return "mdlm" if index_map(tables.document(index)).get("_class_name") == PIPELINE else "flow"

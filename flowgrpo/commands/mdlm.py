@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 from rich.table import Table
 
+from flowgrpo.commands.options import Variant
 from flowgrpo.commands.terminal import Format, out
 from flowgrpo.data import yaml_maps
 
@@ -40,6 +41,7 @@ def tracelock(
     steps: Annotated[int, typer.Option("--steps", min=1, help="of training")] = 2000,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option("--dtype")] = "float32",
+    variant: Variant = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="let code that comes with the model run")
     ] = False,
@@ -65,6 +67,7 @@ def tracelock(
         steps=steps,
         seed=seed,
         dtype=DTYPES[dtype],
+        variant=variant,
         trust_remote_code=trust_remote_code,
         chat=chat,
         watch=watch,

@@ -24,6 +24,12 @@ ScoreBatch = Annotated[
     typer.Option("--batch-size", min=1, help="samples that a reward, and its model, gets at once; by default 16"),
 ]
 Dtype = Annotated[Literal["float32", "bfloat16", "float16"], typer.Option("--dtype")]
+Variant = Annotated[
+    str | None,
+    typer.Option(
+        "--variant", metavar="WORD", help="in the names of the files of weights, such as fp16; as model.variant"
+    ),
+]
 RewardDtype = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,
     typer.Option("--dtype", help="for the rewards that hold a model; by default their own"),

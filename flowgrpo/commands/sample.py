@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.training import folders
 from flowgrpo.training.phases import phase
 from flowgrpo.training.progress import shown
-from flowgrpo.training.samples import ModelUse, Sample, manifest_line, save_sample
+from flowgrpo.training.samples import ModelUse, Sample, Switches, manifest_line, save_sample
 from samplers.batches import batched
 
 
@@ -53,6 +55,17 @@ def asked(texts: Sequence[str] | None, prompts_file: str | None, seed: int, colu
     tables.check_plain(list(texts or []), "--prompt")
     chosen = [Prompt(text) for text in texts] if texts else prompts.load(prompts_file, "--prompts", column=column)
     return [Row(prompt.text, seed + i, prompt.columns) for i, prompt in enumerate(chosen)]
+
+
+@contextmanager
+def as_options() -> Iterator[None]:
+    """Name keys of a model in errors as the options of the command that stand for them."""
+    try:
+        yield
+    except InputError as error:
+        names = "|".join(("variant", *vars(Switches())))
+        said = re.sub(rf"\bmodel\.({names})\b", lambda found: f"--{found[1].replace('_', '-')}", str(error))
+        raise InputError(said) from error
 
 
 def line_of(file: Path, row: Row, sampler: str) -> dict[str, Any]:

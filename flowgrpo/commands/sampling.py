@@ -62,6 +62,7 @@ def sample(
     batch_size: options.SampleBatch = 16,
     dtype: options.Dtype = "float32",
     quantise: options.Quantise = None,
+    variant: options.Variant = None,
     text_encoders: options.TextEncoders = "offload",
     vae: options.Vae = "keep",
     vae_tiling: options.VaeTiling = False,
@@ -93,14 +94,15 @@ def sample(
         "--quantise int8": quantise is None,
     }
     from flowgrpo.commands.endings import remedied
-    from flowgrpo.commands.sample import asked, sample_to_folder
+    from flowgrpo.commands.sample import as_options, asked, sample_to_folder
     from flowgrpo.training.samples import ModelUse, Switches
 
     if groups is not None:
         if pairs is None and reward is None:
             raise InputError("--reward: groups are scored as they are sampled, name a reward (once or more)")
         written = {
-            "model": {"path": model, "call": arguments, "dtype": dtype, "quantise": quantise, **switches},
+            "model": {"path": model, "call": arguments, "dtype": dtype, "quantise": quantise, "variant": variant}
+            | switches,
             "rewards": [_written(text, "REWARD") for text in reward or []],
             "algorithm": {"preset": "rwr"},  # whose rollouts are Euler's, as the pipeline's own
             "train": {"group_size": group_size or 16, "micro_batch": batch_size},
@@ -112,7 +114,7 @@ def sample(
             del written["rewards"]
         settings = config.validated(written)
         rows = None if pairs is not None else asked(prompt, prompts_file, 0, column)
-        with remedied(spare):
+        with remedied(spare), as_options():
             return _write_groups(settings, rows, groups, pairs=pairs, form=form)
     use = ModelUse(
         path=model,
@@ -120,10 +122,11 @@ def sample(
         adapter=_written(adapter, "--adapter"),
         dtype=dtype,
         quantise=quantise,
+        variant=variant,
         switches=Switches(**switches),
     )
     rows = asked(prompt, prompts_file, seed, column)
-    with remedied(spare):
+    with remedied(spare), as_options():
         lines = sample_to_folder(use, rows, out_folder, batch_size)
     if form == "json":
         print(json.dumps({"folder": str(out_folder), "samples": lines}, indent=1))

@@ -153,6 +153,7 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display) 
     optimizers.check(settings.train.optimizer.name, default_device())
     quantise_libraries.check(settings.model.quantise, diffuses=settings.kind == "flow")
     _check_folder(settings, folder)
+    KINDS[settings.kind].setup.check_model(settings.model)
     trackers.check(settings.run.trackers)
     train_prompts = stored.train_prompts(settings)
     eval_prompts = prompts.load_split(settings.prompts, "eval")[: settings.eval.prompts]

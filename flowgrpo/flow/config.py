@@ -16,7 +16,7 @@ from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.lora import Lora, LoraPath, Quantised, check_base
-from flowgrpo.schema.sections import Eval, RewardUse, RunConfig, Train
+from flowgrpo.schema.sections import Eval, RewardUse, RunConfig, Train, Variant
 from flowgrpo.training import low_precision, roles
 from flowgrpo.training.bank import Bank
 from flowgrpo.training.baseline import NESTED
@@ -39,6 +39,8 @@ class Model(Strict):
 
     path: str
     """Built-in name, local folder or hub id of a diffusers pipeline; required."""
+    variant: Variant | None = None
+    """Word in the names of the files of weights that are read, fp16 say, where a component has such; null: plain files."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the frozen weights and of the computation; trained weights are kept in float32."""
     lora: Lora | None = Lora()

@@ -305,7 +305,8 @@ def _reload(policy: DiffusersPolicy, weights: Weights, row: Row, settings: Confi
         policy.embeddings.restore()
         policy.pipe.to("cpu")  # two models may not fit beside each other
         adapter = None if source == folder else Path(folder)
-        fresh = loading.load_policy(source, dtype, call, device, adapter=adapter, quantise=settings.model.quantise)
+        of_base = {"quantise": settings.model.quantise, "variant": settings.model.variant if adapter else None}
+        fresh = loading.load_policy(source, dtype, call, device, adapter=adapter, **of_base)
         with fresh.call_overrides(num_inference_steps=2):
             gap = gap_of(fresh.generate([row]), changed)
     moved = gap_of(before, changed)

@@ -32,6 +32,7 @@ def explain_sample(
         InputError: there is no such prompt, a reward compares samples with each other, or the model cannot be loaded.
         RewardError: a reward fails.
     """
+    setup.check_model(settings.model)
     held_out = prompts.load_split(settings.prompts, "eval")
     if not held_out:
         raise InputError(f"{run}: it has no held-out prompts (prompts.eval), of which one could be explained")

@@ -46,7 +46,7 @@ def check(settings: Config, run: Path, found: Path, *, comfyui: bool) -> None:
             layers have no names in ComfyUI that are known, or without it diffusers' file cannot hold what was trained.
     """
     kept = lora_files.kept(settings, run)
-    loading.index_of(settings.model.path)
+    loading.check_files(settings.model.path, settings.model.variant)
     prompts.load_split(settings.prompts, "eval")
     begun = {} if settings.model.lora is None else start.adapters(kept.model)
     shifts = {name: adapter.shifts for name, adapter in begun.items() if adapter.shifts}
@@ -83,6 +83,9 @@ def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool
 
     policy, weights = setup.policy_and_weights(lora_files.kept(settings, run), device, encode, learns=False)
     step = checkpoint.load_averaged(found, weights)
+    kind = "full" if weights.lora is None else "lora"
+    if kind == "full":  # what is written is of no variant
+        settings = settings.model_copy(update={"model": settings.model.model_copy(update={"variant": None})})
     out.mkdir(parents=True, exist_ok=True)
     also = names.write(weights, out, settings.run.name) if comfyui else []
     adapter: LoraPath = "."
@@ -102,7 +105,6 @@ def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool
         _card(run, settings, policy=policy, adapter=adapter, step=step, call=call, samples=shown, comfyui=also),
         encoding="utf-8",
     )
-    kind = "full" if weights.lora is None else "lora"
     return Exported(folder=out, step=step, kind=kind, samples=[file.name for file in files], comfyui=also)
 
 
@@ -123,6 +125,7 @@ def sampler_settings(
     return {
         "pipeline": type(policy.pipe).__name__,
         "base_model": settings.model.path,
+        **({"variant": settings.model.variant} if settings.model.variant else {}),
         "dtype": settings.model.dtype,
         "quantise": settings.model.quantise,
         "lora": None if adapters is None else _lora_settings(settings.model, adapters),
@@ -235,6 +238,7 @@ def _command(model: Model, adapter: LoraPath, *, call: dict[str, Any], row: Row)
             ),
             *(["--prompts", "rows.jsonl"] if given else ["--prompt", row.prompt, "--seed", str(row.seed)]),
             *("--dtype", model.dtype, *(["--quantise", model.quantise] if model.quantise else [])),
+            *(["--variant", model.variant] if model.variant else []),
             *("--out", "samples"),
             *(f"{key}={card.written(value)}" for key, value in call.items()),
         ]
@@ -270,7 +274,8 @@ def _snippet(policy: DiffusersPolicy, model: Model, *, adapter: LoraPath, call: 
     if by_library:
         networks = loading.network_libraries(source)
         lines.append(f"quantised = pipeline_options({model.quantise!r}, {networks!r}, torch.{model.dtype})")
-    options = absent + ", **quantised" * by_library
+    variant = f", variant={model.variant!r}" if model.variant else ""
+    options = variant + absent + ", **quantised" * by_library
     lines.append(f"pipe = {name}.from_pretrained({place}, dtype=torch.{model.dtype}{options})")
     if adapter != ".":
         lines.append(f"load_lora(pipe, {place}, {adapter!r})")

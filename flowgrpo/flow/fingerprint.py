@@ -19,7 +19,7 @@ else:
 READ = 1 << 16  # bytes of both ends of a file; the last are those of a tensor
 
 
-def fingerprint(path: str) -> str:
+def fingerprint(path: str, variant: str | None = None) -> str:
     """Text that is equal for equal models: a digest of a folder's files, or a model's commit at the hub.
 
     Of each file of the pipeline's components it takes name, size and both ends, not what lies between: full weights of
@@ -27,6 +27,7 @@ def fingerprint(path: str) -> str:
 
     Args:
         path: a built-in name, a local folder or a hub id.
+        variant: of the weights that are read, which is another model than that of the plain ones beside them.
 
     Raises:
         InputError: there is no such model.
@@ -36,8 +37,9 @@ def fingerprint(path: str) -> str:
     if not folder.is_dir():
         with one_sentence(path):
             index = huggingface_hub.hf_hub_download(path, "model_index.json")
-        return f"{path}@{Path(index).parent.name}"  # the folder of a snapshot is called by its commit
-    digest = hashlib.sha256()
+        of_variant = "" if variant is None else f":{variant}"
+        return f"{path}@{Path(index).parent.name}{of_variant}"  # the folder of a snapshot is called by its commit
+    digest = hashlib.sha256(b"" if variant is None else f"variant {variant}\n".encode())
     files = [folder / "model_index.json", *(file for name in components for file in sorted((folder / name).rglob("*")))]
     for file in files:
         if file.is_file():

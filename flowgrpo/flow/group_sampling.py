@@ -116,7 +116,7 @@ def of_model(config: Config) -> dict[str, Any]:
     """What must be alike for samples of one run to be trained on by another: the model, its precision and its call."""
     return {
         "model": config.model.path,
-        "fingerprint": fingerprint(config.model.path),
+        "fingerprint": fingerprint(config.model.path, config.model.variant),
         "dtype": config.model.dtype,
         "call": call_and_branches(config)[0],
     }

@@ -45,7 +45,7 @@ def memory_estimate(
         InputError: there is no such model.
     """
     model, train, reference = config.model, config.train, config.algorithm.reference
-    components = component_shapes(model.path) if components is None else components
+    components = component_shapes(model.path, variant=model.variant) if components is None else components
     width = torch.finfo(DTYPES[model.dtype]).bits // 8
     numel = {name: sum(math.prod(s) for s in own.values()) for name, own in components.items()}
     frozen = sum(numel.values())
@@ -106,7 +106,7 @@ def check(config: Config, device: torch.device, begun: Mapping[str, Adapter] | N
     Raises:
         InputError: the estimate is more than the device, or this machine, has.
     """
-    components = component_shapes(config.model.path)
+    components = component_shapes(config.model.path, variant=config.model.variant)
     begun = start.adapters(config.model) if begun is None else begun
 
     def need(other: Config) -> dict[str, int]:
@@ -143,18 +143,18 @@ def smaller(config: Config) -> Iterator[tuple[str, Config]]:
     yield "train.ema=null", config.model_copy(update={"train": train})
 
 
-def component_shapes(path: str, beginning: str | tuple[str, ...] = "") -> Components:
-    """Shapes of all tensors, by component, as the headers of a model's safetensors say.
+def component_shapes(path: str, beginning: str | tuple[str, ...] = "", variant: str | None = None) -> Components:
+    """Shapes of all tensors, by component, as the heads of a model's files of weights say.
 
     Args:
         beginning: of the names of components.
+        variant: of the files, where there are such.
 
     Raises:
         InputError: there is no such model.
     """
-    components = [name for name, kind in loading.index_of(path).items() if isinstance(kind, (list, tuple)) and kind[0]]
-    components = [name for name in components if name.startswith(beginning)]
+    components = [name for name in loading.components_of(path) if name.startswith(beginning)]
     source = embedded.place_of(path)
     with hub.one_sentence(path):
-        by_component = {name: shapes(source, name) for name in components}
+        by_component = {name: shapes(source, name, variant) for name in components}
     return {name: own for name, own in by_component.items() if own}

@@ -120,7 +120,7 @@ def check_model(config: Config, source: Source | None, call: dict[str, Any]) -> 
     if source is None:
         return
     told, place = source.stored.manifest, f"{KEY}: {config.data.groups} has samples of"
-    if told["fingerprint"] != fingerprint(config.model.path):
+    if told["fingerprint"] != fingerprint(config.model.path, config.model.variant):
         raise InputError(
             f"{place} another model ({told['model']}) than {config.model.path}; train that, or sample this one"
         )

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Row
-from flowgrpo.errors import InputError
 from flowgrpo.flow import setup, start
 from flowgrpo.flow.config import Model
 from flowgrpo.flow.pipeline import loading
@@ -16,7 +13,7 @@ from flowgrpo.flow.pipeline.modality import frame_rate, sampling_rate
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.schema.sentences import checked
 from flowgrpo.training import lora_files
-from flowgrpo.training.samples import SAMPLING_RATE, ModelUse, Sampler, Switches
+from flowgrpo.training.samples import SAMPLING_RATE, ModelUse, Sampler
 from rewards.compute import default_device
 
 
@@ -27,8 +24,7 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
         InputError: there is no such model, adapter or argument, a switch is not for this model or machine, or the rows have
             conditions that it does not take.
     """
-    with _as_options():
-        policy = _policy(use, rows)
+    policy = _policy(use, rows)
     return Sampler(
         rows,
         policy.generate,
@@ -39,8 +35,9 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
 
 
 def _policy(use: ModelUse, rows: Sequence[Row]) -> DiffusersPolicy:
-    written = {"path": use.path, "dtype": use.dtype, "quantise": use.quantise, "lora": {"path": use.adapter}}
-    model = checked(Model, written | vars(use.switches), "model")
+    of_model = {"path": use.path, "variant": use.variant, "dtype": use.dtype, "quantise": use.quantise}
+    model = checked(Model, {**of_model, "lora": {"path": use.adapter}, **vars(use.switches)}, "model")
+    setup.check_model(model)
     with lora_files.named("--adapter"):
         begun = start.adapters(model)
     setup.check_installed(model, default_device(), learns=False)
@@ -54,6 +51,7 @@ def _policy(use: ModelUse, rows: Sequence[Row]) -> DiffusersPolicy:
         use.dtype,
         use.call,
         quantise=use.quantise,
+        variant=use.variant,
         encode=encode,
         text_encoders=use.switches.text_encoders,
     )
@@ -61,14 +59,3 @@ def _policy(use: ModelUse, rows: Sequence[Row]) -> DiffusersPolicy:
     if begun:
         setup.trainable(model, policy, ema=None, begun=begun)
     return policy
-
-
-@contextmanager
-def _as_options() -> Iterator[None]:
-    """What is wrong with a switch, by the name that it has on the command line."""
-    try:
-        yield
-    except InputError as error:
-        names = "|".join(vars(Switches()))
-        said = re.sub(rf"\bmodel\.({names})\b", lambda found: f"--{found[1].replace('_', '-')}", str(error))
-        raise InputError(said) from error

@@ -27,7 +27,7 @@ from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.attention import set_attention, try_attention
 from flowgrpo.flow.pipeline.backends import refuse_lossy_attention
 from flowgrpo.flow.pipeline.call import checked_call
-from flowgrpo.flow.pipeline.loading import load_policy, pipeline_class
+from flowgrpo.flow.pipeline.loading import check_files, load_policy, pipeline_class
 from flowgrpo.flow.pipeline.modality import expected_shape, frame_rate, sampling_rate
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.pipeline.switches import checkpoint_gradients, compile_blocks, decoders, offload, tile
@@ -52,6 +52,15 @@ from rewards import Reward
 from rewards.compute import DTYPES
 
 LOGGER = logging.getLogger(__name__)
+
+
+def check_model(model: Model) -> None:
+    """Refuse a model that is not there, or a local folder that is not whole; no weights are loaded.
+
+    Raises:
+        InputError: there is no such model, or a file of it is missing, cut off or a pointer.
+    """
+    check_files(model.path, model.variant)
 
 
 def check(settings: Config, data: RunData) -> None:
@@ -210,6 +219,7 @@ def policy_and_weights(
         model.call,
         device,
         quantise=model.quantise,
+        variant=model.variant,
         encode=encode,
         autocast=DTYPES[model.dtype] if full_in_half else None,
         text_encoders=model.text_encoders,
@@ -232,7 +242,7 @@ def policy_and_weights(
         if taught:
             teacher.put(made, taught)
         elif learns and model.teacher is not None:
-            teacher.put_pipeline(made, model.teacher)
+            teacher.put_pipeline(made, model.teacher, model.variant)
         if distributed.is_initialized() and config.run.context_parallel > 1:  # a doctor or an export is alone
             context.share_calls(policy.modules, config.run.context_parallel, device)
         return made

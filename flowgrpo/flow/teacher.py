@@ -16,7 +16,7 @@ from flowgrpo.flow.pipeline import loading
 from flowgrpo.flow.pipeline.traits import TRAINED
 from flowgrpo.training import lora_files
 from flowgrpo.training.adapters import Adapter, Matrices
-from flowgrpo.training.hub import one_sentence
+from flowgrpo.training.hub import one_sentence, variant_of
 from flowgrpo.training.weights import Weights
 
 KEY = "model.teacher"
@@ -38,7 +38,6 @@ def check(config: Config) -> dict[str, Adapter]:
         )
     with _as_teacher(), lora_files.named(KEY):
         if loading.is_pipeline(model.teacher):
-            loading.check_weights(model.teacher, TRAINED)
             _check_pipeline(config)
             return {}
         if model.lora is None:
@@ -68,7 +67,9 @@ def _check_pipeline(config: Config) -> None:
             f"{KEY}: a pipeline's weights take the place of the student's base, which lies in shards; set "
             "run.sharding=none, or name a LoRA"
         )
-    own, other = _built(model.path), _built(model.teacher)
+    loading.check_files(model.teacher, model.variant, or_plain=True)
+    loading.check_weights(model.teacher, model.variant, TRAINED)
+    own, other = _built(model.path, model.variant), _built(model.teacher, model.variant)
     for name, here in own.items():
         if name not in other:
             raise InputError(f"{KEY}: {model.teacher} has no {name}, as {model.path} has")
@@ -81,9 +82,9 @@ def _check_pipeline(config: Config) -> None:
             )
 
 
-def _built(path: str) -> dict[str, dict[str, Any]]:
+def _built(path: str, variant: str | None) -> dict[str, dict[str, Any]]:
     """What each network of a pipeline is built by: its class, its config, which may leave some out, and shapes."""
-    built, shapes = {}, memory.component_shapes(path, TRAINED)
+    built, shapes = {}, memory.component_shapes(path, TRAINED, variant)
     for name, named in loading.index_of(path).items():
         kind = loading.component_class(named) if name.startswith(TRAINED) else None
         if kind is not None:
@@ -94,19 +95,21 @@ def _built(path: str) -> dict[str, dict[str, Any]]:
     return built
 
 
-def put_pipeline(weights: Weights, path: str) -> None:
+def put_pipeline(weights: Weights, path: str, variant: str | None = None) -> None:
     """Make the networks of a pipeline the reference: in place of trained weights, or of the base with adapters off.
 
     Args:
         weights: with a reference that is a teacher.
         path: of the pipeline; its networks have the shapes of the student's, see `check`.
+        variant: of its files, where there are such.
     """
     kinds, values = loading.index_of(path), {}
     for name, network in weights.modules.items():
         kind = loading.component_class(kinds[name])
         dtype = next(p.dtype for at, p in network.named_parameters() if ".lora_" not in at)
         with one_sentence(path, KEY):
-            loaded = kind.from_pretrained(place_of(path), subfolder=name, dtype=dtype)
+            own = variant_of(place_of(path), name, variant)
+            loaded = kind.from_pretrained(place_of(path), subfolder=name, dtype=dtype, variant=own)
         values |= {f"{name}.{at}": tensor for at, tensor in loaded.state_dict().items()}
     if weights.lora is None:
         weights.put_reference(values)

@@ -44,7 +44,7 @@ from flowgrpo.training import weight_check
 Written = Mapping[str, Any]  # a config.json
 
 BESIDE = ("*.py", "*.json", "*.txt", "*.jinja", "*.model", "LICENSE*")  # what lies beside the weights
-INDEX = "*.index.json"
+INDEX = "*.index*.json"
 
 
 class LLaDA(LlamaForCausalLM):
@@ -306,21 +306,25 @@ def translated(path: str, written: Written) -> PreTrainedConfig:
         raise InputError(f"model.path: config.json of {path!r} is not of a {kind} ({reason})") from error
 
 
-def load(path: str, place: str, written: Written, dtype: torch.dtype, **quantised: Any) -> PreTrainedModel:
+def load(
+    path: str, place: str, written: Written, dtype: torch.dtype, *, variant: str | None = None, **quantised: Any
+) -> PreTrainedModel:
     """The model, tensor by tensor from its files.
 
     Args:
         path: what the user calls it.
         place: its folder or hub id.
         written: its config.json.
+        variant: word in the names of the files of its weights.
         quantised: of `from_pretrained`, how a library quantises the weights meanwhile.
 
     Raises:
         InputError: its config.json or its weights are not those of its type.
     """
     config, kind = translated(path, written), ARCHITECTURES[written["model_type"]].model
+    options = {"dtype": dtype, "variant": variant, "output_loading_info": True, **quantised}
     with weight_check.silent():
-        model, found = kind.from_pretrained(place, config=config, dtype=dtype, output_loading_info=True, **quantised)
+        model, found = kind.from_pretrained(place, config=config, **options)
     if found["missing_keys"]:
         raise InputError(
             f"model.quantise: files of a {written['model_type']} hold several layers in one, which transformers does not "
@@ -329,10 +333,10 @@ def load(path: str, place: str, written: Written, dtype: torch.dtype, **quantise
     return model
 
 
-def check_weights(path: str, place: str, written: Written) -> None:
+def check_weights(path: str, place: str, written: Written, variant: str | None = None) -> None:
     """Refuse files that do not hold the weights of a model's type, by their headers. Arguments and errors as of `load`."""
-    config = translated(path, written)
-    weight_check.check(path, place, ARCHITECTURES[written["model_type"]].model, config=config, all_used=True)
+    config, kind = translated(path, written), ARCHITECTURES[written["model_type"]].model
+    weight_check.check(path, place, kind, variant=variant, config=config, all_used=True)
 
 
 def shapes(path: str, place: str) -> dict[str, tuple[int, ...]]:

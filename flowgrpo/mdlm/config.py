@@ -17,7 +17,7 @@ from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
 from flowgrpo.schema.lora import Lora, LoraPath, Quantised, check_base
-from flowgrpo.schema.sections import Eval, Prompts, RewardUse, RunConfig, Train
+from flowgrpo.schema.sections import Eval, Prompts, RewardUse, RunConfig, Train, Variant
 from flowgrpo.training import roles
 from flowgrpo.training.parts import check_geometry
 from rewards.base import last_part, nearest
@@ -32,6 +32,8 @@ class TextModel(Strict):
 
     path: str
     """Built-in name, local folder or hub id of a masked-diffusion language model; required."""
+    variant: Variant | None = None
+    """Word in the names of the files of weights that are read, fp16 say; null: plain files."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the frozen weights and of what is computed; what is trained is kept in float32."""
     lora: Lora | None = Lora()

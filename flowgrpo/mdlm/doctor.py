@@ -192,7 +192,8 @@ def _reload(settings: TextConfig, policy: TextPolicy, weights: Weights, answers:
         write_weights(model, policy, weights, Path(folder))
         network.to("cpu")  # two models may not fit beside each other
         source = folder if weights.lora is None else model.path
-        saved = model.model_copy(update={"path": str(source), "dtype": dtype})
+        variant = None if weights.lora is None else model.variant
+        saved = model.model_copy(update={"path": str(source), "dtype": dtype, "variant": variant})
         fresh = load_text_policy(saved, policy.device).predictor
         if weights.lora is not None:
             load_adapter(fresh, Path(folder))

@@ -19,7 +19,7 @@ from flowgrpo.mdlm.adapters import layers, write_adapter
 from flowgrpo.mdlm.architectures import copy_beside, released_paths
 from flowgrpo.mdlm.config import DIGITS, TextConfig, TextModel
 from flowgrpo.mdlm.decoding.decode import Decoder
-from flowgrpo.mdlm.loading import config_of, model_paths
+from flowgrpo.mdlm.loading import check_files, config_of, model_paths
 from flowgrpo.mdlm.methods.learned_schedule import SchedulePolicy, scheduled
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.released import is_released
@@ -44,7 +44,7 @@ def check(settings: TextConfig, run: Path, found: Path, *, comfyui: bool) -> Non
     if comfyui:
         raise InputError("--comfyui: ComfyUI runs no masked-diffusion language models; leave it out")
     lora_files.kept(settings, run)
-    model_paths(settings.model.path)
+    check_files(settings.model.path, settings.model.variant)
     prompts.load_split(settings.prompts, "eval")
 
 
@@ -70,6 +70,8 @@ def export(settings: TextConfig, run: Path, found: Path, out: Path, *, comfyui: 
     answers = [answer(policy, row, decoder) for row in rows]
     files = [save_sample(text, out / f"sample-{row.seed}").name for row, text in zip(rows, answers, strict=True)]
     kind = "full" if weights.lora is None else "lora"
+    if kind == "full":  # what is written is of no variant
+        settings = settings.model_copy(update={"model": settings.model.model_copy(update={"variant": None})})
     note = _names_note(policy.predictor.model, settings.model, weights)
     (out / "README.md").write_text(
         _card(run, settings, kind=kind, step=step, rows=rows, answers=answers, note=note), encoding="utf-8"
@@ -184,7 +186,7 @@ def _snippet(settings: TextConfig, kind: str, row: Row) -> str:
     model, lora, decoder = settings.model, kind == "lora", settings.eval.decoder.written()
     learned = settings.algorithm.schedule.name != "none" and decoder["name"] == "scheduled"
     place = repr(model.path if lora else ".")
-    loading = _loading(model) | ({"quantise": model.quantise} if model.quantise else {})
+    loading = _loading(model) | {k: v for k in ("quantise", "variant") if (v := getattr(model, k)) is not None}
     options = "".join(f", {key}={value!r}" for key, value in loading.items())
     chat = ", chat=True" if model.chat else ""
     lines = [
@@ -215,5 +217,7 @@ def _command(settings: TextConfig, kind: str, row: Row) -> str:
     given = {"length": model.length} if model.path != DIGITS or kind == "full" else {}
     given |= {**_loading(model), **({"chat": True} if model.chat else {}), "decoder": settings.eval.decoder.written()}
     options = ["--prompt", row.prompt, "--seed", str(row.seed), "--dtype", _dtype(model)]
-    options += [*(["--quantise", model.quantise] if model.quantise else []), "--out", "samples"]
+    for option, word in {"--quantise": model.quantise, "--variant": model.variant}.items():
+        options += [] if word is None else [option, word]
+    options += ["--out", "samples"]
     return card.command(["flowgrpo", "sample", *place, *options, *(f"{k}={card.written(v)}" for k, v in given.items())])

@@ -16,9 +16,9 @@ from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.attention import Attention, known_block_size
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.schema.lazy import lazy
-from flowgrpo.training import adapters, quantise_libraries, weight_check
+from flowgrpo.training import adapters, model_files, quantise_libraries, weight_check
 from flowgrpo.training import quantise as quantising
-from flowgrpo.training.hub import HUB_ID, without_progress_bars
+from flowgrpo.training.hub import HUB_ID, file_names, one_sentence, without_progress_bars
 from rewards import hub
 from rewards.base import nearest
 from rewards.memory import is_out_of_memory
@@ -40,7 +40,9 @@ else:
     architectures = lazy("flowgrpo.mdlm.architectures")
 
 PIPELINE = "LLaDA2Pipeline"  # the class of diffusers whose folders are taken
+INDEX, PARTS = "model_index.json", {"model": "transformers", "tokenizer": None}  # of such a folder; what reads weights
 ADAPTER = "adapter_model.safetensors"
+REMEDY = "a language model is the folder with its config.json, weights and tokenizer"
 
 
 def load_predictor(
@@ -54,6 +56,7 @@ def load_predictor(
     attention: Attention | None = None,
     block_size: int | None = None,
     quantise: str | None = None,
+    variant: str | None = None,
 ) -> tuple[MaskPredictor, PreTrainedTokenizerBase]:
     """A model, ready to predict masked tokens, and its tokenizer.
 
@@ -68,18 +71,26 @@ def load_predictor(
         block_size: tokens of a block; None likewise.
         quantise: `int8`, `fp8` or `nf4`, before the model is put on the device (`training.quantise`), or a library's form,
             while it is loaded (`training.quantise_libraries`).
+        variant: word in the names of the files of weights that are read, such as `fp16`; None for plain files.
 
     Raises:
-        InputError: there is no such model, its code may not run or fails, it names no mask token, it predicts no masked
-            tokens, cannot be quantised, or attends otherwise than asked for.
+        InputError: there is no such model, its files are not whole, its code may not run or fails, it names no mask token,
+            it predicts no masked tokens, cannot be quantised, or attends otherwise than asked for.
     """
     model_path, tokenizer_path = model_paths(path)
+    check_files(path, variant)
     config = config_of(model_path)
     block_size = known_block_size(config, attention, block_size)
-    check_weights(path)
+    check_weights(path, variant)
     with _one_sentence(path, "no readable weights", config, trust_remote_code), without_progress_bars("transformers"):
         model = _model(
-            path, model_path, config=config, dtype=dtype, trust_remote_code=trust_remote_code, quantise=quantise
+            path,
+            model_path,
+            config=config,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            quantise=quantise,
+            variant=variant,
         )
     quantise_libraries.refuse_quantised(model, quantise)
     if quantise in quantising.FORMS:
@@ -111,13 +122,18 @@ def model_paths(path: str) -> tuple[str, str]:
     """
     if path in EMBEDDED and EMBEDDED[path].kind == "flow":
         raise InputError(f"model.path: {path} is a flow model, not a language model: its runs have kind: flow")
+    place = embedded.place_of(path)
+    model_files.refuse_file(place, REMEDY)
     if path not in EMBEDDED and "/" not in path and not Path(path).is_dir():
         raise InputError(
             f"model.path: there is no folder {path!r} and no built-in model of that name, "
             f"{nearest(path, embedded.names('mdlm'))}"
         )
-    place = embedded.place_of(path)
+    if Path(place).is_dir():
+        _refuse_others(path, Path(place))
     model_path, tokenizer_path = (f"{place}/model", f"{place}/tokenizer") if is_pipeline(place) else (place, place)
+    if Path(model_path).is_dir():
+        model_files.refuse_pointer(Path(model_path) / "config.json")
     try:
         config = config_of(model_path)
     except Exception as error:  # whatever others wrote into it
@@ -127,6 +143,44 @@ def model_paths(path: str) -> tuple[str, str]:
     if not config or not isinstance(config, dict) or not isinstance(config.get("model_type", ""), str):
         raise InputError(f"model.path: {path!r} holds no model, or its config.json is not a map with a model_type")
     return model_path, tokenizer_path
+
+
+def _refuse_others(path: str, folder: Path) -> None:
+    """Refuse a folder that is none of a language model, as far as its index and its config.json tell."""
+    model_files.refuse_empty(folder)
+    model_files.refuse_pointer(folder / INDEX)
+    if is_pipeline(str(folder)):
+        model_files.refuse_missing(folder, PARTS)
+    elif (folder / INDEX).is_file() and not (folder / "config.json").is_file():
+        raise InputError(f"model.path: {path} is the folder of a pipeline; for a flow model set kind: flow")
+    elif model_files.is_network(folder):
+        raise InputError(
+            f"model.path: {path} is a network of a pipeline alone, not a language model; {model_files.REMEDY}"
+        )
+
+
+def check_files(path: str, variant: str | None = None, *, or_configs: bool = False) -> None:
+    """Refuse a local folder whose files cannot be those of a model; no weights are loaded.
+
+    The hub is asked only whether it has the variant.
+
+    Args:
+        variant: word in the names of the files of weights that are read.
+        or_configs: whether it may hold no weights.
+
+    Raises:
+        InputError: there is no such model, or a file is missing, cut off, or a Git LFS pointer.
+    """
+    place = Path(model_paths(path)[0])
+    if not Path(embedded.place_of(path)).is_dir():
+        if variant is not None:
+            with one_sentence(path):
+                model_files.refuse_absent(path, variant, [file_names(path)])
+        return
+    folder, components = (
+        (place.parent, PARTS) if is_pipeline(embedded.place_of(path)) else (place, {"": "transformers"})
+    )
+    model_files.check(folder, components, variant=variant, or_configs=or_configs)
 
 
 def config_of(place: str) -> dict[str, Any]:
@@ -145,7 +199,7 @@ def block_size_of(path: str, attention: Attention | None, block_size: int | None
 
 def is_pipeline(path: str) -> bool:
     """Whether a local folder is that of diffusers' `LLaDA2Pipeline`."""
-    index = Path(path) / "model_index.json"
+    index = Path(path) / INDEX
     written = tables.document(index) if index.is_file() else None
     return isinstance(written, dict) and written.get("_class_name") == PIPELINE
 
@@ -212,23 +266,26 @@ def _model(
     dtype: torch.dtype,
     trust_remote_code: bool,
     quantise: str | None,
+    variant: str | None,
 ) -> PreTrainedModel:
     """The weights of a model in their class."""
     options = quantise_libraries.model_options(quantise, dtype)
     if architectures.architecture(config) is not None:
-        return architectures.load(path, place, config, dtype, **options)
+        return architectures.load(path, place, config, dtype, variant=variant, **options)
     loads = _model_class(path, config, trust_remote_code)
+    options |= {"dtype": dtype, "variant": variant, "trust_remote_code": trust_remote_code}
     with weight_check.silent():
-        model, info = loads.from_pretrained(
-            place, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True, **options
-        )
+        model, info = loads.from_pretrained(place, output_loading_info=True, **options)
     if not quantise:
         weight_check.refuse(weight_check.loaded(info, model), type(model).__name__, path)
     return model
 
 
-def check_weights(path: str) -> None:
+def check_weights(path: str, variant: str | None = None) -> None:
     """Refuse a model whose files do not hold its weights, by their headers; code of its own is looked at when it is loaded.
+
+    Args:
+        variant: word in the names of the files of weights.
 
     Raises:
         InputError: there is no such model, or weights are missing or are of another shape.
@@ -238,9 +295,9 @@ def check_weights(path: str) -> None:
     if path in EMBEDDED:
         return
     if architectures.architecture(written) is not None:
-        architectures.check_weights(path, place, written)
+        architectures.check_weights(path, place, written, variant)
     elif (kind := _known_class(written)) is not None and not written.get("auto_map"):
-        weight_check.check(path, place, kind)
+        weight_check.check(path, place, kind, variant=variant)
 
 
 def _model_class(path: str, config: dict[str, Any], trust_remote_code: bool) -> Any:

@@ -41,7 +41,7 @@ def memory_estimate(config: TextConfig, *, among: int = 1) -> dict[str, int]:
         sizes = architectures.shapes(model.path, place)
     else:
         with one_sentence(model.path):
-            sizes = shapes(place)
+            sizes = shapes(place, variant=model.variant)
     width = torch.finfo(DTYPES[model.dtype]).bits // 8
     copies = 2 + (train.ema is not None)  # the weight, its gradient, the average
     moments = OPTIMIZERS[train.optimizer.name].bytes_per_number

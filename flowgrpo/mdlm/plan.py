@@ -21,7 +21,7 @@ from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.decoding.step import DecodeStep
 from flowgrpo.mdlm.engine import request
-from flowgrpo.mdlm.loading import block_size_of, check_weights
+from flowgrpo.mdlm.loading import block_size_of, check_files, check_weights
 from flowgrpo.mdlm.methods.answers import Answers
 from flowgrpo.mdlm.methods.hints import check_solutions
 from flowgrpo.mdlm.methods.learned_schedule import Chosen, scheduled
@@ -61,8 +61,13 @@ def here(config: TextConfig) -> Iterator[TextConfig]:
     Raises:
         InputError: there is no such model, and it is not known here.
     """
-    path = config.model.path
-    if not stands_in_for(path, known.texts(), "config.json", lambda: check_weights(path)):
+    path, variant = config.model.path, config.model.variant
+
+    def look() -> None:
+        check_files(path, variant, or_configs=True)
+        check_weights(path, variant)
+
+    if not stands_in_for(path, known.texts(), "config.json", look):
         yield config
         return
     with known.text_folder(path) as folder:

@@ -45,7 +45,7 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
     if template is not None and template not in templates.TEMPLATES:
         raise InputError(f"template: {template!r} is unknown, {nearest(str(template), templates.TEMPLATES)}")
     rows = [replace(row, prompt=templates.apply(template, row.prompt)) for row in rows]
-    chosen, decoding = options(use.path, use.dtype, use.call)
+    chosen, decoding = options(use.path, use.dtype, use.call, variant=use.variant)
     chosen = chosen.model_copy(update={"quantise": use.quantise, "lora": checked(Lora, {"path": adapter}, "--adapter")})
     with lora_files.named("--adapter"):
         file = start.read(chosen)
@@ -66,7 +66,7 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
     return Sampler(rows, generate, "decoder")
 
 
-def options(model: str, dtype: str, call: dict[str, Any]) -> tuple[TextModel, Decoding]:
+def options(model: str, dtype: str, call: dict[str, Any], *, variant: str | None = None) -> tuple[TextModel, Decoding]:
     """The model's section and the decoder that `key=value` arguments ask for.
 
     Raises:
@@ -76,7 +76,7 @@ def options(model: str, dtype: str, call: dict[str, Any]) -> tuple[TextModel, De
         if key not in OPTIONS:
             raise InputError(f"{key}: a language model has no such argument, {nearest(key, OPTIONS)}")
     given = {key: value for key, value in call.items() if key not in ("decoder", "template")}
-    chosen = checked(TextModel, {"path": model, "dtype": dtype, **given})
+    chosen = checked(TextModel, {"path": model, "dtype": dtype, "variant": variant, **given})
     decoding = checked(Decoding, call.get("decoder", {}), "decoder")
     decoding.build(chosen.length, 0, "decoder", block_size=chosen.block_size)  # refuses before the weights are loaded
     return chosen, decoding

@@ -15,7 +15,7 @@ from flowgrpo.mdlm.engine import request
 from flowgrpo.mdlm.engine.adapters import Adapters
 from flowgrpo.mdlm.engine.client import Client
 from flowgrpo.mdlm.engine.rollout import EngineRollout
-from flowgrpo.mdlm.loading import load_predictor
+from flowgrpo.mdlm.loading import check_files, load_predictor
 from flowgrpo.mdlm.methods.hints import check_solutions
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.trainer import TextTrainer
@@ -29,6 +29,15 @@ from flowgrpo.training.weights import Weights, lora_config
 from rewards.compute import DTYPES
 
 SYNTHETIC = "<answer>1 + 2</answer>"
+
+
+def check_model(model: TextModel) -> None:
+    """Refuse a model that is not there, or a local folder that is not whole; no weights are loaded.
+
+    Raises:
+        InputError: there is no such model, or a file of it is missing, cut off or a pointer.
+    """
+    check_files(model.path, model.variant)
 
 
 def check(settings: TextConfig, data: RunData) -> None:
@@ -65,6 +74,7 @@ def load_text_policy(model: TextModel, device: torch.device) -> TextPolicy:
         attention=model.attention,
         block_size=model.block_size,
         quantise=model.quantise,
+        variant=model.variant,
     )
     return TextPolicy(predictor, tokenizer, model.length, model.chat)
 

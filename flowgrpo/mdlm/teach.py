@@ -106,6 +106,7 @@ def teach(
     steps: int = 2000,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
+    variant: str | None = None,
     trust_remote_code: bool = False,
     chat: bool = False,
     watch: Callable[[Judged], None] | None = None,
@@ -123,6 +124,7 @@ def teach(
         decoder: the teacher, which makes the answers.
         prompt_count: prompts at most, the first of the source; one in eight is held out.
         steps: of training.
+        variant: word in the names of the model's files of weights.
         trust_remote_code: whether code that comes with the model may run.
         chat: whether a prompt is put into the tokenizer's chat template, as the user's turn.
         watch: told of each judgement, about ten in all.
@@ -138,7 +140,7 @@ def teach(
     check_writable(out, "--out")
     build(decoder, length, 0)  # so that a wrong word is told before the model is loaded
     device = default_device()
-    predictor, tokenizer = load_predictor(model, dtype, device, trust_remote_code=trust_remote_code)
+    predictor, tokenizer = load_predictor(model, dtype, device, variant=variant, trust_remote_code=trust_remote_code)
     if chat and not tokenizer.chat_template:
         raise InputError(f"--chat: the tokenizer of {model!r} has no chat template")
     eos_id = tokenizer.eos_token_id

@@ -18,6 +18,9 @@ AUTO = "auto"  # a number that the run finds when it starts
 MOST_ROWS = 2**20  # of a call
 
 
+Variant = Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]
+
+
 class Pick(Strict):
     """Which training prompts an iteration takes, how many samples of each, and what they weigh.
 

@@ -13,17 +13,16 @@ from flowgrpo.data.embedded import place_of
 from flowgrpo.errors import InputError
 from flowgrpo.schema.heavy import torch
 from flowgrpo.schema.lazy import lazy
+from flowgrpo.training import model_files
 from rewards import hub
 from rewards.memory import is_out_of_memory
 
 if TYPE_CHECKING:
     import huggingface_hub
     import psutil
-    import safetensors
 else:
     huggingface_hub = lazy("huggingface_hub")
     psutil = lazy("psutil")
-    safetensors = lazy("safetensors")
 
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
 
@@ -78,34 +77,61 @@ def refuse_too_large(
         )
 
 
-def shapes(place: str, folder: str = "") -> dict[str, Shape]:
-    """Shapes of all tensors of the safetensors of a folder, or of a model's folder at the hub; see `shapes_by_file`."""
-    return {name: shape for own in shapes_by_file(place, folder).values() for name, shape in own.items()}
-
-
-def shapes_by_file(place: str, folder: str = "") -> dict[str, dict[str, Shape]]:
-    """Shapes of all tensors of each of a model's safetensors files, as their headers say.
+def shapes(place: str, folder: str = "", variant: str | None = None) -> dict[str, Shape]:
+    """Shapes of all tensors, as the heads of a model's files in a folder or at the hub say; {} without weights.
 
     Args:
         place: local folder or hub id.
         folder: below the place.
+        variant: of the weights that are read, where there are any of it.
 
-    Returns:
-        by the file's name relative to the place, then by the tensor's.
+    Raises:
+        InputError: there are weights of other variants only.
     """
+    weights = weights_at(place, folder, variant)
+    if weights is None:
+        names = file_names(place, folder)
+        if model_files.variants_of(names):
+            model_files.refuse_lack(f"{place}/{folder}".rstrip("/"), names)
+        return {}
+    source = local_place(place)
+    if Path(source).is_dir():
+        return model_files.shapes_of(Path(source) / folder, weights)
+    files = [f"{folder}/{name}".lstrip("/") for name in weights.files if name.endswith(".safetensors")]
+    headers = [huggingface_hub.HfApi().parse_safetensors_file_metadata(place, file) for file in files]
+    return {key: tuple(tensor.shape) for header in headers for key, tensor in header.tensors.items()}
+
+
+def variant_of(place: str, folder: str, variant: str | None) -> str | None:
+    """The variant of the weights that a component has: the one asked for, or None where its weights are plain."""
+    weights = None if variant is None else weights_at(place, folder, variant)
+    return None if weights is None else weights.variant
+
+
+def weights_at(place: str, folder: str = "", variant: str | None = None) -> model_files.Weights | None:
+    """The files that weights are read from, of the variant where there are any, otherwise plain ones; None without either.
+
+    Args:
+        place: of the model, a folder or a hub id.
+        folder: of the component.
+    """
+    return model_files.weights_of(file_names(place, folder), variant)
+
+
+def file_names(place: str, folder: str = "") -> list[str]:
+    """The names of the files in a model's folder, here or at the hub, or of one below it; [] where there is none."""
+    source = local_place(place)
+    if Path(source).is_dir():
+        return model_files.files_of(Path(source) / folder) if (Path(source) / folder).is_dir() else []
+    files = huggingface_hub.HfApi().list_repo_files(place)
+    return [file.rpartition("/")[2] for file in files if file.rpartition("/")[0] == folder]
+
+
+def local_place(place: str) -> str:
+    """A folder as it is; for a hub id its snapshot in the cache if the hub may not be asked, otherwise the id."""
     if not Path(place).is_dir() and huggingface_hub.constants.HF_HUB_OFFLINE:
-        place = huggingface_hub.snapshot_download(place, local_files_only=True)
-    if Path(place).is_dir():
-        by_file = {}
-        for file in sorted((Path(place) / folder).glob("*.safetensors")):
-            with safetensors.safe_open(file, "pt") as opened:
-                own = {key: tuple(opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
-            by_file[str(file.relative_to(place))] = own
-        return by_file
-    api = huggingface_hub.HfApi()
-    files = [file for file in api.list_repo_files(place) if file.endswith(".safetensors") and ".fp16." not in file]
-    headers = {f: api.parse_safetensors_file_metadata(place, f) for f in files if f.rpartition("/")[0] == folder}
-    return {f: {key: tuple(tensor.shape) for key, tensor in h.tensors.items()} for f, h in headers.items()}
+        return huggingface_hub.snapshot_download(place, local_files_only=True)
+    return place
 
 
 @contextmanager

@@ -166,6 +166,7 @@ class ModelUse:
         adapter: a LoRA, as `model.lora.path` takes it.
         dtype: `float32`, `bfloat16` or `float16`.
         quantise: the base as `model.quantise` keeps it.
+        variant: of the files of weights, as `model.variant`.
         switches: of memory and speed, which only pipelines have.
     """
 
@@ -174,6 +175,7 @@ class ModelUse:
     adapter: str | dict[str, str] | None = None
     dtype: str = "float32"
     quantise: str | None = None
+    variant: str | None = None
     switches: Switches = Switches()
 
 

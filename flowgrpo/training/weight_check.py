@@ -58,7 +58,16 @@ def is_checked(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, (diffusers.ModelMixin, transformers.PreTrainedModel))
 
 
-def check(model: str, place: str, kind: Any, folder: str = "", *, config: Any = None, all_used: bool = False) -> None:
+def check(
+    model: str,
+    place: str,
+    kind: Any,
+    folder: str = "",
+    *,
+    variant: str | None = None,
+    config: Any = None,
+    all_used: bool = False,
+) -> None:
     """Refuse files that do not hold the weights of a class; warn of tensors that it has no use for.
 
     Args:
@@ -66,6 +75,7 @@ def check(model: str, place: str, kind: Any, folder: str = "", *, config: Any = 
         place: its local folder or hub id.
         kind: the class that the files are of.
         folder: of the component, below the place.
+        variant: of the files that are read, where there are any of it.
         config: of transformers, if it is not the config.json of the folder.
         all_used: whether tensors that the class has no use for are refused, too.
 
@@ -73,17 +83,20 @@ def check(model: str, place: str, kind: Any, folder: str = "", *, config: Any = 
         InputError: weights are missing or have another shape, or the files hold more of a layer than the class computes.
     """
     with hub.one_sentence(model):
-        files = hub.shapes_by_file(place, folder)
-    if not files:  # formats without a header that could be read alone
+        weights, shapes = hub.weights_at(place, folder, variant), hub.shapes(place, folder, variant)
+    if weights is None or not (
+        shapes or weights.files[0].endswith(".safetensors")
+    ):  # no header that could be read alone
         return
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     with hub.one_sentence(model), silent(), torch.random.fork_rng(devices=[]):
         if issubclass(kind, diffusers.ModelMixin):
-            found = _of_diffusers(kind, place, folder, files)
+            found = _of_diffusers(kind, kind.load_config(place, subfolder=folder), tensors, renames=not weights.sharded)
         else:
             own = kind.config_class.from_pretrained(place, subfolder=folder) if config is None else config
-            found = _of_transformers(kind, own, files)
-    file = next(iter(files)) if len(files) == 1 else f"{folder}/*.safetensors".lstrip("/")
-    refuse(found, kind.__name__, f"{model}: {file}", all_used)
+            found = _of_transformers(kind, own, tensors)
+    file = "*.safetensors" if weights.sharded else weights.files[0]
+    refuse(found, kind.__name__, f"{model}: {f'{folder}/{file}'.lstrip('/')}", all_used)
 
 
 def loaded(info: Mapping[str, Any], network: torch.nn.Module) -> Difference:
@@ -133,12 +146,12 @@ def refuse(found: Difference, kind: str, place: str, all_used: bool = False) -> 
         warnings.warn(said, stacklevel=3)
 
 
-def _of_diffusers(kind: Any, place: str, folder: str, files: Mapping[str, Mapping[str, Shape]]) -> Difference:
-    written = kind.load_config(place, subfolder=folder)
+def _of_diffusers(
+    kind: Any, written: Mapping[str, Any], tensors: dict[str, torch.Tensor], *, renames: bool
+) -> Difference:
     with accelerate.init_empty_weights(), diffusers_models.no_init_weights():
         network = kind.from_config(written)
-    tensors = _on_meta(files)
-    if len(files) == 1:  # as `from_pretrained`, which renames nothing in shards
+    if renames:  # as `from_pretrained`, which renames nothing in shards
         network._fix_state_dict_keys_on_load(tensors)
     own = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     ignored = kind._keys_to_ignore_on_load_unexpected or ()
@@ -152,8 +165,8 @@ def _of_diffusers(kind: Any, place: str, folder: str, files: Mapping[str, Mappin
     return _by_layer(found, tensors) if "quantization_config" in written else found
 
 
-def _of_transformers(kind: Any, config: Any, files: Mapping[str, Mapping[str, Shape]]) -> Difference:
-    config, tensors = copy(config), _on_meta(files)
+def _of_transformers(kind: Any, config: Any, tensors: dict[str, torch.Tensor]) -> Difference:
+    config = copy(config)
     quantised = vars(config).pop("quantization_config", None)  # without which the class has its own layers
     network, info = kind.from_pretrained(
         None,
@@ -165,11 +178,6 @@ def _of_transformers(kind: Any, config: Any, files: Mapping[str, Mapping[str, Sh
     )
     found = loaded(info, network)
     return found if quantised is None else _by_layer(found, tensors)
-
-
-def _on_meta(files: Mapping[str, Mapping[str, Shape]]) -> dict[str, torch.Tensor]:
-    """Tensors of the shapes in all files, without their numbers."""
-    return {name: torch.empty(shape, device="meta") for own in files.values() for name, shape in own.items()}
 
 
 def _by_layer(found: Difference, tensors: Mapping[str, torch.Tensor]) -> Difference:

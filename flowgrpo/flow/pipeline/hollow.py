@@ -19,6 +19,7 @@ from diffusers.models.modeling_utils import no_init_weights
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.traits import is_network
 from flowgrpo.training import quantise_libraries
+from flowgrpo.training.hub import variant_of
 
 
 class _Hollow:
@@ -93,7 +94,13 @@ def _names(made: type) -> dict[str, str]:
 
 
 def fill(
-    pipe: DiffusionPipeline, kinds: Mapping[str, type], source: str, dtype: torch.dtype, *, quantise: str | None = None
+    pipe: DiffusionPipeline,
+    kinds: Mapping[str, type],
+    source: str,
+    dtype: torch.dtype,
+    *,
+    quantise: str | None = None,
+    variant: str | None = None,
 ) -> None:
     """Load the weights of a pipeline's hollow networks into host memory, and put the real networks in their place.
 
@@ -101,11 +108,13 @@ def fill(
         kinds, source: see `networks`.
         dtype: of the weights.
         quantise: what a library quantises them to; see `training.quantise_libraries`.
+        variant: of their files, where they have such.
     """
     form = quantise_libraries.library_config(quantise, "diffusers", dtype)
     quantised = {} if form is None else {"quantization_config": form}
     for name, kind in kinds.items():
-        setattr(pipe, name, kind.from_pretrained(source, subfolder=name, dtype=dtype, **quantised))
+        own = variant_of(source, name, variant)
+        setattr(pipe, name, kind.from_pretrained(source, subfolder=name, dtype=dtype, variant=own, **quantised))
         quantise_libraries.refuse_quantised(getattr(pipe, name), quantise)
     _construct_again(pipe)
 

@@ -17,9 +17,9 @@ from flowgrpo.data.embedded import EMBEDDED, place_of
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.call import outline
 from flowgrpo.schema.lazy import lazy
+from flowgrpo.training import model_files, quantise_libraries, weight_check
 from flowgrpo.training import quantise as quantising
-from flowgrpo.training import quantise_libraries, weight_check
-from flowgrpo.training.hub import HUB_ID, index_map, one_sentence, stands_in_for, without_progress_bars
+from flowgrpo.training.hub import HUB_ID, file_names, index_map, one_sentence, stands_in_for, without_progress_bars
 from rewards.base import nearest
 from rewards.compute import DTYPES, default_device
 from rewards.heap import keep_freed_memory
@@ -46,7 +46,6 @@ else:
     traits = lazy("flowgrpo.flow.pipeline.traits")
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
-ALONE = "to train a network alone, save it into its pipeline: docs/config.md, Full weights that you have"
 EULER = "FlowMatchEulerDiscreteScheduler"
 
 
@@ -55,34 +54,39 @@ def load_pipeline(
     dtype: torch.dtype = torch.float32,
     given: Mapping[str, Any] = MappingProxyType({}),
     quantise: str | None = None,
+    *,
+    variant: str | None = None,
 ) -> DiffusionPipeline:
     """The stock pipeline of a built-in name, a local folder or a hub id.
 
     Args:
         given: components by name that are not loaded, but taken as they are.
         quantise: what a library quantises its networks to; see `training.quantise_libraries`.
+        variant: of the files of weights, see `check_files`.
 
     Raises:
         InputError: there is no such model, its files lack weights, or it cannot be loaded.
     """
-    check_weights(path)
+    check_files(path, variant)
+    check_weights(path, variant)
     absent = dict.fromkeys(absent_components(path))
     loaded = {name: library for name, library in network_libraries(path).items() if name not in given}
     quantised = quantise_libraries.pipeline_options(quantise, loaded, dtype)
     with one_sentence(path), without_progress_bars("diffusers", "transformers"):
         # The common class does not know which components of this one may be given though they have defaults.
         kind = pipeline_class(path) if given else diffusers.DiffusionPipeline
-        pipe = kind.from_pretrained(place_of(path), dtype=dtype, **absent, **given, **quantised)
+        pipe = kind.from_pretrained(place_of(path), dtype=dtype, variant=variant, **absent, **given, **quantised)
     for name, network in traits.networks(pipe).items():
         if name not in given:
             quantise_libraries.refuse_quantised(network, quantise)
     return pipe
 
 
-def check_weights(path: str, beginning: str | tuple[str, ...] = "") -> None:
+def check_weights(path: str, variant: str | None = None, beginning: str | tuple[str, ...] = "") -> None:
     """Refuse a pipeline whose files do not hold the weights of its components, by their headers; see `weight_check`.
 
     Args:
+        variant: of the files of weights, see `check_files`.
         beginning: of the names of components.
 
     Raises:
@@ -93,7 +97,7 @@ def check_weights(path: str, beginning: str | tuple[str, ...] = "") -> None:
     for name, written in index_of(path).items():
         kind = component_class(written) if name.startswith(beginning) else None
         if weight_check.is_checked(kind):
-            weight_check.check(path, place_of(path), kind, name)
+            weight_check.check(path, place_of(path), kind, name, variant=variant)
 
 
 def component_class(written: Any) -> type | None:
@@ -107,8 +111,7 @@ def component_class(written: Any) -> type | None:
 
 def network_libraries(path: str) -> dict[str, str]:
     """The components of a model that compute the velocity, and the library that each is of."""
-    kinds = {name: kind for name, kind in index_of(path).items() if isinstance(kind, (list, tuple))}
-    return {name: kind[0] for name, kind in kinds.items() if name.startswith(traits.TRAINED) and kind[0] is not None}
+    return {name: library for name, (library, _) in components_of(path).items() if name.startswith(traits.TRAINED)}
 
 
 def load_lora(pipe: DiffusionPipeline, folder: Path) -> None:
@@ -154,23 +157,59 @@ def index_of(path: str) -> dict[str, Any]:
     source = place_of(path)
     if path in EMBEDDED and EMBEDDED[path].kind == "mdlm":
         raise InputError(f"model.path: {path} is a language model, set kind: mdlm")
-    if Path(source).is_file():
-        raise InputError(f"model.path: {path} is a file, not a pipeline's folder; {ALONE}")
+    model_files.refuse_file(source)
     if not Path(source).is_dir() and not re.fullmatch(HUB_ID, source):
         raise InputError(
             f"model.path: there is no folder {path!r} and no built-in model of that name, "
             f"{nearest(path, embedded.names('flow'))}"
         )
     if Path(source).is_dir() and not (Path(source) / "model_index.json").is_file():
-        config = Path(source) / "config.json"
-        own = _map(config) if config.is_file() else None
-        network = own is not None and "_class_name" in own  # as diffusers saves one
-        hint = f"; {ALONE}" if network else "" if own is None else "; for a language model set kind: mdlm"
+        model_files.refuse_empty(Path(source))
+        language = "; for a language model set kind: mdlm" if (Path(source) / "config.json").is_file() else ""
+        hint = f"; {model_files.REMEDY}" if model_files.is_network(Path(source)) else language
         raise InputError(f"model.path: {path} is no diffusers pipeline, it has no model_index.json{hint}")
     with one_sentence(path):
         if Path(source).is_dir():
+            model_files.refuse_pointer(Path(source) / "model_index.json")
             return index_map(tables.document(Path(source) / "model_index.json"))
         return index_map(diffusers.DiffusionPipeline.load_config(source))
+
+
+def check_files(path: str, variant: str | None = None, *, or_plain: bool = False, or_configs: bool = False) -> None:
+    """Refuse a local folder whose files cannot be those of a pipeline; no weights are loaded.
+
+    The hub is asked only whether it has the variant.
+
+    Args:
+        variant: word in the names of the files of weights that are read (`fp16`); components without such have plain ones.
+        or_plain, or_configs: see `training.model_files.check`.
+
+    Raises:
+        InputError: there is no such model, or a file is missing, cut off, or a Git LFS pointer.
+    """
+    components, folder = components_of(path), Path(place_of(path))
+    if folder.is_dir():
+        if not all((folder / name).is_dir() for name in components):
+            components = {name: own for name, own in components.items() if name in loaded_components(path)}
+        readers = {
+            n: None if model_files.WITHOUT.search(kind) else library for n, (library, kind) in components.items()
+        }
+        model_files.check(folder, readers, variant=variant, or_plain=or_plain, or_configs=or_configs)
+    elif variant is not None and not or_plain:
+        with one_sentence(path):
+            model_files.refuse_absent(path, variant, [file_names(path, name) for name in components])
+
+
+def components_of(path: str) -> dict[str, tuple[str, str]]:
+    """The components that a model has, each with its library and its class; errors as of `index_of`."""
+    pairs = {name: kind for name, kind in index_of(path).items() if isinstance(kind, (list, tuple)) and len(kind) == 2}
+    return {name: tuple(kind) for name, kind in pairs.items() if all(isinstance(word, str) for word in kind)}
+
+
+def loaded_components(path: str) -> set[str]:
+    """The components that diffusers loads of a model's folder; some classes make one, a scheduler say, themselves."""
+    kind = pipeline_class(path)
+    return set(kind._get_signature_keys(kind)[0])
 
 
 def is_pipeline(path: str) -> bool:
@@ -230,6 +269,7 @@ def load_policy(
     *,
     adapter: Path | None = None,
     quantise: str | None = None,
+    variant: str | None = None,
     encode: Callable[[DiffusersPolicy], object] | None = None,
     on_host: bool = False,
     **options: Any,
@@ -244,6 +284,7 @@ def load_policy(
         adapter: a folder that `flowgrpo export` wrote, for its transformer.
         quantise: `int8`, `fp8` or `nf4` for its transformer, before it is put on the device (`training.quantise`), or a
             library's form, while it is loaded (`training.quantise_libraries`).
+        variant: of the files of weights that are read, such as `fp16`; see `check_files`.
         encode: prepares the rows to come. Unless `text_encoders` is `keep`, it is called before the networks are loaded,
             and these come onto the device when the text encoders have left it; so the policy can do nothing else yet.
             Pipelines that cannot (`loads_later`) are loaded whole.
@@ -254,11 +295,12 @@ def load_policy(
     """
     if dtype not in DTYPES:
         raise InputError(f"dtype: {dtype!r} is unknown, {nearest(str(dtype), DTYPES)}")
+    check_files(path, variant)
     call, device = {**embedded.call_of(path), **(call or {})}, torch.device(device or default_device())
     first = encode is not None and options.get("text_encoders", "keep") != "keep" and loads_later(path)
     later = hollow.classes(index_of(path)) if first else {}
     if not later:
-        pipe = load_pipeline(path, DTYPES[dtype], quantise=quantise)
+        pipe = load_pipeline(path, DTYPES[dtype], quantise=quantise, variant=variant)
         stay = on_host and loads_later(path)  # prompts are encoded without them
         _finish(pipe, device, adapter, quantise, on_host=traits.networks(pipe) if stay else ())
         policy = policies.DiffusersPolicy(pipe, call, **options)
@@ -270,13 +312,13 @@ def load_policy(
     )  # that of the weights when prompts are sampled
     with one_sentence(path):
         absent = hollow.networks(later, place_of(path), kept_in, device)
-    pipe = load_pipeline(path, DTYPES[dtype], absent)
+    pipe = load_pipeline(path, DTYPES[dtype], absent, variant=variant)
     pipe.to(device)
     policy = policies.DiffusersPolicy(pipe, call, **options)
     encode(policy)
     policy.offload()
     with one_sentence(path), without_progress_bars("diffusers"):
-        hollow.fill(pipe, later, place_of(path), DTYPES[dtype], quantise=quantise)
+        hollow.fill(pipe, later, place_of(path), DTYPES[dtype], quantise=quantise, variant=variant)
     _finish(pipe, device, adapter, quantise, on_host=traits.networks(pipe) if on_host else ())
     policy.walk.take_networks()
     return policy

@@ -233,7 +233,7 @@ def test_a_network_alone_is_saved_into_its_pipeline_as_the_page_says(tmp_path, m
     (tmp_path / "flux.yaml").write_text("model: {path: tuned, call: {num_inference_steps: 4}}\nrewards: [jpeg_size]\n")
     for path, said in (
         ("alone", "it has no model_index.json; to train"),
-        ("tuned.safetensors", "is a file, not a pipe"),
+        ("tuned.safetensors", "is a file, not a model's"),
     ):
         assert main(["plan", "flux.yaml", f"model.path={path}"]) == 2
         told = capsys.readouterr().err

@@ -45,7 +45,7 @@ def broken(monkeypatch):
     """Let every loaded pipeline be one that a function has changed."""
 
     def breaking(change):
-        def load(path, dtype=torch.float32, given=None, quantise=None):
+        def load(path, dtype=torch.float32, given=None, quantise=None, variant=None):
             pipe = tiny.sd3().to(dtype)
             change(pipe)
             return pipe

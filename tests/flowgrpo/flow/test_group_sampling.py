@@ -142,11 +142,18 @@ def test_the_fingerprint_is_that_of_the_weights(tiny_model, tmp_path):
     assert fingerprint.fingerprint(str(tmp_path / "copy")) != before
 
 
+def test_another_variant_of_a_model_is_another_model(tiny_model):
+    found = [fingerprint.fingerprint(str(tiny_model), variant) for variant in (None, "fp16", "bf16")]
+    assert len(set(found)) == 3
+    assert found[0] == fingerprint.fingerprint(str(tiny_model))
+
+
 def test_a_model_of_the_hub_is_known_by_its_commit(monkeypatch):
     monkeypatch.setattr("flowgrpo.flow.pipeline.loading.index_of", lambda path: {"transformer": ["a", "b"]})
     snapshot = "/cache/models--owner--name/snapshots/0123abc/model_index.json"
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda path, file: snapshot)
     assert fingerprint.fingerprint("owner/name") == "owner/name@0123abc"
+    assert fingerprint.fingerprint("owner/name", "fp16") == "owner/name@0123abc:fp16"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import math
 from types import SimpleNamespace
 
+import broken
 import psutil
 import pytest
 import tiny
@@ -12,6 +13,8 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow import memory, setup
 from flowgrpo.flow.pipeline import loading
 from flowgrpo.training.quantise import layers_in_blocks
+
+NETWORK = "transformer/diffusion_pytorch_model.safetensors"
 
 
 def settings(tiny_model, **model):
@@ -120,7 +123,7 @@ INDEX = {"_class_name": "Flux2Pipeline", **{name: ["diffusers", "X"] for name in
 
 def refused(monkeypatch, gigabytes, **model):
     """What is said of a run of FLUX.2-dev on a GPU of that size; None if it may begin."""
-    monkeypatch.setattr(memory, "component_shapes", lambda path: FLUX2)
+    monkeypatch.setattr(memory, "component_shapes", lambda path, **_: FLUX2)
     monkeypatch.setattr(loading, "index_of", lambda path: INDEX)
     properties = SimpleNamespace(total_memory=int(gigabytes * 1e9))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
@@ -145,6 +148,24 @@ def test_flux2_dev_fits_80_gb_and_a_refusal_names_what_would_spare_how_much(monk
     assert refused(monkeypatch, 49, **half, quantise="int8") is None
     last = refused(monkeypatch, 24, **half, quantise="nf4", text_encoders="free")
     assert last.endswith("; no switch makes it much less, take a smaller model or more memory")
+
+
+@pytest.mark.parametrize("spoil", [broken.name_variant, lambda folder: broken.shard(folder / NETWORK, 2, "fp16")])
+def test_the_estimate_reads_the_files_of_the_variant(tiny_model, tmp_path, spoil):
+    folder = broken.copied(tiny_model, tmp_path / "m")
+    expected, plain = memory.component_shapes(str(tiny_model)), memory.memory_estimate(settings(tiny_model))
+    spoil(folder)
+    assert memory.component_shapes(str(folder), variant="fp16") == expected
+    assert memory.memory_estimate(settings(folder, variant="fp16")) == plain
+    with pytest.raises(InputError, match="holds fp16 weights only, set model.variant=fp16"):
+        memory.component_shapes(str(folder))
+
+
+def test_the_estimate_counts_pickles(tiny_model, tmp_path):
+    folder = broken.copied(tiny_model, tmp_path / "m")
+    for name in (NETWORK, "text_encoder/model.safetensors"):
+        broken.pickle(folder / name)
+    assert memory.component_shapes(str(folder)) == memory.component_shapes(str(tiny_model))
 
 
 def test_too_little_memory_is_refused_with_the_estimate(tiny_model, monkeypatch):

@@ -4,6 +4,7 @@ import math
 import shutil
 from itertools import pairwise
 
+import broken
 import field
 import pytest
 import tiny
@@ -201,16 +202,16 @@ def another(pipe):
     return pipe
 
 
-@pytest.mark.parametrize("full", [False, True], ids=["adapters", "all weights"])
-def test_the_reference_is_the_pipeline_that_teaches(tmp_path, full):
+@pytest.mark.parametrize(("full", "variant"), [(False, None), (True, None), (False, "fp16")])
+def test_the_reference_is_the_pipeline_that_teaches(tmp_path, full, variant):
     policy = DiffusersPolicy(tiny.sd3(), tiny.CALLS["sd3"])
     lora = None if full else lora_config(4, 4.0, "auto", policy.modules)
     student = Weights(policy.modules, lora, reference="teacher")
     if not full:  # which the teacher has none of
         for p in student.parameters:
             p.data += 0.1
-    another(tiny.sd3()).save_pretrained(tmp_path / "teacher")
-    teacher.put_pipeline(student, str(tmp_path / "teacher"))
+    another(tiny.sd3()).save_pretrained(tmp_path / "teacher", variant=variant)
+    teacher.put_pipeline(student, str(tmp_path / "teacher"), variant)
     rows = [Row("a red circle", 0), Row("a red circle", 1)]
     state = policy.start(rows)
     with torch.no_grad():
@@ -287,6 +288,21 @@ def test_a_pipeline_that_cannot_teach_is_refused_in_a_sentence(workplace, path, 
     chosen = settings_of([f"model.teacher={path or settings_of(()).model.path}", *OPD, *words])
     with pytest.raises(InputError, match=f"^model.teacher: .*{sentence}"):
         teacher.check(chosen)
+
+
+def test_a_teacher_s_files_are_of_the_variant_where_it_has_such(workplace, taught, tiny_model):
+    student, other = (
+        broken.copied(source, workplace / name) for source, name in ((tiny_model, "m"), (taught / "other", "o"))
+    )
+    broken.name_variant(student)
+    words = ["model.path=m", "model.teacher=o", *OPD]
+    teacher.check(settings_of([*words, "model.variant=fp16"]))  # by its plain files
+    broken.name_variant(other)
+    teacher.check(settings_of([*words, "model.variant=fp16"]))
+    with pytest.raises(
+        InputError, match="^model.teacher: o/text_encoder holds fp16 weights only, set model.variant=fp16"
+    ):
+        teacher.check(settings_of(words))
 
 
 def test_a_resume_learns_from_the_pipeline_as_the_whole_run_does(workplace, taught):

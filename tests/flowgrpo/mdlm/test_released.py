@@ -313,14 +313,14 @@ def test_a_config_of_another_model_is_refused_in_a_sentence(tmp_path, capsys, na
     assert "REPORT" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kept", [0, 1000])
-def test_a_shard_that_is_gone_or_cut_is_a_sentence(tmp_path, kept):
+@pytest.mark.parametrize(("kept", "said"), [(0, "lacks model-00002-of-00002.safetensors, which"), (1000, "is cut off")])
+def test_a_shard_that_is_gone_or_cut_is_a_sentence(tmp_path, kept, said):
     shard = released("dream", tmp_path / "x") / "model-00002-of-00002.safetensors"
     content = shard.read_bytes()[:kept]
     shard.unlink()
     if kept:
         shard.write_bytes(content)
-    with pytest.raises(InputError, match=r"model\.path: .* has no readable weights \("):
+    with pytest.raises(InputError, match=f"model.path: .* {said} "):
         load_predictor(str(tmp_path / "x"))
 
 
@@ -369,7 +369,7 @@ def test_files_of_a_hub_repository_come_along_by_its_snapshot(folders, tmp_path,
     assert not list(tmp_path.glob("*safetensors*"))
     patterns = asked["inclusionAI/LLaDA2.0-mini"]
     assert "*.safetensors" not in patterns["allow_patterns"]
-    assert patterns["ignore_patterns"] == ["*.index.json"]
+    assert patterns["ignore_patterns"] == ["*.index*.json"]
 
 
 def test_another_model_that_calls_itself_llada_is_none(folders, tmp_path):

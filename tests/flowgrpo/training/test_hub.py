@@ -1,6 +1,9 @@
 """What a model that cannot be read is refused with."""
 
+from types import SimpleNamespace
+
 import httpx2 as httpx
+import huggingface_hub
 import pytest
 from huggingface_hub import constants, errors
 
@@ -51,3 +54,55 @@ def test_offline_the_sentence_says_so(monkeypatch, capsys):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert main(["plan", "flux1-dev", "model.path=owner/FLUX.1-mine"]) == 2
     assert "FLUX.1-mine could not be loaded from the model hub: HF_HUB_OFFLINE is set, and" in capsys.readouterr().err
+
+
+FILES = [
+    "model_index.json",
+    "vae/config.json",
+    "vae/diffusion_pytorch_model.safetensors",
+    "vae/diffusion_pytorch_model.fp16.safetensors",
+    "unet/config.json",
+    "unet/diffusion_pytorch_model.fp16-00001-of-00002.safetensors",
+    "unet/diffusion_pytorch_model.fp16-00002-of-00002.safetensors",
+    "unet/diffusion_pytorch_model.safetensors.index.fp16.json",
+    "text/model.safetensors",
+    "text/deeper/model.fp16.safetensors",
+]
+
+
+@pytest.fixture
+def repository(monkeypatch):
+    """A repository at the hub; each file has one tensor of its name."""
+
+    def head(_, place, file):
+        return SimpleNamespace(tensors={file: SimpleNamespace(shape=[len(file)])})
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda self, place: FILES)
+    monkeypatch.setattr(huggingface_hub.HfApi, "parse_safetensors_file_metadata", head)
+    return "owner/name"
+
+
+@pytest.mark.parametrize(
+    ("folder", "variant", "read", "of"),
+    [
+        ("vae", None, ["vae/diffusion_pytorch_model.safetensors"], None),
+        ("vae", "fp16", ["vae/diffusion_pytorch_model.fp16.safetensors"], "fp16"),
+        ("unet", "fp16", FILES[5:7], "fp16"),
+        ("text", "fp16", ["text/model.safetensors"], None),
+        ("text", None, ["text/model.safetensors"], None),
+        ("nothing", "fp16", [], None),
+    ],
+)
+def test_of_a_repository_the_files_of_the_variant_are_read(repository, folder, variant, read, of):
+    assert hub.shapes(repository, folder, variant) == {file: (len(file),) for file in read}
+    assert hub.variant_of(repository, folder, variant) == of
+
+
+def test_a_repository_without_plain_weights_asks_for_a_variant(repository, monkeypatch, capsys):
+    with pytest.raises(InputError, match="owner/name/unet holds fp16 weights only, set model.variant=fp16"):
+        hub.shapes(repository, "unet")
+    index = {"vae": ["diffusers", "AutoencoderKL"], "unet": ["diffusers", "UNet"], "_class_name": "FluxPipeline"}
+    monkeypatch.setattr("flowgrpo.flow.pipeline.loading.index_of", lambda path: index)
+    assert main(["plan", "flux1-dev", "model.path=owner/name", "model.variant=bf16"]) == 2
+    assert capsys.readouterr().err == "flowgrpo: model.variant: owner/name has no bf16 weights, there are fp16\n"

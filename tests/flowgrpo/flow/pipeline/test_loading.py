@@ -7,6 +7,7 @@ import pytest
 import tiny
 import torch
 from diffusers import StableDiffusion3Pipeline
+from zoo import SPECIMENS
 
 from flowgrpo.cli import main
 from flowgrpo.data.embedded import EMBEDDED
@@ -74,7 +75,7 @@ DEEP = "[" * 100_000
         (PATH, "model_index.json", '{"_class_name": "../os"}', "could not be loaded from its folder (AttributeError"),
         (PATH, "transformer/config.json", DEEP, "could not be loaded from its folder (RecursionError"),
         (PATH, "tokenizer/tokenizer_config.json", "[]", "could not be loaded from its folder (TypeError"),
-        (DIGITS, "config.json", DEEP, "'./m' holds no model (maximum recursion depth exceeded"),
+        (DIGITS, "config.json", DEEP, "m/config.json: lists and maps are nested deeper than 64"),
         (DIGITS, "config.json", '"x"', "'./m' holds no model, or its config.json is not a map with a model_type"),
         (DIGITS, "config.json", '{"model_type": []}', "'./m' holds no model"),
         (DIGITS, "tokenizer.json", DEEP, "'./m' has no tokenizer (RecursionError"),
@@ -90,6 +91,17 @@ def test_the_files_of_a_model_are_anybody_s(tmp_path, monkeypatch, capsys, model
     told = capsys.readouterr().err
     assert said in told
     assert told.count("\n") == 1
+
+
+def test_a_component_that_a_pipeline_makes_itself_need_not_be_in_its_folder(tmp_path):
+    specimen = SPECIMENS["LongCatAudioDiTPipeline"]
+    specimen.build().save_pretrained(tmp_path)
+    assert "scheduler" in loading.components_of(str(tmp_path))
+    assert not (tmp_path / "scheduler").exists()
+    loading.check_files(str(tmp_path))
+    shutil.rmtree(tmp_path / "vae")
+    with pytest.raises(InputError, match="has no folder vae, which its model_index.json names"):
+        loading.check_files(str(tmp_path))
 
 
 def test_networks_that_are_cut_later_stay_in_host_memory():
