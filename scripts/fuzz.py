@@ -1,6 +1,6 @@
-"""Throw broken configs, media, requests, models or plug-ins at what reads them: each is accepted, or refused in a sentence.
+"""Throw broken input of one kind at the code that reads it: each case is accepted, or refused in a sentence.
 
-    python scripts/fuzz.py {configs,media,server,weights,loras,plugins,tables} [--seed 0] [--count N]
+    python scripts/fuzz.py {configs,media,folders,server,weights,loras,plugins,tables} [--seed 0] [--count N]
 
 Prints the seed and what came of the cases. Exit status 1, with the smallest failing case, if one ends in a traceback, is
 slow, or is refused in more than a sentence. The cases are in tests/fuzzing; docs/reliability.md has the figures.
@@ -19,7 +19,16 @@ os.environ["OMP_NUM_THREADS"] = "1"
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-COUNTS = {"configs": 2000, "media": 2000, "server": 5000, "weights": 500, "loras": 500, "plugins": 500, "tables": 2000}
+COUNTS = {
+    "configs": 2000,
+    "media": 2000,
+    "folders": 1000,
+    "server": 5000,
+    "weights": 500,
+    "loras": 500,
+    "plugins": 500,
+    "tables": 2000,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:

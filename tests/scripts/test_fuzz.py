@@ -4,7 +4,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from fuzzing import configs, loras, media, plugins, server, tables, weights
+from fuzzing import configs, folders, loras, media, plugins, server, tables, weights
 from fuzzing.runner import LONGEST_SENTENCE, is_sentence, run
 from hypothesis import strategies as st
 
@@ -15,7 +15,9 @@ fuzz = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(fuzz)
 
 
-@pytest.mark.parametrize(("subject", "count"), [(configs, 60), (media, 60), (weights, 30), (loras, 40), (tables, 60)])
+@pytest.mark.parametrize(
+    ("subject", "count"), [(configs, 60), (media, 60), (folders, 40), (weights, 30), (loras, 40), (tables, 60)]
+)
 def test_a_case_is_accepted_or_refused_in_a_sentence(subject, count):
     found = subject.fuzz(seed=1, count=count)
     assert found.failures == ()
