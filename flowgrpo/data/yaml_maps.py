@@ -19,7 +19,7 @@ LARGEST_VALUE = 1 << 17  # values in it, where its aliases are followed
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 3e-4 is a number, as everyone who writes it means, a key stands once, and aliases stay small."""
+    """YAML in which 3e-4 is a number and 0:0.6 is none, as everyone who writes it means; keys once, and small aliases."""
 
     def __init__(self, text: str):
         super().__init__(text)
@@ -56,7 +56,16 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+def _decimal(tag: str, pattern: re.Pattern[str]) -> tuple[str, re.Pattern[str]]:
+    """A form of numbers without that of base 60, by which YAML 1.1 reads 1:30 as 90."""
+    if tag not in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float"):
+        return tag, pattern
+    return tag, re.compile(f"(?!.*:)(?:{pattern.pattern})", pattern.flags)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [_decimal(*form) for form in forms] for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"), list("-+0123456789")
 )
