@@ -14,6 +14,7 @@ from flowgrpo.commands import options
 from flowgrpo.commands.terminal import Format, out
 from flowgrpo.data import configs, yaml_maps
 from flowgrpo.errors import InputError
+from flowgrpo.schema.part import read_part
 from flowgrpo.schema.sections import RunConfig
 
 if TYPE_CHECKING:
@@ -58,6 +59,12 @@ def sample(
     adapter: Annotated[
         str | None, typer.Option("--adapter", metavar="LORA", help="an export, or any LoRA that model.lora.path takes")
     ] = None,
+    adapter_steps: Annotated[
+        str | None,
+        typer.Option(
+            "--adapter-steps", metavar="FIRST:END", help="fractions of the steps that --adapter acts on, as 0:0.6"
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="prompt i starts from seed + i; of --groups run.seed")] = 0,
     batch_size: options.SampleBatch = 16,
     dtype: options.Dtype = "float32",
@@ -76,6 +83,9 @@ def sample(
     of_groups = {"--group-size": group_size, "--reward": reward, "--pairs": pairs}
     if groups is None and (named := [name for name, value in of_groups.items() if value is not None]):
         raise InputError(f"{named[0]}: it is for --groups DIR, say that too")
+    part = read_part(adapter_steps, "--adapter-steps")
+    if part is not None and (adapter is None or groups is not None):
+        raise InputError("--adapter-steps: it is for samples of an adapter, give --adapter DIR and --out DIR, too")
     if groups is not None and _is_config(model):
         settings = _of_config(context, model, call or [])
         from flowgrpo.commands.endings import advised
@@ -123,6 +133,7 @@ def sample(
         dtype=dtype,
         quantise=quantise,
         variant=variant,
+        adapter_steps=part,
         switches=Switches(**switches),
     )
     rows = asked(prompt, prompts_file, seed, column)

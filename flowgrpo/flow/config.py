@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, SerializeAsAny, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 from typing_extensions import override
 
 from flowgrpo.errors import InputError
@@ -16,6 +16,7 @@ from flowgrpo.schema import choose
 from flowgrpo.schema.base import Choice, Strict
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.lora import Lora, LoraPath, Quantised, check_base
+from flowgrpo.schema.part import read_part
 from flowgrpo.schema.sections import Eval, RewardUse, RunConfig, Train, Variant
 from flowgrpo.training import low_precision, roles
 from flowgrpo.training.bank import Bank
@@ -262,6 +263,9 @@ class FlowEval(Eval):
 
     call: dict[str, Any] = {}
     """Arguments over model.call while held-out prompts are sampled."""
+    adapter_steps: Annotated[list[float], BeforeValidator(read_part)] | None = None
+    """Part of the schedule that the adapters act on, first:end as fractions of the steps (0:0.6), with the base model on the
+    rest, against reward hacking (MixGRPO); null: all of it."""
 
 
 class Data(Strict):
@@ -333,12 +337,23 @@ class Config(RunConfig):
         for word, key in low_precision.of_copies(self).items():
             low_precision.check(word, self.model, key)
         finish.check(self)
+        self._check_adapter_steps()
         if self.prompts.pick.budget == "knapsack" and roots == 1:
             raise InputError(
                 f"prompts.pick.budget: a group of {self.train.group_size} is one {self.algorithm.tree.name} tree, which "
                 "cannot be shared out; take a larger train.group_size, or equal"
             )
         return self
+
+    def _check_adapter_steps(self) -> None:
+        """Refuse to evaluate by the base model where it is not at hand."""
+        if self.eval.adapter_steps is None or self.model.lora is not None:
+            return
+        if self.algorithm.reference not in ("fixed", "base") or self.run.sharding != "none":
+            raise InputError(
+                "eval.adapter_steps: with model.lora=null there is no base model beside the trained one; train adapters, or "
+                "keep a copy of it by algorithm.objective.kl.reference=fixed, a beta above 0 and run.sharding=none"
+            )
 
     def _check_prefix(self) -> None:
         """Refuse an update that does not replay whole paths, where the objective's ratios are those of paths."""

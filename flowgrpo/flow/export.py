@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from flowgrpo.flow.pipeline import loading, traits
 from flowgrpo.flow.pipeline.modality import frame_rate, modality_of, sampling_rate, task_of
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.schema.lora import LoraPath
+from flowgrpo.schema.part import part_text
 from flowgrpo.training import card, checkpoint, lora_files, markdown
 from flowgrpo.training.card import SAMPLES, Exported, Shown
 from flowgrpo.training.quantise import FORMS
@@ -95,7 +96,8 @@ def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool
         write_weights(policy, weights, out)
     with policy.call_overrides(**settings.eval.call):
         call = policy.call
-        samples = policy.generate(rows)
+        with policy.limited(_adapter_steps(settings), weights.enable_training):
+            samples = policy.generate(rows)
         told = sampler_settings(policy, settings, weights.lora)
     rates = sampling_rate(policy.pipe) or SAMPLING_RATE, frame_rate(policy.pipe, call)
     files = [save_sample(sample, out / f"sample-{row.seed}", *rates) for row, sample in zip(rows, samples, strict=True)]
@@ -119,7 +121,8 @@ def sampler_settings(
     Returns:
         `sampler`, always Euler's method; `sigmas`, descending to 0, of the first sample; `call`, the arguments of the
             pipeline (steps, guidance, size); `scheduler`, the stock scheduler's shift; `lora`, its strength, its rank, the
-            largest of all layers', and the alpha of new adapters, or None; `frame_rate` of videos.
+            largest of all layers', the alpha of new adapters, and `eval.adapter_steps` where they are set, or None;
+            `frame_rate` of videos.
     """
     config, call = policy.stock_scheduler.config, policy.call
     return {
@@ -128,7 +131,7 @@ def sampler_settings(
         **({"variant": settings.model.variant} if settings.model.variant else {}),
         "dtype": settings.model.dtype,
         "quantise": settings.model.quantise,
-        "lora": None if adapters is None else _lora_settings(settings.model, adapters),
+        "lora": None if adapters is None else _lora_settings(settings, adapters),
         "sampler": "euler",
         "scheduler": {key: config[key] for key in SHIFTS if config.get(key) is not None},
         "call": call,
@@ -137,10 +140,12 @@ def sampler_settings(
     }
 
 
-def _lora_settings(model: Model, adapters: Mapping[str, LoraConfig]) -> dict[str, Any]:
+def _lora_settings(settings: Config, adapters: Mapping[str, LoraConfig]) -> dict[str, Any]:
     """Of a LoRA that a run started from layers may differ: in rank, and in alpha, which only the weights' header tells."""
+    lora, part = settings.model.lora, settings.eval.adapter_steps
     rank = max(rank for each in adapters.values() for rank in (each.r, *each.rank_pattern.values()))
-    return {"rank": rank, **({"alpha": model.lora.alpha} if model.lora.path is None else {}), "strength": 1.0}
+    found = {"rank": rank, **({"alpha": lora.alpha} if lora.path is None else {}), "strength": 1.0}
+    return found | ({"adapter_steps": part} if part else {})
 
 
 def _shown_with_before(run: Path, row: Row, file: Path) -> Shown:
@@ -191,24 +196,30 @@ def _card(
     Args:
         adapter: what the LoRA is, as `model.lora.path` takes it; "." is the file for diffusers.
     """
-    model, row = settings.model, samples[0].row
-    kind = "full" if model.lora is None else "lora"
+    row, kind = samples[0].row, "full" if settings.model.lora is None else "lora"
     given = {name for s in samples for name, value in s.row.columns.items() if conditions.is_file_name(value)}
     task = task_of(type(policy.pipe), given & policy.takes)
     widget = [{"text": s.row.prompt, "output": {"url": s.after}} for s in samples]
     return card.text(
         card.heading(run, settings, library="diffusers", kind=kind, step=step, task=task, widget=widget),
-        snippet=_snippet(policy, model, adapter=adapter, call=call, row=row),
-        command=_command(model, adapter, call=call, row=row),
+        snippet=_snippet(policy, settings, adapter=adapter, call=call, row=row),
+        command=_command(settings, adapter, call=call, row=row),
         made="sample",
         samples=[Shown(s.row, _shown(s.after), s.before and _shown(s.before)) for s in samples],
-        notes=_notes(comfyui),
+        notes=_notes(comfyui, settings.eval.adapter_steps, kind),
     )
 
 
-def _notes(comfyui: list[str]) -> list[str]:
+def _notes(comfyui: list[str], part: Sequence[float] | None, kind: str) -> list[str]:
     """What other programs need."""
     lines = [f"For other programs `{SETTINGS}` lists the exact settings: Euler's method over its sigmas, and the call."]
+    if part is not None:
+        base = f"on the part {part_text(part)} of the steps; the model from before training took the others."
+        lines.append(
+            f"The adapters act {base} So were the samples here made, and the held-out rewards measured."
+            if kind == "lora"
+            else f"The held-out rewards were measured with these weights {base} The samples here are of these weights alone."
+        )
     if comfyui:
         lines.append(
             f"ComfyUI: put {', '.join(map(markdown.span, comfyui))} into `models/loras`, load with LoraLoaderModelOnly at "
@@ -226,8 +237,8 @@ def _shown(file: str) -> str:
     return f"![]({file})"
 
 
-def _command(model: Model, adapter: LoraPath, *, call: dict[str, Any], row: Row) -> str:
-    given = _conditions(row)
+def _command(settings: Config, adapter: LoraPath, *, call: dict[str, Any], row: Row) -> str:
+    model, given, part = settings.model, _conditions(row), _adapter_steps(settings)
     line = card.command(
         [
             *("flowgrpo", "sample"),
@@ -239,6 +250,7 @@ def _command(model: Model, adapter: LoraPath, *, call: dict[str, Any], row: Row)
             *(["--prompts", "rows.jsonl"] if given else ["--prompt", row.prompt, "--seed", str(row.seed)]),
             *("--dtype", model.dtype, *(["--quantise", model.quantise] if model.quantise else [])),
             *(["--variant", model.variant] if model.variant else []),
+            *(["--adapter-steps", part_text(part)] if part else []),
             *("--out", "samples"),
             *(f"{key}={card.written(value)}" for key, value in call.items()),
         ]
@@ -246,11 +258,17 @@ def _command(model: Model, adapter: LoraPath, *, call: dict[str, Any], row: Row)
     return f"# rows.jsonl holds a line with {', '.join(map(json.dumps, ['prompt', *given]))}\n{line}" if given else line
 
 
+def _adapter_steps(settings: Config) -> list[float] | None:
+    """The part of the schedule that the adapters act on; None of all, and where every weight was trained."""
+    return None if settings.model.lora is None else settings.eval.adapter_steps
+
+
 def _conditions(row: Row) -> list[str]:
     return [name for name, value in row.columns.items() if value is not None and name != "sampling_rate"]
 
 
-def _snippet(policy: DiffusersPolicy, model: Model, *, adapter: LoraPath, call: dict[str, Any], row: Row) -> str:
+def _snippet(policy: DiffusersPolicy, settings: Config, *, adapter: LoraPath, call: dict[str, Any], row: Row) -> str:
+    model, limits = settings.model, _adapter_steps(settings)
     source, name = model.path, type(policy.pipe).__name__
     absent = "".join(f", {part}=None" for part in loading.absent_components(source))
     euler = not isinstance(policy.stock_scheduler, FlowMatchEulerDiscreteScheduler)
@@ -266,6 +284,7 @@ def _snippet(policy: DiffusersPolicy, model: Model, *, adapter: LoraPath, call: 
             else "from flowgrpo.training.quantise import quantise"
         )
     lines += ["from flowgrpo.flow.start import load_lora"] * (adapter != ".")
+    lines += ["from flowgrpo.flow.pipeline.adapter_steps import limit_adapters"] * (limits is not None)
     place = repr("." if model.lora is None else source)
     if model.lora is not None and source in EMBEDDED:
         lines.append(f"from flowgrpo.{source} import PATH")
@@ -285,6 +304,8 @@ def _snippet(policy: DiffusersPolicy, model: Model, *, adapter: LoraPath, call: 
         others = [name for name in policy.modules if not own or name != "transformer"]
         lines += [f'pipe.{name}.load_lora_adapter(".", prefix="{name}")' for name in others]
     lines += [f"quantise(pipe.{network}, {model.quantise!r})" for network in policy.modules if model.quantise in FORMS]
+    if limits is not None:
+        lines.append(f"limit_adapters(pipe, {limits[0]!r}, {limits[1]!r})")
     if euler:  # the policy walks by Euler's method, whatever solver the model ships with
         shift = policy.scheduler.config.shift
         lines.append(f"pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift={shift})")

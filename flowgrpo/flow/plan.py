@@ -51,8 +51,7 @@ def plan(config: Config) -> dict[str, Any]:
         InputError: the model, its files, the prompts or the geometry are wrong.
     """
     if not loading.stands_in(config.model.path):
-        loading.check_files(config.model.path, config.model.variant, or_configs=True)
-        loading.check_weights(config.model.path, config.model.variant)
+        loading.check_weights(config.model.path, config.model.variant, or_configs=True)
         return _plan(config) | {"memory": memory.memory_estimate(config)}
     with known.folder(config.model.path, with_tokenizers=False) as folder:
         here = config.model_copy(update={"model": config.model.model_copy(update={"path": folder})})

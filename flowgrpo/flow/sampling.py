@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow import setup, start
 from flowgrpo.flow.config import Model
 from flowgrpo.flow.pipeline import loading
+from flowgrpo.flow.pipeline.adapter_steps import enable
 from flowgrpo.flow.pipeline.modality import frame_rate, sampling_rate
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.schema.sentences import checked
@@ -25,9 +28,14 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
             conditions that it does not take.
     """
     policy = _policy(use, rows)
+
+    def generate(part: Sequence[Row]) -> torch.Tensor:
+        with policy.limited(use.adapter_steps, lambda on: enable(policy.modules.values(), on), "--adapter-steps"):
+            return policy.generate(part)
+
     return Sampler(
         rows,
-        policy.generate,
+        generate,
         "ode",
         sampling_rate=sampling_rate(policy.pipe) or SAMPLING_RATE,
         frame_rate=frame_rate(policy.pipe, policy.call),
@@ -40,6 +48,8 @@ def _policy(use: ModelUse, rows: Sequence[Row]) -> DiffusersPolicy:
     setup.check_model(model)
     with lora_files.named("--adapter"):
         begun = start.adapters(model)
+    if use.adapter_steps is not None:
+        start.refuse_shifts(begun, "--adapter-steps")
     setup.check_installed(model, default_device(), learns=False)
 
     def encode(policy: DiffusersPolicy) -> None:

@@ -83,7 +83,7 @@ def check(settings: Config, data: RunData) -> None:
     if settings.run.engine is not None:
         request.check(settings, pipeline_class(settings.model.path), data.train_prompts)
         Client(settings.run.engine).greet()
-    start.adapters(settings.model)  # refuses a LoRA that is not for the model
+    start.check_switched(start.adapters(settings.model), settings)
     teacher.check(settings)
     call = call_and_branches(settings, columns=data.train_prompts[0].columns)[0]
     offline.check_model(settings, offline.source_of(settings), call)

@@ -15,13 +15,13 @@ import torch
 
 from flowgrpo.data import embedded
 from flowgrpo.errors import InputError
-from flowgrpo.flow.config import Model
+from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.layer_names import NAMES, Names
 from flowgrpo.flow.pipeline import loading
 from flowgrpo.flow.pipeline.traits import TRAINED
 from flowgrpo.schema.lazy import lazy
 from flowgrpo.schema.lora import LoraPath
-from flowgrpo.training import lora_files, lora_layers
+from flowgrpo.training import lora_files, lora_layers, sharding
 from flowgrpo.training.adapters import Adapter, Matrices, check_agrees
 from flowgrpo.training.hub import one_sentence
 from flowgrpo.training.lora_files import KEY, LoraFile
@@ -52,6 +52,35 @@ def adapters(model: Model) -> dict[str, Adapter]:
     found = read(model.lora.path, networks, model.path)
     check_agrees(model.lora, found.values())
     return {name: found[name] if name in found else _new(name, found, each) for name, each in networks.items()}
+
+
+def check_switched(found: Mapping[str, Adapter], config: Config) -> None:
+    """Refuse adapters that a run must switch off where they shift parameters, which stay shifted.
+
+    Raises:
+        InputError: names the first parameter that is shifted.
+    """
+    if config.eval.adapter_steps is not None:
+        refuse_shifts(found, "eval.adapter_steps")
+    if sharding.applies(config.run.sharding) and config.algorithm.reference == "base":
+        refuse_shifts(found, "algorithm.objective.kl.reference=base with run.sharding")
+
+
+def refuse_shifts(found: Mapping[str, Adapter], key: str) -> None:
+    """Refuse adapters that shift parameters.
+
+    Args:
+        key: of what asks that they can be switched off.
+
+    Raises:
+        InputError: names the first parameter that is shifted.
+    """
+    for network, adapter in found.items():
+        if adapter.shifts:
+            raise InputError(
+                f"{key}: the LoRA shifts {network}.{min(adapter.shifts)}, which cannot be switched off; take a LoRA "
+                "of matrices alone"
+            )
 
 
 def read(path: LoraPath, networks: Mapping[str, Outline], model: str) -> dict[str, Adapter]:

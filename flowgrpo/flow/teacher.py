@@ -67,8 +67,7 @@ def _check_pipeline(config: Config) -> None:
             f"{KEY}: a pipeline's weights take the place of the student's base, which lies in shards; set "
             "run.sharding=none, or name a LoRA"
         )
-    loading.check_files(model.teacher, model.variant, or_plain=True)
-    loading.check_weights(model.teacher, model.variant, TRAINED)
+    loading.check_weights(model.teacher, model.variant, TRAINED, or_plain=True)
     own, other = _built(model.path, model.variant), _built(model.teacher, model.variant)
     for name, here in own.items():
         if name not in other:

@@ -266,8 +266,9 @@ class Trainer(Loop):
 
     @override
     def eval_samples(self) -> list[Sample]:
-        """Sample by ODE, guided as `eval_call` says."""
-        with self.policy.call_overrides(**self.eval_call):
+        """Sample by ODE, guided as `eval_call` says, with what was trained at the steps of `eval.adapter_steps` alone."""
+        part = self.config.eval.adapter_steps
+        with self.policy.call_overrides(**self.eval_call), self.policy.limited(part, self.weights.enable_training):
             return evaluate(
                 self.policy.generate,
                 self.eval_prompts,

@@ -78,10 +78,9 @@ def load_predictor(
             it predicts no masked tokens, cannot be quantised, or attends otherwise than asked for.
     """
     model_path, tokenizer_path = model_paths(path)
-    check_files(path, variant)
+    check_weights(path, variant)
     config = config_of(model_path)
     block_size = known_block_size(config, attention, block_size)
-    check_weights(path, variant)
     with _one_sentence(path, "no readable weights", config, trust_remote_code), without_progress_bars("transformers"):
         model = _model(
             path,
@@ -281,15 +280,15 @@ def _model(
     return model
 
 
-def check_weights(path: str, variant: str | None = None) -> None:
-    """Refuse a model whose files do not hold its weights, by their headers; code of its own is looked at when it is loaded.
+def check_weights(path: str, variant: str | None = None, *, or_configs: bool = False) -> None:
+    """Refuse a model whose files are not whole or do not hold its weights, by their headers.
 
-    Args:
-        variant: word in the names of the files of weights.
+    Of a model with code of its own the weights are looked at when it is loaded. Arguments as of `check_files`.
 
     Raises:
-        InputError: there is no such model, or weights are missing or are of another shape.
+        InputError: as of `check_files`, or weights are missing or are of another shape.
     """
+    check_files(path, variant, or_configs=or_configs)
     place, _ = model_paths(path)
     written = config_of(place)
     if path in EMBEDDED:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.mdlm.decoding.step import DecodeStep
 from flowgrpo.mdlm.engine import request
-from flowgrpo.mdlm.loading import block_size_of, check_files, check_weights
+from flowgrpo.mdlm.loading import block_size_of, check_weights
 from flowgrpo.mdlm.methods.answers import Answers
 from flowgrpo.mdlm.methods.hints import check_solutions
 from flowgrpo.mdlm.methods.learned_schedule import Chosen, scheduled
@@ -61,12 +62,8 @@ def here(config: TextConfig) -> Iterator[TextConfig]:
     Raises:
         InputError: there is no such model, and it is not known here.
     """
-    path, variant = config.model.path, config.model.variant
-
-    def look() -> None:
-        check_files(path, variant, or_configs=True)
-        check_weights(path, variant)
-
+    path = config.model.path
+    look = partial(check_weights, path, config.model.variant, or_configs=True)
     if not stands_in_for(path, known.texts(), "config.json", look):
         yield config
         return
@@ -139,10 +136,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
             f"{g['groups']} groups x {g['group_size']} = {g['samples']} answers of {g['length']} tokens, "
             f"{g['updates']} updates, {g['passes']} passes, split by {g['split']}",
         ),
-        (
-            "steps",
-            f"{_bounded(g['steps'], planned['at_most']['rollout'])}, {g['rollout_batch']} answers in one call",
-        ),
+        ("steps", f"{_bounded(g['steps'], planned['at_most']['rollout'])}, {g['rollout_batch']} answers in one call"),
         ("views", f"{_bounded(g['views'], planned['at_most']['update'])} of an answer, {g['micro_batch']} in one call"),
         ("model evaluations", f"{rollout} rollout + {update} update, each iteration"),
         ("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls"),
@@ -242,9 +236,8 @@ def walked(decoder: Decoder) -> Walk:
     part = [
         _counted(decoder, 0, size) if counted else _most(decoder, size, narrow) for size in range(region.counted + 1)
     ]
-    ends = torch.stack(
-        [torch.stack(borders) for borders in region.parts(torch.arange(region.counted))]
-    )  # (parts, 2, offsets)
+    borders = [torch.stack(each) for each in region.parts(torch.arange(region.counted))]
+    ends = torch.stack(borders)  # (parts, 2, offsets)
     steps = [sum(part[size][0] for size in sizes) for sizes in (ends[:, 1] - ends[:, 0]).T.tolist()]
     commits = part[region.counted][1] * (region.block_size // region.counted)
     return Walk(

@@ -41,6 +41,8 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
     if asked := [name for name, value in vars(use.switches).items() if value != getattr(Switches(), name)]:
         hint = ", write attention=block without the dashes" if asked[0] == "attention" else ""
         raise InputError(f"--{asked[0].replace('_', '-')}: pipelines have that, {use.path} is a language model{hint}")
+    if use.adapter_steps is not None:
+        raise InputError(f"--adapter-steps: it is a part of a schedule of noise, {use.path} is a language model")
     adapter, template = use.adapter, use.call.get("template")
     if template is not None and template not in templates.TEMPLATES:
         raise InputError(f"template: {template!r} is unknown, {nearest(str(template), templates.TEMPLATES)}")

@@ -167,6 +167,7 @@ class ModelUse:
         dtype: `float32`, `bfloat16` or `float16`.
         quantise: the base as `model.quantise` keeps it.
         variant: of the files of weights, as `model.variant`.
+        adapter_steps: first and end of the part of the schedule that the adapter acts on; None: all of it.
         switches: of memory and speed, which only pipelines have.
     """
 
@@ -176,6 +177,7 @@ class ModelUse:
     dtype: str = "float32"
     quantise: str | None = None
     variant: str | None = None
+    adapter_steps: list[float] | None = None
     switches: Switches = Switches()
 
 

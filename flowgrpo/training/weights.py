@@ -109,12 +109,9 @@ class Weights:
         self._refresh = refresh if reference == "moving" else None
         self._taught = reference == "teacher"
         started = lora is None or isinstance(lora, Mapping)  # as something else than the base
-        copied = (
-            reference in ("moving", "teacher")
-            or (reference == "fixed" and started)
-            or (reference == "base" and lora is None)
-        )
-        self._reference = [p.detach().clone() for p in self.parameters] if copied else None
+        copied = {"moving": True, "teacher": True, "fixed": started, "base": lora is None}
+        self._reference = [p.detach().clone() for p in self.parameters] if copied.get(reference) else None
+        self._keeps_base = lora is None and reference in ("fixed", "base")
         self._decay = old
         self._old = [p.detach().clone() for p in self.parameters] if old is not None else None
         self.snapshots = Snapshots(bank, self.parameters)
@@ -172,14 +169,31 @@ class Weights:
                 yield
             return
         self._exchange_base()
-        for layer in self._adapted:
-            layer.enable_adapters(False)
+        self._enable_adapters(False)
         try:
             yield
         finally:
-            for layer in self._adapted:
-                layer.enable_adapters(True)
+            self._enable_adapters(True)
             self._exchange_base()
+
+    def _enable_adapters(self, on: bool) -> None:
+        for layer in self._adapted:
+            layer.enable_adapters(on)
+
+    def enable_training(self, on: bool) -> None:
+        """Compute without what was trained (False), as the model did before, or with it again (True).
+
+        Adapters are switched; where every weight is trained, the copy of those that it began with takes its place.
+
+        Raises:
+            RuntimeError: there is no such copy.
+        """
+        if self.lora is not None:
+            self._enable_adapters(on)
+        elif self._keeps_base:
+            self._exchange(self._reference)
+        else:
+            raise RuntimeError("no copy of the weights is kept that training began with")
 
     @cached_property
     def _adapted(self) -> list[tuners_utils.BaseTunerLayer]:

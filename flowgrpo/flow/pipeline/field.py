@@ -53,6 +53,16 @@ class FieldPolicy:
             raise InputError(f"eval.call.{next(iter(call))}: a velocity field takes no call arguments")
         return nullcontext()
 
+    def limited(self, part: Sequence[float] | None, switch: Callable[[bool], object]) -> AbstractContextManager[None]:
+        """Return a context that changes nothing.
+
+        Raises:
+            InputError: a part of the schedule is asked for.
+        """
+        if part is not None:
+            raise InputError("eval.adapter_steps: a velocity field is sampled with all of its training, take null")
+        return nullcontext()
+
     def cache(self, threshold: float, key: str) -> None:
         """Refuse: a field is called as a whole.
 

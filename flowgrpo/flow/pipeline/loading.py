@@ -67,7 +67,6 @@ def load_pipeline(
     Raises:
         InputError: there is no such model, its files lack weights, or it cannot be loaded.
     """
-    check_files(path, variant)
     check_weights(path, variant)
     absent = dict.fromkeys(absent_components(path))
     loaded = {name: library for name, library in network_libraries(path).items() if name not in given}
@@ -82,16 +81,24 @@ def load_pipeline(
     return pipe
 
 
-def check_weights(path: str, variant: str | None = None, beginning: str | tuple[str, ...] = "") -> None:
-    """Refuse a pipeline whose files do not hold the weights of its components, by their headers; see `weight_check`.
+def check_weights(
+    path: str,
+    variant: str | None = None,
+    beginning: str | tuple[str, ...] = "",
+    *,
+    or_plain: bool = False,
+    or_configs: bool = False,
+) -> None:
+    """Refuse a pipeline whose files are not whole or do not hold its components' weights, by headers; see `weight_check`.
 
     Args:
-        variant: of the files of weights, see `check_files`.
-        beginning: of the names of components.
+        beginning: of the names of components whose weights are looked at.
+        variant, or_plain, or_configs: see `check_files`.
 
     Raises:
-        InputError: there is no such model, or weights are missing or are of another shape.
+        InputError: as of `check_files`, or weights are missing or are of another shape.
     """
+    check_files(path, variant, or_plain=or_plain, or_configs=or_configs)
     if path in EMBEDDED:
         return
     for name, written in index_of(path).items():

@@ -6,14 +6,15 @@ unmodified (see `walk`), for any number of rows at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from diffusers import DiffusionPipeline
 
 from flowgrpo.data.prompts import Row
+from flowgrpo.flow.pipeline import adapter_steps
 from flowgrpo.flow.pipeline.batching import Capabilities, cut, join
 from flowgrpo.flow.pipeline.block_cache import BlockCache
 from flowgrpo.flow.pipeline.probe import probe, probe_batching, refusals
@@ -65,6 +66,9 @@ class Policy(Protocol):
 
     def call_overrides(self, **call: Any) -> AbstractContextManager[None]:
         """Return a context in which the model's call has other arguments, as in evaluation."""
+
+    def limited(self, part: Sequence[float] | None, switch: Callable[[bool], object]) -> AbstractContextManager[None]:
+        """Return a context in which `generate` takes steps outside a part of the schedule with its training off."""
 
     def cache(self, threshold: float, key: str) -> Any:
         """A cache of activations over the steps of one call, which a key asks for; see `BlockCache`."""
@@ -128,6 +132,16 @@ class DiffusersPolicy:
     def call_overrides(self, **call: Any) -> AbstractContextManager[None]:
         """Return a context in which the call has other arguments, as in evaluation; None removes one."""
         return self.walk.call_overrides(**call)
+
+    def limited(
+        self, part: Sequence[float] | None, switch: Callable[[bool], object], key: str = adapter_steps.KEY
+    ) -> AbstractContextManager[None]:
+        """Return a context in which whole runs take steps outside a part of the schedule with adapters off; None: no step.
+
+        Args:
+            part, switch, key: see `adapter_steps.limited`.
+        """
+        return nullcontext() if part is None else adapter_steps.limited(self.pipe, part, switch, key)
 
     def cache(self, threshold: float, key: str) -> BlockCache:
         """A cache of blocks over the steps of each call; arguments and errors as of `BlockCache`."""

@@ -106,6 +106,16 @@ def test_a_run_with_shifts_is_exported_for_comfyui_and_refused_for_diffusers(spe
         "train: {iterations: 1, groups: 1, group_size: 2, updates: 1, learning_rate: 0.01}\n"
         "eval: {prompts: 1}\nrun: {name: t}\n"
     )
+    off = "shifts transformer.blocks.0.norm2.weight, which cannot be switched off"
+    assert main(["train", "c.yaml", "eval.adapter_steps=0:0.6"]) == 2
+    assert f"eval.adapter_steps: the LoRA {off}" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+    monkeypatch.setattr("flowgrpo.flow.start.sharding.applies", lambda form: form != "none")
+    base = ["algorithm.objective.kl.reference=base", "algorithm.objective.kl.beta=0.01", "run.sharding=fsdp2"]
+    assert main(["train", "c.yaml", *base]) == 2
+    assert f"kl.reference=base with run.sharding: the LoRA {off}" in capsys.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
     assert main(["train", "c.yaml"]) == 0
     (tmp_path / "start.safetensors").unlink()  # the run has its own copy
     capsys.readouterr()
@@ -122,6 +132,8 @@ def test_a_run_with_shifts_is_exported_for_comfyui_and_refused_for_diffusers(spe
     assert f"load_lora(pipe, '{folder}', 'comfyui/t.safetensors')" in card
     exported = next(path for path in (tmp_path / "lora").iterdir() if path.stem == "sample-0")
     asked = ["sample", str(folder), "--adapter", "lora/comfyui/t.safetensors", "--prompt", "a cat", "--out", "again"]
+    assert main([*asked, "--adapter-steps", "0:0.6"]) == 2
+    assert f"--adapter-steps: the LoRA {off}" in capsys.readouterr().err
     assert main([*asked, *(part.replace(": ", "=") for part in call.strip("{}").split(", "))]) == 0
     again = next(path for path in (tmp_path / "again").iterdir() if path.stem == "0000")
     assert again.read_bytes() == exported.read_bytes()

@@ -322,3 +322,28 @@ def test_the_bank_keeps_the_policy_as_it_stood_where_iterations_ended(adapters):
             seen.add(round(float((first.detach() - start).mean()), 5))
         assert round(float((first.detach() - start).mean()), 5) == 12
     assert seen == {10, 12}
+
+
+@pytest.mark.parametrize("reference", ["fixed", "base"])
+def test_full_weights_without_their_training_are_those_that_they_began_with(reference):
+    modules = module()
+    weights = Weights(modules, None, reference=reference, ema=Ema())
+    x = torch.randn(4, 3)
+    with torch.no_grad():
+        before = modules["net"](x)
+        for p in weights.parameters:
+            p.add_(0.1)
+        after = modules["net"](x)
+        with weights.averaged():
+            averaged = modules["net"](x)
+            weights.enable_training(False)
+            assert torch.equal(modules["net"](x), before)
+            weights.enable_training(True)
+            assert torch.equal(modules["net"](x), averaged)
+        assert torch.equal(modules["net"](x), after)
+
+
+@pytest.mark.parametrize("reference", [None, "moving"])
+def test_full_weights_whose_beginning_is_not_kept_cannot_be_without_training(reference):
+    with pytest.raises(RuntimeError, match="no copy of the weights is kept"):
+        Weights(module(), None, reference=reference).enable_training(False)

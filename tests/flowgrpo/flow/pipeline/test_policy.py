@@ -233,6 +233,8 @@ def test_a_field_policy_samples_its_flow():
     torch.testing.assert_close(samples, torch.tensor([2.0, -1.0]).expand(4, 2))
     assert policy.evaluations == 4 * 5
     assert torch.equal(policy.start([Row("", 3)])[0], policy.start([Row("x", 3)])[0])
+    with pytest.raises(InputError, match=r"^eval\.adapter_steps: a velocity field is sampled with all of its training"):
+        policy.limited([0.0, 0.5], lambda on: None)
 
 
 def test_a_pipeline_with_a_cache_or_a_lossy_attention_is_no_policy():

@@ -1,0 +1,116 @@
+"""Adapters that act on a part of the schedule, with the base model on its other steps.
+
+It is MixGRPO's remedy against reward hacking (arXiv 2507.21802): the trained model takes the first steps, and the model from
+before training takes the others. Step k of n is taken with the adapters if first <= k / n < end, with k counted from 0. How
+that departs from MixGRPO's code:
+
+ 1. Its option is a number of first steps, 30 of 50 in its script, which is the part 0:0.6 here. Here a part may begin later.
+ 2. It holds two whole networks. Here one network computes, with its adapters switched on and off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch.utils.hooks import RemovableHandle
+
+from flowgrpo.errors import InputError
+from flowgrpo.flow.pipeline import traits
+from flowgrpo.training.lockstep import stands_in
+
+KEY = "eval.adapter_steps"
+Switch = Callable[[bool], object]
+
+
+@contextmanager
+def limited(pipe: DiffusionPipeline, part: Sequence[float], switch: Switch, key: str = KEY) -> Iterator[None]:
+    """Compute without adapters at the steps outside a part of the schedule, in whole calls of a pipeline.
+
+    Args:
+        part: first and end, fractions of the steps from the start.
+        switch: switches the adapters of all networks on (True) or off.
+        key: the place named in errors.
+
+    Raises:
+        InputError: the pipeline keeps something of a step for later ones, or does not tell which step it is at.
+    """
+    limit = _Limit(pipe, part, switch, key)
+    handles = limit.hook()
+    try:
+        yield
+        limit.check()
+    finally:
+        for handle in handles:
+            handle.remove()
+        limit.set(True)
+
+
+def limit_adapters(pipe: DiffusionPipeline, first: float, end: float) -> None:
+    """Let the adapters of a stock pipeline act on a part of its schedule only, from now on; for model cards."""
+    _Limit(pipe, (first, end), lambda on: enable(traits.networks(pipe).values(), on), KEY).hook()
+
+
+def enable(networks: Iterable[torch.nn.Module], on: bool) -> None:
+    """Switch the adapters of networks on or off."""
+    for network in networks:
+        for layer in network.modules():
+            if isinstance(layer, BaseTunerLayer):
+                layer.enable_adapters(on)
+
+
+class _Limit:
+    """A hook before each call of a network that switches adapters where the part of the schedule begins or ends."""
+
+    def __init__(self, pipe: DiffusionPipeline, part: Sequence[float], switch: Switch, key: str):
+        self._pipe, (self._first, self._end), self._switch, self._key = pipe, part, switch, key
+        self._on, self._seen = True, {0: 0}  # the last step that was seen, by the number of steps
+
+    def hook(self) -> list[RemovableHandle]:
+        """Hang the hook on all that a step calls and that may have adapters."""
+        called = {
+            name: m for name, m in self._pipe.components.items() if name.startswith((*traits.TRAINED, traits.SHARING))
+        }
+        return [
+            network.register_forward_pre_hook(self, with_kwargs=True)
+            for network in called.values()
+            if isinstance(network, torch.nn.Module)
+        ]
+
+    def __call__(self, network: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if stands_in():
+            return
+        on = self._first <= self._place() < self._end
+        if on != self._on and kwargs.get("kv_cache_mode") == "cached":
+            raise InputError(
+                f"{self._key}: {type(self._pipe).__name__} keeps keys and values of its first step for the others, which "
+                "would be of both models; where its call has use_kv_cache, set it to false"
+            )
+        self.set(on)
+
+    def set(self, on: bool) -> None:
+        """Switch the adapters unless they are so."""
+        if on != self._on:
+            self._switch(on)
+            self._on = on
+
+    def _place(self) -> float:
+        """The fraction of the steps that are behind, of those that the call makes."""
+        scheduler = self._pipe.scheduler
+        begin = scheduler.begin_index or 0  # not 0 where a pipeline starts from a noised picture
+        index = begin if scheduler.step_index is None else scheduler.step_index
+        done, count = index - begin, len(scheduler.timesteps) - begin
+        self._seen[count] = max(done, self._seen.get(count, 0))
+        return done / count
+
+    def check(self) -> None:
+        """Refuse a pipeline whose scheduler has not told that its steps went on."""
+        count, last = max(self._seen.items())
+        if last < count - 1:
+            raise InputError(
+                f"{self._key}: {type(self._pipe).__name__} counts its steps where nobody sees it, remove it"
+            )
