@@ -18,11 +18,12 @@ def may_give(name: str, file: str) -> bool:
     """
     from huggingface_hub import try_to_load_from_cache
 
-    return isinstance(try_to_load_from_cache(name, file), str) or _answers()
+    return isinstance(try_to_load_from_cache(name, file), str) or answers()
 
 
 @cache
-def _answers() -> bool:
+def answers() -> bool:
+    """Whether the hub may be asked and can be reached; it is asked once."""
     import httpx2 as httpx  # the hub's library
     from huggingface_hub import constants
 

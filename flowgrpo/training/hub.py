@@ -128,8 +128,8 @@ def file_names(place: str, folder: str = "") -> list[str]:
 
 
 def local_place(place: str) -> str:
-    """A folder as it is; for a hub id its snapshot in the cache if the hub may not be asked, otherwise the id."""
-    if not Path(place).is_dir() and huggingface_hub.constants.HF_HUB_OFFLINE:
+    """A folder as it is; for a hub id its snapshot in the cache if the hub does not answer, otherwise the id."""
+    if not Path(place).is_dir() and not hub.answers():
         return huggingface_hub.snapshot_download(place, local_files_only=True)
     return place
 

@@ -107,18 +107,18 @@ def test_the_hub_is_asked_once_whether_it_answers(monkeypatch):
 
     monkeypatch.setattr(httpx, "head", head)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    hub._answers.cache_clear()
+    hub.answers.cache_clear()
     try:
         assert not hub.may_give("someone/something", "config.json")
         assert not hub.may_give("someone/else", "config.json")
         assert asked == [constants.ENDPOINT]
     finally:
-        hub._answers.cache_clear()
-    monkeypatch.setattr(hub, "_answers", lambda: True)
+        hub.answers.cache_clear()
+    monkeypatch.setattr(hub, "answers", lambda: True)
     assert hub.may_give("someone/something", "config.json")
 
 
 def test_what_is_in_the_cache_may_be_given_without_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: str(tmp_path / name / file))
-    monkeypatch.setattr(hub, "_answers", lambda: False)
+    monkeypatch.setattr(hub, "answers", lambda: False)
     assert hub.may_give("someone/something", "config.json")

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import httpx2 as httpx
 import huggingface_hub
 import pytest
+import torch
 from huggingface_hub import constants, errors
+from safetensors.torch import save_file
 
 from flowgrpo.cli import main
 from flowgrpo.errors import InputError
@@ -77,7 +79,7 @@ def repository(monkeypatch):
     def head(_, place, file):
         return SimpleNamespace(tensors={file: SimpleNamespace(shape=[len(file)])})
 
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("rewards.hub.answers", lambda: True)
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda self, place: FILES)
     monkeypatch.setattr(huggingface_hub.HfApi, "parse_safetensors_file_metadata", head)
     return "owner/name"
@@ -97,6 +99,17 @@ def repository(monkeypatch):
 def test_of_a_repository_the_files_of_the_variant_are_read(repository, folder, variant, read, of):
     assert hub.shapes(repository, folder, variant) == {file: (len(file),) for file in read}
     assert hub.variant_of(repository, folder, variant) == of
+
+
+def test_where_the_hub_does_not_answer_the_cache_is_read(repository, tmp_path, monkeypatch):
+    (tmp_path / "vae").mkdir()
+    for word, size in (("", 2), (".fp16", 3)):
+        save_file({"a": torch.zeros(size)}, tmp_path / "vae" / f"diffusion_pytorch_model{word}.safetensors")
+    monkeypatch.setattr("rewards.hub.answers", lambda: False)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda place, local_files_only: str(tmp_path))
+    assert hub.shapes(repository, "vae") == {"a": (2,)}
+    assert hub.shapes(repository, "vae", "fp16") == {"a": (3,)}
+    assert hub.file_names(repository, "unet") == []
 
 
 def test_a_repository_without_plain_weights_asks_for_a_variant(repository, monkeypatch, capsys):
