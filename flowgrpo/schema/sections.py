@@ -100,9 +100,9 @@ class Optimizer(Strict):
     """adamw: PyTorch's, moments in float32; adamw8bit: bitsandbytes'; adamw4bit, adamwfp8: torchao's (flowgrpo[8bit])."""
     betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.999]
     """Decays of the first and the second moment."""
-    eps: float = Field(1e-8, gt=0)
+    eps: float = Field(1e-8, gt=0, le=1e30)
     """Added to the square root of the second moment."""
-    weight_decay: float = Field(1e-4, ge=0)
+    weight_decay: float = Field(1e-4, ge=0, le=1e6)
     """Decoupled weight decay."""
 
 
@@ -146,7 +146,7 @@ class Train(Strict):
     """Optimizer steps of an iteration, each on a disjoint part of its rollout."""
     split: Literal["groups", "samples", "edges"] = "groups"
     """What the parts are made of: whole groups, or shuffled samples (with all that grew from a start) or trained edges."""
-    learning_rate: float = Field(3.0e-4, gt=0)
+    learning_rate: float = Field(3.0e-4, gt=0, le=1e30)
     """Learning rate, before the schedule's factor."""
     schedule: Schedule = Schedule()
     """Schedule of the learning rate; a word is its name."""
