@@ -138,7 +138,8 @@ def rest(folder: Path, done: int) -> str:
     if step is None:
         return "there is no checkpoint, begin again"
     if step < done:
-        return f"go on from step {step}, the last that was sound,"
+        which = "the last that was sound" if is_sound(place_of(folder, step)) else "the last"
+        return f"go on from step {step}, {which},"
     return "a checkpoint is written, go on"
 
 

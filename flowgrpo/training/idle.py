@@ -43,6 +43,42 @@ def why(line: Mapping[str, Any]) -> str:
     return "the rewards of each group are equal" + (f", and {lost} samples were lost" if lost else "")
 
 
+def never_learnt(lines: Sequence[Mapping[str, Any]], patience: int | None) -> str | None:
+    """Why a run that took all its iterations moved its weights in none of them; None if it did, or may have waited.
+
+    Args:
+        lines: metric lines of the whole run.
+        patience: `run.patience`.
+    """
+    trained = [line for line in lines if line["phase"] == "train"]
+    if patience is None or not trained or not all(moved_nothing(line) for line in trained):
+        return None
+    return f"nothing to learn in any of its {len(trained)} steps, {why(trained[-1])}"
+
+
+def broken(lines: Sequence[Mapping[str, Any]], patience: int | None) -> str | None:
+    """Why the weights that a run ends with cannot be trusted; None where they can.
+
+    Rewards that were never there, in training or in evaluations, tell nothing of the weights. Without patience updates that
+    could not be made are no reason, for samples of the weights have rewards.
+
+    Args:
+        lines: metric lines of the whole run.
+        patience: `run.patience`.
+    """
+    trained, evaluated = ([line for line in lines if line["phase"] == phase] for phase in ("train", "eval"))
+    if not trained:
+        return None
+    last = [line for line in (trained[-1], *evaluated) if line["step"] == trained[-1]["step"]]
+    if is_sound(last):
+        return None
+    if last[-1]["phase"] == "eval" and last[-1]["reward/mean"] is None:
+        return None if evaluated[0]["reward/mean"] is None else "no held-out sample has a reward any more"
+    if last[0]["reward/mean"] is None:
+        return why(last[0]) if last[0]["reward/lost"] else None
+    return None if patience is None else why(last[0])
+
+
 def teaches(objective: Any, advantages: torch.Tensor) -> torch.Tensor:
     """Whether (U,) bool units of these advantages have something to teach: all, where the objective asks for no rewards."""
     if not getattr(objective, "rewarded", True):

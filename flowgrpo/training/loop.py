@@ -47,7 +47,7 @@ from flowgrpo.training.share import Share, shares_of
 from flowgrpo.training.signals import StopRequest, stop_requests
 from flowgrpo.training.snapshot import Writer
 from flowgrpo.training.steps import Steps
-from flowgrpo.training.stopped import Diverged, Interrupted, NothingToLearn
+from flowgrpo.training.stopped import Broken, Diverged, Interrupted, NothingToLearn
 from flowgrpo.training.versions import Versions
 from flowgrpo.training.weights import Weights
 from rewards import Reward
@@ -132,6 +132,7 @@ class Loop(Steps):
             NothingToLearn: the last `run.patience` iterations, or all there are, had no advantage or no update; a checkpoint
                 was written.
             Diverged: a checkpoint was due, and the weights are not finite; none was written.
+            Broken: all iterations are done, and the samples seen last have no rewards, or could not be learnt from.
         """
         generating, evaluating = self.generating, self.evaluating
         with self.report, self.background, self.retrying.named():
@@ -158,6 +159,7 @@ class Loop(Steps):
                 with stop_requests() as stop:  # before, there is nothing to save, and Ctrl-C ends at once
                     self._iterations(stop)
                     self.background.wait()  # here, too, a SIGTERM does not break what is being written
+                self._check_end()
 
     def _iterations(self, stop: StopRequest) -> None:
         """Take iterations until the last one, or until something stops the run; see `run`."""
@@ -181,11 +183,16 @@ class Loop(Steps):
                 raise NothingToLearn(f"stopped after step {self.done}: {reason}", self.rest())
             if stopping and not last:
                 raise Interrupted(f"interrupted after step {self.done}", self.rest())
-        lines = [line for line in self.report.lines if line["phase"] == "train"]
-        if run.patience is not None and lines and all(idle.moved_nothing(line) for line in lines):
-            reason = f"nothing to learn in any of its {self.done} steps, {idle.why(lines[-1])}"
-            another = [f"run.name={free(self.folder).name}"]
-            raise NothingToLearn(f"ended after step {self.done}: {reason}", "mend that and begin again", another)
+
+    def _check_end(self) -> None:
+        """End a run badly that took all its iterations and has nothing to show for it; see `run`."""
+        lines, patience = self.report.lines, self.config.run.patience
+        found = [(idle.never_learnt(lines, patience), idle.broken(lines, patience))]  # the first process has all lines
+        (never, broken), *_ = self.exchange.gather(found)
+        if never is not None:
+            raise NothingToLearn(f"ended after step {self.done}: {never}", *self._another())
+        if broken is not None:
+            raise Broken(f"ended after step {self.done}: {broken}", *self._way_on())
 
     def iterate(self) -> dict[str, Any]:
         """Run one iteration and return its metrics."""
@@ -297,7 +304,7 @@ class Loop(Steps):
         broken = sum(not bool(local(tensor).isfinite().all()) for tensor in self.weights.tensors().values())
         if self.exchange.sum(torch.tensor(float(broken))) > 0:
             self.report.warn(f"step {self.done}: the trained weights are not finite")
-            raise Diverged(f"stopped after step {self.done}: the trained weights are not finite", self.rest())
+            raise Diverged(f"stopped after step {self.done}: the trained weights are not finite", *self._way_on())
         states = self.exchange.gather([random_states.random_state()])
         taken = snapshot.take(
             self.done,
@@ -328,6 +335,17 @@ class Loop(Steps):
         """Which checkpoint a resume goes on from, once it is written, as the head of the command."""
         self.background.wait()
         return checkpoint.rest(self.checkpoints, self.done)
+
+    def _way_on(self) -> tuple[str, list[str]]:
+        """What is left of a run whose weights cannot be trusted, as the head of a command, and the command's end."""
+        rest, step = self.rest(), checkpoint.latest(self.checkpoints)
+        if step is not None and checkpoint.is_sound(checkpoint.place_of(self.checkpoints, step)):
+            return rest, ["run.resume=true"]
+        rest, end = self._another()
+        return f"no checkpoint is sound, {rest}", end
+
+    def _another(self) -> tuple[str, list[str]]:
+        return "mend that and begin again", [f"run.name={free(self.folder).name}"]
 
     def resume(self) -> None:
         """Go back to a checkpoint of the folder (`checkpoint.chosen`), or to the start, and forget what came after."""

@@ -43,6 +43,12 @@ class Diverged(Stopped):
     status = 1
 
 
+class Broken(Stopped):
+    """The run took all its iterations, and the weights that it ends with cannot be trusted; see `idle.broken`."""
+
+    status = 1
+
+
 class EngineLost(Stopped):
     """An engine outside did not roll out what it was asked for; a checkpoint of all iterations before was written."""
 

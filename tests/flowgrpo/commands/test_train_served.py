@@ -7,6 +7,7 @@ import runs
 
 import flowgrpo
 from flowgrpo.cli import main
+from flowgrpo.training.stopped import Broken
 
 
 @pytest.fixture
@@ -33,7 +34,8 @@ def test_a_run_learns_from_a_served_reward_as_from_a_local_one_and_outlives_the_
     runs.at_rollout(monkeypatch, 1, lambda: (server.kill(), server.wait()))
     rare = {"eval": {"every": 3, "prompts": 1, "save": 0}}
     settings = {"run.name": "killed", **rare, "train.iterations": 3, "train.updates": 1, **served}
-    flowgrpo.train("tiny.yaml", settings)
+    with pytest.raises(Broken, match="^ended after step 3: no held-out sample has a reward any more$"):
+        flowgrpo.train("tiny.yaml", settings)
     log = (workplace / "runs/killed/log.txt").read_text()
     assert re.search(r"'redness' failed \(NoAnswer: http://.* could not be .*; its 4 samples are dropped", log)
     trained = runs.metrics(workplace / "runs/killed")

@@ -14,6 +14,8 @@ from field import (
     weights_of,
 )
 
+from flowgrpo.training.stopped import Broken
+
 
 def at_once(reward):
     """A reward that is not tried again, as one on a server, which has a thread of its own too."""
@@ -86,7 +88,9 @@ def test_samples_that_are_not_finite_are_lost_without_asking_a_reward_and_good_c
     run = trainer(chosen, Diverging(), reward=of_pictures)
     run.policy.modules["field"].run, run.policy.modules["field"].after = run, 3
     run.samples = NoFiles()
-    run.run()
+    with pytest.raises(Broken, match="^ended after step 6: no held-out sample has a reward any more$") as ended:
+        run.run()
+    assert ended.value.rest == "go on from step 2, the last that was sound,"
     assert [line["reward/lost"] for line in lines(run)] == [0, 0, 0, 32, 32, 32]
     assert [line["reward/mean"] is None for line in lines(run)] == [False] * 3 + [True] * 3
     assert sum(asked) == 3 * (32 + 2)  # three iterations, and the evaluations before them

@@ -16,7 +16,7 @@ from flowgrpo.cli import main
 from flowgrpo.commands import train as run
 from flowgrpo.mdlm.decoding.predictor import MaskPredictor
 from flowgrpo.training.metric_lines import read_metrics
-from flowgrpo.training.stopped import Diverged, NothingToLearn
+from flowgrpo.training.stopped import Broken, Diverged, NothingToLearn
 from flowgrpo.training.weights import Weights
 from rewards.wire import decode
 
@@ -68,6 +68,16 @@ def test_a_model_of_texts_that_diverges_has_nothing_to_learn(settings, monkeypat
     assert [line["policy/updates"] for line in lines] == [2, 0, 0]
     kept = sorted(path.name for path in (chosen.run.folder / "checkpoints").iterdir())
     assert kept == ["step-000001", "step-000003"]
+
+
+def test_a_run_of_texts_that_diverges_before_its_patience_is_out_does_not_end_well(settings, monkeypatch):
+    broken(monkeypatch, "logits_at", torch.is_grad_enabled)
+    choices = {"algorithm__preset": "diffu_grpo", "train__updates": 1, "train__iterations": 3, "eval__every": 9}
+    with pytest.raises(Broken, match="^ended after step 3: no update had a gradient that is finite$") as stopped:
+        run.train_config(settings(**choices, run__patience=9, run__checkpoint={"every": 1, "keep": 1}))
+    ended = stopped.value
+    assert (ended.status, ended.rest) == (1, "go on from step 2, the last that was sound,")
+    assert ended.overrides == ("run.resume=true",)
 
 
 def test_texts_go_on_from_before_the_weights_were_no_numbers(settings, monkeypatch):

@@ -147,3 +147,64 @@ def test_the_command_stops_and_goes_on_from_before_the_model_diverged(
     rest = weights(run, 4)
     assert all(torch.equal(tensor, rest[name]) for name, tensor in whole.items())
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000004"]
+
+
+LATE = [word for word in OPTIONS if not word.startswith(("run.patience", "run.checkpoint"))]
+
+
+@pytest.mark.parametrize(
+    ("at", "words", "rest"),
+    [
+        (3, ["run.patience=9"], "go on from step 2, the last that was sound, with: {command} run.resume=true"),
+        (4, ["run.patience=null"], "go on from step 3, the last that was sound, with: {command} run.resume=true"),
+        (1, ["run.patience=9"], "no checkpoint is sound, mend that and begin again with: {command} run.name=t-2"),
+    ],
+)
+def test_a_run_that_ends_with_weights_that_sample_nothing_does_not_end_well(
+    workplace, monkeypatch, capsys, *, at, words, rest
+):
+    """They are numbers still, which is what a checkpoint asks for."""
+    poisoned(monkeypatch, 1e30, at=at)
+    options = [*LATE, *words]
+    assert main(["train", "tiny.yaml", *options]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    command = f"flowgrpo train tiny.yaml {' '.join(options)}"
+    assert said == f"ended after step 4: no held-out sample has a reward any more; {rest.format(command=command)}"
+    assert "step-000004" in [path.name for path in (workplace / "runs" / "t" / "checkpoints").iterdir()]
+
+
+def trained_line(step, mean, lost=0, updates=1):
+    line = {"step": step, "phase": "train", "reward/mean": mean, "reward/lost": lost, "groups/teaching": 2}
+    return line | {"policy/updates": updates, "policy/skipped_updates": 1 - updates, "policy/grad_norm": 1.0}
+
+
+def evaluated_line(step, mean):
+    return {"step": step, "phase": "eval", "reward/mean": mean}
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ([], None),
+        ([evaluated_line(0, 0.5), trained_line(1, 0.5), evaluated_line(1, 0.5)], None),
+        ([evaluated_line(0, 0.5), trained_line(1, None, lost=8), trained_line(2, 0.5)], None),  # they are back
+        ([evaluated_line(0, 0.5), trained_line(1, None, lost=8), evaluated_line(1, 0.5)], None),
+        (
+            [evaluated_line(0, 0.5), trained_line(1, 0.5), evaluated_line(1, None)],
+            "no held-out sample has a reward any more",
+        ),
+        ([evaluated_line(0, None), trained_line(1, 0.5), evaluated_line(1, None)], None),  # none ever had one
+        ([trained_line(1, 0.5), trained_line(2, None, lost=8) | {"groups/teaching": 0}], "every sample was lost"),
+        ([trained_line(1, 0.5), trained_line(2, None) | {"groups/teaching": 0}], None),  # no reward was for its prompts
+        ([trained_line(1, 0.5), trained_line(2, None)], None),  # and the objective asks for none
+        ([trained_line(1, 0.5), trained_line(2, 0.5, updates=0)], "no update had a gradient that is finite"),
+        (
+            [trained_line(1, 0.5), trained_line(2, 0.5, updates=0) | {"policy/skipped_updates": 0}],
+            "nothing of its samples can be trained on",
+        ),
+    ],
+)
+def test_the_end_of_a_run_tells_whether_its_weights_can_be_trusted(lines, why):
+    assert idle.broken(lines, 9) == why
+    updates_alone = why in ("no update had a gradient that is finite", "nothing of its samples can be trained on")
+    assert idle.broken(lines, None) == (None if updates_alone else why)  # of weights that still sample what has rewards
